@@ -1,0 +1,39 @@
+# Every command of the project. The work is done by scripts/, so that people and CI run the same thing;
+# each script sets up what it needs by itself. The sentence behind "##" is what `make help` shows.
+
+SHELL := bash
+.DEFAULT_GOAL := help
+
+# PYTHON=/path/to/python3.12 picks the interpreter for the virtual environment (3.11 or newer).
+export PYTHON
+# ARGS goes to pytest (make test) or to the benchmark runner (make bench).
+ARGS ?=
+# How long `make fuzz` works on each target.
+SECONDS ?= 600
+
+.PHONY: help setup demo test check bench fuzz clean
+
+help: ## List the commands.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+
+setup: ## Make the virtual environment .venv with all packages; does nothing when it is up to date.
+	@scripts/setup
+
+demo: ## Show in the terminal what Penstock does.
+	@scripts/setup
+	@.venv/bin/penstock demo
+
+test: ## Run everything that must hold: linter, formatter, types, all tests (ARGS="tests/cli -x" for a part).
+	@scripts/test $(ARGS)
+
+check: ## Run the linter, the formatter's check and the type checker.
+	@scripts/check
+
+bench: ## Measure this tree on this machine, beside Redis where it can be installed (ARGS="--json FILE").
+	@scripts/bench $(ARGS)
+
+fuzz: ## Feed the protocol parsers random bytes, SECONDS=600 for each target.
+	@scripts/fuzz $(SECONDS)
+
+clean: ## Remove the virtual environment, caches and everything that was built.
+	@scripts/clean

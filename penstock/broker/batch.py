@@ -1,0 +1,110 @@
+"""Batches: how many messages travel together, with no object per message.
+
+A `Batch` is what arrives: the payloads of many messages for one queue, joined, with the
+positions where each begins and ends. A `Slice` is what leaves: a window on a stored block.
+Both use the same two columns, and both are laid out as Arrow's variable-size binary is:
+`bounds` has one entry more than there are messages and starts at 0, message *i* is
+`payload[bounds[i]:bounds[i + 1]]`. So a batch becomes a log block, and a block becomes an
+Arrow array, without anybody walking over the messages.
+
+Optional columns are `None` when no message of the batch has the attribute.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+RETRIES_NONE = -1
+"""In a retries column: this message came without a retry counter."""
+
+RETRIES_ENDLESS = 255
+"""A retry counter that never runs down."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """Messages on their way in, all for one queue, in order."""
+
+    payload: bytes
+    bounds: "array[int]"  # typecode "i", count + 1 entries, first is 0
+    ttl_seconds: "array[int] | None" = None  # typecode "q"; 0: no TTL
+    retries: "array[int] | None" = None  # typecode "h"; RETRIES_NONE: no counter
+    reply: "Sequence[bytes] | None" = None  # reply addresses; all messages of the batch have one, or none has
+    protocol: str = ""  # the door it came through: "sspq", "phpmq", "rq", "http", "spark"
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def messages(self) -> list[bytes]:
+        """The payloads one by one. For tests and tools; nothing on the hot path calls it."""
+        bounds = self.bounds
+        return [self.payload[bounds[i] : bounds[i + 1]] for i in range(len(bounds) - 1)]
+
+    @classmethod
+    def of(
+        cls,
+        messages: Iterable[bytes],
+        *,
+        ttl_seconds: Sequence[int] | None = None,
+        retries: Sequence[int] | None = None,
+        reply: Sequence[bytes] | None = None,
+        protocol: str = "",
+    ) -> "Batch":
+        """A batch from single payloads, for callers that have them one by one."""
+        parts = list(messages)
+        bounds = array("i", [0])
+        end = 0
+        for part in parts:
+            end += len(part)
+            bounds.append(end)
+        return cls(
+            b"".join(parts),
+            bounds,
+            array("q", ttl_seconds) if ttl_seconds is not None else None,
+            array("h", retries) if retries is not None else None,
+            reply,
+            protocol,
+        )
+
+
+@dataclass(slots=True)
+class Slice:
+    """Messages on their way out: `lo` to `hi` (exclusive) of one stored block.
+
+    Message *i* has offset `first_offset + i`, where `first_offset` is the offset of the block's
+    message 0, payload `payload[bounds[i]:bounds[i + 1]]`, and id `origin + b"%014x" % offset`.
+    The optional columns are indexed by *i* as well.
+    """
+
+    payload: bytes | memoryview
+    bounds: Sequence[int]  # int32, as in Batch
+    lo: int
+    hi: int
+    first_offset: int
+    origin: bytes  # the first 18 hex digits of every id in this slice, see ids.py
+    time_us: int  # when the messages were accepted
+    expires_us: Sequence[int] | None = None  # absolute; 0: never
+    retries: Sequence[int] | None = None  # what is left; RETRIES_NONE: no counter
+    attempts: Sequence[int] | None = None  # deliveries before this one; None: none before
+    reply: Sequence[bytes] | None = None
+    protocol: str = ""
+
+    def __len__(self) -> int:
+        return self.hi - self.lo
+
+    @property
+    def offset_start(self) -> int:
+        return self.first_offset + self.lo
+
+    @property
+    def offset_end(self) -> int:
+        return self.first_offset + self.hi
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.bounds[self.hi] - self.bounds[self.lo]
+
+    def messages(self) -> list[bytes]:
+        """The payloads one by one. For tests and tools; nothing on the hot path calls it."""
+        bounds, payload = self.bounds, self.payload
+        return [bytes(payload[bounds[i] : bounds[i + 1]]) for i in range(self.lo, self.hi)]

@@ -1,0 +1,216 @@
+"""RangeMap: disjoint ranges of offsets, in order, each with a value.
+
+The state of a queue is kept in these, so its size follows the number of *runs* of messages that
+share a fate, not the number of messages: a backlog of 100 million is one range.
+
+Rules that always hold:
+  * ranges are `start <= offset < end`, never empty, never overlapping, in ascending order;
+  * neighbours that touch and have equal values are one range;
+  * `total` is the number of offsets covered.
+
+Ranges live in leaves of at most `LEAF_RANGES_MAX`, so that a change in the middle moves a few
+hundred entries even when there are a million runs. The common moves, taking from the front and
+extending the end, touch one entry.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+V = TypeVar("V")
+
+LEAF_RANGES_MAX = 512
+
+Piece = tuple[int, int, V]
+
+
+class _Leaf(Generic[V]):
+    __slots__ = ("ends", "starts", "values")
+
+    def __init__(self, starts: list[int], ends: list[int], values: list[V]) -> None:
+        self.starts = starts
+        self.ends = ends
+        self.values = values
+
+
+class RangeMap(Generic[V]):
+    """See the module's docstring. Not thread-safe; owned by one loop."""
+
+    __slots__ = ("_firsts", "_leaves", "total")
+
+    def __init__(self) -> None:
+        self._leaves: list[_Leaf[V]] = []
+        self._firsts: list[int] = []  # the first start of each leaf
+        self.total = 0
+
+    def __len__(self) -> int:
+        return sum(len(leaf.starts) for leaf in self._leaves)
+
+    def __bool__(self) -> bool:
+        return bool(self._leaves)
+
+    def __iter__(self) -> Iterator[Piece[V]]:
+        for leaf in self._leaves:
+            yield from zip(leaf.starts, leaf.ends, leaf.values, strict=True)
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"[{s}, {e}): {v!r}" for s, e, v in self)
+        return f"RangeMap({{{inside}}})"
+
+    @property
+    def first(self) -> int | None:
+        """The lowest offset covered."""
+        return self._firsts[0] if self._firsts else None
+
+    def add(self, start: int, end: int, value: V) -> None:
+        """Cover `start` to `end`, of which nothing may be covered yet."""
+        if start >= end:
+            raise ValueError(f"the range [{start}, {end}) is empty")
+        leaves = self._leaves
+        if not leaves:
+            leaves.append(_Leaf([start], [end], [value]))
+            self._firsts.append(start)
+            self.total = end - start
+            return
+        leaf_index = bisect_right(self._firsts, start) - 1
+        if leaf_index < 0:
+            leaf_index = 0
+        leaf = leaves[leaf_index]
+        starts, ends, values = leaf.starts, leaf.ends, leaf.values
+        at = bisect_right(starts, start)
+        if at and ends[at - 1] > start:
+            raise ValueError(f"[{start}, {end}) overlaps [{starts[at - 1]}, {ends[at - 1]})")
+        # The neighbour above may be the first range of the next leaf.
+        if at < len(starts):
+            above, above_at = leaf, at
+        elif leaf_index + 1 < len(leaves):
+            above, above_at = leaves[leaf_index + 1], 0
+        else:
+            above, above_at = None, 0
+        if above is not None and above.starts[above_at] < end:
+            raise ValueError(f"[{start}, {end}) overlaps [{above.starts[above_at]}, {above.ends[above_at]})")
+        self.total += end - start
+        joins_below = at > 0 and ends[at - 1] == start and values[at - 1] == value
+        joins_above = above is not None and above.starts[above_at] == end and above.values[above_at] == value
+        if joins_below:
+            if joins_above and above is not None:
+                ends[at - 1] = above.ends[above_at]
+                self._delete(leaf_index if above is leaf else leaf_index + 1, above_at)
+            else:
+                ends[at - 1] = end
+        elif joins_above and above is not None:
+            above.starts[above_at] = start
+            if above is not leaf:
+                self._firsts[leaf_index + 1] = start
+            elif above_at == 0:
+                self._firsts[leaf_index] = start
+        else:
+            starts.insert(at, start)
+            ends.insert(at, end)
+            values.insert(at, value)
+            if at == 0:
+                self._firsts[leaf_index] = start
+            if len(starts) > LEAF_RANGES_MAX:
+                self._split(leaf_index)
+
+    def _delete(self, leaf_index: int, at: int) -> None:
+        leaf = self._leaves[leaf_index]
+        del leaf.starts[at], leaf.ends[at], leaf.values[at]
+        if not leaf.starts:
+            del self._leaves[leaf_index], self._firsts[leaf_index]
+        elif at == 0:
+            self._firsts[leaf_index] = leaf.starts[0]
+
+    def _split(self, leaf_index: int) -> None:
+        leaf = self._leaves[leaf_index]
+        half = len(leaf.starts) // 2
+        upper = _Leaf(leaf.starts[half:], leaf.ends[half:], leaf.values[half:])
+        del leaf.starts[half:], leaf.ends[half:], leaf.values[half:]
+        self._leaves.insert(leaf_index + 1, upper)
+        self._firsts.insert(leaf_index + 1, upper.starts[0])
+
+    def get(self, offset: int) -> V | None:
+        """The value at `offset`, or None where nothing covers it."""
+        leaf_index = bisect_right(self._firsts, offset) - 1
+        if leaf_index < 0:
+            return None
+        leaf = self._leaves[leaf_index]
+        at = bisect_right(leaf.starts, offset) - 1
+        return leaf.values[at] if leaf.ends[at] > offset else None
+
+    def find(self, start: int, end: int) -> list[Piece[V]]:
+        """What is covered between `start` and `end`, clipped to them."""
+        found: list[Piece[V]] = []
+        leaf_index = max(bisect_right(self._firsts, start) - 1, 0)
+        while leaf_index < len(self._leaves) and self._firsts[leaf_index] < end:
+            leaf = self._leaves[leaf_index]
+            starts, ends = leaf.starts, leaf.ends
+            at = max(bisect_right(starts, start) - 1, 0)
+            if ends[at] <= start:
+                at += 1
+            while at < len(starts) and starts[at] < end:
+                found.append((max(starts[at], start), min(ends[at], end), leaf.values[at]))
+                at += 1
+            leaf_index += 1
+        return found
+
+    def cut(self, start: int, end: int) -> list[Piece[V]]:
+        """Remove everything between `start` and `end`; what was there, clipped to them."""
+        removed: list[Piece[V]] = []
+        leaf_index = max(bisect_right(self._firsts, start) - 1, 0)
+        while leaf_index < len(self._leaves) and self._firsts[leaf_index] < end:
+            leaf = self._leaves[leaf_index]
+            starts, ends, values = leaf.starts, leaf.ends, leaf.values
+            lo = max(bisect_right(starts, start) - 1, 0)
+            if ends[lo] <= start:
+                lo += 1
+            hi = bisect_left(starts, end, lo)
+            if lo >= hi:
+                leaf_index += 1
+                continue
+            for at in range(lo, hi):
+                removed.append((max(starts[at], start), min(ends[at], end), values[at]))
+            keep_starts: list[int] = []
+            keep_ends: list[int] = []
+            keep_values: list[V] = []
+            if starts[lo] < start:
+                keep_starts.append(starts[lo])
+                keep_ends.append(start)
+                keep_values.append(values[lo])
+            if ends[hi - 1] > end:
+                keep_starts.append(end)
+                keep_ends.append(ends[hi - 1])
+                keep_values.append(values[hi - 1])
+            starts[lo:hi] = keep_starts
+            ends[lo:hi] = keep_ends
+            values[lo:hi] = keep_values
+            if not starts:
+                del self._leaves[leaf_index], self._firsts[leaf_index]
+                continue
+            self._firsts[leaf_index] = starts[0]
+            if len(starts) > LEAF_RANGES_MAX:
+                self._split(leaf_index)
+                leaf_index += 1
+            leaf_index += 1
+        for piece_start, piece_end, _ in removed:
+            self.total -= piece_end - piece_start
+        return removed
+
+    def pop_front(self, count: int, before: int | None = None) -> Piece[V] | None:
+        """Remove up to `count` offsets from the first range, none of them at or past `before`."""
+        if not self._leaves:
+            return None
+        leaf = self._leaves[0]
+        start = leaf.starts[0]
+        stop = min(start + count, leaf.ends[0])
+        if before is not None and stop > before:
+            stop = before
+        if stop <= start:
+            return None
+        value = leaf.values[0]
+        if stop == leaf.ends[0]:
+            self._delete(0, 0)
+        else:
+            leaf.starts[0] = self._firsts[0] = stop
+        self.total -= stop - start
+        return start, stop, value

@@ -1,0 +1,117 @@
+"""The words in which a session speaks to the broker: commands, each for many messages.
+
+A session (one per connection, in `protocols/`) turns a received chunk of bytes into a list of
+these. None of them knows which protocol it came from, so every door leads to the same rooms.
+Message positions are offsets and `ranges` are `(first, end)` with an exclusive end; `origin` is
+the leading part of the ids that the peer named (see `ids.py`), so that an id from another life
+of the log settles nothing.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum
+
+from penstock.broker.batch import Batch
+
+Ranges = list[tuple[int, int]]
+
+
+class Where(Enum):
+    """Where a message goes that its consumer gave back or lost."""
+
+    PLACE = "place"  # where it was
+    TAIL = "tail"  # behind the last message of the moment
+
+
+class Outcome(Enum):
+    """How a consumer ends a delivery."""
+
+    ACK = "ack"  # done, settled for good
+    REJECT = "reject"  # never again: dead letter, reason "rejected"
+    REQUEUE = "requeue"  # again later: the tail, with a new TTL
+
+
+@dataclass(slots=True)
+class Publish:
+    """Messages for one queue. `tickets` names each to its sender where receipts are wanted."""
+
+    queue: str
+    batch: Batch
+    tickets: "array[int] | None" = None  # typecode "I": the sender's own ids (RQ); None: no receipt wanted
+    wants_reply: bool = False  # a request: its settlement carries an answer back
+    timeout_seconds: int = 0  # for requests: withdrawn when not answered in time; 0: no limit
+
+
+@dataclass(slots=True)
+class Consume:
+    """A standing demand: at most `credit` unsettled messages at this consumer (0: no bound)."""
+
+    queue: str
+    credit: int
+    dead: bool = False  # the dead letters of `queue` instead of its messages
+    once: bool = False  # a single message per demand (SSPQ), not a standing window
+    priority: int = 20
+    exclusive: bool = False
+
+
+@dataclass(slots=True)
+class Cancel:
+    """No more messages of this queue for this connection; what it holds it may still settle."""
+
+    queue: str
+
+
+@dataclass(slots=True)
+class Settle:
+    """The consumer's verdict on messages that it holds."""
+
+    queue: str
+    outcome: Outcome
+    origin: bytes
+    ranges: Ranges
+    ttl_seconds: int = 0  # REQUEUE only: the new TTL; 0: none
+    dead: bool = False  # held through the dead-letter door
+
+
+@dataclass(slots=True)
+class Accepted:
+    """A consumer took requests that want a reply (RQ DELIVERED): tell the requesters."""
+
+    queue: str
+    origin: bytes
+    ranges: Ranges
+
+
+@dataclass(slots=True)
+class Reply:
+    """The answers to requests that this consumer holds; settles them."""
+
+    queue: str
+    origin: bytes
+    offsets: "array[int]"  # typecode "q", one per answer
+    answers: Batch
+
+
+@dataclass(slots=True)
+class Broadcast:
+    """To every present consumer of the queue, at once; not stored."""
+
+    queue: str
+    batch: Batch
+
+
+@dataclass(slots=True)
+class Closing:
+    """The peer wants to leave: no new work for it, finish what is pending, then close."""
+
+
+@dataclass(slots=True)
+class Ignored:
+    """Counted, logged at a bounded rate, otherwise without effect."""
+
+    reason: str
+    count: int = 1
+    detail: str = field(default="")
+
+
+Command = Publish | Consume | Cancel | Settle | Accepted | Reply | Broadcast | Closing | Ignored

@@ -1,0 +1,138 @@
+"""The `penstock` command: finds the subcommand, runs it, and turns every ending into an exit code.
+
+`COMMANDS` is the one list of subcommands. It maps a name to a module, and a module is imported only when
+its command runs (or when its help is wanted), so that `penstock --version` stays quick however much the
+commands need. A command module exposes what `Command` describes.
+
+Exit codes: 0 done, 1 failed, 2 misuse (argparse's own code too), and 128 + n where a signal was the reason,
+as shells count: 130 interrupted, 141 the reader of our output went away. A `PenstockError` is for the user
+and becomes one line on standard error; any other exception is a fault of ours and keeps its traceback.
+"""
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Protocol, cast
+
+from penstock import __version__
+from penstock.errors import PenstockError
+
+COMMANDS: Mapping[str, str] = {
+    "verify": "penstock.cli.verify",
+    "dump": "penstock.cli.dump",
+    "demo": "penstock.cli.demo",
+    "completion": "penstock.cli.completion",
+}
+
+EXIT_FAILURE = 1
+EXIT_MISUSE = 2
+EXIT_INTERRUPTED = 130
+EXIT_OUTPUT_CLOSED = 141
+
+VERSION_LINE = f"penstock {__version__}"
+HELP_OF_HELP = "show this help and leave"
+
+
+class Command(Protocol):
+    """What a command module looks like to this one."""
+
+    HELP: str
+    """One sentence, lower case and without a full stop, for the list of commands."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the command's arguments."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do it; the result is the exit code."""
+
+
+def main(argv: Sequence[str] | None = None, commands: Mapping[str, str] = COMMANDS) -> int:
+    """Run one command line (default: this process's) and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(arguments, commands)
+        # Here and not at interpreter exit, where a reader that went away could no longer be handled.
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # What is still buffered goes nowhere; without this the interpreter would try once more and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OUTPUT_CLOSED
+    return code
+
+
+def load(name: str, commands: Mapping[str, str]) -> Command:
+    """The module of one command."""
+    return cast(Command, importlib.import_module(commands[name]))
+
+
+def command_parser(name: str, command: Command) -> argparse.ArgumentParser:
+    """The parser for what follows `penstock NAME`."""
+    # Abbreviated options would become part of the contract the day somebody's script uses one.
+    parser = argparse.ArgumentParser(
+        prog=f"penstock {name}",
+        description=f"{command.HELP[:1].upper()}{command.HELP[1:]}.",
+        allow_abbrev=False,
+        add_help=False,
+    )
+    command.add_arguments(parser)
+    parser.add_argument("-h", "--help", action="help", help=HELP_OF_HELP)
+    return parser
+
+
+def overview_parser(commands: Mapping[str, str]) -> argparse.ArgumentParser:
+    """The parser for a command line without a command; its help is the overview."""
+    width = max(map(len, commands), default=0)
+    parser = argparse.ArgumentParser(
+        prog="penstock",
+        usage="penstock COMMAND [OPTION ...]",
+        description="A durable message broker where a queue and a log are the same thing.",
+        epilog="`penstock COMMAND --help` explains a command and its options.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    parser.add_argument_group(
+        "commands", "\n".join(f"{name:{width}}  {load(name, commands).HELP}" for name in commands)
+    )
+    options = parser.add_argument_group("options")
+    options.add_argument("-h", "--help", action="help", help=HELP_OF_HELP)
+    options.add_argument(
+        "--version", action="version", version=VERSION_LINE, help="show the version and leave"
+    )
+    return parser
+
+
+def _dispatch(arguments: list[str], commands: Mapping[str, str]) -> int:
+    try:
+        if arguments and not arguments[0].startswith("-"):
+            return _run(arguments[0], arguments[1:], commands)
+        # Asked before the overview, which imports every command for its sentence.
+        if arguments[:1] == ["--version"]:
+            print(VERSION_LINE)
+            return 0
+        parser = overview_parser(commands)
+        parser.parse_args(arguments)
+        parser.print_help(sys.stderr)
+    except PenstockError as error:
+        print(f"penstock: {'; '.join(str(error).splitlines())}", file=sys.stderr)
+        return EXIT_FAILURE
+    except SystemExit as leaving:  # argparse's way to end: 0 after --help, 2 after misuse
+        if isinstance(leaving.code, int):
+            return leaving.code
+        raise
+    return EXIT_MISUSE
+
+
+def _run(name: str, rest: list[str], commands: Mapping[str, str]) -> int:
+    if name not in commands:
+        near = difflib.get_close_matches(name, commands, n=1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        print(f"penstock: there is no command '{name}'.{hint} `penstock --help` lists them.", file=sys.stderr)
+        return EXIT_MISUSE
+    command = load(name, commands)
+    return command.run(command_parser(name, command).parse_args(rest))

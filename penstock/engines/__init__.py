@@ -1,0 +1,1 @@
+"""Where messages live: one small interface (`interface.py`) and the engines behind it."""

@@ -1,0 +1,1 @@
+"""The embedded log: a columnar commit log on local disk."""

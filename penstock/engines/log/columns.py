@@ -1,0 +1,97 @@
+"""Columns of messages, joined and cut: batches into blocks, blocks into smaller ones."""
+
+from array import array
+from collections.abc import Iterator, Sequence
+
+from penstock.broker.batch import RETRIES_NONE, Batch
+from penstock.engines.log.block import Messages
+
+
+class Columns:
+    """The columns of one message block to be."""
+
+    __slots__ = ("bounds", "expires", "payload", "reply", "retries")
+
+    def __init__(
+        self,
+        bounds: "array[int]",
+        payload: bytes,
+        expires: "array[int] | None",
+        retries: "array[int] | None",
+        reply: Sequence[bytes] | None,
+    ) -> None:
+        self.bounds = bounds
+        self.payload = payload
+        self.expires = expires
+        self.retries = retries
+        self.reply = reply
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+
+def join_batches(batches: list[Batch], now_us: int) -> Columns:
+    """What has come for one queue in one turn, as one set of columns. TTLs become moments."""
+    if len(batches) == 1:
+        batch = batches[0]
+        return Columns(batch.bounds, batch.payload, _expiries(batch, now_us), batch.retries, batch.reply)
+    bounds = array("i", [0])
+    end = 0
+    for batch in batches:
+        if end:
+            bounds.extend([end + bound for bound in batch.bounds[1:]])
+        else:
+            bounds.extend(batch.bounds[1:])
+        end += batch.bounds[-1]
+    expires: array[int] | None = None
+    if any(batch.ttl_seconds is not None for batch in batches):
+        expires = array("q")
+        for batch in batches:
+            expires.extend(_expiries(batch, now_us) or array("q", bytes(8 * len(batch))))
+    retries: array[int] | None = None
+    if any(batch.retries is not None for batch in batches):
+        retries = array("h")
+        for batch in batches:
+            retries.extend(batch.retries or array("h", [RETRIES_NONE]) * len(batch))
+    reply: list[bytes] | None = None
+    if batches[0].reply is not None:
+        reply = [address for batch in batches for address in batch.reply or ()]
+    return Columns(bounds, b"".join([batch.payload for batch in batches]), expires, retries, reply)
+
+
+def _expiries(batch: Batch, now_us: int) -> "array[int] | None":
+    ttls = batch.ttl_seconds
+    if ttls is None:
+        return None
+    return array("q", [now_us + ttl * 1_000_000 if ttl else 0 for ttl in ttls])
+
+
+def split_columns(columns: Columns, payload_bytes: int) -> Iterator[Columns]:
+    """Pieces of about that many bytes of payload, so that no reader must load a giant for one message."""
+    bounds = columns.bounds
+    count = len(columns)
+    if bounds[count] <= 2 * payload_bytes:
+        yield columns
+        return
+    lo = 0
+    while lo < count:
+        hi = lo + 1
+        limit = bounds[lo] + payload_bytes
+        while hi < count and bounds[hi + 1] <= limit:
+            hi += 1
+        yield cut_columns(columns, lo, hi)
+        lo = hi
+
+
+def cut_columns(source: Columns | Messages, lo: int, hi: int) -> Columns:
+    """The messages from `lo` to `hi` as columns of their own."""
+    start = source.bounds[lo]
+    bounds = array("i", [bound - start for bound in source.bounds[lo : hi + 1]])
+    payload = bytes(source.payload[start : source.bounds[hi]])
+    return Columns(
+        bounds,
+        payload,
+        array("q", source.expires[lo:hi]) if source.expires is not None else None,
+        array("h", source.retries[lo:hi]) if source.retries is not None else None,
+        source.reply[lo:hi] if source.reply is not None else None,
+    )

@@ -1,0 +1,325 @@
+"""Committer: blocks go in, durable blocks come out, many at a time.
+
+What arrives while one group is being written and synced gathers for the next: group commit.
+Positions are given when a block is added, so everything that is known about it is known at
+once; only its bytes are still on their way.
+
+Rules that always hold:
+  * Groups are written one after the other. A group begins only when the sync of the one before
+    has returned, so what a crash leaves behind is a prefix of the log and a broken rest.
+  * A receipt is given after the sync that covers it, never before. (`interval` asks for the write
+    only, `none` for nothing: a queue's owner chose that.)
+  * A transaction's blocks stand together in one segment and in one group.
+  * No room: the group stays, nothing that was accepted is dropped, and it is written again, to
+    the same place, when there is room. Any other error is final.
+"""
+
+from collections.abc import Callable
+
+from penstock.engines.interface import DiskFull, EngineFailed
+from penstock.engines.log.block import HEADER_BYTES, Buffer, Header, body_checksum
+from penstock.engines.log.disk import Disk, File, is_full
+from penstock.engines.log.segments import Index, Segment, Segments
+from penstock.engines.log.workers import Worker
+
+SPARE = "spare"
+
+
+class SyncFailed(Exception):
+    """A sync that did not return well. Not an OSError, so that no one takes it for lack of room."""
+
+
+class Block:
+    """A block on its way to the disk."""
+
+    __slots__ = ("header", "parts", "segment")
+
+    def __init__(self, header: Header, parts: list[Buffer], segment: Segment) -> None:
+        self.header = header
+        self.parts = parts
+        self.segment = segment
+
+
+class Group:
+    """What goes out in one write and one sync."""
+
+    __slots__ = ("after_sync", "after_write", "blocks", "sync")
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self.sync = False
+        self.after_write: list[Callable[[EngineFailed | None], None]] = []
+        self.after_sync: list[Callable[[EngineFailed | None], None]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.blocks or self.sync or self.after_write or self.after_sync)
+
+
+class Committer:
+    """Owns the end of the log."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        segments: Segments,
+        writer: Worker,
+        keeper: Worker,
+        segment_bytes: int,
+        publish: Callable[[int], None],
+        on_failure: Callable[[EngineFailed], None],
+    ) -> None:
+        self._disk = disk
+        self._segments = segments
+        self._writer = writer
+        self._keeper = keeper
+        self._segment_bytes = segment_bytes
+        self._reserve_bytes = max(segment_bytes // 16, 4 * HEADER_BYTES)
+        self._publish = publish
+        self._on_failure = on_failure
+        self._gathering = Group()
+        self._in_flight: Group | None = None
+        self._stalled: Group | None = None  # waiting for room
+        self._files: dict[int, File] = {}  # by base; the writer thread's own: written since the last sync
+        self._waiting_for_sync: list[Callable[[EngineFailed | None], None]] = []
+        self._spare_ready = False
+        self._spare_wanted = False
+        self._no_room = False  # the last attempt to get room failed
+        self.position = 0  # where the next block goes
+        self.synced = 0  # everything before this is safe
+        self.failed: EngineFailed | None = None
+        self.blocks_since_snapshot = 0
+        self.bytes_in_flight = 0
+
+    # --- taking in -------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> Segment:
+        return self._segments.all[-1]
+
+    def start(self, position: int) -> None:
+        """Begin a new segment at `position`, everything before which is synced."""
+        self.position = self.synced = position
+        self._segments.written = position
+        self._begin_segment(self._segment_bytes)
+
+    def check_room(self, length: int) -> None:
+        """Raise DiskFull where new messages of that many bytes had better not be accepted.
+
+        The reserve at the end of the last segment is kept for settlements.
+        """
+        if not self._no_room or self._spare_ready:
+            return
+        if self._stalled is not None or self.active.size + length > self.active.limit - self._reserve_bytes:
+            raise DiskFull(
+                f"no room for {length} more bytes in {self._disk.where('')}: new messages wait until "
+                f"there is room; deliveries and settlements go on"
+            )
+
+    @property
+    def full(self) -> bool:
+        try:
+            self.check_room(0)
+        except DiskFull:
+            return True
+        return False
+
+    def fits(self, length: int) -> bool:
+        """Whether a block can be added without asking the disk for room that it does not have."""
+        return not self._no_room or self._spare_ready or self.active.size + length <= self.active.limit
+
+    def reserve(self, length: int) -> None:
+        """Make sure that the next `length` bytes land in one segment."""
+        active = self.active
+        if active.size and active.size + length > active.limit:
+            self._begin_segment(max(self._segment_bytes, length))
+
+    def _begin_segment(self, limit: int) -> None:
+        segment = Segment(self.position, 0, 0, limit, sealed=False)
+        segment.index = Index()
+        if self._spare_ready and limit == self._segment_bytes:
+            segment.from_spare = True
+            self._spare_ready = False
+        if self._segments.all:
+            self._segments.sealed(self.active)
+        self._segments.add(segment)
+
+    def add(self, header: Header, parts: list[Buffer], *, sync: bool) -> None:
+        """A block at the end of the log; `header` gets its position."""
+        if self.failed is not None:
+            raise self.failed
+        length = HEADER_BYTES + header.body_bytes
+        self.reserve(length)
+        segment = self.active
+        header.position = self.position
+        header.synced = self.synced
+        self.position += length
+        self.bytes_in_flight += length
+        self.blocks_since_snapshot += 1
+        self._segments.put(segment, header)
+        self._gathering.blocks.append(Block(header, parts, segment))
+        self._gathering.sync |= sync
+
+    def when_written(self, call: Callable[[EngineFailed | None], None]) -> None:
+        """Call when everything added so far is in the file (a crash of the process keeps it)."""
+        self._gathering.after_write.append(call)
+
+    def when_synced(self, call: Callable[[EngineFailed | None], None]) -> None:
+        """Call when everything added so far is synced."""
+        self._gathering.after_sync.append(call)
+
+    def want_sync(self) -> None:
+        """Sync what has been written, also where no queue asks for it at once."""
+        self._gathering.sync = True
+
+    # --- putting out -----------------------------------------------------------------------------
+
+    def push(self) -> None:
+        """Hand the gathered group to the writer, unless one is on its way."""
+        if self._in_flight is not None or self._stalled is not None or self.failed is not None:
+            return
+        group = self._gathering
+        if not group:
+            return
+        self._gathering = Group()
+        self._submit(group)
+
+    def _submit(self, group: Group) -> None:
+        self._in_flight = group
+        self._writer.submit(lambda: self._write(group), lambda _, error: self._ended(group, error))
+
+    def _write(self, group: Group) -> None:
+        """On the writer's thread: everything to the files, then the sync."""
+        blocks = group.blocks
+        at = 0
+        while at < len(blocks):
+            segment = blocks[at].segment
+            start = blocks[at].header.position - segment.base
+            buffers: list[Buffer] = []
+            while at < len(blocks) and blocks[at].segment is segment:
+                block = blocks[at]
+                block.header.body_checksum = body_checksum(block.parts)
+                buffers.append(block.header.pack())
+                buffers += block.parts
+                at += 1
+            file = self._files.get(segment.base)
+            if file is None:
+                file = self._files[segment.base] = self._open(segment)
+            file.write(start, buffers)
+        if group.sync:
+            self._sync(keep=blocks[-1].segment.base if blocks else -1)
+
+    def _open(self, segment: Segment) -> File:
+        """On the writer's thread: a segment's file; a new one has its name safe before its content."""
+        if segment.created:
+            return self._disk.open(segment.name)
+        if segment.from_spare:
+            self._disk.rename(SPARE, segment.name)
+            file = self._disk.open(segment.name)
+        else:
+            file = self._disk.create(segment.name, segment.limit)
+        self._disk.sync_names()
+        segment.created = True
+        return file
+
+    def _sync(self, keep: int) -> None:
+        """On the writer's thread. Whatever goes wrong here is final, lack of room included."""
+        try:
+            for file in self._files.values():
+                file.sync()
+        except OSError as error:
+            raise SyncFailed(f"sync: {error}") from error
+        for base in [base for base in self._files if base != keep]:
+            self._files.pop(base).close()
+
+    def _ended(self, group: Group, error: BaseException | None) -> None:
+        self._in_flight = None
+        if isinstance(error, OSError) and is_full(error):
+            self._stalled = group
+            self._no_room = True
+            return
+        if error is not None:
+            self._fail(group, error)
+            return
+        self._no_room = self._no_room and not group.blocks
+        if group.blocks:
+            written = group.blocks[-1].header.end
+            self._segments.written = written
+            for block in group.blocks:
+                self.bytes_in_flight -= HEADER_BYTES + block.header.body_bytes
+        if group.sync:
+            self.synced = self._segments.written
+            self._publish(self.synced)
+        self.push()
+        for call in group.after_write:
+            call(None)
+        if group.sync:
+            waiting, self._waiting_for_sync = self._waiting_for_sync + group.after_sync, []
+            for call in waiting:
+                call(None)
+        else:
+            self._waiting_for_sync += group.after_sync
+        self._want_spare()
+
+    def _fail(self, group: Group, error: BaseException) -> None:
+        self.failed = EngineFailed(
+            f"the log in {self._disk.where('')} has failed: {error}; it accepts nothing more. "
+            f"Check the disk, then start the broker again: everything that was confirmed is in the log"
+        )
+        self.failed.__cause__ = error
+        self._on_failure(self.failed)
+        for lost in (group, self._gathering):
+            for call in lost.after_write + lost.after_sync:
+                call(self.failed)
+        for call in self._waiting_for_sync:
+            call(self.failed)
+        self._waiting_for_sync = []
+        self._gathering = Group()
+
+    # --- room ------------------------------------------------------------------------------------
+
+    def _want_spare(self) -> None:
+        """Have the next segment's file ready before it is needed."""
+        active = self.active
+        if self._spare_ready or self._spare_wanted or active.size < active.limit // 2:
+            return
+        self._spare_wanted = True
+        self._keeper.submit(self._make_spare, self._spare_made)
+
+    def _make_spare(self) -> None:
+        file = self._disk.create(SPARE, self._segment_bytes)
+        try:
+            file.sync()
+        finally:
+            file.close()
+
+    def _spare_made(self, _: None, error: BaseException | None) -> None:
+        self._spare_wanted = False
+        if error is None:
+            self._spare_ready = True
+            self._no_room = self._stalled is not None and self._no_room
+        elif isinstance(error, OSError) and is_full(error):
+            self._no_room = True
+        # Any other error shows again, and is final, when the writer needs the file itself.
+
+    def tick(self) -> None:
+        """Now and then: see whether room has come back."""
+        if self.failed is not None:
+            return
+        if self._stalled is not None and self._in_flight is None:
+            group, self._stalled = self._stalled, None
+            self._submit(group)
+        elif self._no_room:
+            self._spare_wanted = True
+            self._keeper.submit(self._make_spare, self._spare_made)
+        else:
+            self._want_spare()
+
+    @property
+    def idle(self) -> bool:
+        return self._in_flight is None and self._stalled is None and not self._gathering
+
+    def close(self) -> None:
+        """Let go of the files. Nothing is on its way any more, or nobody cares."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()

@@ -1,0 +1,578 @@
+"""LogEngine: the embedded log behind the engine interface.
+
+One thread, the loop's, owns all state and calls everything here. Writing, syncing, snapshots and
+compacting run on two workers; their ends come back through `poll`. A turn of the loop looks like
+this: any number of appends and settlements, then `flush`, which makes one block of what came for
+each queue and hands the group to the writer; then takes, which need not wait for the sync.
+
+How it fails: `DiskFull` refuses new messages and nothing else. `EngineFailed` is for good: every
+call says so, receipts that are open get it instead of a receipt. A block that cannot be read is
+reported in `damage`, its messages are out of reach and are said to be, the rest goes on.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+from penstock.broker.batch import Batch, Slice
+from penstock.broker.life import Reason
+from penstock.broker.policy import Policies, check_queue_name
+from penstock.broker.words import Outcome, Ranges, Where
+from penstock.engines.interface import (
+    EngineFailed,
+    EngineRefused,
+    EventRun,
+    Fate,
+    QueueInfo,
+    ReaderInfo,
+    Receipt,
+    Stored,
+    TransactionDone,
+    TransactionReceipt,
+)
+from penstock.engines.log import views
+from penstock.engines.log.block import (
+    FLAG_END,
+    FLAG_PART,
+    HEADER_BYTES,
+    KIND_CONTROL,
+    control_parts,
+    protocol_number,
+)
+from penstock.engines.log.columns import join_batches, split_columns
+from penstock.engines.log.committer import Committer
+from penstock.engines.log.disk import Disk, RealDisk
+from penstock.engines.log.queue import LogQueue
+from penstock.engines.log.recovery import recover
+from penstock.engines.log.retention import Trimmer
+from penstock.engines.log.sealer import MessageBlock, Sealer
+from penstock.engines.log.snapshot import Snapshotter
+from penstock.engines.log.state import (
+    FORMAT,
+    Damage,
+    LogSettings,
+    LogState,
+    damage_fields,
+    reader_fields,
+)
+from penstock.engines.log.workers import ThreadWorker, Worker
+
+BATCH_BYTES_MAX = 1 << 30
+TAKE_BYTES = 1024 * 1024
+
+log = logging.getLogger("penstock.log")
+
+
+class LogEngine:
+    """See the module's docstring. Open one with `open_log` or `LogEngine.open`."""
+
+    def __init__(self, state: LogState, writer: Worker, keeper: Worker) -> None:
+        self._state = state
+        self._disk = state.disk
+        self._settings = state.settings
+        self._writer = writer
+        self._keeper = keeper
+        self._dirty: dict[int, LogQueue] = {}
+        self._committer = Committer(
+            state.disk,
+            state.segments,
+            writer,
+            keeper,
+            state.settings.segment_bytes,
+            state.disk.publish,
+            self._has_failed,
+        )
+        self._sealer = Sealer(state, self._committer)
+        self._trimmer = Trimmer(state, keeper)
+        self._snapshotter = Snapshotter(state, self._committer, keeper)
+        self._last_sync_us = 0
+        self._closed = False
+        self.on_ready: Callable[[str], None] | None = None  # a queue may have something to take
+
+    # --- life ------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        disk: Disk,
+        now_us: int,
+        *,
+        settings: LogSettings | None = None,
+        policies: Policies | None = None,
+        writer: Worker,
+        keeper: Worker,
+    ) -> "LogEngine":
+        """Lock the folder, recover what is in it, and begin a new opening of the log."""
+        disk.lock()
+        try:
+            state = LogState(disk, settings or LogSettings(), policies or Policies())
+            position = recover(state)
+            engine = cls(state, writer, keeper)
+            engine._begin(position, now_us)
+        except BaseException:
+            disk.unlock()
+            raise
+        return engine
+
+    def _begin(self, position: int, now_us: int) -> None:
+        state = self._state
+        state.opening += 1
+        self._committer.start(position)
+        # No id of this opening may be given out before the disk knows that it has begun: after a
+        # crash, the next one must have a higher number.
+        self._sealer.control(
+            {"op": "opening", "opening": state.opening, "log": state.log, "format": FORMAT}, now_us
+        )
+        for damage in state.damage:
+            log.error("%s", damage.text)
+        self._committer.push()
+        self._writer.wait()
+        if self._committer.failed is not None:
+            raise self._committer.failed
+        if not self._committer.idle:
+            raise EngineRefused(
+                f"{self._disk.where('')}: no room for a new segment of {self._settings.segment_bytes} bytes; "
+                f"make room, or use a smaller segment size"
+            )
+        for queue in state.queues.values():
+            queue.synced_offset = queue.pending.tail
+            queue.synced_event = queue.next_event
+            if queue.asking:
+                # Whoever asked was connected to the broker that is gone.
+                for first, end, _ in list(queue.asking):
+                    queue.withdraw(first, end, Reason.REQUESTER_GONE)
+                self._dirty[queue.number] = queue
+        self.flush(now_us)
+
+    def close(self, now_us: int) -> None:
+        """Write everything, sync, leave a snapshot, and let go of the folder."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._committer.failed is None:
+            self._seal_all(now_us)
+            self._committer.want_sync()
+            self._committer.push()
+            self._writer.wait()
+        if self._committer.failed is None and self._committer.idle:
+            self._keeper.wait()
+            self._snapshotter.consider(force=True)
+            self._committer.push()
+            self._writer.wait()
+            self._keeper.wait()
+        self._stop()
+
+    def abandon(self) -> None:
+        """Let go of everything without writing another byte, as a crash would."""
+        self._closed = True
+        self._stop()
+
+    def _stop(self) -> None:
+        self._writer.stop()
+        self._keeper.stop()
+        self._committer.close()
+        self._state.segments.close()
+        self._disk.unlock()
+
+    def _has_failed(self, error: EngineFailed) -> None:
+        log.critical("%s", error)
+
+    def _check(self) -> None:
+        if self._committer.failed is not None:
+            raise self._committer.failed
+        if self._closed:
+            raise EngineRefused(f"{self._disk.where('')}: this log is closed")
+
+    @property
+    def failed(self) -> EngineFailed | None:
+        return self._committer.failed
+
+    @property
+    def full(self) -> bool:
+        """Whether new messages are refused for lack of room."""
+        return self._committer.full
+
+    @property
+    def damage(self) -> Sequence[Damage]:
+        return self._state.damage
+
+    @property
+    def opening(self) -> int:
+        return self._state.opening
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Bytes that were accepted and are not yet in the files."""
+        return self._committer.bytes_in_flight + sum(q.parts_bytes for q in self._dirty.values())
+
+    def poll(self) -> None:
+        """Run what the workers' ends have to say. Call it when they `wake` the loop."""
+        self._writer.poll()
+        self._keeper.poll()
+
+    def wait(self) -> None:
+        """Block until all that was flushed is as safe as it will be. For tools and tests."""
+        self._writer.wait()
+        self._keeper.wait()
+
+    # --- in --------------------------------------------------------------------------------------
+
+    def append(self, queue: str, batch: Batch, now_us: int, receipt: Receipt | None = None) -> None:
+        """Messages for a queue, which is made where there is none."""
+        self._check()
+        found = self._accepting(queue, batch, now_us)
+        self._committer.check_room(HEADER_BYTES + len(batch.payload))
+        first = self._gather(found, batch, now_us)
+        if receipt is not None:
+            stored = Stored(queue, first, first + len(batch), found.origin(self._state.opening))
+            durability = found.policy.durability
+            if durability == "none":
+                receipt(stored)
+            else:
+                register = (
+                    self._committer.when_synced if durability == "commit" else self._committer.when_written
+                )
+                register(lambda error: receipt(error or stored))
+
+    def _accepting(self, name: str, batch: Batch, now_us: int) -> LogQueue:
+        """The queue for a batch that may be added to it; refused otherwise."""
+        count = len(batch)
+        if count < 1:
+            raise EngineRefused(f"queue {name!r}: a batch without messages")
+        if batch.bounds[0] != 0 or batch.bounds[count] != len(batch.payload):
+            raise EngineRefused(f"queue {name!r}: the bounds of the batch do not fit its payload")
+        if len(batch.payload) > BATCH_BYTES_MAX:
+            raise EngineRefused(
+                f"queue {name!r}: a batch of {len(batch.payload)} bytes; at most {BATCH_BYTES_MAX} at once"
+            )
+        protocol_number(batch.protocol)
+        found = self._state.queues.get(name)
+        if found is None:
+            check_queue_name(name)
+            found = self._declare(name, now_us)
+        max_bytes = found.policy.max_bytes
+        if max_bytes and views.living_bytes(self._state.segments, found) + len(batch.payload) > max_bytes:
+            raise EngineRefused(
+                f"queue {name!r}: {len(batch.payload)} more bytes would be over its max-bytes of "
+                f"{max_bytes}; wait until consumers have settled some"
+            )
+        return found
+
+    def _declare(self, name: str, now_us: int) -> LogQueue:
+        number = max(self._state.by_number, default=0) + 1
+        queue = self._state.declare(number, name)
+        self._sealer.control({"op": "queue", "number": number, "name": name}, now_us)
+        return queue
+
+    def _gather(self, queue: LogQueue, batch: Batch, now_us: int) -> int:
+        parts = queue.parts
+        if parts and (
+            parts[0].protocol != batch.protocol
+            or (parts[0].reply is None) != (batch.reply is None)
+            or queue.parts_time_us != now_us
+            or queue.parts_bytes + len(batch.payload) > self._settings.block_bytes
+        ):
+            self._sealer.messages(queue)
+        queue.parts.append(batch)
+        queue.parts_bytes += len(batch.payload)
+        queue.parts_time_us = now_us
+        self._dirty[queue.number] = queue
+        return queue.pending.accept(len(batch))
+
+    def transact(
+        self,
+        key: str,
+        parts: Sequence[tuple[str, Batch]],
+        now_us: int,
+        receipt: TransactionReceipt | None = None,
+    ) -> None:
+        """All of these messages or none, once for each key, whatever happens meanwhile."""
+        self._check()
+        if not key:
+            raise EngineRefused("a transaction needs a key that names it")
+        known = self._state.transactions.get(key)
+        if known is not None:
+            if receipt is not None:
+                done = TransactionDone(key, [self._stored(part) for part in known], repeated=True)
+                # It may have been committed a moment ago: the answer waits for the same sync.
+                self._committer.when_synced(lambda error: receipt(error or done))
+                self._committer.want_sync()
+            return
+        accepted = [(self._accepting(name, batch, now_us), batch) for name, batch in parts]
+        self._committer.check_room(sum(HEADER_BYTES + len(batch.payload) for _, batch in accepted))
+        self._seal_all(now_us)
+        blocks: list[MessageBlock] = []
+        stored: list[tuple[str, int, int, int]] = []
+        for queue, batch in accepted:
+            first = queue.pending.accept(len(batch))
+            stored.append((queue.name, first, first + len(batch), self._state.opening))
+            for columns in split_columns(join_batches([batch], now_us), self._settings.block_bytes):
+                blocks.append(self._sealer.message_block(queue, columns, batch.protocol, now_us, FLAG_PART))
+        fields = {"op": "transaction", "key": key, "parts": [part[:3] for part in stored]}
+        control = control_parts(fields)
+        end = self._sealer.header(KIND_CONTROL, FLAG_PART | FLAG_END, 0, 0, control, now_us)
+        self._committer.reserve(
+            sum(HEADER_BYTES + block.header.body_bytes for block in blocks) + HEADER_BYTES + end.body_bytes
+        )
+        for block in blocks:
+            self._sealer.add_messages(block, sync=True)
+        self._committer.add(end, control, sync=True)
+        self._state.remember(key, stored)
+        if receipt is not None:
+            done = TransactionDone(key, [self._stored(part) for part in stored], repeated=False)
+            self._committer.when_synced(lambda error: receipt(error or done))
+
+    def _stored(self, part: tuple[str, int, int, int]) -> Stored:
+        name, first, end, opening = part
+        return Stored(name, first, end, self._state.queues[name].origin(opening))
+
+    # --- blocks ----------------------------------------------------------------------------------
+
+    def flush(self, now_us: int) -> None:
+        """The end of a turn: everything that came in it goes out as one group."""
+        self._seal_all(now_us)
+        if not self._dirty:
+            self._snapshotter.consider()
+        self._committer.push()
+
+    def _seal_all(self, now_us: int) -> None:
+        if self._committer.failed is not None:
+            return
+        for damage in self._state.take_news():
+            log.error("%s", damage.text)
+            self._sealer.control({"op": "damage", "damage": damage_fields(damage)}, now_us)
+        kept: dict[int, LogQueue] = {}
+        for queue in self._dirty.values():
+            if queue.parts:
+                self._sealer.messages(queue)
+            if len(queue.ledger) and not self._sealer.ledger(queue, now_us):
+                kept[queue.number] = queue
+        self._dirty = kept
+
+    # --- out -------------------------------------------------------------------------------------
+
+    def take(
+        self,
+        queue: str,
+        consumer: str,
+        count: int,
+        now_us: int,
+        *,
+        bytes_max: int = TAKE_BYTES,
+        dead: bool = False,
+    ) -> list[Slice]:
+        """Up to `count` messages and `bytes_max` bytes; a first message that is larger comes alone."""
+        self._check()
+        found = self._state.queues.get(queue)
+        if found is None or found.paused:
+            return []
+        if found.parts:
+            self._sealer.messages(found)
+        slices = found.take(consumer, count, bytes_max, now_us, dead)
+        if len(found.ledger) or found.fates:
+            self._dirty[found.number] = found
+        return slices
+
+    def settle(
+        self,
+        queue: str,
+        consumer: str,
+        outcome: Outcome,
+        ranges: Ranges,
+        now_us: int,
+        *,
+        origin: bytes | None = None,
+        ttl_seconds: int = 0,
+        dead: bool = False,
+    ) -> list[Fate]:
+        """A verdict on held messages. What this consumer does not hold is not in the answer."""
+        self._check()
+        found = self._state.queues.get(queue)
+        if found is None:
+            return []
+        fates: list[Fate] = []
+        for first, end in ranges:
+            if outcome is Outcome.ACK:
+                fates += found.acknowledge(first, end, consumer, origin, dead)
+            elif outcome is Outcome.REJECT:
+                fates += found.reject(first, end, consumer, origin, dead, now_us)
+            else:
+                expires_us = now_us + ttl_seconds * 1_000_000 if ttl_seconds else 0
+                fates += found.requeue(first, end, consumer, origin, dead, expires_us, now_us)
+        if fates:
+            self._dirty[found.number] = found
+        return fates
+
+    def give_back(
+        self,
+        queue: str,
+        consumer: str,
+        now_us: int,
+        *,
+        ranges: Ranges | None = None,
+        where: Where = Where.PLACE,
+        lost: bool = True,
+    ) -> list[Fate]:
+        """What a consumer leaves behind. `lost`: a delivery that failed, which counts."""
+        self._check()
+        found = self._state.queues.get(queue)
+        if found is None:
+            return []
+        fates = found.give_back(consumer, ranges, where, lost, now_us)
+        if fates:
+            self._dirty[found.number] = found
+        return fates
+
+    def withdraw(self, queue: str, ranges: Ranges, reason: Reason, now_us: int) -> list[Fate]:
+        """Living messages that nobody shall get any more, held ones included."""
+        self._check()
+        found = self._known(queue)
+        fates = [fate for first, end in ranges for fate in found.withdraw(first, end, reason)]
+        self._dirty[found.number] = found
+        return fates
+
+    def purge(self, queue: str, now_us: int, *, dead: bool = False) -> int:
+        """Every ready message, or every dead letter, that nobody holds; how many."""
+        self._check()
+        found = self._known(queue)
+        if found.parts:
+            self._sealer.messages(found)
+        self._dirty[found.number] = found
+        if dead:
+            return found.purge_dead()
+        fates = found.withdraw(0, found.pending.tail, Reason.PURGED, held=False)
+        return sum(fate.end - fate.first for fate in fates)
+
+    def redrive(
+        self,
+        queue: str,
+        now_us: int,
+        *,
+        reason: Reason | None = None,
+        ranges: Ranges | None = None,
+        limit: int | None = None,
+    ) -> int:
+        """Dead letters back behind the tail, first died first; how many."""
+        self._check()
+        found = self._known(queue)
+        count = found.redrive(reason, ranges, limit)
+        if count:
+            self._dirty[found.number] = found
+        return count
+
+    def expire(self, now_us: int) -> list[tuple[str, Fate]]:
+        """What its TTL has ended since the last call."""
+        self._check()
+        fates: list[tuple[str, Fate]] = []
+        for number, first, end in self._state.timers.due(now_us):
+            queue = self._state.by_number[number]
+            if queue.parts:
+                self._sealer.messages(queue)
+            queue.fates += queue.expire(first, end, now_us)
+            if queue.fates:
+                self._dirty[number] = queue
+        for queue in self._dirty.values():
+            if queue.fates:
+                fates += [(queue.name, fate) for fate in queue.fates]
+                queue.fates = []
+        return fates
+
+    def next_expiry_us(self) -> int | None:
+        return self._state.timers.next_due_us()
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    def _known(self, queue: str) -> LogQueue:
+        found = self._state.queues.get(queue)
+        if found is None:
+            raise EngineRefused(f"there is no queue {queue!r}")
+        return found
+
+    def queues(self) -> list[str]:
+        return list(self._state.queues)
+
+    def read(self, queue: str, start: int, end: int) -> Iterator[Slice]:
+        """The log from `start` to `end`, as far as it is synced."""
+        return views.read_messages(self._state, self._known(queue), start, end)
+
+    def events(self, queue: str, start: int, end: int) -> Iterator[EventRun]:
+        """The events from number `start` to `end`, as far as they are synced."""
+        return views.read_events(self._state, self._known(queue), start, end)
+
+    def describe(self, queue: str) -> QueueInfo:
+        return views.describe(self._state, self._known(queue))
+
+    def pause(self, queue: str, paused: bool, now_us: int) -> None:
+        """While paused, nothing is taken; messages are accepted and settled."""
+        self._check()
+        found = self._known(queue)
+        if found.paused != paused:
+            found.paused = paused
+            self._sealer.control({"op": "pause", "queue": queue, "paused": paused}, now_us)
+
+    def set_policies(self, policies: Policies) -> None:
+        """New settings for every queue, from now on."""
+        self._state.policies = policies
+        for queue in self._state.queues.values():
+            queue.policy = policies.for_queue(queue.name)
+
+    # --- readers and retention -------------------------------------------------------------------
+
+    def hold_retention(self, reader: ReaderInfo, now_us: int) -> None:
+        """From now on nothing at or behind the reader's position is removed, while its lease lasts."""
+        self._check()
+        self._known(reader.queue)
+        if reader.view not in ("messages", "events"):
+            raise EngineRefused(f"reader {reader.name!r}: no view {reader.view!r}: messages or events")
+        self._state.readers[reader.name] = reader
+        self._sealer.control({"op": "reader", "reader": reader_fields(reader)}, now_us)
+
+    def release_retention(self, name: str, now_us: int) -> None:
+        self._check()
+        if self._state.readers.pop(name, None) is None:
+            raise EngineRefused(f"there is no reader {name!r}")
+        self._sealer.control({"op": "reader-gone", "name": name}, now_us)
+
+    def readers(self) -> list[ReaderInfo]:
+        return list(self._state.readers.values())
+
+    def trim(self, now_us: int) -> None:
+        """Remove or compact what retention no longer asks for, off the loop."""
+        self._check()
+        self._trimmer.trim(self._snapshotter.positions, now_us)
+
+    # --- now and then ----------------------------------------------------------------------------
+
+    def tick(self, now_us: int) -> None:
+        """Housekeeping, some times a second: late syncs, room on the disk, snapshots."""
+        if self._committer.failed is not None or self._closed:
+            return
+        if self._sealer.lazy_us and now_us - self._last_sync_us >= self._sealer.lazy_us:
+            self._last_sync_us = now_us
+            self._sealer.lazy_us = 0
+            self._committer.want_sync()
+        self._committer.tick()
+        self.flush(now_us)
+
+
+def open_log(
+    path: str,
+    now_us: int,
+    *,
+    settings: LogSettings | None = None,
+    policies: Policies | None = None,
+    wake: Callable[[], None] | None = None,
+) -> LogEngine:
+    """The log in a folder, with threads of its own. `wake` must get `poll` called on your loop."""
+    call = wake if wake is not None else _nobody
+    return LogEngine.open(
+        RealDisk(path),
+        now_us,
+        settings=settings,
+        policies=policies,
+        writer=ThreadWorker("penstock-writer", call),
+        keeper=ThreadWorker("penstock-keeper", call),
+    )
+
+
+def _nobody() -> None:
+    """For callers without a loop: they call `wait` or `poll` themselves."""

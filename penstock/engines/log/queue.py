@@ -1,0 +1,558 @@
+"""LogQueue: one queue of the embedded log; the life of its messages, and the record of it.
+
+Here the verdicts of `broker/policy.py` are carried out on `broker/pending.py`, and every arrow
+of a message's life becomes a row of the ledger that goes out with the next group. State and
+record change together, in one call, so that replaying the record gives the same state.
+"""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+
+from penstock.broker.batch import RETRIES_NONE, Batch, Slice
+from penstock.broker.ids import origin_of
+from penstock.broker.life import Event, Reason
+from penstock.broker.pending import AS_STORED, Hold, Note, Pending, Place
+from penstock.broker.policy import QueuePolicy, after_expiry, after_loss, after_reject
+from penstock.broker.ranges import Piece, RangeMap
+from penstock.broker.words import Where
+from penstock.engines.interface import Fate, LogDamaged
+from penstock.engines.log.block import PROTOCOLS, Messages
+from penstock.engines.log.ledger import Ledger
+
+Lookup = Callable[[int, int], Messages | None]
+Schedule = Callable[[int, int, int, int], None]  # at_us, queue, first, end
+Unreadable = Callable[["LogQueue", int, int, LogDamaged], int]
+
+
+class LogQueue:
+    """State and unwritten records of one queue."""
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        policy: QueuePolicy,
+        log: int,
+        lookup: Lookup,
+        schedule: Schedule,
+        unreadable: Unreadable,
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.policy = policy
+        self._log = log
+        self._lookup = lookup
+        self._schedule = schedule
+        self._unreadable = unreadable
+        self._origins: dict[int, bytes] = {}
+        self._last_hold: Hold | None = None
+        self.pending = Pending()
+        self.asking: RangeMap[None] = RangeMap()  # unsettled requests that want a reply
+        self.ledger = Ledger()
+        self.parts: list[Batch] = []  # accepted, not yet in a block
+        self.parts_count = 0
+        self.parts_bytes = 0
+        self.parts_time_us = 0
+        self.next_event = 0
+        self.next_stored = 0  # the first offset that is not in a block yet
+        self.synced_offset = 0
+        self.synced_event = 0
+        self.offset_start = 0  # the log is complete from here on
+        self.event_start = 0
+        self.paused = False
+        self.fates: list[Fate] = []  # what a take found expired, for the next `expire`
+
+    def origin(self, opening: int) -> bytes:
+        found = self._origins.get(opening)
+        if found is None:
+            found = self._origins[opening] = origin_of(self._log, self.number, opening)
+        return found
+
+    # --- out ---------------------------------------------------------------------------------
+
+    def take(self, consumer: str, count: int, bytes_max: int, now_us: int, dead: bool) -> list[Slice]:
+        """The next messages for a consumer, who holds them from now on."""
+        pending = self.pending
+        slices: list[Slice] = []
+        while count > 0 and bytes_max > 0:
+            run = pending.pick_dead(count) if dead else pending.pick(count)
+            if run is None:
+                break
+            first, end, place = run
+            while first < end:
+                try:
+                    block = self._block(first)
+                except LogDamaged as error:
+                    first = self._unreadable(self, first, end, error)
+                    continue
+                stop = min(end, block.header.offset_end)
+                if not dead:
+                    expired_end = self._end_expired(block, first, stop, place, now_us)
+                    if expired_end > first:
+                        first = expired_end
+                        continue
+                    stop = self._stop_before_expired(block, first, stop, now_us)
+                base = block.header.first_offset
+                lo, hi = first - base, stop - base
+                bounds = block.bounds
+                if bounds[hi] - bounds[lo] > bytes_max:
+                    hi = self._fitting(bounds, lo, hi, bytes_max, at_least=not slices)
+                    if hi == lo:
+                        pending.back(first, end, place, dead)
+                        return slices
+                    stop = base + hi
+                bytes_max -= bounds[hi] - bounds[lo]
+                count -= stop - first
+                slices.append(self._slice(block, lo, hi))
+                self._hold(first, stop, consumer, now_us, block, place, dead)
+                first = stop
+                if bytes_max <= 0 and first < end:
+                    pending.back(first, end, place, dead)
+                    break
+        return slices
+
+    def _block(self, offset: int) -> Messages:
+        block = self._lookup(self.number, offset)
+        if block is None:
+            raise LogDamaged(f"queue {self.name!r}: offset {offset} is alive but not in the log")
+        return block
+
+    def _lookup_again(self, offset: int) -> Messages | None:
+        """The block of a message that was read before; None where it has been damaged since.
+
+        The message is with a consumer, or was: its next reader meets the damage and reports it.
+        """
+        try:
+            return self._lookup(self.number, offset)
+        except LogDamaged:
+            return None
+
+    @staticmethod
+    def _fitting(bounds: Sequence[int], lo: int, hi: int, bytes_max: int, at_least: bool) -> int:
+        """Where to stop so that the messages from `lo` have at most `bytes_max`."""
+        at = bisect_right(bounds, bounds[lo] + bytes_max, lo, hi + 1) - 1
+        return lo + 1 if at == lo and at_least else at
+
+    def _hold(
+        self,
+        first: int,
+        end: int,
+        consumer: str,
+        now_us: int,
+        block: Messages,
+        place: Place | None,
+        dead: bool,
+    ) -> None:
+        origin = self.origin(block.header.opening)
+        hold = self._last_hold
+        if (
+            hold is None
+            or hold.consumer != consumer
+            or hold.dispatched_us != now_us
+            or hold.origin != origin
+            or hold.place != place
+            or hold.dead != dead
+        ):
+            hold = self._last_hold = Hold(consumer, now_us, origin, place, dead)
+        self.pending.hold(first, end, hold)
+
+    def _slice(self, block: Messages, lo: int, hi: int) -> Slice:
+        header = block.header
+        result = Slice(
+            block.payload,
+            block.bounds,
+            lo,
+            hi,
+            header.first_offset,
+            self.origin(header.opening),
+            header.time_us,
+            block.expires,
+            block.retries,
+            None,
+            block.reply,
+            PROTOCOLS[header.protocol],
+        )
+        if self.pending.notes:
+            self._overlay(result)
+        return result
+
+    def _overlay(self, target: Slice) -> None:
+        """Replace stored attributes by what the notes say, for the messages of one slice."""
+        base = target.first_offset
+        noted = self.pending.notes.find(base + target.lo, base + target.hi)
+        if not noted:
+            return
+        attempts = array("i", bytes(4 * target.hi))
+        retries = array("h", [RETRIES_NONE]) * target.hi
+        expires = array("q", bytes(8 * target.hi))
+        if target.retries is not None:
+            retries[target.lo :] = array("h", target.retries[target.lo : target.hi])
+        if target.expires_us is not None:
+            expires[target.lo :] = array("q", target.expires_us[target.lo : target.hi])
+        for first, end, note in noted:
+            for i in range(first - base, end - base):
+                attempts[i] = note.attempts
+                if note.retries != AS_STORED:
+                    retries[i] = note.retries
+                if note.expires_us != AS_STORED:
+                    expires[i] = note.expires_us
+        target.attempts, target.retries, target.expires_us = attempts, retries, expires
+
+    # --- the ends of a delivery ----------------------------------------------------------------
+
+    def acknowledge(
+        self, first: int, end: int, consumer: str, origin: bytes | None, dead: bool
+    ) -> list[Fate]:
+        pending = self.pending
+        fates = []
+        for a, b, hold in pending.release(first, end, consumer, origin, dead):
+            if pending.notes:
+                self._record_end(Event.ACKED, a, b, Reason.NONE, hold)
+            else:
+                self.ledger.add(Event.ACKED, a, b, Reason.NONE, consumer, 1, hold.dispatched_us)
+            self._gone(a, b)
+            fates.append(Fate(a, b, Event.ACKED, Reason.NONE))
+        return fates
+
+    def reject(
+        self, first: int, end: int, consumer: str, origin: bytes | None, dead: bool, now_us: int
+    ) -> list[Fate]:
+        fates: list[Fate] = []
+        for a, b, hold in self.pending.release(first, end, consumer, origin, dead):
+            event, reason = after_reject(self.policy)
+            fates += self._end(a, b, hold, event, reason, now_us)
+        return fates
+
+    def requeue(
+        self,
+        first: int,
+        end: int,
+        consumer: str,
+        origin: bytes | None,
+        dead: bool,
+        expires_us: int,
+        now_us: int,
+    ) -> list[Fate]:
+        """Behind the tail, with a new TTL; a dead letter goes behind the other dead ones."""
+        fates: list[Fate] = []
+        for a, b, hold in self.pending.release(first, end, consumer, origin, dead):
+            if hold.dead:
+                fates += self._dead_back(a, b, hold, Event.REQUEUED, Reason.NONE)
+                continue
+            for c, d, note in self.pending.noted(a, b):
+                after = Note(note.attempts + 1, note.retries, expires_us)
+                self._move_to_tail(c, d, Event.REQUEUED, Reason.NONE, hold, after)
+            fates.append(Fate(a, b, Event.REQUEUED, Reason.NONE))
+        return fates
+
+    def give_back(
+        self, consumer: str, ranges: Sequence[tuple[int, int]] | None, where: Where, lost: bool, now_us: int
+    ) -> list[Fate]:
+        """What a consumer leaves behind: everything that it holds, or some ranges of it."""
+        fates: list[Fate] = []
+        spans = ranges if ranges is not None else [(0, self.pending.tail)]
+        for first, end in spans:
+            for a, b, hold in self.pending.release(first, end, consumer):
+                if hold.dead:
+                    event = Event.REQUEUED if lost else Event.RETURNED
+                    reason = Reason.CONSUMER_LOST if lost else Reason.CONSUMER_CANCELLED
+                    fates += self._dead_back(a, b, hold, event, reason)
+                elif lost:
+                    fates += self._lost(a, b, hold, where, now_us)
+                else:
+                    fates += self._unsent(a, b, hold, now_us)
+        return fates
+
+    def _unsent(self, first: int, end: int, hold: Hold, now_us: int) -> Iterator[Fate]:
+        """Given back without having been delivered: no attempt is counted."""
+        for a, b, note, _, expires_us in self._attributes(first, end):
+            if 0 < expires_us <= now_us:
+                yield from self._end(a, b, hold, *after_expiry(self.policy), now_us)
+                continue
+            self._back_to_place(a, b, Reason.CONSUMER_CANCELLED, hold, note)
+            yield Fate(a, b, Event.RETURNED, Reason.CONSUMER_CANCELLED)
+
+    def _lost(self, first: int, end: int, hold: Hold, where: Where, now_us: int) -> Iterator[Fate]:
+        for a, b, note, retries, expires_us in self._attributes(first, end):
+            attempts = note.attempts + 1
+            event, reason, retries_left = after_loss(retries, attempts, self.policy, where)
+            if event in (Event.DEAD, Event.REJECTED):
+                if self.asking.find(a, b):
+                    # Nobody looks for a request among the dead letters: its sender is told instead.
+                    event = Event.WITHDRAWN
+                yield from self._end(a, b, hold, event, reason, now_us)
+            elif 0 < expires_us <= now_us:
+                yield from self._end(a, b, hold, *after_expiry(self.policy), now_us)
+            else:
+                after = Note(
+                    attempts, AS_STORED if retries_left == RETRIES_NONE else retries_left, note.expires_us
+                )
+                if event is Event.REQUEUED:
+                    self._move_to_tail(a, b, event, reason, hold, after)
+                else:
+                    self._back_to_place(a, b, reason, hold, after)
+                yield Fate(a, b, event, reason)
+
+    def _attributes(self, first: int, end: int) -> Iterator[tuple[int, int, Note, int, int]]:
+        """The range in runs of equal note, retries left and expiry."""
+        at = first
+        while at < end:
+            block = self._lookup_again(at)
+            if block is None:
+                yield from ((a, b, note, RETRIES_NONE, 0) for a, b, note in self.pending.noted(at, end))
+                return
+            stop = min(end, block.header.offset_end)
+            base = block.header.first_offset
+            for a, b, note in self.pending.noted(at, stop):
+                retries = block.retries if note.retries == AS_STORED else None
+                expires = block.expires if note.expires_us == AS_STORED else None
+                if retries is None and expires is None:
+                    yield a, b, note, _noted(note.retries, RETRIES_NONE), _noted(note.expires_us, 0)
+                    continue
+
+                def pair(
+                    offset: int,
+                    note: Note = note,
+                    base: int = base,
+                    retries: Sequence[int] | None = retries,
+                    expires: Sequence[int] | None = expires,
+                ) -> tuple[int, int]:
+                    i = offset - base
+                    return (
+                        retries[i] if retries is not None else _noted(note.retries, RETRIES_NONE),
+                        expires[i] if expires is not None else _noted(note.expires_us, 0),
+                    )
+
+                # A pair of numbers per message, in a path that only lost consumers take.
+                for (retries_left, expires_us), group in groupby(range(a, b), pair):
+                    run = list(group)
+                    yield run[0], run[-1] + 1, note, retries_left, expires_us
+            at = stop
+
+    # --- arrows ----------------------------------------------------------------------------------
+
+    def _record_end(self, event: Event, first: int, end: int, reason: Reason, hold: Hold | None) -> None:
+        """Rows for messages that do not live on."""
+        for a, b, note in self.pending.noted(first, end):
+            attempt = note.attempts + (hold is not None)
+            self.ledger.add(
+                event,
+                a,
+                b,
+                reason,
+                hold.consumer if hold else "",
+                attempt,
+                hold.dispatched_us if hold else 0,
+            )
+
+    def _gone(self, first: int, end: int) -> None:
+        self.pending.to_gone(first, end)
+        if self.asking:
+            self.asking.cut(first, end)
+
+    def _end(
+        self, first: int, end: int, hold: Hold | None, event: Event, reason: Reason, now_us: int
+    ) -> Iterator[Fate]:
+        """The end of a life, or its continuation as a dead letter."""
+        if event is not Event.DEAD:
+            self._record_end(event, first, end, reason, hold)
+            self._gone(first, end)
+        else:
+            for a, b, note in self.pending.noted(first, end):
+                after = Note(note.attempts + (hold is not None), note.retries, note.expires_us)
+                self._row(Event.DEAD, a, b, reason, hold, after)
+                self.pending.to_dead(a, b, reason, now_us)
+                self.pending.note(a, b, after)
+            if self.asking:
+                self.asking.cut(first, end)
+        yield Fate(first, end, event, reason)
+
+    def _move_to_tail(
+        self, first: int, end: int, event: Event, reason: Reason, hold: Hold | None, after: Note
+    ) -> None:
+        tail = self.pending.tail
+        self._row(event, first, end, reason, hold, after, tail)
+        self.pending.to_tail(first, end, tail)
+        self.pending.note(first, end, after)
+        if after.expires_us > 0:
+            self._schedule(after.expires_us, self.number, first, end)
+
+    def _back_to_place(self, first: int, end: int, reason: Reason, hold: Hold, after: Note) -> None:
+        self._row(Event.RETURNED, first, end, reason, hold, after)
+        self.pending.back(first, end, hold.place)
+        self.pending.note(first, end, after)
+
+    def _dead_back(self, first: int, end: int, hold: Hold, event: Event, reason: Reason) -> Iterator[Fate]:
+        """A dead letter that was looked at goes back: behind the others, or to its place."""
+        place = hold.place
+        assert place is not None
+        for a, b, note in self.pending.noted(first, end):
+            self._row(event, a, b, reason, hold, note)
+            if event is Event.RETURNED:
+                self.pending.back(a, b, place, dead=True)
+            else:
+                self.pending.to_dead(a, b, place.reason, place.time_us)
+        yield Fate(first, end, event, reason)
+
+    def _row(
+        self,
+        event: Event,
+        first: int,
+        end: int,
+        reason: Reason,
+        hold: Hold | None,
+        after: Note,
+        tail: int = 0,
+    ) -> None:
+        """A row for messages that live on; `after` is what is to be remembered of them."""
+        self.ledger.add(
+            event,
+            first,
+            end,
+            reason,
+            hold.consumer if hold else "",
+            after.attempts,
+            hold.dispatched_us if hold else 0,
+            after,
+            tail,
+        )
+
+    # --- without a consumer ----------------------------------------------------------------------
+
+    def withdraw(self, first: int, end: int, reason: Reason, held: bool = True) -> list[Fate]:
+        """Living messages, ready ones and (where asked for) those that somebody holds."""
+        fates = []
+        pending = self.pending
+        runs = [(a, b) for a, b, _ in pending.ready.cut(first, end)]
+        runs += [(a, b) for a, b, _ in pending.waiting.places.cut(first, end)]
+        for a, b in runs:
+            self._record_end(Event.WITHDRAWN, a, b, reason, None)
+            self._gone(a, b)
+            fates.append(Fate(a, b, Event.WITHDRAWN, reason))
+        for consumer in list(pending.held) if held else ():
+            for a, b, hold in pending.release(first, end, consumer, dead=False):
+                self._record_end(Event.WITHDRAWN, a, b, reason, hold)
+                self._gone(a, b)
+                fates.append(Fate(a, b, Event.WITHDRAWN, reason))
+        return fates
+
+    def purge_dead(self) -> int:
+        """Dead letters that nobody holds."""
+        count = 0
+        for a, b, _ in self.pending.dead.places.cut(0, self.pending.tail):
+            self._record_end(Event.WITHDRAWN, a, b, Reason.PURGED, None)
+            self._gone(a, b)
+            count += b - a
+        return count
+
+    def redrive(
+        self, reason: Reason | None, ranges: Sequence[tuple[int, int]] | None, limit: int | None
+    ) -> int:
+        """Dead letters back behind the tail, first died first: a new life with the old id.
+
+        Deliveries count from 0 again, the retry counter is the one that the message came with,
+        and its TTL is over: it does not expire any more.
+        """
+        dead = self.pending.dead.places
+        runs: list[Piece[Place]] = []
+        for first, end in ranges if ranges is not None else [(0, self.pending.tail)]:
+            runs += [run for run in dead.find(first, end) if reason is None or run[2].reason is reason]
+        runs.sort(key=lambda run: (run[2], run[0]))
+        count = 0
+        for first, end, place in runs:
+            if limit is not None:
+                end = min(end, first + limit - count)
+            if first >= end:
+                break
+            dead.cut(first, end)
+            self._move_to_tail(first, end, Event.REDRIVEN, place.reason, None, Note(0, AS_STORED, 0))
+            count += end - first
+        return count
+
+    # --- expiry ----------------------------------------------------------------------------------
+
+    def _expiries(self, block: Messages, first: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """(first, end, expires_us) in runs; 0 where a run never expires."""
+        base = block.header.first_offset
+        column = block.expires
+        for a, b, note in self.pending.noted(first, end):
+            if note.expires_us != AS_STORED:
+                yield a, b, note.expires_us
+            elif column is None:
+                yield a, b, 0
+            else:
+                at = a
+                while at < b:
+                    expires_us = column[at - base]
+                    stop = at + 1
+                    while stop < b and column[stop - base] == expires_us:
+                        stop += 1
+                    yield at, stop, expires_us
+                    at = stop
+
+    def _may_expire(self, block: Messages, now_us: int) -> bool:
+        return 0 < block.header.expires_min_us <= now_us or bool(self.pending.notes)
+
+    def _end_expired(self, block: Messages, first: int, end: int, place: Place | None, now_us: int) -> int:
+        """Settle the picked messages from `first` on that have expired; where the others begin."""
+        if not self._may_expire(block, now_us):
+            return first
+        for a, b, expires_us in self._expiries(block, first, end):
+            if not 0 < expires_us <= now_us:
+                return a
+            self.fates += self._end(a, b, None, *after_expiry(self.policy), now_us)
+        return end
+
+    def _stop_before_expired(self, block: Messages, first: int, end: int, now_us: int) -> int:
+        if self._may_expire(block, now_us):
+            for a, _, expires_us in self._expiries(block, first, end):
+                if 0 < expires_us <= now_us:
+                    return a
+        return end
+
+    def expire(self, first: int, end: int, now_us: int) -> list[Fate]:
+        """A timer has run out for that range: settle what has expired, and set the others again.
+
+        What a consumer holds is left to it; whether it has expired is asked when it comes back.
+        """
+        pending = self.pending
+        fates: list[Fate] = []
+        runs = [(a, b) for a, b, _ in pending.ready.find(first, end)]
+        runs += [(a, b) for a, b, _ in pending.waiting.places.find(first, end)]
+        for run_first, run_end in runs:
+            at = run_first
+            while at < run_end:
+                try:
+                    block = self._block(at)
+                except LogDamaged as error:
+                    stop = self._unreadable(self, at, run_end, error)
+                    pending.lift(at, stop)
+                    at = stop
+                    continue
+                stop = min(run_end, block.header.offset_end)
+                for a, b, expires_us in list(self._expiries(block, at, stop)):
+                    if 0 < expires_us <= now_us:
+                        pending.lift(a, b)
+                        fates += self._end(a, b, None, *after_expiry(self.policy), now_us)
+                    elif expires_us:
+                        self._schedule(expires_us, self.number, a, b)
+                at = stop
+        held = [run for holds in pending.held.values() for run in holds.find(first, end) if not run[2].dead]
+        for run_first, run_end, _ in held:
+            at = run_first
+            while at < run_end:
+                held_block = self._lookup_again(at)
+                if held_block is None:
+                    break
+                stop = min(run_end, held_block.header.offset_end)
+                for a, b, expires_us in self._expiries(held_block, at, stop):
+                    if expires_us > now_us:
+                        self._schedule(expires_us, self.number, a, b)
+                at = stop
+        return fates
+
+
+def _noted(value: int, absent: int) -> int:
+    return absent if value == AS_STORED else value

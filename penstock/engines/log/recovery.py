@@ -1,0 +1,290 @@
+"""Recovery: from the files of a log to its state.
+
+    1. Take the newest snapshot that can be read.
+    2. Walk over the blocks after it and apply each. Older segments are not read.
+    3. Where no valid block stands, look further: a valid block that was built when this place had
+       already been synced proves damage. Report it, set the bytes aside, go on behind it.
+       Without such a block it is the torn tail of the last group, which nobody was promised.
+    4. Cut the torn tail, and a transaction that has no end.
+
+Rules that always hold:
+  * What was synced is in the state, or in the damage report. Nothing is skipped in silence.
+  * The cut is on the disk before anything new is written behind it: a second crash cannot bring
+    back what the first one took.
+"""
+
+from penstock.engines.interface import LogDamaged
+from penstock.engines.log.block import FLAG_END, FLAG_PART, Header
+from penstock.engines.log.committer import SPARE
+from penstock.engines.log.disk import File, write_whole
+from penstock.engines.log.scan import find_block, walk_blocks
+from penstock.engines.log.segments import Segment, parse_segment_name, segment_name
+from penstock.engines.log.snapshot import load_snapshot, snapshot_positions
+from penstock.engines.log.state import Damage, LogState
+
+QUARANTINE = "quarantine-"
+
+
+def recover(state: LogState) -> int:
+    """Fill a fresh `state` from its disk; the log position at which to go on."""
+    return _Recovery(state).run()
+
+
+class _Recovery:
+    def __init__(self, state: LogState) -> None:
+        self._state = state
+        self._disk = state.disk
+        self._part: list[tuple[Header, memoryview, Segment]] = []  # a transaction without its end yet
+
+    def run(self) -> int:
+        on_disk = self._clean_names()
+        start = self._load_snapshot()
+        self._match_segments(on_disk, start)
+        return self._replay(start)
+
+    # --- names -----------------------------------------------------------------------------------
+
+    def _clean_names(self) -> dict[int, int]:
+        """Remove what is left of unfinished work; base → generation of the segments."""
+        newest: dict[int, int] = {}
+        removed = False
+        for name in self._disk.names():
+            parsed = parse_segment_name(name)
+            if parsed is not None:
+                base, generation = parsed
+                newest[base] = max(generation, newest.get(base, 0))
+        for name in self._disk.names():
+            parsed = parse_segment_name(name)
+            outdated = parsed is not None and parsed[1] < newest[parsed[0]]
+            if outdated or name == SPARE or name.endswith(".tmp"):
+                self._disk.remove(name)
+                removed = True
+        if removed:
+            self._disk.sync_names()
+        return newest
+
+    def _load_snapshot(self) -> int:
+        failures = []
+        for position in snapshot_positions(self._disk):
+            try:
+                load_snapshot(self._state, position)
+            except LogDamaged as error:
+                failures.append(str(error))
+                self._state.reset()
+                continue
+            break
+        else:
+            position = 0
+        for text in failures:
+            self._state.damage.append(Damage("", 0, "", 0, 0, f"{text}; an older one was used"))
+        return position
+
+    def _match_segments(self, on_disk: dict[int, int], start: int) -> None:
+        """Make the list of segments what the folder says; the snapshot may be older."""
+        state = self._state
+        for segment in list(state.segments.all):
+            generation = on_disk.get(segment.base)
+            if generation is None:
+                self._segment_missing(segment, start)
+            elif generation != segment.generation:
+                state.segments.replace(segment, self._describe(segment.base, generation))
+        known = {segment.base for segment in state.segments.all}
+        for base in sorted(on_disk):
+            if base not in known:
+                if state.segments.all and base < state.segments.all[-1].base:
+                    raise LogDamaged(
+                        f"{self._disk.where(segment_name(base, on_disk[base]))}: the snapshot at {start} "
+                        f"does not know this segment; move it away, or remove the snapshots to read all again"
+                    )
+                segment = Segment(base, on_disk[base], 0, 0, sealed=True)
+                state.segments.add(segment)
+
+    def _segment_missing(self, segment: Segment, start: int) -> None:
+        """Retention removes a segment and then writes a snapshot without it, so it may be gone."""
+        state = self._state
+        for number, span in segment.spans.items():
+            queue = state.by_number[number]
+            alive = queue.pending.unsettled(span.first_offset, span.end_offset)
+            for first, end in alive:
+                state.damage.append(
+                    Damage(
+                        self._disk.where(segment.name),
+                        0,
+                        queue.name,
+                        first,
+                        end,
+                        f"{self._disk.where(segment.name)} is missing: queue {queue.name!r} has lost "
+                        f"offsets {first} to {end - 1}",
+                    )
+                )
+                queue.pending.lift(first, end)
+            queue.offset_start = max(queue.offset_start, span.end_offset)
+            queue.event_start = max(queue.event_start, span.end_event)
+        state.segments.replace(segment, None)
+
+    def _describe(self, base: int, generation: int) -> Segment:
+        """A compacted segment that is newer than the snapshot: its headers say what is in it."""
+        segment = Segment(base, generation, 0, 0, sealed=True)
+        file = self._disk.open(segment.name)
+        try:
+            segment.size = file.size()
+            for header, _ in walk_blocks(file, base, base, base + segment.size):
+                segment.note(header)
+        finally:
+            file.close()
+        segment.limit = segment.size
+        return segment
+
+    # --- blocks ----------------------------------------------------------------------------------
+
+    def _replay(self, start: int) -> int:
+        segments = self._state.segments
+        position = start
+        for at, segment in enumerate(list(segments.all)):
+            next_base = segments.all[at + 1].base if at + 1 < len(segments.all) else None
+            if segment.generation:
+                if segment.base >= start:
+                    self._apply_compacted(segment)
+                continue
+            if next_base is not None and next_base <= start:
+                continue
+            file = self._disk.open(segment.name)
+            try:
+                file_end = segment.base + file.size()
+                whole_end = file_end if next_base is None else next_base
+                position = self._replay_segment(segment, file, max(start, segment.base), file_end, whole_end)
+                if position < whole_end or next_base is None:
+                    position = self._drop_part(position)
+                    if position < whole_end:
+                        self._cut(segment, file, position, at)
+                    return position
+            finally:
+                file.close()
+        return position
+
+    def _apply_compacted(self, segment: Segment) -> None:
+        """Without a snapshot: the messages that were alive when the segment was compacted."""
+        state = self._state
+        segments = state.segments
+        described = self._describe(segment.base, segment.generation)
+        segments.replace(segment, described)
+        file = self._disk.open(described.name)
+        try:
+            for header, body in walk_blocks(file, described.base, described.base, described.end):
+                queue = state.by_number.get(header.queue)
+                if queue is not None and queue.pending.tail < header.first_offset:
+                    # The holes of a compacted segment are no damage: those messages were settled.
+                    queue.pending.tail = header.first_offset
+                    queue.next_event = header.first_event
+                state.apply(header, body)
+        finally:
+            file.close()
+
+    def _replay_segment(self, segment: Segment, file: File, begin: int, file_end: int, whole_end: int) -> int:
+        """Apply the blocks of a segment up to `whole_end`; where the first torn one should be."""
+        at = begin
+        while True:
+            for header, body in walk_blocks(file, segment.base, at, min(file_end, whole_end)):
+                self._take(header, body, segment)
+                at = header.end
+            if at >= whole_end:
+                return at
+            further = self._behind_damage(segment, file, at, min(file_end, whole_end))
+            if further is None:
+                return at
+            further = further or whole_end
+            self._report(segment, file, at, further)
+            at = further
+
+    def _take(self, header: Header, body: memoryview, segment: Segment) -> None:
+        if header.flags & FLAG_PART:
+            self._part.append((header, body, segment))
+            if not header.flags & FLAG_END:
+                return
+            self._apply_part()
+            return
+        # A part whose end is missing, but not at the end of the log: the end was damaged, and it
+        # had been synced like everything before this block. So the transaction was committed.
+        self._apply_part()
+        self._apply(header, body, segment)
+
+    def _apply_part(self) -> None:
+        for header, body, segment in self._part:
+            self._apply(header, body, segment)
+        self._part.clear()
+
+    def _apply(self, header: Header, body: memoryview, segment: Segment) -> None:
+        self._state.apply(header, body)
+        self._state.segments.put(segment, header)
+
+    def _drop_part(self, position: int) -> int:
+        if self._part:
+            position = self._part[0][0].position
+            self._part.clear()
+        return position
+
+    # --- torn or damaged? ------------------------------------------------------------------------
+
+    def _behind_damage(self, segment: Segment, file: File, at: int, end: int) -> int | None:
+        """Where to go on behind damaged bytes at `at` (0: in the next segment); None: a torn tail.
+
+        The proof of damage is a valid block further on that was built when `at` had been synced
+        already. The first valid block may stand before that one.
+        """
+        first = 0
+        search = at + 8
+        while (found := find_block(file, segment.base, search, end)) is not None:
+            first = first or found.position
+            if found.synced > at:
+                return first
+            search = found.end
+        return first if self._synced_by_later_segment(segment, at) else None
+
+    def _synced_by_later_segment(self, segment: Segment, at: int) -> bool:
+        for later in self._state.segments.all:
+            if later.base <= segment.base or later.generation:
+                continue
+            file = self._disk.open(later.name)
+            try:
+                found = find_block(file, later.base, later.base, later.base + file.size())
+            finally:
+                file.close()
+            if found is not None and found.synced > at:
+                return True
+        return False
+
+    def _report(self, segment: Segment, file: File, at: int, end: int) -> None:
+        """Damaged bytes from `at` to `end`: into the report, and a copy into quarantine."""
+        self._apply_part()
+        where = self._disk.where(segment.name)
+        name = f"{QUARANTINE}{segment.base:020d}-{at - segment.base}"
+        write_whole(self._disk, name, file.read(at - segment.base, end - at))
+        segment.size = end - segment.base
+        self._state.damage.append(
+            Damage(
+                where,
+                at - segment.base,
+                "",
+                0,
+                0,
+                f"{where}: {end - at} bytes at position {at - segment.base} are damaged; they are kept in "
+                f"{self._disk.where(name)}. What they held is told by the gaps that follow",
+            )
+        )
+
+    # --- the cut ---------------------------------------------------------------------------------
+
+    def _cut(self, segment: Segment, file: File, position: int, at: int) -> None:
+        """Take the torn tail off the disk, for good."""
+        segments = self._state.segments
+        for later in segments.all[at + 1 :]:
+            segments.replace(later, None)
+            self._disk.remove(later.name)
+        if position == segment.base:
+            segments.replace(segment, None)
+            self._disk.remove(segment.name)
+        else:
+            file.truncate(position - segment.base)
+            file.sync()
+            segment.size = segment.limit = position - segment.base
+        self._disk.sync_names()

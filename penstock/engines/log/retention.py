@@ -1,0 +1,210 @@
+"""Retention: which segments may go, which are worth compacting, and the compacting itself.
+
+A segment may go when, for every queue in it, its messages are settled, older than the queue's
+retention (or beyond its `retention-bytes`), and behind every reader that holds it. A segment
+that only a few living messages keep is rewritten with these alone. Both wait until two snapshots
+lie behind the segment, because the settlements in it are needed until then.
+"""
+
+import logging
+from collections.abc import Iterator
+from copy import copy
+
+from penstock.engines.interface import LogDamaged, ReaderInfo
+from penstock.engines.log.block import (
+    FLAG_END,
+    FLAG_PART,
+    KIND_MESSAGES,
+    Messages,
+    body_checksum,
+    message_parts,
+    read_messages,
+)
+from penstock.engines.log.columns import cut_columns
+from penstock.engines.log.disk import Disk, File
+from penstock.engines.log.scan import walk_blocks
+from penstock.engines.log.segments import Segment, segment_name
+from penstock.engines.log.snapshot import SNAPSHOTS_KEPT
+from penstock.engines.log.state import LogState
+from penstock.engines.log.workers import Worker
+
+log = logging.getLogger("penstock.log")
+
+COMPACT_BELOW = 0.5
+"""A segment is compacted when less than this part of its payload is alive."""
+
+Living = dict[int, list[tuple[int, int]]]
+
+
+class Plan:
+    """What `trim` has found to do with one segment."""
+
+    __slots__ = ("living", "segment")
+
+    def __init__(self, segment: Segment, living: Living) -> None:
+        self.segment = segment
+        self.living = living  # empty: the segment may go
+
+
+def plans(state: LogState, oldest_snapshot: int, now_us: int) -> Iterator[Plan]:
+    """The segments that can be removed or compacted now, oldest first."""
+    settled_after = _bytes_after(state)
+    holds = [reader for reader in state.readers.values() if reader.lease_until_us > now_us]
+    for at, segment in enumerate(state.segments.all):
+        if not segment.sealed or segment.end > oldest_snapshot:
+            return
+        if not all(
+            _is_over(state, segment, number, settled_after[at].get(number, 0), holds, now_us)
+            for number in segment.spans
+        ):
+            continue
+        living: Living = {}
+        alive_bytes = 0.0
+        for number, span in segment.spans.items():
+            pending = state.by_number[number].pending
+            runs = pending.unsettled(span.first_offset, span.end_offset) if span.count else []
+            if runs:
+                living[number] = runs
+                alive_bytes += span.bytes * sum(b - a for a, b in runs) / span.count
+        if alive_bytes < COMPACT_BELOW * segment.size:
+            yield Plan(segment, living)
+
+
+def _bytes_after(state: LogState) -> list[dict[int, int]]:
+    """For each segment, by queue: the payload bytes in the segments behind it."""
+    after: list[dict[int, int]] = []
+    running: dict[int, int] = {}
+    for segment in reversed(state.segments.all):
+        after.append(dict(running))
+        for number, span in segment.spans.items():
+            running[number] = running.get(number, 0) + span.bytes
+    after.reverse()
+    return after
+
+
+def _is_over(
+    state: LogState, segment: Segment, number: int, bytes_after: int, holds: list[ReaderInfo], now_us: int
+) -> bool:
+    """Whether nobody but its own living messages wants this segment for that queue."""
+    queue = state.by_number[number]
+    span = segment.spans[number]
+    for reader in holds:
+        end = span.end_event if reader.view == "events" else span.end_offset
+        if reader.queue == queue.name and reader.position < end:
+            return False
+    policy = queue.policy
+    if 0 < policy.retention_bytes <= bytes_after:
+        return True
+    return segment.time_max_us + policy.retention_seconds * 1_000_000 <= now_us
+
+
+def move_starts(state: LogState, segment: Segment) -> None:
+    """The log of each queue is complete only behind this segment from now on."""
+    for number, span in segment.spans.items():
+        queue = state.by_number[number]
+        queue.offset_start = max(queue.offset_start, span.end_offset)
+        queue.event_start = max(queue.event_start, span.end_event)
+
+
+class Trimmer:
+    """Carries out one plan after the other: state on the loop, files on the keeper's thread."""
+
+    def __init__(self, state: LogState, keeper: Worker) -> None:
+        self._state = state
+        self._disk = state.disk
+        self._keeper = keeper
+        self._busy = False
+
+    def trim(self, snapshots: list[int], now_us: int) -> None:
+        """Begin with the first segment that can go or be compacted; `snapshots` are on the disk."""
+        if self._busy or len(snapshots) < SNAPSHOTS_KEPT:
+            return
+        plan = next(plans(self._state, snapshots[-1], now_us), None)
+        if plan is None:
+            return
+        self._busy = True
+        segment = plan.segment
+
+        def removed(_: None, error: BaseException | None) -> None:
+            self._busy = False
+            if error is not None:
+                log.error("%s: could not be removed: %s", self._disk.where(segment.name), error)
+                return
+            self.trim(snapshots, now_us)
+
+        def remove_file() -> None:
+            self._disk.remove(segment.name)
+            self._disk.sync_names()
+
+        if not plan.living:
+            move_starts(self._state, segment)
+            self._state.segments.replace(segment, None)
+            self._keeper.submit(remove_file, removed)
+            return
+
+        def compacted(result: Segment | None, error: BaseException | None) -> None:
+            if error is not None or result is None:
+                self._busy = False
+                log.error("%s: could not be compacted: %s", self._disk.where(segment.name), error)
+                return
+            move_starts(self._state, segment)
+            self._state.segments.replace(segment, result)
+            self._keeper.submit(remove_file, removed)
+
+        self._keeper.submit(lambda: compact(self._disk, segment, plan.living), compacted)
+
+
+# --- compacting, on the keeper's thread ----------------------------------------------------------
+
+
+def compact(disk: Disk, segment: Segment, living: Living) -> Segment:
+    """Write the living messages of a segment as its next generation; the old file stays."""
+    result = Segment(segment.base, segment.generation + 1, 0, 0, sealed=True)
+    temporary = segment_name(segment.base, segment.generation + 1) + ".tmp"
+    source = disk.open(segment.name)
+    target = disk.create(temporary, 0)
+    end = segment.base
+    try:
+        for header, body in walk_blocks(source, segment.base, segment.base, segment.end):
+            end = header.end
+            if header.kind != KIND_MESSAGES or header.queue not in living:
+                continue
+            block = read_messages(header, body)
+            for first, stop in living[header.queue]:
+                first, stop = max(first, header.first_offset), min(stop, header.offset_end)
+                if first < stop:
+                    _write_run(target, result, block, first, stop)
+        if end != segment.end:
+            raise LogDamaged(
+                f"{disk.where(segment.name)}: no valid block at position {end - segment.base}; "
+                f"the segment stays as it is"
+            )
+        target.sync()
+    finally:
+        source.close()
+        target.close()
+    disk.rename(temporary, result.name)
+    disk.sync_names()
+    result.limit = result.size
+    return result
+
+
+def _write_run(target: File, result: Segment, block: Messages, first: int, end: int) -> None:
+    """One run of living messages as a block of its own, with its old offsets, time and opening."""
+    old = block.header
+    lo, hi = first - old.first_offset, end - old.first_offset
+    columns = cut_columns(block, lo, hi)
+    parts = message_parts(columns.bounds, columns.payload, columns.expires, columns.retries, columns.reply)
+    header = copy(old)
+    header.flags &= ~(FLAG_PART | FLAG_END)
+    header.count = hi - lo
+    header.first_offset = first
+    header.first_event = old.first_event + lo
+    header.event_count = hi - lo
+    header.extra = len(columns.payload)
+    header.body_bytes = sum(map(len, parts))
+    header.body_checksum = body_checksum(parts)
+    header.synced = 0
+    header.position = result.end
+    target.write(header.position - result.base, [header.pack(), *parts])
+    result.note(header)

@@ -1,0 +1,407 @@
+"""Segments: the files of the log, what is in each, and how to find a block in them.
+
+A segment is named by the log position of its first byte. The last one is written to, the others
+are sealed. A sealed segment may be replaced by a compacted one, with a higher generation in its
+name, which holds only messages that are still alive.
+
+Memory: per segment and queue one `Span`; per block an index entry of 32 bytes, for the segment
+that is written to and the few that were read last; and `cache_bytes` of blocks, the newest
+first of all. An index is never stored: walking the headers of a segment makes it again.
+"""
+
+import re
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from penstock.engines.interface import LogDamaged
+from penstock.engines.log.block import (
+    HEADER_BYTES,
+    KIND_CONTROL,
+    KIND_MESSAGES,
+    Header,
+    Messages,
+    read_header,
+    read_messages,
+)
+from penstock.engines.log.disk import Disk, File
+from penstock.engines.log.scan import find_block, read_body, walk_headers
+
+_NAME = re.compile(r"(\d{20})(?:\.(\d+))?\.seg")
+INDEXES_MAX = 8
+FILES_MAX = 64
+
+
+def segment_name(base: int, generation: int) -> str:
+    return f"{base:020d}.{generation}.seg" if generation else f"{base:020d}.seg"
+
+
+def parse_segment_name(name: str) -> tuple[int, int] | None:
+    """Base and generation, or None where the file is no segment."""
+    match = _NAME.fullmatch(name)
+    return (int(match[1]), int(match[2] or 0)) if match else None
+
+
+class Span:
+    """What one segment holds of one queue. Ends are exclusive; bytes are payload."""
+
+    __slots__ = ("bytes", "count", "end_event", "end_offset", "first_event", "first_offset")
+
+    def __init__(
+        self,
+        first_offset: int,
+        end_offset: int,
+        count: int,
+        first_event: int,
+        end_event: int,
+        payload_bytes: int,
+    ) -> None:
+        self.first_offset = first_offset
+        self.end_offset = end_offset
+        self.count = count  # messages; fewer than the offsets in a compacted segment, 0: settlements only
+        self.first_event = first_event
+        self.end_event = end_event
+        self.bytes = payload_bytes
+
+
+class Entries:
+    """The blocks of one queue in one segment: a row each."""
+
+    __slots__ = ("bytes_before", "events", "floors", "positions")
+
+    def __init__(self) -> None:
+        self.floors = array("q")  # see Index
+        self.events = array("q")  # number of the first event
+        self.positions = array("q")
+        self.bytes_before = array("q")  # payload of the queue in the blocks before, in this segment
+
+    def __len__(self) -> int:
+        return len(self.floors)
+
+    def at(self, offset: int) -> int:
+        """The row of the message block that may hold `offset`; -1 where none can."""
+        return bisect_right(self.floors, offset) - 1
+
+
+class Index:
+    """Where the blocks of each queue are in one segment.
+
+    A floor is an offset: of a message block its first one, of a settlement block the end of the
+    messages before it. So the last floor at or below an offset belongs to the message block that
+    holds that offset.
+    """
+
+    __slots__ = ("_ends", "queues")
+
+    def __init__(self) -> None:
+        self.queues: dict[int, Entries] = {}
+        self._ends: dict[int, tuple[int, int]] = {}  # offset and payload bytes behind the last messages
+
+    def note(self, header: Header) -> None:
+        queue = header.queue
+        entries = self.queues.get(queue)
+        if entries is None:
+            entries = self.queues[queue] = Entries()
+        offset_end, bytes_end = self._ends.get(queue, (-1, 0))
+        entries.bytes_before.append(bytes_end)
+        if header.kind == KIND_MESSAGES:
+            entries.floors.append(header.first_offset)
+            self._ends[queue] = header.offset_end, bytes_end + header.extra
+        else:
+            entries.floors.append(offset_end)
+        entries.events.append(header.first_event)
+        entries.positions.append(header.position)
+
+
+class Segment:
+    """One file of the log."""
+
+    __slots__ = (
+        "base",
+        "created",
+        "file",
+        "from_spare",
+        "generation",
+        "index",
+        "limit",
+        "sealed",
+        "size",
+        "spans",
+        "time_max_us",
+    )
+
+    def __init__(self, base: int, generation: int, size: int, limit: int, sealed: bool) -> None:
+        self.base = base
+        self.generation = generation
+        self.size = size  # bytes in use
+        self.limit = limit  # bytes that may be used before the next segment begins
+        self.sealed = sealed
+        self.spans: dict[int, Span] = {}
+        self.time_max_us = 0
+        self.index: Index | None = None
+        self.file: File | None = None  # for reading
+        self.from_spare = False  # the file that lies ready becomes this one
+        self.created = sealed  # the file is there under its name
+
+    @property
+    def name(self) -> str:
+        return segment_name(self.base, self.generation)
+
+    @property
+    def end(self) -> int:
+        """The log position behind its last block."""
+        return self.base + self.size
+
+    def note(self, header: Header) -> None:
+        """A block has been put at the end."""
+        self.size = header.end - self.base
+        self.time_max_us = max(self.time_max_us, header.time_us)
+        if header.kind == KIND_CONTROL:
+            return
+        span = self.spans.get(header.queue)
+        is_messages = header.kind == KIND_MESSAGES
+        event_end = header.first_event + header.event_count
+        if span is None:
+            if is_messages:
+                span = Span(
+                    header.first_offset,
+                    header.offset_end,
+                    header.count,
+                    header.first_event,
+                    event_end,
+                    header.extra,
+                )
+            else:
+                span = Span(0, 0, 0, header.first_event, event_end, 0)
+            self.spans[header.queue] = span
+        else:
+            span.end_event = event_end
+            if is_messages:
+                if not span.count:
+                    span.first_offset = header.first_offset
+                span.end_offset = header.offset_end
+                span.count += header.count
+                span.bytes += header.extra
+        if self.index is not None:
+            self.index.note(header)
+
+
+class Segments:
+    """All segments of a log, in order of position, and the blocks read from them."""
+
+    def __init__(self, disk: Disk, cache_bytes: int) -> None:
+        self._disk = disk
+        self._cache_bytes_max = cache_bytes
+        self._cache: OrderedDict[int, Messages] = OrderedDict()  # by log position
+        self._cached_bytes = 0
+        self._indexed: OrderedDict[int, Segment] = OrderedDict()
+        self._opened: OrderedDict[int, Segment] = OrderedDict()
+        self.all: list[Segment] = []
+        self._holding: dict[int, tuple[list[int], list[Segment]]] = {}
+        self.written = 0  # log position up to which blocks can be read from the files
+
+    # --- which segments there are --------------------------------------------------------------
+
+    def add(self, segment: Segment) -> None:
+        """A segment behind all others."""
+        self.all.append(segment)
+        for queue, span in segment.spans.items():
+            if span.count:
+                self._hold(queue, span.first_offset, segment)
+
+    def _hold(self, queue: int, first_offset: int, segment: Segment) -> None:
+        firsts, segments = self._holding.setdefault(queue, ([], []))
+        firsts.append(first_offset)
+        segments.append(segment)
+
+    def replace(self, old: Segment, new: Segment | None) -> None:
+        """A sealed segment is gone, or a compacted one has taken its place."""
+        self.forget(old)
+        at = self.all.index(old)
+        self.all[at : at + 1] = [new] if new is not None else []
+        for queue in old.spans:
+            if queue not in self._holding:
+                continue
+            kept = [s for s in self._holding[queue][1] if s is not old]
+            if new is not None and queue in new.spans and new.spans[queue].count:
+                kept.append(new)
+                kept.sort(key=lambda s: s.base)
+            if kept:
+                self._holding[queue] = ([s.spans[queue].first_offset for s in kept], kept)
+            else:
+                del self._holding[queue]
+
+    def forget(self, segment: Segment) -> None:
+        """Let go of everything that was read from a segment."""
+        for position in [p for p in self._cache if segment.base <= p < segment.end]:
+            self._uncache(position)
+        segment.index = None
+        self._indexed.pop(segment.base, None)
+        self._opened.pop(segment.base, None)
+        if segment.file is not None:
+            segment.file.close()
+            segment.file = None
+
+    def put(self, segment: Segment, header: Header) -> None:
+        """A block has been added to the segment that is written to."""
+        segment.note(header)
+        if header.kind == KIND_MESSAGES:
+            held = self._holding.get(header.queue)
+            if held is None or held[1][-1] is not segment:
+                self._hold(header.queue, header.first_offset, segment)
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def file_of(self, segment: Segment) -> File:
+        if segment.file is None:
+            segment.file = self._disk.open(segment.name)
+            self._opened[segment.base] = segment
+            while len(self._opened) > FILES_MAX:
+                _, oldest = self._opened.popitem(last=False)
+                if oldest.file is not None:
+                    oldest.file.close()
+                    oldest.file = None
+        return segment.file
+
+    def index_of(self, segment: Segment) -> Index:
+        if segment.index is None:
+            index = segment.index = Index()
+            for header in self.headers(segment):
+                if header.kind != KIND_CONTROL:
+                    index.note(header)
+            if segment.sealed:
+                self._indexed[segment.base] = segment
+                while len(self._indexed) > INDEXES_MAX:
+                    _, oldest = self._indexed.popitem(last=False)
+                    oldest.index = None
+        elif segment.sealed and segment.base in self._indexed:
+            self._indexed.move_to_end(segment.base)
+        return segment.index
+
+    def headers(self, segment: Segment) -> Iterator[Header]:
+        """Every header of a segment. A damaged one is stepped over; its messages are not found."""
+        file, base, at = self.file_of(segment), segment.base, segment.base
+        while at < segment.end:
+            for header in walk_headers(file, base, at, segment.end):
+                yield header
+                at = header.end
+            if at < segment.end:
+                found = find_block(file, base, at + 8, segment.end)
+                if found is None:
+                    return
+                at = found.position
+
+    def sealed(self, segment: Segment) -> None:
+        """Nothing more is written to it: its index may be forgotten like any other."""
+        segment.sealed = True
+        if segment.index is not None:
+            self._indexed[segment.base] = segment
+
+    def holding(self, queue: int) -> list[Segment]:
+        """The segments with messages of that queue, in order."""
+        held = self._holding.get(queue)
+        return held[1] if held else []
+
+    def block_at(self, queue: int, offset: int) -> Messages | None:
+        """The block with that message, or None where the log does not have it (any more)."""
+        held = self._holding.get(queue)
+        if held is None:
+            return None
+        at = bisect_right(held[0], offset) - 1
+        if at < 0:
+            return None
+        segment = held[1][at]
+        entries = self.index_of(segment).queues[queue]
+        row = entries.at(offset)
+        if row < 0:
+            return None
+        block = self.load(segment, entries.positions[row])
+        return block if block is not None and offset < block.header.offset_end else None
+
+    def missing(self, queue: int, offset: int) -> tuple[Segment | None, int, int]:
+        """Where a message that cannot be read should be: segment, log position, and the end of the
+        offsets that are missing with it."""
+        held = self._holding.get(queue)
+        at = bisect_right(held[0], offset) - 1 if held is not None else -1
+        if held is None or at < 0:
+            return None, 0, offset + 1
+        segment = held[1][at]
+        entries = self.index_of(segment).queues[queue]
+        row = entries.at(offset)
+        position = entries.positions[row] if row >= 0 else segment.base
+        if row + 1 < len(entries):
+            return segment, position, entries.floors[row + 1]
+        return segment, position, max(segment.spans[queue].end_offset, offset + 1)
+
+    def load(self, segment: Segment, position: int) -> Messages | None:
+        """The message block at a log position; None where another kind of block stands there."""
+        block = self._cache.get(position)
+        if block is not None:
+            return block
+        header = self.header_at(segment, position)
+        if header.kind != KIND_MESSAGES:
+            return None
+        body = read_body(self.file_of(segment), segment.base, header, self._disk.where(segment.name))
+        block = read_messages(header, body)
+        self.cache(block)
+        return block
+
+    def header_at(self, segment: Segment, position: int) -> Header:
+        data = self.file_of(segment).read(position - segment.base, HEADER_BYTES)
+        header = read_header(data, 0, position)
+        if header is None:
+            raise LogDamaged(
+                f"{self._disk.where(segment.name)}: no valid block header at {position - segment.base}"
+            )
+        return header
+
+    def bytes_from(self, segment: Segment, queue: int, offset: int) -> int:
+        """Payload bytes of a queue in one segment, from `offset` on."""
+        entries = self.index_of(segment).queues[queue]
+        row = entries.at(offset)
+        if row < 0:
+            return segment.spans[queue].bytes
+        after = segment.spans[queue].bytes - entries.bytes_before[row]
+        block = self.load(segment, entries.positions[row])
+        if block is None or offset >= block.header.offset_end:
+            return after
+        return after - block.bounds[offset - block.header.first_offset]
+
+    def messages(self, queue: int, start: int, end: int) -> Iterator[Messages]:
+        """The message blocks that hold offsets from `start` to `end`, in order."""
+        for segment in list(self.holding(queue)):
+            span = segment.spans[queue]
+            if span.end_offset <= start or span.first_offset >= end:
+                continue
+            entries = self.index_of(segment).queues[queue]
+            for row in range(max(entries.at(start), 0), len(entries)):
+                if entries.floors[row] >= end:
+                    break
+                block = self.load(segment, entries.positions[row])
+                if block is not None and block.header.offset_end > start and block.header.first_offset < end:
+                    yield block
+
+    # --- the cache -------------------------------------------------------------------------------
+
+    def cache(self, block: Messages) -> None:
+        """Keep a block, and let go of the oldest that can be read again from the files."""
+        position = block.header.position
+        if position in self._cache:
+            return
+        self._cache[position] = block
+        self._cached_bytes += block.header.body_bytes
+        while self._cached_bytes > self._cache_bytes_max and len(self._cache) > 1:
+            oldest = next(iter(self._cache))
+            if oldest >= self.written:
+                break
+            self._uncache(oldest)
+
+    def _uncache(self, position: int) -> None:
+        self._cached_bytes -= self._cache.pop(position).header.body_bytes
+
+    def close(self) -> None:
+        for segment in self.all:
+            if segment.file is not None:
+                segment.file.close()
+                segment.file = None

@@ -1,0 +1,258 @@
+"""Snapshots: the state at one position of the log, so that a start reads little.
+
+A file `snapshot-POSITION`: magic "PSKS", crc32 of the rest, length of the JSON part (each 4
+bytes), JSON with names and counts, then all ranges as int64. It is written whole under another
+name and renamed, and only after everything before its position is synced. The last two are
+kept, so that one that cannot be read costs time, not messages.
+
+Held messages are written as what they will be after a crash: ready, or dead, in their old place.
+"""
+
+import json
+import logging
+import struct
+import zlib
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.broker.life import Reason
+from penstock.broker.pending import Line, Note, Pending, Place
+from penstock.broker.ranges import RangeMap
+from penstock.engines.interface import EngineFailed, LogDamaged, ReaderInfo
+from penstock.engines.log.committer import Committer
+from penstock.engines.log.disk import Disk, read_whole, write_whole
+from penstock.engines.log.segments import Segment, Span
+from penstock.engines.log.state import (
+    FORMAT,
+    Damage,
+    LogState,
+    damage_fields,
+    reader_fields,
+)
+from penstock.engines.log.workers import Worker
+
+log = logging.getLogger("penstock.log")
+
+PREFIX = "snapshot-"
+MAGIC = b"PSKS"
+_HEAD = struct.Struct("<4sII")
+SNAPSHOTS_KEPT = 2
+
+
+def snapshot_name(position: int) -> str:
+    return f"{PREFIX}{position:020d}"
+
+
+def snapshot_positions(disk: Disk) -> list[int]:
+    """The positions of the snapshots that are there, newest first."""
+    found = []
+    for name in disk.names():
+        digits = name.removeprefix(PREFIX)
+        if name.startswith(PREFIX) and digits.isdigit():
+            found.append(int(digits))
+    return sorted(found, reverse=True)
+
+
+def encode_snapshot(state: LogState, position: int) -> bytes:
+    """The state as bytes. Everything before `position`, and nothing else, must be in it."""
+    numbers = array("q")
+    queues = []
+    for queue in state.queues.values():
+        counts = _put_pending(numbers, queue.pending)
+        counts.append(_put_plain(numbers, [(a, b) for a, b, _ in queue.asking]))
+        queues.append(
+            {
+                "number": queue.number,
+                "name": queue.name,
+                "tail": queue.pending.tail,
+                "next_event": queue.next_event,
+                "offset_start": queue.offset_start,
+                "event_start": queue.event_start,
+                "paused": queue.paused,
+                "counts": counts,
+            }
+        )
+    timers = 0
+    for at_us, number, first, end in state.timers:
+        numbers.extend((at_us, number, first, end))
+        timers += 1
+    meta = {
+        "format": FORMAT,
+        "log": state.log,
+        "opening": state.opening,
+        "position": position,
+        "queues": queues,
+        "timers": timers,
+        "segments": [
+            [
+                s.base,
+                s.generation,
+                s.size,
+                s.time_max_us,
+                [
+                    [q, p.first_offset, p.end_offset, p.count, p.first_event, p.end_event, p.bytes]
+                    for q, p in s.spans.items()
+                ],
+            ]
+            for s in state.segments.all
+        ],
+        "transactions": list(state.transactions.items()),
+        "readers": [reader_fields(reader) for reader in state.readers.values()],
+        "damage": [damage_fields(damage) for damage in state.damage],
+    }
+    text = json.dumps(meta, separators=(",", ":")).encode()
+    body = struct.pack("<I", len(text)) + text + numbers.tobytes()
+    return MAGIC + struct.pack("<I", zlib.crc32(body)) + body
+
+
+def write_snapshot(disk: Disk, position: int, data: bytes) -> None:
+    """On the keeper's thread."""
+    write_whole(disk, snapshot_name(position), data)
+    for old in snapshot_positions(disk)[SNAPSHOTS_KEPT:]:
+        disk.remove(snapshot_name(old))
+
+
+class Snapshotter:
+    """Decides when the state is written down, and remembers which snapshots are on the disk."""
+
+    def __init__(self, state: LogState, committer: Committer, keeper: Worker) -> None:
+        self._state = state
+        self._committer = committer
+        self._keeper = keeper
+        self._running = False
+        self._segments_last = len(state.segments.all)
+        self.positions = snapshot_positions(state.disk)[:SNAPSHOTS_KEPT]  # newest first
+
+    def consider(self, force: bool = False) -> None:
+        """Write a snapshot where enough has happened since the last one.
+
+        Everything that is in the state must be in blocks that the committer has.
+        """
+        committer, segments = self._committer, self._state.segments.all
+        due = (
+            force
+            or committer.blocks_since_snapshot >= self._state.settings.snapshot_blocks
+            or len(segments) > self._segments_last
+        )
+        if not due or self._running or not committer.fits(0):
+            return
+        self._running = True
+        committer.blocks_since_snapshot = 0
+        self._segments_last = len(segments)
+        position = committer.position
+        data = encode_snapshot(self._state, position)
+
+        def synced(error: EngineFailed | None) -> None:
+            if error is None:
+                self._keeper.submit(lambda: write_snapshot(self._state.disk, position, data), written)
+
+        def written(_: None, error: BaseException | None) -> None:
+            self._running = False
+            if error is not None:
+                # The log is whole without it: the next start reads more, and retention waits.
+                log.warning("no snapshot at %d: %s", position, error)
+                return
+            self.positions = [position, *self.positions][:SNAPSHOTS_KEPT]
+
+        committer.when_synced(synced)
+        committer.want_sync()
+
+
+def load_snapshot(state: LogState, position: int) -> None:
+    """Fill a fresh state. LogDamaged where the snapshot cannot be trusted."""
+    name = snapshot_name(position)
+    data = read_whole(state.disk, name)
+    where = state.disk.where(name)
+    if len(data) < _HEAD.size:
+        raise LogDamaged(f"{where}: is cut short")
+    magic, checksum, text_bytes = _HEAD.unpack_from(data)
+    if magic != MAGIC or zlib.crc32(memoryview(data)[8:]) != checksum:
+        raise LogDamaged(f"{where}: does not have its checksum")
+    meta: dict[str, Any] = json.loads(data[_HEAD.size : _HEAD.size + text_bytes])
+    if meta["format"] != FORMAT:
+        raise LogDamaged(f"{where}: has format {meta['format']}; this version reads format {FORMAT}")
+    numbers = array("q")
+    numbers.frombytes(data[_HEAD.size + text_bytes :])
+    source = iter(numbers)
+    state.log = meta["log"]
+    state.opening = meta["opening"]
+    for entry in meta["queues"]:
+        queue = state.declare(entry["number"], entry["name"])
+        queue.next_event = entry["next_event"]
+        queue.offset_start = entry["offset_start"]
+        queue.event_start = entry["event_start"]
+        queue.paused = entry["paused"]
+        *counts, asking = entry["counts"]
+        queue.pending.tail = queue.next_stored = entry["tail"]
+        _get_pending(source, queue.pending, counts)
+        for _ in range(asking):
+            queue.asking.add(next(source), next(source), None)
+    for _ in range(meta["timers"]):
+        state.timers.add(next(source), next(source), next(source), next(source))
+    for base, generation, size, time_max_us, spans in meta["segments"]:
+        segment = Segment(base, generation, size, size, sealed=True)
+        segment.time_max_us = time_max_us
+        segment.spans = {q: Span(*span) for q, *span in spans}
+        state.segments.add(segment)
+    for key, parts in meta["transactions"]:
+        state.transactions[key] = [(q, first, end, opening) for q, first, end, opening in parts]
+    for fields in meta["readers"]:
+        reader = ReaderInfo(**fields)
+        state.readers[reader.name] = reader
+    state.damage = [Damage(**fields) for fields in meta["damage"]]
+
+
+# --- ranges ------------------------------------------------------------------------------------
+
+
+def _put_plain(numbers: "array[int]", runs: list[tuple[int, int]]) -> int:
+    for run in runs:
+        numbers.extend(run)
+    return len(runs)
+
+
+def _put_pending(numbers: "array[int]", pending: Pending) -> list[int]:
+    ready: RangeMap[None] = RangeMap()
+    moved: list[tuple[int, int, Place]] = list(pending.waiting.places)
+    dead: list[tuple[int, int, Place]] = list(pending.dead.places)
+    ready_runs = [(a, b) for a, b, _ in pending.ready]
+    for holds in pending.held.values():
+        for a, b, hold in holds:
+            if hold.place is None:
+                ready_runs.append((a, b))
+            elif hold.dead:
+                dead.append((a, b, hold.place))
+            else:
+                moved.append((a, b, hold.place))
+    for a, b in ready_runs:
+        ready.add(a, b, None)
+    counts = [_put_plain(numbers, [(a, b) for a, b, _ in ready])]
+    for line in (moved, dead):
+        for a, b, place in sorted(line, key=lambda run: (run[2], run[0])):
+            numbers.extend((a, b, place.tail, place.number, place.reason, place.time_us))
+        counts.append(len(line))
+    for a, b, note in pending.notes:
+        numbers.extend((a, b, *note))
+    counts.append(len(pending.notes))
+    return counts
+
+
+def _get_pending(source: Iterator[int], pending: Pending, counts: list[int]) -> None:
+    ready, moved, dead, notes = counts
+    for _ in range(ready):
+        pending.ready.add(next(source), next(source), None)
+    highest = max(_get_line(source, pending.waiting, moved), _get_line(source, pending.dead, dead))
+    pending.continue_places(highest)
+    for _ in range(notes):
+        pending.notes.add(next(source), next(source), Note(next(source), next(source), next(source)))
+
+
+def _get_line(source: Iterator[int], line: Line, count: int) -> int:
+    highest = 0
+    for _ in range(count):
+        first, end = next(source), next(source)
+        place = Place(next(source), next(source), Reason(next(source)), next(source))
+        line.add(first, end, place)
+        highest = max(highest, place.number)
+    return highest

@@ -1,0 +1,231 @@
+"""LogState: everything that the log knows, in memory; and what each kind of block does to it.
+
+A snapshot is this, written down; recovery is a snapshot and the blocks after it, applied one by
+one. Whatever changes the state in a way that must outlive the process is a block.
+"""
+
+import os
+from collections import OrderedDict
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from penstock.broker.life import Event
+from penstock.broker.policy import Policies
+from penstock.broker.timers import Timers
+from penstock.engines.interface import LogDamaged, ReaderInfo
+from penstock.engines.log.block import (
+    FLAG_REPLY,
+    KIND_MESSAGES,
+    KIND_SETTLEMENTS,
+    Header,
+    read_control,
+)
+from penstock.engines.log.disk import Disk
+from penstock.engines.log.ledger import read_rows
+from penstock.engines.log.queue import LogQueue
+from penstock.engines.log.segments import Segments
+
+FORMAT = 1
+TRANSACTIONS_MAX = 10_000
+"""How many committed transaction keys are remembered; a replay comes soon after its first try."""
+
+
+@dataclass(slots=True)
+class LogSettings:
+    """How the log keeps its files."""
+
+    segment_bytes: int = 64 * 1024 * 1024
+    cache_bytes: int = 8 * 1024 * 1024
+    block_bytes: int = 1024 * 1024  # a larger batch becomes several blocks
+    interval_us: int = 50_000  # durability = interval: sync this often
+    snapshot_blocks: int = 20_000  # a snapshot after this many blocks, so that a restart is fast
+
+
+@dataclass(slots=True)
+class Damage:
+    """Stored bytes that are not what was written. Reported, set aside, never skipped in silence."""
+
+    file: str
+    position: int  # in the file
+    queue: str  # empty where it is not known
+    first: int
+    end: int  # offsets; equal to `first` where no message is known to be lost
+    text: str
+
+
+StoredPart = tuple[str, int, int, int]  # queue, first, end, opening
+
+
+class LogState:
+    """See the module's docstring."""
+
+    def __init__(self, disk: Disk, settings: LogSettings, policies: Policies) -> None:
+        self.disk = disk
+        self.settings = settings
+        self.policies = policies
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing is known."""
+        self.segments = Segments(self.disk, self.settings.cache_bytes)
+        self.timers: Timers[int] = Timers()
+        self.queues: dict[str, LogQueue] = {}
+        self.by_number: dict[int, LogQueue] = {}
+        self.transactions: OrderedDict[str, list[StoredPart]] = OrderedDict()
+        self.readers: dict[str, ReaderInfo] = {}
+        self.damage: list[Damage] = []
+        self._news: list[Damage] = []  # damage that is not in the log yet
+        self.log = int.from_bytes(os.urandom(3), "little")
+        self.opening = 0
+
+    def declare(self, number: int, name: str) -> LogQueue:
+        """A queue that is there from now on."""
+        policy = self.policies.for_queue(name)
+        queue = LogQueue(
+            number, name, policy, self.log, self.segments.block_at, self.timers.add, self.unreadable
+        )
+        self.queues[name] = queue
+        self.by_number[number] = queue
+        return queue
+
+    def remember(self, key: str, parts: list[StoredPart]) -> None:
+        self.transactions[key] = parts
+        while len(self.transactions) > TRANSACTIONS_MAX:
+            self.transactions.popitem(last=False)
+
+    def unreadable(self, queue: LogQueue, first: int, end: int, error: LogDamaged) -> int:
+        """Living messages, taken out of their room, that cannot be read; where the readable ones begin."""
+        segment, position, missing_end = self.segments.missing(queue.number, first)
+        end = min(end, missing_end)
+        file = self.disk.where(segment.name) if segment is not None else ""
+        at = position - segment.base if segment is not None else 0
+        damage = Damage(
+            file,
+            at,
+            queue.name,
+            first,
+            end,
+            f"queue {queue.name!r}: offsets {first} to {end - 1} cannot be read, so they are not delivered: "
+            f"{error}",
+        )
+        self.damage.append(damage)
+        self._news.append(damage)
+        return end
+
+    def take_news(self) -> list[Damage]:
+        """Damage found since the last call, which is to be written down."""
+        news, self._news = self._news, []
+        return news
+
+    # --- replaying -------------------------------------------------------------------------------
+
+    def apply(self, header: Header, body: memoryview) -> None:
+        """What a block of the log says has happened."""
+        if header.kind == KIND_MESSAGES:
+            self._apply_messages(header)
+        elif header.kind == KIND_SETTLEMENTS:
+            self._apply_settlements(header, body)
+        else:
+            self._apply_control(read_control(body), header)
+
+    def _queue_of(self, header: Header) -> LogQueue:
+        queue = self.by_number.get(header.queue)
+        if queue is None:
+            # Its declaration is among bytes that are damaged. The messages are worth more than the name.
+            queue = self.declare(header.queue, f"unknown-{header.queue}")
+            self.damage.append(
+                Damage("", header.position, queue.name, 0, 0, f"the name of queue {header.queue} is lost")
+            )
+        return queue
+
+    def _check_events(self, queue: LogQueue, header: Header) -> None:
+        if header.first_event > queue.next_event and queue.next_event:
+            lost = header.first_event - queue.next_event
+            self.damage.append(
+                Damage(
+                    "",
+                    header.position,
+                    queue.name,
+                    0,
+                    0,
+                    f"queue {queue.name!r}: {lost} events before event {header.first_event} are lost; "
+                    f"messages that they settled will be delivered again",
+                )
+            )
+        queue.next_event = header.first_event + header.event_count
+
+    def _apply_messages(self, header: Header) -> None:
+        queue = self._queue_of(header)
+        self._check_events(queue, header)
+        pending = queue.pending
+        if header.first_offset > pending.tail:
+            if pending.tail:
+                self.damage.append(
+                    Damage(
+                        "",
+                        header.position,
+                        queue.name,
+                        pending.tail,
+                        header.first_offset,
+                        f"queue {queue.name!r}: offsets {pending.tail} to {header.first_offset - 1} are lost",
+                    )
+                )
+            else:
+                queue.offset_start = header.first_offset
+            pending.tail = header.first_offset
+        pending.accept(header.count)
+        queue.next_stored = pending.tail
+        if header.flags & FLAG_REPLY:
+            queue.asking.add(header.first_offset, header.offset_end, None)
+        if header.expires_min_us:
+            self.timers.add(header.expires_min_us, queue.number, header.first_offset, header.offset_end)
+
+    def _apply_settlements(self, header: Header, body: memoryview) -> None:
+        queue = self._queue_of(header)
+        self._check_events(queue, header)
+        for row in read_rows(header, body):
+            queue.pending.replay(
+                row.event, row.first, row.end, row.reason, header.time_us, row.note, row.tail
+            )
+            if row.note.expires_us > 0:
+                self.timers.add(row.note.expires_us, queue.number, row.first, row.end)
+            if queue.asking and row.event not in (Event.RETURNED, Event.REQUEUED):
+                queue.asking.cut(row.first, row.end)
+
+    def _apply_control(self, fields: dict[str, Any], header: Header) -> None:
+        operation = fields["op"]
+        if operation == "opening":
+            self.opening = fields["opening"]
+            self.log = fields["log"]
+        elif operation == "queue":
+            if fields["number"] not in self.by_number:
+                self.declare(fields["number"], fields["name"])
+        elif operation == "pause":
+            self.queues[fields["queue"]].paused = fields["paused"]
+        elif operation == "reader":
+            reader = ReaderInfo(**fields["reader"])
+            self.readers[reader.name] = reader
+        elif operation == "reader-gone":
+            self.readers.pop(fields["name"], None)
+        elif operation == "transaction":
+            self.remember(
+                fields["key"], [(q, first, end, header.opening) for q, first, end in fields["parts"]]
+            )
+        elif operation == "damage":
+            self.damage.append(Damage(**fields["damage"]))
+            queue = self.queues.get(fields["damage"]["queue"])
+            if queue is not None:
+                queue.pending.lift(fields["damage"]["first"], fields["damage"]["end"])
+        else:
+            raise LogDamaged(
+                f"the block at log position {header.position} says {operation!r}, which this version does "
+                f"not know: the log was written by a newer one"
+            )
+
+
+def reader_fields(reader: ReaderInfo) -> dict[str, Any]:
+    return asdict(reader)
+
+
+def damage_fields(damage: Damage) -> dict[str, Any]:
+    return asdict(damage)

@@ -1,0 +1,8 @@
+"""The base of every error that a user of Penstock may see.
+
+An error's type says whose fault it is; its text says who, what, and what to do now.
+"""
+
+
+class PenstockError(Exception):
+    """Something a person can read and act on; commands print it as one line."""

@@ -1,0 +1,180 @@
+"""PHPMQ's vocabulary: message types, packet types, dialects, limits, and what a stream can say.
+
+    message header   H + version(2) + type(3) + packet count(2)          8 bytes
+    packet header    P + packet type(2) + content length, zero padded    32 or 36 bytes
+    content          that many bytes
+
+`phpmq_read.py` turns bytes into the events below, `phpmq_write.py` turns messages into bytes,
+`phpmq_session.py` says who may do what when. This module owns what they share and does nothing.
+
+The documents of PHPMQ contradict each other, so a message comes in a *dialect*: 32- or 36-byte
+packet headers, with or without a line break after every header and content. The reader recognises it
+in every message by itself; the writer is told which one to use.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from penstock.broker.batch import Batch
+from penstock.protocols.errors import MisuseError
+
+PROTOCOL = "phpmq"
+VERSION = b"01"
+MESSAGE_HEADER_BYTES = 8
+LENGTH_DIGITS_BELIEVED = 10  # a content length with more significant digits is over every limit
+DEAD_SUFFIX = ".dead"
+"""A queue name that ends so is the door to the dead letters of the queue before it."""
+
+
+class MessageType(IntEnum):
+    """What a message is; stands in its header as three digits."""
+
+    MESSAGE = 1  # client: for a queue
+    CONSUME = 2  # client: a window on a queue
+    DISPATCH = 3  # server: a message of the queue
+    ACKNOWLEDGE = 4  # client: done
+    REQUEUE = 5  # client: again, at the tail, with a new TTL
+    DEAD_LETTER = 6  # client: never again
+
+
+class PacketType(IntEnum):
+    """What a packet's content is; stands in its header as two digits."""
+
+    QUEUE = 1
+    CONTENT = 2
+    ID = 3
+    COUNT = 4
+    TTL = 5
+
+
+MESSAGE_TYPES = {b"%03d" % type_: type_ for type_ in MessageType}
+PACKET_TYPES = {b"%02d" % type_: type_ for type_ in PacketType}
+
+REQUIRED: dict[MessageType, tuple[PacketType, ...]] = {
+    MessageType.MESSAGE: (PacketType.QUEUE, PacketType.CONTENT),
+    MessageType.CONSUME: (PacketType.QUEUE, PacketType.COUNT),
+    MessageType.DISPATCH: (PacketType.QUEUE, PacketType.CONTENT, PacketType.ID),
+    MessageType.ACKNOWLEDGE: (PacketType.QUEUE, PacketType.ID),
+    MessageType.REQUEUE: (PacketType.QUEUE, PacketType.ID, PacketType.TTL),
+    MessageType.DEAD_LETTER: (PacketType.QUEUE, PacketType.ID),
+}
+"""The packets that a message of each type must have, in the order in which they are written."""
+
+OPTIONAL: dict[MessageType, tuple[PacketType, ...]] = {
+    MessageType.MESSAGE: (PacketType.TTL,),
+    MessageType.DISPATCH: (PacketType.TTL,),
+}
+"""The packets that a message may have besides, written after the others."""
+
+ALLOWED = {type_: frozenset(REQUIRED[type_] + OPTIONAL.get(type_, ())) for type_ in MessageType}
+
+FROM_CLIENT = frozenset(MessageType) - {MessageType.DISPATCH}
+FROM_SERVER = frozenset({MessageType.DISPATCH})
+SETTLEMENTS = frozenset({MessageType.ACKNOWLEDGE, MessageType.REQUEUE, MessageType.DEAD_LETTER})
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How the messages of a connection are laid out."""
+
+    packet_header_bytes: int = 32
+    line_breaks: bool = False
+
+    def __post_init__(self) -> None:
+        if self.packet_header_bytes not in (32, 36):
+            raise MisuseError(f"phpmq: packet headers have 32 or 36 bytes, not {self.packet_header_bytes}")
+
+    @property
+    def line_break(self) -> bytes:
+        return b"\n" if self.line_breaks else b""
+
+    def message_header(self, type_: MessageType, packets: int) -> bytes:
+        return b"H%b%03d%02d%b" % (VERSION, type_, packets, self.line_break)
+
+    def packet_header(self, type_: PacketType, size: int) -> bytes:
+        digits = self.packet_header_bytes - 3
+        return b"P%02d%0*d%b" % (type_, digits, size, self.line_break)
+
+    def packet(self, type_: PacketType, content: bytes) -> bytes:
+        return self.packet_header(type_, len(content)) + content + self.line_break
+
+
+_LIMIT_TOPS = {
+    "payload_bytes_max": (1 << 31) - 1,  # a batch's bounds are int32
+    "queue_name_bytes_max": 9999,  # with longer names the width of the headers could not be recognised
+    "packets_per_message_max": 99,  # two digits
+    "number_digits_max": 12,  # a TTL of so many digits, in microseconds, still fits in 64 bits
+    "message_id_bytes_max": 9999,
+    "windows_max": 1 << 20,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a peer may ask of us. Each is checked before a single byte is set aside for it."""
+
+    payload_bytes_max: int = 64 << 20
+    queue_name_bytes_max: int = 255
+    packets_per_message_max: int = 5
+    number_digits_max: int = 10  # of a count or a TTL
+    message_id_bytes_max: int = 255
+    windows_max: int = 1024  # queues that one connection may consume from
+
+    def __post_init__(self) -> None:
+        for name, top in _LIMIT_TOPS.items():
+            if not 1 <= getattr(self, name) <= top:
+                raise MisuseError(f"phpmq: {name} is {getattr(self, name)}, must be 1 to {top}")
+
+    def content_bytes_max(self) -> dict[PacketType, int]:
+        """How long the content of each packet may be."""
+        return {
+            PacketType.QUEUE: self.queue_name_bytes_max,
+            PacketType.CONTENT: self.payload_bytes_max,
+            PacketType.ID: self.message_id_bytes_max,
+            PacketType.COUNT: self.number_digits_max,
+            PacketType.TTL: self.number_digits_max,
+        }
+
+
+LIMITS = Limits()
+
+
+@dataclass(slots=True)
+class Sent:
+    """A run of messages (001) for one queue."""
+
+    queue: str
+    batch: Batch
+
+
+@dataclass(slots=True)
+class ConsumeRequested:
+    """A window (002): at most `count` unsettled messages at the client."""
+
+    queue: str
+    count: int
+    dialect: Dialect
+    position: int  # of the message in the stream
+
+
+@dataclass(slots=True)
+class Dispatched:
+    """A run of dispatches (003) from one queue; `ids[i]` names message *i* of the batch."""
+
+    queue: str
+    batch: Batch
+    ids: Sequence[bytes]
+
+
+@dataclass(slots=True)
+class Settled:
+    """A run of verdicts of one kind (004, 005 or 006) on messages of one queue."""
+
+    type_: MessageType
+    queue: str
+    ids: Sequence[bytes]
+    ttl_seconds: int = 0  # 005 only: the new TTL, 0 for none
+
+
+Event = Sent | ConsumeRequested | Dispatched | Settled

@@ -1,0 +1,372 @@
+"""Runs of PHPMQ messages: many of one kind in a row, collected into one event, recognised quickly.
+
+`Runs` collects: messages of one type and one queue that follow each other become one event.
+`Shapes` is the quick way through a stream. It takes whole messages that look like earlier ones: same
+type, queue and dialect, packets in the usual order. All that differs between such messages are a few
+digits and the contents, so a message is recognised by looking its head (everything before its content)
+up in a dict. A group of messages that are equal but for their contents is taken apart by one compiled
+`Struct`; that was right exactly if putting it together again gives the bytes that came.
+
+Rules that always hold:
+  * `Shapes` knows only what `learn` was shown after `phpmq_read.Reader` had checked it, and lengths within
+    the limits. Whatever it does not recognise, also every fault and every message that is not whole, it
+    leaves where it is: it cannot raise, and it never disagrees with the reader, it only is quicker.
+  * Every dict whose keys a peer chooses is bounded.
+"""
+
+import struct
+from array import array
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import accumulate
+from typing import TypeVar
+
+from penstock.broker.batch import Batch
+from penstock.broker.ids import ID_DIGITS
+from penstock.protocols.phpmq import (
+    LENGTH_DIGITS_BELIEVED,
+    MESSAGE_HEADER_BYTES,
+    OPTIONAL,
+    PROTOCOL,
+    REQUIRED,
+    SETTLEMENTS,
+    Dialect,
+    Dispatched,
+    Event,
+    MessageType,
+    PacketType,
+    Sent,
+    Settled,
+)
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+_GROUP = 32  # equal messages that are taken apart together
+_WALK = 256  # messages that are walked over before equal ones are looked for again
+_CACHE_MAX = 4096
+_LEAD_BYTES = MESSAGE_HEADER_BYTES + 1 + 36 + 1  # always enough to know how long a head is
+
+
+class Run:
+    """Messages of one type and queue in a row."""
+
+    __slots__ = ("ids", "payloads", "queue", "ttl_seconds", "ttls", "type_")
+
+    def __init__(self, type_: MessageType, queue: str, ttl_seconds: int) -> None:
+        self.type_ = type_
+        self.queue = queue
+        self.ttl_seconds = ttl_seconds  # of settlements: one for all
+        self.payloads: list[bytes] = []
+        self.ttls: list[int] = []  # of payloads: as far as the last one that has a TTL
+        self.ids: list[bytes] = []
+
+    def note_ttl(self, ttl_seconds: int, count: int) -> None:
+        """The last `count` payloads have this TTL, and those before them none where none is noted."""
+        self.ttls += [0] * (len(self.payloads) - count - len(self.ttls)) + [ttl_seconds] * count
+
+    def event(self) -> Event:
+        if self.type_ in SETTLEMENTS:
+            return Settled(self.type_, self.queue, self.ids, self.ttl_seconds)
+        bounds = array("i", accumulate(map(len, self.payloads), initial=0))
+        batch = Batch(b"".join(self.payloads), bounds, protocol=PROTOCOL)
+        if any(self.ttls):
+            self.note_ttl(0, 0)
+            batch.ttl_seconds = array("q", self.ttls)
+        if self.type_ is MessageType.DISPATCH:
+            return Dispatched(self.queue, batch, self.ids)
+        return Sent(self.queue, batch)
+
+
+class Runs:
+    """The events of the chunk at hand, and the run that is not yet one of them."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._run: Run | None = None
+
+    def of(self, type_: MessageType, queue: str, ttl_seconds: int = 0) -> Run:
+        """The run at hand if it is of that kind, or else a new one. The caller adds to it."""
+        run = self._run
+        if run is None or (run.type_, run.queue, run.ttl_seconds) != (type_, queue, ttl_seconds):
+            self.close()
+            run = self._run = Run(type_, queue, ttl_seconds)
+        return run
+
+    def close(self) -> None:
+        """Ends the run at hand."""
+        if self._run is not None:
+            self._events.append(self._run.event())
+            self._run = None
+
+    def add(self, event: Event) -> None:
+        """An event that is no run."""
+        self.close()
+        self._events.append(event)
+
+    def take(self) -> list[Event]:
+        """Everything so far."""
+        self.close()
+        events, self._events = self._events, []
+        return events
+
+
+@lru_cache(maxsize=256)
+def _group_of(head: int, size: int, tail: int) -> Callable[[bytes, int], tuple[bytes, ...]]:
+    """Takes the contents out of `_GROUP` messages that are equal but for them."""
+    return struct.Struct(f"{head}x{size}s{tail}x" * _GROUP).unpack_from
+
+
+def _take_groups(data: bytes, at: int, head: bytes, size: int, tail: bytes, contents: list[bytes]) -> int:
+    """Takes messages `head + content + tail` with contents of one size, as far as whole groups go."""
+    stride = len(head) + size + len(tail)
+    group_bytes = _GROUP * stride
+    # The last head of a group is compared first: it settles nearly every "no" cheaply.
+    while at + group_bytes <= len(data) and data.startswith(head, at + group_bytes - stride):
+        group = _group_of(len(head), size, len(tail))(data, at)
+        if data[at : at + group_bytes] != head + (tail + head).join(group) + tail:
+            break
+        contents += group
+        at += group_bytes
+    return at
+
+
+class _Shape:
+    """What messages that are recognised together have in common."""
+
+    __slots__ = ("dialect", "head_bytes", "line_break", "middle", "prefix", "queue", "sizes", "ttl", "ttl_head_bytes", "type_")
+
+    def __init__(self, type_: MessageType, queue: str, dialect: Dialect, ttl: bool) -> None:
+        self.type_ = type_
+        self.queue = queue
+        self.dialect = dialect
+        self.line_break = dialect.line_break
+        self.ttl = ttl
+        packets = len(REQUIRED[type_]) + (ttl and PacketType.TTL not in REQUIRED[type_])
+        lead = dialect.message_header(type_, packets) + dialect.packet(PacketType.QUEUE, queue.encode())
+        id_header = dialect.packet_header(PacketType.ID, ID_DIGITS)
+        if type_ in SETTLEMENTS:
+            self.prefix = lead + id_header
+            self.head_bytes = len(self.prefix)
+        else:
+            # The digits of the content's length, and a line break, follow the prefix.
+            self.prefix = lead + b"P%02d" % PacketType.CONTENT
+            self.head_bytes = len(lead) + len(dialect.packet_header(PacketType.CONTENT, 0))
+        self.middle = dialect.line_break + id_header if type_ is MessageType.DISPATCH else b""
+        self.ttl_head_bytes = dialect.packet_header_bytes + 2 * len(dialect.line_break)
+        self.sizes: dict[bytes, int] = {}  # of the content, by head
+
+
+class Shapes:
+    """What the messages of one connection have looked like so far."""
+
+    def __init__(self, payload_bytes_max: int) -> None:
+        self._payload_bytes_max = payload_bytes_max
+        self._last: _Shape | None = None
+        self._shapes: dict[tuple[MessageType, str, Dialect, bool], _Shape] = {}
+        self._head_bytes: dict[bytes, int] = {}  # by the first _LEAD_BYTES
+        self._owners: dict[bytes, _Shape] = {}  # by head
+        self._ttl_digits: dict[bytes, int] = {}  # by a TTL's packet header
+        self._ttl_values: dict[bytes, int] = {}  # by a TTL's text
+
+    def learn(
+        self, type_: MessageType, queue: str, dialect: Dialect, packets: dict[PacketType, bytes]
+    ) -> None:
+        """Shows a message that was read and is right, with its packets in the order in which they came."""
+        usual = (*REQUIRED[type_], *OPTIONAL.get(type_, ()))[: len(packets)]
+        if tuple(packets) != usual or len(packets.get(PacketType.ID, bytes(ID_DIGITS))) != ID_DIGITS:
+            return
+        text = packets.get(PacketType.TTL)
+        key = (type_, queue, dialect, text is not None)
+        shape = self._shapes.get(key)
+        if shape is None:
+            _make_room(self._shapes)
+            shape = self._shapes[key] = _Shape(type_, queue, dialect, text is not None)
+        head = shape.prefix
+        if type_ not in SETTLEMENTS:
+            size = len(packets[PacketType.CONTENT])
+            head = head[:-3] + dialect.packet_header(PacketType.CONTENT, size)
+            self._size(shape, head)
+        _make_room(self._owners)
+        _make_room(self._head_bytes)
+        _make_room(self._ttl_values)
+        self._owners[head] = shape
+        self._head_bytes[head[:_LEAD_BYTES]] = len(head)
+        if text is not None:
+            self._ttl_digits[shape.line_break + dialect.packet_header(PacketType.TTL, len(text))] = len(text)
+            self._ttl_values[text + shape.line_break] = int(text)
+        self._last = shape
+
+    def take(self, data: bytes, at: int, runs: Runs) -> tuple[int, Dialect | None]:
+        """Whole messages from `at` on, as far as they are recognised: where they end, and their dialect."""
+        shape, end = self._last, at
+        if shape is not None and data.startswith(shape.prefix, at):
+            end = _TAKE[shape.type_](self, shape, data, at, runs)
+        if end == at:
+            head_bytes = self._head_bytes.get(data[at : at + _LEAD_BYTES], 0)
+            shape = self._owners.get(data[at : at + head_bytes])
+            if shape is None:
+                return at, None
+            end = _TAKE[shape.type_](self, shape, data, at, runs)
+        if shape is None or end == at:
+            return at, None
+        self._last = shape
+        return end, shape.dialect
+
+    def _size(self, shape: _Shape, head: bytes) -> int | None:
+        """The size of the content that follows a head, or None if the head is not of this shape."""
+        size = shape.sizes.get(head)
+        if size is not None:
+            return size
+        prefix, end = shape.prefix, shape.head_bytes - len(shape.line_break)
+        digits = head[len(prefix) : end]
+        if not head.startswith(prefix) or head[end:] != shape.line_break or len(head) != shape.head_bytes:
+            return None
+        digits, believed = digits.lstrip(b"0"), digits.isdigit()
+        if not believed or len(digits) > LENGTH_DIGITS_BELIEVED:
+            return None
+        size = int(digits or b"0")
+        if size > self._payload_bytes_max:
+            return None
+        _make_room(shape.sizes)
+        shape.sizes[head] = size
+        return size
+
+    def _take_sent(self, shape: _Shape, data: bytes, at: int, runs: Runs) -> int:
+        head_bytes, known, line_break = shape.head_bytes, shape.sizes.get, shape.line_break
+        run: Run | None = None
+        while True:
+            head = data[at : at + head_bytes]
+            size = self._size(shape, head)
+            stop = at + head_bytes + (size or 0)
+            tail = self._tail(shape, data, stop)
+            if size is None or tail is None:
+                return at
+            if run is None:
+                run = runs.of(shape.type_, shape.queue)
+            payloads = run.payloads
+            before = len(payloads)
+            at = _take_groups(data, at, head, size, data[stop : tail[1]], payloads)
+            if tail[0]:
+                run.note_ttl(tail[0], len(payloads) - before)
+            if shape.ttl:
+                at = self._walk_with_ttl(shape, data, at, run)
+                continue
+            add, break_bytes, end = payloads.append, len(line_break), len(data)
+            for _ in range(_WALK):
+                start = at + head_bytes
+                size = known(data[at:start])
+                if size is None:
+                    break
+                stop = start + size
+                after = stop + break_bytes
+                if after > end or (break_bytes and data[stop:after] != line_break):
+                    break
+                add(data[start:stop])
+                at = after
+
+    def _walk_with_ttl(self, shape: _Shape, data: bytes, at: int, run: Run) -> int:
+        head_bytes, known, line_break_bytes = shape.head_bytes, shape.sizes.get, len(shape.line_break)
+        ttl_head_bytes, end = shape.ttl_head_bytes, len(data)
+        digits_of, value_of = self._ttl_digits.get, self._ttl_values.get
+        run.note_ttl(0, 0)
+        add_payload, add_ttl = run.payloads.append, run.ttls.append
+        for _ in range(_WALK):
+            start = at + head_bytes
+            size = known(data[at:start])
+            if size is None:
+                break
+            stop = start + size
+            text = stop + ttl_head_bytes
+            digits = digits_of(data[stop:text])
+            if digits is None:
+                break
+            after = text + digits + line_break_bytes
+            ttl_seconds = value_of(data[text:after])
+            if ttl_seconds is None or after > end:
+                break
+            add_payload(data[start:stop])
+            add_ttl(ttl_seconds)
+            at = after
+        return at
+
+    def _take_settled(self, shape: _Shape, data: bytes, at: int, runs: Runs) -> int:
+        prefix, head_bytes, startswith = shape.prefix, shape.head_bytes, data.startswith
+        while startswith(prefix, at):
+            stop = at + head_bytes + ID_DIGITS
+            tail = self._tail(shape, data, stop)
+            if tail is None:
+                break
+            ttl_seconds = tail[0]
+            ids = runs.of(shape.type_, shape.queue, ttl_seconds).ids
+            at = _take_groups(data, at, prefix, ID_DIGITS, data[stop : tail[1]], ids)
+            for _ in range(_WALK):
+                start = at + head_bytes
+                tail = self._tail(shape, data, start + ID_DIGITS) if startswith(prefix, at) else None
+                if tail is None or tail[0] != ttl_seconds:
+                    break
+                ids.append(data[start : start + ID_DIGITS])
+                at = tail[1]
+        return at
+
+    def _take_dispatched(self, shape: _Shape, data: bytes, at: int, runs: Runs) -> int:
+        head_bytes, known, middle, ttl = shape.head_bytes, shape.sizes.get, shape.middle, shape.ttl
+        line_break, startswith, end = shape.line_break, data.startswith, len(data)
+        id_after = len(middle) + ID_DIGITS
+        run: Run | None = None
+        while True:
+            start = at + head_bytes
+            head = data[at:start]
+            size = known(head)
+            if size is None:
+                size = self._size(shape, head)
+                if size is None:
+                    return at
+            stop = start + size
+            id_end = stop + id_after
+            ttl_seconds, after = 0, id_end + len(line_break)
+            if not startswith(middle, stop):
+                return at
+            if ttl:
+                tail = self._tail(shape, data, id_end)
+                if tail is None:
+                    return at
+                ttl_seconds, after = tail
+            elif after > end or (line_break and data[id_end:after] != line_break):
+                return at
+            if run is None:
+                run = runs.of(shape.type_, shape.queue)
+                add_payload, add_id = run.payloads.append, run.ids.append
+            add_payload(data[start:stop])
+            add_id(data[id_end - ID_DIGITS : id_end])
+            if ttl_seconds:
+                run.note_ttl(ttl_seconds, 1)
+            at = after
+
+    def _tail(self, shape: _Shape, data: bytes, at: int) -> tuple[int, int] | None:
+        """The TTL that stands at `at` (0 for none) and where its message ends; None if that is not clear."""
+        line_break = shape.line_break
+        if not shape.ttl:
+            end = at + len(line_break)
+            return (0, end) if end <= len(data) and data[at:end] == line_break else None
+        text = at + shape.ttl_head_bytes
+        digits = self._ttl_digits.get(data[at:text])
+        if digits is None:
+            return None
+        end = text + digits + len(line_break)
+        ttl_seconds = self._ttl_values.get(data[text:end])
+        # At the chunk's end the beginning of a text may look like another, shorter text.
+        return (ttl_seconds, end) if ttl_seconds is not None and end <= len(data) else None
+
+
+def _make_room(cache: dict[_Key, _Value]) -> None:
+    if len(cache) >= _CACHE_MAX:
+        cache.clear()
+
+
+_TAKE: dict[MessageType, Callable[[Shapes, _Shape, bytes, int, Runs], int]] = {
+    MessageType.MESSAGE: Shapes._take_sent,
+    MessageType.DISPATCH: Shapes._take_dispatched,
+    **dict.fromkeys(SETTLEMENTS, Shapes._take_settled),
+}
+"""How runs of each type are taken."""

@@ -1,0 +1,475 @@
+"""The controller's end of an RQ connection: received bytes to broker words, deliveries to bytes.
+
+A `ControllerSession` owns what one connection knows: its consumers and the queue ids they were
+told, the delivery ids that are out and the offsets behind them, the peer's silence, and how far
+the two have come in saying goodbye. The tables are in `rq_session.py`. It does no IO and has no
+clock: `receive` and `tick` are told the time, and outgoing methods return bytes. What it answers
+by itself (PONG, PING, UNDELIVERED for a request that cannot be taken) waits in `take_output`.
+
+Rules that always hold:
+  * A received chunk becomes commands for many messages each; no object per message. A delivery
+    that is out is two array entries, indexed by its id.
+  * A delivery id is between 0 and 32767, and is given again only when its consumer is done with it.
+  * Queues are named to a node by QUEUE as the node itself named them, and by QUEUEID in CONSUMING only.
+  * A dead letter is always delivered as NOREPLY: whoever asked has been told long ago.
+  * Every request that is refused here is answered with UNDELIVERED and told as `Ignored`.
+
+How it fails: `MisuseError` for a call that the tables do not allow, with nothing changed, and
+`PeerViolation` for a stream that cannot be trusted (close it). What came before a violation in
+the same chunk is still returned; `violation` then says what the next `receive` will raise.
+"""
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from penstock.broker import words
+from penstock.broker.batch import Batch, Slice
+from penstock.broker.words import Command, Outcome, Ranges
+from penstock.protocols import rq
+from penstock.protocols.errors import MisuseError, PeerViolation
+from penstock.protocols.rq import Limits, Name
+from penstock.protocols.rq_decoder import Decoder
+from penstock.protocols.rq_session import (
+    CONNECTIONS,
+    CONSUMERS,
+    EXCHANGES,
+    SILENCE_US,
+    Connection,
+    Consumer,
+    Exchange,
+    Farewell,
+    IdPool,
+    IgnoredTally,
+    Pulse,
+    Step,
+    door_name,
+    pick,
+    split_door,
+    step,
+)
+
+_STATE_BITS = 2
+_STATE_MASK = (1 << _STATE_BITS) - 1
+_NOTICE = int(Exchange.NOTICE)
+_AFTER_DELIVERED = tuple(int(EXCHANGES.get((state, Step.DELIVERED), state)) for state in Exchange)
+
+
+class _Lane(NamedTuple):
+    """What many deliveries have in common, so that each needs a number only."""
+
+    queue: str
+    dead: bool
+    origin: bytes
+
+
+class ControllerSession:
+    """One node's connection, seen from the controller."""
+
+    def __init__(self, now_us: int, *, limits: Limits | None = None, silence_us: int = SILENCE_US) -> None:
+        self._limits = limits or Limits()
+        self._decoder = Decoder(self._limits)
+        self._pulse = Pulse(now_us, silence_us)
+        self._connection = Connection.OPEN
+        self._output = bytearray()
+        self._ignored = IgnoredTally()
+        self._commands: list[Command] = []  # those of the chunk being read
+        self._consumers: dict[str, Consumer] = {}  # by the name that the node uses
+        self._queue_ids: dict[str, int] = {}
+        self._queue_names: list[str] = []  # index + 1 is the queue id
+        self._pool = IdPool()
+        self._lanes: list[_Lane] = []
+        self._lane_numbers: dict[_Lane, int] = {}
+        self._offsets = array("q")  # by delivery id
+        self._tags = array(
+            "i"
+        )  # by delivery id: the lane's number, and the exchange's state in the last bits
+
+    # -- state ------------------------------------------------------------------------------------
+
+    @property
+    def connection(self) -> Connection:
+        return self._connection
+
+    @property
+    def idle(self) -> bool:
+        """The node has not answered a ping: no new work for it until it is heard again."""
+        return self._pulse.idle
+
+    @property
+    def due_us(self) -> int | None:
+        """When `tick` has something to do next, where nothing is received before."""
+        return self._pulse.due_us
+
+    @property
+    def violation(self) -> PeerViolation | None:
+        """Set once the stream cannot be trusted any more: process what was returned, then close."""
+        return self._decoder.violation
+
+    @property
+    def deliveries(self) -> int:
+        """How many deliveries are out."""
+        return self._pool.taken
+
+    def free_deliveries(self) -> int:
+        """How many more deliveries fit under the limit of the ids."""
+        return self._pool.available
+
+    def consumer(self, queue: str, *, dead: bool = False) -> Consumer:
+        return self._consumers.get(door_name(queue, dead), Consumer.NONE)
+
+    # -- in ---------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes | bytearray | memoryview, now_us: int) -> list[Command]:
+        """The commands of a received chunk. The chunk may be reused afterwards."""
+        if len(data):
+            self._pulse.heard(now_us)
+        for event in self._decoder.feed(data):
+            _HANDLERS[type(event)](self, event)
+        commands, self._commands = self._commands, []
+        commands += self._ignored.take()
+        if not commands and self.violation is not None:
+            raise self.violation
+        return commands
+
+    def tick(self, now_us: int) -> bool:
+        """Ping a silent node, mark it idle. True where `idle` has changed since the last tick."""
+        if self._pulse.tick(now_us):
+            self._output += rq.PING
+        return self._pulse.changed()
+
+    def take_output(self) -> bytes:
+        """What the session has to say by itself; it is forgotten here."""
+        output = bytes(self._output)
+        self._output.clear()
+        return output
+
+    # -- out --------------------------------------------------------------------------------------
+
+    def consuming(self, queue: str, *, dead: bool = False) -> bytes:
+        """The node's turn has come. Nothing where it was told before: the original library dies of it."""
+        name = door_name(queue, dead)
+        before = self._consumers.get(name, Consumer.NONE)
+        after = step(CONSUMERS, before, rq.Command.CONSUMING, f"consumer of queue {name!r}")
+        if before is Consumer.CONSUMING:
+            return b""
+        self._consumers[name] = after
+        queue_id = self._queue_ids.get(name)
+        if queue_id is None:
+            self._queue_names.append(name)
+            queue_id = self._queue_ids[name] = len(self._queue_names)
+        return rq.encode_consuming(name, queue_id)
+
+    def deliver(self, queue: str, slices: Sequence[Slice], *, dead: bool = False) -> bytes:
+        """Requests for a consumer. Messages with a reply address want a reply, all others are NOREPLY."""
+        name = self._present(queue, dead, "a delivery")
+        count = sum(map(len, slices))
+        if count > self._pool.available:
+            raise MisuseError(
+                f"queue {name!r}: {count} deliveries do not fit, {self._pool.taken} are out "
+                f"and {self._pool.available} more may be; ask free_deliveries() first"
+            )
+        buffers = []
+        for part in slices:
+            lane = self._lane(_Lane(queue, dead, part.origin))
+            for wants_reply, lo, hi in _reply_runs(part, dead):
+                ids = self._pool.take(hi - lo)
+                self._note(ids, part.first_offset + lo, lane, wants_reply)
+                bounds = part.bounds[lo : hi + 1]
+                buffers.append(rq.encode_deliveries(name, ids, part.payload, bounds, noreply=not wants_reply))
+        return b"".join(buffers)
+
+    def broadcast(self, queue: str, batch: Batch) -> bytes:
+        return rq.encode_broadcasts(self._present(queue, False, "a broadcast"), batch)
+
+    def delivered(self, tickets: Iterable[int]) -> bytes:
+        """To the requester: a consumer has taken these requests, or these NOREPLY requests are durable."""
+        self._may_finish()
+        return rq.encode_delivered(tickets)
+
+    def replies(self, tickets: Sequence[int], answers: Batch) -> bytes:
+        """To the requester: one answer for each ticket."""
+        self._may_finish()
+        if len(tickets) != len(answers):
+            raise MisuseError(f"{len(answers)} answers for {len(tickets)} tickets: each needs one")
+        return rq.encode_replies(tickets, answers)
+
+    def undelivered(self, tickets: Iterable[int]) -> bytes:
+        """To the requester: these requests will not be answered."""
+        self._may_finish()
+        return rq.encode_undelivered(tickets)
+
+    def closing(self) -> bytes:
+        """We shut down: nothing new begins, what has begun may finish."""
+        self._connection = step(CONNECTIONS, self._connection, Farewell.CONTROLLER_CLOSING, "connection")
+        return rq.CLOSING
+
+    def full(self) -> bytes:
+        """There is no room for this node: send it and close."""
+        self._connection = step(CONNECTIONS, self._connection, Farewell.SERVER_FULL, "connection")
+        return rq.SERVER_FULL
+
+    def _present(self, queue: str, dead: bool, what: str) -> str:
+        """The name of a queue that this node consumes from, for work that begins."""
+        name = door_name(queue, dead)
+        if self._connection is not Connection.OPEN:
+            raise MisuseError(
+                f"queue {name!r}: {what} cannot begin, the connection is {self._connection.value}"
+            )
+        state = self._consumers.get(name, Consumer.NONE)
+        if state is not Consumer.CONSUMING:
+            raise MisuseError(f"queue {name!r}: {what} needs a consumer, this node's is {state.value}")
+        return name
+
+    def _may_finish(self) -> None:
+        if self._connection is Connection.FULL:
+            raise MisuseError("the node was told SERVER_FULL: nothing else can be said to it")
+
+    def _lane(self, lane: _Lane) -> int:
+        number = self._lane_numbers.get(lane)
+        if number is None:
+            number = self._lane_numbers[lane] = len(self._lanes)
+            self._lanes.append(lane)
+        return number
+
+    def _note(self, ids: list[int], offset: int, lane: int, wants_reply: bool) -> None:
+        """Write down which offsets are behind new delivery ids."""
+        offsets, tags = self._offsets, self._tags
+        state = EXCHANGES[Exchange.FREE, Step.REQUEST if wants_reply else Step.NOTICE]
+        tag = lane << _STATE_BITS | state
+        grown = self._pool.high - len(tags)
+        offsets.frombytes(bytes(grown * offsets.itemsize))
+        tags.frombytes(bytes(grown * tags.itemsize))
+        for ident in ids:
+            offsets[ident] = offset
+            tags[ident] = tag
+            offset += 1
+
+    # -- events -----------------------------------------------------------------------------------
+
+    def _on_requests(self, event: rq.Requests) -> None:
+        name = self._named(event.queue)
+        door = None if name is None else split_door(name)
+        if self._connection is not Connection.OPEN:
+            why, detail = "REQUEST while closing", f"the connection is {self._connection.value}"
+        elif name is None:
+            why, detail = "REQUEST with an unknown QUEUEID", f"queue id {event.queue}"
+        elif door is None or door[1]:
+            why, detail = "REQUEST for dead letters", f"queue {name!r}: nobody can send there"
+        else:
+            self._commands.append(
+                words.Publish(
+                    name,
+                    event.batch,
+                    tickets=event.ids,
+                    wants_reply=not event.noreply,
+                    timeout_seconds=event.timeout_seconds,
+                )
+            )
+            return
+        self._output += rq.encode_undelivered(event.ids)
+        self._ignored.add(why, f"request {event.ids[0]}: {detail}", len(event.ids))
+
+    def _on_delivered(self, event: rq.Delivered) -> None:
+        tags, offsets, known = self._tags, self._offsets, len(self._tags)
+        groups: dict[int, tuple[list[int], list[int]]] = {}  # by tag: delivery ids and their offsets
+        idents: list[int] = []
+        found: list[int] = []
+        last = -1
+        after = strays = 0
+        for ident in event.ids:
+            if ident >= known:
+                strays += 1
+                continue
+            tag = tags[ident]
+            if tag != last:
+                last = tag
+                idents, found = groups.setdefault(tag, ([], []))
+                state = _AFTER_DELIVERED[tag & _STATE_MASK]
+                after = tag & ~_STATE_MASK | state if state else 0
+            idents.append(ident)
+            found.append(offsets[ident])
+            tags[ident] = after
+        for tag, (idents, found) in groups.items():
+            state = Exchange(tag & _STATE_MASK)
+            if state is Exchange.FREE:
+                strays += len(idents)
+            elif state is Exchange.TAKEN:
+                self._ignored.add("DELIVERED twice", f"delivery {idents[0]}", len(idents))
+            elif state is Exchange.NOTICE:
+                self._settle(self._lanes[tag >> _STATE_BITS], idents, found)
+            else:
+                lane = self._lanes[tag >> _STATE_BITS]
+                self._commands.append(words.Accepted(lane.queue, lane.origin, _ranges(found)))
+        if strays:
+            self._ignored.add("DELIVERED for a delivery that is not out", count=strays)
+
+    def _on_replies(self, event: rq.Replies) -> None:
+        ids, batch = event.ids, event.batch
+        tags, offsets, known = self._tags, self._offsets, len(self._tags)
+        groups: dict[int, list[int]] = {}  # by tag, REQUEST counted as TAKEN: positions in the batch
+        members: list[int] = []
+        last = -1
+        strays = 0
+        for position, ident in enumerate(ids):
+            tag = tags[ident] if ident < known else 0
+            if not tag & _STATE_MASK:
+                strays += 1
+                continue
+            tags[ident] = 0
+            tag |= _NOTICE  # makes TAKEN of REQUEST, and leaves NOTICE and TAKEN as they are
+            if tag != last:
+                last = tag
+                members = groups.setdefault(tag, [])
+            members.append(position)
+        for tag, members in groups.items():
+            lane = self._lanes[tag >> _STATE_BITS]
+            whole = len(members) == len(ids)
+            idents = list(ids) if whole else [ids[position] for position in members]
+            found = [offsets[ident] for ident in idents]
+            if tag & _STATE_MASK == Exchange.NOTICE:
+                # The consumer is done with it, which is what counts; there is nobody to answer.
+                self._ignored.add("REPLY to a NOREPLY delivery", f"delivery {idents[0]}", len(idents))
+                self._settle(lane, idents, found)
+                continue
+            self._pool.free(idents)
+            answers = batch if whole else pick(batch, members)
+            self._commands.append(words.Reply(lane.queue, lane.origin, array("q", found), answers))
+        if strays:
+            self._ignored.add("REPLY to a delivery that is not out", count=strays)
+
+    def _settle(self, lane: _Lane, idents: list[int], offsets: list[int]) -> None:
+        self._pool.free(idents)
+        self._commands.append(
+            words.Settle(lane.queue, Outcome.ACK, lane.origin, _ranges(offsets), dead=lane.dead)
+        )
+
+    def _on_broadcasts(self, event: rq.Broadcasts) -> None:
+        name = self._named(event.queue)
+        if self._connection is not Connection.OPEN:
+            self._ignored.add("BROADCAST while closing", count=len(event.batch))
+        elif name is None:
+            self._ignored.add(
+                "BROADCAST with an unknown QUEUEID", f"queue id {event.queue}", len(event.batch)
+            )
+        elif split_door(name) != (name, False):
+            self._ignored.add("BROADCAST for dead letters", f"queue {name!r}", len(event.batch))
+        else:
+            self._commands.append(words.Broadcast(name, event.batch))
+
+    def _on_consume(self, event: rq.ConsumeAsked) -> None:
+        name = self._named(event.queue)
+        if self._connection is not Connection.OPEN:
+            self._ignored.add("CONSUME while closing", f"queue {event.queue!r}")
+            return
+        if name is None:
+            self._ignored.add("CONSUME with an unknown QUEUEID", f"queue id {event.queue}")
+            return
+        door = split_door(name)
+        if door is None:
+            self._ignored.add("CONSUME of a queue that cannot be", f"queue {name!r}")
+            return
+        if name not in self._consumers and len(self._consumers) >= self._limits.consumed_queues_max:
+            limit = self._limits.consumed_queues_max
+            self._ignored.add("CONSUME of too many queues", f"queue {name!r}: {limit} are the limit")
+            return
+        before = self._consumers.get(name, Consumer.NONE)
+        self._consumers[name] = CONSUMERS[before, rq.Command.CONSUME]
+        queue, dead = door
+        self._commands.append(
+            words.Consume(queue, event.credit, dead=dead, priority=event.priority, exclusive=event.exclusive)
+        )
+
+    def _on_cancel(self, event: rq.CancelAsked) -> None:
+        name = self._named(event.queue)
+        before = Consumer.NONE if name is None else self._consumers.get(name, Consumer.NONE)
+        after = CONSUMERS.get((before, rq.Command.CANCEL_QUEUE))
+        if name is None or after is None:
+            self._ignored.add("CANCEL_QUEUE of a queue that is not consumed", f"queue {event.queue!r}")
+            return
+        self._consumers[name] = after
+        self._commands.append(words.Cancel(name))
+
+    def _on_signal(self, event: rq.Signal) -> None:
+        if event.command is rq.Command.PING:
+            self._output += rq.PONG
+        elif event.command is rq.Command.CLOSING:
+            after = CONNECTIONS.get((self._connection, Farewell.NODE_CLOSING))
+            if after is None:
+                self._ignored.add("CLOSING twice")
+            else:
+                self._connection = after
+                self._commands.append(words.Closing())
+        elif event.command is rq.Command.SERVER_FULL:
+            self._ignored.add("SERVER_FULL from a node")
+
+    def _on_malformed(self, event: rq.Malformed) -> None:
+        detail = "" if event.ident is None else f"id {event.ident}"
+        if event.command is rq.Command.REQUEST and event.ident is not None:
+            self._output += rq.encode_undelivered((event.ident,))
+        self._ignored.add(event.reason, detail)
+
+    def _on_skipped(self, event: rq.Skipped) -> None:
+        seen = ", ".join(str(command) for command in sorted(event.commands))
+        self._ignored.add("unknown command", f"commands {seen}", sum(event.commands.values()))
+
+    def _on_undelivered(self, event: rq.Undelivered) -> None:
+        self._ignored.add("UNDELIVERED from a node", f"delivery {event.ids[0]}", len(event.ids))
+
+    def _on_consuming(self, event: rq.Consuming) -> None:
+        self._ignored.add("CONSUMING from a node", f"queue {event.queue!r}")
+
+    def _named(self, name: Name) -> str | None:
+        """The queue's name, also where it was given by the queue id that this node was told."""
+        if isinstance(name, str):
+            return name
+        return self._queue_names[name - 1] if 1 <= name <= len(self._queue_names) else None
+
+
+# A handler takes the event of its own key, which a dict's type cannot say: hence Any.
+_HANDLERS: dict[type, Callable[[ControllerSession, Any], None]] = {
+    rq.Requests: ControllerSession._on_requests,
+    rq.Replies: ControllerSession._on_replies,
+    rq.Delivered: ControllerSession._on_delivered,
+    rq.Undelivered: ControllerSession._on_undelivered,
+    rq.Broadcasts: ControllerSession._on_broadcasts,
+    rq.ConsumeAsked: ControllerSession._on_consume,
+    rq.Consuming: ControllerSession._on_consuming,
+    rq.CancelAsked: ControllerSession._on_cancel,
+    rq.Signal: ControllerSession._on_signal,
+    rq.Malformed: ControllerSession._on_malformed,
+    rq.Skipped: ControllerSession._on_skipped,
+}
+
+
+def _reply_runs(part: Slice, dead: bool) -> Iterator[tuple[bool, int, int]]:
+    """The messages of a slice, parted where wanting a reply changes: whether they do, from, to."""
+    reply = part.reply
+    if dead or reply is None:
+        yield False, part.lo, part.hi
+    elif all(reply[part.lo : part.hi]):
+        yield True, part.lo, part.hi
+    else:
+        lo = part.lo
+        for wants_reply, group in groupby(reply[part.lo : part.hi], key=bool):
+            hi = lo + sum(1 for _ in group)
+            yield wants_reply, lo, hi
+            lo = hi
+
+
+def _ranges(offsets: list[int]) -> Ranges:
+    """As few ranges as these offsets can be. Mostly that is one, which needs no loop."""
+    offsets.sort()
+    first, end = offsets[0], offsets[-1] + 1
+    if offsets == list(range(first, end)):
+        return [(first, end)]
+    ranges = []
+    end = first
+    for offset in offsets:
+        if offset > end:
+            ranges.append((first, end))
+            first = offset
+        end = offset + 1
+    ranges.append((first, end))
+    return ranges

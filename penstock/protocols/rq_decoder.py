@@ -1,0 +1,561 @@
+"""Bytes to RQ events, a whole received chunk at a time.
+
+A `Decoder` owns the registers of one connection and direction. It walks the commands with a
+`risp.Reader`, and gathers what follows each other and is alike into one event: a run of REQUESTs
+for a queue, a run of DELIVERED and REPLY. Two fast paths take over where a frame begins, because
+the frames of one peer differ in id and payload only:
+
+  * the ID frames and replies, whose bytes are the same from every peer (`_take_settled`);
+  * requests, in the shape that the last one had: what stood before, between and behind its id and
+    its payload must stand there again, byte for byte (`_Shape`, `_take_requests`).
+
+Whatever they do not recognise, the walker reads. Measured for requests of 100 bytes: 0.4 µs in
+the fast path, 3 µs in the walker.
+
+Rules that always hold:
+  * The fast paths and the walker give the same events and leave the same registers.
+  * Chunks may be cut anywhere. A run ends with its chunk; but for that, the events are the same.
+  * Within a run DELIVERED may be told before a REPLY that preceded it, never so for the same id.
+    Everything else keeps its order.
+  * An event holds at most about `_CHUNK_BYTES_MAX` of payload, or one larger payload alone: such a
+    payload is gathered once and handed on without a copy.
+
+It fails with `PeerViolation` for a length over its limit, and is dead from then on. What came
+before the violation in the same chunk is not lost: it is returned, and the violation is raised by
+the next call (`violation` tells earlier). A command that lacks an attribute is an event
+(`Malformed`), because the stream can still be trusted.
+"""
+
+import re
+from array import array
+from collections.abc import Callable, Iterable
+from itertools import accumulate
+from struct import Struct, error
+from typing import NamedTuple
+
+from penstock.broker.batch import RETRIES_NONE, Batch
+from penstock.protocols import rq
+from penstock.protocols.errors import PeerViolation
+from penstock.protocols.risp import NEED_MORE, NUMBER_FIRST, STRING_FIRST, Reader
+from penstock.protocols.rq import FLAG_FIRST, ID_FRAME_BYTES, NEEDS, PROTOCOL, Command, Event, Limits, Name
+
+_CHUNK_BYTES_MAX = 1 << 20
+"""Larger chunks are read in windows of this size, so that no event grows without bound."""
+
+_ALONE_FROM_BYTES = 256 << 10
+"""A payload of this size is an event of its own: joining it to others would copy it."""
+
+_NAMES_MAX = 1024
+"""How many decoded queue names are remembered."""
+
+_SHAPES_MAX = 4
+"""How many shapes of requests are remembered."""
+
+_COMMANDS = {int(command): command for command in Command}
+_NOP = int(Command.NOP)
+_CLEAR = int(Command.CLEAR)
+_ID = int(Command.ID)
+_PAYLOAD = int(Command.PAYLOAD)
+_REPLY = int(Command.REPLY)
+_DELIVERED = int(Command.DELIVERED)
+
+_ID_FRAME = Struct(">HIB")  # CLEAR and ID as one number, the id, the command that follows
+_CLEAR_ID = Command.CLEAR << 8 | Command.ID
+_LENGTH = Struct(">I")
+
+_ID_RUNS = {
+    int(action): re.compile(rb"(?:\x01\x80.{4}" + re.escape(bytes((action,))) + rb")++", re.DOTALL)
+    for action in (Command.DELIVERED, Command.UNDELIVERED)
+}
+"""By action: as many of its ID frames as follow each other."""
+
+
+class _Key(NamedTuple):
+    """What the frames of one run have in common."""
+
+    action: Command
+    queue: Name = ""
+    noreply: bool = False
+    has_retries: bool = False
+    timeout_seconds: int = 0
+
+
+_SETTLED = _Key(Command.REPLY)  # and DELIVERED
+_FAILED = _Key(Command.UNDELIVERED)
+
+
+class _Run:
+    """The frames gathered so far for one event (DELIVERED and REPLY share one and become two)."""
+
+    __slots__ = ("delivered", "ids", "key", "parts", "replied", "retries")
+
+    def __init__(self, key: _Key) -> None:
+        self.key = key
+        self.ids = array("I")
+        self.parts: list[bytes] = []
+        self.retries = array("h")
+        self.delivered = array("I")
+        self.replied: set[int] = set()
+
+    def batch(self) -> Batch:
+        """The payloads as columns. A single one is handed on as it is."""
+        parts = self.parts
+        return Batch(
+            b"".join(parts),
+            array("i", accumulate(map(len, parts), initial=0)),
+            retries=self.retries if self.key.has_retries else None,
+            protocol=PROTOCOL,
+        )
+
+
+class _Shape:
+    """A request as the peer writes it: the constant bytes around its id and its payload.
+
+    Either the id comes first (`head` id `middle` length payload `tail`) or the payload does
+    (`head` length payload `middle` id `tail`). `numbers` and `strings` are the other registers.
+    """
+
+    __slots__ = ("back", "front", "head", "id_first", "key", "middle", "numbers", "strings", "tail")
+
+    def __init__(
+        self,
+        key: _Key,
+        id_first: bool,
+        constants: tuple[bytes, bytes, bytes],
+        numbers: dict[int, int],
+        strings: dict[int, bytes],
+    ) -> None:
+        self.key = key
+        self.id_first = id_first
+        self.head, self.middle, self.tail = head, middle, tail = constants
+        self.numbers = numbers
+        self.strings = strings
+        if id_first:
+            self.front = Struct(f">{len(head)}sI{len(middle)}sI")
+            self.back = Struct(f">{len(tail)}s")
+        else:
+            self.front = Struct(f">{len(head)}sI")
+            self.back = Struct(f">{len(middle)}sI{len(tail)}s")
+
+
+class Decoder:
+    """One direction of one connection: `feed` it chunks, it returns events."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.violation: PeerViolation | None = None
+        self._payload_bytes_max = limits.payload_bytes_max
+        self._reader = Reader(
+            "RQ",
+            [int(command) for command in Command],
+            string_bytes_max=limits.payload_bytes_max,
+            string_bytes_max_of={Command.QUEUE: limits.queue_name_bytes_max},
+        )
+        self._numbers: dict[int, int] = {}  # the registers: integers, and 1 for a flag that is set
+        self._strings: dict[int, bytes] = {}
+        self._names: dict[bytes, str] = {}
+        self._events: list[Event] = []
+        self._runs: dict[Name, _Run] = {}  # the open runs: one per queue, all of the same action
+        self._runs_of: tuple[Command, type] = (Command.NOP, str)
+        self._shapes: list[_Shape] = []
+        # Where the frame under the walker has its parts in the chunk, to learn its shape from. The
+        # start is -1 where the frame is not one to learn from.
+        self._frame_start = -1
+        self._id_end = -1
+        self._payload_end = -1
+
+    @property
+    def position(self) -> int:
+        """How many bytes of the stream have been read."""
+        return self._reader.position
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Event]:
+        """The events of the next chunk, which may be reused by its owner afterwards."""
+        if self.violation is not None:
+            raise self.violation
+        try:
+            if len(data) <= _CHUNK_BYTES_MAX:
+                self._walk(data)
+            else:
+                view = memoryview(data)
+                for at in range(0, len(view), _CHUNK_BYTES_MAX):
+                    self._walk(view[at : at + _CHUNK_BYTES_MAX])
+        except PeerViolation as violation:
+            self.violation = violation
+            self._close_runs()
+            if not self._events:
+                raise
+        if self._reader.skipped:
+            self._events.append(rq.Skipped(dict(self._reader.skipped)))
+            self._reader.skipped.clear()
+        events, self._events = self._events, []
+        return events
+
+    # -- the walker: any commands, in any order ---------------------------------------------------
+
+    def _walk(self, data: bytes | bytearray | memoryview) -> None:
+        reader = self._reader
+        numbers, strings = self._numbers, self._strings
+        reader.feed(data)
+        self._frame_start = -1
+        while True:
+            if reader.at < len(reader.data) and reader.data[reader.at] == _CLEAR:
+                self._take_id_frames()
+                self._take_settled()
+                self._take_requests()
+            command = reader.next()
+            if command == NEED_MORE:
+                break
+            if command >= STRING_FIRST:
+                strings[command] = reader.string
+                if command == _PAYLOAD:
+                    self._payload_end = self._part(self._payload_end)
+            elif command >= NUMBER_FIRST:
+                numbers[command] = reader.number
+                if command == _ID:
+                    self._id_end = self._part(self._id_end)
+            elif command >= FLAG_FIRST:
+                numbers[command] = 1
+            elif command == _CLEAR:
+                numbers.clear()
+                strings.clear()
+                self._frame_start = -1 if reader.skipped else reader.at - 1
+                self._id_end = self._payload_end = -1
+            elif command != _NOP:
+                self._act(_COMMANDS[command])
+                self._frame_start = -1
+        self._close_runs()
+
+    def _part(self, end: int) -> int:
+        """Note where an id or a payload ends; one that comes twice makes no shape."""
+        if end >= 0:
+            self._frame_start = -1
+        return self._reader.at
+
+    def _act(self, action: Command) -> None:
+        """Do an action. It reads the registers before it changes anything, and finds out what is missing."""
+        try:
+            _ACTIONS[action](self, action)
+        except KeyError:
+            registers = self._numbers.keys() | self._strings.keys()
+            missing = [choice for choice in NEEDS[action] if registers.isdisjoint(choice)]
+            if not missing:
+                raise
+            wanted = " and ".join(" or ".join(command.name for command in choice) for choice in missing)
+            self._refuse(action, f"{action.name} without {wanted}")
+
+    def _refuse(self, action: Command, reason: str) -> None:
+        self._tell(rq.Malformed(action, self._numbers.get(_ID), reason))
+
+    def _name(self, action: Command) -> Name | None:
+        """The queue that the registers name; QUEUE counts where there is a QUEUEID too."""
+        raw = self._strings.get(Command.QUEUE)
+        if raw is None:
+            return self._numbers[Command.QUEUEID]
+        name = self._names.get(raw)
+        if name is None:
+            try:
+                name = raw.decode()
+            except UnicodeDecodeError:
+                self._refuse(action, f"{action.name} with a QUEUE that is not UTF-8")
+                return None
+            if not name:
+                self._refuse(action, f"{action.name} with an empty QUEUE")
+                return None
+            if len(self._names) >= _NAMES_MAX:
+                self._names.clear()
+            self._names[raw] = name
+        return name
+
+    def _on_request(self, action: Command) -> None:
+        numbers = self._numbers
+        ident = numbers[_ID]
+        payload = self._strings[_PAYLOAD]
+        name = self._name(action)
+        if name is None:
+            return
+        retries = numbers.get(Command.RETRIES, RETRIES_NONE)
+        has_retries = retries != RETRIES_NONE
+        key = _Key(action, name, Command.NOREPLY in numbers, has_retries, numbers.get(Command.TIMEOUT, 0))
+        run = self._open_run(key, len(payload))
+        run.ids.append(ident)
+        run.parts.append(payload)
+        if has_retries:
+            run.retries.append(retries)
+        self._close_large(run, payload)
+        self._learn(key, len(payload))
+
+    def _on_reply(self, action: Command) -> None:
+        ident = self._numbers[_ID]
+        payload = self._strings[_PAYLOAD]
+        run = self._open_run(_SETTLED, len(payload))
+        run.ids.append(ident)
+        run.parts.append(payload)
+        run.replied.add(ident)
+        self._close_large(run, payload)
+
+    def _on_delivered(self, action: Command) -> None:
+        ident = self._numbers[_ID]
+        self._settled_run((ident,)).delivered.append(ident)
+
+    def _on_undelivered(self, action: Command) -> None:
+        ident = self._numbers[_ID]
+        self._open_run(_FAILED).ids.append(ident)
+
+    def _on_broadcast(self, action: Command) -> None:
+        payload = self._strings[_PAYLOAD]
+        name = self._name(action)
+        if name is not None:
+            run = self._open_run(_Key(action, name), len(payload))
+            run.parts.append(payload)
+            self._close_large(run, payload)
+
+    def _on_consume(self, action: Command) -> None:
+        name = self._name(action)
+        if name is not None:
+            numbers = self._numbers
+            credit = numbers.get(Command.MAX, 0)
+            priority = numbers.get(Command.PRIORITY, rq.PRIORITY_DEFAULT)
+            self._tell(rq.ConsumeAsked(name, credit, priority, Command.EXCLUSIVE in numbers))
+
+    def _on_consuming(self, action: Command) -> None:
+        queue_id = self._numbers[Command.QUEUEID]
+        name = self._name(action)
+        if isinstance(name, str):
+            self._tell(rq.Consuming(name, queue_id))
+
+    def _on_cancel(self, action: Command) -> None:
+        name = self._name(action)
+        if name is not None:
+            self._tell(rq.CancelAsked(name))
+
+    def _on_signal(self, action: Command) -> None:
+        self._tell(rq.Signal(action))
+
+    # -- runs -------------------------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        self._close_runs()
+        self._events.append(event)
+
+    def _open_run(self, key: _Key, payload_bytes: int = 0) -> _Run:
+        """The run that takes the next frame. Runs stay open side by side for different queues only."""
+        name = key.queue
+        runs_of = key.action, type(name)
+        if self._runs_of != runs_of:
+            # A QUEUEID may name a queue that is named by QUEUE too, so these are not mixed either.
+            self._close_runs()
+            self._runs_of = runs_of
+        run = self._runs.get(name)
+        if run is not None:
+            if run.key == key and payload_bytes < _ALONE_FROM_BYTES:
+                return run
+            self._close_run(name)
+        run = self._runs[name] = _Run(key)
+        return run
+
+    def _close_large(self, run: _Run, payload: bytes) -> None:
+        if len(payload) >= _ALONE_FROM_BYTES:
+            self._close_run(run.key.queue)
+
+    def _close_runs(self) -> None:
+        for name in list(self._runs):
+            self._close_run(name)
+
+    def _close_run(self, name: Name) -> None:
+        run = self._runs.pop(name)
+        action = run.key.action
+        events = self._events
+        if action is Command.REQUEST:
+            key = run.key
+            events.append(rq.Requests(name, run.ids, run.batch(), key.noreply, key.timeout_seconds))
+        elif action is Command.BROADCAST:
+            events.append(rq.Broadcasts(name, run.batch()))
+        elif action is Command.UNDELIVERED:
+            events.append(rq.Undelivered(run.ids))
+        else:
+            if run.delivered:
+                events.append(rq.Delivered(run.delivered))
+            if run.ids:
+                events.append(rq.Replies(run.ids, run.batch()))
+
+    def _settled_run(self, ids: Iterable[int]) -> _Run:
+        """The run for DELIVERED of these ids: a new one where one of them was replied to before."""
+        run = self._open_run(_SETTLED)
+        if not run.replied.isdisjoint(ids):
+            self._close_runs()
+            run = self._open_run(_SETTLED)
+        return run
+
+    # -- the fast paths ---------------------------------------------------------------------------
+
+    def _take_id_frames(self) -> None:
+        """Read a run of `01 80 <id> 0d`, or of `01 80 <id> 10`, without looking at each frame."""
+        reader = self._reader
+        data, at = reader.data, reader.at
+        action = data[at + ID_FRAME_BYTES - 1] if at + ID_FRAME_BYTES <= len(data) else _CLEAR
+        frames = _ID_RUNS[action].match(data, at) if action in _ID_RUNS else None
+        if frames is None:
+            return
+        ids = rq.ids_of_frames(data, at, frames.end())
+        if action == _DELIVERED:
+            self._settled_run(ids).delivered.extend(ids)
+        else:
+            self._open_run(_FAILED).ids.extend(ids)
+        reader.at = frames.end()
+        self._load({_ID: ids[-1]}, {})
+
+    def _take_settled(self) -> None:
+        """Read `01 80 <id> e0 <len> … 0b`, and `01 80 <id> 0d` among them, while they follow."""
+        reader = self._reader
+        data = reader.data
+        at = frame = reader.at
+        size = len(data)
+        payload_bytes_max = min(self._payload_bytes_max, _ALONE_FROM_BYTES - 1)
+        unpack, unpack_length = _ID_FRAME.unpack_from, _LENGTH.unpack_from
+        run = self._runs.get("") if self._runs_of[0] is Command.REPLY else None
+        replied: set[int] = set() if run is None else run.replied
+        delivered: list[int] = []
+        ids: list[int] = []
+        parts: list[bytes] = []
+        try:
+            while True:
+                start, ident, command = unpack(data, at)
+                if start != _CLEAR_ID:
+                    break
+                if command == _PAYLOAD:
+                    begin = at + ID_FRAME_BYTES + 4
+                    (length,) = unpack_length(data, begin - 4)
+                    end = begin + length
+                    if length > payload_bytes_max or end >= size or data[end] != _REPLY:
+                        break
+                    ids.append(ident)
+                    parts.append(data[begin:end])
+                    replied.add(ident)
+                    frame = at
+                    at = end + 1
+                elif command == _DELIVERED and ident not in replied:
+                    delivered.append(ident)
+                    frame = at
+                    at += ID_FRAME_BYTES
+                else:
+                    break
+        except error:
+            pass  # The chunk ends inside this frame: the walker keeps its beginning.
+        if at == frame:
+            return
+        run = self._open_run(_SETTLED)
+        run.replied = replied
+        run.delivered.fromlist(delivered)
+        run.ids.fromlist(ids)
+        run.parts += parts
+        reader.at = at
+        _, ident, command = unpack(data, frame)
+        self._load({_ID: ident}, {_PAYLOAD: parts[-1]} if command == _PAYLOAD else {})
+
+    def _take_requests(self) -> None:
+        """Read requests of a known shape while they follow."""
+        # Once round the shapes after each that fits: a peer that serves its queues in turn never misses.
+        fits = True
+        while fits:
+            fits = False
+            for shape in self._shapes:
+                fits |= self._take_shape(shape)
+
+    def _take_shape(self, shape: _Shape) -> bool:
+        """Read requests that differ from the shape in id and payload only, while they follow."""
+        reader = self._reader
+        data, at = reader.data, reader.at
+        head, middle, tail = shape.head, shape.middle, shape.tail
+        front, unpack, unpack_back = shape.front.size, shape.front.unpack_from, shape.back.unpack_from
+        back = shape.back.size
+        payload_bytes_max = min(self._payload_bytes_max, _ALONE_FROM_BYTES - 1)
+        ids: list[int] = []
+        parts: list[bytes] = []
+        try:
+            if shape.id_first:
+                while True:
+                    this_head, ident, this_middle, length = unpack(data, at)
+                    begin = at + front
+                    end = begin + length
+                    if (
+                        this_head != head
+                        or this_middle != middle
+                        or length > payload_bytes_max
+                        or data[end : end + back] != tail
+                    ):
+                        break
+                    ids.append(ident)
+                    parts.append(data[begin:end])
+                    at = end + back
+            else:
+                while True:
+                    this_head, length = unpack(data, at)
+                    begin = at + front
+                    end = begin + length
+                    this_middle, ident, this_tail = unpack_back(data, end)
+                    if (
+                        this_head != head
+                        or length > payload_bytes_max
+                        or this_middle != middle
+                        or this_tail != tail
+                    ):
+                        break
+                    ids.append(ident)
+                    parts.append(data[begin:end])
+                    at = end + back
+        except error:
+            pass  # The chunk ends inside this frame: the walker keeps its beginning.
+        if not ids:
+            return False
+        run = self._open_run(shape.key)
+        run.ids.fromlist(ids)
+        run.parts += parts
+        if shape.key.has_retries:
+            run.retries.extend([shape.numbers[Command.RETRIES]] * len(ids))
+        reader.at = at
+        self._load(shape.numbers | {_ID: ids[-1]}, shape.strings | {_PAYLOAD: parts[-1]})
+        return True
+
+    def _learn(self, key: _Key, payload_bytes: int) -> None:
+        """Remember the request just walked, where it stands in this chunk as one plain frame."""
+        reader = self._reader
+        data, start, end = reader.data, self._frame_start, reader.at
+        if start < 0 or reader.skipped:
+            return
+        id_end, payload_end = self._id_end, self._payload_end
+        payload_start = payload_end - payload_bytes
+        id_first = id_end <= payload_start
+        if id_first:
+            constants = data[start : id_end - 4], data[id_end : payload_start - 4], data[payload_end:end]
+        else:
+            constants = data[start : payload_start - 4], data[payload_end : id_end - 4], data[id_end:end]
+        for shape in self._shapes:
+            if (shape.head, shape.middle, shape.tail) == constants:
+                return  # It was walked because the chunk cut it, or because it is large.
+        numbers = {register: value for register, value in self._numbers.items() if register != _ID}
+        strings = {register: value for register, value in self._strings.items() if register != _PAYLOAD}
+        self._shapes.append(_Shape(key, id_first, constants, numbers, strings))
+        del self._shapes[:-_SHAPES_MAX]
+
+    def _load(self, numbers: dict[int, int], strings: dict[int, bytes]) -> None:
+        """Set the registers to what a fast path has read last."""
+        self._numbers.clear()
+        self._numbers.update(numbers)
+        self._strings.clear()
+        self._strings.update(strings)
+
+
+_ACTIONS: dict[Command, Callable[[Decoder, Command], None]] = {
+    Command.PING: Decoder._on_signal,
+    Command.PONG: Decoder._on_signal,
+    Command.REQUEST: Decoder._on_request,
+    Command.REPLY: Decoder._on_reply,
+    Command.DELIVERED: Decoder._on_delivered,
+    Command.BROADCAST: Decoder._on_broadcast,
+    Command.UNDELIVERED: Decoder._on_undelivered,
+    Command.CONSUME: Decoder._on_consume,
+    Command.CANCEL_QUEUE: Decoder._on_cancel,
+    Command.CLOSING: Decoder._on_signal,
+    Command.SERVER_FULL: Decoder._on_signal,
+    Command.CONSUMING: Decoder._on_consuming,
+}

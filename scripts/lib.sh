@@ -1,0 +1,58 @@
+# shellcheck shell=bash
+# What the scripts beside this file share; sourced by them, never run.
+#
+# It moves to the top of the tree, so every path in the scripts is relative to it. Nothing here installs
+# anything unless apt_install is called, and that says so in a line of its own first.
+
+CDPATH='' cd -P "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+
+say() { printf 'penstock: %s\n' "$*"; }
+
+# fail LINE...: what went wrong, then what to do about it.
+fail() {
+    printf 'penstock: %s\n' "$1" >&2
+    shift
+    [ $# -eq 0 ] || printf '  %s\n' "$@" >&2
+    exit 1
+}
+
+# as_root COMMAND...: runs it as root or returns 1. sudo may ask for a password only where somebody can type it.
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
+        sudo "$@"
+    else
+        return 1
+    fi
+}
+
+# apt_install PACKAGE...: 0 when they are installed, 1 when that is not possible here (the reason is printed).
+apt_install() {
+    if ! command -v apt-get >/dev/null; then
+        say "cannot install $*: there is no apt-get on this system"
+        return 1
+    fi
+    if ! as_root true; then
+        say "cannot install $*: not root, and sudo is missing or refuses"
+        return 1
+    fi
+    say "installing $* with apt-get"
+    local log
+    log=$(mktemp)
+    # The package lists of a fresh machine are empty or old; then the first attempt fails and the second one counts.
+    if apt_get install "$@" >"$log" 2>&1 || { apt_get update && apt_get install "$@"; } >"$log" 2>&1; then
+        rm -f "$log"
+        return 0
+    fi
+    sed 's/^/  apt-get: /' "$log" >&2
+    rm -f "$log"
+    say "cannot install $*: apt-get failed, see above (without a network it cannot work)"
+    return 1
+}
+
+apt_get() {
+    local verb=$1
+    shift
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -y -o APT::Install-Recommends=false "$verb" "$@"
+}

@@ -1,0 +1,274 @@
+"""Who may import whom: the wire and the domain stay pure, and the base install stays small.
+
+`penstock/protocols` and `penstock/broker` do no IO, read no clock, start no task and know no engine.
+That is checked in the source, import by import, and the checker itself is shown to find what it
+should. What the base install does not bring along must not be needed to import the core; that is
+checked by importing it where those packages cannot be found.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+IMPURE = frozenset(
+    {
+        "asyncio",
+        "concurrent",
+        "datetime",
+        "multiprocessing",
+        "os",
+        "select",
+        "selectors",
+        "signal",
+        "socket",
+        "ssl",
+        "subprocess",
+        "threading",
+        "time",
+        "uvloop",
+    }
+)
+"""Modules that do IO, read a clock or start a task."""
+
+LAYERS: dict[str, tuple[str, ...]] = {
+    "penstock.protocols": (
+        "penstock.protocols",
+        "penstock.broker.batch",
+        "penstock.broker.ids",
+        "penstock.broker.policy",
+        "penstock.broker.words",
+    ),
+    "penstock.broker": ("penstock.broker", "penstock.engines.interface", "penstock.errors"),
+}
+"""What each pure package may import of Penstock: these modules, and what is in them."""
+
+OPTIONAL = ("nats", "nicegui", "numpy", "pyarrow", "pyspark")
+"""What only an extra installs."""
+
+NEEDS_EXTRA = {"penstock.engines.log.arrow"}
+"""Core modules that are imported only where their extra is installed."""
+
+
+# --- The checker ---
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def absolute(name: str, level: int, package: str) -> str:
+    """The full name of a relative import (`level` dots) out of `package`."""
+    if not level:
+        return name
+    base = package.split(".")[: len(package.split(".")) - level + 1]
+    return ".".join([*base, name] if name else base)
+
+
+def imports_of(source: str, package: str) -> Iterator[tuple[int, str]]:
+    """(line, full name) of everything that a source imports, wherever in it; '?' where nobody can say.
+
+    `from a import b` counts as `a.b`: b may be a module, and if it is a name in a, the rules give
+    the same answer for it as for a.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = absolute(node.module or "", node.level, package)
+            for alias in node.names:
+                yield node.lineno, base if alias.name == "*" else f"{base}.{alias.name}"
+        elif isinstance(node, ast.Call):
+            function = node.func
+            called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+            if called in ("import_module", "__import__"):
+                name = node.args[0] if node.args else None
+                if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                    bare = name.value.lstrip(".")
+                    yield node.lineno, absolute(bare, len(name.value) - len(bare), package)
+                else:
+                    yield node.lineno, "?"
+
+
+def within(name: str, modules: tuple[str, ...]) -> bool:
+    return any(name == module or name.startswith(module + ".") for module in modules)
+
+
+def violations(source: str, module: str, package: str) -> list[str]:
+    """What a source of a pure package imports against the rules, as sentences."""
+    allowed = next(modules for layer, modules in LAYERS.items() if within(module, (layer,)))
+    found = []
+    for line, name in imports_of(source, package):
+        root = name.split(".")[0]
+        if name == "?":
+            found.append(f"{module}, line {line}: imports by a name that is computed; name the module")
+        elif root in IMPURE:
+            found.append(f"{module}, line {line}: imports {name}; nothing here does IO or reads a clock")
+        elif root == "penstock" and not within(name, allowed):
+            found.append(f"{module}, line {line}: imports {name}; only {', '.join(allowed)} are below it")
+    return found
+
+
+# --- The check ---
+
+PURE_FILES = sorted(path for layer in LAYERS for path in ROOT.joinpath(*layer.split(".")).rglob("*.py"))
+
+
+def test_there_is_something_to_check() -> None:
+    modules = {module_of(path) for path in PURE_FILES}
+    assert {"penstock.protocols", "penstock.broker", "penstock.broker.life"} <= modules
+
+
+@pytest.mark.parametrize("path", PURE_FILES, ids=module_of)
+def test_the_wire_and_the_domain_are_pure(path: Path) -> None:
+    module = module_of(path)
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    assert violations(path.read_text(encoding="utf-8"), module, package) == []
+
+
+BAD = """
+import asyncio
+import os.path
+import json, socket as wire
+from time import monotonic
+from datetime import datetime
+import penstock.engines.log
+from penstock.engines import log
+from penstock.engines.log.engine import LogEngine
+from penstock import server
+from ..engines.log import engine
+from .. import engines
+from penstock.engines import *
+
+def late():
+    import threading
+    if late:
+        from selectors import DefaultSelector
+    importlib.import_module("ssl")
+    __import__("penstock.engines.log")
+    import_module("..engines.jetstream", "penstock.broker")
+    import_module(late())
+"""
+
+BAD_NAMES = [
+    "asyncio",
+    "os.path",
+    "socket",
+    "time.monotonic",
+    "datetime.datetime",
+    "penstock.engines.log",
+    "penstock.engines.log",
+    "penstock.engines.log.engine.LogEngine",
+    "penstock.server",
+    "penstock.engines.log.engine",
+    "penstock.engines",
+    "penstock.engines",
+    "threading",
+    "selectors.DefaultSelector",
+    "ssl",
+    "penstock.engines.log",
+    "penstock.engines.jetstream",
+]
+
+GOOD = """
+import json
+import timeit, ostrich
+from array import array
+from penstock.broker.batch import Batch
+from penstock.broker import words
+from penstock.engines.interface import Engine
+from penstock.engines import interface
+from .life import State
+from . import ids
+from ..errors import PenstockError
+importlib.import_module("penstock.broker.policy")
+"""
+
+
+def test_the_checker_finds_every_bad_import() -> None:
+    found = violations(BAD, "penstock.broker.bad", "penstock.broker")
+    assert sorted(sentence.split(" imports ")[1].split(";")[0] for sentence in found) == sorted(
+        [*BAD_NAMES, "by a name that is computed"]
+    )
+    assert "penstock.broker.bad, line 2: imports asyncio; nothing here does IO or reads a clock" in found
+
+
+def test_the_checker_lets_good_imports_pass() -> None:
+    assert violations(GOOD, "penstock.broker.good", "penstock.broker") == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "allowed"),
+    [
+        ("from penstock.protocols.errors import PeerViolation", True),
+        ("from .errors import PeerViolation", True),
+        ("from penstock.broker.policy import door_of", True),
+        ("from penstock.broker import batch, ids, words, policy", True),
+        ("from penstock.broker import life", False),
+        ("from penstock.broker import batch, consumers", False),
+        ("import penstock.broker", False),
+        ("import penstock", False),
+        ("from penstock.broker.wordsmith import Pun", False),
+        ("from penstock.engines.interface import Engine", False),
+        ("from penstock.client import connect", False),
+        ("from ..broker.pending import Pending", False),
+    ],
+)
+def test_protocols_may_import_less_than_the_broker(statement: str, allowed: bool) -> None:
+    assert (violations(statement, "penstock.protocols.sspq", "penstock.protocols") == []) is allowed
+
+
+# --- The base install ---
+
+IMPORT_WITHOUT_EXTRAS = """
+import importlib, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {optional!r}:
+            raise ImportError(f"{{name}} is not installed here")
+
+sys.meta_path.insert(0, Blocked())
+for name in {optional!r}:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        continue
+    raise SystemExit(f"{{name}} was not blocked")
+
+for name in {modules!r}:
+    importlib.import_module(name)
+print("imported", len({modules!r}))
+"""
+
+
+def core_modules() -> list[str]:
+    folders = [ROOT / "penstock" / folder for folder in ("broker", "protocols", "engines/log")]
+    modules = {module_of(path) for folder in folders for path in folder.rglob("*.py")}
+    return sorted({"penstock", *modules} - NEEDS_EXTRA)
+
+
+def import_without_extras(modules: list[str]) -> subprocess.CompletedProcess[str]:
+    program = IMPORT_WITHOUT_EXTRAS.format(optional=OPTIONAL, modules=modules)
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_the_core_needs_no_extra() -> None:
+    modules = core_modules()
+    done = import_without_extras(modules)
+    assert (done.returncode, done.stdout.strip()) == (0, f"imported {len(modules)}"), done.stderr
+
+
+def test_a_core_that_needed_an_extra_would_be_found() -> None:
+    done = import_without_extras(["penstock", "pyarrow.compute"])
+    assert done.returncode == 1
+    assert "pyarrow is not installed here" in done.stderr
