@@ -71,6 +71,11 @@ def absolute(name: str, level: int, package: str) -> str:
     return ".".join([*base, name] if name else base)
 
 
+def text_of(node: ast.expr) -> str:
+    """A literal text, or nothing."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
 def imports_of(source: str, package: str) -> Iterator[tuple[int, str]]:
     """(line, full name) of everything that a source imports, wherever in it; '?' where nobody can say.
 
@@ -89,12 +94,11 @@ def imports_of(source: str, package: str) -> Iterator[tuple[int, str]]:
             function = node.func
             called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
             if called in ("import_module", "__import__"):
-                name = node.args[0] if node.args else None
-                if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                    bare = name.value.lstrip(".")
-                    yield node.lineno, absolute(bare, len(name.value) - len(bare), package)
-                else:
-                    yield node.lineno, "?"
+                arguments = [*node.args, *(word.value for word in node.keywords if word.arg == "package")]
+                name, *others = [text_of(argument) for argument in arguments] or [""]
+                dots = len(name) - len(name.lstrip("."))
+                anchor = others[0] if others and called == "import_module" else ""
+                yield node.lineno, absolute(name[dots:], dots, anchor or package) if name else "?"
 
 
 def within(name: str, modules: tuple[str, ...]) -> bool:
@@ -153,7 +157,8 @@ def late():
         from selectors import DefaultSelector
     importlib.import_module("ssl")
     __import__("penstock.engines.log")
-    import_module("..engines.jetstream", "penstock.broker")
+    import_module("..engines.jetstream", __package__)
+    import_module(".log.disk", package="penstock.engines")
     import_module(late())
 """
 
@@ -175,6 +180,7 @@ BAD_NAMES = [
     "ssl",
     "penstock.engines.log",
     "penstock.engines.jetstream",
+    "penstock.engines.log.disk",
 ]
 
 GOOD = """

@@ -148,7 +148,7 @@ class Timers(Generic[Key]):
         """Remove and return (key, first, end) of everything whose second has come."""
         now = self._second = now_us // _SECOND_US
         seconds, *coarser = self._levels
-        for level in reversed(coarser):
+        for level in coarser:
             while (bucket := level.reached(now)) is not None:
                 self._pour(bucket)
         found: list[tuple[Key, int, int]] = []

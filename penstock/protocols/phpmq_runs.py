@@ -19,7 +19,6 @@ from array import array
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate
-from typing import TypeVar
 
 from penstock.broker.batch import Batch
 from penstock.broker.ids import ID_DIGITS
@@ -39,12 +38,10 @@ from penstock.protocols.phpmq import (
     Settled,
 )
 
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
-
 _GROUP = 32  # equal messages that are taken apart together
 _WALK = 256  # messages that are walked over before equal ones are looked for again
-_CACHE_MAX = 4096
+_CACHE_MAX = 1024  # sizes, heads or TTLs that are remembered for a connection
+_SHAPES_MAX = 64
 _LEAD_BYTES = MESSAGE_HEADER_BYTES + 1 + 36 + 1  # always enough to know how long a head is
 
 
@@ -134,7 +131,18 @@ def _take_groups(data: bytes, at: int, head: bytes, size: int, tail: bytes, cont
 class _Shape:
     """What messages that are recognised together have in common."""
 
-    __slots__ = ("dialect", "head_bytes", "line_break", "middle", "prefix", "queue", "sizes", "ttl", "ttl_head_bytes", "type_")
+    __slots__ = (
+        "dialect",
+        "head_bytes",
+        "line_break",
+        "middle",
+        "prefix",
+        "queue",
+        "sizes",
+        "ttl",
+        "ttl_head_bytes",
+        "type_",
+    )
 
     def __init__(self, type_: MessageType, queue: str, dialect: Dialect, ttl: bool) -> None:
         self.type_ = type_
@@ -166,6 +174,7 @@ class Shapes:
         self._shapes: dict[tuple[MessageType, str, Dialect, bool], _Shape] = {}
         self._head_bytes: dict[bytes, int] = {}  # by the first _LEAD_BYTES
         self._owners: dict[bytes, _Shape] = {}  # by head
+        self._sizes_known = 0  # over all shapes
         self._ttl_digits: dict[bytes, int] = {}  # by a TTL's packet header
         self._ttl_values: dict[bytes, int] = {}  # by a TTL's text
 
@@ -180,19 +189,22 @@ class Shapes:
         key = (type_, queue, dialect, text is not None)
         shape = self._shapes.get(key)
         if shape is None:
-            _make_room(self._shapes)
+            if len(self._shapes) >= _SHAPES_MAX:
+                self._forget()
             shape = self._shapes[key] = _Shape(type_, queue, dialect, text is not None)
         head = shape.prefix
         if type_ not in SETTLEMENTS:
             size = len(packets[PacketType.CONTENT])
             head = head[:-3] + dialect.packet_header(PacketType.CONTENT, size)
             self._size(shape, head)
-        _make_room(self._owners)
-        _make_room(self._head_bytes)
-        _make_room(self._ttl_values)
+        if len(self._owners) >= _CACHE_MAX:
+            self._owners.clear()
+            self._head_bytes.clear()
         self._owners[head] = shape
         self._head_bytes[head[:_LEAD_BYTES]] = len(head)
         if text is not None:
+            if len(self._ttl_values) >= _CACHE_MAX:
+                self._ttl_values.clear()
             self._ttl_digits[shape.line_break + dialect.packet_header(PacketType.TTL, len(text))] = len(text)
             self._ttl_values[text + shape.line_break] = int(text)
         self._last = shape
@@ -213,6 +225,16 @@ class Shapes:
         self._last = shape
         return end, shape.dialect
 
+    def _forget(self) -> None:
+        """Starts again: what a peer makes us remember must not grow without end."""
+        for shape in self._shapes.values():
+            shape.sizes.clear()
+        self._shapes.clear()
+        self._owners.clear()
+        self._head_bytes.clear()
+        self._last = None
+        self._sizes_known = 0
+
     def _size(self, shape: _Shape, head: bytes) -> int | None:
         """The size of the content that follows a head, or None if the head is not of this shape."""
         size = shape.sizes.get(head)
@@ -228,8 +250,11 @@ class Shapes:
         size = int(digits or b"0")
         if size > self._payload_bytes_max:
             return None
-        _make_room(shape.sizes)
+        if self._sizes_known >= _CACHE_MAX:
+            self._forget()
+            shape.sizes.clear()  # this one may have been forgotten before and still be in use
         shape.sizes[head] = size
+        self._sizes_known += 1
         return size
 
     def _take_sent(self, shape: _Shape, data: bytes, at: int, runs: Runs) -> int:
@@ -255,9 +280,12 @@ class Shapes:
             add, break_bytes, end = payloads.append, len(line_break), len(data)
             for _ in range(_WALK):
                 start = at + head_bytes
-                size = known(data[at:start])
+                head = data[at:start]
+                size = known(head)
                 if size is None:
-                    break
+                    size = self._size(shape, head)
+                    if size is None:
+                        break
                 stop = start + size
                 after = stop + break_bytes
                 if after > end or (break_bytes and data[stop:after] != line_break):
@@ -273,9 +301,12 @@ class Shapes:
         add_payload, add_ttl = run.payloads.append, run.ttls.append
         for _ in range(_WALK):
             start = at + head_bytes
-            size = known(data[at:start])
+            head = data[at:start]
+            size = known(head)
             if size is None:
-                break
+                size = self._size(shape, head)
+                if size is None:
+                    break
             stop = start + size
             text = stop + ttl_head_bytes
             digits = digits_of(data[stop:text])
@@ -336,11 +367,12 @@ class Shapes:
                 return at
             if run is None:
                 run = runs.of(shape.type_, shape.queue)
-                add_payload, add_id = run.payloads.append, run.ids.append
+                run.note_ttl(0, 0)
+                add_payload, add_id, add_ttl = run.payloads.append, run.ids.append, run.ttls.append
             add_payload(data[start:stop])
             add_id(data[id_end - ID_DIGITS : id_end])
-            if ttl_seconds:
-                run.note_ttl(ttl_seconds, 1)
+            if ttl:
+                add_ttl(ttl_seconds)
             at = after
 
     def _tail(self, shape: _Shape, data: bytes, at: int) -> tuple[int, int] | None:
@@ -357,11 +389,6 @@ class Shapes:
         ttl_seconds = self._ttl_values.get(data[text:end])
         # At the chunk's end the beginning of a text may look like another, shorter text.
         return (ttl_seconds, end) if ttl_seconds is not None and end <= len(data) else None
-
-
-def _make_room(cache: dict[_Key, _Value]) -> None:
-    if len(cache) >= _CACHE_MAX:
-        cache.clear()
 
 
 _TAKE: dict[MessageType, Callable[[Shapes, _Shape, bytes, int, Runs], int]] = {

@@ -15,8 +15,8 @@ Rules that always hold:
   * Every request that is refused here is answered with UNDELIVERED and told as `Ignored`.
 
 How it fails: `MisuseError` for a call that the tables do not allow, with nothing changed, and
-`PeerViolation` for a stream that cannot be trusted (close it). What came before a violation in
-the same chunk is still returned; `violation` then says what the next `receive` will raise.
+`PeerViolation` for a stream that cannot be trusted (close it). The commands that came before it in
+the same chunk wait in `salvage`.
 """
 
 from array import array
@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from penstock.broker import words
 from penstock.broker.batch import Batch, Slice
+from penstock.broker.policy import door_of
 from penstock.broker.words import Command, Outcome, Ranges
 from penstock.protocols import rq
 from penstock.protocols.errors import MisuseError, PeerViolation
@@ -46,7 +47,7 @@ from penstock.protocols.rq_session import (
     Step,
     door_name,
     pick,
-    split_door,
+    refusal,
     step,
 )
 
@@ -74,7 +75,7 @@ class ControllerSession:
         self._connection = Connection.OPEN
         self._output = bytearray()
         self._ignored = IgnoredTally()
-        self._commands: list[Command] = []  # those of the chunk being read
+        self._commands: list[Command] = []  # those of the chunk being read, or to be salvaged
         self._consumers: dict[str, Consumer] = {}  # by the name that the node uses
         self._queue_ids: dict[str, int] = {}
         self._queue_names: list[str] = []  # index + 1 is the queue id
@@ -103,11 +104,6 @@ class ControllerSession:
         return self._pulse.due_us
 
     @property
-    def violation(self) -> PeerViolation | None:
-        """Set once the stream cannot be trusted any more: process what was returned, then close."""
-        return self._decoder.violation
-
-    @property
     def deliveries(self) -> int:
         """How many deliveries are out."""
         return self._pool.taken
@@ -125,13 +121,23 @@ class ControllerSession:
         """The commands of a received chunk. The chunk may be reused afterwards."""
         if len(data):
             self._pulse.heard(now_us)
-        for event in self._decoder.feed(data):
-            _HANDLERS[type(event)](self, event)
+        try:
+            events = self._decoder.feed(data)
+        except PeerViolation:
+            self._handle(self._decoder.salvage())
+            raise
+        self._handle(events)
+        return self.salvage()
+
+    def salvage(self) -> list[Command]:
+        """After a violation: the commands before it in the same chunk. Gives them once."""
         commands, self._commands = self._commands, []
         commands += self._ignored.take()
-        if not commands and self.violation is not None:
-            raise self.violation
         return commands
+
+    def _handle(self, events: list[rq.Event]) -> None:
+        for event in events:
+            _HANDLERS[type(event)](self, event)
 
     def tick(self, now_us: int) -> bool:
         """Ping a silent node, mark it idle. True where `idle` has changed since the last tick."""
@@ -249,27 +255,21 @@ class ControllerSession:
     # -- events -----------------------------------------------------------------------------------
 
     def _on_requests(self, event: rq.Requests) -> None:
-        name = self._named(event.queue)
-        door = None if name is None else split_door(name)
-        if self._connection is not Connection.OPEN:
-            why, detail = "REQUEST while closing", f"the connection is {self._connection.value}"
-        elif name is None:
-            why, detail = "REQUEST with an unknown QUEUEID", f"queue id {event.queue}"
-        elif door is None or door[1]:
-            why, detail = "REQUEST for dead letters", f"queue {name!r}: nobody can send there"
-        else:
+        refused = self._refused("REQUEST", event.queue)
+        if refused is None:
             self._commands.append(
                 words.Publish(
-                    name,
+                    self._named(event.queue),
                     event.batch,
                     tickets=event.ids,
                     wants_reply=not event.noreply,
                     timeout_seconds=event.timeout_seconds,
                 )
             )
-            return
-        self._output += rq.encode_undelivered(event.ids)
-        self._ignored.add(why, f"request {event.ids[0]}: {detail}", len(event.ids))
+        else:
+            self._output += rq.encode_undelivered(event.ids)
+            why, detail = refused
+            self._ignored.add(why, f"request {event.ids[0]}: {detail}", len(event.ids))
 
     def _on_delivered(self, event: rq.Delivered) -> None:
         tags, offsets, known = self._tags, self._offsets, len(self._tags)
@@ -346,46 +346,34 @@ class ControllerSession:
         )
 
     def _on_broadcasts(self, event: rq.Broadcasts) -> None:
-        name = self._named(event.queue)
-        if self._connection is not Connection.OPEN:
-            self._ignored.add("BROADCAST while closing", count=len(event.batch))
-        elif name is None:
-            self._ignored.add(
-                "BROADCAST with an unknown QUEUEID", f"queue id {event.queue}", len(event.batch)
-            )
-        elif split_door(name) != (name, False):
-            self._ignored.add("BROADCAST for dead letters", f"queue {name!r}", len(event.batch))
+        refused = self._refused("BROADCAST", event.queue)
+        if refused is None:
+            self._commands.append(words.Broadcast(self._named(event.queue), event.batch))
         else:
-            self._commands.append(words.Broadcast(name, event.batch))
+            self._ignored.add(*refused, len(event.batch))
 
     def _on_consume(self, event: rq.ConsumeAsked) -> None:
         name = self._named(event.queue)
-        if self._connection is not Connection.OPEN:
-            self._ignored.add("CONSUME while closing", f"queue {event.queue!r}")
-            return
-        if name is None:
-            self._ignored.add("CONSUME with an unknown QUEUEID", f"queue id {event.queue}")
-            return
-        door = split_door(name)
-        if door is None:
-            self._ignored.add("CONSUME of a queue that cannot be", f"queue {name!r}")
-            return
-        if name not in self._consumers and len(self._consumers) >= self._limits.consumed_queues_max:
+        queue, dead = door_of(name)
+        refused = self._refused("CONSUME", queue if name else event.queue)
+        if refused is None and name not in self._consumers:
             limit = self._limits.consumed_queues_max
-            self._ignored.add("CONSUME of too many queues", f"queue {name!r}: {limit} are the limit")
+            if len(self._consumers) >= limit:
+                refused = "CONSUME of too many queues", f"queue {name!r}: {limit} are the limit"
+        if refused is not None:
+            self._ignored.add(*refused)
             return
         before = self._consumers.get(name, Consumer.NONE)
         self._consumers[name] = CONSUMERS[before, rq.Command.CONSUME]
-        queue, dead = door
         self._commands.append(
             words.Consume(queue, event.credit, dead=dead, priority=event.priority, exclusive=event.exclusive)
         )
 
     def _on_cancel(self, event: rq.CancelAsked) -> None:
         name = self._named(event.queue)
-        before = Consumer.NONE if name is None else self._consumers.get(name, Consumer.NONE)
+        before = self._consumers.get(name, Consumer.NONE)
         after = CONSUMERS.get((before, rq.Command.CANCEL_QUEUE))
-        if name is None or after is None:
+        if after is None:
             self._ignored.add("CANCEL_QUEUE of a queue that is not consumed", f"queue {event.queue!r}")
             return
         self._consumers[name] = after
@@ -420,11 +408,21 @@ class ControllerSession:
     def _on_consuming(self, event: rq.Consuming) -> None:
         self._ignored.add("CONSUMING from a node", f"queue {event.queue!r}")
 
-    def _named(self, name: Name) -> str | None:
-        """The queue's name, also where it was given by the queue id that this node was told."""
-        if isinstance(name, str):
-            return name
-        return self._queue_names[name - 1] if 1 <= name <= len(self._queue_names) else None
+    def _refused(self, action: str, queue: Name) -> tuple[str, str] | None:
+        """Why work for a queue cannot begin: the reason, and the case. None: it can."""
+        if self._connection is not Connection.OPEN:
+            return f"{action} while closing", f"the connection is {self._connection.value}"
+        name = self._named(queue)
+        if not name and isinstance(queue, int):
+            return f"{action} with an unknown QUEUEID", f"queue id {queue}"
+        wrong = refusal(name)
+        return None if wrong is None else (f"{action} for a queue that cannot be", wrong)
+
+    def _named(self, queue: Name) -> str:
+        """The queue's name, also where it was given by the id that this node was told; "" for another id."""
+        if isinstance(queue, str):
+            return queue
+        return self._queue_names[queue - 1] if 1 <= queue <= len(self._queue_names) else ""
 
 
 # A handler takes the event of its own key, which a dict's type cannot say: hence Any.

@@ -20,9 +20,8 @@ Rules that always hold:
   * An event holds at most about `_CHUNK_BYTES_MAX` of payload, or one larger payload alone: such a
     payload is gathered once and handed on without a copy.
 
-It fails with `PeerViolation` for a length over its limit, and is dead from then on. What came
-before the violation in the same chunk is not lost: it is returned, and the violation is raised by
-the next call (`violation` tells earlier). A command that lacks an attribute is an event
+It fails with `PeerViolation` for a length over its limit, and raises the same from then on. What
+came before it in the same chunk waits in `salvage`. A command that lacks an attribute is an event
 (`Malformed`), because the stream can still be trusted.
 """
 
@@ -142,7 +141,7 @@ class Decoder:
     """One direction of one connection: `feed` it chunks, it returns events."""
 
     def __init__(self, limits: Limits) -> None:
-        self.violation: PeerViolation | None = None
+        self._violation: PeerViolation | None = None
         self._payload_bytes_max = limits.payload_bytes_max
         self._reader = Reader(
             "RQ",
@@ -170,8 +169,8 @@ class Decoder:
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Event]:
         """The events of the next chunk, which may be reused by its owner afterwards."""
-        if self.violation is not None:
-            raise self.violation
+        if self._violation is not None:
+            raise self._violation
         try:
             if len(data) <= _CHUNK_BYTES_MAX:
                 self._walk(data)
@@ -180,14 +179,17 @@ class Decoder:
                 for at in range(0, len(view), _CHUNK_BYTES_MAX):
                     self._walk(view[at : at + _CHUNK_BYTES_MAX])
         except PeerViolation as violation:
-            self.violation = violation
+            self._violation = violation
             self._close_runs()
-            if not self._events:
-                raise
-        if self._reader.skipped:
-            self._events.append(rq.Skipped(dict(self._reader.skipped)))
-            self._reader.skipped.clear()
+            raise
+        return self.salvage()
+
+    def salvage(self) -> list[Event]:
+        """After a violation: the events before it in the same chunk. Gives them once."""
         events, self._events = self._events, []
+        if self._reader.skipped:
+            events.append(rq.Skipped(dict(self._reader.skipped)))
+            self._reader.skipped.clear()
         return events
 
     # -- the walker: any commands, in any order ---------------------------------------------------
@@ -207,6 +209,7 @@ class Decoder:
                 break
             if command >= STRING_FIRST:
                 strings[command] = reader.string
+                reader.string = b""  # or the reader would keep a large payload alive
                 if command == _PAYLOAD:
                     self._payload_end = self._part(self._payload_end)
             elif command >= NUMBER_FIRST:
@@ -249,8 +252,10 @@ class Decoder:
     def _name(self, action: Command) -> Name | None:
         """The queue that the registers name; QUEUE counts where there is a QUEUEID too."""
         raw = self._strings.get(Command.QUEUE)
-        if raw is None:
-            return self._numbers[Command.QUEUEID]
+        return self._numbers[Command.QUEUEID] if raw is None else self._text(action, raw)
+
+    def _text(self, action: Command, raw: bytes) -> str | None:
+        """A queue's name as text; None where it is none, which is told."""
         name = self._names.get(raw)
         if name is None:
             try:
@@ -319,8 +324,8 @@ class Decoder:
 
     def _on_consuming(self, action: Command) -> None:
         queue_id = self._numbers[Command.QUEUEID]
-        name = self._name(action)
-        if isinstance(name, str):
+        name = self._text(action, self._strings[Command.QUEUE])
+        if name is not None:
             self._tell(rq.Consuming(name, queue_id))
 
     def _on_cancel(self, action: Command) -> None:

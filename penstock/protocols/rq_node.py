@@ -161,8 +161,8 @@ class NodeSession:
         self._connection = Connection.OPEN
         self._output = bytearray()
         self._ignored = IgnoredTally()
-        self._violation: PeerViolation | None = None  # found here; the decoder has its own
-        self._events: list[NodeEvent] = []  # those of the chunk being read
+        self._violation: PeerViolation | None = None
+        self._events: list[NodeEvent] = []  # those of the chunk being read, or to be salvaged
         self._consumers: dict[str, Consumer] = {}
         self._queue_names: dict[int, str] = {}  # by queue id
         self._pool = IdPool()
@@ -184,11 +184,6 @@ class NodeSession:
     def due_us(self) -> int | None:
         """When `tick` has something to do next, where nothing is received before."""
         return self._pulse.due_us
-
-    @property
-    def violation(self) -> PeerViolation | None:
-        """Set once the stream cannot be trusted any more: process what was returned, then close."""
-        return self._violation or self._decoder.violation
 
     @property
     def requests(self) -> int:
@@ -332,15 +327,25 @@ class NodeSession:
             raise self._violation
         if len(data):
             self._pulse.heard(now_us)
+        violation: PeerViolation | None = None
         try:
-            for event in self._decoder.feed(data):
+            events = self._decoder.feed(data)
+        except PeerViolation as found:
+            violation, events = found, self._decoder.salvage()
+        try:
+            for event in events:
                 _HANDLERS[type(event)](self, event)
-        except PeerViolation as violation:
+        except PeerViolation as found:
+            violation = found  # it stands before what the decoder may have found
+        if violation is not None:
             self._violation = violation
+            raise violation
+        return self.salvage()
+
+    def salvage(self) -> list[NodeEvent]:
+        """After a violation: the events before it in the same chunk. Gives them once."""
         events, self._events = self._events, []
         events += self._ignored.take()
-        if not events and self.violation is not None:
-            raise self.violation
         return events
 
     def tick(self, now_us: int) -> bool:

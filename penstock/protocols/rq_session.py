@@ -36,9 +36,11 @@ Rules that always hold:
 
 from collections.abc import Iterable
 from enum import Enum, IntEnum
+from functools import lru_cache
 from typing import TypeVar
 
 from penstock.broker.batch import Batch
+from penstock.broker.policy import DEAD_SUFFIX, QueueNameError, check_queue_name
 from penstock.broker.words import Ignored
 from penstock.protocols.errors import MisuseError
 from penstock.protocols.rq import Command
@@ -50,16 +52,14 @@ IDS_END = 1 << 15
 """Ids are below this: the original library sign-extends what is above."""
 
 
-DEAD_SUFFIX = ".dead"
-"""Ends the name of the door to a queue's dead letters."""
-
-
-def split_door(name: str) -> tuple[str, bool] | None:
-    """The queue behind a name, and whether it is the dead-letter door; None where there is no such queue."""
-    if not name.endswith(DEAD_SUFFIX):
-        return name, False
-    queue = name[: -len(DEAD_SUFFIX)]
-    return None if not queue or queue.endswith(DEAD_SUFFIX) else (queue, True)
+@lru_cache(maxsize=4096)
+def refusal(queue: str) -> str | None:
+    """Why nothing can be sent to a queue of that name, or None where something can."""
+    try:
+        check_queue_name(queue)
+    except QueueNameError as wrong:
+        return str(wrong)
+    return None
 
 
 def door_name(queue: str, dead: bool) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.broker.consumers import UNBOUNDED, Consumers, Joined
 
@@ -140,6 +140,11 @@ def test_what_a_small_window_cannot_take_goes_to_the_others() -> None:
     assert hand_out(consumers, 21) == {"a": 1, "b": 8, "c": 4, "d": 8}
 
 
+def test_a_window_that_is_exactly_filled_gets_no_more() -> None:
+    consumers = joined(a=2, b=5)
+    assert hand_out(consumers, 5) == {"a": 2, "b": 3}
+
+
 def test_no_more_is_shared_than_there_is_room() -> None:
     consumers = joined(a=1, b=2, c=3)
     assert hand_out(consumers, 1000) == {"a": 1, "b": 2, "c": 3}
@@ -162,6 +167,14 @@ def test_a_higher_priority_with_room_is_served_first() -> None:
     assert hand_out(consumers, 5) == {"high": 1, "normal": 3, "low": 1}
     consumers.freed("normal", 1)
     assert hand_out(consumers, 2) == {"normal": 1, "low": 1}
+
+
+def test_what_a_full_priority_cannot_take_goes_to_the_next() -> None:
+    consumers: Consumers[str] = Consumers()
+    consumers.join("low", 0, 10)
+    consumers.join("a", 1)
+    consumers.join("b", 2)
+    assert hand_out(consumers, 10) == {"a": 1, "b": 2, "low": 7}
 
 
 def test_priority_0_is_for_broadcasts_only() -> None:
@@ -369,6 +382,7 @@ class Plain:
 
 
 KEYS = st.sampled_from("abcdef")
+STOPPED = st.sampled_from([False, False, True])
 
 
 class AgainstModel(RuleBasedStateMachine):
@@ -396,11 +410,17 @@ class AgainstModel(RuleBasedStateMachine):
         self.turn = [key for key in self.turn if key in have_room]
         self.turn += [key for key in have_room if key not in self.turn]
 
+    @initialize(windows=st.lists(st.integers(0, 5), max_size=6))
+    def several(self, windows: list[int]) -> None:
+        """Most of what can go wrong needs several members at once."""
+        for key, credit in zip("abcdef", windows, strict=False):
+            self.join(key, credit, 20, False, False)
+
     @rule(
         key=KEYS,
         credit=st.integers(0, 5),
-        priority=st.sampled_from([0, 10, 20, 20, 20, 30]),
-        exclusive=st.sampled_from([False, False, False, True]),
+        priority=st.sampled_from([20, 20, 20, 30, 10, 0]),
+        exclusive=st.sampled_from([False] * 15 + [True]),  # one of them makes all others wait
         once=st.sampled_from([False, False, True]),
     )
     def join(self, key: str, credit: int, priority: int, exclusive: bool, once: bool) -> None:
@@ -447,14 +467,14 @@ class AgainstModel(RuleBasedStateMachine):
             self.plain[key].held = max(0, self.plain[key].held - count)
         self.settle_turn()
 
-    @rule(key=KEYS, idle=st.booleans())
+    @rule(key=KEYS, idle=STOPPED)
     def mark_idle(self, key: str, idle: bool) -> None:
         self.real.mark_idle(key, idle)
         if key in self.plain:
             self.plain[key].idle = idle
         self.settle_turn()
 
-    @rule(key=KEYS, blocked=st.booleans())
+    @rule(key=KEYS, blocked=STOPPED)
     def block(self, key: str, blocked: bool) -> None:
         self.real.block(key, blocked)
         if key in self.plain:

@@ -22,7 +22,9 @@ from penstock.engines.log.disk import Disk, File, is_full
 from penstock.engines.log.segments import Index, Segment, Segments
 from penstock.engines.log.workers import Worker
 
-SPARE = "spare"
+SPARE = "spare-"
+"""Files that lie ready to become segments. Each has a name of its own: one may be on its way to be
+renamed while the next is made."""
 
 
 class SyncFailed(Exception):
@@ -43,11 +45,12 @@ class Block:
 class Group:
     """What goes out in one write and one sync."""
 
-    __slots__ = ("after_sync", "after_write", "blocks", "sync")
+    __slots__ = ("after_sync", "after_write", "blocks", "sync", "was_stalled")
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
         self.sync = False
+        self.was_stalled = False  # there was no room for it at first
         self.after_write: list[Callable[[EngineFailed | None], None]] = []
         self.after_sync: list[Callable[[EngineFailed | None], None]] = []
 
@@ -81,7 +84,8 @@ class Committer:
         self._stalled: Group | None = None  # waiting for room
         self._files: dict[int, File] = {}  # by base; the writer thread's own: written since the last sync
         self._waiting_for_sync: list[Callable[[EngineFailed | None], None]] = []
-        self._spare_ready = False
+        self._spare = ""  # the file that lies ready to be the next segment
+        self._spares_made = 0
         self._spare_wanted = False
         self._no_room = False  # the last attempt to get room failed
         self.position = 0  # where the next block goes
@@ -107,7 +111,7 @@ class Committer:
 
         The reserve at the end of the last segment is kept for settlements.
         """
-        if not self._no_room or self._spare_ready:
+        if not self._no_room or self._spare:
             return
         if self._stalled is not None or self.active.size + length > self.active.limit - self._reserve_bytes:
             raise DiskFull(
@@ -125,7 +129,7 @@ class Committer:
 
     def fits(self, length: int) -> bool:
         """Whether a block can be added without asking the disk for room that it does not have."""
-        return not self._no_room or self._spare_ready or self.active.size + length <= self.active.limit
+        return not self._no_room or bool(self._spare) or self.active.size + length <= self.active.limit
 
     def reserve(self, length: int) -> None:
         """Make sure that the next `length` bytes land in one segment."""
@@ -136,9 +140,8 @@ class Committer:
     def _begin_segment(self, limit: int) -> None:
         segment = Segment(self.position, 0, 0, limit, sealed=False)
         segment.index = Index()
-        if self._spare_ready and limit == self._segment_bytes:
-            segment.from_spare = True
-            self._spare_ready = False
+        if self._spare and limit == self._segment_bytes:
+            segment.spare, self._spare = self._spare, ""
         if self._segments.all:
             self._segments.sealed(self.active)
         self._segments.add(segment)
@@ -212,8 +215,8 @@ class Committer:
         """On the writer's thread: a segment's file; a new one has its name safe before its content."""
         if segment.created:
             return self._disk.open(segment.name)
-        if segment.from_spare:
-            self._disk.rename(SPARE, segment.name)
+        if segment.spare:
+            self._disk.rename(segment.spare, segment.name)
             file = self._disk.open(segment.name)
         else:
             file = self._disk.create(segment.name, segment.limit)
@@ -235,12 +238,14 @@ class Committer:
         self._in_flight = None
         if isinstance(error, OSError) and is_full(error):
             self._stalled = group
+            group.was_stalled = True
             self._no_room = True
             return
         if error is not None:
             self._fail(group, error)
             return
-        self._no_room = self._no_room and not group.blocks
+        if group.was_stalled:
+            self._no_room = False
         if group.blocks:
             written = group.blocks[-1].header.end
             self._segments.written = written
@@ -280,22 +285,29 @@ class Committer:
     def _want_spare(self) -> None:
         """Have the next segment's file ready before it is needed."""
         active = self.active
-        if self._spare_ready or self._spare_wanted or active.size < active.limit // 2:
+        if self._spare or self._spare_wanted or active.size < active.limit // 2:
             return
-        self._spare_wanted = True
-        self._keeper.submit(self._make_spare, self._spare_made)
+        self._make_spare()
 
     def _make_spare(self) -> None:
-        file = self._disk.create(SPARE, self._segment_bytes)
-        try:
-            file.sync()
-        finally:
-            file.close()
+        self._spare_wanted = True
+        self._spares_made += 1
+        name = f"{SPARE}{self._spares_made}"
 
-    def _spare_made(self, _: None, error: BaseException | None) -> None:
+        def make() -> str:
+            file = self._disk.create(name, self._segment_bytes)
+            try:
+                file.sync()
+            finally:
+                file.close()
+            return name
+
+        self._keeper.submit(make, self._spare_made)
+
+    def _spare_made(self, name: str | None, error: BaseException | None) -> None:
         self._spare_wanted = False
-        if error is None:
-            self._spare_ready = True
+        if name is not None:
+            self._spare = name
             self._no_room = self._stalled is not None and self._no_room
         elif isinstance(error, OSError) and is_full(error):
             self._no_room = True
@@ -308,9 +320,8 @@ class Committer:
         if self._stalled is not None and self._in_flight is None:
             group, self._stalled = self._stalled, None
             self._submit(group)
-        elif self._no_room:
-            self._spare_wanted = True
-            self._keeper.submit(self._make_spare, self._spare_made)
+        elif self._no_room and not self._spare_wanted:
+            self._make_spare()
         else:
             self._want_spare()
 

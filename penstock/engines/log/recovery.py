@@ -56,7 +56,7 @@ class _Recovery:
         for name in self._disk.names():
             parsed = parse_segment_name(name)
             outdated = parsed is not None and parsed[1] < newest[parsed[0]]
-            if outdated or name == SPARE or name.endswith(".tmp"):
+            if outdated or name.startswith(SPARE) or name.endswith(".tmp"):
                 self._disk.remove(name)
                 removed = True
         if removed:

@@ -121,13 +121,13 @@ class Segment:
         "base",
         "created",
         "file",
-        "from_spare",
         "generation",
         "index",
         "limit",
         "sealed",
         "size",
         "spans",
+        "spare",
         "time_max_us",
     )
 
@@ -141,7 +141,7 @@ class Segment:
         self.time_max_us = 0
         self.index: Index | None = None
         self.file: File | None = None  # for reading
-        self.from_spare = False  # the file that lies ready becomes this one
+        self.spare = ""  # the file that lies ready to become this one
         self.created = sealed  # the file is there under its name
 
     @property

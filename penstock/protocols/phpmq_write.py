@@ -1,0 +1,242 @@
+"""PHPMQ written: messages, windows, verdicts and dispatches to bytes, many into one buffer.
+
+A `Writer` writes one dialect. What is the same for all messages to one queue is put together once
+(`_Heads`, shared by all connections), the digits of a length once per length; what is left for each message
+are a few references that are joined in the end.
+
+Rules that always hold:
+  * One call gives one buffer: whoever writes it with one write never splits a header over segments, which
+    the original client cannot read.
+  * Every packet is where the documents put it: queue, content, id, TTL.
+  * A dispatch shows what is left of the TTL in whole seconds, rounded up, at least 1. Dead letters do not
+    expire any more and have no TTL.
+
+How it fails: what PHPMQ cannot say, or what the limits forbid, raises `MisuseError` before anything is
+written.
+"""
+
+import struct
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from functools import lru_cache
+from itertools import pairwise
+
+from penstock.broker.batch import Batch, Slice
+from penstock.broker.ids import ID_DIGITS, ORIGIN_DIGITS
+from penstock.protocols.errors import MisuseError
+from penstock.protocols.phpmq import (
+    LIMITS,
+    REQUIRED,
+    SETTLEMENTS,
+    Dialect,
+    Limits,
+    MessageType,
+    PacketType,
+)
+
+_US_PER_SECOND = 1_000_000
+_CACHE_MAX = 1024  # entries of a dict whose keys somebody else chooses
+
+# From this average size on, payloads are joined from views instead of slices: the slice's copy then costs
+# more than the view's object.
+_VIEW_BYTES = 4096
+_HEX_GROUP = 64  # offsets that are written as hex digits together
+
+
+class TtlPacket(Enum):
+    """Whether a dispatch carries packet 05. The original clients expect it always, or never."""
+
+    AUTO = "auto"  # a message with a TTL does, one without does not
+    ALWAYS = "always"  # 0 where there is none
+    NEVER = "never"
+
+
+class _Heads(dict[int, bytes]):
+    """Everything that stands before a content, by its size, for one queue, type and packet count."""
+
+    def __init__(self, dialect: Dialect, lead: bytes) -> None:
+        self._dialect = dialect
+        self._lead = lead
+
+    def __missing__(self, size: int) -> bytes:
+        if len(self) >= _CACHE_MAX:
+            self.clear()
+        head = self[size] = self._lead + self._dialect.packet_header(PacketType.CONTENT, size)
+        return head
+
+
+class _Tails(dict[int, bytes]):
+    """Everything that stands behind a content or an id, by the TTL that is shown there."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+
+    def __missing__(self, ttl_seconds: int) -> bytes:
+        if len(self) >= _CACHE_MAX:
+            self.clear()
+        packet = self._dialect.packet(PacketType.TTL, b"%d" % ttl_seconds)
+        tail = self[ttl_seconds] = self._dialect.line_break + packet
+        return tail
+
+
+@lru_cache(maxsize=256)
+def _heads_of(dialect: Dialect, type_: MessageType, name: bytes, packets: int) -> _Heads:
+    return _Heads(dialect, _lead(dialect, type_, name, packets))
+
+
+def _lead(dialect: Dialect, type_: MessageType, name: bytes, packets: int) -> bytes:
+    return dialect.message_header(type_, packets) + dialect.packet(PacketType.QUEUE, name)
+
+
+@lru_cache
+def _tails_of(dialect: Dialect) -> _Tails:
+    return _Tails(dialect)
+
+
+@lru_cache(maxsize=_HEX_GROUP)
+def _cut_hex(count: int) -> Callable[[bytes], tuple[bytes, ...]]:
+    """Cuts `count` numbers of 16 hex digits into their last 14."""
+    return struct.Struct(f"{16 - ID_DIGITS + ORIGIN_DIGITS}x{ID_DIGITS - ORIGIN_DIGITS}s" * count).unpack
+
+
+def _offsets_as_hex(start: int, end: int) -> list[bytes]:
+    """The offset parts of ids, a group at a time: a third of what formatting each would cost."""
+    digits: list[bytes] = []
+    for first in range(start, end, _HEX_GROUP):
+        group = array("Q", range(first, min(first + _HEX_GROUP, end)))
+        if sys.byteorder == "little":
+            group.byteswap()
+        digits += _cut_hex(len(group))(group.tobytes().hex().encode())
+    return digits
+
+
+class Writer:
+    """Writes one dialect, for either side."""
+
+    def __init__(self, dialect: Dialect, limits: Limits = LIMITS) -> None:
+        self.dialect = dialect
+        self._limits = limits
+        self._tails = _tails_of(dialect)
+
+    def sends(self, queue: str, batch: Batch) -> bytes:
+        """A batch as messages (001). Those without a TTL have no packet for it."""
+        largest = max((end - start for start, end in pairwise(batch.bounds)), default=0)
+        if largest > self._limits.payload_bytes_max:
+            limit = self._limits.payload_bytes_max
+            raise MisuseError(f"phpmq: queue {queue!r}: a message of {largest} bytes is over {limit}")
+        name = self._name(queue)
+        plain = _heads_of(self.dialect, MessageType.MESSAGE, name, 2)
+        line_break = self.dialect.line_break
+        payload = _payload(batch.payload, len(batch.payload), len(batch))
+        out: list[bytes | memoryview] = []
+        start = 0
+        if batch.ttl_seconds is None:
+            for end in batch.bounds[1:]:
+                out += plain[end - start], payload[start:end], line_break
+                start = end
+            return b"".join(out)
+        with_ttl = _heads_of(self.dialect, MessageType.MESSAGE, name, 3)
+        self._check_number("a TTL", max(batch.ttl_seconds, default=0), min(batch.ttl_seconds, default=0))
+        for end, ttl_seconds in zip(batch.bounds[1:], batch.ttl_seconds, strict=True):
+            if ttl_seconds:
+                out += with_ttl[end - start], payload[start:end], self._tails[ttl_seconds]
+            else:
+                out += plain[end - start], payload[start:end], line_break
+            start = end
+        return b"".join(out)
+
+    def consume(self, queue: str, count: int) -> bytes:
+        """A window on a queue (002)."""
+        self._check_number("a window", count, count)
+        lead = _lead(self.dialect, MessageType.CONSUME, self._name(queue), 2)
+        return lead + self.dialect.packet(PacketType.COUNT, b"%d" % count)
+
+    def settlements(
+        self, type_: MessageType, queue: str, ids: Iterable[bytes], ttl_seconds: int = 0
+    ) -> bytes:
+        """One verdict (004, 005 or 006) on many messages; `ttl_seconds` is for 005."""
+        if type_ not in SETTLEMENTS:
+            raise MisuseError(f"phpmq: message {type_:03d} is no verdict on a message")
+        lead = _lead(self.dialect, type_, self._name(queue), len(REQUIRED[type_]))
+        tail = self.dialect.line_break
+        if type_ is MessageType.REQUEUE:
+            self._check_number("a TTL", ttl_seconds, ttl_seconds)
+            tail = self._tails[ttl_seconds]
+        ids = list(ids)
+        heads: dict[int, bytes] = {}
+        for size in set(map(len, ids)):
+            if not 0 < size <= self._limits.message_id_bytes_max:
+                limit = self._limits.message_id_bytes_max
+                raise MisuseError(f"phpmq: queue {queue!r}: an id has 1 to {limit} bytes, not {size}")
+            heads[size] = lead + self.dialect.packet_header(PacketType.ID, size)
+        out: list[bytes] = []
+        for id_ in ids:
+            out += heads[len(id_)], id_, tail
+        return b"".join(out)
+
+    def dispatches(
+        self,
+        queue: str,
+        slices: Iterable[Slice],
+        now_us: int,
+        ttl_packet: TtlPacket = TtlPacket.AUTO,
+        dead: bool = False,
+    ) -> bytes:
+        """Stored messages as dispatches (003) that name the queue as `queue`."""
+        dialect = self.dialect
+        name = self._name(queue)
+        plain = _heads_of(dialect, MessageType.DISPATCH, name, 3)
+        with_ttl = _heads_of(dialect, MessageType.DISPATCH, name, 4)
+        before_id = dialect.line_break + dialect.packet_header(PacketType.ID, ID_DIGITS)
+        out: list[bytes | memoryview] = []
+        for piece in slices:
+            lo, hi = piece.lo, piece.hi
+            bounds = list(piece.bounds[lo : hi + 1])
+            payload = _payload(piece.payload, bounds[-1] - bounds[0], hi - lo)
+            middle = before_id + piece.origin
+            numbers = _offsets_as_hex(piece.offset_start, piece.offset_end)
+            expires = None if dead or piece.expires_us is None else piece.expires_us[lo:hi]
+            start = bounds[0]
+            if ttl_packet is TtlPacket.NEVER or (expires is None and ttl_packet is TtlPacket.AUTO):
+                tail = dialect.line_break
+                for end, number in zip(bounds[1:], numbers, strict=True):
+                    out += plain[end - start], payload[start:end], middle, number, tail
+                    start = end
+                continue
+            always = ttl_packet is TtlPacket.ALWAYS
+            ttls = _seconds_left(expires, now_us) if expires is not None else [0] * (hi - lo)
+            for end, number, left in zip(bounds[1:], numbers, ttls, strict=True):
+                if left or always:
+                    out += with_ttl[end - start], payload[start:end], middle, number, self._tails[left]
+                else:
+                    out += plain[end - start], payload[start:end], middle, number, dialect.line_break
+                start = end
+        return b"".join(out)
+
+    def _name(self, queue: str) -> bytes:
+        try:
+            name = queue.encode()
+        except UnicodeEncodeError:
+            raise MisuseError(f"phpmq: queue name {queue!r} cannot be written as UTF-8") from None
+        if not 0 < len(name) <= self._limits.queue_name_bytes_max:
+            limit = self._limits.queue_name_bytes_max
+            raise MisuseError(f"phpmq: queue name {queue!r} has {len(name)} bytes, must have 1 to {limit}")
+        return name
+
+    def _check_number(self, what: str, highest: int, lowest: int) -> None:
+        digits = self._limits.number_digits_max
+        if lowest < 0 or highest >= 10**digits:
+            raise MisuseError(
+                f"phpmq: {what} is a number of at most {digits} digits, not {lowest} to {highest}"
+            )
+
+
+def _payload(payload: bytes | memoryview, payload_bytes: int, count: int) -> bytes | memoryview:
+    return memoryview(payload) if payload_bytes >= _VIEW_BYTES * count else payload
+
+
+def _seconds_left(expires_us: Sequence[int], now_us: int) -> list[int]:
+    """Whole seconds, rounded up, at least 1 for a living message; 0 where there is no TTL."""
+    return [max(1, -((now_us - expires) // _US_PER_SECOND)) if expires else 0 for expires in expires_us]
