@@ -8,10 +8,11 @@
                        │                                   │        │  withdrawn ──────► gone
                        ├─ expired, withdrawn ──► gone      │        │
                        └────────────── dead ────────────► dead ◄────┘ dead
-                                                          │  ▲
-                                                     held │  │ returned, requeued, dead
-                                                          ▼  │
-                                                       dead-held ── acked, rejected ───► gone
+                                                         │ │ ▲
+                              gone ◄──── withdrawn ──────┘ │ │
+                                                      held │ │ returned, requeued, dead
+                                                           ▼ │
+                                                        dead-held ── acked, rejected ──► gone
 
 A state says where a message is, an event is an arrow. Every arrow is recorded with its time,
 offset and reason, except `held`: a delivery is written down with its ending, which carries

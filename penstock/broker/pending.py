@@ -99,6 +99,12 @@ class Line:
         first, end, place = run
         end = min(end, first + count)
         self.places.cut(first, end)
+        # Its entry goes too, or a message that is picked and put back for ever leaves a trail of them.
+        _, _, entry_end = self._heap[0]
+        if end < entry_end:
+            heapreplace(self._heap, (place, end, entry_end))
+        else:
+            heappop(self._heap)
         return first, end, place
 
 

@@ -141,6 +141,8 @@ class RangeMap(Generic[V]):
     def find(self, start: int, end: int) -> list[Piece[V]]:
         """What is covered between `start` and `end`, clipped to them."""
         found: list[Piece[V]] = []
+        if start >= end:
+            return found
         leaf_index = max(bisect_right(self._firsts, start) - 1, 0)
         while leaf_index < len(self._leaves) and self._firsts[leaf_index] < end:
             leaf = self._leaves[leaf_index]
@@ -157,6 +159,8 @@ class RangeMap(Generic[V]):
     def cut(self, start: int, end: int) -> list[Piece[V]]:
         """Remove everything between `start` and `end`; what was there, clipped to them."""
         removed: list[Piece[V]] = []
+        if start >= end:
+            return removed
         leaf_index = max(bisect_right(self._firsts, start) - 1, 0)
         while leaf_index < len(self._leaves) and self._firsts[leaf_index] < end:
             leaf = self._leaves[leaf_index]

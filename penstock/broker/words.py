@@ -59,6 +59,7 @@ class Cancel:
     """No more messages of this queue for this connection; what it holds it may still settle."""
 
     queue: str
+    dead: bool = False  # its dead letters; the other door stays open
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ time is answered by a callback, on the broker's own thread.
 
     append      many messages for one queue; the receipt comes when they are durable
     transact    many messages for many queues, all or nothing, once per key
+    ready       how many could be taken now
     take        the next messages for a consumer, as slices of stored blocks
     settle      a consumer's verdict on what it holds
     give_back   what a consumer leaves behind: lost, cancelled
@@ -30,6 +31,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.broker.batch import Batch, Slice
 from penstock.broker.life import Event, Reason
+from penstock.broker.policy import Policies
 from penstock.broker.words import Outcome, Ranges, Where
 from penstock.errors import PenstockError
 
@@ -44,6 +46,10 @@ class EngineRefused(EngineError):
 
 class DiskFull(EngineRefused):
     """No room for new messages. Deliveries and settlements go on; try again when there is room."""
+
+
+class QueueFull(EngineRefused):
+    """The queue has its `max-bytes`. Try again when consumers have settled some."""
 
 
 class EngineFailed(EngineError):
@@ -88,6 +94,7 @@ class Fate(NamedTuple):
     end: int
     event: Event
     reason: Reason
+    consumer: str = ""  # who had them, where they were taken from somebody's hands
 
 
 class EventRun(NamedTuple):
@@ -144,6 +151,10 @@ class Engine(Protocol):
         now_us: int,
         receipt: TransactionReceipt | None = None,
     ) -> None: ...
+
+    def set_policies(self, policies: Policies) -> None: ...
+
+    def ready(self, queue: str, *, dead: bool = False) -> int: ...
 
     def take(
         self,
@@ -204,6 +215,8 @@ class Engine(Protocol):
 
     def describe(self, queue: str) -> QueueInfo: ...
 
+    def is_paused(self, queue: str) -> bool: ...
+
     def pause(self, queue: str, paused: bool, now_us: int) -> None: ...
 
     def hold_retention(self, reader: ReaderInfo, now_us: int) -> None: ...
@@ -213,6 +226,8 @@ class Engine(Protocol):
     def readers(self) -> list[ReaderInfo]: ...
 
     def trim(self, now_us: int) -> None: ...
+
+    def tick(self, now_us: int) -> None: ...
 
     def flush(self, now_us: int) -> None: ...
 

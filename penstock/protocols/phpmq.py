@@ -23,8 +23,6 @@ PROTOCOL = "phpmq"
 VERSION = b"01"
 MESSAGE_HEADER_BYTES = 8
 LENGTH_DIGITS_BELIEVED = 10  # a content length with more significant digits is over every limit
-DEAD_SUFFIX = ".dead"
-"""A queue name that ends so is the door to the dead letters of the queue before it."""
 
 
 class MessageType(IntEnum):

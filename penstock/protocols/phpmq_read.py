@@ -27,6 +27,7 @@ from enum import IntEnum, auto
 from io import BytesIO
 from typing import NoReturn
 
+from penstock.broker.policy import QueueNameError, check_queue_name, door_of
 from penstock.protocols.errors import PeerViolation
 from penstock.protocols.phpmq import (
     ALLOWED,
@@ -138,10 +139,12 @@ class Reader:
                 self._position += at
                 return
         if not isinstance(data, bytes):
-            # One copy of the chunk costs a tenth of what slicing a memoryview for each content would.
-            data = bytes(memoryview(data)[at:])
-            self._position += at
-            at = 0
+            # One copy of the chunk costs a tenth of what slicing a memoryview for each content would. The
+            # byte before `at` stays, because a step may give it back.
+            start = max(at - 1, 0)
+            data = bytes(memoryview(data)[start:])
+            self._position += start
+            at -= start
         if self._partial is not None or self._step is not _Step.HEADER:
             at = self._careful(data, at)
         end = len(data)
@@ -280,8 +283,8 @@ class Reader:
         type_ = self._packet_type
         if type_ in _NUMBERS and not item.isdigit():
             self._violate(f"packet {type_:02d} must be digits", position, item)
-        if type_ is PacketType.QUEUE and not _is_utf8(item):
-            self._violate("a queue name must be UTF-8", position, item)
+        if type_ is PacketType.QUEUE and (wrong := _wrong_with_name(item, self._limits)):
+            self._violate(wrong, position, item)
         self._packets[type_] = item
         if len(self._packets) == self._count:
             self._complete()
@@ -343,12 +346,15 @@ def _text(raw: bytes) -> str:
     return raw.decode("ascii", "backslashreplace")
 
 
-def _is_utf8(raw: bytes) -> bool:
+def _wrong_with_name(raw: bytes, limits: Limits) -> str | None:
+    """Why no queue, and no door to dead letters, can be called that."""
     try:
-        raw.decode()
+        check_queue_name(door_of(raw.decode())[0], limits.queue_name_bytes_max)
     except UnicodeDecodeError:
-        return False
-    return True
+        return "a queue name must be UTF-8"
+    except QueueNameError as error:
+        return str(error)
+    return None
 
 
 _STEPS: dict[_Step, Callable[[Reader, bytes, int], int]] = {

@@ -30,13 +30,13 @@ again. A call that the tables do not have raises `MisuseError` and changes nothi
 import sys
 from array import array
 from binascii import unhexlify
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from penstock.broker.batch import Batch, Slice
 from penstock.broker.ids import ID_DIGITS, ORIGIN_DIGITS, split_id
+from penstock.broker.policy import DEAD_SUFFIX, door_of
 from penstock.broker.words import (
     Cancel,
     Command,
@@ -51,7 +51,6 @@ from penstock.broker.words import (
 from penstock.protocols import phpmq
 from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.phpmq import (
-    DEAD_SUFFIX,
     LIMITS,
     ConsumeRequested,
     Dialect,
@@ -112,7 +111,6 @@ OUTCOMES = {
 }
 
 IGNORED_SENT_DEAD = "phpmq: sent to NAME.dead, where nobody can send; not stored"
-IGNORED_NO_DOOR = "phpmq: NAME.dead without a queue that can have dead letters"
 IGNORED_FOREIGN_ID = "phpmq: an id that this broker never gave"
 IGNORED_TWICE = "phpmq: acknowledged twice"
 IGNORED_NOT_OPEN = "phpmq: asked for no messages of a queue that it does not consume"
@@ -170,13 +168,13 @@ class ServerSession:
         except PeerViolation as violation:
             self._violation, events = violation, self._reader.salvage()
         commands: list[Command] = []
-        ignored: Counter[tuple[str, str]] = Counter()
+        ignored: dict[str, Ignored] = {}
         try:
             for event in events:
                 self._event(event, commands, ignored)
         except PeerViolation as violation:
             self._violation = violation  # it stands before what the reader may have found
-        commands += [Ignored(reason, count, detail) for (reason, detail), count in ignored.items()]
+        commands += ignored.values()
         if self._violation is not None:
             self._salvaged = commands
             raise self._violation
@@ -195,33 +193,29 @@ class ServerSession:
         name = queue + DEAD_SUFFIX if dead else queue
         return self._open[queue, dead].writer.dispatches(name, slices, now_us, self._ttl_packet, dead)
 
-    def _event(self, event: Event, commands: list[Command], ignored: Counter[tuple[str, str]]) -> None:
-        if isinstance(event, Sent):
-            if event.queue.endswith(DEAD_SUFFIX):
-                ignored[IGNORED_SENT_DEAD, event.queue] += len(event.batch)
-            else:
-                commands.append(Publish(event.queue, event.batch))
-            return
-        door = _door(event.queue)
-        if door is None:
-            count = len(event.ids) if isinstance(event, Settled) else 1
-            ignored[IGNORED_NO_DOOR, event.queue] += count
-        elif isinstance(event, Settled):
-            self._settle(event, door, commands, ignored)
+    def _event(self, event: Event, commands: list[Command], ignored: dict[str, Ignored]) -> None:
+        queue, dead = door_of(event.queue)
+        if isinstance(event, Settled):
+            self._settle(event, (queue, dead), commands, ignored)
         elif isinstance(event, ConsumeRequested):
-            self._ask(event, door, commands, ignored)
+            self._ask(event, (queue, dead), commands, ignored)
+        elif isinstance(event, Sent):
+            if dead:
+                _note(ignored, IGNORED_SENT_DEAD, event.queue, len(event.batch))
+            else:
+                commands.append(Publish(queue, event.batch))
 
     def _ask(
         self,
         event: ConsumeRequested,
         door: tuple[str, bool],
         commands: list[Command],
-        ignored: Counter[tuple[str, str]],
+        ignored: dict[str, Ignored],
     ) -> None:
         cause = Cause.ASKED if event.count else Cause.ASKED_NONE
         after = SERVER_WINDOWS.get((self.window(door[0], dead=door[1]), cause))
         if after is None:
-            ignored[IGNORED_NOT_OPEN, event.queue] += 1
+            _note(ignored, IGNORED_NOT_OPEN, event.queue, 1)
             return
         if after is Window.CLOSED:
             self._close(door, commands)
@@ -253,7 +247,7 @@ class ServerSession:
         event: Settled,
         door: tuple[str, bool],
         commands: list[Command],
-        ignored: Counter[tuple[str, str]],
+        ignored: dict[str, Ignored],
     ) -> None:
         queue, dead = door
         outcome = OUTCOMES[event.type_]
@@ -266,18 +260,15 @@ class ServerSession:
                 unique = sorted(set(offsets))
                 ranges = ranges_of(unique)
                 if len(unique) < len(offsets):
-                    ignored[IGNORED_TWICE, event.queue] += len(offsets) - len(unique)
+                    _note(ignored, IGNORED_TWICE, event.queue, len(offsets) - len(unique))
             commands.append(Settle(queue, outcome, origin, ranges, event.ttl_seconds, dead))
         if foreign:
-            ignored[IGNORED_FOREIGN_ID, event.queue] += foreign
+            _note(ignored, IGNORED_FOREIGN_ID, event.queue, foreign)
 
 
-def _door(name: str) -> tuple[str, bool] | None:
-    """The queue behind a name, and whether its dead letters are meant; None if there cannot be one."""
-    if not name.endswith(DEAD_SUFFIX):
-        return name, False
-    queue = name.removesuffix(DEAD_SUFFIX)
-    return (queue, True) if queue and not queue.endswith(DEAD_SUFFIX) else None
+def _note(ignored: dict[str, Ignored], reason: str, queue: str, count: int) -> None:
+    """Adds to what a chunk did in vain. The queue is that of the first of its kind."""
+    ignored.setdefault(reason, Ignored(reason, 0, f"queue {queue!r}")).count += count
 
 
 def split_ids(ids: Sequence[bytes]) -> tuple[dict[bytes, list[int]], int]:
@@ -341,7 +332,7 @@ class ClientSession:
 
     def send(self, queue: str, batch: Batch) -> bytes:
         """Messages for a queue, as one buffer."""
-        if queue.endswith(DEAD_SUFFIX):
+        if door_of(queue)[1]:
             raise MisuseError(f"phpmq: nobody can send to {queue!r}: it is the door to dead letters")
         return self._writer.sends(queue, batch)
 

@@ -25,6 +25,7 @@ from itertools import pairwise
 
 from penstock.broker.batch import Batch, Slice
 from penstock.broker.ids import ID_DIGITS, ORIGIN_DIGITS
+from penstock.broker.policy import QueueNameError, check_queue_name, door_of
 from penstock.protocols.errors import MisuseError
 from penstock.protocols.phpmq import (
     LIMITS,
@@ -90,6 +91,19 @@ def _lead(dialect: Dialect, type_: MessageType, name: bytes, packets: int) -> by
     return dialect.message_header(type_, packets) + dialect.packet(PacketType.QUEUE, name)
 
 
+@lru_cache(maxsize=256)
+def _name_of(queue: str, bytes_max: int) -> bytes:
+    """A queue name, or that of the door to its dead letters, as it travels."""
+    try:
+        check_queue_name(door_of(queue)[0], bytes_max)
+    except QueueNameError as error:
+        raise MisuseError(f"phpmq: {error}") from None
+    name = queue.encode()
+    if len(name) > bytes_max:
+        raise MisuseError(f"phpmq: queue {queue!r}: the name has {len(name)} bytes; use at most {bytes_max}")
+    return name
+
+
 @lru_cache
 def _tails_of(dialect: Dialect) -> _Tails:
     return _Tails(dialect)
@@ -126,7 +140,7 @@ class Writer:
         if largest > self._limits.payload_bytes_max:
             limit = self._limits.payload_bytes_max
             raise MisuseError(f"phpmq: queue {queue!r}: a message of {largest} bytes is over {limit}")
-        name = self._name(queue)
+        name = _name_of(queue, self._limits.queue_name_bytes_max)
         plain = _heads_of(self.dialect, MessageType.MESSAGE, name, 2)
         line_break = self.dialect.line_break
         payload = _payload(batch.payload, len(batch.payload), len(batch))
@@ -150,7 +164,7 @@ class Writer:
     def consume(self, queue: str, count: int) -> bytes:
         """A window on a queue (002)."""
         self._check_number("a window", count, count)
-        lead = _lead(self.dialect, MessageType.CONSUME, self._name(queue), 2)
+        lead = _lead(self.dialect, MessageType.CONSUME, _name_of(queue, self._limits.queue_name_bytes_max), 2)
         return lead + self.dialect.packet(PacketType.COUNT, b"%d" % count)
 
     def settlements(
@@ -159,7 +173,9 @@ class Writer:
         """One verdict (004, 005 or 006) on many messages; `ttl_seconds` is for 005."""
         if type_ not in SETTLEMENTS:
             raise MisuseError(f"phpmq: message {type_:03d} is no verdict on a message")
-        lead = _lead(self.dialect, type_, self._name(queue), len(REQUIRED[type_]))
+        lead = _lead(
+            self.dialect, type_, _name_of(queue, self._limits.queue_name_bytes_max), len(REQUIRED[type_])
+        )
         tail = self.dialect.line_break
         if type_ is MessageType.REQUEUE:
             self._check_number("a TTL", ttl_seconds, ttl_seconds)
@@ -186,7 +202,7 @@ class Writer:
     ) -> bytes:
         """Stored messages as dispatches (003) that name the queue as `queue`."""
         dialect = self.dialect
-        name = self._name(queue)
+        name = _name_of(queue, self._limits.queue_name_bytes_max)
         plain = _heads_of(dialect, MessageType.DISPATCH, name, 3)
         with_ttl = _heads_of(dialect, MessageType.DISPATCH, name, 4)
         before_id = dialect.line_break + dialect.packet_header(PacketType.ID, ID_DIGITS)
@@ -214,16 +230,6 @@ class Writer:
                     out += plain[end - start], payload[start:end], middle, number, dialect.line_break
                 start = end
         return b"".join(out)
-
-    def _name(self, queue: str) -> bytes:
-        try:
-            name = queue.encode()
-        except UnicodeEncodeError:
-            raise MisuseError(f"phpmq: queue name {queue!r} cannot be written as UTF-8") from None
-        if not 0 < len(name) <= self._limits.queue_name_bytes_max:
-            limit = self._limits.queue_name_bytes_max
-            raise MisuseError(f"phpmq: queue name {queue!r} has {len(name)} bytes, must have 1 to {limit}")
-        return name
 
     def _check_number(self, what: str, highest: int, lowest: int) -> None:
         digits = self._limits.number_digits_max

@@ -13,6 +13,8 @@ Rules that always hold:
   * Queues are named to a node by QUEUE as the node itself named them, and by QUEUEID in CONSUMING only.
   * A dead letter is always delivered as NOREPLY: whoever asked has been told long ago.
   * Every request that is refused here is answered with UNDELIVERED and told as `Ignored`.
+  * No call fails for what the node has done. `receive` may have read a CANCEL_QUEUE or a CLOSING
+    that the broker has not come to yet; until it has, it may deliver, as if that were still on its way.
 
 How it fails: `MisuseError` for a call that the tables do not allow, with nothing changed, and
 `PeerViolation` for a stream that cannot be trusted (close it). The commands that came before it in
@@ -55,6 +57,9 @@ _STATE_BITS = 2
 _STATE_MASK = (1 << _STATE_BITS) - 1
 _NOTICE = int(Exchange.NOTICE)
 _AFTER_DELIVERED = tuple(int(EXCHANGES.get((state, Step.DELIVERED), state)) for state in Exchange)
+
+
+_MAY_DELIVER = frozenset({Connection.OPEN, Connection.LEAVING})
 
 
 class _Lane(NamedTuple):
@@ -109,8 +114,8 @@ class ControllerSession:
         return self._pool.taken
 
     def free_deliveries(self) -> int:
-        """How many more deliveries fit under the limit of the ids."""
-        return self._pool.available
+        """How many more deliveries may begin: the ids are limited, and none begins once we are closing."""
+        return self._pool.available if self._connection in _MAY_DELIVER else 0
 
     def consumer(self, queue: str, *, dead: bool = False) -> Consumer:
         return self._consumers.get(door_name(queue, dead), Consumer.NONE)
@@ -157,24 +162,25 @@ class ControllerSession:
         """The node's turn has come. Nothing where it was told before: the original library dies of it."""
         name = door_name(queue, dead)
         before = self._consumers.get(name, Consumer.NONE)
-        after = step(CONSUMERS, before, rq.Command.CONSUMING, f"consumer of queue {name!r}")
-        if before is Consumer.CONSUMING:
-            return b""
-        self._consumers[name] = after
         queue_id = self._queue_ids.get(name)
+        if before is Consumer.NONE:
+            raise MisuseError(f"queue {name!r}: the node has never asked to consume it")
+        if queue_id is not None and before is not Consumer.ASKED:
+            return b""
         if queue_id is None:
             self._queue_names.append(name)
             queue_id = self._queue_ids[name] = len(self._queue_names)
+        self._consumers[name] = CONSUMERS.get((before, rq.Command.CONSUMING), before)
         return rq.encode_consuming(name, queue_id)
 
     def deliver(self, queue: str, slices: Sequence[Slice], *, dead: bool = False) -> bytes:
         """Requests for a consumer. Messages with a reply address want a reply, all others are NOREPLY."""
-        name = self._present(queue, dead, "a delivery")
+        name = self._told(queue, dead)
         count = sum(map(len, slices))
-        if count > self._pool.available:
+        if count > self.free_deliveries():
             raise MisuseError(
-                f"queue {name!r}: {count} deliveries do not fit, {self._pool.taken} are out "
-                f"and {self._pool.available} more may be; ask free_deliveries() first"
+                f"queue {name!r}: {count} deliveries do not fit, {self._pool.taken} are out, the connection "
+                f"is {self._connection.value} and {self.free_deliveries()} more may be; ask free_deliveries() first"
             )
         buffers = []
         for part in slices:
@@ -187,7 +193,9 @@ class ControllerSession:
         return b"".join(buffers)
 
     def broadcast(self, queue: str, batch: Batch) -> bytes:
-        return rq.encode_broadcasts(self._present(queue, False, "a broadcast"), batch)
+        """To a consumer. Nothing once we are closing: a broadcast is for whoever is there, and for no one else."""
+        name = self._told(queue, dead=False)
+        return rq.encode_broadcasts(name, batch) if self._connection in _MAY_DELIVER else b""
 
     def delivered(self, tickets: Iterable[int]) -> bytes:
         """To the requester: a consumer has taken these requests, or these NOREPLY requests are durable."""
@@ -216,16 +224,13 @@ class ControllerSession:
         self._connection = step(CONNECTIONS, self._connection, Farewell.SERVER_FULL, "connection")
         return rq.SERVER_FULL
 
-    def _present(self, queue: str, dead: bool, what: str) -> str:
-        """The name of a queue that this node consumes from, for work that begins."""
+    def _told(self, queue: str, dead: bool) -> str:
+        """The name of a queue that this node was told it consumes."""
         name = door_name(queue, dead)
-        if self._connection is not Connection.OPEN:
+        if name not in self._queue_ids:
             raise MisuseError(
-                f"queue {name!r}: {what} cannot begin, the connection is {self._connection.value}"
+                f"queue {name!r}: the node was never told consuming(), so nothing can be given to it"
             )
-        state = self._consumers.get(name, Consumer.NONE)
-        if state is not Consumer.CONSUMING:
-            raise MisuseError(f"queue {name!r}: {what} needs a consumer, this node's is {state.value}")
         return name
 
     def _may_finish(self) -> None:
@@ -377,7 +382,8 @@ class ControllerSession:
             self._ignored.add("CANCEL_QUEUE of a queue that is not consumed", f"queue {event.queue!r}")
             return
         self._consumers[name] = after
-        self._commands.append(words.Cancel(name))
+        queue, dead = door_of(name)
+        self._commands.append(words.Cancel(queue, dead=dead))
 
     def _on_signal(self, event: rq.Signal) -> None:
         if event.command is rq.Command.PING:

@@ -402,6 +402,7 @@ class NodeSession:
             group.append(ident)
             if state != _FREE:
                 requests[ident] = after[state]
+        events: dict[type[Receipts] | type[Taken] | type[Failed], array[int]] = {}
         for state, group in groups.items():
             told = _TOLD.get((Exchange(state), how))
             if told is None:
@@ -409,7 +410,8 @@ class NodeSession:
                 continue
             if after[state] == _FREE:
                 self._pool.free(group)
-            self._events.append(told(array("I", group)))
+            events.setdefault(told, array("I")).fromlist(group)
+        self._events += [told(idents) for told, idents in events.items()]
 
     def _on_replies(self, event: rq.Replies) -> None:
         requests, known = self._requests, len(self._requests)
@@ -517,6 +519,8 @@ class Controllers:
 
     def move_back(self, address: str) -> str:
         """This one was full, silent or could not be reached: the one to try now."""
+        if address not in self._addresses:
+            raise MisuseError(f"controller {address!r} is none of {', '.join(self._addresses)}")
         self._addresses.remove(address)
         self._addresses.append(address)
         return self._addresses[0]

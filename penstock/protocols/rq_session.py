@@ -25,8 +25,9 @@ An exchange is a request on one leg of its way: between requester and controller
 requester's id, between controller and consumer under the controller's delivery id.
 
 Rules that always hold:
-  * New work (a request, a broadcast, a consume, a delivery) begins in `open` only; what has begun
-    may finish in every state but `full`.
+  * New work (a request, a broadcast, a consume, a delivery) begins in `open` only, and a delivery
+    also in `leaving`, where the controller may have sent it before it knew. What has begun may
+    finish in every state but `full`.
   * An id is given again only after its exchange has come back to `free`. That is the peer's doing:
     an id whose request was withdrawn stays taken until its consumer has answered, because a late
     answer must not be taken for that of another request.

@@ -3,8 +3,13 @@
 from array import array
 from collections.abc import Iterator, Sequence
 
-from penstock.broker.batch import RETRIES_NONE, Batch
-from penstock.engines.log.block import Messages
+from penstock.broker.batch import RETRIES_ENDLESS, RETRIES_NONE, Batch
+from penstock.engines.interface import EngineRefused
+from penstock.engines.log.block import PROTOCOLS, Messages
+
+BATCH_BYTES_MAX = 1 << 30
+TTL_SECONDS_MAX = 10**12
+"""Any moment that many seconds from now, in microseconds since the epoch, fits in 64 bits."""
 
 
 class Columns:
@@ -28,6 +33,51 @@ class Columns:
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
+
+
+def check_batch(queue: str, batch: Batch) -> None:
+    """Refuse what could not be stored, or not be read again.
+
+    Whether the bounds ascend is not looked at: whoever makes a batch walks over its messages, and
+    nobody shall do it a second time.
+    """
+    count = len(batch)
+    if count < 1:
+        raise EngineRefused(f"queue {queue!r}: a batch without messages")
+    if batch.bounds[0] != 0 or batch.bounds[count] != len(batch.payload):
+        raise EngineRefused(f"queue {queue!r}: the bounds of the batch do not fit its payload")
+    if len(batch.payload) > BATCH_BYTES_MAX:
+        raise EngineRefused(
+            f"queue {queue!r}: a batch of {len(batch.payload)} bytes; at most {BATCH_BYTES_MAX} at once"
+        )
+    for name, column in (("TTL", batch.ttl_seconds), ("retries", batch.retries), ("reply", batch.reply)):
+        if column is not None and len(column) != count:
+            raise EngineRefused(f"queue {queue!r}: {count} messages, but {len(column)} values for {name}")
+    if batch.retries is not None and not are_counters(batch.retries):
+        raise EngineRefused(
+            f"queue {queue!r}: a retry counter is out of range; use 0 to {RETRIES_ENDLESS}, or "
+            f"{RETRIES_NONE} for none"
+        )
+    if batch.ttl_seconds is not None:
+        check_ttl(queue, min(batch.ttl_seconds))
+        check_ttl(queue, max(batch.ttl_seconds))
+    if batch.protocol not in PROTOCOLS:
+        known = ", ".join(repr(protocol) for protocol in PROTOCOLS)
+        raise EngineRefused(f"queue {queue!r}: no protocol {batch.protocol!r}: one of {known}")
+
+
+def check_ttl(queue: str, ttl_seconds: int) -> None:
+    if not 0 <= ttl_seconds <= TTL_SECONDS_MAX:
+        raise EngineRefused(
+            f"queue {queue!r}: a TTL of {ttl_seconds} seconds; use 0 (none) to {TTL_SECONDS_MAX}"
+        )
+
+
+def are_counters(retries: "array[int]") -> bool:
+    # Counters from 0 to 255 have nothing in their upper bytes, and counting bytes costs next to nothing.
+    if retries.tobytes()[1::2].count(0) == len(retries):
+        return True
+    return min(retries) >= RETRIES_NONE and max(retries) <= RETRIES_ENDLESS
 
 
 def join_batches(batches: list[Batch], now_us: int) -> Columns:

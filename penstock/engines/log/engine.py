@@ -11,17 +11,18 @@ reported in `damage`, its messages are out of reach and are said to be, the rest
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from penstock.broker.batch import Batch, Slice
 from penstock.broker.life import Reason
-from penstock.broker.policy import Policies, check_queue_name
+from penstock.broker.policy import Policies, QueueNameError, check_queue_name
 from penstock.broker.words import Outcome, Ranges, Where
 from penstock.engines.interface import (
     EngineFailed,
     EngineRefused,
     EventRun,
     Fate,
+    QueueFull,
     QueueInfo,
     ReaderInfo,
     Receipt,
@@ -36,9 +37,8 @@ from penstock.engines.log.block import (
     HEADER_BYTES,
     KIND_CONTROL,
     control_parts,
-    protocol_number,
 )
-from penstock.engines.log.columns import join_batches, split_columns
+from penstock.engines.log.columns import check_batch, check_ttl, join_batches, split_columns
 from penstock.engines.log.committer import Committer
 from penstock.engines.log.disk import Disk, RealDisk
 from penstock.engines.log.queue import LogQueue
@@ -56,7 +56,6 @@ from penstock.engines.log.state import (
 )
 from penstock.engines.log.workers import ThreadWorker, Worker
 
-BATCH_BYTES_MAX = 1 << 30
 TAKE_BYTES = 1024 * 1024
 
 log = logging.getLogger("penstock.log")
@@ -72,6 +71,7 @@ class LogEngine:
         self._writer = writer
         self._keeper = keeper
         self._dirty: dict[int, LogQueue] = {}
+        self._ended: dict[int, LogQueue] = {}  # queues with fates that `expire` has to tell
         self._committer = Committer(
             state.disk,
             state.segments,
@@ -82,7 +82,7 @@ class LogEngine:
             self._has_failed,
         )
         self._sealer = Sealer(state, self._committer)
-        self._trimmer = Trimmer(state, keeper)
+        self._trimmer = Trimmer(state, keeper, self._when_safe)
         self._snapshotter = Snapshotter(state, self._committer, keeper)
         self._last_sync_us = 0
         self._closed = False
@@ -148,6 +148,7 @@ class LogEngine:
         if self._closed:
             return
         self._closed = True
+        self._trimmer.stop()
         if self._committer.failed is None:
             self._seal_all(now_us)
             self._committer.want_sync()
@@ -175,6 +176,10 @@ class LogEngine:
 
     def _has_failed(self, error: EngineFailed) -> None:
         log.critical("%s", error)
+        for queue in self._dirty.values():
+            receipts, queue.parts_receipts = queue.parts_receipts, []
+            for receipt in receipts:
+                receipt(error)
 
     def _check(self) -> None:
         if self._committer.failed is not None:
@@ -219,46 +224,39 @@ class LogEngine:
     def append(self, queue: str, batch: Batch, now_us: int, receipt: Receipt | None = None) -> None:
         """Messages for a queue, which is made where there is none."""
         self._check()
-        found = self._accepting(queue, batch, now_us)
+        check_batch(queue, batch)
+        self._check_queue(queue, len(batch.payload))
         self._committer.check_room(HEADER_BYTES + len(batch.payload))
+        found = self._state.queues.get(queue) or self._declare(queue, now_us)
         first = self._gather(found, batch, now_us)
         if receipt is not None:
             stored = Stored(queue, first, first + len(batch), found.origin(self._state.opening))
-            durability = found.policy.durability
-            if durability == "none":
+            if found.policy.durability == "none":
                 receipt(stored)
             else:
-                register = (
-                    self._committer.when_synced if durability == "commit" else self._committer.when_written
-                )
-                register(lambda error: receipt(error or stored))
+                # It waits with the messages: a group that goes out before their block is not theirs.
+                found.parts_receipts.append(lambda error: receipt(error or stored))
 
-    def _accepting(self, name: str, batch: Batch, now_us: int) -> LogQueue:
-        """The queue for a batch that may be added to it; refused otherwise."""
-        count = len(batch)
-        if count < 1:
-            raise EngineRefused(f"queue {name!r}: a batch without messages")
-        if batch.bounds[0] != 0 or batch.bounds[count] != len(batch.payload):
-            raise EngineRefused(f"queue {name!r}: the bounds of the batch do not fit its payload")
-        if len(batch.payload) > BATCH_BYTES_MAX:
-            raise EngineRefused(
-                f"queue {name!r}: a batch of {len(batch.payload)} bytes; at most {BATCH_BYTES_MAX} at once"
-            )
-        protocol_number(batch.protocol)
+    def _check_queue(self, name: str, payload_bytes: int) -> None:
+        """Refuse what the queue cannot accept; a queue that is not there yet has its policy already."""
         found = self._state.queues.get(name)
         if found is None:
-            check_queue_name(name)
-            found = self._declare(name, now_us)
-        max_bytes = found.policy.max_bytes
-        if max_bytes and views.living_bytes(self._state.segments, found) + len(batch.payload) > max_bytes:
-            raise EngineRefused(
-                f"queue {name!r}: {len(batch.payload)} more bytes would be over its max-bytes of "
+            try:
+                check_queue_name(name)
+            except QueueNameError as error:
+                raise EngineRefused(str(error)) from error
+        max_bytes = (found.policy if found is not None else self._state.policies.for_queue(name)).max_bytes
+        if not max_bytes:
+            return
+        living = views.living_bytes(self._state.segments, found) if found is not None else 0
+        if living + payload_bytes > max_bytes:
+            raise QueueFull(
+                f"queue {name!r}: {payload_bytes} more bytes would be over its max-bytes of "
                 f"{max_bytes}; wait until consumers have settled some"
             )
-        return found
 
     def _declare(self, name: str, now_us: int) -> LogQueue:
-        number = max(self._state.by_number, default=0) + 1
+        number = self._state.number_last + 1
         queue = self._state.declare(number, name)
         self._sealer.control({"op": "queue", "number": number, "name": name}, now_us)
         return queue
@@ -297,8 +295,16 @@ class LogEngine:
                 self._committer.when_synced(lambda error: receipt(error or done))
                 self._committer.want_sync()
             return
-        accepted = [(self._accepting(name, batch, now_us), batch) for name, batch in parts]
-        self._committer.check_room(sum(HEADER_BYTES + len(batch.payload) for _, batch in accepted))
+        payload_bytes: dict[str, int] = {}
+        for name, batch in parts:
+            check_batch(name, batch)
+            payload_bytes[name] = payload_bytes.get(name, 0) + len(batch.payload)
+        for name, more in payload_bytes.items():
+            self._check_queue(name, more)
+        self._committer.check_room(sum(HEADER_BYTES + len(batch.payload) for _, batch in parts))
+        accepted = [
+            (self._state.queues.get(name) or self._declare(name, now_us), batch) for name, batch in parts
+        ]
         self._seal_all(now_us)
         blocks: list[MessageBlock] = []
         stored: list[tuple[str, int, int, int]] = []
@@ -350,6 +356,13 @@ class LogEngine:
 
     # --- out -------------------------------------------------------------------------------------
 
+    def ready(self, queue: str, *, dead: bool = False) -> int:
+        """How many messages could be taken now, as far as is known without looking at each."""
+        found = self._state.queues.get(queue)
+        if found is None or found.paused:
+            return 0
+        return found.pending.dead.places.total if dead else found.pending.ready_count
+
     def take(
         self,
         queue: str,
@@ -368,8 +381,10 @@ class LogEngine:
         if found.parts:
             self._sealer.messages(found)
         slices = found.take(consumer, count, bytes_max, now_us, dead)
-        if len(found.ledger) or found.fates:
+        if len(found.ledger):
             self._dirty[found.number] = found
+        if found.fates:
+            self._ended[found.number] = found
         return slices
 
     def settle(
@@ -386,6 +401,7 @@ class LogEngine:
     ) -> list[Fate]:
         """A verdict on held messages. What this consumer does not hold is not in the answer."""
         self._check()
+        check_ttl(queue, ttl_seconds)
         found = self._state.queues.get(queue)
         if found is None:
             return []
@@ -469,11 +485,11 @@ class LogEngine:
                 self._sealer.messages(queue)
             queue.fates += queue.expire(first, end, now_us)
             if queue.fates:
-                self._dirty[number] = queue
-        for queue in self._dirty.values():
-            if queue.fates:
-                fates += [(queue.name, fate) for fate in queue.fates]
-                queue.fates = []
+                self._dirty[number] = self._ended[number] = queue
+        for queue in self._ended.values():
+            fates += [(queue.name, fate) for fate in queue.fates]
+            queue.fates = []
+        self._ended.clear()
         return fates
 
     def next_expiry_us(self) -> int | None:
@@ -500,6 +516,10 @@ class LogEngine:
 
     def describe(self, queue: str) -> QueueInfo:
         return views.describe(self._state, self._known(queue))
+
+    def is_paused(self, queue: str) -> bool:
+        found = self._state.queues.get(queue)
+        return found is not None and found.paused
 
     def pause(self, queue: str, paused: bool, now_us: int) -> None:
         """While paused, nothing is taken; messages are accepted and settled."""
@@ -539,6 +559,18 @@ class LogEngine:
         """Remove or compact what retention no longer asks for, off the loop."""
         self._check()
         self._trimmer.trim(self._snapshotter.positions, now_us)
+
+    def _when_safe(
+        self, queues: Iterable[int], now_us: int, call: Callable[[EngineFailed | None], None]
+    ) -> bool:
+        """Call when all that has happened to these queues is synced; False where there is no room for it."""
+        self._seal_all(now_us)
+        if not self._dirty.keys().isdisjoint(queues):
+            return False
+        self._committer.when_synced(call)
+        self._committer.want_sync()
+        self._committer.push()
+        return True
 
     # --- now and then ----------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from penstock.broker.pending import AS_STORED, Hold, Note, Pending, Place
 from penstock.broker.policy import QueuePolicy, after_expiry, after_loss, after_reject
 from penstock.broker.ranges import Piece, RangeMap
 from penstock.broker.words import Where
-from penstock.engines.interface import Fate, LogDamaged
+from penstock.engines.interface import EngineFailed, Fate, LogDamaged
 from penstock.engines.log.block import PROTOCOLS, Messages
 from penstock.engines.log.ledger import Ledger
 
@@ -52,7 +52,7 @@ class LogQueue:
         self.asking: RangeMap[None] = RangeMap()  # unsettled requests that want a reply
         self.ledger = Ledger()
         self.parts: list[Batch] = []  # accepted, not yet in a block
-        self.parts_count = 0
+        self.parts_receipts: list[Callable[[EngineFailed | None], None]] = []  # who waits for these
         self.parts_bytes = 0
         self.parts_time_us = 0
         self.next_event = 0
@@ -262,17 +262,21 @@ class LogQueue:
                 elif lost:
                     fates += self._lost(a, b, hold, where, now_us)
                 else:
-                    fates += self._unsent(a, b, hold, now_us)
+                    fates += self._unsent(a, b, hold, where, now_us)
         return fates
 
-    def _unsent(self, first: int, end: int, hold: Hold, now_us: int) -> Iterator[Fate]:
+    def _unsent(self, first: int, end: int, hold: Hold, where: Where, now_us: int) -> Iterator[Fate]:
         """Given back without having been delivered: no attempt is counted."""
+        reason = Reason.CONSUMER_CANCELLED
         for a, b, note, _, expires_us in self._attributes(first, end):
             if 0 < expires_us <= now_us:
                 yield from self._end(a, b, hold, *after_expiry(self.policy), now_us)
-                continue
-            self._back_to_place(a, b, Reason.CONSUMER_CANCELLED, hold, note)
-            yield Fate(a, b, Event.RETURNED, Reason.CONSUMER_CANCELLED)
+            elif where is Where.TAIL:
+                self._move_to_tail(a, b, Event.REQUEUED, reason, hold, note)
+                yield Fate(a, b, Event.REQUEUED, reason)
+            else:
+                self._back_to_place(a, b, reason, hold, note)
+                yield Fate(a, b, Event.RETURNED, reason)
 
     def _lost(self, first: int, end: int, hold: Hold, where: Where, now_us: int) -> Iterator[Fate]:
         for a, b, note, retries, expires_us in self._attributes(first, end):
@@ -435,7 +439,7 @@ class LogQueue:
             for a, b, hold in pending.release(first, end, consumer, dead=False):
                 self._record_end(Event.WITHDRAWN, a, b, reason, hold)
                 self._gone(a, b)
-                fates.append(Fate(a, b, Event.WITHDRAWN, reason))
+                fates.append(Fate(a, b, Event.WITHDRAWN, reason, consumer))
         return fates
 
     def purge_dead(self) -> int:
@@ -466,9 +470,10 @@ class LogQueue:
                 end = min(end, first + limit - count)
             if first >= end:
                 break
-            dead.cut(first, end)
-            self._move_to_tail(first, end, Event.REDRIVEN, place.reason, None, Note(0, AS_STORED, 0))
-            count += end - first
+            # The ranges may overlap, so that what a run names has gone with another one.
+            for a, b, _ in dead.cut(first, end):
+                self._move_to_tail(a, b, Event.REDRIVEN, place.reason, None, Note(0, AS_STORED, 0))
+                count += b - a
         return count
 
     # --- expiry ----------------------------------------------------------------------------------

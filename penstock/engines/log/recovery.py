@@ -17,6 +17,7 @@ from penstock.engines.interface import LogDamaged
 from penstock.engines.log.block import FLAG_END, FLAG_PART, Header
 from penstock.engines.log.committer import SPARE
 from penstock.engines.log.disk import File, write_whole
+from penstock.engines.log.retention import move_starts
 from penstock.engines.log.scan import find_block, walk_blocks
 from penstock.engines.log.segments import Segment, parse_segment_name, segment_name
 from penstock.engines.log.snapshot import load_snapshot, snapshot_positions
@@ -35,12 +36,15 @@ class _Recovery:
         self._state = state
         self._disk = state.disk
         self._part: list[tuple[Header, memoryview, Segment]] = []  # a transaction without its end yet
+        self._missing: list[Segment] = []  # segments that the snapshot knows and the folder does not
 
     def run(self) -> int:
         on_disk = self._clean_names()
         start = self._load_snapshot()
         self._match_segments(on_disk, start)
-        return self._replay(start)
+        position = self._replay(start)
+        self._report_missing()
+        return position
 
     # --- names -----------------------------------------------------------------------------------
 
@@ -85,8 +89,11 @@ class _Recovery:
         for segment in list(state.segments.all):
             generation = on_disk.get(segment.base)
             if generation is None:
-                self._segment_missing(segment, start)
+                move_starts(state, segment)
+                state.segments.replace(segment, None)
+                self._missing.append(segment)
             elif generation != segment.generation:
+                move_starts(state, segment)
                 state.segments.replace(segment, self._describe(segment.base, generation))
         known = {segment.base for segment in state.segments.all}
         for base in sorted(on_disk):
@@ -99,13 +106,16 @@ class _Recovery:
                 segment = Segment(base, on_disk[base], 0, 0, sealed=True)
                 state.segments.add(segment)
 
-    def _segment_missing(self, segment: Segment, start: int) -> None:
-        """Retention removes a segment and then writes a snapshot without it, so it may be gone."""
+    def _report_missing(self) -> None:
+        """Retention removes a segment whose messages are settled, some perhaps after the snapshot.
+
+        So what is alive when everything has been replayed, and only that, is lost.
+        """
         state = self._state
-        for number, span in segment.spans.items():
+        spans = [(segment, *item) for segment in self._missing for item in segment.spans.items()]
+        for segment, number, span in spans:
             queue = state.by_number[number]
-            alive = queue.pending.unsettled(span.first_offset, span.end_offset)
-            for first, end in alive:
+            for first, end in queue.pending.unsettled(span.first_offset, span.end_offset):
                 state.damage.append(
                     Damage(
                         self._disk.where(segment.name),
@@ -118,9 +128,6 @@ class _Recovery:
                     )
                 )
                 queue.pending.lift(first, end)
-            queue.offset_start = max(queue.offset_start, span.end_offset)
-            queue.event_start = max(queue.event_start, span.end_event)
-        state.segments.replace(segment, None)
 
     def _describe(self, base: int, generation: int) -> Segment:
         """A compacted segment that is newer than the snapshot: its headers say what is in it."""
@@ -179,6 +186,7 @@ class _Recovery:
                 state.apply(header, body)
         finally:
             file.close()
+        move_starts(state, described)
 
     def _replay_segment(self, segment: Segment, file: File, begin: int, file_end: int, whole_end: int) -> int:
         """Apply the blocks of a segment up to `whole_end`; where the first torn one should be."""

@@ -7,10 +7,10 @@ lie behind the segment, because the settlements in it are needed until then.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 
-from penstock.engines.interface import LogDamaged, ReaderInfo
+from penstock.engines.interface import EngineFailed, LogDamaged, ReaderInfo
 from penstock.engines.log.block import (
     FLAG_END,
     FLAG_PART,
@@ -31,7 +31,7 @@ from penstock.engines.log.workers import Worker
 log = logging.getLogger("penstock.log")
 
 COMPACT_BELOW = 0.5
-"""A segment is compacted when less than this part of its payload is alive."""
+"""A segment is compacted when less than this part of it is alive."""
 
 Living = dict[int, list[tuple[int, int]]]
 
@@ -59,15 +59,35 @@ def plans(state: LogState, oldest_snapshot: int, now_us: int) -> Iterator[Plan]:
         ):
             continue
         living: Living = {}
-        alive_bytes = 0.0
         for number, span in segment.spans.items():
             pending = state.by_number[number].pending
             runs = pending.unsettled(span.first_offset, span.end_offset) if span.count else []
             if runs:
                 living[number] = runs
-                alive_bytes += span.bytes * sum(b - a for a, b in runs) / span.count
-        if alive_bytes < COMPACT_BELOW * segment.size:
+        if not living or _worth_compacting(segment, living):
             yield Plan(segment, living)
+
+
+def _worth_compacting(segment: Segment, living: Living) -> bool:
+    """Whether less than half of it would be left.
+
+    A segment as it was written is measured by its bytes, settlements included. A compacted one
+    holds messages only, so it is measured by these: by its bytes, small messages under large
+    headers would look as if there were something to win, again and again.
+    """
+    alive = stored = 0.0
+    events = survivors = 0
+    for number, span in segment.spans.items():
+        weight = span.bytes + span.count  # an empty message counts too
+        stored += weight
+        events += span.end_event - span.first_event
+        if number in living:
+            count = sum(b - a for a, b in living[number])
+            alive += weight * count / span.count
+            survivors += count
+    if segment.generation:
+        return alive < COMPACT_BELOW * stored
+    return survivors < events and alive < COMPACT_BELOW * segment.size
 
 
 def _bytes_after(state: LogState) -> list[dict[int, int]]:
@@ -106,52 +126,77 @@ def move_starts(state: LogState, segment: Segment) -> None:
         queue.event_start = max(queue.event_start, span.end_event)
 
 
-class Trimmer:
-    """Carries out one plan after the other: state on the loop, files on the keeper's thread."""
+WhenSafe = Callable[[Iterable[int], int, Callable[[EngineFailed | None], None]], bool]
 
-    def __init__(self, state: LogState, keeper: Worker) -> None:
+
+class Trimmer:
+    """Carries out one plan after the other: state on the loop, files on the keeper's thread.
+
+    A message that a plan leaves out is settled, but the record of that may still be on its way to
+    the disk. So a plan waits, by `when_safe`, until everything that it is based on is synced.
+    """
+
+    def __init__(self, state: LogState, keeper: Worker, when_safe: WhenSafe) -> None:
         self._state = state
         self._disk = state.disk
         self._keeper = keeper
+        self._when_safe = when_safe
         self._busy = False
+        self._stopped = False
+        self._passed_over: set[int] = set()  # bases of segments that failed, in this round
+        self._damaged: set[int] = set()  # bases of segments that cannot be compacted
+
+    def stop(self) -> None:
+        """Begin with nothing more."""
+        self._stopped = True
 
     def trim(self, snapshots: list[int], now_us: int) -> None:
-        """Begin with the first segment that can go or be compacted; `snapshots` are on the disk."""
-        if self._busy or len(snapshots) < SNAPSHOTS_KEPT:
+        """A round over all segments that can go or be compacted; `snapshots` are on the disk."""
+        if not self._busy and len(snapshots) >= SNAPSHOTS_KEPT:
+            self._passed_over.clear()
+            self._next(snapshots[-1], now_us)
+
+    def _next(self, oldest_snapshot: int, now_us: int) -> None:
+        avoid = self._passed_over | self._damaged
+        found = plans(self._state, oldest_snapshot, now_us)
+        plan = next((plan for plan in found if plan.segment.base not in avoid), None)
+        self._busy = plan is not None and not self._stopped
+        if plan is None or self._stopped:
             return
-        plan = next(plans(self._state, snapshots[-1], now_us), None)
-        if plan is None:
-            return
-        self._busy = True
         segment = plan.segment
 
-        def removed(_: None, error: BaseException | None) -> None:
-            self._busy = False
+        def ended(_: None, error: BaseException | None) -> None:
             if error is not None:
-                log.error("%s: could not be removed: %s", self._disk.where(segment.name), error)
-                return
-            self.trim(snapshots, now_us)
+                log.error("%s: could not be trimmed: %s", self._disk.where(segment.name), error)
+                (self._damaged if isinstance(error, LogDamaged) else self._passed_over).add(segment.base)
+            self._next(oldest_snapshot, now_us)
+
+        def replace(by: Segment | None) -> None:
+            move_starts(self._state, segment)
+            self._state.segments.replace(segment, by)
+            self._keeper.submit(remove_file, ended)
 
         def remove_file() -> None:
             self._disk.remove(segment.name)
             self._disk.sync_names()
 
-        if not plan.living:
-            move_starts(self._state, segment)
-            self._state.segments.replace(segment, None)
-            self._keeper.submit(remove_file, removed)
-            return
-
         def compacted(result: Segment | None, error: BaseException | None) -> None:
-            if error is not None or result is None:
-                self._busy = False
-                log.error("%s: could not be compacted: %s", self._disk.where(segment.name), error)
-                return
-            move_starts(self._state, segment)
-            self._state.segments.replace(segment, result)
-            self._keeper.submit(remove_file, removed)
+            if result is None:
+                ended(None, error)
+            else:
+                replace(result)
 
-        self._keeper.submit(lambda: compact(self._disk, segment, plan.living), compacted)
+        def safe(error: EngineFailed | None) -> None:
+            if error is not None:
+                self._busy = False
+            elif plan.living:
+                self._keeper.submit(lambda: compact(self._disk, segment, plan.living), compacted)
+            else:
+                replace(None)
+
+        if not self._when_safe(segment.spans, now_us, safe):
+            self._passed_over.add(segment.base)
+            self._next(oldest_snapshot, now_us)
 
 
 # --- compacting, on the keeper's thread ----------------------------------------------------------

@@ -61,12 +61,18 @@ class Sealer:
     def messages(self, queue: LogQueue) -> None:
         """The gathered batches of a queue: one block, or a few where they are large."""
         batches, queue.parts = queue.parts, []
+        receipts, queue.parts_receipts = queue.parts_receipts, []
         queue.parts_bytes = 0
         durability = queue.policy.durability
         time_us = queue.parts_time_us
         for columns in split_columns(join_batches(batches, time_us), self._state.settings.block_bytes):
             block = self.message_block(queue, columns, batches[0].protocol, time_us)
             self.add_messages(block, sync=durability == "commit")
+        for receipt in receipts:
+            if durability == "commit":
+                self._committer.when_synced(receipt)
+            else:
+                self._committer.when_written(receipt)
         self._note_lazy(durability)
 
     def _note_lazy(self, durability: str) -> None:

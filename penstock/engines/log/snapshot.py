@@ -38,6 +38,7 @@ PREFIX = "snapshot-"
 MAGIC = b"PSKS"
 _HEAD = struct.Struct("<4sII")
 SNAPSHOTS_KEPT = 2
+AT_ONCE_US = 1  # a moment that is over in any case
 
 
 def snapshot_name(position: int) -> str:
@@ -74,7 +75,7 @@ def encode_snapshot(state: LogState, position: int) -> bytes:
             }
         )
     timers = 0
-    for at_us, number, first, end in state.timers:
+    for at_us, number, first, end in _timers(state):
         numbers.extend((at_us, number, first, end))
         timers += 1
     meta = {
@@ -106,6 +107,20 @@ def encode_snapshot(state: LogState, position: int) -> bytes:
     return MAGIC + struct.pack("<I", zlib.crc32(body)) + body
 
 
+def _timers(state: LogState) -> Iterator[tuple[int, int, int, int]]:
+    """What is filed; and for what somebody holds, a look as soon as the log is open again.
+
+    A message may have expired while it was held, when its timer had nothing to do. After a crash
+    it is ready again, and nobody would come for it.
+    """
+    yield from state.timers
+    for queue in state.queues.values():
+        for holds in queue.pending.held.values():
+            for first, end, hold in holds:
+                if not hold.dead:
+                    yield AT_ONCE_US, queue.number, first, end
+
+
 def write_snapshot(disk: Disk, position: int, data: bytes) -> None:
     """On the keeper's thread."""
     write_whole(disk, snapshot_name(position), data)
@@ -121,7 +136,7 @@ class Snapshotter:
         self._committer = committer
         self._keeper = keeper
         self._running = False
-        self._segments_last = len(state.segments.all)
+        self._base_last = state.segments.all[-1].base if state.segments.all else -1
         self.positions = snapshot_positions(state.disk)[:SNAPSHOTS_KEPT]  # newest first
 
     def consider(self, force: bool = False) -> None:
@@ -133,13 +148,13 @@ class Snapshotter:
         due = (
             force
             or committer.blocks_since_snapshot >= self._state.settings.snapshot_blocks
-            or len(segments) > self._segments_last
+            or segments[-1].base != self._base_last
         )
         if not due or self._running or not committer.fits(0):
             return
         self._running = True
         committer.blocks_since_snapshot = 0
-        self._segments_last = len(segments)
+        self._base_last = segments[-1].base
         position = committer.position
         data = encode_snapshot(self._state, position)
 
@@ -159,11 +174,11 @@ class Snapshotter:
         committer.want_sync()
 
 
-def load_snapshot(state: LogState, position: int) -> None:
-    """Fill a fresh state. LogDamaged where the snapshot cannot be trusted."""
+def read_snapshot(disk: Disk, position: int) -> "tuple[dict[str, Any], array[int]]":
+    """The JSON part and the ranges of a snapshot. LogDamaged where it cannot be trusted."""
     name = snapshot_name(position)
-    data = read_whole(state.disk, name)
-    where = state.disk.where(name)
+    data = read_whole(disk, name)
+    where = disk.where(name)
     if len(data) < _HEAD.size:
         raise LogDamaged(f"{where}: is cut short")
     magic, checksum, text_bytes = _HEAD.unpack_from(data)
@@ -174,6 +189,12 @@ def load_snapshot(state: LogState, position: int) -> None:
         raise LogDamaged(f"{where}: has format {meta['format']}; this version reads format {FORMAT}")
     numbers = array("q")
     numbers.frombytes(data[_HEAD.size + text_bytes :])
+    return meta, numbers
+
+
+def load_snapshot(state: LogState, position: int) -> None:
+    """Fill a fresh state. LogDamaged where the snapshot cannot be trusted."""
+    meta, numbers = read_snapshot(state.disk, position)
     source = iter(numbers)
     state.log = meta["log"]
     state.opening = meta["opening"]

@@ -71,6 +71,7 @@ class LogState:
         self.timers: Timers[int] = Timers()
         self.queues: dict[str, LogQueue] = {}
         self.by_number: dict[int, LogQueue] = {}
+        self.number_last = 0  # the highest that a queue has: numbers are never given twice
         self.transactions: OrderedDict[str, list[StoredPart]] = OrderedDict()
         self.readers: dict[str, ReaderInfo] = {}
         self.damage: list[Damage] = []
@@ -86,6 +87,7 @@ class LogState:
         )
         self.queues[name] = queue
         self.by_number[number] = queue
+        self.number_last = max(self.number_last, number)
         return queue
 
     def remember(self, key: str, parts: list[StoredPart]) -> None:

@@ -59,7 +59,7 @@ def read_events(state: LogState, queue: LogQueue, start: int, end: int) -> Itera
                 body = read_body(segments.file_of(segment), segment.base, header, name)
                 runs = settlement_runs(header, body)
             for run in runs:
-                yield from _clip(run, start, end)
+                yield from clip(run, start, end)
 
 
 def accepted_run(header: Header) -> EventRun:
@@ -95,7 +95,7 @@ def settlement_runs(header: Header, body: memoryview) -> Iterator[EventRun]:
         number += row.end - row.first
 
 
-def _clip(run: EventRun, start: int, end: int) -> Iterator[EventRun]:
+def clip(run: EventRun, start: int, end: int) -> Iterator[EventRun]:
     """The part of a run whose event numbers lie between `start` and `end`."""
     skip = max(start - run.event_offset, 0)
     drop = max(run.event_offset + (run.end - run.first) - end, 0)

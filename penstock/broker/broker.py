@@ -1,0 +1,632 @@
+"""The broker: words from ports, messages to ports, an engine below.
+
+A turn of the server's loop is: received chunks become words (`handle`), then `turn` gives what
+came to the engine in one go and hands out what consumers have room for. Nothing here waits, reads
+a clock or touches a socket; `wants_turn` asks the server for the next turn.
+
+Rules that always hold:
+  * A queue is a queue, whichever door a message came through; nobody below a port knows protocols.
+  * What a consumer has room for is decided here and nowhere else: its window, its buffer, its turn.
+  * A sender for whose messages there is no room is not told no: it is not read any more, its
+    messages wait here in order, and go in as soon as there is room.
+  * A port that goes away leaves nothing behind: what it held goes back by the rule of its protocol,
+    what it had asked for is withdrawn, whoever waited behind it moves up.
+  * Every request ends once: a reply, or the news that there will be none.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
+from itertools import count as counter
+from typing import Any
+
+from penstock.broker import requests, words
+from penstock.broker.batch import Batch, Slice
+from penstock.broker.consumers import Consumers, Joined
+from penstock.broker.life import Event, Reason
+from penstock.broker.policy import Policies, QueueNameError, check_queue_name
+from penstock.broker.port import Port
+from penstock.broker.ranges import RangeMap
+from penstock.broker.requests import Asked, Outgoing
+from penstock.broker.words import Outcome, Ranges
+from penstock.engines.interface import (
+    DiskFull,
+    Engine,
+    EngineError,
+    EngineRefused,
+    Fate,
+    QueueFull,
+    Receipt,
+    Stored,
+)
+
+SECOND_US = 1_000_000
+DISPATCH_BYTES = 256 * 1024
+"""About how much one consumer gets in one go, so that others and the socket are not kept waiting."""
+
+
+class Door:
+    """One way into a queue: its messages, or its dead letters."""
+
+    __slots__ = ("consumers", "dead", "queue")
+
+    def __init__(self, queue: str, dead: bool) -> None:
+        self.queue = queue
+        self.dead = dead
+        self.consumers: Consumers[Port] = Consumers()
+
+
+class Desk:
+    """What the broker knows of a queue besides its messages."""
+
+    __slots__ = ("asked", "dead", "living", "orphans", "outgoing")
+
+    def __init__(self, queue: str) -> None:
+        self.living = Door(queue, dead=False)
+        self.dead = Door(queue, dead=True)
+        self.outgoing = Outgoing()
+        self.asked: RangeMap[Asked] = RangeMap()  # requests in this queue, by offset
+        self.orphans: RangeMap[str] = RangeMap()  # withdrawn while a consumer (its name) works on them
+
+    def door(self, dead: bool) -> Door:
+        return self.dead if dead else self.living
+
+
+class Guest:
+    """What the broker knows of a port."""
+
+    __slots__ = ("asked", "asked_numbers", "closing", "doors", "holds", "number", "port", "waiting")
+
+    def __init__(self, port: Port, number: int) -> None:
+        self.port = port
+        self.number = number
+        self.doors: dict[tuple[str, bool], Door] = {}  # it consumes there
+        self.holds: dict[tuple[str, bool], int] = {}  # by door: messages that it has not settled
+        self.asked: dict[int, Asked] = {}  # requests whose answers it waits for
+        self.asked_numbers = counter()
+        self.waiting: deque[words.Publish] = deque()  # there is no room for these yet
+        self.closing = False
+
+    @property
+    def is_done(self) -> bool:
+        return not (self.holds or self.asked or self.waiting)
+
+
+class Broker:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        wants_turn: Callable[[], None],
+        *,
+        policies: Policies | None = None,
+        queue_name_bytes_max: int = 255,
+        queues_max: int = 100_000,
+    ) -> None:
+        self._engine = engine
+        self._wants_turn = wants_turn
+        self._policies = policies or Policies()
+        self._queue_name_bytes_max = queue_name_bytes_max
+        self._queues_max = queues_max
+        self._desks: dict[str, Desk] = {}
+        self._guests: dict[Port, Guest] = {}
+        self._by_number: dict[int, Guest] = {}
+        self._numbers = counter(1)
+        self._stirred: dict[Door, None] = {}  # doors where something may be handed out
+        self._deadlines: list[tuple[int, int, Asked]] = []
+        self._held_back: dict[Guest, None] = {}
+        self._draining = False
+
+    # --- ports -----------------------------------------------------------------------------------
+
+    def attach(self, port: Port) -> None:
+        guest = Guest(port, next(self._numbers))
+        self._guests[port] = self._by_number[guest.number] = guest
+
+    def detach(self, port: Port, now_us: int) -> None:
+        """The connection is gone, whatever the reason."""
+        guest = self._guests.pop(port, None)
+        if guest is None:
+            return
+        del self._by_number[guest.number]
+        self._held_back.pop(guest, None)
+        for door in list(guest.doors.values()):
+            self._leave(guest, door)
+        for queue in {queue for queue, _ in guest.holds}:
+            fates = self._engine.give_back(queue, port.name, now_us, where=port.lost_to)
+            self._ended_without_answer(queue, fates)
+            orphans = self._desks[queue].orphans
+            for first, end, name in list(orphans):
+                if name == port.name:
+                    orphans.cut(first, end)
+            self._stir(queue)
+        for asked in guest.asked.values():
+            if asked.first >= 0:
+                self._withdraw(asked, Reason.REQUESTER_GONE, now_us)
+        self._wants_turn()
+
+    def handle(self, port: Port, commands: Iterable[words.Command], now_us: int) -> None:
+        """What a port has said in one chunk."""
+        guest = self._guests[port]
+        for command in commands:
+            _HANDLERS[type(command)](self, guest, command, now_us)
+        self._wants_turn()
+
+    def blocked(self, port: Port, blocked: bool) -> None:
+        """The port's buffer is full, or has room again."""
+        guest = self._guests.get(port)
+        if guest is None:
+            return
+        for door in guest.doors.values():
+            door.consumers.block(port, blocked)
+            if not blocked:
+                self._stirred[door] = None
+        if not blocked:
+            self._wants_turn()
+
+    def idle(self, port: Port, idle: bool) -> None:
+        """The peer does not answer: no new work for it; or it does again."""
+        guest = self._guests[port]
+        for door in guest.doors.values():
+            door.consumers.mark_idle(port, idle)
+            self._stirred[door] = None
+        self._wants_turn()
+
+    def connections(self) -> list[tuple[Port, dict[tuple[str, bool], int]]]:
+        """Every port, with what it holds by door."""
+        return [(guest.port, dict(guest.holds)) for guest in self._guests.values()]
+
+    # --- in --------------------------------------------------------------------------------------
+
+    def _publish(self, guest: Guest, command: words.Publish, now_us: int) -> None:
+        if guest.waiting:
+            guest.waiting.append(command)
+        elif not self._store(guest, command, now_us):
+            guest.waiting.append(command)
+            guest.port.hold(True)
+            self._held_back[guest] = None
+
+    def _store(self, guest: Guest, command: words.Publish, now_us: int) -> bool:
+        """Give messages to the engine. False where there is no room for them now."""
+        batch, tickets = command.batch, command.tickets
+        batch.protocol = guest.port.protocol
+        asked = None
+        receipt = None
+        if tickets is not None:
+            if command.wants_reply:
+                asked = Asked(guest.port, next(guest.asked_numbers), command.queue, tickets)
+                batch.reply = [requests.address(guest.number, asked.number, i) for i in range(len(tickets))]
+                receipt = self._asked_receipt(guest, asked, now_us)
+            else:
+                receipt = self._receipt(guest, tickets)
+        try:
+            self._check_name(command.queue)
+            self._engine.append(command.queue, batch, now_us, receipt)
+        except (DiskFull, QueueFull):
+            return False
+        except (EngineRefused, QueueNameError) as error:
+            guest.port.log(f"refused: {error}", len(batch))
+            if tickets is not None:
+                guest.port.undelivered(tickets)
+            return True
+        if asked is not None:
+            guest.asked[asked.number] = asked
+            if command.timeout_seconds:
+                deadline = now_us + command.timeout_seconds * SECOND_US
+                heappush(self._deadlines, (deadline, id(asked), asked))
+        self._stir(command.queue)
+        return True
+
+    def _check_name(self, queue: str) -> None:
+        if queue not in self._desks:
+            check_queue_name(queue, self._queue_name_bytes_max)
+            self._desk(queue)
+
+    def _desk(self, queue: str) -> Desk:
+        desk = self._desks.get(queue)
+        if desk is None:
+            if len(self._desks) >= self._queues_max:
+                raise EngineRefused(
+                    f"queue {queue!r}: there are {self._queues_max} queues already, the limit of queues-max"
+                )
+            desk = self._desks[queue] = Desk(queue)
+        return desk
+
+    def _receipt(self, guest: Guest, tickets: Sequence[int]) -> Receipt:
+        port = guest.port
+
+        def receipt(result: Stored | EngineError) -> None:
+            if port not in self._guests:
+                return
+            if isinstance(result, Stored):
+                port.delivered(tickets)
+            else:
+                port.undelivered(tickets)
+
+        return receipt
+
+    def _asked_receipt(self, guest: Guest, asked: Asked, now_us: int) -> Receipt:
+        def receipt(result: Stored | EngineError) -> None:
+            if not isinstance(result, Stored):
+                self._undelivered(asked, asked.end_all())
+                return
+            asked.first = result.first
+            if not asked.open_count:
+                return
+            if guest.port in self._guests:
+                self._desks[asked.queue].asked.add(result.first, result.end, asked)
+            else:
+                # Its sender left before the engine had told where the requests are.
+                self._withdraw(asked, Reason.REQUESTER_GONE, now_us)
+                self._wants_turn()
+
+        return receipt
+
+    def _broadcast(self, guest: Guest, command: words.Broadcast, now_us: int) -> None:
+        desk = self._desks.get(command.queue)
+        if desk is not None:
+            for port in desk.living.consumers.broadcast_targets():
+                port.broadcast(command.queue, command.batch)
+
+    # --- demand ----------------------------------------------------------------------------------
+
+    def _consume(self, guest: Guest, command: words.Consume, now_us: int) -> None:
+        port = guest.port
+        try:
+            self._check_name(command.queue)
+        except (EngineRefused, QueueNameError) as error:
+            port.log(f"refused: {error}", 1)
+            port.decline(command.queue, command.dead)
+            return
+        if self._draining or guest.closing or (command.once and self._nothing_comes(command)):
+            port.decline(command.queue, command.dead)
+            return
+        door = self._desks[command.queue].door(command.dead)
+        joined = door.consumers.join(
+            port,
+            command.credit,
+            command.priority,
+            command.exclusive,
+            once=command.once,
+            held=guest.holds.get((command.queue, command.dead), 0),
+        )
+        guest.doors[command.queue, command.dead] = door
+        if joined is Joined.ACTIVE:
+            port.consuming(command.queue, command.dead)
+            self._stirred[door] = None
+
+    def _nothing_comes(self, command: words.Consume) -> bool:
+        """Whether it is certain that this demand would wait for nothing."""
+        if self._engine.is_paused(command.queue):
+            return True
+        return command.dead and not self._policies.for_queue(command.queue).dead_letters
+
+    def _cancel(self, guest: Guest, command: words.Cancel, now_us: int) -> None:
+        door = guest.doors.get((command.queue, command.dead))
+        if door is not None:
+            self._leave(guest, door)
+
+    def _leave(self, guest: Guest, door: Door) -> None:
+        guest.doors.pop((door.queue, door.dead), None)
+        for port in door.consumers.leave(guest.port):
+            port.consuming(door.queue, door.dead)
+        self._stirred[door] = None
+
+    # --- the ends of deliveries --------------------------------------------------------------------
+
+    def _settle(self, guest: Guest, command: words.Settle, now_us: int) -> None:
+        fates = self._engine.settle(
+            command.queue,
+            guest.port.name,
+            command.outcome,
+            command.ranges,
+            now_us,
+            origin=command.origin,
+            ttl_seconds=command.ttl_seconds,
+            dead=command.dead,
+        )
+        settled = self._freed(guest, command.queue, command.dead, fates, command.ranges)
+        named = sum(end - first for first, end in command.ranges)
+        if settled < named:
+            guest.port.log(
+                f"queue {command.queue!r}: settled what it does not hold ({command.outcome.value})",
+                named - settled,
+            )
+        desk = self._desks.get(command.queue)
+        if desk is None or command.dead or not desk.outgoing:
+            return
+        if command.outcome is Outcome.ACK:
+            self._answer_empty(desk, [(fate.first, fate.end) for fate in fates])
+        elif command.outcome is Outcome.REJECT:
+            self._ended_without_answer(command.queue, fates)
+
+    def _freed(self, guest: Guest, queue: str, dead: bool, fates: Sequence[Fate], ranges: Ranges) -> int:
+        """Room that a consumer has again; how many messages it has let go of."""
+        settled = sum(fate.end - fate.first for fate in fates)
+        desk = self._desks.get(queue)
+        if desk is None:
+            return 0
+        if desk.orphans and not dead:
+            settled += self._orphans_done(desk, guest.port.name, ranges)
+        if settled:
+            left = guest.holds.get((queue, dead), 0) - settled
+            if left > 0:
+                guest.holds[queue, dead] = left
+            else:
+                guest.holds.pop((queue, dead), None)
+            desk.door(dead).consumers.freed(guest.port, settled)
+            self._stirred[desk.living] = None
+            if dead or desk.dead.consumers:
+                self._stirred[desk.dead] = None
+            self._maybe_finish(guest)
+        return settled
+
+    @staticmethod
+    def _orphans_done(desk: Desk, name: str, ranges: Ranges) -> int:
+        """A consumer is done with requests that were withdrawn from it: its room is free again."""
+        done = 0
+        for first, end in ranges:
+            for a, b, holder in desk.orphans.find(first, end):
+                if holder == name:
+                    desk.orphans.cut(a, b)
+                    done += b - a
+        return done
+
+    def _accepted(self, guest: Guest, command: words.Accepted, now_us: int) -> None:
+        desk = self._desks.get(command.queue)
+        if desk is not None:
+            self._tell_delivered(address for _, address in desk.outgoing.look(command.ranges))
+
+    def _tell_delivered(self, addresses: Iterable[bytes]) -> None:
+        for asked, indexes in self._open_requests(addresses).items():
+            asked.port.delivered(array("I", [asked.tickets[i] for i in indexes]))
+
+    def _open_requests(self, addresses: Iterable[bytes]) -> dict[Asked, list[int]]:
+        """Those of the addresses where somebody still waits, by the batch that they came with."""
+        found: dict[Asked, list[int]] = {}
+        for address in addresses:
+            numbers = requests.parse_address(address)
+            guest = self._by_number.get(numbers[0]) if numbers is not None else None
+            if numbers is None or guest is None:
+                continue
+            asked = guest.asked.get(numbers[1])
+            if asked is not None and asked.is_open(numbers[2]):
+                found.setdefault(asked, []).append(numbers[2])
+        return found
+
+    def _reply(self, guest: Guest, command: words.Reply, now_us: int) -> None:
+        ranges = _ranges(command.offsets)
+        fates = self._engine.settle(
+            command.queue, guest.port.name, Outcome.ACK, ranges, now_us, origin=command.origin
+        )
+        self._freed(guest, command.queue, False, fates, ranges)
+        desk = self._desks.get(command.queue)
+        if desk is None or not fates:
+            return
+        ways = dict(desk.outgoing.take((fate.first, fate.end) for fate in fates))
+        answers = command.answers
+        by_asked: dict[Asked, tuple[list[int], list[int]]] = {}
+        for position, offset in enumerate(command.offsets):
+            for asked, indexes in self._open_requests([ways[offset]] if offset in ways else []).items():
+                chosen = by_asked.setdefault(asked, ([], []))
+                chosen[0].append(indexes[0])
+                chosen[1].append(position)
+        for asked, (indexes, positions) in by_asked.items():
+            tickets = array("I", [asked.tickets[i] for i in indexes])
+            chosen_answers = answers if len(positions) == len(answers) else _pick(answers, positions)
+            self._end_requests(asked, indexes)
+            asked.port.replies(tickets, chosen_answers)
+
+    def _answer_empty(self, desk: Desk, ranges: Ranges) -> None:
+        """A request that was settled through a door without answers: the answer is empty."""
+        addresses = [address for _, address in desk.outgoing.take(ranges)]
+        for asked, indexes in self._open_requests(addresses).items():
+            tickets = array("I", [asked.tickets[i] for i in indexes])
+            self._end_requests(asked, indexes)
+            asked.port.replies(tickets, Batch(b"", array("i", bytes(4 * (len(tickets) + 1)))))
+
+    def _ended_without_answer(self, queue: str, fates: Iterable[Fate]) -> None:
+        """Requests among messages that have come to an end: tell who waits."""
+        desk = self._desks.get(queue)
+        if desk is None:
+            return
+        ended = [(f.first, f.end) for f in fates if f.event not in (Event.RETURNED, Event.REQUEUED)]
+        if desk.outgoing:
+            desk.outgoing.take(ended)
+        for first, end in ended if desk.asked else ():
+            for a, b, asked in desk.asked.find(first, end):
+                indexes = [o - asked.first for o in range(a, b) if asked.is_open(o - asked.first)]
+                tickets = array("I", [asked.tickets[i] for i in indexes])
+                self._end_requests(asked, indexes)
+                self._undelivered(asked, tickets)
+
+    def _undelivered(self, asked: Asked, tickets: Sequence[int]) -> None:
+        if tickets and asked.port in self._guests:
+            asked.port.undelivered(tickets)
+        self._forget_if_done(asked)
+
+    def _end_requests(self, asked: Asked, indexes: Iterable[int]) -> None:
+        for index in indexes:
+            asked.end(index)
+        self._forget_if_done(asked)
+
+    def _forget_if_done(self, asked: Asked) -> None:
+        if asked.open_count:
+            return
+        guest = self._guests.get(asked.port)
+        if guest is not None and guest.asked.pop(asked.number, None) is not None:
+            self._maybe_finish(guest)
+        desk = self._desks.get(asked.queue)
+        if desk is not None and asked.first >= 0 and desk.asked:
+            desk.asked.cut(asked.first, asked.first + len(asked.tickets))
+
+    # --- leaving ---------------------------------------------------------------------------------
+
+    def _closing(self, guest: Guest, command: words.Closing, now_us: int) -> None:
+        guest.closing = True
+        for door in list(guest.doors.values()):
+            self._leave(guest, door)
+        self._maybe_finish(guest)
+
+    def _maybe_finish(self, guest: Guest) -> None:
+        if guest.closing and guest.is_done:
+            guest.port.finish()
+
+    def _ignored(self, guest: Guest, command: words.Ignored, now_us: int) -> None:
+        text = f"{command.reason}: {command.detail}" if command.detail else command.reason
+        guest.port.log(text, command.count)
+
+    def drain(self) -> None:
+        """From now on nothing is handed out; what is out may be settled."""
+        self._draining = True
+        for guest in list(self._guests.values()):
+            for queue, dead in list(guest.doors):
+                guest.port.decline(queue, dead)
+            guest.closing = True
+            self._maybe_finish(guest)
+
+    @property
+    def is_drained(self) -> bool:
+        """Nobody holds anything any more."""
+        return not any(guest.holds or guest.waiting for guest in self._guests.values())
+
+    def end_requests(self, now_us: int) -> None:
+        """The broker stops: whoever still waits for an answer is told that there will be none."""
+        for guest in list(self._guests.values()):
+            for asked in list(guest.asked.values()):
+                if asked.first >= 0:
+                    self._withdraw(asked, Reason.UNDELIVERABLE, now_us)
+                self._undelivered(asked, asked.end_all())
+
+    def set_policies(self, policies: Policies) -> None:
+        """New settings for every queue, from now on."""
+        self._policies = policies
+        self._engine.set_policies(policies)
+
+    # --- out -------------------------------------------------------------------------------------
+
+    def turn(self, now_us: int) -> None:
+        """The end of a turn of the loop: to the disk with what came, to the consumers with what is there."""
+        self._engine.flush(now_us)
+        if self._draining:
+            self._stirred.clear()
+            return
+        stirred, self._stirred = self._stirred, {}
+        for door in stirred:
+            self._hand_out(door, now_us)
+        if self._stirred:
+            self._wants_turn()
+
+    def _stir(self, queue: str) -> None:
+        desk = self._desks.get(queue)
+        if desk is not None:
+            self._stirred[desk.living] = None
+            if desk.dead.consumers:
+                self._stirred[desk.dead] = None
+
+    def _hand_out(self, door: Door, now_us: int) -> None:
+        consumers = door.consumers
+        if not consumers:
+            return
+        available = self._engine.ready(door.queue, dead=door.dead)
+        if not available:
+            return
+        for port, count in consumers.share(available):
+            count = min(count, port.count_room())
+            room = min(port.bytes_room(), DISPATCH_BYTES)
+            if count <= 0 or room <= 0:
+                continue
+            slices = self._engine.take(door.queue, port.name, count, now_us, bytes_max=room, dead=door.dead)
+            taken = sum(map(len, slices))
+            if not taken:
+                continue
+            consumers.took(port, taken)
+            guest = self._guests[port]
+            key = door.queue, door.dead
+            guest.holds[key] = guest.holds.get(key, 0) + taken
+            if not door.dead:
+                self._note_requests(door.queue, port, slices)
+            port.deliver(door.queue, slices, now_us, door.dead)
+            if taken < count:
+                self._stirred[door] = None
+
+    def _note_requests(self, queue: str, port: Port, slices: list[Slice]) -> None:
+        for piece in slices:
+            if piece.reply is not None:
+                addresses = piece.reply[piece.lo : piece.hi]
+                self._desks[queue].outgoing.add(piece.offset_start, addresses)
+                if port.protocol != "rq":
+                    # Other protocols have no word for it: having it is having taken it.
+                    self._tell_delivered(addresses)
+
+    # --- now and then ----------------------------------------------------------------------------
+
+    def tick(self, now_us: int) -> None:
+        """Several times a second: expiry, time-outs, and those for whom there was no room."""
+        for queue, fate in self._engine.expire(now_us):
+            self._ended_without_answer(queue, [fate])
+            if fate.event is Event.DEAD:
+                self._stir(queue)
+        while self._deadlines and self._deadlines[0][0] <= now_us:
+            asked = heappop(self._deadlines)[2]
+            if asked.open_count:
+                if asked.first >= 0:
+                    self._withdraw(asked, Reason.TIMEOUT, now_us)
+                self._undelivered(asked, asked.end_all())
+        self._engine.tick(now_us)
+        self.retry_held_back(now_us)
+        self._wants_turn()
+
+    def _withdraw(self, asked: Asked, reason: Reason, now_us: int) -> None:
+        """Nobody waits for these any more. Consumers that work on some have room when they are done."""
+        ranges = asked.open_ranges()
+        desk = self._desks[asked.queue]
+        desk.outgoing.take(ranges)
+        for fate in self._engine.withdraw(asked.queue, ranges, reason, now_us):
+            if fate.consumer:
+                desk.orphans.add(fate.first, fate.end, fate.consumer)
+
+    def retry_held_back(self, now_us: int) -> None:
+        """Room may have come back: take in what waits, in order, and go on reading from its senders."""
+        for guest in list(self._held_back):
+            while guest.waiting and self._store(guest, guest.waiting[0], now_us):
+                guest.waiting.popleft()
+            if not guest.waiting:
+                del self._held_back[guest]
+                guest.port.hold(False)
+                self._maybe_finish(guest)
+
+    @property
+    def holds_back(self) -> int:
+        """How many ports wait for room."""
+        return len(self._held_back)
+
+
+# Any: each handler takes the one command that it stands under.
+_HANDLERS: dict[type, Callable[[Broker, Guest, Any, int], None]] = {
+    words.Publish: Broker._publish,
+    words.Consume: Broker._consume,
+    words.Cancel: Broker._cancel,
+    words.Settle: Broker._settle,
+    words.Accepted: Broker._accepted,
+    words.Reply: Broker._reply,
+    words.Broadcast: Broker._broadcast,
+    words.Closing: Broker._closing,
+    words.Ignored: Broker._ignored,
+}
+
+
+def _ranges(offsets: Iterable[int]) -> Ranges:
+    ranges: Ranges = []
+    for offset in sorted(offsets):
+        if ranges and ranges[-1][1] == offset:
+            ranges[-1] = (ranges[-1][0], offset + 1)
+        elif not ranges or ranges[-1][1] < offset:
+            ranges.append((offset, offset + 1))
+    return ranges
+
+
+def _pick(batch: Batch, positions: Iterable[int]) -> Batch:
+    return Batch.of([batch.payload[batch.bounds[i] : batch.bounds[i + 1]] for i in positions])

@@ -1,0 +1,112 @@
+"""Requests: who waits for which answer.
+
+A request is a message that wants a reply. Its sender is a port of this broker, and the message
+carries the way back as its reply address: the port's number, the number of the batch that it came
+with (`Asked`), and its place in that batch. So an answer finds its way by three numbers, whatever
+engine the message went through, and nothing is kept per request but one byte.
+
+A request ends once: answered, undelivered, or withdrawn because its sender is gone. What comes
+after that is dropped.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from penstock.broker.ranges import RangeMap
+
+if TYPE_CHECKING:
+    from penstock.broker.port import Port
+
+_OPEN = 1
+
+
+def address(port_number: int, asked_number: int, index: int) -> bytes:
+    return b"%d %d %d" % (port_number, asked_number, index)
+
+
+def parse_address(value: bytes) -> tuple[int, int, int] | None:
+    """The three numbers, or None where the address is not of this broker's making."""
+    parts = value.split()
+    if len(parts) != 3 or not all(part.isdigit() for part in parts):
+        return None
+    return int(parts[0]), int(parts[1]), int(parts[2])
+
+
+class Asked:
+    """Requests of one port that came together."""
+
+    __slots__ = ("_open", "first", "number", "open_count", "port", "queue", "tickets")
+
+    def __init__(self, port: "Port", number: int, queue: str, tickets: "array[int]") -> None:
+        self.port = port
+        self.number = number
+        self.queue = queue
+        self.tickets = tickets
+        self.first = -1  # the offset of the first one, once the engine has told it
+        self._open = bytearray([_OPEN]) * len(tickets)
+        self.open_count = len(tickets)
+
+    def end(self, index: int) -> bool:
+        """The request has ended. False where it had before."""
+        if not 0 <= index < len(self._open) or not self._open[index]:
+            return False
+        self._open[index] = 0
+        self.open_count -= 1
+        return True
+
+    def is_open(self, index: int) -> bool:
+        return 0 <= index < len(self._open) and bool(self._open[index])
+
+    def end_all(self) -> "array[int]":
+        """The tickets of those that were open; none is any more."""
+        tickets = array("I", [t for t, is_open in zip(self.tickets, self._open, strict=True) if is_open])
+        self._open = bytearray(len(self._open))
+        self.open_count = 0
+        return tickets
+
+    def open_ranges(self) -> list[tuple[int, int]]:
+        """The offsets of those that are open, where the first one is known."""
+        ranges: list[tuple[int, int]] = []
+        for index, is_open in enumerate(self._open):
+            if is_open:
+                offset = self.first + index
+                if ranges and ranges[-1][1] == offset:
+                    ranges[-1] = (ranges[-1][0], offset + 1)
+                else:
+                    ranges.append((offset, offset + 1))
+        return ranges
+
+
+class Outgoing:
+    """The reply addresses of requests that are with consumers, by offset; for one queue."""
+
+    __slots__ = ("_runs",)
+
+    def __init__(self) -> None:
+        self._runs: RangeMap[tuple[int, Sequence[bytes]]] = RangeMap()
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    def add(self, first: int, addresses: Sequence[bytes]) -> None:
+        """Handed to a consumer. A request that comes again replaces its former self."""
+        end = first + len(addresses)
+        if self._runs:
+            self._runs.cut(first, end)
+        self._runs.add(first, end, (first, addresses))
+
+    def look(self, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
+        """(offset, address) of those that are there."""
+        for first, end in ranges:
+            for a, b, (base, addresses) in self._runs.find(first, end):
+                for offset in range(a, b):
+                    yield offset, addresses[offset - base]
+
+    def take(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, bytes]]:
+        """The same, and they are not there any more."""
+        ranges = list(ranges)
+        found = list(self.look(ranges))
+        for first, end in ranges:
+            self._runs.cut(first, end)
+        return found

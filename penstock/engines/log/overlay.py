@@ -1,0 +1,181 @@
+"""OverlayDisk: a data folder that anybody may look at and nobody changes.
+
+Recovery cuts torn tails, removes leftovers and sets damaged bytes aside. To see what it would
+find without doing any of this to the folder, it runs on an overlay: what is removed, cut or
+created stays in memory, everything else is read from the real files. No lock is taken.
+
+Rules that always hold:
+  * Nothing in the folder is changed, created or locked.
+  * The names are those of the moment when the overlay was made. A file that has gone since then
+    is a FileNotFoundError: a broker is at work, and the caller makes another overlay.
+  * With an `end`, no byte of the log at or behind that position is there, and no snapshot of a
+    later one: a broker may be writing them.
+"""
+
+import errno
+import os
+from collections.abc import Sequence
+
+from penstock.broker.policy import Policies
+from penstock.engines.interface import EngineError
+from penstock.engines.log.block import Buffer
+from penstock.engines.log.disk import File, RealDisk, RealFile
+from penstock.engines.log.recovery import recover
+from penstock.engines.log.segments import parse_segment_name
+from penstock.engines.log.snapshot import PREFIX
+from penstock.engines.log.state import LogSettings, LogState
+
+TRIES_MAX = 10
+"""How often to begin again when files go while they are looked at; each time is a new picture."""
+
+
+class LogChanging(EngineError):
+    """The files of a log went away faster than they could be read. Nothing is wrong with them."""
+
+
+class _MemoryFile:
+    """A file that exists in the overlay only."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytearray) -> None:
+        self._data = data
+
+    def write(self, position: int, buffers: Sequence[Buffer]) -> None:
+        data = b"".join(buffers)
+        missing = position + len(data) - len(self._data)
+        if missing > 0:
+            self._data += bytes(missing)
+        self._data[position : position + len(data)] = data
+
+    def read(self, position: int, length: int) -> bytes:
+        return bytes(self._data[position : position + length])
+
+    def sync(self) -> None:
+        """There is nothing that could be lost."""
+
+    def size(self) -> int:
+        return len(self._data)
+
+    def truncate(self, size: int) -> None:
+        del self._data[size:]
+
+    def close(self) -> None:
+        """The overlay keeps it."""
+
+
+class _CutFile:
+    """A real file of which at most the first bytes are shown."""
+
+    __slots__ = ("_file", "_name", "_sizes")
+
+    def __init__(self, file: RealFile, name: str, sizes: dict[str, int]) -> None:
+        self._file = file
+        self._name = name
+        self._sizes = sizes
+
+    def write(self, position: int, buffers: Sequence[Buffer]) -> None:
+        raise OSError(errno.EROFS, "a stored file cannot be written through an overlay", self._name)
+
+    def read(self, position: int, length: int) -> bytes:
+        return self._file.read(position, max(min(length, self.size() - position), 0))
+
+    def sync(self) -> None:
+        """Nothing has been written."""
+
+    def size(self) -> int:
+        size = self._file.size()
+        return min(size, self._sizes.get(self._name, size))
+
+    def truncate(self, size: int) -> None:
+        self._sizes[self._name] = min(size, self.size())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class OverlayDisk:
+    """See the module's docstring. Implements `disk.Disk`."""
+
+    def __init__(self, path: str, end: int | None = None) -> None:
+        self._disk = RealDisk(path, read_only=True)
+        self._made: dict[str, bytearray] = {}
+        self._sizes: dict[str, int] = {}
+        self._names: set[str] = set()
+        for name in self._disk.names():
+            segment = parse_segment_name(name)
+            if end is not None:
+                if segment is not None and segment[0] >= end:
+                    continue
+                if segment is not None and not segment[1]:
+                    self._sizes[name] = end - segment[0]
+                digits = name.removeprefix(PREFIX)
+                if name.startswith(PREFIX) and digits.isdigit() and int(digits) > end:
+                    continue
+            self._names.add(name)
+
+    def create(self, name: str, size: int) -> File:
+        self._names.add(name)
+        self._sizes.pop(name, None)
+        data = self._made[name] = bytearray(size)
+        return _MemoryFile(data)
+
+    def open(self, name: str) -> File:
+        if name in self._made:
+            return _MemoryFile(self._made[name])
+        self._check_there(name)
+        return _CutFile(self._disk.open(name), name, self._sizes)
+
+    def rename(self, old: str, new: str) -> None:
+        self._check_there(old)
+        if old not in self._made:
+            raise OSError(errno.EROFS, "a stored file cannot be renamed in an overlay", old)
+        self._made[new] = self._made.pop(old)
+        self._names.remove(old)
+        self._names.add(new)
+
+    def remove(self, name: str) -> None:
+        self._check_there(name)
+        self._names.remove(name)
+        self._made.pop(name, None)
+
+    def _check_there(self, name: str) -> None:
+        if name not in self._names:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.where(name))
+
+    def names(self) -> list[str]:
+        return sorted(self._names)
+
+    def sync_names(self) -> None:
+        """The names are in memory only."""
+
+    def free_bytes(self) -> int:
+        return self._disk.free_bytes()
+
+    def lock(self) -> None:
+        """Looking needs no lock."""
+
+    def unlock(self) -> None:
+        """Nor does leaving."""
+
+    def where(self, name: str) -> str:
+        return self._disk.where(name)
+
+    def publish(self, position: int) -> None:
+        """Nobody follows an overlay."""
+
+
+def replayed(path: str, end: int | None = None) -> tuple[LogState, int]:
+    """The state that recovery would find (before `end`), and the position at which it would go on.
+
+    Nobody holds a message in it: who held what is known to a running broker alone.
+    """
+    for _ in range(TRIES_MAX):
+        state = LogState(OverlayDisk(path, end), LogSettings(), Policies())
+        try:
+            return state, recover(state)
+        except FileNotFoundError:
+            continue
+    raise LogChanging(
+        f"data folder {path!r}: its files were replaced {TRIES_MAX} times while they were read; try again"
+    )

@@ -1,0 +1,338 @@
+"""Connections: a socket, a protocol's session, and a port of the broker, in one object.
+
+Received bytes land in one buffer that all connections share, are turned into words before the
+next byte is read, and leave nothing behind but what is incomplete: ten thousand idle connections
+cost ten thousand small objects and no buffers.
+
+Flow control, both ways:
+  * Out: what waits in the socket's buffer is bounded by `connection-buffer-bytes`. A consumer that
+    does not read gets no new messages; nobody else notices.
+  * In: a sender for which there is no room, on the disk or in memory, is not read from.
+
+Whatever bytes a peer sends, no exception leaves this module: a violation closes that connection,
+with a line that says who, why and the first offending bytes.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+from penstock.broker import words
+from penstock.broker.batch import Batch, Slice
+from penstock.broker.words import Command, Where
+from penstock.protocols import phpmq, phpmq_session, rq, rq_controller, sspq_session
+from penstock.protocols.errors import PeerViolation
+from penstock.protocols.rq_session import Connection as RqState
+
+if TYPE_CHECKING:
+    from penstock.server.server import Server
+    from penstock.server.settings import Listener
+
+RECEIVE_BYTES = 256 * 1024
+_receive_buffer = memoryview(bytearray(RECEIVE_BYTES))
+UNBOUNDED = 1 << 30
+
+
+class Connection(asyncio.BufferedProtocol):
+    """What all protocols have in common. A subclass has the session."""
+
+    protocol = ""
+    lost_to = Where.PLACE
+
+    def __init__(self, server: "Server", listener: "Listener") -> None:
+        self.name = ""
+        self._server = server
+        self._broker = server.broker
+        self._listener = listener
+        self._restricted = listener.is_restricted
+        self._transport: asyncio.Transport | None = None
+        self._holds = 0  # reasons not to read: 1 the broker's, 2 the server's
+        self._closing = False
+
+    # --- the socket ------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclasses of asyncio's.
+        self._transport = transport = cast(asyncio.Transport, transport)
+        self.name = self._server.name_for(self, transport)
+        if not self._server.admit(self):
+            self._refuse()
+            self._transport = None
+            transport.close()
+            return
+        transport.set_write_buffer_limits(high=self._server.connection_buffer_bytes)
+        self._broker.attach(self)
+        self._server.journal.note(logging.DEBUG, "connected", peer=self.name)
+
+    def _refuse(self) -> None:
+        """Tell the peer that the server is full, where its protocol has a word for that."""
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _receive_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._transport is None:
+            return
+        now_us = self._server.now_us()
+        try:
+            commands = self._receive(_receive_buffer[:nbytes], now_us)
+        except PeerViolation as violation:
+            self._handle(self._salvage(), now_us)
+            self._server.journal.note(
+                logging.WARNING, f"closed {self.protocol} connection: {violation}", peer=self.name
+            )
+            self.close()
+            return
+        self._handle(commands, now_us)
+        self._server.check_in_flight(self)
+
+    def _receive(self, data: memoryview, now_us: int) -> list[Command]:
+        raise NotImplementedError
+
+    def _salvage(self) -> list[Command]:
+        raise NotImplementedError
+
+    def _handle(self, commands: list[Command], now_us: int) -> None:
+        if self._restricted:
+            commands = [command for command in commands if self._may(command)]
+        if commands:
+            self._broker.handle(self, commands, now_us)
+
+    def _may(self, command: Command) -> bool:
+        """Whether the listener's settings allow it; says no where there is a way."""
+        listener = self._listener
+        if isinstance(command, words.Publish | words.Broadcast):
+            if listener.may_send and listener.allows(command.queue):
+                return True
+            self.log(
+                f"refused: this listener does not let send to queue {command.queue!r}", len(command.batch)
+            )
+            if isinstance(command, words.Publish) and command.tickets is not None:
+                self.undelivered(command.tickets)
+            return False
+        if isinstance(command, words.Consume):
+            if listener.may_receive and listener.allows(command.queue):
+                return True
+            self.log(f"refused: this listener does not let consume from queue {command.queue!r}", 1)
+            self.decline(command.queue, command.dead)
+            return False
+        return True
+
+    def eof_received(self) -> bool:
+        return False  # the end of the connection, in all three protocols
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._transport is None:
+            return
+        self._transport = None
+        self._server.gone(self)
+        self._broker.detach(self, self._server.now_us())
+        why = f"lost: {error}" if error else "closed"
+        self._server.journal.note(logging.DEBUG, f"connection {why}", peer=self.name)
+
+    def pause_writing(self) -> None:
+        self._broker.blocked(self, True)
+
+    def resume_writing(self) -> None:
+        self._broker.blocked(self, False)
+
+    def close(self) -> None:
+        """Write what is waiting, then close."""
+        if self._transport is not None and not self._closing:
+            self._closing = True
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None and data and not self._closing:
+            self._transport.write(data)
+
+    # --- the port --------------------------------------------------------------------------------
+
+    def bytes_room(self) -> int:
+        if self._transport is None or self._closing:
+            return 0
+        return self._server.connection_buffer_bytes - self._transport.get_write_buffer_size()
+
+    def count_room(self) -> int:
+        return UNBOUNDED
+
+    def deliver(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> None:
+        raise NotImplementedError
+
+    def consuming(self, queue: str, dead: bool) -> None:
+        """Only RQ has a word for it."""
+
+    def decline(self, queue: str, dead: bool) -> None:
+        """Only SSPQ has a word for it."""
+
+    def delivered(self, tickets: Sequence[int]) -> None:
+        """Only RQ has a word for it, as for the next three."""
+
+    def replies(self, tickets: Sequence[int], answers: Batch) -> None:
+        """See `delivered`."""
+
+    def undelivered(self, tickets: Sequence[int]) -> None:
+        """See `delivered`."""
+
+    def broadcast(self, queue: str, batch: Batch) -> None:
+        """See `delivered`."""
+
+    def hold(self, held: bool) -> None:
+        self._hold(1, held)
+
+    def hold_for_server(self, held: bool) -> None:
+        self._hold(2, held)
+
+    def _hold(self, reason: int, held: bool) -> None:
+        before = self._holds
+        self._holds = before | reason if held else before & ~reason
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._holds and not before:
+            self._transport.pause_reading()
+        elif before and not self._holds:
+            self._transport.resume_reading()
+
+    def finish(self) -> None:
+        self.close()
+
+    def log(self, text: str, count: int) -> None:
+        self._server.journal.note(logging.INFO, text, count, peer=self.name)
+
+    def tick(self, now_us: int) -> None:
+        """Once a second."""
+
+    def say_closing(self) -> None:
+        """The server is about to stop; only RQ has a word for it."""
+
+
+class SspqConnection(Connection):
+    protocol = "sspq"
+    lost_to = sspq_session.ServerSession.LOST_TO
+
+    def __init__(self, server: "Server", listener: "Listener") -> None:
+        super().__init__(server, listener)
+        limits = server.limits
+        self._session = sspq_session.ServerSession(listener.queue, payload_bytes_max=limits.payload_bytes_max)
+
+    def _receive(self, data: memoryview, now_us: int) -> list[Command]:
+        return self._session.receive(data)
+
+    def _salvage(self) -> list[Command]:
+        return self._session.salvage()
+
+    def deliver(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> None:
+        self._write(self._session.deliver(queue, slices, now_us, dead))
+
+    def decline(self, queue: str, dead: bool) -> None:
+        if self._session.state in (sspq_session.State.WAITING, sspq_session.State.WAITING_DEAD):
+            self._write(self._session.decline())
+
+
+class PhpmqConnection(Connection):
+    protocol = "phpmq"
+    lost_to = phpmq_session.ServerSession.LOST_TO
+
+    def __init__(self, server: "Server", listener: "Listener") -> None:
+        super().__init__(server, listener)
+        limits = server.limits
+        self._session = phpmq_session.ServerSession(
+            ttl_packet=listener.ttl_packet,
+            consume=listener.consume,
+            limits=phpmq.Limits(
+                payload_bytes_max=limits.payload_bytes_max,
+                queue_name_bytes_max=limits.queue_name_bytes_max,
+                packets_per_message_max=limits.packets_per_message_max,
+            ),
+        )
+
+    def _receive(self, data: memoryview, now_us: int) -> list[Command]:
+        return self._session.receive(data)
+
+    def _salvage(self) -> list[Command]:
+        return self._session.salvage()
+
+    def deliver(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> None:
+        self._write(self._session.deliver(queue, slices, now_us, dead))
+
+
+class RqConnection(Connection):
+    protocol = "rq"
+    lost_to = Where.PLACE
+
+    def __init__(self, server: "Server", listener: "Listener") -> None:
+        super().__init__(server, listener)
+        limits = server.limits
+        self._session = rq_controller.ControllerSession(
+            server.now_us(),
+            limits=rq.Limits(
+                payload_bytes_max=limits.payload_bytes_max, queue_name_bytes_max=limits.queue_name_bytes_max
+            ),
+        )
+        self._was_idle = False
+
+    def _refuse(self) -> None:
+        assert self._transport is not None
+        self._transport.write(self._session.full())
+
+    def _receive(self, data: memoryview, now_us: int) -> list[Command]:
+        commands = self._session.receive(data, now_us)
+        self._write(self._session.take_output())
+        if self._was_idle:
+            self._mark(self._session.idle)
+        return commands
+
+    def _salvage(self) -> list[Command]:
+        return self._session.salvage()
+
+    def _mark(self, idle: bool) -> None:
+        if idle != self._was_idle:
+            self._was_idle = idle
+            self._broker.idle(self, idle)
+            self._server.journal.note(
+                logging.INFO,
+                "does not answer pings: no new work" if idle else "answers again",
+                peer=self.name,
+            )
+
+    def tick(self, now_us: int) -> None:
+        self._session.tick(now_us)
+        self._write(self._session.take_output())
+        self._mark(self._session.idle)
+
+    def count_room(self) -> int:
+        return self._session.free_deliveries()
+
+    def deliver(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> None:
+        self._write(self._session.deliver(queue, slices, dead=dead))
+
+    def consuming(self, queue: str, dead: bool) -> None:
+        self._write(self._session.consuming(queue, dead=dead))
+
+    def delivered(self, tickets: Sequence[int]) -> None:
+        self._write(self._session.delivered(tickets))
+
+    def replies(self, tickets: Sequence[int], answers: Batch) -> None:
+        self._write(self._session.replies(tickets, answers))
+
+    def undelivered(self, tickets: Sequence[int]) -> None:
+        self._write(self._session.undelivered(tickets))
+
+    def broadcast(self, queue: str, batch: Batch) -> None:
+        self._write(self._session.broadcast(queue, batch))
+
+    def say_closing(self) -> None:
+        if self._session.connection is RqState.OPEN:
+            self._write(self._session.closing())
+
+
+CONNECTIONS: dict[str, type[Connection]] = {
+    "sspq": SspqConnection,
+    "phpmq": PhpmqConnection,
+    "rq": RqConnection,
+}

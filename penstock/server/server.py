@@ -1,0 +1,292 @@
+"""The server: one loop, its listeners, one broker, one engine; from the ready line to the exit.
+
+    start     open the log, listen everywhere, print the ready line
+    run       turns: received chunks to words, words to the engine, messages to consumers
+    drain     on SIGTERM or SIGINT: accept nobody, hand out nothing, wait for what is in flight
+    stop      tell those who still wait, sync, close, exit 0
+
+A second signal stops at once: what was confirmed is safe, and everything unsettled comes again.
+SIGHUP reads the policies again. When the log fails, the server says why and ends with 1: it could
+promise nothing any more.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from itertools import count as counter
+
+from penstock.broker.broker import Broker
+from penstock.engines.interface import EngineFailed
+from penstock.engines.log.engine import LogEngine, open_log
+from penstock.server.connection import CONNECTIONS, Connection
+from penstock.server.journal import Journal, log
+from penstock.server.settings import Limits, Listener, Settings
+from penstock.server.tls import server_context
+
+TICK_SECONDS = 0.05
+SLOW_TICKS = 20
+TRIM_TICKS = 200
+SWITCH_SECONDS = 0.0005
+"""How long the loop may keep the interpreter from the writer's thread."""
+
+EXIT_OK, EXIT_FAILED = 0, 1
+
+
+class Server:
+    """Owns the loop's callbacks. One to a process."""
+
+    def __init__(self, settings: Settings, reload: Callable[[], Settings] | None = None) -> None:
+        self._settings = settings
+        self._reload = reload
+        self.limits: Limits = settings.limits
+        self.connection_buffer_bytes = settings.limits.connection_buffer_bytes
+        self.journal = Journal()
+        self._connections: set[Connection] = set()
+        self._throttled: set[Connection] = set()  # not read from: too much is on its way to the disk
+        self._numbers = counter(1)
+        self._listening: list[tuple[Listener, asyncio.Server]] = []
+        self._turn_wanted = False
+        self._ticks = 0
+        self._stopping = False
+        self._exit = EXIT_OK
+        self._done = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        sys.setswitchinterval(SWITCH_SECONDS)
+        self.engine: LogEngine = open_log(
+            settings.data,
+            self.now_us(),
+            settings=settings.log,
+            policies=settings.policies,
+            wake=self._wake,
+        )
+        self.broker = Broker(
+            self.engine,
+            self._want_turn,
+            policies=settings.policies,
+            queue_name_bytes_max=settings.limits.queue_name_bytes_max,
+            queues_max=settings.limits.queues_max,
+        )
+
+    @staticmethod
+    def now_us() -> int:
+        return time.time_ns() // 1000
+
+    # --- life ------------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """Serve until told to stop; the exit code."""
+        try:
+            await self._listen()
+            for name in ("SIGTERM", "SIGINT"):
+                self._loop.add_signal_handler(getattr(signal, name), self._asked_to_stop, name)
+            self._loop.add_signal_handler(signal.SIGHUP, self._asked_to_reload)
+            self._loop.call_later(TICK_SECONDS, self._tick)
+            print(self.ready_line(), flush=True)  # noqa: T201 - the contract with whoever started us
+            log.info("ready", extra={"facts": {"data": self._settings.data, "opening": self.engine.opening}})
+            await self._done.wait()
+        finally:
+            self._close_everything()
+        return self._exit
+
+    async def _listen(self) -> None:
+        for listener in self._settings.listeners:
+            context = server_context(listener)
+
+            def connection(listener: Listener = listener) -> Connection:
+                return CONNECTIONS[listener.protocol](self, listener)
+
+            address = listener.address
+            try:
+                if address.path:
+                    with contextlib.suppress(FileNotFoundError):
+                        _remove_stale_socket(address.path)
+                    server = await self._loop.create_unix_server(
+                        connection, address.path, ssl=context, backlog=1024
+                    )
+                else:
+                    server = await self._loop.create_server(
+                        connection, address.host, address.port, ssl=context, backlog=1024, reuse_address=True
+                    )
+            except OSError as error:
+                raise OSError(
+                    error.errno, f"{listener.protocol} listener {address}: {error.strerror}"
+                ) from error
+            self._listening.append((listener, server))
+
+    def ready_line(self) -> str:
+        parts = []
+        for listener, server in self._listening:
+            bound = server.sockets[0].getsockname()
+            where = f"unix:{listener.address.path}" if listener.address.path else _host_port(bound)
+            parts.append(f"{listener.protocol}={where}")
+        return "penstock ready " + " ".join(parts)
+
+    def _asked_to_stop(self, name: str) -> None:
+        if self._stopping:
+            log.warning("%s again: stopping now", name)
+            self._done.set()
+            return
+        self._stopping = True
+        log.info("%s: draining, at most %s s", name, self._settings.drain_seconds)
+        for _, server in self._listening:
+            server.close()
+        for connection in list(self._connections):
+            connection.say_closing()
+        self.broker.drain()
+        self._loop.call_later(self._settings.drain_seconds, self._done.set)
+        self._check_drained()
+
+    def _check_drained(self) -> None:
+        if self._stopping and self.broker.is_drained:
+            self._done.set()
+
+    def _asked_to_reload(self) -> None:
+        if self._reload is None:
+            return
+        try:
+            settings = self._reload()
+        except Exception as error:  # noqa: BLE001 - a wrong file must not stop a broker that runs
+            log.error("settings not read again: %s", error)  # noqa: TRY400 - the sentence says it all
+            return
+        self.broker.set_policies(settings.policies)
+        log.info("policies read again")
+
+    def _fail(self, error: EngineFailed) -> None:
+        if self._exit == EXIT_OK:
+            self._exit = EXIT_FAILED
+            log.critical("stopping: %s", error)
+            self._done.set()
+
+    def _close_everything(self) -> None:
+        now_us = self.now_us()
+        if self.engine.failed is None:
+            self.broker.end_requests(now_us)
+        for _, server in self._listening:
+            server.close()
+        for connection in list(self._connections):
+            connection.close()
+        for connection in list(self._connections):
+            self.broker.detach(connection, now_us) if self.engine.failed is None else None
+            connection.abort() if self.engine.failed is not None else None
+        self.engine.close(self.now_us())
+        self.journal.flush()
+        for listener, _ in self._listening:
+            if listener.address.path:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(listener.address.path)
+        log.info("stopped")
+
+    # --- turns -----------------------------------------------------------------------------------
+
+    def _want_turn(self) -> None:
+        if not self._turn_wanted:
+            self._turn_wanted = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_wanted = False
+        try:
+            self.broker.turn(self.now_us())
+        except EngineFailed as error:
+            self._fail(error)
+        if self._stopping:
+            self._check_drained()
+
+    def _wake(self) -> None:
+        """From the engine's threads: something has ended."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            self._loop.call_soon_threadsafe(self._poll)
+
+    def _poll(self) -> None:
+        self.engine.poll()
+        if self.engine.failed is not None:
+            self._fail(self.engine.failed)
+            return
+        if self._throttled and self.engine.bytes_in_flight < self.limits.in_flight_bytes // 2:
+            throttled, self._throttled = self._throttled, set()
+            for connection in throttled:
+                connection.hold_for_server(False)
+
+    def _tick(self) -> None:
+        if self._done.is_set():
+            return
+        self._loop.call_later(TICK_SECONDS, self._tick)
+        self._ticks += 1
+        now_us = self.now_us()
+        try:
+            self.broker.tick(now_us)
+            if self._ticks % TRIM_TICKS == 0:
+                self.engine.trim(now_us)
+        except EngineFailed as error:
+            self._fail(error)
+            return
+        if self._ticks % SLOW_TICKS == 0:
+            for connection in list(self._connections):
+                connection.tick(now_us)
+
+    # --- connections -----------------------------------------------------------------------------
+
+    def name_for(self, connection: Connection, transport: asyncio.BaseTransport) -> str:
+        """A name for people and events: the protocol, the peer's address, a running number."""
+        peer = transport.get_extra_info("peername")
+        where = _host_port(peer) if isinstance(peer, tuple) else "unix"
+        return f"{connection.protocol}:{where}#{next(self._numbers)}"
+
+    def admit(self, connection: Connection) -> bool:
+        if self._stopping or len(self._connections) >= self.limits.connections_max:
+            self.journal.note(
+                logging.WARNING,
+                f"refused a connection: {self.limits.connections_max} are open, the limit of connections-max",
+                peer=connection.name,
+            )
+            return False
+        self._connections.add(connection)
+        return True
+
+    def gone(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._throttled.discard(connection)
+
+    def check_in_flight(self, connection: Connection) -> None:
+        """A sender that is faster than the disk is not read from until the disk has caught up."""
+        if self.engine.bytes_in_flight > self.limits.in_flight_bytes:
+            self._throttled.add(connection)
+            connection.hold_for_server(True)
+
+
+def _host_port(address: tuple[object, ...]) -> str:
+    host, port = address[0], address[1]
+    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+
+
+def _remove_stale_socket(path: str) -> None:
+    """A socket file that a killed broker has left. One that somebody answers on stays."""
+    probe = socket.socket(socket.AF_UNIX)
+    try:
+        probe.connect(path)
+    except ConnectionRefusedError:
+        os.unlink(path)
+    except OSError:
+        return
+    finally:
+        probe.close()
+
+
+def serve(settings: Settings, reload: Callable[[], Settings] | None = None) -> int:
+    """Run a server in this process until it is told to stop; its exit code."""
+
+    async def main() -> int:
+        return await Server(settings, reload).run()
+
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main())

@@ -1,0 +1,427 @@
+"""The settings of `penstock serve`: every name, kind, bound and default, in one table.
+
+`TABLE` holds what can be set in the file, in the environment and by a flag; `LISTENER_KEYS` what a
+`[[listener]]` of the file can say. Both are data: `settings_read.py` reads the three sources by them,
+the command's help is made from them, and docs/settings.md is compared with them by a test. `Settings` is
+what comes out.
+
+Rules that always hold:
+  * A setting has one name. `durability` in the file is `--durability` and `PENSTOCK_DURABILITY`;
+    `connections-max` under `[limits]` is `--limits-connections-max` and `PENSTOCK_LIMITS_CONNECTIONS_MAX`.
+  * A value from a flag or the environment is text, one from the file has its type. Both end in the same
+    `check`, and so does the default.
+  * A `Settings` that exists is valid, as far as can be told without opening anything: nothing here
+    touches a file or a socket.
+
+How it fails: a kind raises `WrongValue`, which says what would be right. Whoever knows where the value
+came from makes a `SettingsError` of it.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Final
+
+from penstock.broker.policy import Policies, door_of
+from penstock.engines.log.state import LogSettings
+from penstock.errors import PenstockError
+from penstock.server.address import FORMS, Address, AddressError, parse_address
+
+CONFIG_FLAG: Final = "--config"
+CONFIG_VARIABLE: Final = "PENSTOCK_CONFIG"
+OFF: Final = "off"
+PROTOCOLS: Final = ("sspq", "phpmq", "rq")
+
+
+class SettingsError(PenstockError, ValueError):
+    """A setting that cannot be used: one line with its name, where it stands, and what would be right."""
+
+
+# --- What the settings become --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What clients can make the broker hold. The user's names have hyphens where these have underscores."""
+
+    connections_max: int = 10_000
+    payload_bytes_max: int = 64 << 20
+    queue_name_bytes_max: int = 255
+    queues_max: int = 100_000
+    connection_buffer_bytes: int = 1 << 20  # waiting to be sent to one connection
+    in_flight_bytes: int = 64 << 20  # accepted and not yet in the log, in all
+    packets_per_message_max: int = 5  # PHPMQ
+    consumed_queues_max: int = 1024  # by one connection
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """One door of the broker."""
+
+    protocol: str  # "sspq", "phpmq" or "rq"
+    address: Address
+    queue: str = "default"  # SSPQ only: the queue of all its clients
+    tls_certificate: str | None = None  # files in PEM form; without a certificate there is no TLS
+    tls_key: str | None = None
+    tls_client_ca: str | None = None  # who signs the certificates that clients must then show
+    queues: tuple[str, ...] = ("*",)  # patterns of the names that its clients may use
+    mode: str = "both"  # "both", "send-only" or "receive-only"
+    ttl_packet: str = "auto"  # PHPMQ only: "auto", "always" or "never"
+    consume: str = "add"  # PHPMQ only: "add" or "replace"
+    setting: str = ""  # what opened it: "sspq", "[[listener]] 2"
+    place: str = field(default="", compare=False)  # where that stands: "penstock.toml, line 12"
+
+    @property
+    def may_send(self) -> bool:
+        return self.mode != "receive-only"
+
+    @property
+    def may_receive(self) -> bool:
+        return self.mode != "send-only"
+
+    def allows(self, queue: str) -> bool:
+        """Whether its clients may use `queue`; a door to dead letters is as open as the queue it leads to.
+
+        A pattern is read as those of `[queue."PATTERN"]` are: only `*` and `?` are special.
+        """
+        name, _ = door_of(queue)
+        return any(fnmatchcase(name, pattern.replace("[", "[[]")) for pattern in self.queues)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that `penstock serve` goes by."""
+
+    data: str
+    engine: str
+    listeners: tuple[Listener, ...]
+    http: Address | None  # None: off
+    durability: str
+    drain_seconds: float
+    log_level: str
+    log_format: str
+    limits: Limits
+    log: LogSettings
+    policies: Policies = field(compare=False)  # has no equality of its own
+
+
+# --- What a value may be -------------------------------------------------------------------
+
+
+class WrongValue(Exception):
+    """A value that a setting cannot have; the text says what would be right."""
+
+
+class Kind(ABC):
+    """What a setting's values are, and how they are read."""
+
+    metavar: str = ""
+    words: tuple[str, ...] = ()  # every possible value, where there are few
+
+    def from_text(self, text: str) -> object:
+        """What `text` would be in the file; the text itself where it can be nothing."""
+        return text
+
+    @abstractmethod
+    def check(self, value: object) -> object:
+        """The value to use. WrongValue where it is not one."""
+
+    @abstractmethod
+    def values(self) -> str:
+        """What the values are, for the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole(Kind):
+    """A whole number."""
+
+    lowest: int
+    highest: int
+    metavar: str = "N"
+
+    def from_text(self, text: str) -> object:
+        # The bound on the length keeps int() away from absurd inputs; 19 digits hold any `highest`.
+        return int(text) if re.fullmatch("-?[0-9]{1,19}", text) else text
+
+    def check(self, value: object) -> object:
+        # A bool is an int to Python, but `connections-max = true` is a mistake.
+        if isinstance(value, int) and not isinstance(value, bool) and self.lowest <= value <= self.highest:
+            return value
+        raise WrongValue(f"use a whole number from {self.lowest} to {self.highest}")
+
+    def values(self) -> str:
+        return f"{self.lowest} to {self.highest}"
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds(Kind):
+    """A time, with or without a fraction."""
+
+    lowest: float
+    highest: float
+    metavar: str = "S"
+
+    def from_text(self, text: str) -> object:
+        return float(text) if re.fullmatch(r"-?[0-9]{1,10}(\.[0-9]{1,10})?", text) else text
+
+    def check(self, value: object) -> object:
+        # The comparison is false for "not a number", which a file can hold.
+        if (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and self.lowest <= value <= self.highest
+        ):
+            return float(value)
+        raise WrongValue(f"use a number of seconds from {self.lowest:g} to {self.highest:g}")
+
+    def values(self) -> str:
+        return f"{self.lowest:g} to {self.highest:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Word(Kind):
+    """One word of a few."""
+
+    words: tuple[str, ...]
+
+    def check(self, value: object) -> object:
+        if isinstance(value, str) and value in self.words:
+            return value
+        raise WrongValue(f"use {', '.join(self.words[:-1])} or {self.words[-1]}")
+
+    def values(self) -> str:
+        return ", ".join(f"`{word}`" for word in self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Kind):
+    """Any text but an empty one: a path, a name. What it names is looked at later."""
+
+    what: str
+    metavar: str
+
+    def check(self, value: object) -> object:
+        if isinstance(value, str) and value and "\0" not in value:
+            return value
+        raise WrongValue(f"use {self.what}")
+
+    def values(self) -> str:
+        return self.what
+
+
+@dataclass(frozen=True, slots=True)
+class TextList(Kind):
+    """A list of texts, at least one. File only, so there is no text form of it."""
+
+    what: str
+
+    def check(self, value: object) -> object:
+        if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        raise WrongValue(f"use {self.what}")
+
+    def values(self) -> str:
+        return self.what
+
+
+@dataclass(frozen=True, slots=True)
+class Listen(Kind):
+    """An address to listen on, or None for `off`."""
+
+    may_be_off: bool = True
+    metavar: str = "ADDR"
+
+    def check(self, value: object) -> object:
+        if value == OFF and self.may_be_off:
+            return None
+        if not isinstance(value, str):
+            raise WrongValue(f"use {self._forms()} in quotes")
+        try:
+            return parse_address(value)
+        except AddressError as error:
+            raise WrongValue(error.problem + (f", or {OFF}" if self.may_be_off else "")) from None
+
+    def values(self) -> str:
+        return self._forms()
+
+    def _forms(self) -> str:
+        return FORMS.replace(" or ", ", ") + f" or {OFF}" if self.may_be_off else FORMS
+
+
+class NoHttpYet(Listen):
+    """The address of the HTTP API, in a version that has none: anything else than `off` is refused."""
+
+    def check(self, value: object) -> object:
+        if super().check(value) is not None:
+            raise WrongValue(f"this version has no HTTP API yet; use {OFF}")
+        return None
+
+    def values(self) -> str:
+        return f"`{OFF}`"
+
+
+class OnlyLog(Text):
+    """The engine, in a version that has one."""
+
+    def check(self, value: object) -> object:
+        if isinstance(value, str) and value.startswith("nats://"):
+            raise WrongValue("this version has no NATS engine yet; use log")
+        if value != "log":
+            raise WrongValue("use log")
+        return value
+
+    def values(self) -> str:
+        return "`log`"
+
+
+# --- The table -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row: a setting of the file, the environment and the command line."""
+
+    name: str
+    kind: Kind
+    default: str | int | float  # as it would stand in the file
+    help: str
+    section: str = ""  # of the file; empty: above all sections
+    field: str = ""  # where `Settings` has it; empty: in one of the listeners
+    reloads: bool = False  # takes effect when the settings are read again
+
+    @property
+    def label(self) -> str:
+        """How the file has it."""
+        return f"[{self.section}] {self.name}" if self.section else self.name
+
+    @property
+    def dest(self) -> str:
+        return f"{self.section}-{self.name}".lstrip("-").replace("-", "_")
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.dest.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return "PENSTOCK_" + self.dest.upper()
+
+
+_DEFAULTS: Final = {"limits": Limits(), "log": LogSettings()}
+_INT32_MAX = 2**31 - 1  # the ends of payloads in a batch are 32-bit numbers
+
+
+def _number(section: str, name: str, lowest: int, highest: int, text: str) -> Setting:
+    """A row of a section whose defaults are those of the class behind it."""
+    attribute = name.replace("-", "_")
+    default: int = getattr(_DEFAULTS[section], attribute)
+    return Setting(name, Whole(lowest, highest), default, text, section, f"{section}.{attribute}")
+
+
+TABLE: Final[tuple[Setting, ...]] = (
+    Setting("data", Text("a folder", "DIR"), "./penstock-data", "the folder of the embedded log", field="data"),
+    Setting("engine", OnlyLog("log", "URL"), "log", "where messages live: log, the embedded log", field="engine"),
+    Setting("sspq", Listen(), "127.0.0.1:8888", "where SSPQ clients connect"),
+    Setting("sspq-queue", Text("the name of a queue", "NAME"), "default", "the queue that SSPQ clients use"),
+    Setting("phpmq", Listen(), "127.0.0.1:9100", "where PHPMQ clients connect"),
+    Setting("rq", Listen(), "127.0.0.1:13700", "where RQ nodes connect"),
+    Setting("http", NoHttpYet(), OFF, "the HTTP API; this version has none yet", field="http"),
+    Setting(
+        "durability",
+        Word(("commit", "interval", "none")),
+        "commit",
+        "when a message counts as stored: after a sync, at the next regular sync, or at once;"
+        " for queues that do not say otherwise",
+        field="durability",
+        reloads=True,
+    ),
+    Setting(
+        "drain-seconds", Seconds(0, 86_400), 10, "how long a stop waits for work in flight", field="drain_seconds"
+    ),
+    Setting(
+        "log-level",
+        Word(("debug", "info", "warning", "error")),
+        "info",
+        "how much is told on standard error",
+        field="log_level",
+    ),
+    Setting("log-format", Word(("text", "json")), "text", "how it is told there", field="log_format"),
+    _number("limits", "connections-max", 1, 1_000_000, "connections at a time, of all listeners together"),
+    _number("limits", "payload-bytes-max", 1, _INT32_MAX, "bytes of one message"),
+    _number("limits", "queue-name-bytes-max", 1, 255, "bytes of a queue's name"),
+    _number("limits", "queues-max", 1, 10_000_000, "queues in all"),
+    _number("limits", "connection-buffer-bytes", 4096, _INT32_MAX, "bytes that may wait to be sent to one connection"),
+    _number("limits", "in-flight-bytes", 4096, 2**40, "bytes accepted and not yet in the log, of all connections together"),
+    _number("limits", "packets-per-message-max", 3, 99, "packets of one PHPMQ message"),
+    _number("limits", "consumed-queues-max", 1, 65_535, "queues that one connection may consume from"),
+    _number("log", "segment-bytes", 1 << 16, 1 << 32, "size of a file of the log"),
+    _number("log", "cache-bytes", 0, 2**40, "stored messages kept in memory, so that consumers need not wait for the disk"),
+    _number("log", "block-bytes", 4096, 1 << 30, "what arrives at once for a queue is stored in blocks of at most this size"),
+    Setting(
+        "interval-seconds",
+        Seconds(0.001, 60),
+        LogSettings().interval_us / 1_000_000,
+        "how often is synced where durability is interval",
+        section="log",
+        field="log.interval_us",
+    ),
+    _number("log", "snapshot-blocks", 1, 1_000_000_000, "a snapshot after so many blocks; more: a slower start, less writing"),
+)
+
+SECTIONS: Final[Mapping[str, tuple[Setting, ...]]] = {
+    section: tuple(setting for setting in TABLE if setting.section == section)
+    for section in dict.fromkeys(setting.section for setting in TABLE)
+}
+"""The table by sections of the file; the settings above all sections are those of ""."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerKey:
+    """What a `[[listener]]` can say. The field of `Listener` has the same name with underscores."""
+
+    name: str
+    kind: Kind
+    help: str
+    protocols: tuple[str, ...] = PROTOCOLS  # of the listeners that may say it
+    required: bool = False
+
+
+LISTENER_KEYS: Final[tuple[ListenerKey, ...]] = (
+    ListenerKey("protocol", Word(PROTOCOLS), "what its clients speak", required=True),
+    ListenerKey("address", Listen(may_be_off=False), "where they connect", required=True),
+    ListenerKey("queue", Text("the name of a queue", "NAME"), "the queue of all its clients", ("sspq",)),
+    ListenerKey(
+        "tls-certificate", Text("a file in PEM form", "FILE"), "turns TLS on: its certificate, and what leads to the root"
+    ),
+    ListenerKey("tls-key", Text("a file in PEM form", "FILE"), "the certificate's private key, without a passphrase"),
+    ListenerKey(
+        "tls-client-ca",
+        Text("a file in PEM form", "FILE"),
+        "clients must show a certificate that was signed by one of these",
+    ),
+    ListenerKey(
+        "queues",
+        TextList('a list of patterns, as in ["orders.*"]'),
+        "the queues that its clients may use, and their dead letters; `*` is any text, `?` any character",
+        ("phpmq", "rq"),
+    ),
+    ListenerKey(
+        "mode",
+        Word(("both", "send-only", "receive-only")),
+        "whether its clients may send and receive, only send, or only receive",
+    ),
+    ListenerKey(
+        "ttl-packet",
+        Word(("auto", "always", "never")),
+        "which dispatches carry a TTL: those of messages that have one, all, or none",
+        ("phpmq",),
+    ),
+    ListenerKey(
+        "consume",
+        Word(("add", "replace")),
+        "what a consume request for a second queue does: it is added, or replaces the first",
+        ("phpmq",),
+    ),
+)

@@ -1,0 +1,439 @@
+"""The broker against a real engine, with ports that only write down what they are told."""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.batch import Batch, Slice
+from penstock.broker.broker import Broker
+from penstock.broker.life import Reason
+from penstock.broker.policy import Policies
+from penstock.broker.words import (
+    Accepted,
+    Broadcast,
+    Cancel,
+    Closing,
+    Command,
+    Consume,
+    Outcome,
+    Publish,
+    Reply,
+    Settle,
+    Where,
+)
+from penstock.engines.log.disk import RealDisk
+from penstock.engines.log.engine import LogEngine
+from penstock.engines.log.workers import InlineWorker
+
+SECOND = 1_000_000
+START = 1_700_000_000 * SECOND
+
+
+class FakePort:
+    """A connection that remembers everything it is told."""
+
+    def __init__(
+        self, house: "House", name: str, protocol: str = "phpmq", lost_to: Where = Where.PLACE
+    ) -> None:
+        self._house = house
+        self.name = name
+        self.protocol = protocol
+        self.lost_to = lost_to
+        self.got: list[tuple[str, int, bytes]] = []  # queue, offset, payload
+        self.origins: dict[int, bytes] = {}
+        self.wants_reply: dict[int, bool] = {}
+        self.told: list[tuple[str, object]] = []
+        self.held = False
+        self.room = 1 << 20
+
+    def bytes_room(self) -> int:
+        return self.room
+
+    def count_room(self) -> int:
+        return 1 << 30
+
+    def deliver(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> None:
+        for piece in slices:
+            for i, payload in enumerate(piece.messages(), piece.lo):
+                offset = piece.first_offset + i
+                self.got.append((queue + (".dead" if dead else ""), offset, payload))
+                self.origins[offset] = piece.origin
+                self.wants_reply[offset] = piece.reply is not None
+
+    def consuming(self, queue: str, dead: bool) -> None:
+        self.told.append(("consuming", queue))
+
+    def decline(self, queue: str, dead: bool) -> None:
+        self.told.append(("declined", queue))
+
+    def delivered(self, tickets: Sequence[int]) -> None:
+        self.told.append(("delivered", list(tickets)))
+
+    def replies(self, tickets: Sequence[int], answers: Batch) -> None:
+        self.told.append(("replies", list(zip(tickets, answers.messages(), strict=True))))
+
+    def undelivered(self, tickets: Sequence[int]) -> None:
+        self.told.append(("undelivered", list(tickets)))
+
+    def broadcast(self, queue: str, batch: Batch) -> None:
+        self.told.append(("broadcast", batch.messages()))
+
+    def hold(self, held: bool) -> None:
+        self.held = held
+        if not held:
+            self.told.append(("released", None))
+
+    def finish(self) -> None:
+        self.told.append(("finished", None))
+
+    def log(self, text: str, count: int) -> None:
+        self.told.append(("log", text))
+
+    def say(self, *commands: Command) -> None:
+        self._house.broker.handle(self, commands, self._house.now)
+
+    def offsets(self) -> list[int]:
+        return [offset for _, offset, _ in self.got]
+
+    def payloads(self) -> list[bytes]:
+        return [payload for _, _, payload in self.got]
+
+    def heard(self, word: str) -> list[object]:
+        return [what for said, what in self.told if said == word]
+
+
+class House:
+    """A broker, its engine, a clock that the test moves."""
+
+    def __init__(self, folder: Path, policies: Policies | None = None) -> None:
+        self.now = START
+        self.writer, self.keeper = InlineWorker(), InlineWorker()
+        self.engine = LogEngine.open(
+            RealDisk(str(folder)), self.now, policies=policies, writer=self.writer, keeper=self.keeper
+        )
+        self.broker = Broker(self.engine, lambda: None, policies=policies)
+
+    def port(self, name: str, protocol: str = "phpmq", lost_to: Where = Where.PLACE) -> FakePort:
+        port = FakePort(self, name, protocol, lost_to)
+        self.broker.attach(port)
+        return port
+
+    def turn(self, seconds: float = 0) -> None:
+        self.now += int(seconds * SECOND)
+        self.broker.turn(self.now)
+        self.engine.wait()
+        self.broker.turn(self.now)
+        self.engine.wait()
+
+    def tick(self, seconds: float = 0) -> None:
+        self.now += int(seconds * SECOND)
+        self.broker.tick(self.now)
+        self.turn()
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path)
+    yield house
+    house.engine.close(house.now)
+
+
+def send(queue: str, *messages: bytes, tickets: Sequence[int] | None = None, **options: object) -> Publish:
+    wants_reply = bool(options.pop("wants_reply", False))
+    timeout = int(str(options.pop("timeout", 0)))
+    retries = options.pop("retries", None)
+    assert not options
+    batch = Batch.of(messages, retries=[int(str(retries))] * len(messages) if retries is not None else None)
+    return Publish(queue, batch, array("I", tickets) if tickets is not None else None, wants_reply, timeout)
+
+
+def settle(port: FakePort, queue: str, offset: int, outcome: Outcome = Outcome.ACK, **more: bool) -> Settle:
+    return Settle(queue, outcome, port.origins[offset], [(offset, offset + 1)], **more)
+
+
+def test_a_window_is_filled_and_refilled(house: House) -> None:
+    sender, worker = house.port("s"), house.port("w")
+    worker.say(Consume("q", 2))
+    sender.say(send("q", b"a", b"b", b"c", b"d"))
+    house.turn()
+    assert worker.payloads() == [b"a", b"b"]
+    worker.say(settle(worker, "q", 1))
+    house.turn()
+    assert worker.payloads() == [b"a", b"b", b"c"]
+    worker.say(Consume("q", 3))
+    house.turn()
+    assert worker.payloads() == [b"a", b"b", b"c", b"d"]
+
+
+def test_what_it_does_not_hold_settles_nothing(house: House) -> None:
+    sender, worker, other = house.port("s"), house.port("w"), house.port("o")
+    worker.say(Consume("q", 1))
+    sender.say(send("q", b"a", b"b"))
+    house.turn()
+    other.say(Settle("q", Outcome.ACK, worker.origins[0], [(0, 1)]))
+    worker.say(Settle("q", Outcome.ACK, b"0" * 18, [(0, 1)]))
+    house.turn()
+    assert worker.payloads() == [b"a"]
+    assert other.heard("log")
+    assert worker.heard("log")
+    assert house.engine.describe("q").held == 1
+
+
+def test_equal_consumers_take_turns_and_priority_goes_first(house: House) -> None:
+    sender = house.port("s")
+    low, high, none = house.port("low"), house.port("high"), house.port("none")
+    low.say(Consume("q", 10, priority=10))
+    high.say(Consume("q", 2, priority=30))
+    none.say(Consume("q", 10, priority=0))
+    for number in range(4):
+        sender.say(send("q", b"%d" % number))
+        house.turn()
+    assert (high.payloads(), low.payloads(), none.payloads()) == ([b"0", b"1"], [b"2", b"3"], [])
+
+
+def test_a_lost_consumer_gives_back_by_the_rule_of_its_protocol(house: House) -> None:
+    sender = house.port("s")
+    keeps_place, to_tail = house.port("p"), house.port("t", "sspq", Where.TAIL)
+    keeps_place.say(Consume("q", 1))
+    sender.say(send("q", b"a"))
+    house.turn()
+    to_tail.say(Consume("q", 1, once=True))
+    sender.say(send("q", b"b", b"c"))
+    house.turn()
+    assert (keeps_place.payloads(), to_tail.payloads()) == ([b"a"], [b"b"])
+    house.broker.detach(keeps_place, house.now)
+    house.broker.detach(to_tail, house.now)
+    after = house.port("after")
+    after.say(Consume("q", 10))
+    house.turn()
+    assert after.payloads() == [b"a", b"c", b"b"]
+
+
+def test_exclusive_waits_and_moves_up(house: House) -> None:
+    first, second, third = (house.port(name, "rq") for name in ("1", "2", "3"))
+    first.say(Consume("q", 1, exclusive=True))
+    second.say(Consume("q", 1, exclusive=True))
+    third.say(Consume("q", 1))
+    assert (first.heard("consuming"), second.heard("consuming")) == (["q"], [])
+    house.broker.detach(first, house.now)
+    assert (second.heard("consuming"), third.heard("consuming")) == (["q"], [])
+    second.say(Cancel("q"))
+    assert third.heard("consuming") == ["q"]
+
+
+def test_receipts_come_after_the_sync(house: House) -> None:
+    sender = house.port("s", "rq")
+    sender.say(send("q", b"a", b"b", tickets=[7, 9]))
+    house.broker.turn(house.now)
+    assert sender.heard("delivered") == []
+    house.engine.wait()
+    assert sender.heard("delivered") == [[7, 9]]
+
+
+def test_request_delivered_reply(house: House) -> None:
+    asker, worker = house.port("a", "rq"), house.port("w", "rq")
+    worker.say(Consume("q", 5))
+    asker.say(send("q", b"1+1", b"2+2", tickets=[5, 6], wants_reply=True))
+    house.turn()
+    assert worker.payloads() == [b"1+1", b"2+2"]
+    assert worker.wants_reply == {0: True, 1: True}
+    worker.say(Accepted("q", worker.origins[0], [(0, 2)]))
+    assert asker.heard("delivered") == [[5, 6]]
+    worker.say(Reply("q", worker.origins[0], array("q", [1]), Batch.of([b"4"])))
+    assert asker.heard("replies") == [[(6, b"4")]]
+    worker.say(Reply("q", worker.origins[0], array("q", [0]), Batch.of([b"2"])))
+    assert asker.heard("replies") == [[(6, b"4")], [(5, b"2")]]
+    worker.say(Reply("q", worker.origins[0], array("q", [0]), Batch.of([b"again"])))
+    assert len(asker.heard("replies")) == 2
+    house.turn()
+    assert house.engine.describe("q").held == 0
+
+
+def test_a_reply_may_overtake_the_sync(house: House) -> None:
+    asker, worker = house.port("a", "rq"), house.port("w", "rq")
+    worker.say(Consume("q", 5))
+    asker.say(send("q", b"x", tickets=[5], wants_reply=True))
+    house.broker.turn(house.now)  # dispatched; the sync has not returned
+    worker.say(Reply("q", worker.origins[0], array("q", [0]), Batch.of([b"y"])))
+    assert asker.heard("replies") == [[(5, b"y")]]
+    house.turn()
+    house.broker.detach(asker, house.now)
+    assert house.engine.describe("q").held == 0
+
+
+def test_a_request_that_another_protocol_settles_is_answered_empty(house: House) -> None:
+    asker, worker = house.port("a", "rq"), house.port("w", "phpmq")
+    worker.say(Consume("q", 5))
+    asker.say(send("q", b"x", tickets=[5], wants_reply=True))
+    house.turn()
+    assert asker.heard("delivered") == [[5]]
+    worker.say(settle(worker, "q", 0))
+    assert asker.heard("replies") == [[(5, b"")]]
+
+
+def test_a_rejected_request_is_undelivered(house: House) -> None:
+    asker, worker = house.port("a", "rq"), house.port("w", "phpmq")
+    worker.say(Consume("q", 5))
+    asker.say(send("q", b"x", tickets=[5], wants_reply=True))
+    house.turn()
+    worker.say(settle(worker, "q", 0, Outcome.REJECT))
+    assert asker.heard("undelivered") == [[5]]
+
+
+def test_a_request_whose_retries_are_used_up_is_undelivered(house: House) -> None:
+    asker = house.port("a", "rq")
+    asker.say(send("q", b"x", tickets=[5], wants_reply=True, retries=1))
+    for attempt in range(2):
+        assert asker.heard("undelivered") == []
+        worker = house.port(f"w{attempt}", "rq")
+        worker.say(Consume("q", 5))
+        house.turn()
+        assert worker.payloads() == [b"x"]
+        house.broker.detach(worker, house.now)
+    assert asker.heard("undelivered") == [[5]]
+    house.turn()
+    info = house.engine.describe("q")
+    assert (info.ready, info.dead) == (0, 0)
+
+
+def test_a_time_out_withdraws_and_the_consumer_keeps_its_room_until_it_is_done(house: House) -> None:
+    asker, worker = house.port("a", "rq"), house.port("w", "rq")
+    worker.say(Consume("q", 1))
+    asker.say(send("q", b"x", b"y", tickets=[5, 6], wants_reply=True, timeout=2))
+    house.turn()
+    house.tick(1.9)
+    assert asker.heard("undelivered") == []
+    house.tick(0.2)
+    assert asker.heard("undelivered") == [[5, 6]]
+    asker.say(send("q", b"z", tickets=[7], wants_reply=True))
+    house.turn()
+    assert worker.payloads() == [b"x"]
+    worker.say(Reply("q", worker.origins[0], array("q", [0]), Batch.of([b"late"])))
+    house.turn()
+    assert worker.payloads() == [b"x", b"z"]
+    assert asker.heard("replies") == []
+
+
+def test_a_requester_that_leaves_withdraws(house: House) -> None:
+    asker = house.port("a", "rq")
+    asker.say(send("q", b"synced", tickets=[5], wants_reply=True), send("q", b"stays", tickets=[6]))
+    house.turn()
+    asker.say(send("q", b"not yet synced", tickets=[7], wants_reply=True))
+    house.broker.detach(asker, house.now)
+    house.turn()
+    worker = house.port("w", "rq")
+    worker.say(Consume("q", 5))
+    house.turn()
+    assert worker.payloads() == [b"stays"]
+    reasons = [run.reason for run in house.engine.events("q", 0, 100) if run.reason]
+    assert reasons == [Reason.REQUESTER_GONE] * 2
+
+
+def test_broadcast_reaches_all_present_and_is_not_stored(house: House) -> None:
+    one, two, other = (house.port(name, "rq") for name in ("1", "2", "3"))
+    one.say(Consume("q", 1))
+    two.say(Consume("q", 1, priority=0))
+    other.say(Consume("elsewhere", 1))
+    other.say(Broadcast("q", Batch.of([b"hear"])))
+    assert [port.heard("broadcast") for port in (one, two, other)] == [[[b"hear"]], [[b"hear"]], []]
+    assert "q" not in house.engine.queues()
+
+
+def test_closing_finishes_what_is_pending(house: House) -> None:
+    sender, worker = house.port("s"), house.port("w", "rq")
+    worker.say(Consume("q", 1))
+    sender.say(send("q", b"a", b"b"))
+    house.turn()
+    worker.say(Closing())
+    house.turn()
+    assert worker.payloads() == [b"a"]
+    assert worker.heard("finished") == []
+    worker.say(settle(worker, "q", 0))
+    assert worker.heard("finished") == [None]
+
+
+def test_dead_letters_through_the_door(house: House) -> None:
+    sender, worker, undertaker = house.port("s"), house.port("w"), house.port("u", "sspq", Where.TAIL)
+    worker.say(Consume("q", 1))
+    undertaker.say(Consume("q", 1, dead=True, once=True))
+    sender.say(send("q", b"bad"))
+    house.turn()
+    worker.say(settle(worker, "q", 0, Outcome.REJECT))
+    house.turn()
+    assert undertaker.got == [("q.dead", 0, b"bad")]
+    house.broker.detach(undertaker, house.now)
+    again = house.port("again")
+    again.say(Consume("q", 1, dead=True))
+    house.turn()
+    again.say(settle(again, "q", 0, dead=True))
+    house.turn()
+    assert house.engine.describe("q").dead == 0
+
+
+def test_a_slow_consumer_gets_nothing_until_it_has_room(house: House) -> None:
+    sender, slow, quick = house.port("s"), house.port("slow"), house.port("quick")
+    slow.say(Consume("q", 10))
+    quick.say(Consume("q", 10))
+    house.broker.blocked(slow, True)
+    sender.say(send("q", b"a", b"b", b"c"))
+    house.turn()
+    assert (slow.payloads(), quick.payloads()) == ([], [b"a", b"b", b"c"])
+    house.broker.blocked(slow, False)
+    house.broker.idle(quick, True)
+    sender.say(send("q", b"d"))
+    house.turn()
+    assert (slow.payloads(), quick.payloads()) == ([b"d"], [b"a", b"b", b"c"])
+
+
+def test_a_full_queue_holds_its_senders_and_goes_on_in_order(tmp_path: Path) -> None:
+    house = House(tmp_path, Policies({"small": {"max-bytes": 4}}))
+    sender, worker = house.port("s", "rq"), house.port("w")
+    sender.say(send("small", b"aaaa", tickets=[1]), send("small", b"bbbb", tickets=[2]))
+    sender.say(send("other", b"c", tickets=[3]))
+    house.turn()
+    assert sender.held is True
+    assert sender.heard("delivered") == [[1]]
+    worker.say(Consume("small", 1))
+    house.turn()
+    worker.say(settle(worker, "small", 0))
+    house.tick()
+    assert sender.heard("released") == [None]
+    assert sender.heard("delivered") == [[1], [2], [3]]
+    house.engine.close(house.now)
+
+
+def test_paused_dead_letters_off_and_draining_decline(tmp_path: Path) -> None:
+    house = House(tmp_path, Policies({"q": {"dead-letters": "off"}}))
+    sender, asking = house.port("s"), house.port("a", "sspq", Where.TAIL)
+    sender.say(send("q", b"a"), send("p", b"b"))
+    house.turn()
+    asking.say(Consume("q", 1, dead=True, once=True))
+    assert asking.heard("declined") == ["q"]
+    house.engine.pause("p", True, house.now)
+    asking.say(Consume("p", 1, once=True))
+    assert asking.heard("declined") == ["q", "p"]
+    waiting = house.port("w", "sspq", Where.TAIL)
+    waiting.say(Consume("empty", 1, once=True))
+    house.broker.drain()
+    assert waiting.heard("declined") == ["empty"]
+    assert house.broker.is_drained
+    house.engine.close(house.now)
+
+
+def test_names_that_no_queue_can_have_are_refused_with_a_word(house: House) -> None:
+    sender = house.port("s", "rq")
+    sender.say(send("q.dead", b"x", tickets=[4]), send("bad\x07name", b"x", tickets=[5]))
+    house.turn()
+    assert sender.heard("undelivered") == [[4], [5]]
+    assert house.engine.queues() == []
+
+
+def test_stopping_tells_those_who_wait(house: House) -> None:
+    asker = house.port("a", "rq")
+    asker.say(send("q", b"x", tickets=[5], wants_reply=True))
+    house.turn()
+    house.broker.drain()
+    house.broker.end_requests(house.now)
+    assert asker.heard("undelivered") == [[5]]

@@ -1,0 +1,217 @@
+"""The model that a crash run compares the log with: what was promised, and what a crash may take back.
+
+The log is one sequence of records. A crash leaves a prefix of it, so the whole state after a crash
+follows from two numbers for each queue: how many messages are left, and how many events. The model
+keeps every message with every life that it has had, so it can be cut back to any such prefix, and
+then says exactly what there must be: each payload, attribute and place.
+
+It is as plain as it can be: a list of messages, one object each, and no ranges.
+
+Turns: everything that happens between two flushes is one turn, and the records of one turn stand
+before all records of the next. So when a receipt says that something of turn T is safe, then
+everything of the turns before T is safe.
+"""
+
+from typing import NamedTuple
+
+from penstock.broker.batch import RETRIES_ENDLESS, RETRIES_NONE
+from penstock.broker.ids import id_of
+from penstock.broker.life import Event, Reason
+
+READY, DEAD, GONE = "ready", "dead", "gone"
+
+
+class Life(NamedTuple):
+    """What is true of a message between two of its events."""
+
+    room: str
+    attempts: int
+    retries: int
+    expires_us: int
+    place: tuple[int, int, int]  # compares in the order of delivery
+    asks: bool  # an unsettled request: the next opening withdraws it
+    died: int = 0  # compares in the order of death
+    reason: Reason = Reason.NONE
+
+
+class Hold(NamedTuple):
+    """Who has a message now. A crash forgets it."""
+
+    consumer: str
+    dead: bool
+    origin: bytes
+
+
+class Message:
+    """One message and all its lives, the present one last."""
+
+    __slots__ = ("hold", "lives", "offset", "payload", "protocol", "reply", "time_us", "turn")
+
+    def __init__(
+        self,
+        offset: int,
+        payload: bytes,
+        expires_us: int,
+        retries: int,
+        reply: bytes | None,
+        protocol: str,
+        time_us: int,
+        turn: int,
+    ) -> None:
+        self.offset = offset
+        self.payload = payload
+        self.reply = reply
+        self.protocol = protocol
+        self.time_us = time_us
+        self.turn = turn  # in which it was accepted
+        self.hold: Hold | None = None
+        self.lives = [Life(READY, 0, retries, expires_us, (offset, 1, 0), reply is not None)]
+
+    @property
+    def life(self) -> Life:
+        return self.lives[-1]
+
+
+class Happening(NamedTuple):
+    """An event of a message, and the turn in which it was recorded."""
+
+    message: Message
+    turn: int
+    event: Event
+    reason: Reason
+
+
+class QueueModel:
+    """One queue: its messages by offset, and its events in order."""
+
+    def __init__(self, name: str, durability: str) -> None:
+        self.name = name
+        self.durability = durability
+        self.messages: list[Message] = []
+        self.happenings: list[Happening] = []  # every event but acceptance
+        self.safe_offset = 0  # every message below it was promised to survive a power cut
+        self.written_offset = 0  # and a crash of the process
+        self.safe_event = 0  # every event below it was shown to a reader
+        self._sequence = 0
+
+    # --- what happens ----------------------------------------------------------------------------
+
+    def happens(
+        self,
+        message: Message,
+        event: Event,
+        reason: Reason,
+        turn: int,
+        *,
+        lost: bool = False,
+        expires_us: int | None = None,
+    ) -> None:
+        """An arrow of the message's life. `expires_us`: a consumer gave it a new one."""
+        life, hold = message.life, message.hold
+        self._sequence += 1
+        delivered = hold is not None and (event is not Event.RETURNED or lost) and not hold.dead
+        attempts = life.attempts + delivered
+        if event is Event.DEAD:
+            if hold is not None and hold.dead:
+                attempts += 1
+            after = life._replace(
+                room=DEAD, attempts=attempts, asks=False, died=self._sequence, reason=reason
+            )
+        elif event is Event.REDRIVEN:
+            stored = message.lives[0]
+            after = Life(READY, 0, stored.retries, 0, self._behind_tail(), asks=False)
+        elif hold is not None and hold.dead and event in (Event.REQUEUED, Event.RETURNED):
+            after = life._replace(died=self._sequence) if event is Event.REQUEUED else life
+        elif event in (Event.REQUEUED, Event.RETURNED):
+            retries = life.retries - (lost and RETRIES_NONE < life.retries < RETRIES_ENDLESS)
+            after = life._replace(attempts=attempts, retries=retries)
+            if expires_us is not None:
+                after = after._replace(expires_us=expires_us)
+            if event is Event.REQUEUED:
+                after = after._replace(place=self._behind_tail())
+        else:
+            after = life._replace(room=GONE, asks=False)
+        message.hold = None
+        message.lives.append(after)
+        self.happenings.append(Happening(message, turn, event, reason))
+
+    def _behind_tail(self) -> tuple[int, int, int]:
+        return len(self.messages), 0, self._sequence
+
+    # --- what must be there ------------------------------------------------------------------------
+
+    def ready(self) -> list[Message]:
+        """What can be taken, in the order in which it must come."""
+        free = [m for m in self.messages if m.hold is None and m.life.room == READY]
+        return sorted(free, key=lambda m: m.life.place)
+
+    def dead(self) -> list[Message]:
+        free = [m for m in self.messages if m.hold is None and m.life.room == DEAD]
+        return sorted(free, key=lambda m: m.life.died)
+
+    def counts(self) -> tuple[int, int, int]:
+        """Ready, held, dead, as `describe` gives them."""
+        ready = held = dead = 0
+        for message in self.messages:
+            hold, room = message.hold, message.life.room
+            if hold is not None and not hold.dead:
+                held += 1
+            elif room == READY:
+                ready += 1
+            elif room == DEAD:
+                dead += 1
+        return ready, held, dead
+
+    # --- a crash -----------------------------------------------------------------------------------
+
+    def events_possible(self, messages: int, events: int) -> list[int]:
+        """How many happenings may be left, when an opening after the crash shows so many messages
+        and events. The opening has withdrawn the requests, which are events of its own."""
+        asking = sum(m.life.asks for m in self.messages[:messages])
+        lives = [len(m.lives) for m in self.messages]
+        possible = []
+        for left in range(len(self.happenings), -1, -1):
+            if messages + left + asking == events:
+                possible.append(left)
+            if left:
+                # One event back: was its message asking then, and is it after the event?
+                message = self.happenings[left - 1].message
+                lives[message.offset] -= 1
+                at = lives[message.offset]
+                if message.offset < messages:
+                    asking += message.lives[at - 1].asks - message.lives[at].asks
+        return possible
+
+    def cut(self, messages: int, happenings: int) -> None:
+        """Nothing but the first so many messages and events has ever been."""
+        for happening in reversed(self.happenings[happenings:]):
+            happening.message.lives.pop()
+        del self.happenings[happenings:]
+        del self.messages[messages:]
+        for message in self.messages:
+            message.hold = None
+
+    def withdraw_requests(self, turn: int) -> None:
+        """What a new opening does."""
+        for message in self.messages:
+            if message.life.asks:
+                self.happens(message, Event.WITHDRAWN, Reason.REQUESTER_GONE, turn)
+
+    def safe_counts(self, safe_turn: int) -> tuple[int, int]:
+        """How many messages and happenings must survive, when everything up to that turn must."""
+        messages = sum(1 for m in self.messages if m.turn <= safe_turn)
+        happenings = sum(1 for h in self.happenings if h.turn <= safe_turn)
+        return max(messages, self.safe_offset), happenings
+
+
+class Ids:
+    """Every id that was ever shown, and the payload that it named."""
+
+    def __init__(self) -> None:
+        self._payloads: dict[bytes, bytes] = {}
+
+    def shown(self, origin: bytes, offset: int, payload: bytes) -> None:
+        known = self._payloads.setdefault(id_of(origin, offset), payload)
+        assert known == payload, (
+            f"id {id_of(origin, offset)!r} has named {known[:40]!r} and now names {payload[:40]!r}"
+        )

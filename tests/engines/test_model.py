@@ -1,0 +1,559 @@
+"""The embedded log against a plain dict: any order of calls, with restarts in between.
+
+The model knows offsets, states and policies, and nothing of blocks, ranges or files. It is told
+what the engine was told and must foretell what the engine delivers: which messages, in which
+order, with which attributes. Where the interface leaves the engine a choice (which messages one
+`expire` finds within the second; in which order they die) the model checks that the choice is one
+of those allowed, and follows it.
+
+The segments are so small that rolling, snapshots, trimming and compacting happen all the time, and
+the workers run only when a step says so, so that everything may be half way when the next call comes.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from penstock.broker.batch import RETRIES_NONE, Batch, Slice
+from penstock.broker.ids import id_of
+from penstock.broker.life import Event, Reason, State, after
+from penstock.broker.policy import Policies
+from penstock.broker.words import Outcome, Where
+from penstock.engines.interface import EngineError, Fate, Stored, TransactionDone
+from penstock.engines.log.disk import RealDisk
+from penstock.engines.log.engine import LogEngine
+from penstock.engines.log.state import LogSettings
+from penstock.engines.log.workers import InlineWorker
+
+SECOND = 1_000_000
+START_US = 1_700_000_000 * SECOND
+TINY = LogSettings(segment_bytes=4096, block_bytes=512, cache_bytes=1024, snapshot_blocks=8)
+QUEUES = {
+    "plain": {"retention-seconds": 0},
+    "strict": {"retention-seconds": 1, "max-deliveries": 2, "on-expiry": "drop"},
+    "careless": {"dead-letters": "off"},
+}
+NEVER_DIES = {"careless"}
+DROPS_EXPIRED = {"strict", "careless"}
+DELIVERIES_MAX = {"strict": 2}
+CONSUMERS = ("ann", "bob")
+
+Place = tuple[int, int, int]  # (offset, 1, 0) in its own place; (tail, 0, number of the move) when moved
+
+
+@dataclass
+class Entry:
+    """What the model knows of one message."""
+
+    payload: bytes
+    stored_retries: int
+    expires_us: int
+    asking: bool
+    place: Place
+    retries: int
+    state: State = State.READY
+    attempts: int = 0
+    reason: Reason = Reason.NONE
+    death: int = 0  # when it died, among the dead
+    consumer: str = ""
+    message_id: bytes = b""
+
+
+class Model:
+    """One queue, told by the state machine below."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.entries: dict[int, Entry] = {}
+        self.moves = 0
+
+    def accept(self, batch: Batch, now_us: int) -> None:
+        for i, payload in enumerate(batch.messages()):
+            offset = len(self.entries)
+            retries = batch.retries[i] if batch.retries is not None else RETRIES_NONE
+            ttl = batch.ttl_seconds[i] if batch.ttl_seconds is not None else 0
+            expires_us = now_us + ttl * SECOND if ttl else 0
+            self.entries[offset] = Entry(
+                payload, retries, expires_us, batch.reply is not None, (offset, 1, 0), retries
+            )
+
+    def where(self, *states: State) -> list[int]:
+        return [offset for offset, entry in self.entries.items() if entry.state in states]
+
+    def line(self, dead: bool) -> list[int]:
+        """What can be taken, in the order in which it is taken."""
+        if dead:
+            return sorted(self.where(State.DEAD), key=lambda o: (self.entries[o].death, o))
+        return sorted(self.where(State.READY), key=lambda o: (self.entries[o].place, o))
+
+    def held_by(self, consumer: str, dead: bool) -> list[int]:
+        state = State.DEAD_HELD if dead else State.HELD
+        return [o for o in self.where(state) if self.entries[o].consumer == consumer]
+
+    # --- arrows, each as an event and a reason -----------------------------------------------
+
+    def end(self, offset: int, event: Event, reason: Reason) -> tuple[Event, Reason]:
+        entry = self.entries[offset]
+        entry.asking = False
+        if event is Event.DEAD:
+            self.moves += 1
+            entry.state, entry.reason, entry.death = State.DEAD, reason, self.moves
+        else:
+            entry.state = State.GONE
+        return event, reason
+
+    def expire(self, offset: int) -> tuple[Event, Reason]:
+        dropped = self.name in DROPS_EXPIRED
+        return self.end(offset, Event.EXPIRED if dropped else Event.DEAD, Reason.EXPIRED)
+
+    def reject(self, offset: int) -> tuple[Event, Reason]:
+        self.entries[offset].attempts += 1
+        return self.end(
+            offset, Event.REJECTED if self.name in NEVER_DIES else Event.DEAD, Reason.REJECTED
+        )
+
+    def move(self, offset: int, tail: int) -> None:
+        self.moves += 1
+        entry = self.entries[offset]
+        entry.state, entry.place = State.READY, (tail, 0, self.moves)
+
+    def requeue(self, offset: int, expires_us: int) -> tuple[Event, Reason]:
+        entry = self.entries[offset]
+        if entry.state is State.DEAD_HELD:
+            self.end(offset, Event.DEAD, entry.reason)
+        else:
+            entry.attempts += 1
+            entry.expires_us = expires_us
+            self.move(offset, len(self.entries))
+        return Event.REQUEUED, Reason.NONE
+
+    def give_back(self, offset: int, tail: bool, lost: bool, now_us: int) -> tuple[Event, Reason]:
+        entry = self.entries[offset]
+        reason = Reason.CONSUMER_LOST if lost else Reason.CONSUMER_CANCELLED
+        if entry.state is State.DEAD_HELD:
+            entry.state = State.DEAD
+            if lost:
+                self.end(offset, Event.DEAD, entry.reason)
+            return (Event.REQUEUED if lost else Event.RETURNED), reason
+        if lost:
+            entry.attempts += 1
+            used_up = Reason.NONE
+            if entry.retries == 0:
+                used_up = Reason.RETRIES_EXHAUSTED
+            elif entry.retries == RETRIES_NONE and entry.attempts == DELIVERIES_MAX.get(self.name):
+                used_up = Reason.TOO_MANY_DELIVERIES
+            if used_up:
+                event = Event.REJECTED if self.name in NEVER_DIES else Event.DEAD
+                return self.end(offset, Event.WITHDRAWN if entry.asking else event, used_up)
+        if 0 < entry.expires_us <= now_us:
+            entry.attempts += not lost
+            return self.expire(offset)
+        if lost and 0 < entry.retries < 255:
+            entry.retries -= 1
+        entry.state = State.READY
+        if tail:
+            self.move(offset, len(self.entries))
+        return (Event.REQUEUED if tail else Event.RETURNED), reason
+
+    def redrive(self, offset: int) -> None:
+        entry = self.entries[offset]
+        entry.attempts, entry.retries, entry.expires_us = 0, entry.stored_retries, 0
+        self.move(offset, len(self.entries))
+
+    def restart(self) -> None:
+        """Nobody holds anything any more, and nobody waits for an answer."""
+        for entry in self.entries.values():
+            if entry.state is State.HELD:
+                entry.state = State.READY
+            elif entry.state is State.DEAD_HELD:
+                entry.state = State.DEAD
+            if entry.asking and entry.state is State.READY:
+                entry.state = State.GONE
+
+
+def flat(fates: Iterable[Fate]) -> list[tuple[int, Event, Reason]]:
+    return [(o, fate.event, fate.reason) for fate in fates for o in range(fate.first, fate.end)]
+
+
+def runs(offsets: Iterable[int]) -> list[tuple[int, int]]:
+    """The same offsets as ranges, as a session would name them."""
+    found: list[tuple[int, int]] = []
+    for offset in sorted(offsets):
+        if found and found[-1][1] == offset:
+            found[-1] = (found[-1][0], offset + 1)
+        else:
+            found.append((offset, offset + 1))
+    return found
+
+
+payloads = st.one_of(st.binary(max_size=12), st.integers(100, 700).map(lambda size: b"x" * size))
+messages = st.lists(
+    st.tuples(payloads, st.sampled_from([0, 0, 1, 3]), st.sampled_from([-1, -1, 0, 1, 2, 255])),
+    min_size=1,
+    max_size=6,
+)
+queues = st.sampled_from(list(QUEUES))
+consumers = st.sampled_from(CONSUMERS)
+some = st.randoms(use_true_random=False)
+
+
+def batch_of(rows: list[tuple[bytes, int, int]], columns: str) -> Batch:
+    """`columns` says which attributes the batch has: t for TTL, r for retries, a for asking."""
+    return Batch.of(
+        [payload for payload, _, _ in rows],
+        ttl_seconds=[ttl for _, ttl, _ in rows] if "t" in columns else None,
+        retries=[retries for _, _, retries in rows] if "r" in columns else None,
+        reply=[b"to-%d" % i for i in range(len(rows))] if "a" in columns else None,
+        protocol="rq" if "a" in columns else "http",
+    )
+
+
+columns = st.sampled_from(["", "", "t", "r", "tr", "a", "ar"])
+
+
+class LogAgainstModel(RuleBasedStateMachine):
+    """Every call goes to both; every answer is compared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # In memory where the system has such a folder: syncing is not what is tested here.
+        memory = Path("/dev/shm")
+        self.folder = tempfile.mkdtemp(dir=memory if memory.is_dir() else None)
+        self.now_us = START_US
+        self.models: dict[str, Model] = {}
+        self.transactions: dict[str, list[Stored]] = {}
+        self.untold: list[tuple[str, int, Event, Reason]] = []  # expired during a take
+        self.receipts: list[tuple[int, Stored]] = []
+        self.sent = 0
+
+    @initialize()
+    def open(self) -> None:
+        self.writer, self.keeper = InlineWorker(), InlineWorker()
+        self.engine = LogEngine.open(
+            RealDisk(self.folder),
+            self.now_us,
+            settings=TINY,
+            policies=Policies(QUEUES),
+            writer=self.writer,
+            keeper=self.keeper,
+        )
+
+    # --- in ----------------------------------------------------------------------------------
+
+    @rule(name=queues, rows=messages, kinds=columns)
+    def append(self, name: str, rows: list[tuple[bytes, int, int]], kinds: str) -> None:
+        batch = batch_of(rows, kinds)
+        model = self.models.setdefault(name, Model(name))
+        first = len(model.entries)
+        number = self.sent
+        self.sent += 1
+
+        def receipt(stored: Stored | EngineError) -> None:
+            assert isinstance(stored, Stored)
+            assert (stored.queue, stored.first, stored.end) == (name, first, first + len(rows))
+            for offset in range(stored.first, stored.end):
+                model.entries[offset].message_id = id_of(stored.origin, offset)
+            self.receipts.append((number, stored))
+
+        self.engine.append(name, batch, self.now_us, receipt)
+        model.accept(batch, self.now_us)
+
+    @rule(key=st.sampled_from("klm"), parts=st.lists(st.tuples(queues, messages, columns), max_size=3))
+    def transact(self, key: str, parts: list[tuple[str, list[tuple[bytes, int, int]], str]]) -> None:
+        known = self.transactions.get(key)
+        batches = [(name, batch_of(rows, kinds)) for name, rows, kinds in parts]
+        answers: list[TransactionDone | EngineError] = []
+        self.engine.transact(key, batches, self.now_us, answers.append)
+        self.settle_down()
+        (done,) = answers
+        assert isinstance(done, TransactionDone)
+        assert (done.key, done.repeated) == (key, known is not None)
+        if known is not None:
+            assert done.stored == known
+            return
+        for (name, batch), stored in zip(batches, done.stored, strict=True):
+            model = self.models.setdefault(name, Model(name))
+            first = len(model.entries)
+            assert (stored.queue, stored.first, stored.end) == (name, first, first + len(batch))
+            model.accept(batch, self.now_us)
+            for offset in range(stored.first, stored.end):
+                model.entries[offset].message_id = id_of(stored.origin, offset)
+        self.transactions[key] = done.stored
+
+    # --- out ---------------------------------------------------------------------------------
+
+    @rule(
+        name=queues,
+        consumer=consumers,
+        count=st.integers(0, 8),
+        bytes_max=st.sampled_from([1 << 20, 1 << 20, 300, 10, 1]),
+        dead=st.booleans(),
+    )
+    def take(self, name: str, consumer: str, count: int, bytes_max: int, dead: bool) -> None:
+        slices = self.engine.take(name, consumer, count, self.now_us, bytes_max=bytes_max, dead=dead)
+        self.compare(name, consumer, slices, self.foretell(name, count, bytes_max, dead), dead)
+
+    def foretell(self, name: str, count: int, bytes_max: int, dead: bool) -> list[int]:
+        """The offsets that a take must deliver. What it finds expired on its way ends."""
+        model = self.models.setdefault(name, Model(name))
+        expected: list[int] = []
+        for offset in model.line(dead):
+            entry = model.entries[offset]
+            if len(expected) == count or bytes_max <= 0:
+                break
+            if not dead and 0 < entry.expires_us <= self.now_us:
+                self.untold.append((name, offset, *model.expire(offset)))
+                continue
+            size = len(entry.payload)
+            if size > bytes_max and expected:
+                break
+            bytes_max -= size
+            expected.append(offset)
+        return expected
+
+    def compare(self, name: str, consumer: str, slices: list[Slice], expected: list[int], dead: bool) -> None:
+        entries = self.models[name].entries
+        taken: list[int] = []
+        for piece in slices:
+            for i, payload in zip(range(piece.lo, piece.hi), piece.messages(), strict=True):
+                offset = piece.first_offset + i
+                entry = entries[offset]
+                seen = (
+                    payload,
+                    piece.expires_us[i] if piece.expires_us is not None else 0,
+                    piece.retries[i] if piece.retries is not None else RETRIES_NONE,
+                    piece.attempts[i] if piece.attempts is not None else 0,
+                    piece.reply is not None,
+                )
+                answerable = piece.protocol == "rq"
+                known = (entry.payload, entry.expires_us, entry.retries, entry.attempts, answerable)
+                assert seen == known
+                if entry.message_id:
+                    assert id_of(piece.origin, offset) == entry.message_id
+                entry.message_id = id_of(piece.origin, offset)
+                entry.state = State.DEAD_HELD if dead else State.HELD
+                entry.consumer = consumer
+                taken.append(offset)
+        assert taken == expected
+
+    @rule(
+        name=queues,
+        consumer=consumers,
+        outcome=st.sampled_from(Outcome),
+        ttl=st.sampled_from([0, 0, 2]),
+        dead=st.booleans(),
+        pick=some,
+    )
+    def settle(self, name: str, consumer: str, outcome: Outcome, ttl: int, dead: bool, pick: "st.Random") -> None:
+        model = self.models.setdefault(name, Model(name))
+        everything = list(model.entries)
+        ranges = runs(pick.sample(everything, pick.randint(0, len(everything))))
+        mine = [o for o in model.held_by(consumer, dead) if any(a <= o < b for a, b in ranges)]
+        fates = self.engine.settle(
+            name, consumer, outcome, ranges, self.now_us, ttl_seconds=ttl, dead=dead
+        )
+        expires_us = self.now_us + ttl * SECOND if ttl else 0
+        expected = []
+        for offset in mine:
+            if outcome is Outcome.ACK:
+                verdict = model.end(offset, Event.ACKED, Reason.NONE)
+            elif outcome is Outcome.REJECT:
+                verdict = model.reject(offset)
+            else:
+                verdict = model.requeue(offset, expires_us)
+            expected.append((offset, *verdict))
+        assert flat(fates) == expected
+
+    @rule(name=queues, consumer=consumers, where=st.sampled_from(Where), lost=st.booleans())
+    def give_back(self, name: str, consumer: str, where: Where, lost: bool) -> None:
+        model = self.models.setdefault(name, Model(name))
+        mine = sorted(model.held_by(consumer, True) + model.held_by(consumer, False))
+        fates = self.engine.give_back(name, consumer, self.now_us, where=where, lost=lost)
+        tail = where is Where.TAIL
+        assert flat(fates) == [(o, *model.give_back(o, tail, lost, self.now_us)) for o in mine]
+
+    # --- without a consumer --------------------------------------------------------------------
+
+    def known(self, name: str) -> Model | None:
+        return self.models[name] if name in self.engine.queues() else None
+
+    @rule(name=queues, pick=some)
+    def withdraw(self, name: str, pick: "st.Random") -> None:
+        model = self.known(name)
+        if model is None:
+            return
+        everything = list(model.entries)
+        ranges = runs(pick.sample(everything, min(4, len(everything))))
+        living = model.where(State.READY, State.HELD)
+        hit = [o for o in living if any(a <= o < b for a, b in ranges)]
+        fates = self.engine.withdraw(name, ranges, Reason.OPERATOR, self.now_us)
+        assert sorted(flat(fates)) == [(o, Event.WITHDRAWN, Reason.OPERATOR) for o in hit]
+        for offset in hit:
+            model.end(offset, Event.WITHDRAWN, Reason.OPERATOR)
+
+    @rule(name=queues, dead=st.booleans())
+    def purge(self, name: str, dead: bool) -> None:
+        model = self.known(name)
+        if model is None:
+            return
+        hit = model.where(State.DEAD if dead else State.READY)
+        assert self.engine.purge(name, self.now_us, dead=dead) == len(hit)
+        for offset in hit:
+            model.end(offset, Event.WITHDRAWN, Reason.PURGED)
+
+    @rule(
+        name=queues,
+        reason=st.sampled_from([None, None, Reason.REJECTED, Reason.EXPIRED]),
+        limit=st.sampled_from([None, 0, 1, 3]),
+        ranges=st.none() | st.lists(st.tuples(st.integers(0, 20), st.integers(0, 30)), max_size=3),
+    )
+    def redrive(
+        self, name: str, reason: Reason | None, limit: int | None, ranges: list[tuple[int, int]] | None
+    ) -> None:
+        model = self.known(name)
+        if model is None:
+            return
+        hit = [
+            o
+            for o in model.line(dead=True)
+            if (reason is None or model.entries[o].reason is reason)
+            and (ranges is None or any(a <= o < b for a, b in ranges))
+        ][:limit]
+        count = self.engine.redrive(name, self.now_us, reason=reason, ranges=ranges, limit=limit)
+        assert count == len(hit)
+        for offset in hit:
+            model.redrive(offset)
+
+    # --- time ----------------------------------------------------------------------------------
+
+    @rule(step_us=st.sampled_from([1, 300_000, SECOND, 2 * SECOND, 5 * SECOND]))
+    def later(self, step_us: int) -> None:
+        self.now_us += step_us
+
+    @rule()
+    def expire(self) -> None:
+        told = [(n, *row) for n, fate in self.engine.expire(self.now_us) for row in flat([fate])]
+        for row in self.untold:
+            told.remove(row)
+        self.untold = []
+        for name, offset, event, reason in told:
+            entry = self.models[name].entries[offset]
+            assert entry.state is State.READY
+            assert 0 < entry.expires_us <= self.now_us
+            assert self.models[name].expire(offset) == (event, reason)
+        # A second after the moment, at the latest, nothing is left of it.
+        for model in self.models.values():
+            for offset in model.where(State.READY):
+                expires_us = model.entries[offset].expires_us
+                assert not 0 < expires_us <= self.now_us - SECOND
+
+    # --- the log -------------------------------------------------------------------------------
+
+    @rule()
+    def flush(self) -> None:
+        self.engine.flush(self.now_us)
+
+    @rule(writer=st.booleans())
+    def work(self, writer: bool) -> None:
+        """One job of one worker, and what its end brings about."""
+        (self.writer if writer else self.keeper).step()
+        self.engine.poll()
+
+    @rule()
+    def settle_down(self) -> None:
+        self.engine.flush(self.now_us)
+        self.engine.wait()
+        assert [number for number, _ in self.receipts] == list(range(self.sent))
+
+    @rule()
+    def trim(self) -> None:
+        self.engine.trim(self.now_us)
+
+    @rule()
+    def trim_all(self) -> None:
+        self.settle_down()
+        self.engine.trim(self.now_us)
+        self.engine.wait()
+
+    @rule(crash=st.booleans())
+    def restart(self, crash: bool) -> None:
+        if crash:
+            self.settle_down()
+            self.engine.abandon()
+        else:
+            self.engine.close(self.now_us)
+        assert [number for number, _ in self.receipts] == list(range(self.sent))
+        self.untold = []
+        for model in self.models.values():
+            model.restart()
+        self.open()
+
+    @precondition(lambda self: self.models)
+    @rule()
+    def read_the_log(self) -> None:
+        """Everything from the start of the log on is there, and the events lead to the state."""
+        self.settle_down()
+        for name in self.engine.queues():
+            info = self.engine.describe(name)
+            entries = self.models[name].entries
+            found = {
+                piece.offset_start + i: payload
+                for piece in self.engine.read(name, 0, info.offset_end)
+                for i, payload in enumerate(piece.messages())
+            }
+            assert found == {o: entries[o].payload for o in found}
+            assert set(range(info.offset_start, info.offset_end)) <= found.keys()
+            states = dict.fromkeys(entries, State.NEW)
+            number = info.event_start
+            for run in self.engine.events(name, info.event_start, info.event_end):
+                assert run.event_offset == number
+                number += run.end - run.first
+                for offset in range(run.first, run.end) if info.event_start == 0 else ():
+                    if run.dispatched_us:
+                        states[offset] = after(states[offset], Event.HELD)
+                    states[offset] = after(states[offset], run.event)
+            assert number == info.event_end
+            if info.event_start == 0:
+                unheld = {State.HELD: State.READY, State.DEAD_HELD: State.DEAD}
+                assert states == {o: unheld.get(e.state, e.state) for o, e in entries.items()}
+
+    @invariant()
+    def counts_are_equal(self) -> None:
+        assert not self.engine.damage
+        for name in self.engine.queues():
+            model, info = self.models[name], self.engine.describe(name)
+            living = model.where(State.READY, State.HELD)
+            from_oldest = [e for o, e in model.entries.items() if o >= min(living, default=len(model.entries))]
+            assert (info.ready, info.held, info.dead, info.offset_end) == (
+                len(model.where(State.READY)),
+                len(model.where(State.HELD)),
+                len(model.where(State.DEAD, State.DEAD_HELD)),
+                len(model.entries),
+            )
+            assert info.bytes <= sum(len(entry.payload) for entry in from_oldest)
+            assert info.bytes >= sum(len(model.entries[o].payload) for o in living)
+            assert (info.oldest_us == 0) == (not living)
+
+    def teardown(self) -> None:
+        try:
+            self.restart(crash=True)
+            for name in self.models:
+                for dead in (False, True):
+                    expected = self.foretell(name, 1 << 20, 1 << 30, dead)
+                    slices = self.engine.take(name, "last", 1 << 20, self.now_us, bytes_max=1 << 30, dead=dead)
+                    self.compare(name, "last", slices, expected, dead)
+        finally:
+            self.engine.abandon()
+            shutil.rmtree(self.folder)
+
+
+TestLogAgainstModel = LogAgainstModel.TestCase
+TestLogAgainstModel.settings = settings(
+    max_examples=200, stateful_step_count=60, deadline=None, derandomize=True, print_blob=True
+)
