@@ -21,6 +21,7 @@ from penstock import __version__
 from penstock.errors import PenstockError
 
 COMMANDS: Mapping[str, str] = {
+    "serve": "penstock.cli.serve",
     "verify": "penstock.cli.verify",
     "dump": "penstock.cli.dump",
     "demo": "penstock.cli.demo",

@@ -179,8 +179,9 @@ class ControllerSession:
         count = sum(map(len, slices))
         if count > self.free_deliveries():
             raise MisuseError(
-                f"queue {name!r}: {count} deliveries do not fit, {self._pool.taken} are out, the connection "
-                f"is {self._connection.value} and {self.free_deliveries()} more may be; ask free_deliveries() first"
+                f"queue {name!r}: {count} deliveries do not fit, {self._pool.taken} are out and "
+                f"{self.free_deliveries()} more may be on a connection that is {self._connection.value}; "
+                f"ask free_deliveries() first"
             )
         buffers = []
         for part in slices:
@@ -193,7 +194,7 @@ class ControllerSession:
         return b"".join(buffers)
 
     def broadcast(self, queue: str, batch: Batch) -> bytes:
-        """To a consumer. Nothing once we are closing: a broadcast is for whoever is there, and for no one else."""
+        """To a consumer. Nothing once we are closing: a broadcast is for whoever is there."""
         name = self._told(queue, dead=False)
         return rq.encode_broadcasts(name, batch) if self._connection in _MAY_DELIVER else b""
 

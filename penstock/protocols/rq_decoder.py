@@ -157,7 +157,8 @@ class Decoder:
         self._runs_of: tuple[Command, type] = (Command.NOP, str)
         self._shapes: list[_Shape] = []
         # Where the frame under the walker has its parts in the chunk, to learn its shape from. The
-        # start is -1 where the frame is not one to learn from.
+        # start is -1 where there is none to learn from: it began in another chunk, or another action
+        # stands between.
         self._frame_start = -1
         self._id_end = -1
         self._payload_end = -1
@@ -211,28 +212,21 @@ class Decoder:
                 strings[command] = reader.string
                 reader.string = b""  # or the reader would keep a large payload alive
                 if command == _PAYLOAD:
-                    self._payload_end = self._part(self._payload_end)
+                    self._payload_end = reader.at
             elif command >= NUMBER_FIRST:
                 numbers[command] = reader.number
                 if command == _ID:
-                    self._id_end = self._part(self._id_end)
+                    self._id_end = reader.at
             elif command >= FLAG_FIRST:
                 numbers[command] = 1
             elif command == _CLEAR:
                 numbers.clear()
                 strings.clear()
-                self._frame_start = -1 if reader.skipped else reader.at - 1
-                self._id_end = self._payload_end = -1
+                self._frame_start = reader.at - 1
             elif command != _NOP:
                 self._act(_COMMANDS[command])
                 self._frame_start = -1
         self._close_runs()
-
-    def _part(self, end: int) -> int:
-        """Note where an id or a payload ends; one that comes twice makes no shape."""
-        if end >= 0:
-            self._frame_start = -1
-        return self._reader.at
 
     def _act(self, action: Command) -> None:
         """Do an action. It reads the registers before it changes anything, and finds out what is missing."""

@@ -73,11 +73,14 @@ def parse_address(text: str) -> Address:
         raise AddressError(text, f"there is no port; use {FORMS}")
     if not host:
         raise AddressError(
-            text, f"there is no host; use 127.0.0.1:{port} for this machine only, 0.0.0.0:{port} for every network"
+            text,
+            f"there is no host; use 127.0.0.1:{port} for this machine only, 0.0.0.0:{port} for every network",
         )
     # isdecimal() alone would take the digits of other scripts too; int() is kept away from absurd lengths.
     if not re.fullmatch("[0-9]{1,5}", port) or int(port) > _PORT_MAX:
-        raise AddressError(text, f"the port {port!r} is none; use a number from 0 (any free one) to {_PORT_MAX}")
+        raise AddressError(
+            text, f"the port {port!r} is none; use a number from 0 (any free one) to {_PORT_MAX}"
+        )
     return TcpAddress(_host_of(text, host, port), int(port))
 
 
@@ -87,7 +90,8 @@ def _path_of(text: str, path: str) -> str:
     path_bytes = len(os.fsencode(path))
     if path_bytes > _UNIX_PATH_BYTES_MAX:
         raise AddressError(
-            text, f"the path has {path_bytes} bytes and the system allows {_UNIX_PATH_BYTES_MAX}; use a shorter one"
+            text,
+            f"the path has {path_bytes} bytes and the system allows {_UNIX_PATH_BYTES_MAX}; use a shorter one",
         )
     return path
 
@@ -105,7 +109,9 @@ def _host_of(text: str, host: str, port: str) -> str:
         try:
             return ipaddress.IPv4Address(host).compressed
         except ValueError:
-            raise AddressError(text, f"{host!r} is no IPv4 address; use four numbers, as in 127.0.0.1") from None
+            raise AddressError(
+                text, f"{host!r} is no IPv4 address; use four numbers, as in 127.0.0.1"
+            ) from None
     labels = host.removesuffix(".").split(".")
     if len(host) > _HOST_NAME_MAX or not all(map(_HOST_LABEL.fullmatch, labels)):
         raise AddressError(text, f"{host!r} can be no host's name; use {FORMS}")

@@ -45,7 +45,7 @@ class Connection(asyncio.BufferedProtocol):
         self._server = server
         self._broker = server.broker
         self._listener = listener
-        self._restricted = listener.is_restricted
+        self._restricted = listener.mode != "both" or listener.queues != ("*",)
         self._transport: asyncio.Transport | None = None
         self._holds = 0  # reasons not to read: 1 the broker's, 2 the server's
         self._closing = False
@@ -248,6 +248,7 @@ class PhpmqConnection(Connection):
                 payload_bytes_max=limits.payload_bytes_max,
                 queue_name_bytes_max=limits.queue_name_bytes_max,
                 packets_per_message_max=limits.packets_per_message_max,
+                windows_max=limits.consumed_queues_max,
             ),
         )
 
@@ -271,7 +272,9 @@ class RqConnection(Connection):
         self._session = rq_controller.ControllerSession(
             server.now_us(),
             limits=rq.Limits(
-                payload_bytes_max=limits.payload_bytes_max, queue_name_bytes_max=limits.queue_name_bytes_max
+                payload_bytes_max=limits.payload_bytes_max,
+                queue_name_bytes_max=limits.queue_name_bytes_max,
+                consumed_queues_max=limits.consumed_queues_max,
             ),
         )
         self._was_idle = False

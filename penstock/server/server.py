@@ -24,6 +24,7 @@ from itertools import count as counter
 from penstock.broker.broker import Broker
 from penstock.engines.interface import EngineFailed
 from penstock.engines.log.engine import LogEngine, open_log
+from penstock.server.address import TcpAddress, UnixAddress
 from penstock.server.connection import CONNECTIONS, Connection
 from penstock.server.journal import Journal, log
 from penstock.server.settings import Limits, Listener, Settings
@@ -103,7 +104,7 @@ class Server:
 
             address = listener.address
             try:
-                if address.path:
+                if isinstance(address, UnixAddress):
                     with contextlib.suppress(FileNotFoundError):
                         _remove_stale_socket(address.path)
                     server = await self._loop.create_unix_server(
@@ -122,9 +123,11 @@ class Server:
     def ready_line(self) -> str:
         parts = []
         for listener, server in self._listening:
-            bound = server.sockets[0].getsockname()
-            where = f"unix:{listener.address.path}" if listener.address.path else _host_port(bound)
-            parts.append(f"{listener.protocol}={where}")
+            address = listener.address
+            if not isinstance(address, UnixAddress):
+                host, port, *_ = server.sockets[0].getsockname()
+                address = TcpAddress(host, port)
+            parts.append(f"{listener.protocol}={address}")
         return "penstock ready " + " ".join(parts)
 
     def _asked_to_stop(self, name: str) -> None:
@@ -152,7 +155,7 @@ class Server:
         try:
             settings = self._reload()
         except Exception as error:  # noqa: BLE001 - a wrong file must not stop a broker that runs
-            log.error("settings not read again: %s", error)  # noqa: TRY400 - the sentence says it all
+            log.error("settings not read again: %s", error)
             return
         self.broker.set_policies(settings.policies)
         log.info("policies read again")
@@ -177,7 +180,7 @@ class Server:
         self.engine.close(self.now_us())
         self.journal.flush()
         for listener, _ in self._listening:
-            if listener.address.path:
+            if isinstance(listener.address, UnixAddress):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(listener.address.path)
         log.info("stopped")
@@ -235,7 +238,7 @@ class Server:
     def name_for(self, connection: Connection, transport: asyncio.BaseTransport) -> str:
         """A name for people and events: the protocol, the peer's address, a running number."""
         peer = transport.get_extra_info("peername")
-        where = _host_port(peer) if isinstance(peer, tuple) else "unix"
+        where = TcpAddress(peer[0], peer[1]) if isinstance(peer, tuple) else "unix"
         return f"{connection.protocol}:{where}#{next(self._numbers)}"
 
     def admit(self, connection: Connection) -> bool:
@@ -258,11 +261,6 @@ class Server:
         if self.engine.bytes_in_flight > self.limits.in_flight_bytes:
             self._throttled.add(connection)
             connection.hold_for_server(True)
-
-
-def _host_port(address: tuple[object, ...]) -> str:
-    host, port = address[0], address[1]
-    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
 
 
 def _remove_stale_socket(path: str) -> None:

@@ -321,8 +321,12 @@ def _number(section: str, name: str, lowest: int, highest: int, text: str) -> Se
 
 
 TABLE: Final[tuple[Setting, ...]] = (
-    Setting("data", Text("a folder", "DIR"), "./penstock-data", "the folder of the embedded log", field="data"),
-    Setting("engine", OnlyLog("log", "URL"), "log", "where messages live: log, the embedded log", field="engine"),
+    Setting(
+        "data", Text("a folder", "DIR"), "./penstock-data", "the folder of the embedded log", field="data"
+    ),
+    Setting(
+        "engine", OnlyLog("log", "URL"), "log", "where messages live: log, the embedded log", field="engine"
+    ),
     Setting("sspq", Listen(), "127.0.0.1:8888", "where SSPQ clients connect"),
     Setting("sspq-queue", Text("the name of a queue", "NAME"), "default", "the queue that SSPQ clients use"),
     Setting("phpmq", Listen(), "127.0.0.1:9100", "where PHPMQ clients connect"),
@@ -338,7 +342,11 @@ TABLE: Final[tuple[Setting, ...]] = (
         reloads=True,
     ),
     Setting(
-        "drain-seconds", Seconds(0, 86_400), 10, "how long a stop waits for work in flight", field="drain_seconds"
+        "drain-seconds",
+        Seconds(0, 86_400),
+        10,
+        "how long a stop waits for work in flight",
+        field="drain_seconds",
     ),
     Setting(
         "log-level",
@@ -352,13 +360,37 @@ TABLE: Final[tuple[Setting, ...]] = (
     _number("limits", "payload-bytes-max", 1, _INT32_MAX, "bytes of one message"),
     _number("limits", "queue-name-bytes-max", 1, 255, "bytes of a queue's name"),
     _number("limits", "queues-max", 1, 10_000_000, "queues in all"),
-    _number("limits", "connection-buffer-bytes", 4096, _INT32_MAX, "bytes that may wait to be sent to one connection"),
-    _number("limits", "in-flight-bytes", 4096, 2**40, "bytes accepted and not yet in the log, of all connections together"),
+    _number(
+        "limits",
+        "connection-buffer-bytes",
+        4096,
+        _INT32_MAX,
+        "bytes that may wait to be sent to one connection",
+    ),
+    _number(
+        "limits",
+        "in-flight-bytes",
+        4096,
+        2**40,
+        "bytes accepted and not yet in the log, of all connections together",
+    ),
     _number("limits", "packets-per-message-max", 3, 99, "packets of one PHPMQ message"),
     _number("limits", "consumed-queues-max", 1, 65_535, "queues that one connection may consume from"),
     _number("log", "segment-bytes", 1 << 16, 1 << 32, "size of a file of the log"),
-    _number("log", "cache-bytes", 0, 2**40, "stored messages kept in memory, so that consumers need not wait for the disk"),
-    _number("log", "block-bytes", 4096, 1 << 30, "what arrives at once for a queue is stored in blocks of at most this size"),
+    _number(
+        "log",
+        "cache-bytes",
+        0,
+        2**40,
+        "stored messages kept in memory, so that consumers need not wait for the disk",
+    ),
+    _number(
+        "log",
+        "block-bytes",
+        4096,
+        1 << 30,
+        "what arrives at once for a queue is stored in blocks of at most this size",
+    ),
     Setting(
         "interval-seconds",
         Seconds(0.001, 60),
@@ -367,7 +399,13 @@ TABLE: Final[tuple[Setting, ...]] = (
         section="log",
         field="log.interval_us",
     ),
-    _number("log", "snapshot-blocks", 1, 1_000_000_000, "a snapshot after so many blocks; more: a slower start, less writing"),
+    _number(
+        "log",
+        "snapshot-blocks",
+        1,
+        1_000_000_000,
+        "a snapshot after so many blocks; more: a slower start, less writing",
+    ),
 )
 
 SECTIONS: Final[Mapping[str, tuple[Setting, ...]]] = {
@@ -393,9 +431,13 @@ LISTENER_KEYS: Final[tuple[ListenerKey, ...]] = (
     ListenerKey("address", Listen(may_be_off=False), "where they connect", required=True),
     ListenerKey("queue", Text("the name of a queue", "NAME"), "the queue of all its clients", ("sspq",)),
     ListenerKey(
-        "tls-certificate", Text("a file in PEM form", "FILE"), "turns TLS on: its certificate, and what leads to the root"
+        "tls-certificate",
+        Text("a file in PEM form", "FILE"),
+        "turns TLS on: its certificate, and what leads to the root",
     ),
-    ListenerKey("tls-key", Text("a file in PEM form", "FILE"), "the certificate's private key, without a passphrase"),
+    ListenerKey(
+        "tls-key", Text("a file in PEM form", "FILE"), "the certificate's private key, without a passphrase"
+    ),
     ListenerKey(
         "tls-client-ca",
         Text("a file in PEM form", "FILE"),

@@ -55,7 +55,7 @@ SECTIONS: dict[str, dict[str, object]] = {
 POLICIES = Policies(SECTIONS)
 CONSUMERS = ("ann", "bob", "cy")
 LIVES_MAX = 5
-STEPS_MAX = 70
+STEPS_MAX = 150
 SECOND_US = 1_000_000
 EVERYTHING = 1 << 50
 FAULT_CALLS = ("write", "sync", "create", "allocate", "rename", "truncate", "remove", "sync_names")
@@ -123,10 +123,10 @@ class Run:
             (2, self.look),
             (2, self.trim),
             (6, self.tick),
-            (14, self.flush),
-            (14, self.poll),
-            (10, self.write),
-            (10, self.keep),
+            (22, self.flush),
+            (22, self.poll),
+            (24, self.write),
+            (12, self.keep),
             (3, self.room),
             (6, self.wait_a_while),
         ]
@@ -200,11 +200,8 @@ class Run:
             self.disk = before.crash(self.rng)
         else:
             self.disk = before.kill()
-            self.safe_turn = max(self.safe_turn, self.written_turn)
-            for queue in self.queues.values():
-                queue.safe_offset = max(queue.safe_offset, queue.written_offset)
         self.disk.capacity_bytes = None
-        self.check(self.disk.copy(), before.published)
+        self.check(self.disk.copy(), before.published, killed=how == "kill")
         if how == "cut":
             # What is left has survived a power cut: it is on the disk.
             self.all_safe()
@@ -455,12 +452,18 @@ class Run:
         )
         assert offsets_of(fates) == mine, f"{queue.name}: {fates} instead of {mine}"
         expires_us = (self.now_us + ttl * SECOND_US if ttl else 0) if outcome is Outcome.REQUEUE else None
-        self.happen(queue, fates, expires_us=expires_us)
+        self.happen(queue, fates, expires_us)
 
     def some_held(self) -> tuple[QueueModel, str, list[Message]]:
         """Some messages that one consumer holds."""
         rng = self.rng
-        queue, consumer = self.queue(), rng.choice(CONSUMERS)
+        holding = [
+            (queue, message.hold.consumer)
+            for queue in self.queues.values()
+            for message in queue.messages
+            if message.hold is not None
+        ]
+        queue, consumer = rng.choice(holding or [(self.queue(), rng.choice(CONSUMERS))])
         held = [m for m in queue.messages if m.hold is not None and m.hold.consumer == consumer]
         if held and rng.random() < 0.5:
             held = rng.sample(held, rng.randint(1, len(held)))
@@ -470,22 +473,13 @@ class Run:
         self,
         queue: QueueModel,
         fates: Sequence[Fate],
-        *,
-        lost: bool = False,
         expires_us: int | None = None,
     ) -> None:
         for fate in fates:
             if self.say:
-                self.say(f"    {queue.name} {fate} lost={lost}")
+                self.say(f"    {queue.name} {fate}")
             for offset in range(fate.first, fate.end):
-                queue.happens(
-                    queue.messages[offset],
-                    fate.event,
-                    fate.reason,
-                    self.turn,
-                    lost=lost,
-                    expires_us=expires_us,
-                )
+                queue.happens(queue.messages[offset], fate.event, fate.reason, self.turn, expires_us)
                 self.counts[fate.event.name.lower()] += 1
 
     def give_back(self) -> None:
@@ -494,17 +488,16 @@ class Run:
         all_of_it = rng.random() < 0.5
         if all_of_it:
             held = [m for m in queue.messages if m.hold is not None and m.hold.consumer == consumer]
-        lost = rng.random() < 0.7
         fates = self.engine.give_back(
             queue.name,
             consumer,
             self.now_us,
             ranges=None if all_of_it else ranges_of(held),
             where=rng.choice((Where.PLACE, Where.TAIL)),
-            lost=lost,
+            lost=rng.random() < 0.7,
         )
         assert offsets_of(fates) == {m.offset for m in held}, f"{queue.name}: {fates} instead of {held}"
-        self.happen(queue, fates, lost=lost)
+        self.happen(queue, fates)
 
     def expire(self) -> None:
         for name, fate in self.engine.expire(self.now_us):
@@ -641,16 +634,16 @@ class Run:
             self.disk.capacity_bytes = self.disk.used_bytes + self.rng.choice((0, 1000, 5000))
 
     def wait_a_while(self) -> None:
-        self.now_us += self.rng.choice((1, 1000, SECOND_US, 3 * SECOND_US, 20 * SECOND_US))
+        self.now_us += self.rng.choice((1, 1000, 1000, SECOND_US // 2, SECOND_US, 20 * SECOND_US))
 
     # --- after the end ---------------------------------------------------------------------------
 
-    def check(self, disk: SimDisk, published: int) -> None:
+    def check(self, disk: SimDisk, published: int, killed: bool) -> None:
         """Open what is left, and compare it with what must be there. The model becomes what is there."""
         engine = self.open(disk)
         assert not engine.damage, f"a crash is no damage: {engine.damage}"
         assert disk.published >= published, f"published {published}, after the crash {disk.published}"
-        lost = self.cut_back(engine)
+        lost = self.cut_back(engine, killed)
         known = set(engine.queues())
         happened = {}
         for queue in self.queues.values():
@@ -672,24 +665,25 @@ class Run:
         for queue in self.queues.values():
             queue.cut(len(queue.messages), happened[queue.name])
 
-    def cut_back(self, engine: LogEngine) -> list[tuple[str, Transaction]]:
+    def cut_back(self, engine: LogEngine, killed: bool) -> list[tuple[str, Transaction]]:
         """Find out what the crash has taken, and whether it had the right to; which transactions are gone."""
         known = set(engine.queues())
+        safe_turn = max(self.safe_turn, self.written_turn) if killed else self.safe_turn
         turn_kept, turn_lost = -1, self.turn + 1
         for queue in self.queues.values():
-            messages = events = 0
+            messages = events = dead = 0
             if queue.name in known:
                 info = engine.describe(queue.name)
-                messages, events = info.offset_end, info.event_end
+                messages, events, dead = info.offset_end, info.event_end, info.dead
             assert messages <= len(queue.messages), (
                 f"{queue.name}: {messages} messages, {len(queue.messages)} were sent"
             )
-            possible = queue.events_possible(messages, events)
+            possible = queue.events_possible(messages, events, dead)
             assert possible, (
                 f"{queue.name}: {messages} messages and {events} events are left of {len(queue.messages)} messages "
                 f"and {len(queue.happenings)} other events"
             )
-            safe_messages, safe_happenings = queue.safe_counts(self.safe_turn)
+            safe_messages, safe_happenings = queue.safe_counts(safe_turn, killed)
             assert messages >= safe_messages, (
                 f"{queue.name}: LOST: {messages} messages left, {safe_messages} promised"
             )
@@ -712,7 +706,7 @@ class Run:
         assert turn_kept <= turn_lost, (
             f"something of turn {turn_kept} is left, something of turn {turn_lost} is lost"
         )
-        self.cut_controls(engine)
+        self.cut_controls(engine, safe_turn)
         return self.cut_transactions()
 
     def cut_transactions(self) -> list[tuple[str, Transaction]]:
@@ -726,14 +720,12 @@ class Run:
                 lost.append((key, self.transactions.pop(key)))
         return lost
 
-    def cut_controls(self, engine: LogEngine) -> None:
+    def cut_controls(self, engine: LogEngine, safe_turn: int) -> None:
         paused = frozenset(name for name in engine.queues() if engine.describe(name).paused)
         readers = {reader.name: reader for reader in engine.readers()}
         while self.controls[-1].paused != paused or self.controls[-1].readers != readers:
             gone = self.controls.pop()
-            assert gone.turn > self.safe_turn, (
-                f"paused {paused}, readers {readers}: turn {gone.turn} is forgotten"
-            )
+            assert gone.turn > safe_turn, f"paused {paused}, readers {readers}: turn {gone.turn} is forgotten"
 
     def compare_log(self, engine: LogEngine, queue: QueueModel) -> None:
         """Readers find the whole log from its start on, and every event."""

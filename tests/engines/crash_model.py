@@ -102,14 +102,12 @@ class QueueModel:
         event: Event,
         reason: Reason,
         turn: int,
-        *,
-        lost: bool = False,
         expires_us: int | None = None,
     ) -> None:
         """An arrow of the message's life. `expires_us`: a consumer gave it a new one."""
         life, hold = message.life, message.hold
         self._sequence += 1
-        delivered = hold is not None and (event is not Event.RETURNED or lost) and not hold.dead
+        delivered = hold is not None and not hold.dead and reason is not Reason.CONSUMER_CANCELLED
         attempts = life.attempts + delivered
         if event is Event.DEAD:
             if hold is not None and hold.dead:
@@ -123,8 +121,8 @@ class QueueModel:
         elif hold is not None and hold.dead and event in (Event.REQUEUED, Event.RETURNED):
             after = life._replace(died=self._sequence) if event is Event.REQUEUED else life
         elif event in (Event.REQUEUED, Event.RETURNED):
-            retries = life.retries - (lost and RETRIES_NONE < life.retries < RETRIES_ENDLESS)
-            after = life._replace(attempts=attempts, retries=retries)
+            counts_down = reason is Reason.CONSUMER_LOST and RETRIES_NONE < life.retries < RETRIES_ENDLESS
+            after = life._replace(attempts=attempts, retries=life.retries - counts_down)
             if expires_us is not None:
                 after = after._replace(expires_us=expires_us)
             if event is Event.REQUEUED:
@@ -164,22 +162,28 @@ class QueueModel:
 
     # --- a crash -----------------------------------------------------------------------------------
 
-    def events_possible(self, messages: int, events: int) -> list[int]:
-        """How many happenings may be left, when an opening after the crash shows so many messages
-        and events. The opening has withdrawn the requests, which are events of its own."""
+    def events_possible(self, messages: int, events: int, dead: int) -> list[int]:
+        """How many happenings may be left, when an opening after the crash shows so many messages,
+        events and dead letters; most first.
+
+        The opening has withdrawn the requests, which are events of its own: whether a request was
+        settled before the crash or withdrawn after it cannot be told, and makes no difference.
+        """
         asking = sum(m.life.asks for m in self.messages[:messages])
+        died = sum(m.life.room == DEAD for m in self.messages[:messages])
         lives = [len(m.lives) for m in self.messages]
         possible = []
         for left in range(len(self.happenings), -1, -1):
-            if messages + left + asking == events:
+            if messages + left + asking == events and died == dead:
                 possible.append(left)
             if left:
-                # One event back: was its message asking then, and is it after the event?
                 message = self.happenings[left - 1].message
                 lives[message.offset] -= 1
                 at = lives[message.offset]
                 if message.offset < messages:
-                    asking += message.lives[at - 1].asks - message.lives[at].asks
+                    before, after = message.lives[at - 1], message.lives[at]
+                    asking += before.asks - after.asks
+                    died += (before.room == DEAD) - (after.room == DEAD)
         return possible
 
     def cut(self, messages: int, happenings: int) -> None:
@@ -197,11 +201,14 @@ class QueueModel:
             if message.life.asks:
                 self.happens(message, Event.WITHDRAWN, Reason.REQUESTER_GONE, turn)
 
-    def safe_counts(self, safe_turn: int) -> tuple[int, int]:
-        """How many messages and happenings must survive, when everything up to that turn must."""
+    def safe_counts(self, safe_turn: int, killed: bool) -> tuple[int, int]:
+        """How many messages and happenings must survive, when everything up to that turn must.
+
+        `killed`: only the process has died, which takes nothing that was written.
+        """
         messages = sum(1 for m in self.messages if m.turn <= safe_turn)
         happenings = sum(1 for h in self.happenings if h.turn <= safe_turn)
-        return max(messages, self.safe_offset), happenings
+        return max(messages, self.safe_offset, self.written_offset if killed else 0), happenings
 
 
 class Ids:

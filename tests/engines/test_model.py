@@ -438,6 +438,7 @@ class LogAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def expire(self) -> None:
+        self.engine.flush(self.now_us)
         told = [(n, *row) for n, fate in self.engine.expire(self.now_us) for row in flat([fate])]
         for row in self.untold:
             told.remove(row)
@@ -469,7 +470,14 @@ class LogAgainstModel(RuleBasedStateMachine):
     def settle_down(self) -> None:
         self.engine.flush(self.now_us)
         self.engine.wait()
-        assert [number for number, _ in self.receipts] == list(range(self.sent))
+        self.every_receipt_has_come()
+
+    def every_receipt_has_come(self) -> None:
+        """Once each, and those of one queue in the order of its messages."""
+        assert sorted(number for number, _ in self.receipts) == list(range(self.sent))
+        for name in QUEUES:
+            firsts = [stored.first for _, stored in self.receipts if stored.queue == name]
+            assert firsts == sorted(firsts)
 
     @rule()
     def trim(self) -> None:
@@ -488,7 +496,7 @@ class LogAgainstModel(RuleBasedStateMachine):
             self.engine.abandon()
         else:
             self.engine.close(self.now_us)
-        assert [number for number, _ in self.receipts] == list(range(self.sent))
+            self.every_receipt_has_come()
         self.untold = []
         for model in self.models.values():
             model.restart()

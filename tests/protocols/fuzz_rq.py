@@ -1,4 +1,6 @@
-"""Any bytes at RQ, guided by coverage: `python tests/protocols/fuzz_rq.py -max_total_time=60 [-seed=N] [CORPUS]`.
+"""Any bytes at RQ, guided by coverage.
+
+    python tests/protocols/fuzz_rq.py -max_total_time=60 [-seed=N] [CORPUS]
 
 The first bytes say how the rest is cut into chunks. What is checked: nothing but `PeerViolation`
 leaves a session; the decoder agrees with the plain reference, whole and in pieces; and a session's
@@ -13,6 +15,9 @@ import atheris
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 with atheris.instrument_imports(include=["penstock.protocols"]):
+    from rq_reference import Item, cut, items_of, reference, settled
+    from vectors_rq import VECTORS
+
     from penstock.broker.batch import Batch, Slice
     from penstock.protocols import rq
     from penstock.protocols.errors import PeerViolation
@@ -20,9 +25,6 @@ with atheris.instrument_imports(include=["penstock.protocols"]):
     from penstock.protocols.rq_controller import ControllerSession
     from penstock.protocols.rq_decoder import Decoder
     from penstock.protocols.rq_node import NodeSession
-
-from rq_reference import cut, items_of, reference, settled
-from vectors_rq import VECTORS
 
 LIMITS = Limits(payload_bytes_max=64, queue_name_bytes_max=16)
 CUTS = 4
@@ -55,7 +57,7 @@ def check(data: bytes) -> None:
     expected, broken = reference(stream, LIMITS)
     for pieces in ([stream], chunks):
         decoder = Decoder(LIMITS)
-        items = []
+        items: list[Item] = []
         violated = False
         try:
             for piece in pieces:

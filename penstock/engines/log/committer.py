@@ -111,7 +111,7 @@ class Committer:
 
         The reserve at the end of the last segment is kept for settlements.
         """
-        if not self._no_room or self._spare:
+        if self._stalled is None and (not self._no_room or self._spare):
             return
         if self._stalled is not None or self.active.size + length > self.active.limit - self._reserve_bytes:
             raise DiskFull(
@@ -220,7 +220,10 @@ class Committer:
             file = self._disk.open(segment.name)
         else:
             file = self._disk.create(segment.name, segment.limit)
-        self._disk.sync_names()
+        try:
+            self._disk.sync_names()
+        except OSError as error:
+            raise SyncFailed(f"sync of the folder: {error}") from error
         segment.created = True
         return file
 
@@ -320,7 +323,7 @@ class Committer:
         if self._stalled is not None and self._in_flight is None:
             group, self._stalled = self._stalled, None
             self._submit(group)
-        elif self._no_room and not self._spare_wanted:
+        elif self._no_room and not self._spare and not self._spare_wanted:
             self._make_spare()
         else:
             self._want_spare()

@@ -442,6 +442,8 @@ class LogEngine:
         """Living messages that nobody shall get any more, held ones included."""
         self._check()
         found = self._known(queue)
+        if found.parts:
+            self._sealer.messages(found)
         fates = [fate for first, end in ranges for fate in found.withdraw(first, end, reason)]
         self._dirty[found.number] = found
         return fates

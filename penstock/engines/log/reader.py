@@ -269,11 +269,20 @@ class LogReader:
     # --- reading -----------------------------------------------------------------------------------
 
     def messages(
-        self, queue: str, start: int, end: int | None = None, *, fail_on_loss: bool = True
+        self,
+        queue: str,
+        start: int,
+        end: int | None = None,
+        *,
+        fail_on_loss: bool = True,
+        headers_only: bool = False,
     ) -> Iterator[Block]:
-        """The blocks with the messages from offset `start` to `end` (None: all that is synced)."""
+        """The blocks with the messages from offset `start` to `end` (None: all that is synced).
+
+        `headers_only` is for those who want no more than offsets, times and doors: bodies are empty.
+        """
         found, end = self._range(queue, start, end, fail_on_loss, events=False)
-        return self._blocks(found, start, end, fail_on_loss, events=False)
+        return self._blocks(found, start, end, fail_on_loss, events=False, headers_only=headers_only)
 
     def event_blocks(
         self, queue: str, start: int, end: int | None = None, *, fail_on_loss: bool = True
@@ -284,7 +293,7 @@ class LogReader:
         all that there is to say about its events.
         """
         found, end = self._range(queue, start, end, fail_on_loss, events=True)
-        return self._blocks(found, start, end, fail_on_loss, events=True)
+        return self._blocks(found, start, end, fail_on_loss, events=True, headers_only=True)
 
     def events(
         self, queue: str, start: int, end: int | None = None, *, fail_on_loss: bool = True
@@ -333,7 +342,7 @@ class LogReader:
         log.warning("%s", text)
 
     def _blocks(
-        self, queue: _Queue, start: int, end: int, fail_on_loss: bool, *, events: bool
+        self, queue: _Queue, start: int, end: int, fail_on_loss: bool, *, events: bool, headers_only: bool
     ) -> Iterator[Block]:
         name, at, tries, looked_again = queue.name, start, 0, -1
         while at < end:
@@ -364,7 +373,7 @@ class LogReader:
                         at = first
                     lo, at = at - first, stop
                     body = view[:0]
-                    if not events or header.kind != KIND_MESSAGES:
+                    if not headers_only or header.kind != KIND_MESSAGES:
                         try:
                             body = self._body(segment, view, header)
                         except LogDamaged as error:

@@ -6,6 +6,7 @@
        already been synced proves damage. Report it, set the bytes aside, go on behind it.
        Without such a block it is the torn tail of the last group, which nobody was promised.
     4. Cut the torn tail, and a transaction that has no end.
+    5. Write again what may be known to the kernel only, and sync it: from now on it is shown as synced.
 
 Rules that always hold:
   * What was synced is in the state, or in the damage report. Nothing is skipped in silence.
@@ -37,12 +38,17 @@ class _Recovery:
         self._disk = state.disk
         self._part: list[tuple[Header, memoryview, Segment]] = []  # a transaction without its end yet
         self._missing: list[Segment] = []  # segments that the snapshot knows and the folder does not
+        self._synced = 0  # everything before this is known to be on the disk
 
     def run(self) -> int:
+        # A name may be known to the kernel only. Nothing may be removed because of one before the
+        # disk knows it too.
+        self._disk.sync_names()
         on_disk = self._clean_names()
-        start = self._load_snapshot()
+        start = self._synced = self._load_snapshot()
         self._match_segments(on_disk, start)
         position = self._replay(start)
+        self._write_again()
         self._report_missing()
         return position
 
@@ -205,6 +211,7 @@ class _Recovery:
             at = further
 
     def _take(self, header: Header, body: memoryview, segment: Segment) -> None:
+        self._synced = max(self._synced, header.synced)
         if header.flags & FLAG_PART:
             self._part.append((header, body, segment))
             if not header.flags & FLAG_END:
@@ -296,3 +303,20 @@ class _Recovery:
             file.sync()
             segment.size = segment.limit = position - segment.base
         self._disk.sync_names()
+
+    def _write_again(self) -> None:
+        """Make sure of the last blocks, which the process before this one may not have synced.
+
+        A sync alone would not do: when one has failed, the kernel may believe that the bytes are on
+        the disk, and the next sync has nothing to do. Bytes that are written again it must write.
+        """
+        for segment in self._state.segments.all:
+            start = max(self._synced - segment.base, 0)
+            if segment.generation or start >= segment.size:
+                continue
+            file = self._disk.open(segment.name)
+            try:
+                file.write(start, [file.read(start, segment.size - start)])
+                file.sync()
+            finally:
+                file.close()

@@ -1,0 +1,44 @@
+"""`penstock serve`: the broker, until it is told to stop.
+
+Exit codes besides the usual ones: 2 for a wrong setting, 3 for a data folder that another broker
+has open. Standard output gets one line, when every listener accepts; everything else is a log line
+on standard error.
+"""
+
+import argparse
+import os
+import sys
+
+from penstock.engines.interface import LogInUse
+from penstock.server.journal import start_logging
+from penstock.server.settings import SettingsError
+from penstock.server.settings_read import add_arguments, load
+
+__all__ = ["HELP", "add_arguments", "run"]
+
+HELP = "run the broker"
+
+EXIT_FAILED = 1
+EXIT_SETTINGS = 2
+EXIT_IN_USE = 3
+
+
+def run(args: argparse.Namespace) -> int:
+    # The server brings the event loop and the protocols; help and wrong settings do not need them.
+    from penstock.server.server import serve
+
+    try:
+        settings = load(args, os.environ)
+        start_logging(settings.log_level, settings.log_format)
+        return serve(settings, reload=lambda: load(args, os.environ))
+    except SettingsError as error:
+        return _say(error, EXIT_SETTINGS)
+    except LogInUse as error:
+        return _say(error, EXIT_IN_USE)
+    except OSError as error:
+        return _say(error.strerror if error.filename is None else error, EXIT_FAILED)
+
+
+def _say(what: object, code: int) -> int:
+    print(f"penstock serve: {what}", file=sys.stderr)
+    return code

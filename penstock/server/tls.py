@@ -1,0 +1,79 @@
+"""TLS: the context of a listener, from the files that its settings name.
+
+TLS 1.2 or newer. With a client CA a client without a certificate that it signed is turned away in the
+handshake; without one, nobody is asked for a certificate. What the system trusts plays no part.
+
+How it fails: `SettingsError`, with the listener, the setting, the file and what is wrong with it. Files that
+are right now can be wrong at the next start, so this is asked when a listener opens, not when settings are read.
+"""
+
+import ssl
+from typing import NoReturn
+
+from penstock.server.settings import Listener, SettingsError
+
+
+def server_context(listener: Listener) -> ssl.SSLContext | None:
+    """What the listener's connections are encrypted with; None where it has no TLS."""
+    if listener.tls_certificate is None or listener.tls_key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # A client of TLS 1.2 could otherwise make the broker shake hands for ever on one connection.
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    _load_chain(context, listener, listener.tls_certificate, listener.tls_key)
+    if listener.tls_client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        _load_trusted(context, listener, "tls-client-ca", listener.tls_client_ca)
+    return context
+
+
+def _load_chain(context: ssl.SSLContext, listener: Listener, certificate: str, key: str) -> None:
+    # OpenSSL does not tell which of the two files it means, so each is looked at alone before.
+    _load_trusted(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), listener, "tls-certificate", certificate)
+    _check_readable(listener, "tls-key", key)
+
+    def ask_for_passphrase() -> NoReturn:
+        # Without this, OpenSSL would ask on the terminal and wait.
+        raise _wrong(
+            listener, "tls-key", key, "is locked with a passphrase; unlock it: openssl pkey -in FILE -out NEW"
+        )
+
+    try:
+        context.load_cert_chain(certificate, key, password=ask_for_passphrase)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            problem = f"is not the key of the certificate {certificate!r}; name the one it was made with"
+        else:
+            problem = (
+                f"cannot be used with {certificate!r} ({_reason(error)}); name a private key in PEM form"
+            )
+        raise _wrong(listener, "tls-key", key, problem) from None
+
+
+def _load_trusted(context: ssl.SSLContext, listener: Listener, setting: str, path: str) -> None:
+    _check_readable(listener, setting, path)
+    try:
+        context.load_verify_locations(path)
+    except ssl.SSLError as error:
+        problem = f"holds no certificate that can be read ({_reason(error)}); name a file in PEM form"
+        raise _wrong(listener, setting, path, problem) from None
+
+
+def _check_readable(listener: Listener, setting: str, path: str) -> None:
+    # The errors of the ssl module do not name the file.
+    try:
+        with open(path, "rb") as file:
+            file.read(1)
+    except OSError as error:
+        raise _wrong(
+            listener, setting, path, f"cannot be read ({error.strerror}); name a file that can"
+        ) from None
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or str(error)).lower().replace("_", " ")
+
+
+def _wrong(listener: Listener, setting: str, path: str, problem: str) -> SettingsError:
+    return SettingsError(f"{listener.place}: {listener.setting} {setting}: {path!r} {problem}")

@@ -1,0 +1,235 @@
+"""A real broker process, and sockets that speak bytes to it. For end-to-end tests.
+
+Nothing here sleeps to synchronise: the ready line says that the broker accepts, answers say that
+it has read, and every wait has an end (`WAIT_SECONDS`).
+"""
+
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+WAIT_SECONDS = 20.0
+ROOT = Path(__file__).parents[2]
+
+
+class BrokerProcess:
+    """`penstock serve` on free ports, with a folder that outlives it."""
+
+    def __init__(self, folder: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.flags = flags
+        self.env = env or {}
+        self.ports: dict[str, int] = {}
+        self.ready_line = ""
+        self._log = folder / "broker.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def command(self) -> list[str]:
+        given = {flag for flag in self.flags if flag.startswith("--")}
+        listeners = [
+            part
+            for name in ("sspq", "phpmq", "rq")
+            if f"--{name}" not in given
+            # The same port again after a restart, so that clients find it.
+            for part in (f"--{name}", f"127.0.0.1:{self.ports.get(name, 0)}")
+        ]
+        data = [] if "--data" in given else ["--data", str(self.folder / "data")]
+        return [sys.executable, "-m", "penstock", "serve", *data, *listeners, *self.flags]
+
+    def start(self) -> "BrokerProcess":
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")} | self.env
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command(), stdout=subprocess.PIPE, stderr=log, env=environment, cwd=ROOT
+            )
+        self.ready_line = self._read_ready_line()
+        for part in self.ready_line.split()[2:]:
+            name, _, where = part.partition("=")
+            if not where.startswith("unix:"):
+                self.ports.setdefault(name, int(where.rpartition(":")[2]))
+        return self
+
+    def _read_ready_line(self) -> str:
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], WAIT_SECONDS)
+        line = process.stdout.readline().decode() if ready else ""
+        if not line.startswith("penstock ready"):
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            raise AssertionError(f"the broker did not start: {line!r}\n{self.log()}")
+        return line.strip()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self, seconds: float = WAIT_SECONDS) -> int:
+        assert self._process is not None
+        code = self._process.wait(seconds)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        return code
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        if self.running:
+            self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self.running:
+            self.signal(signal.SIGKILL)
+        self.wait()
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def resident_bytes(self) -> int:
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def wire(self, name: str) -> "Wire":
+        return Wire(("127.0.0.1", self.ports[name]))
+
+
+class Wire:
+    """A connection on which a test says and hears bytes."""
+
+    def __init__(self, address: tuple[str, int] | str) -> None:
+        if isinstance(address, str):
+            self.socket = socket.socket(socket.AF_UNIX)
+            self.socket.settimeout(WAIT_SECONDS)
+            self.socket.connect(address)
+        else:
+            self.socket = socket.create_connection(address, WAIT_SECONDS)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._heard = bytearray()
+
+    def say(self, *parts: bytes) -> None:
+        self.socket.sendall(b"".join(parts))
+
+    def hear(self, count: int) -> bytes:
+        """Exactly that many bytes, or fewer where the peer closes."""
+        while len(self._heard) < count:
+            data = self._receive()
+            if not data:
+                break
+            self._heard += data
+        heard = bytes(self._heard[:count])
+        del self._heard[:count]
+        return heard
+
+    def some(self) -> bytes:
+        """What is there; waits for the first byte. Empty where the peer has closed."""
+        if not self._heard:
+            self._heard += self._receive()
+        heard = bytes(self._heard)
+        self._heard.clear()
+        return heard
+
+    def _receive(self) -> bytes:
+        try:
+            return self.socket.recv(1 << 18)
+        except ConnectionResetError:
+            return b""
+
+    def expect(self, expected: bytes) -> None:
+        heard = self.hear(len(expected))
+        assert heard == expected, f"heard {heard.hex(' ')}, expected {expected.hex(' ')}"
+
+    def is_silent(self, seconds: float = 0.2) -> bool:
+        """Nothing comes for that long. For asserting that nothing happens, never for waiting."""
+        ready, _, _ = select.select([self.socket], [], [], seconds)
+        return not ready and not self._heard
+
+    def is_closed(self) -> bool:
+        """Waits for the peer to close; True where it does before anything else comes."""
+        return self.some() == b""
+
+    def close(self) -> None:
+        """FIN."""
+        self.socket.close()
+
+    def reset(self) -> None:
+        """RST."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
+
+    def __enter__(self) -> "Wire":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = WAIT_SECONDS) -> None:
+    """Poll for something that no answer announces; the end is bounded and named."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.01)
+
+
+# --- bytes, written out as the specification has them --------------------------------------------------
+
+
+def sspq(type_: int, payload: bytes = b"", retries: int = 0) -> bytes:
+    return b"\x55\x99" + bytes([type_, retries]) + struct.pack(">I", len(payload)) + payload
+
+
+SEND, RECEIVE, CONFIRM, DEAD_RECEIVE, NO_RECEIVE = 0x5E, 0xEC, 0xC0, 0xDE, 0x0E
+
+
+def phpmq(type_: int, *packets: tuple[int, bytes], width: int = 32, newline: bytes = b"") -> bytes:
+    head = b"H01%03d%02d" % (type_, len(packets)) + newline
+    body = [
+        b"P%02d" % number + str(len(content)).zfill(width - 3).encode() + newline + content + newline
+        for number, content in packets
+    ]
+    return head + b"".join(body)
+
+
+def rq(*commands: int | tuple[int, int | bytes]) -> bytes:
+    """RISP commands: a number alone, or with an integer or a string whose width the number implies."""
+    out = bytearray()
+    for command in commands:
+        if isinstance(command, int):
+            out.append(command)
+            continue
+        number, value = command
+        out.append(number)
+        width = {2: 1, 3: 2, 4: 4, 5: 1, 6: 2, 7: 4}[number >> 5]
+        if isinstance(value, int):
+            out += value.to_bytes(width, "big")
+        else:
+            out += len(value).to_bytes(width, "big") + value
+    return bytes(out)
+
+
+def numbered(numbers: Sequence[int]) -> list[bytes]:
+    """Payloads that carry a number and some weight."""
+    return [b"%012d" % number + b"." * (number % 97) for number in numbers]
+
+
+def number_of(payload: bytes) -> int:
+    return int(payload[:12])
