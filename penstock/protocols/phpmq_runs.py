@@ -183,7 +183,7 @@ class Shapes:
     ) -> None:
         """Shows a message that was read and is right, with its packets in the order in which they came."""
         usual = (*REQUIRED[type_], *OPTIONAL.get(type_, ()))[: len(packets)]
-        if tuple(packets) != usual or len(packets.get(PacketType.ID, bytes(ID_DIGITS))) != ID_DIGITS:
+        if tuple(packets) != usual:
             return
         text = packets.get(PacketType.TTL)
         key = (type_, queue, dialect, text is not None)

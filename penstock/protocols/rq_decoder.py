@@ -26,23 +26,18 @@ came before it in the same chunk waits in `salvage`. A command that lacks an att
 """
 
 import re
-from array import array
-from collections.abc import Callable, Iterable
-from itertools import accumulate
-from struct import Struct, error
-from typing import NamedTuple
+from collections.abc import Callable
+from struct import Struct
 
-from penstock.broker.batch import RETRIES_NONE, Batch
+from penstock.broker.batch import RETRIES_NONE
 from penstock.protocols import rq
 from penstock.protocols.errors import PeerViolation
 from penstock.protocols.risp import NEED_MORE, NUMBER_FIRST, STRING_FIRST, Reader
-from penstock.protocols.rq import FLAG_FIRST, ID_FRAME_BYTES, NEEDS, PROTOCOL, Command, Event, Limits, Name
+from penstock.protocols.rq import FLAG_FIRST, ID_FRAME_BYTES, NEEDS, Command, Event, Limits, Name
+from penstock.protocols.rq_runs import ALONE_FROM_BYTES, FAILED, SETTLED, Key, Runs
 
 _CHUNK_BYTES_MAX = 1 << 20
 """Larger chunks are read in windows of this size, so that no event grows without bound."""
-
-_ALONE_FROM_BYTES = 256 << 10
-"""A payload of this size is an event of its own: joining it to others would copy it."""
 
 _NAMES_MAX = 1024
 """How many decoded queue names are remembered."""
@@ -69,44 +64,6 @@ _ID_RUNS = {
 """By action: as many of its ID frames as follow each other."""
 
 
-class _Key(NamedTuple):
-    """What the frames of one run have in common."""
-
-    action: Command
-    queue: Name = ""
-    noreply: bool = False
-    has_retries: bool = False
-    timeout_seconds: int = 0
-
-
-_SETTLED = _Key(Command.REPLY)  # and DELIVERED
-_FAILED = _Key(Command.UNDELIVERED)
-
-
-class _Run:
-    """The frames gathered so far for one event (DELIVERED and REPLY share one and become two)."""
-
-    __slots__ = ("delivered", "ids", "key", "parts", "replied", "retries")
-
-    def __init__(self, key: _Key) -> None:
-        self.key = key
-        self.ids = array("I")
-        self.parts: list[bytes] = []
-        self.retries = array("h")
-        self.delivered = array("I")
-        self.replied: set[int] = set()
-
-    def batch(self) -> Batch:
-        """The payloads as columns. A single one is handed on as it is."""
-        parts = self.parts
-        return Batch(
-            b"".join(parts),
-            array("i", accumulate(map(len, parts), initial=0)),
-            retries=self.retries if self.key.has_retries else None,
-            protocol=PROTOCOL,
-        )
-
-
 class _Shape:
     """A request as the peer writes it: the constant bytes around its id and its payload.
 
@@ -118,7 +75,7 @@ class _Shape:
 
     def __init__(
         self,
-        key: _Key,
+        key: Key,
         id_first: bool,
         constants: tuple[bytes, bytes, bytes],
         numbers: dict[int, int],
@@ -142,7 +99,8 @@ class Decoder:
 
     def __init__(self, limits: Limits) -> None:
         self._violation: PeerViolation | None = None
-        self._payload_bytes_max = limits.payload_bytes_max
+        # The fast paths leave large payloads to the walker, which gives each an event of its own.
+        self._fast_bytes_max = min(limits.payload_bytes_max, ALONE_FROM_BYTES - 1)
         self._reader = Reader(
             "RQ",
             [int(command) for command in Command],
@@ -152,9 +110,7 @@ class Decoder:
         self._numbers: dict[int, int] = {}  # the registers: integers, and 1 for a flag that is set
         self._strings: dict[int, bytes] = {}
         self._names: dict[bytes, str] = {}
-        self._events: list[Event] = []
-        self._runs: dict[Name, _Run] = {}  # the open runs: one per queue, all of the same action
-        self._runs_of: tuple[Command, type] = (Command.NOP, str)
+        self._runs = Runs()
         self._shapes: list[_Shape] = []
         # Where the frame under the walker has its parts in the chunk, to learn its shape from. The
         # start is -1 where there is none to learn from: it began in another chunk, or another action
@@ -181,13 +137,12 @@ class Decoder:
                     self._walk(view[at : at + _CHUNK_BYTES_MAX])
         except PeerViolation as violation:
             self._violation = violation
-            self._close_runs()
             raise
         return self.salvage()
 
     def salvage(self) -> list[Event]:
         """After a violation: the events before it in the same chunk. Gives them once."""
-        events, self._events = self._events, []
+        events = self._runs.take()
         if self._reader.skipped:
             events.append(rq.Skipped(dict(self._reader.skipped)))
             self._reader.skipped.clear()
@@ -226,7 +181,6 @@ class Decoder:
             elif command != _NOP:
                 self._act(_COMMANDS[command])
                 self._frame_start = -1
-        self._close_runs()
 
     def _act(self, action: Command) -> None:
         """Do an action. It reads the registers before it changes anything, and finds out what is missing."""
@@ -241,7 +195,7 @@ class Decoder:
             self._refuse(action, f"{action.name} without {wanted}")
 
     def _refuse(self, action: Command, reason: str) -> None:
-        self._tell(rq.Malformed(action, self._numbers.get(_ID), reason))
+        self._runs.tell(rq.Malformed(action, self._numbers.get(_ID), reason))
 
     def _name(self, action: Command) -> Name | None:
         """The queue that the registers name; QUEUE counts where there is a QUEUEID too."""
@@ -274,39 +228,34 @@ class Decoder:
             return
         retries = numbers.get(Command.RETRIES, RETRIES_NONE)
         has_retries = retries != RETRIES_NONE
-        key = _Key(action, name, Command.NOREPLY in numbers, has_retries, numbers.get(Command.TIMEOUT, 0))
-        run = self._open_run(key, len(payload))
+        key = Key(action, name, Command.NOREPLY in numbers, has_retries, numbers.get(Command.TIMEOUT, 0))
+        run = self._runs.add(key, payload)
         run.ids.append(ident)
-        run.parts.append(payload)
         if has_retries:
             run.retries.append(retries)
-        self._close_large(run, payload)
+        self._runs.added(run)
         self._learn(key, len(payload))
 
     def _on_reply(self, action: Command) -> None:
         ident = self._numbers[_ID]
         payload = self._strings[_PAYLOAD]
-        run = self._open_run(_SETTLED, len(payload))
+        run = self._runs.add(SETTLED, payload)
         run.ids.append(ident)
-        run.parts.append(payload)
         run.replied.add(ident)
-        self._close_large(run, payload)
+        self._runs.added(run)
 
     def _on_delivered(self, action: Command) -> None:
-        ident = self._numbers[_ID]
-        self._settled_run((ident,)).delivered.append(ident)
+        self._runs.delivered((self._numbers[_ID],))
 
     def _on_undelivered(self, action: Command) -> None:
         ident = self._numbers[_ID]
-        self._open_run(_FAILED).ids.append(ident)
+        self._runs.run(FAILED).ids.append(ident)
 
     def _on_broadcast(self, action: Command) -> None:
         payload = self._strings[_PAYLOAD]
         name = self._name(action)
         if name is not None:
-            run = self._open_run(_Key(action, name), len(payload))
-            run.parts.append(payload)
-            self._close_large(run, payload)
+            self._runs.added(self._runs.add(Key(action, name), payload))
 
     def _on_consume(self, action: Command) -> None:
         name = self._name(action)
@@ -314,76 +263,21 @@ class Decoder:
             numbers = self._numbers
             credit = numbers.get(Command.MAX, 0)
             priority = numbers.get(Command.PRIORITY, rq.PRIORITY_DEFAULT)
-            self._tell(rq.ConsumeAsked(name, credit, priority, Command.EXCLUSIVE in numbers))
+            self._runs.tell(rq.ConsumeAsked(name, credit, priority, Command.EXCLUSIVE in numbers))
 
     def _on_consuming(self, action: Command) -> None:
         queue_id = self._numbers[Command.QUEUEID]
         name = self._text(action, self._strings[Command.QUEUE])
         if name is not None:
-            self._tell(rq.Consuming(name, queue_id))
+            self._runs.tell(rq.Consuming(name, queue_id))
 
     def _on_cancel(self, action: Command) -> None:
         name = self._name(action)
         if name is not None:
-            self._tell(rq.CancelAsked(name))
+            self._runs.tell(rq.CancelAsked(name))
 
     def _on_signal(self, action: Command) -> None:
-        self._tell(rq.Signal(action))
-
-    # -- runs -------------------------------------------------------------------------------------
-
-    def _tell(self, event: Event) -> None:
-        self._close_runs()
-        self._events.append(event)
-
-    def _open_run(self, key: _Key, payload_bytes: int = 0) -> _Run:
-        """The run that takes the next frame. Runs stay open side by side for different queues only."""
-        name = key.queue
-        runs_of = key.action, type(name)
-        if self._runs_of != runs_of:
-            # A QUEUEID may name a queue that is named by QUEUE too, so these are not mixed either.
-            self._close_runs()
-            self._runs_of = runs_of
-        run = self._runs.get(name)
-        if run is not None:
-            if run.key == key and payload_bytes < _ALONE_FROM_BYTES:
-                return run
-            self._close_run(name)
-        run = self._runs[name] = _Run(key)
-        return run
-
-    def _close_large(self, run: _Run, payload: bytes) -> None:
-        if len(payload) >= _ALONE_FROM_BYTES:
-            self._close_run(run.key.queue)
-
-    def _close_runs(self) -> None:
-        for name in list(self._runs):
-            self._close_run(name)
-
-    def _close_run(self, name: Name) -> None:
-        run = self._runs.pop(name)
-        action = run.key.action
-        events = self._events
-        if action is Command.REQUEST:
-            key = run.key
-            events.append(rq.Requests(name, run.ids, run.batch(), key.noreply, key.timeout_seconds))
-        elif action is Command.BROADCAST:
-            events.append(rq.Broadcasts(name, run.batch()))
-        elif action is Command.UNDELIVERED:
-            events.append(rq.Undelivered(run.ids))
-        else:
-            if run.delivered:
-                events.append(rq.Delivered(run.delivered))
-            if run.ids:
-                events.append(rq.Replies(run.ids, run.batch()))
-
-    def _settled_run(self, ids: Iterable[int]) -> _Run:
-        """The run for DELIVERED of these ids: a new one where one of them was replied to before."""
-        run = self._open_run(_SETTLED)
-        if not run.replied.isdisjoint(ids):
-            self._close_runs()
-            run = self._open_run(_SETTLED)
-        return run
+        self._runs.tell(rq.Signal(action))
 
     # -- the fast paths ---------------------------------------------------------------------------
 
@@ -397,11 +291,11 @@ class Decoder:
             return
         ids = rq.ids_of_frames(data, at, frames.end())
         if action == _DELIVERED:
-            self._settled_run(ids).delivered.extend(ids)
+            self._runs.delivered(ids)
         else:
-            self._open_run(_FAILED).ids.extend(ids)
+            self._runs.run(FAILED).ids.extend(ids)
         reader.at = frames.end()
-        self._load({_ID: ids[-1]}, {})
+        self._load({}, ids[-1], {}, None)
 
     def _take_settled(self) -> None:
         """Read `01 80 <id> e0 <len> … 0b`, and `01 80 <id> 0d` among them, while they follow."""
@@ -409,53 +303,52 @@ class Decoder:
         data = reader.data
         at = frame = reader.at
         size = len(data)
-        payload_bytes_max = min(self._payload_bytes_max, _ALONE_FROM_BYTES - 1)
+        payload_bytes_max = self._fast_bytes_max
         unpack, unpack_length = _ID_FRAME.unpack_from, _LENGTH.unpack_from
-        run = self._runs.get("") if self._runs_of[0] is Command.REPLY else None
-        replied: set[int] = set() if run is None else run.replied
+        replied = self._runs.replied()
         delivered: list[int] = []
         ids: list[int] = []
         parts: list[bytes] = []
-        try:
-            while True:
-                start, ident, command = unpack(data, at)
-                if start != _CLEAR_ID:
+        while at + ID_FRAME_BYTES <= size:
+            start, ident, command = unpack(data, at)
+            if start != _CLEAR_ID:
+                break
+            if command == _PAYLOAD:
+                begin = at + ID_FRAME_BYTES + 4
+                if begin > size:
                     break
-                if command == _PAYLOAD:
-                    begin = at + ID_FRAME_BYTES + 4
-                    (length,) = unpack_length(data, begin - 4)
-                    end = begin + length
-                    if length > payload_bytes_max or end >= size or data[end] != _REPLY:
-                        break
-                    ids.append(ident)
-                    parts.append(data[begin:end])
-                    replied.add(ident)
-                    frame = at
-                    at = end + 1
-                elif command == _DELIVERED and ident not in replied:
-                    delivered.append(ident)
-                    frame = at
-                    at += ID_FRAME_BYTES
-                else:
+                (length,) = unpack_length(data, begin - 4)
+                end = begin + length
+                if length > payload_bytes_max or end >= size or data[end] != _REPLY:
                     break
-        except error:
-            pass  # The chunk ends inside this frame: the walker keeps its beginning.
+                ids.append(ident)
+                parts.append(data[begin:end])
+                replied.add(ident)
+                frame = at
+                at = end + 1
+            elif command == _DELIVERED and ident not in replied:
+                delivered.append(ident)
+                frame = at
+                at += ID_FRAME_BYTES
+            else:
+                break
         if at == frame:
             return
-        run = self._open_run(_SETTLED)
+        run = self._runs.run(SETTLED)
         run.replied = replied
-        run.delivered.fromlist(delivered)
-        run.ids.fromlist(ids)
+        run.delivered += delivered
+        run.ids += ids
         run.parts += parts
         reader.at = at
         _, ident, command = unpack(data, frame)
-        self._load({_ID: ident}, {_PAYLOAD: parts[-1]} if command == _PAYLOAD else {})
+        self._load({}, ident, {}, parts[-1] if command == _PAYLOAD else None)
 
     def _take_requests(self) -> None:
         """Read requests of a known shape while they follow."""
         # Once round the shapes after each that fits: a peer that serves its queues in turn never misses.
+        reader = self._reader
         fits = True
-        while fits:
+        while fits and reader.at < len(reader.data):
             fits = False
             for shape in self._shapes:
                 fits |= self._take_shape(shape)
@@ -465,57 +358,52 @@ class Decoder:
         reader = self._reader
         data, at = reader.data, reader.at
         head, middle, tail = shape.head, shape.middle, shape.tail
-        front, unpack, unpack_back = shape.front.size, shape.front.unpack_from, shape.back.unpack_from
-        back = shape.back.size
-        payload_bytes_max = min(self._payload_bytes_max, _ALONE_FROM_BYTES - 1)
+        front, unpack = shape.front.size, shape.front.unpack_from
+        back, unpack_back = shape.back.size, shape.back.unpack_from
+        last = len(data) - front - back  # where the last frame can begin, if its payload is empty
+        payload_bytes_max = self._fast_bytes_max
         ids: list[int] = []
         parts: list[bytes] = []
-        try:
-            if shape.id_first:
-                while True:
-                    this_head, ident, this_middle, length = unpack(data, at)
-                    begin = at + front
-                    end = begin + length
-                    if (
-                        this_head != head
-                        or this_middle != middle
-                        or length > payload_bytes_max
-                        or data[end : end + back] != tail
-                    ):
-                        break
-                    ids.append(ident)
-                    parts.append(data[begin:end])
-                    at = end + back
-            else:
-                while True:
-                    this_head, length = unpack(data, at)
-                    begin = at + front
-                    end = begin + length
-                    this_middle, ident, this_tail = unpack_back(data, end)
-                    if (
-                        this_head != head
-                        or length > payload_bytes_max
-                        or this_middle != middle
-                        or this_tail != tail
-                    ):
-                        break
-                    ids.append(ident)
-                    parts.append(data[begin:end])
-                    at = end + back
-        except error:
-            pass  # The chunk ends inside this frame: the walker keeps its beginning.
+        if shape.id_first:
+            while at <= last:
+                this_head, ident, this_middle, length = unpack(data, at)
+                begin = at + front
+                end = begin + length
+                if (
+                    this_head != head
+                    or this_middle != middle
+                    or length > payload_bytes_max
+                    or data[end : end + back] != tail
+                ):
+                    break
+                ids.append(ident)
+                parts.append(data[begin:end])
+                at = end + back
+        else:
+            while at <= last:
+                this_head, length = unpack(data, at)
+                if this_head != head or length > payload_bytes_max or at + length > last:
+                    break
+                begin = at + front
+                end = begin + length
+                this_middle, ident, this_tail = unpack_back(data, end)
+                if this_middle != middle or this_tail != tail:
+                    break
+                ids.append(ident)
+                parts.append(data[begin:end])
+                at = end + back
         if not ids:
             return False
-        run = self._open_run(shape.key)
-        run.ids.fromlist(ids)
+        run = self._runs.run(shape.key)
+        run.ids += ids
         run.parts += parts
         if shape.key.has_retries:
-            run.retries.extend([shape.numbers[Command.RETRIES]] * len(ids))
+            run.retries += [shape.numbers[Command.RETRIES]] * len(ids)
         reader.at = at
-        self._load(shape.numbers | {_ID: ids[-1]}, shape.strings | {_PAYLOAD: parts[-1]})
+        self._load(shape.numbers, ids[-1], shape.strings, parts[-1])
         return True
 
-    def _learn(self, key: _Key, payload_bytes: int) -> None:
+    def _learn(self, key: Key, payload_bytes: int) -> None:
         """Remember the request just walked, where it stands in this chunk as one plain frame."""
         reader = self._reader
         data, start, end = reader.data, self._frame_start, reader.at
@@ -536,12 +424,17 @@ class Decoder:
         self._shapes.append(_Shape(key, id_first, constants, numbers, strings))
         del self._shapes[:-_SHAPES_MAX]
 
-    def _load(self, numbers: dict[int, int], strings: dict[int, bytes]) -> None:
+    def _load(
+        self, numbers: dict[int, int], ident: int, strings: dict[int, bytes], payload: bytes | None
+    ) -> None:
         """Set the registers to what a fast path has read last."""
         self._numbers.clear()
         self._numbers.update(numbers)
+        self._numbers[_ID] = ident
         self._strings.clear()
         self._strings.update(strings)
+        if payload is not None:
+            self._strings[_PAYLOAD] = payload
 
 
 _ACTIONS: dict[Command, Callable[[Decoder, Command], None]] = {

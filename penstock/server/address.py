@@ -1,6 +1,6 @@
 """Addresses: where a listener listens, as people write it, compare it and see it in the ready line.
 
-Two kinds: TCP (`127.0.0.1:8888`, `[::1]:8888`, `broker.example:0`) and a Unix socket (`unix:/run/penstock.sock`).
+Two kinds: TCP (`127.0.0.1:8888`, `[::1]:8888`, `broker.example:0`) and Unix sockets (`unix:/run/mq.sock`).
 Nothing here opens or looks up anything: a name stays a name, a path stays a path.
 
 Rules that always hold:
@@ -81,7 +81,7 @@ def parse_address(text: str) -> Address:
         raise AddressError(
             text, f"the port {port!r} is none; use a number from 0 (any free one) to {_PORT_MAX}"
         )
-    return TcpAddress(_host_of(text, host, port), int(port))
+    return TcpAddress(_host_of(text, host), int(port))
 
 
 def _path_of(text: str, path: str) -> str:
@@ -91,19 +91,19 @@ def _path_of(text: str, path: str) -> str:
     if path_bytes > _UNIX_PATH_BYTES_MAX:
         raise AddressError(
             text,
-            f"the path has {path_bytes} bytes and the system allows {_UNIX_PATH_BYTES_MAX}; use a shorter one",
+            f"the path has {path_bytes} bytes; use one of at most {_UNIX_PATH_BYTES_MAX}",
         )
     return path
 
 
-def _host_of(text: str, host: str, port: str) -> str:
+def _host_of(text: str, host: str) -> str:
     if host.startswith("[") and host.endswith("]"):
         try:
             return ipaddress.IPv6Address(host[1:-1]).compressed
         except ValueError:
             raise AddressError(text, f"{host[1:-1]!r} is no IPv6 address; use {FORMS}") from None
-    if ":" in host:
-        raise AddressError(text, f"an IPv6 address needs brackets; use [{host}]:{port}")
+    if re.fullmatch("[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*", host):
+        raise AddressError(text, "an IPv6 address needs brackets and a port; use the form [::1]:9100")
     if _DIGITS_AND_DOTS.fullmatch(host):
         # The system's resolver would read `127.1` and `010.0.0.1` in ways that surprise.
         try:

@@ -8,17 +8,13 @@ what comes out.
 Rules that always hold:
   * A setting has one name. `durability` in the file is `--durability` and `PENSTOCK_DURABILITY`;
     `connections-max` under `[limits]` is `--limits-connections-max` and `PENSTOCK_LIMITS_CONNECTIONS_MAX`.
-  * A value from a flag or the environment is text, one from the file has its type. Both end in the same
-    `check`, and so does the default.
-  * A `Settings` that exists is valid, as far as can be told without opening anything: nothing here
+  * A default goes through the same check as what people write.
+  * A `Settings` that was read is valid, as far as can be told without opening anything: nothing here
     touches a file or a socket.
 
-How it fails: a kind raises `WrongValue`, which says what would be right. Whoever knows where the value
-came from makes a `SettingsError` of it.
+How it fails: `SettingsError`, for all that is wrong with a setting, wherever that is found.
 """
 
-import re
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -27,11 +23,22 @@ from typing import Final
 from penstock.broker.policy import Policies, door_of
 from penstock.engines.log.state import LogSettings
 from penstock.errors import PenstockError
-from penstock.server.address import FORMS, Address, AddressError, parse_address
+from penstock.server.address import Address
+from penstock.server.setting_kinds import (
+    OFF,
+    Kind,
+    Listen,
+    NoHttpYet,
+    OnlyLog,
+    Seconds,
+    Text,
+    Texts,
+    Whole,
+    Word,
+)
 
 CONFIG_FLAG: Final = "--config"
 CONFIG_VARIABLE: Final = "PENSTOCK_CONFIG"
-OFF: Final = "off"
 PROTOCOLS: Final = ("sspq", "phpmq", "rq")
 
 
@@ -107,175 +114,6 @@ class Settings:
     policies: Policies = field(compare=False)  # has no equality of its own
 
 
-# --- What a value may be -------------------------------------------------------------------
-
-
-class WrongValue(Exception):
-    """A value that a setting cannot have; the text says what would be right."""
-
-
-class Kind(ABC):
-    """What a setting's values are, and how they are read."""
-
-    metavar: str = ""
-    words: tuple[str, ...] = ()  # every possible value, where there are few
-
-    def from_text(self, text: str) -> object:
-        """What `text` would be in the file; the text itself where it can be nothing."""
-        return text
-
-    @abstractmethod
-    def check(self, value: object) -> object:
-        """The value to use. WrongValue where it is not one."""
-
-    @abstractmethod
-    def values(self) -> str:
-        """What the values are, for the reference."""
-
-
-@dataclass(frozen=True, slots=True)
-class Whole(Kind):
-    """A whole number."""
-
-    lowest: int
-    highest: int
-    metavar: str = "N"
-
-    def from_text(self, text: str) -> object:
-        # The bound on the length keeps int() away from absurd inputs; 19 digits hold any `highest`.
-        return int(text) if re.fullmatch("-?[0-9]{1,19}", text) else text
-
-    def check(self, value: object) -> object:
-        # A bool is an int to Python, but `connections-max = true` is a mistake.
-        if isinstance(value, int) and not isinstance(value, bool) and self.lowest <= value <= self.highest:
-            return value
-        raise WrongValue(f"use a whole number from {self.lowest} to {self.highest}")
-
-    def values(self) -> str:
-        return f"{self.lowest} to {self.highest}"
-
-
-@dataclass(frozen=True, slots=True)
-class Seconds(Kind):
-    """A time, with or without a fraction."""
-
-    lowest: float
-    highest: float
-    metavar: str = "S"
-
-    def from_text(self, text: str) -> object:
-        return float(text) if re.fullmatch(r"-?[0-9]{1,10}(\.[0-9]{1,10})?", text) else text
-
-    def check(self, value: object) -> object:
-        # The comparison is false for "not a number", which a file can hold.
-        if (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and self.lowest <= value <= self.highest
-        ):
-            return float(value)
-        raise WrongValue(f"use a number of seconds from {self.lowest:g} to {self.highest:g}")
-
-    def values(self) -> str:
-        return f"{self.lowest:g} to {self.highest:g}"
-
-
-@dataclass(frozen=True, slots=True)
-class Word(Kind):
-    """One word of a few."""
-
-    words: tuple[str, ...]
-
-    def check(self, value: object) -> object:
-        if isinstance(value, str) and value in self.words:
-            return value
-        raise WrongValue(f"use {', '.join(self.words[:-1])} or {self.words[-1]}")
-
-    def values(self) -> str:
-        return ", ".join(f"`{word}`" for word in self.words)
-
-
-@dataclass(frozen=True, slots=True)
-class Text(Kind):
-    """Any text but an empty one: a path, a name. What it names is looked at later."""
-
-    what: str
-    metavar: str
-
-    def check(self, value: object) -> object:
-        if isinstance(value, str) and value and "\0" not in value:
-            return value
-        raise WrongValue(f"use {self.what}")
-
-    def values(self) -> str:
-        return self.what
-
-
-@dataclass(frozen=True, slots=True)
-class TextList(Kind):
-    """A list of texts, at least one. File only, so there is no text form of it."""
-
-    what: str
-
-    def check(self, value: object) -> object:
-        if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
-            return tuple(value)
-        raise WrongValue(f"use {self.what}")
-
-    def values(self) -> str:
-        return self.what
-
-
-@dataclass(frozen=True, slots=True)
-class Listen(Kind):
-    """An address to listen on, or None for `off`."""
-
-    may_be_off: bool = True
-    metavar: str = "ADDR"
-
-    def check(self, value: object) -> object:
-        if value == OFF and self.may_be_off:
-            return None
-        if not isinstance(value, str):
-            raise WrongValue(f"use {self._forms()} in quotes")
-        try:
-            return parse_address(value)
-        except AddressError as error:
-            raise WrongValue(error.problem + (f", or {OFF}" if self.may_be_off else "")) from None
-
-    def values(self) -> str:
-        return self._forms()
-
-    def _forms(self) -> str:
-        return FORMS.replace(" or ", ", ") + f" or {OFF}" if self.may_be_off else FORMS
-
-
-class NoHttpYet(Listen):
-    """The address of the HTTP API, in a version that has none: anything else than `off` is refused."""
-
-    def check(self, value: object) -> object:
-        if super().check(value) is not None:
-            raise WrongValue(f"this version has no HTTP API yet; use {OFF}")
-        return None
-
-    def values(self) -> str:
-        return f"`{OFF}`"
-
-
-class OnlyLog(Text):
-    """The engine, in a version that has one."""
-
-    def check(self, value: object) -> object:
-        if isinstance(value, str) and value.startswith("nats://"):
-            raise WrongValue("this version has no NATS engine yet; use log")
-        if value != "log":
-            raise WrongValue("use log")
-        return value
-
-    def values(self) -> str:
-        return "`log`"
-
-
 # --- The table -----------------------------------------------------------------------------
 
 
@@ -336,8 +174,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "durability",
         Word(("commit", "interval", "none")),
         "commit",
-        "when a message counts as stored: after a sync, at the next regular sync, or at once;"
-        " for queues that do not say otherwise",
+        "what a sender's receipt waits for: the sync to disk (commit), the write, which is synced soon after"
+        " (interval), or nothing (none); a queue can have its own",
         field="durability",
         reloads=True,
     ),
@@ -358,7 +196,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     Setting("log-format", Word(("text", "json")), "text", "how it is told there", field="log_format"),
     _number("limits", "connections-max", 1, 1_000_000, "connections at a time, of all listeners together"),
     _number("limits", "payload-bytes-max", 1, _INT32_MAX, "bytes of one message"),
-    _number("limits", "queue-name-bytes-max", 1, 255, "bytes of a queue's name"),
+    _number("limits", "queue-name-bytes-max", 16, 255, "bytes of a queue's name"),
     _number("limits", "queues-max", 1, 10_000_000, "queues in all"),
     _number(
         "limits",
@@ -389,13 +227,13 @@ TABLE: Final[tuple[Setting, ...]] = (
         "block-bytes",
         4096,
         1 << 30,
-        "what arrives at once for a queue is stored in blocks of at most this size",
+        "what arrives at once for a queue is stored in blocks of about this size",
     ),
     Setting(
         "interval-seconds",
         Seconds(0.001, 60),
         LogSettings().interval_us / 1_000_000,
-        "how often is synced where durability is interval",
+        "time between two syncs where durability is interval",
         section="log",
         field="log.interval_us",
     ),
@@ -445,7 +283,7 @@ LISTENER_KEYS: Final[tuple[ListenerKey, ...]] = (
     ),
     ListenerKey(
         "queues",
-        TextList('a list of patterns, as in ["orders.*"]'),
+        Texts('a list of patterns, as in ["orders.*"]'),
         "the queues that its clients may use, and their dead letters; `*` is any text, `?` any character",
         ("phpmq", "rq"),
     ),

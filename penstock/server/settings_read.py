@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 from penstock.broker.policy import Policies, PolicyError, QueueNameError, QueuePolicy, check_queue_name
 from penstock.engines.log.state import LogSettings
 from penstock.server.address import addresses_clash
+from penstock.server.setting_kinds import Kind, WrongValue
 from penstock.server.settings import (
     CONFIG_FLAG,
     CONFIG_VARIABLE,
@@ -34,12 +35,10 @@ from penstock.server.settings import (
     PROTOCOLS,
     SECTIONS,
     TABLE,
-    Kind,
     Limits,
     Listener,
     Settings,
     SettingsError,
-    WrongValue,
 )
 
 _PREFIX: Final = "PENSTOCK_"
@@ -94,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         CONFIG_FLAG,
         metavar="FILE",
-        help=f"a file with settings, in TOML (or {CONFIG_VARIABLE}); a flag beats a variable, which beats the file",
+        help=f"a file with settings, in TOML (or {CONFIG_VARIABLE}); flags and variables beat it",
     )
     for section, settings in SECTIONS.items():
         group = parser.add_argument_group(*_GROUPS[section])
@@ -195,7 +194,7 @@ def _check(kind: Kind, value: object, spot: _Spot) -> _Given:
 
 def _hint(name: str, known: Mapping[str, str], otherwise: Iterable[str]) -> str:
     """What to write instead of a name that does not exist; `known` is names and how to show them."""
-    near = get_close_matches(name, known, n=1, cutoff=0.7)
+    near = get_close_matches(name, known, n=1)
     return f"did you mean {known[near[0]]}?" if near else f"use one of {', '.join(otherwise)}"
 
 
@@ -210,7 +209,8 @@ def _given(args: argparse.Namespace, environ: Mapping[str, str], file: _File | N
             continue
         spot = _Spot("environment", variable)
         if variable not in variables:
-            hint = _hint(variable.upper(), {name: name for name in variables}, variables)
+            known = {name.removeprefix(_PREFIX): name for name in variables}
+            hint = _hint(variable.removeprefix(_PREFIX).upper(), known, variables)
             raise spot.wrong(f"there is no such setting; {hint}")
         # Whoever passes variables on (a compose file, a unit) writes an empty one for one that is not set.
         if text:
@@ -286,7 +286,7 @@ def _listener(spot: _Spot, section: dict[str, Any], limits: Limits) -> Listener:
         given[name] = _check(keys[name].kind, value, its_spot)
     for name, key in keys.items():
         if key.required and name not in given:
-            raise spot.wrong(f"there is no {name}; add one: {key.kind.values()}")
+            raise spot.wrong(f"there is no {name}; add {name} = and {key.kind.wanted()}")
     protocol = given["protocol"].value
     for name, it in given.items():
         if protocol not in keys[name].protocols:

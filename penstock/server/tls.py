@@ -3,10 +3,11 @@
 TLS 1.2 or newer. With a client CA a client without a certificate that it signed is turned away in the
 handshake; without one, nobody is asked for a certificate. What the system trusts plays no part.
 
-How it fails: `SettingsError`, with the listener, the setting, the file and what is wrong with it. Files that
-are right now can be wrong at the next start, so this is asked when a listener opens, not when settings are read.
+How it fails: `SettingsError`, with the listener, the setting, the file and what is wrong with it. That comes
+when a listener is about to open, not when settings are read: reading them touches no other file.
 """
 
+import re
 import ssl
 from typing import NoReturn
 
@@ -29,7 +30,7 @@ def server_context(listener: Listener) -> ssl.SSLContext | None:
 
 
 def _load_chain(context: ssl.SSLContext, listener: Listener, certificate: str, key: str) -> None:
-    # OpenSSL does not tell which of the two files it means, so each is looked at alone before.
+    # OpenSSL does not tell which of the two files it means, so the certificate is tried alone before.
     _load_trusted(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), listener, "tls-certificate", certificate)
     _check_readable(listener, "tls-key", key)
 
@@ -42,7 +43,7 @@ def _load_chain(context: ssl.SSLContext, listener: Listener, certificate: str, k
     try:
         context.load_cert_chain(certificate, key, password=ask_for_passphrase)
     except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
+        if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
             problem = f"is not the key of the certificate {certificate!r}; name the one it was made with"
         else:
             problem = (
@@ -72,7 +73,9 @@ def _check_readable(listener: Listener, setting: str, path: str) -> None:
 
 
 def _reason(error: ssl.SSLError) -> str:
-    return (error.reason or str(error)).lower().replace("_", " ")
+    """OpenSSL's words, without the place in its and Python's source."""
+    words: str = error.reason or re.sub(r"^\[.*?\] | \(_ssl\.c:.*", "", str(error))
+    return words.lower().replace("_", " ")
 
 
 def _wrong(listener: Listener, setting: str, path: str, problem: str) -> SettingsError:

@@ -12,12 +12,16 @@ before all records of the next. So when a receipt says that something of turn T 
 everything of the turns before T is safe.
 """
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from penstock.broker.batch import RETRIES_ENDLESS, RETRIES_NONE
+from penstock.broker.batch import RETRIES_ENDLESS, RETRIES_NONE, Batch
 from penstock.broker.ids import id_of
 from penstock.broker.life import Event, Reason
+from penstock.engines.interface import Fate, ReaderInfo
 
+SECOND_US = 1_000_000
 READY, DEAD, GONE = "ready", "dead", "gone"
 
 
@@ -47,25 +51,18 @@ class Message:
 
     __slots__ = ("hold", "lives", "offset", "payload", "protocol", "reply", "time_us", "turn")
 
-    def __init__(
-        self,
-        offset: int,
-        payload: bytes,
-        expires_us: int,
-        retries: int,
-        reply: bytes | None,
-        protocol: str,
-        time_us: int,
-        turn: int,
-    ) -> None:
+    def __init__(self, offset: int, batch: Batch, i: int, payload: bytes, time_us: int, turn: int) -> None:
+        ttl = batch.ttl_seconds[i] if batch.ttl_seconds is not None else 0
+        expires_us = time_us + ttl * SECOND_US if ttl else 0
+        retries = batch.retries[i] if batch.retries is not None else RETRIES_NONE
         self.offset = offset
         self.payload = payload
-        self.reply = reply
-        self.protocol = protocol
+        self.reply = batch.reply[i] if batch.reply is not None else None
+        self.protocol = batch.protocol
         self.time_us = time_us
         self.turn = turn  # in which it was accepted
         self.hold: Hold | None = None
-        self.lives = [Life(READY, 0, retries, expires_us, (offset, 1, 0), reply is not None)]
+        self.lives = [Life(READY, 0, retries, expires_us, (offset, 1, 0), self.reply is not None)]
 
     @property
     def life(self) -> Life:
@@ -97,12 +94,7 @@ class QueueModel:
     # --- what happens ----------------------------------------------------------------------------
 
     def happens(
-        self,
-        message: Message,
-        event: Event,
-        reason: Reason,
-        turn: int,
-        expires_us: int | None = None,
+        self, message: Message, event: Event, reason: Reason, turn: int, expires_us: int | None = None
     ) -> None:
         """An arrow of the message's life. `expires_us`: a consumer gave it a new one."""
         life, hold = message.life, message.hold
@@ -146,6 +138,9 @@ class QueueModel:
     def dead(self) -> list[Message]:
         free = [m for m in self.messages if m.hold is None and m.life.room == DEAD]
         return sorted(free, key=lambda m: m.life.died)
+
+    def held_by(self, consumer: str) -> list[Message]:
+        return [m for m in self.messages if m.hold is not None and m.hold.consumer == consumer]
 
     def counts(self) -> tuple[int, int, int]:
         """Ready, held, dead, as `describe` gives them."""
@@ -194,6 +189,7 @@ class QueueModel:
         del self.messages[messages:]
         for message in self.messages:
             message.hold = None
+        self.safe_offset = min(self.safe_offset, messages)
 
     def withdraw_requests(self, turn: int) -> None:
         """What a new opening does."""
@@ -211,6 +207,21 @@ class QueueModel:
         return max(messages, self.safe_offset, self.written_offset if killed else 0), happenings
 
 
+class Transaction(NamedTuple):
+    """An attempted transaction: its parts, and where they went (queue, first, end)."""
+
+    parts: list[tuple[str, Batch]]
+    ranges: list[tuple[str, int, int]]
+
+
+class Controls(NamedTuple):
+    """What control blocks say, as it was after one of them."""
+
+    turn: int
+    paused: frozenset[str]
+    readers: dict[str, ReaderInfo]
+
+
 class Ids:
     """Every id that was ever shown, and the payload that it named."""
 
@@ -222,3 +233,60 @@ class Ids:
         assert known == payload, (
             f"id {id_of(origin, offset)!r} has named {known[:40]!r} and now names {payload[:40]!r}"
         )
+
+
+class Model:
+    """A whole log: its queues, its clock, and what was promised."""
+
+    def __init__(self, durabilities: Iterable[tuple[str, str]]) -> None:
+        self.queues = {name: QueueModel(name, durability) for name, durability in durabilities}
+        self.now_us = 1_700_000_000 * SECOND_US
+        self.turn = 0
+        self.safe_turn = -1  # everything up to this turn was promised to survive a power cut
+        self.written_turn = -1  # and a crash of the process
+        self.transactions: dict[str, Transaction] = {}
+        self.controls = [Controls(-1, frozenset(), {})]  # the present ones last
+        self.ids = Ids()
+        self.counts: Counter[str] = Counter()  # what has happened, for people
+
+    def accept(self, queue: QueueModel, batch: Batch) -> tuple[int, int]:
+        """The log takes these in; their first offset and the end."""
+        first = len(queue.messages)
+        for i, payload in enumerate(batch.messages()):
+            queue.messages.append(Message(first + i, batch, i, payload, self.now_us, self.turn))
+        return first, first + len(batch)
+
+    def confirm(self, queue: QueueModel, end: int, turn: int, *, safe: bool) -> None:
+        """A receipt for what was accepted in that turn: synced (`safe`), or written at least."""
+        self.counts["receipts"] += 1
+        queue.written_offset = max(queue.written_offset, end)
+        self.written_turn = max(self.written_turn, turn - 1)
+        if safe:
+            queue.safe_offset = max(queue.safe_offset, end)
+            self.safe_turn = max(self.safe_turn, turn - 1)
+
+    def show(self, queue: QueueModel, origin: bytes, first: int, end: int) -> None:
+        """Somebody is told the ids of these messages."""
+        for offset in range(first, end):
+            self.ids.shown(origin, offset, queue.messages[offset].payload)
+
+    def happen(self, queue: QueueModel, fates: Sequence[Fate], expires_us: int | None = None) -> None:
+        for fate in fates:
+            self.counts[fate.event.name.lower()] += fate.end - fate.first
+            for offset in range(fate.first, fate.end):
+                queue.happens(queue.messages[offset], fate.event, fate.reason, self.turn, expires_us)
+
+    def is_over(self, message: Message) -> bool:
+        return 0 < message.life.expires_us <= self.now_us
+
+    def all_safe(self) -> None:
+        """Everything that is in the model now must survive."""
+        self.safe_turn = self.turn
+        self.turn += 1
+
+    def opened(self) -> None:
+        """A new opening: whatever it has found it has synced, and it withdraws the requests."""
+        self.all_safe()
+        for queue in self.queues.values():
+            queue.written_offset = queue.safe_offset = len(queue.messages)
+            queue.withdraw_requests(self.turn)

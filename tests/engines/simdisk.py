@@ -393,6 +393,9 @@ class SimDisk:
         if self._doomed:
             for change in self._changes:
                 _rename(self._synced_names, change)
+            # What happened to the same names later, and is on the disk, is not taken back by those.
+            names = {name for change in self._changes for name in change[:2]} - {None}
+            self._doomed = [change for change in self._doomed if names.isdisjoint(change[:2])]
         else:
             self._synced_names = dict(self._names)
         self._changes = []

@@ -12,12 +12,9 @@ from pathlib import Path
 
 import atheris
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 with atheris.instrument_imports(include=["penstock.protocols"]):
-    from rq_reference import Item, cut, items_of, reference, settled
-    from vectors_rq import VECTORS
-
     from penstock.broker.batch import Batch, Slice
     from penstock.protocols import rq
     from penstock.protocols.errors import PeerViolation
@@ -25,6 +22,8 @@ with atheris.instrument_imports(include=["penstock.protocols"]):
     from penstock.protocols.rq_controller import ControllerSession
     from penstock.protocols.rq_decoder import Decoder
     from penstock.protocols.rq_node import NodeSession
+    from tests.protocols.rq_reference import Item, cut, items_of, reference, settled
+    from tests.protocols.vectors_rq import VECTORS
 
 LIMITS = Limits(payload_bytes_max=64, queue_name_bytes_max=16)
 CUTS = 4

@@ -163,6 +163,27 @@ def test_the_width_last_seen_is_also_that_of_the_quick_way() -> None:
     assert flat(Reader(EVERY_TYPE).feed(stream)) == [("sent", "a", c, 0) for c in (b"x", b"x", b"x", b"y")]
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"H0100102P0100000000000000000000000000001aP0200000000000000000000000000051",
+        b"H0100102P0100000000000000000000000000001aP0299999999999999999999999999999",
+        b"H0100102P0100000000000000000000000000001aP020000000000000000000000000+005",
+        b"H0100102P0100000000000000000000000000001aP020000000000000000000000000 005",
+        b"H0100102P0100000000000000000000000000001aP02000000000000000000000000001_0",
+        b"H0100102P0100000000000000000000000000001aP02" + bytes(29),
+    ],
+)
+def test_the_quick_way_leaves_faults_to_the_careful_way(head: bytes) -> None:
+    good = Writer(NARROW).sends("a", Batch.of([b"x" * 50] * 3))
+    limits = Limits(payload_bytes_max=50)
+    read, fault = in_chunks([good + head + b"x" * 51], limits)
+    assert (read, fault) == carefully(good + head + b"x" * 51, limits)
+    assert len(read) == 3
+    assert fault is not None
+    assert fault[0] == len(good) + 41
+
+
 # ---- any stream, any split
 
 queues = st.sampled_from(["a", "aa", "ab", "ba", "a.dead", "größe"])
@@ -251,8 +272,9 @@ def test_a_cut_at_any_byte_changes_nothing(dialect: Dialect) -> None:
         PacketType.COUNT: (b"1", b"11", b"1", b"11"),
         PacketType.TTL: (b"6", b"60", b"6", b"60"),
     }
-    for type_ in MessageType:
-        order = (*phpmq.REQUIRED[type_], *phpmq.OPTIONAL.get(type_, ()))
+    orders = [(type_, order) for type_, order in phpmq.REQUIRED.items()]
+    orders += [(type_, phpmq.REQUIRED[type_] + others) for type_, others in phpmq.OPTIONAL.items()]
+    for type_, order in orders:
         stream = b"".join(message(dialect, type_, [(p, values[p][n]) for p in order]) for n in range(4))
         expected = carefully(stream, Limits())
         assert len(expected[0]) == 4

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rq_reference import cut
 
 from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.risp import HEAD_BYTES, NEED_MORE, Reader, encode
+from tests.protocols.rq_reference import cut
 
 # A vocabulary of its own, one command of each width, to show that nothing here knows RQ.
 VOCABULARY = {7: None, 70: 1, 100: 2, 130: 4, 170: b"", 200: b"", 230: b""}

@@ -3,13 +3,12 @@
 import tracemalloc
 from array import array
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from rq_reference import Item, cut, items_of, reference, settled
-from vectors_rq import VECTORS, Vector
 
 from penstock.broker.batch import Batch
 from penstock.protocols import rq
@@ -17,6 +16,8 @@ from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.risp import encode
 from penstock.protocols.rq import Command, Limits
 from penstock.protocols.rq_decoder import Decoder
+from tests.protocols.rq_reference import Item, cut, items_of, reference, settled
+from tests.protocols.vectors_rq import VECTORS, Vector
 
 vectors = pytest.mark.parametrize("vector", VECTORS, ids=[vector.name for vector in VECTORS])
 SMALL = Limits(payload_bytes_max=300, queue_name_bytes_max=20)
@@ -324,14 +325,18 @@ def repeats(draw: st.DrawFn) -> bytes:
     actions and unknown commands in the middle, and frames that are almost the same.
     """
     around = st.lists(attributes | actions | st.sampled_from([b"\x00", b"\x1f", b"\xbf\x01z"]), max_size=2)
-    parts = draw(st.permutations(["id", "payload", b"\xa0\x01a"]))
-    between = [b"".join(draw(around)) for _ in parts]
+    order = draw(st.permutations([Command.ID, Command.PAYLOAD, Command.QUEUE]))
+    between = [b"".join(draw(around)) for _ in order]
     action = draw(st.sampled_from([b"\x0a", b"\x21\x0a", b"\x0b", b"\x0e"]))
     stream = bytearray()
     for _ in range(draw(st.integers(2, 5))):
-        values = {"id": encode(Command.ID, draw(idents)), "payload": encode(Command.PAYLOAD, draw(payloads))}
-        body = b"".join(values.get(str(part), part) + gap for part, gap in zip(parts, between, strict=True))
-        stream += b"\x01" + body + action
+        values: dict[Command, int | bytes] = {
+            Command.ID: draw(idents),
+            Command.PAYLOAD: draw(payloads),
+            Command.QUEUE: b"a",
+        }
+        parts = [encode(command, values[command]) for command in order]
+        stream += b"\x01" + b"".join(chain.from_iterable(zip(parts, between, strict=True))) + action
     for at in draw(st.lists(st.integers(0, len(stream) - 1), max_size=2)):
         stream[at] = draw(st.sampled_from([0x00, 0x01, 0x0A, 0x0B, 0x0D, 0x0E, 0x1F, 0x21, stream[at] ^ 1]))
     return bytes(stream)
@@ -339,18 +344,60 @@ def repeats(draw: st.DrawFn) -> bytes:
 
 REPEATED = bytes.fromhex("01 80 00000001 a0 01 61 e0 00000001 78 0a") * 3
 
+# A frame that began in another chunk is nothing to learn from: these two would then be misread.
+_FLAG, _FRAME, _LIKE_IT = (
+    bytes.fromhex(wire)
+    for wire in (
+        "00 01 21",
+        "62 0180 80 00000001 a0 01 61 e0 00000000 0a",
+        "01 80 80000000 02 a0 01 61 e0 00000000 0a",
+    )
+)
+CUT_WITH_A_FLAG = (_FLAG + _FRAME + _LIKE_IT, [len(_FLAG), len(_FLAG + _FRAME)])
+_REST, _OTHER = (
+    bytes.fromhex("80 00000001 a0 01 61 e0 00000000 0a"),
+    bytes.fromhex("01 80 0000a001 61 e000 000000 0a"),
+)
+CUT_AFTER_CLEAR = (b"\x01" + _REST + _OTHER, [1, 1 + len(_REST)])
+
 
 @settings(max_examples=400)
 @given(streams | repeats(), cuts)
 @example(REPEATED + REPEATED[:-1] + b"\x0e", [])
 @example(REPEATED + bytes.fromhex("80 00000002 0a 0a 15"), [17])
 @example(bytes.fromhex("01 80 00000001 e0 00000000 0b 0d 0d 80 00000001 0b"), [3])
+@example(*CUT_WITH_A_FLAG)
+@example(*CUT_AFTER_CLEAR)
 def test_any_stream_in_any_pieces_means_what_the_reference_says(stream: bytes, at: list[int]) -> None:
     expected, broken = reference(stream, SMALL)
     for chunks in ([stream], cut(stream, at), one_by_one(stream)):
         items, violated = read(chunks, SMALL)
         assert settled(items) == settled(expected)
         assert violated == broken
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "01 80 00000001 a0 01 61 e0 00000001 78 0a",
+        "01 21 80 00000001 41 05 a0 01 61 61 0102 e0 00000001 78 20 0a",
+        "01 a0 01 61 e0 00000001 78 21 80 00000001 0a",
+        "01 80 00000001 e0 00000001 78 0b",
+        "01 80 00000001 0d",
+        "01 80 00000001 10",
+    ],
+)
+def test_a_frame_that_is_almost_like_the_last_one_is_not_taken_for_it(shape: str) -> None:
+    frame = bytes.fromhex(shape)
+    values = [*Command, 0x02, 0x1F, 0xBF, 0xFF]
+    for at in range(len(frame)):
+        for value in values:
+            changed = frame[:at] + bytes((value,)) + frame[at + 1 :]
+            stream = frame + frame + changed + frame + changed
+            items, violated = read([stream], SMALL)
+            expected, broken = reference(stream, SMALL)
+            assert settled(items) == settled(expected), f"byte {at} as {value:#04x}"
+            assert violated == broken
 
 
 @settings(max_examples=150)

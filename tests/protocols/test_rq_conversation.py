@@ -14,7 +14,6 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from rq_reference import cut
 
 from penstock.broker.batch import Batch, Slice
 from penstock.broker.words import (
@@ -48,6 +47,7 @@ from penstock.protocols.rq_node import (
     Taken,
 )
 from penstock.protocols.rq_session import CONNECTIONS, CONSUMERS, Connection, Consumer, Farewell
+from tests.protocols.rq_reference import cut
 
 QUEUES = ["a", "b"]
 ORIGIN = b"0" * 18

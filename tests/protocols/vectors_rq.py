@@ -9,10 +9,9 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rq_reference import Item
-
 from penstock.broker.batch import Batch
 from penstock.protocols import rq
+from tests.protocols.rq_reference import Item
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,12 @@ class Door:
     def send(self, numbers: Sequence[int], tally: Tally | None = None) -> None:
         raise NotImplementedError
 
+    def heard(self) -> bytes:
+        data = self.wire.some()
+        if not data:
+            raise ConnectionError("the broker has closed the connection")
+        return data
+
     def demand(self, window: int, dead: bool = False) -> None:
         """Ask for messages."""
         raise NotImplementedError
@@ -80,7 +86,7 @@ class SspqDoor(Door):
     def collect(self, count: int) -> list[int]:
         assert count == 1, "SSPQ has one message in flight"
         while True:
-            for answer in self._session.receive(self.wire.some()):
+            for answer in self._session.receive(self.heard()):
                 assert isinstance(answer, sspq_session.Delivery), answer
                 self.retries_seen.append(answer.retries)
                 self.got.append(number_of(answer.payload))
@@ -122,7 +128,7 @@ class PhpmqDoor(Door):
     def collect(self, count: int) -> list[int]:
         start = len(self.got)
         while len(self.got) - start < count:
-            for event in self._session.receive(self.wire.some()):
+            for event in self._session.receive(self.heard()):
                 for payload, message_id in zip(event.batch.messages(), event.ids, strict=True):
                     number = number_of(payload)
                     self.got.append(number)
@@ -168,8 +174,7 @@ class RqDoor(Door):
                     tally.confirmed(confirmed)
 
     def _events(self) -> list[rq_node.NodeEvent]:
-        data = self.wire.some()
-        assert data, "the broker has closed the connection"
+        data = self.heard()
         events = self._session.receive(data, now_us())
         self.wire.say(self._session.take_output())
         return events

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 WAIT_SECONDS = 20.0
 ROOT = Path(__file__).parents[2]
@@ -21,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 
 class BrokerProcess:
     """`penstock serve` on free ports, with a folder that outlives it."""
+
+    alive: ClassVar[set["BrokerProcess"]] = set()
 
     def __init__(self, folder: Path, *flags: str, env: dict[str, str] | None = None) -> None:
         self.folder = folder
@@ -49,6 +52,7 @@ class BrokerProcess:
             self._process = subprocess.Popen(
                 self.command(), stdout=subprocess.PIPE, stderr=log, env=environment, cwd=ROOT
             )
+        self.alive.add(self)
         self.ready_line = self._read_ready_line()
         for part in self.ready_line.split()[2:]:
             name, _, where = part.partition("=")
@@ -84,6 +88,7 @@ class BrokerProcess:
     def wait(self, seconds: float = WAIT_SECONDS) -> int:
         assert self._process is not None
         code = self._process.wait(seconds)
+        self.alive.discard(self)
         if self._process.stdout is not None:
             self._process.stdout.close()
         return code

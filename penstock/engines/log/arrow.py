@@ -289,7 +289,7 @@ class _Group:
         """A column that some blocks have, with `absent` for the others; None where no block has it."""
         if not any(column is not None for column in columns):
             return None
-        pieces = [
+        pieces: list[Numbers] = [
             np.frombuffer(column, dtype)[lo:hi] if column is not None else np.full(hi - lo, absent, dtype)
             for column, (_, lo, hi) in zip(columns, self.parts, strict=True)
         ]

@@ -18,17 +18,13 @@ from collections.abc import Callable
 
 from penstock.engines.interface import DiskFull, EngineFailed
 from penstock.engines.log.block import HEADER_BYTES, Buffer, Header, body_checksum
-from penstock.engines.log.disk import Disk, File, is_full
+from penstock.engines.log.disk import Disk, File, SyncFailed, is_full, sync_folder
 from penstock.engines.log.segments import Index, Segment, Segments
 from penstock.engines.log.workers import Worker
 
 SPARE = "spare-"
 """Files that lie ready to become segments. Each has a name of its own: one may be on its way to be
 renamed while the next is made."""
-
-
-class SyncFailed(Exception):
-    """A sync that did not return well. Not an OSError, so that no one takes it for lack of room."""
 
 
 class Block:
@@ -220,10 +216,7 @@ class Committer:
             file = self._disk.open(segment.name)
         else:
             file = self._disk.create(segment.name, segment.limit)
-        try:
-            self._disk.sync_names()
-        except OSError as error:
-            raise SyncFailed(f"sync of the folder: {error}") from error
+        sync_folder(self._disk)
         segment.created = True
         return file
 
@@ -239,13 +232,15 @@ class Committer:
 
     def _ended(self, group: Group, error: BaseException | None) -> None:
         self._in_flight = None
+        if self.failed is not None:
+            return
         if isinstance(error, OSError) and is_full(error):
             self._stalled = group
             group.was_stalled = True
             self._no_room = True
             return
         if error is not None:
-            self._fail(group, error)
+            self.fail(error, group)
             return
         if group.was_stalled:
             self._no_room = False
@@ -268,15 +263,18 @@ class Committer:
             self._waiting_for_sync += group.after_sync
         self._want_spare()
 
-    def _fail(self, group: Group, error: BaseException) -> None:
+    def fail(self, error: BaseException, group: Group | None = None) -> None:
+        """For good: by the writer's last group, or by an error of the keeper's that is final."""
+        if self.failed is not None:
+            return
         self.failed = EngineFailed(
             f"the log in {self._disk.where('')} has failed: {error}; it accepts nothing more. "
             f"Check the disk, then start the broker again: everything that was confirmed is in the log"
         )
         self.failed.__cause__ = error
         self._on_failure(self.failed)
-        for lost in (group, self._gathering):
-            for call in lost.after_write + lost.after_sync:
+        for lost in (group, self._in_flight, self._stalled, self._gathering):
+            for call in lost.after_write + lost.after_sync if lost is not None else ():
                 call(self.failed)
         for call in self._waiting_for_sync:
             call(self.failed)
@@ -314,7 +312,8 @@ class Committer:
             self._no_room = self._stalled is not None and self._no_room
         elif isinstance(error, OSError) and is_full(error):
             self._no_room = True
-        # Any other error shows again, and is final, when the writer needs the file itself.
+        elif error is not None:
+            self.fail(error)
 
     def tick(self) -> None:
         """Now and then: see whether room has come back."""

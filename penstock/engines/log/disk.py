@@ -21,6 +21,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from penstock.engines.interface import LogInUse
@@ -230,9 +231,32 @@ class RealDisk:
             self._lock_fd = -1
 
 
+class SyncFailed(Exception):
+    """A sync that did not return well. Not an OSError, so that no one takes it for lack of room."""
+
+
 def is_full(error: OSError) -> bool:
     """Whether the error says that there is no room, and nothing worse."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_final(error: BaseException | None) -> bool:
+    """Whether the log must stop, by the fault model."""
+    return isinstance(error, SyncFailed) or (isinstance(error, OSError) and not is_full(error))
+
+
+def sync_folder(disk: Disk) -> None:
+    """Make names safe. A failure is final, whatever its reason: the folder has the log's names too."""
+    try:
+        disk.sync_names()
+    except OSError as error:
+        raise SyncFailed(f"sync of the folder: {error}") from error
+
+
+def discard(disk: Disk, name: str) -> None:
+    """Remove a file that came to nothing. Where that fails too, the next opening does it."""
+    with suppress(OSError):
+        disk.remove(name)
 
 
 def write_whole(disk: Disk, name: str, data: bytes) -> None:
@@ -242,10 +266,13 @@ def write_whole(disk: Disk, name: str, data: bytes) -> None:
     try:
         file.write(0, [data])
         file.sync()
+    except OSError:
+        discard(disk, temporary)
+        raise
     finally:
         file.close()
     disk.rename(temporary, name)
-    disk.sync_names()
+    sync_folder(disk)
 
 
 def read_whole(disk: Disk, name: str) -> bytes:

@@ -82,7 +82,7 @@ class LogEngine:
             self._has_failed,
         )
         self._sealer = Sealer(state, self._committer)
-        self._trimmer = Trimmer(state, keeper, self._when_safe)
+        self._trimmer = Trimmer(state, keeper, self._when_safe, self._committer.fail)
         self._snapshotter = Snapshotter(state, self._committer, keeper)
         self._last_sync_us = 0
         self._closed = False
@@ -156,7 +156,12 @@ class LogEngine:
             self._writer.wait()
         if self._committer.failed is None and self._committer.idle:
             self._keeper.wait()
-            self._snapshotter.consider(force=True)
+            # Settlements may have waited for room that the keeper has found. A snapshot with some that
+            # are in no block would keep their effect and lose the events.
+            self._seal_all(now_us)
+            if not self._dirty:
+                self._snapshotter.consider(force=True)
+            self._committer.want_sync()
             self._committer.push()
             self._writer.wait()
             self._keeper.wait()

@@ -22,7 +22,7 @@ from penstock.engines.log.block import Buffer
 from penstock.engines.log.disk import File, RealDisk, RealFile
 from penstock.engines.log.recovery import recover
 from penstock.engines.log.segments import parse_segment_name
-from penstock.engines.log.snapshot import PREFIX
+from penstock.engines.log.snapshot import positions_in, snapshot_name
 from penstock.engines.log.state import LogSettings, LogState
 
 TRIES_MAX = 10
@@ -101,18 +101,17 @@ class OverlayDisk:
         self._disk = RealDisk(path, read_only=True)
         self._made: dict[str, bytearray] = {}
         self._sizes: dict[str, int] = {}
-        self._names: set[str] = set()
-        for name in self._disk.names():
-            segment = parse_segment_name(name)
-            if end is not None:
+        names = self._disk.names()
+        hidden: set[str] = set()
+        if end is not None:
+            hidden.update(snapshot_name(position) for position in positions_in(names) if position > end)
+            for name in names:
+                segment = parse_segment_name(name)
                 if segment is not None and segment[0] >= end:
-                    continue
-                if segment is not None and not segment[1]:
+                    hidden.add(name)
+                elif segment is not None and not segment[1]:
                     self._sizes[name] = end - segment[0]
-                digits = name.removeprefix(PREFIX)
-                if name.startswith(PREFIX) and digits.isdigit() and int(digits) > end:
-                    continue
-            self._names.add(name)
+        self._names = set(names) - hidden
 
     def create(self, name: str, size: int) -> File:
         self._names.add(name)

@@ -14,15 +14,19 @@ Rules that always hold:
     back what the first one took.
 """
 
+import logging
+
 from penstock.engines.interface import LogDamaged
 from penstock.engines.log.block import FLAG_END, FLAG_PART, Header
 from penstock.engines.log.committer import SPARE
-from penstock.engines.log.disk import File, write_whole
+from penstock.engines.log.disk import File, discard, write_whole
 from penstock.engines.log.retention import move_starts
 from penstock.engines.log.scan import find_block, walk_blocks
 from penstock.engines.log.segments import Segment, parse_segment_name, segment_name
 from penstock.engines.log.snapshot import load_snapshot, snapshot_positions
 from penstock.engines.log.state import Damage, LogState
+
+log = logging.getLogger("penstock.log")
 
 QUARANTINE = "quarantine-"
 
@@ -104,12 +108,12 @@ class _Recovery:
         known = {segment.base for segment in state.segments.all}
         for base in sorted(on_disk):
             if base not in known:
-                if state.segments.all and base < state.segments.all[-1].base:
-                    raise LogDamaged(
-                        f"{self._disk.where(segment_name(base, on_disk[base]))}: the snapshot at {start} "
-                        f"does not know this segment; move it away, or remove the snapshots to read all again"
-                    )
                 segment = Segment(base, on_disk[base], 0, 0, sealed=True)
+                if base < start:
+                    # Retention had removed it when the snapshot was written, and the disk forgot that.
+                    log.info("%s: removed once more", self._disk.where(segment.name))
+                    discard(self._disk, segment.name)
+                    continue
                 state.segments.add(segment)
 
     def _report_missing(self) -> None:
@@ -168,7 +172,8 @@ class _Recovery:
                 position = self._replay_segment(segment, file, max(start, segment.base), file_end, whole_end)
                 if position < whole_end or next_base is None:
                     position = self._drop_part(position)
-                    if position < whole_end:
+                    # A file without a byte goes too: the next segment gets its place and name.
+                    if position < whole_end or position == segment.base:
                         self._cut(segment, file, position, at)
                     return position
             finally:

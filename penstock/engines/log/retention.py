@@ -21,7 +21,7 @@ from penstock.engines.log.block import (
     read_messages,
 )
 from penstock.engines.log.columns import cut_columns
-from penstock.engines.log.disk import Disk, File
+from penstock.engines.log.disk import Disk, File, discard, is_final, sync_folder
 from penstock.engines.log.scan import walk_blocks
 from penstock.engines.log.segments import Segment, segment_name
 from penstock.engines.log.snapshot import SNAPSHOTS_KEPT
@@ -136,11 +136,18 @@ class Trimmer:
     the disk. So a plan waits, by `when_safe`, until everything that it is based on is synced.
     """
 
-    def __init__(self, state: LogState, keeper: Worker, when_safe: WhenSafe) -> None:
+    def __init__(
+        self,
+        state: LogState,
+        keeper: Worker,
+        when_safe: WhenSafe,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
         self._state = state
         self._disk = state.disk
         self._keeper = keeper
         self._when_safe = when_safe
+        self._on_failure = on_failure
         self._busy = False
         self._stopped = False
         self._passed_over: set[int] = set()  # bases of segments that failed, in this round
@@ -166,6 +173,10 @@ class Trimmer:
         segment = plan.segment
 
         def ended(_: None, error: BaseException | None) -> None:
+            if is_final(error) and error is not None:
+                self._busy = False
+                self._on_failure(error)
+                return
             if error is not None:
                 log.error("%s: could not be trimmed: %s", self._disk.where(segment.name), error)
                 (self._damaged if isinstance(error, LogDamaged) else self._passed_over).add(segment.base)
@@ -177,8 +188,8 @@ class Trimmer:
             self._keeper.submit(remove_file, ended)
 
         def remove_file() -> None:
-            self._disk.remove(segment.name)
-            self._disk.sync_names()
+            discard(self._disk, segment.name)
+            sync_folder(self._disk)
 
         def compacted(result: Segment | None, error: BaseException | None) -> None:
             if result is None:
@@ -225,11 +236,14 @@ def compact(disk: Disk, segment: Segment, living: Living) -> Segment:
                 f"the segment stays as it is"
             )
         target.sync()
+    except (OSError, LogDamaged):
+        discard(disk, temporary)
+        raise
     finally:
         source.close()
         target.close()
     disk.rename(temporary, result.name)
-    disk.sync_names()
+    sync_folder(disk)
     result.limit = result.size
     return result
 

@@ -271,13 +271,20 @@ class Segments:
                 if header.kind != KIND_CONTROL:
                     index.note(header)
             if segment.sealed:
+                self._forget_indexes()
                 self._indexed[segment.base] = segment
-                while len(self._indexed) > INDEXES_MAX:
-                    _, oldest = self._indexed.popitem(last=False)
-                    oldest.index = None
         elif segment.sealed and segment.base in self._indexed:
             self._indexed.move_to_end(segment.base)
         return segment.index
+
+    def _forget_indexes(self) -> None:
+        """Make room for one more. An index is kept while some of its blocks are not in the file."""
+        for oldest in list(self._indexed.values()):
+            if len(self._indexed) < INDEXES_MAX:
+                return
+            if oldest.end <= self.written:
+                del self._indexed[oldest.base]
+                oldest.index = None
 
     def headers(self, segment: Segment) -> Iterator[Header]:
         """Every header of a segment. A damaged one is stepped over; its messages are not found."""

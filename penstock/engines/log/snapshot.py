@@ -21,7 +21,7 @@ from penstock.broker.pending import Line, Note, Pending, Place
 from penstock.broker.ranges import RangeMap
 from penstock.engines.interface import EngineFailed, LogDamaged, ReaderInfo
 from penstock.engines.log.committer import Committer
-from penstock.engines.log.disk import Disk, read_whole, write_whole
+from penstock.engines.log.disk import Disk, discard, is_final, read_whole, write_whole
 from penstock.engines.log.segments import Segment, Span
 from penstock.engines.log.state import (
     FORMAT,
@@ -47,8 +47,13 @@ def snapshot_name(position: int) -> str:
 
 def snapshot_positions(disk: Disk) -> list[int]:
     """The positions of the snapshots that are there, newest first."""
+    return positions_in(disk.names())
+
+
+def positions_in(names: list[str]) -> list[int]:
+    """The positions of the snapshots among some file names, newest first."""
     found = []
-    for name in disk.names():
+    for name in names:
         digits = name.removeprefix(PREFIX)
         if name.startswith(PREFIX) and digits.isdigit():
             found.append(int(digits))
@@ -125,7 +130,7 @@ def write_snapshot(disk: Disk, position: int, data: bytes) -> None:
     """On the keeper's thread."""
     write_whole(disk, snapshot_name(position), data)
     for old in snapshot_positions(disk)[SNAPSHOTS_KEPT:]:
-        disk.remove(snapshot_name(old))
+        discard(disk, snapshot_name(old))
 
 
 class Snapshotter:
@@ -164,9 +169,12 @@ class Snapshotter:
 
         def written(_: None, error: BaseException | None) -> None:
             self._running = False
-            if error is not None:
+            if is_final(error) and error is not None:
+                committer.fail(error)
+            elif error is not None:
                 # The log is whole without it: the next start reads more, and retention waits.
                 log.warning("no snapshot at %d: %s", position, error)
+            if error is not None:
                 return
             self.positions = [position, *self.positions][:SNAPSHOTS_KEPT]
 

@@ -1,0 +1,452 @@
+/* Connections, the loop, and when a run is over.
+ *
+ * The clock runs from the moment when all connections stand until
+ *
+ *     produces              every message is confirmed, on wires that confirm; on others, in a run that does
+ *                           not consume, until each producer has had an answer to a probe: a question
+ *                           behind its last message, so that the server has taken in everything before it
+ *     consumes              every message has arrived
+ *     requests              every message is answered
+ *
+ * Then, with the clock stopped, that all of it was really acknowledged is proved: by the server's answers
+ * where it gives some; on others by ending all connections, waiting until the server has ended them too,
+ * and then sending one more message: everything that was not settled would come again before it.
+ */
+
+#include "loadgen.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    RECEIVE_BYTES = 256 * 1024,
+    OUT_BYTES = 128 * 1024, /* as much is made ready for one producer at a time */
+    EVENTS_MAX = 256,
+    WAIT_MS = 100,
+    CONVERSE_SECONDS = 10,
+};
+
+static struct {
+    uint64_t total;      /* messages in all */
+    uint64_t next;       /* the number of the next message to send */
+    uint64_t asked;      /* by consumers that ask for each message */
+    uint64_t next_confirmed;
+    uint64_t acknowledged;
+    unsigned probes_answered;
+    struct seen arrived, confirmed, answered;
+    uint16_t *producer_of; /* by message, where producers are bounded */
+    uint64_t *latencies_ns, *delays_ns;
+    uint64_t start_ns, deadline_ns, now_ns;
+    struct connection *producers, *consumers;
+    unsigned producers_count, consumers_count;
+    int epoll, timer;
+} run;
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + now.tv_nsec;
+}
+
+/* --- buffers ------------------------------------------------------------------------------------------ */
+
+uint8_t *room_for(struct buffer *buffer, size_t length)
+{
+    if (buffer->capacity - buffer->end >= length)
+        return buffer->bytes + buffer->end;
+    if (buffer->start) {
+        memmove(buffer->bytes, buffer->bytes + buffer->start, buffer->end - buffer->start);
+        buffer->end -= buffer->start;
+        buffer->start = 0;
+    }
+    if (buffer->capacity - buffer->end < length) {
+        buffer->capacity = 2 * (buffer->end + length);
+        buffer->bytes = realloc(buffer->bytes, buffer->capacity);
+        if (buffer->bytes == NULL)
+            die("no memory for a buffer of %zu bytes", buffer->capacity);
+    }
+    return buffer->bytes + buffer->end;
+}
+
+void append(struct connection *connection, const void *bytes, size_t length)
+{
+    memcpy(room_for(&connection->out, length), bytes, length);
+    connection->out.end += length;
+}
+
+void append_text(struct connection *connection, const char *format, ...)
+{
+    char text[2048];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    if (length >= (int)sizeof text)
+        die("a command of %d bytes: use a shorter --queue", length);
+    append(connection, text, length);
+}
+
+/* --- connections ------------------------------------------------------------------------------------ */
+
+static const char *side(const struct connection *connection)
+{
+    return connection->is_producer ? "producer" : "consumer";
+}
+
+void converse(struct connection *connection, const char *text, const char *answer)
+{
+    char line[512];
+    size_t length = 0;
+    if (send(connection->fd, text, strlen(text), MSG_NOSIGNAL) != (ssize_t)strlen(text))
+        die("%s %u: %s", side(connection), connection->number, strerror(errno));
+    do {
+        ssize_t got = recv(connection->fd, line + length, sizeof line - 1 - length, 0);
+        if (got <= 0)
+            die("%s %u: no answer to '%s'", side(connection), connection->number, text);
+        length += got;
+        line[length] = 0;
+    } while (!strchr(line, '\n') && length < sizeof line - 1);
+    if (strncmp(line, answer, strlen(answer)))
+        die("%s %u: '%s' was answered by '%s'", side(connection), connection->number, text, line);
+}
+
+static void open_connection(struct connection *connection, unsigned number, bool is_producer)
+{
+    memset(connection, 0, sizeof *connection);
+    connection->number = number;
+    connection->is_producer = is_producer;
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found;
+    int wrong = getaddrinfo(settings.host, settings.port, &hints, &found);
+    if (wrong)
+        die("%s:%s: %s", settings.host, settings.port, gai_strerror(wrong));
+    connection->fd = socket(found->ai_family, found->ai_socktype, found->ai_protocol);
+    if (connection->fd < 0 || connect(connection->fd, found->ai_addr, found->ai_addrlen))
+        die("%s:%s: %s", settings.host, settings.port, strerror(errno));
+    freeaddrinfo(found);
+    int on = 1;
+    setsockopt(connection->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    struct timeval patience = {.tv_sec = CONVERSE_SECONDS};
+    setsockopt(connection->fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    if (settings.wire->greet)
+        settings.wire->greet(connection);
+    fcntl(connection->fd, F_SETFL, fcntl(connection->fd, F_GETFL) | O_NONBLOCK);
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = connection};
+    if (epoll_ctl(run.epoll, EPOLL_CTL_ADD, connection->fd, &event))
+        die("epoll: %s", strerror(errno));
+}
+
+static void open_all(unsigned producers_count, unsigned consumers_count)
+{
+    run.producers_count = producers_count;
+    run.consumers_count = consumers_count;
+    run.producers = allocate(producers_count + 1, sizeof *run.producers);
+    run.consumers = allocate(consumers_count + 1, sizeof *run.consumers);
+    for (unsigned i = 0; i < consumers_count; i++)
+        open_connection(&run.consumers[i], i, false);
+    for (unsigned i = 0; i < producers_count; i++)
+        open_connection(&run.producers[i], i, true);
+}
+
+static void flush(struct connection *connection)
+{
+    struct buffer *out = &connection->out;
+    while (out->end > out->start) {
+        ssize_t written = send(connection->fd, out->bytes + out->start, out->end - out->start, MSG_NOSIGNAL);
+        if (written < 0 && errno == EAGAIN)
+            break;
+        if (written < 0)
+            die("%s %u: %s", side(connection), connection->number, strerror(errno));
+        out->start += written;
+    }
+    bool wants_room = out->end > out->start;
+    if (!wants_room)
+        out->start = out->end = 0;
+    if (wants_room != connection->wants_room) {
+        connection->wants_room = wants_room;
+        struct epoll_event event = {.events = EPOLLIN | (wants_room ? EPOLLOUT : 0), .data.ptr = connection};
+        epoll_ctl(run.epoll, EPOLL_CTL_MOD, connection->fd, &event);
+    }
+}
+
+static void receive(struct connection *connection)
+{
+    struct buffer *in = &connection->in;
+    uint8_t *at = room_for(in, RECEIVE_BYTES);
+    ssize_t got = recv(connection->fd, at, in->capacity - in->end, 0);
+    if (got < 0 && errno == EAGAIN)
+        return;
+    if (got <= 0)
+        die("%s %u: %s", side(connection), connection->number,
+            got ? strerror(errno) : "the server has closed the connection");
+    run.now_ns = now_ns();
+    in->end += got;
+    in->start += settings.wire->read(connection, in->bytes + in->start, in->end - in->start);
+    if (in->start == in->end)
+        in->start = in->end = 0;
+}
+
+/* --- what a wire tells ------------------------------------------------------------------------------ */
+
+static uint64_t due_ns(uint64_t number)
+{
+    return run.start_ns + (uint64_t)(number * 1e9 / settings.rate_per_second);
+}
+
+static void landed(uint64_t number)
+{
+    if (run.producer_of && number < settings.messages)
+        run.producers[run.producer_of[number]].in_flight--;
+}
+
+void arrived(struct connection *connection, const uint8_t *payload, size_t length)
+{
+    uint64_t number = proof_check(payload, length);
+    if (connection->is_producer) {
+        run.probes_answered++;
+        return;
+    }
+    see(&run.arrived, number);
+    if (!settings.mode->requests)
+        landed(number);
+    if (run.latencies_ns && number < settings.messages)
+        run.latencies_ns[number] = run.now_ns - due_ns(number);
+}
+
+void confirmed(uint64_t number)
+{
+    see(&run.confirmed, number);
+}
+
+void confirmed_next(void)
+{
+    see(&run.confirmed, run.next_confirmed++);
+}
+
+void acknowledged(uint64_t count)
+{
+    run.acknowledged += count;
+    if (!count)
+        die("the server does not know a message that it has sent");
+}
+
+void answered(uint64_t number, const uint8_t *payload, size_t length)
+{
+    if (proof_check(payload, length) != number)
+        die("request %" PRIu64 " was given the answer of another one", number);
+    see(&run.answered, number);
+    landed(number);
+}
+
+bool may_ask(void)
+{
+    if (run.asked >= run.total)
+        return false;
+    run.asked++;
+    return true;
+}
+
+/* --- the loop --------------------------------------------------------------------------------------- */
+
+/* Makes ready what may be sent now. True where there is more than goes out in one go. */
+static bool top_up(struct connection *producer)
+{
+    while (run.next < run.total) {
+        if (producer->out.end - producer->out.start >= OUT_BYTES)
+            return true;
+        if (settings.in_flight_max && producer->in_flight >= settings.in_flight_max)
+            break;
+        if (run.delays_ns && run.next < settings.messages) {
+            uint64_t now = now_ns(), due = due_ns(run.next);
+            if (now < due)
+                break;
+            run.delays_ns[run.next] = now - due;
+        }
+        if (run.producer_of && run.next < settings.messages)
+            run.producer_of[run.next] = producer->number;
+        producer->in_flight++;
+        settings.wire->send(producer, run.next++);
+    }
+    bool is_probing = settings.wire->probe && !settings.mode->consumes;
+    if (is_probing && run.next == run.total && !producer->is_probed) {
+        producer->is_probed = true;
+        settings.wire->probe(producer);
+    }
+    return false;
+}
+
+static void set_timer(void)
+{
+    if (!run.delays_ns || run.next >= settings.messages)
+        return;
+    uint64_t due = due_ns(run.next);
+    struct itimerspec when = {.it_value = {.tv_sec = due / 1000000000u, .tv_nsec = due % 1000000000u}};
+    timerfd_settime(run.timer, TFD_TIMER_ABSTIME, &when, NULL);
+}
+
+static void read_what_came(int wait_ms)
+{
+    struct epoll_event events[EVENTS_MAX];
+    int count = epoll_wait(run.epoll, events, EVENTS_MAX, wait_ms);
+    for (int i = 0; i < count; i++) {
+        struct connection *connection = events[i].data.ptr;
+        if (connection == NULL) {
+            uint64_t expirations;
+            if (read(run.timer, &expirations, sizeof expirations) < 0 && errno != EAGAIN)
+                die("timer: %s", strerror(errno));
+        } else if (events[i].events & (EPOLLIN | EPOLLERR | EPOLLHUP)) {
+            receive(connection);
+        }
+    }
+}
+
+static void pump(bool (*is_done)(void))
+{
+    while (!is_done()) {
+        int wait_ms = WAIT_MS;
+        for (unsigned i = 0; i < run.producers_count; i++) {
+            bool has_more = top_up(&run.producers[i]);
+            flush(&run.producers[i]);
+            if (has_more && !run.producers[i].wants_room)
+                wait_ms = 0; /* the socket has taken all of it, and nothing else would wake us */
+        }
+        for (unsigned i = 0; i < run.consumers_count; i++)
+            flush(&run.consumers[i]);
+        set_timer();
+        read_what_came(wait_ms);
+        if (now_ns() > run.deadline_ns)
+            die("not done after %g s: %" PRIu64 " messages, %" PRIu64 " sent, %" PRIu64 " confirmed, %" PRIu64
+                " arrived, %" PRIu64 " acknowledged, %" PRIu64 " answered",
+                settings.seconds_max, run.total, run.next, run.confirmed.count, run.arrived.count, run.acknowledged,
+                run.answered.count);
+    }
+}
+
+static bool is_over(void)
+{
+    const struct mode *mode = settings.mode;
+    if (mode->requests && run.answered.count < run.total)
+        return false;
+    if (mode->consumes && run.arrived.count < run.total)
+        return false;
+    if (mode->produces && settings.wire->confirms && run.confirmed.count < run.total)
+        return false;
+    if (mode->produces && !mode->consumes && settings.wire->probe)
+        return run.probes_answered == run.producers_count;
+    return true;
+}
+
+/* --- the end ---------------------------------------------------------------------------------------- */
+
+static bool is_all_acknowledged(void)
+{
+    return run.acknowledged == run.total;
+}
+
+static void part_with(struct connection *connection)
+{
+    flush(connection);
+    fcntl(connection->fd, F_SETFL, fcntl(connection->fd, F_GETFL) & ~O_NONBLOCK);
+    while (connection->out.end > connection->out.start)
+        flush(connection);
+    shutdown(connection->fd, SHUT_WR);
+    uint8_t rest[4096];
+    ssize_t got;
+    do
+        got = recv(connection->fd, rest, sizeof rest, 0);
+    while (got > 0);
+    if (got < 0 && errno != ECONNRESET)
+        die("%s %u: the server did not end the connection: %s", side(connection), connection->number,
+            strerror(errno));
+    close(connection->fd);
+}
+
+static void part_with_all(void)
+{
+    for (unsigned i = 0; i < run.consumers_count; i++)
+        part_with(&run.consumers[i]);
+    for (unsigned i = 0; i < run.producers_count; i++)
+        part_with(&run.producers[i]);
+}
+
+static void prove_settled(void)
+{
+    if (!settings.mode->consumes) {
+        part_with_all(); /* the answers to probes are back in the queue then */
+    } else if (settings.wire->answers_acks) {
+        pump(is_all_acknowledged);
+    } else {
+        part_with_all();
+        run.total++;
+        run.next = settings.messages;
+        open_all(1, 1);
+        settings.wire->ask(&run.consumers[0]);
+        pump(is_over);
+        part_with_all();
+    }
+}
+
+static int compare(const void *one, const void *other)
+{
+    uint64_t a = *(const uint64_t *)one, b = *(const uint64_t *)other;
+    return (a > b) - (a < b);
+}
+
+struct outcome run_it(void)
+{
+    const struct mode *mode = settings.mode;
+    uint64_t messages = settings.messages;
+    run.total = messages;
+    run.next = mode->produces ? 0 : messages;
+    seen_prepare(&run.arrived, "arrived", messages + 1);
+    seen_prepare(&run.confirmed, "was confirmed", messages + 1);
+    seen_prepare(&run.answered, "was answered", messages + 1);
+    if (settings.in_flight_max)
+        run.producer_of = allocate(messages, sizeof *run.producer_of);
+    run.epoll = epoll_create1(0);
+    run.timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
+    if (mode->paced) {
+        run.latencies_ns = allocate(messages, sizeof *run.latencies_ns);
+        run.delays_ns = allocate(messages, sizeof *run.delays_ns);
+        struct epoll_event event = {.events = EPOLLIN};
+        epoll_ctl(run.epoll, EPOLL_CTL_ADD, run.timer, &event);
+    }
+    open_all(mode->produces ? settings.producers : 0, mode->consumes ? settings.consumers : 0);
+
+    run.start_ns = now_ns();
+    run.deadline_ns = run.start_ns + (uint64_t)(settings.seconds_max * 1e9);
+    for (unsigned i = 0; i < run.consumers_count; i++)
+        settings.wire->ask(&run.consumers[i]);
+    pump(is_over);
+    double seconds = (now_ns() - run.start_ns) / 1e9;
+
+    struct outcome outcome = {
+        .seconds = seconds,
+        .sent = mode->produces ? run.next : 0,
+        .confirmed = run.confirmed.count,
+        .received = run.arrived.count,
+        .answered = run.answered.count,
+        .latencies_ns = run.latencies_ns,
+        .delays_ns = run.delays_ns,
+    };
+    prove_settled();
+    outcome.acknowledged = mode->consumes ? messages : 0;
+    if (mode->paced) {
+        qsort(run.latencies_ns, messages, sizeof *run.latencies_ns, compare);
+        qsort(run.delays_ns, messages, sizeof *run.delays_ns, compare);
+    }
+    return outcome;
+}

@@ -1,0 +1,51 @@
+"""What can go wrong between a client and a broker: five errors, each with what was in flight and what to do.
+
+    ClientError
+      ConnectionLost   the connection broke, or none could be made
+      TimedOut         nothing came in time; it may still come
+      Undelivered      the broker says that a request will not be answered, or a message was not stored
+      Declined         the broker says that no message will come (SSPQ's NO_RECEIVE)
+      NotSupported     the call asks for something that the protocol, or this version, cannot say
+
+All are `PenstockError`, and so end a command as one line. An error never hides a message: what was handed to
+the client and is not known to have arrived is counted in `in_doubt`, and once counted it is not told again.
+"""
+
+from collections.abc import Sequence
+
+from penstock.errors import PenstockError
+
+
+class ClientError(PenstockError):
+    """The base of everything that a client raises by itself."""
+
+
+class _InFlight(ClientError):
+    """An error that may leave messages behind of which nobody knows whether they arrived."""
+
+    def __init__(self, text: str, *, in_doubt: int = 0, positions: Sequence[int] = ()) -> None:
+        self.in_doubt = in_doubt
+        """How many messages were sent and are not known to have arrived. Send again what must not be lost."""
+        self.positions = tuple(positions)
+        """In an error of `send_many` with receipts: which of its messages have none, counted from 0."""
+        super().__init__(text)
+
+
+class ConnectionLost(_InFlight):
+    """The connection broke, or there was none to be had. The next call connects again."""
+
+
+class TimedOut(_InFlight):
+    """What was waited for did not come in time."""
+
+
+class Undelivered(_InFlight):
+    """The broker's own word: these will not be answered, or were not stored."""
+
+
+class Declined(ClientError):
+    """The broker's own word: no message will come (it drains, the queue is paused, or may not be read here)."""
+
+
+class NotSupported(ClientError, ValueError):
+    """Nothing that can be said in this protocol, or by this version. Nothing was sent."""

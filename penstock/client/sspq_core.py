@@ -1,0 +1,113 @@
+"""The core of an SSPQ client: one message in flight, and one question at a time.
+
+    idle ── ask ──► waiting ── a message ──► holding ── ack ──► idle
+                       └────── declined ──► idle
+
+A question cannot be taken back: where a `receive` gave up waiting, the next one gets its answer, which may
+have come in the meantime. On a lost connection the question is gone, and so is the message that was held:
+the broker gives it again with one retry less.
+
+An answer shows that the broker had read everything before the question, so that those messages are no
+longer in doubt.
+"""
+
+from collections.abc import Sequence
+from itertools import count
+
+from penstock.broker.batch import RETRIES_ENDLESS, Batch
+from penstock.client.core import Core
+from penstock.client.errors import NotSupported
+from penstock.protocols.errors import MisuseError
+from penstock.protocols.sspq_session import ClientSession, Declined, Delivery, State
+
+
+class SspqCore(Core):
+    """See the module's docstring."""
+
+    protocol = "sspq"
+
+    def __init__(self, payload_bytes_max: int) -> None:
+        super().__init__()
+        self._payload_bytes_max = payload_bytes_max
+        self._session: ClientSession | None = None
+        self._answer: Delivery | Declined | None = None
+        self._held = 0  # the number of the message in flight; 0: none
+        self._numbers = count(1)
+        self._unproved_behind_question = 0
+
+    # --- the connection ----------------------------------------------------------------------------
+
+    def opened(self) -> bytes:
+        self.generation += 1
+        self._session = ClientSession(payload_bytes_max=self._payload_bytes_max)
+        self._answer = None
+        return b""
+
+    def lost(self, why: str) -> None:
+        super().lost(why)
+        self._session = None
+        self._answer = None
+        self._held = 0
+
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        assert self._session is not None
+        for answer in self._session.receive(data):
+            if isinstance(answer, Delivery | Declined):
+                self._answer = answer
+                self._held = next(self._numbers) if isinstance(answer, Delivery) else 0
+                self._unproved = self._unproved_behind_question
+
+    # --- out ---------------------------------------------------------------------------------------
+
+    def send(self, bodies: list[bytes], retries: int | None) -> bytes:
+        """Messages for the listener's queue, as one buffer."""
+        if retries is not None and not 0 <= retries <= RETRIES_ENDLESS:
+            raise NotSupported(f"retries is {retries}: use 0 to 254, or {RETRIES_ENDLESS} or None for no end")
+        column: Sequence[int] | None = None if retries is None else [retries] * len(bodies)
+        try:
+            encoded = self._open_session().send(Batch.of(bodies, retries=column))
+        except MisuseError as error:
+            raise NotSupported(str(error)) from None
+        self._unproved += len(bodies)
+        self._unproved_behind_question += len(bodies)
+        return encoded
+
+    def ask(self, *, dead: bool) -> bytes:
+        """The question for a message or a dead letter; nothing where it was asked before."""
+        session, answer = self._open_session(), self._answer
+        waiting = session.state if answer is None else _WAITING[answer.dead]
+        if waiting is _WAITING[dead]:
+            return b""
+        if waiting is _WAITING[not dead]:
+            raise NotSupported(
+                f"sspq: a {_CALL[not dead]}() that timed out still waits for its message; "
+                f"call it again and acknowledge, or use another client for {_CALL[dead]}()"
+            )
+        try:
+            question = session.ask(dead=dead)
+        except MisuseError:
+            raise NotSupported(
+                "sspq: one message at a time: acknowledge the last one first, or use another client"
+            ) from None
+        self._unproved_behind_question = 0
+        return question
+
+    def take(self) -> tuple[int, Delivery] | Declined | None:
+        """The answer to the question, if it is here; a message with the number to confirm it by."""
+        answer, self._answer = self._answer, None
+        return (self._held, answer) if isinstance(answer, Delivery) else answer
+
+    def confirm(self, number: int) -> bytes | None:
+        """The message is done; None where it is not in flight any more."""
+        if self._session is None or number != self._held:
+            return None
+        self._held = 0
+        return self._session.confirm()
+
+    def _open_session(self) -> ClientSession:
+        assert self._session is not None  # whoever does the IO has connected before
+        return self._session
+
+
+_WAITING = {False: State.WAITING, True: State.WAITING_DEAD}
+_CALL = {False: "receive", True: "receive_dead"}

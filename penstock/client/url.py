@@ -1,0 +1,82 @@
+"""URLs: which protocol, which addresses, with TLS or without.
+
+    phpmq://127.0.0.1:9100             TCP; without a port, the protocol's own
+    rq://a:13700,b:13700,c             several, in order of preference
+    phpmqs://broker.example            TLS
+    phpmq+unix:///run/penstock.sock    a Unix socket
+
+Nothing is opened or looked up here. How it fails: `NotSupported`, which says what would be right.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote
+
+from penstock.client.errors import NotSupported
+from penstock.server.address import Address, AddressError, TcpAddress, UnixAddress, parse_address
+
+PORTS: Final = {"phpmq": 9100, "sspq": 8888, "rq": 13700}
+
+_FORMS: Final = ", ".join(f"{protocol}://HOST:PORT" for protocol in PORTS)
+_HTTP: Final = ("http", "https")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a client connects to: at least one address, in the order in which to try them."""
+
+    protocol: str
+    addresses: tuple[Address, ...]
+    tls: bool
+
+    def __str__(self) -> str:
+        return f"{self.protocol} {', '.join(map(str, self.addresses))}"
+
+
+def parse_url(url: str) -> Target:
+    """What a URL stands for."""
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        raise NotSupported(f"{url!r} is no URL; use {_FORMS}")
+    if scheme in _HTTP:
+        raise NotSupported(f"{url!r}: this version has no client for the HTTP API yet; use {_FORMS}")
+    base = scheme.removesuffix("+unix")
+    if base in PORTS and base != scheme:
+        return Target(base, (_unix(url, rest),), tls=False)
+    protocol, tls = (scheme, False) if scheme in PORTS else (scheme.removesuffix("s"), True)
+    if protocol not in PORTS:
+        raise NotSupported(f"{url!r}: there is no scheme {scheme!r}; use {_FORMS}")
+    if "@" in rest:
+        # Said without the URL: what stands before the sign may be a password.
+        raise NotSupported(f"a {scheme} URL has no user and no password; use {scheme}://HOST:PORT")
+    hosts = rest.removesuffix("/")
+    if any(sign in hosts for sign in "/?#"):
+        raise NotSupported(f"{url!r}: nothing can follow the addresses; use {scheme}://HOST:PORT")
+    addresses = (_tcp(url, text, PORTS[protocol]) for text in hosts.split(","))
+    return Target(protocol, tuple(dict.fromkeys(addresses)), tls)
+
+
+def _tcp(url: str, text: str, port_default: int) -> TcpAddress:
+    if not text:
+        raise NotSupported(f"{url!r}: a host is missing; use {_FORMS}")
+    has_port = ":" in text.rpartition("]")[2] or text.count(":") > 1
+    try:
+        address = parse_address(text if has_port or text.endswith(":") else f"{text}:{port_default}")
+    except AddressError as error:
+        raise NotSupported(f"{url!r}: {error.problem}") from None
+    if isinstance(address, UnixAddress):
+        raise NotSupported(f"{url!r}: a Unix socket is written as SCHEME+unix:///PATH")
+    if not address.port:
+        raise NotSupported(f"{url!r}: nobody can be reached at port 0; name the real one")
+    return address
+
+
+def _unix(url: str, rest: str) -> UnixAddress:
+    if not rest.startswith("/"):
+        raise NotSupported(f"{url!r}: a Unix socket needs an absolute path, as in phpmq+unix:///run/penstock.sock")
+    try:
+        address = parse_address(f"unix:{unquote(rest)}")
+    except AddressError as error:
+        raise NotSupported(f"{url!r}: {error.problem}") from None
+    assert isinstance(address, UnixAddress)
+    return address

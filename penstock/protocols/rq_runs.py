@@ -1,0 +1,150 @@
+"""Runs: RQ frames that follow each other and are alike, gathered into one event.
+
+`Runs` owns the frames of the chunk being read that no event holds yet. The decoder puts frames in
+and takes events out; it never looks at what is open.
+
+Rules that always hold:
+  * Requests for one queue keep their order, and so do broadcasts. Those for different queues are
+    gathered side by side, so that a peer that serves its queues in turn still gives batches.
+  * DELIVERED and REPLY share a run and become two events, DELIVERED first: a worker that answers
+    each request at once says them in turn. Where a DELIVERED comes after a REPLY with the same id,
+    a new run begins.
+  * Everything else ends all runs, and keeps its place.
+  * A large payload is an event of its own, and is handed on without a copy.
+
+Nothing here fails.
+"""
+
+from array import array
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import NamedTuple
+
+from penstock.broker.batch import Batch
+from penstock.protocols import rq
+from penstock.protocols.rq import PROTOCOL, Command, Event, Name
+
+ALONE_FROM_BYTES = 256 << 10
+"""A payload of this size is an event of its own: joining it to others would copy it."""
+
+
+class Key(NamedTuple):
+    """What the frames of one run have in common."""
+
+    action: Command
+    queue: Name = ""
+    noreply: bool = False
+    has_retries: bool = False
+    timeout_seconds: int = 0
+
+
+SETTLED = Key(Command.REPLY)  # and DELIVERED
+FAILED = Key(Command.UNDELIVERED)
+
+
+class Run:
+    """The frames gathered so far."""
+
+    __slots__ = ("delivered", "ids", "key", "parts", "replied", "retries")
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.ids: list[int] = []
+        self.parts: list[bytes] = []  # payloads
+        self.retries: list[int] = []
+        self.delivered: list[int] = []
+        self.replied: set[int] = set()  # the same as ids, to look up; in SETTLED only
+
+    def batch(self) -> Batch:
+        """The payloads as columns. A single one is handed on as it is."""
+        parts = self.parts
+        return Batch(
+            b"".join(parts),
+            array("i", accumulate(map(len, parts), initial=0)),
+            retries=array("h", self.retries) if self.key.has_retries else None,
+            protocol=PROTOCOL,
+        )
+
+
+class Runs:
+    """The open runs of a chunk, and the events that are complete."""
+
+    __slots__ = ("_events", "_of", "_open")
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._open: dict[Name, Run] = {}  # by queue, all of one action
+        self._of: tuple[Command, type] = (Command.NOP, str)
+
+    def take(self) -> list[Event]:
+        """All events so far; every run ends here."""
+        self._close()
+        events, self._events = self._events, []
+        return events
+
+    def tell(self, event: Event) -> None:
+        """An event that is not gathered."""
+        self._close()
+        self._events.append(event)
+
+    def run(self, key: Key) -> Run:
+        """The run that takes the next frame of this kind."""
+        name = key.queue
+        kind = key.action, type(name)
+        if self._of != kind:
+            # A QUEUEID may name a queue that is named by QUEUE too, so these are not mixed either.
+            self._close()
+            self._of = kind
+        run = self._open.get(name)
+        if run is not None:
+            if run.key == key:
+                return run
+            self._end(name)
+        run = self._open[name] = Run(key)
+        return run
+
+    def add(self, key: Key, payload: bytes) -> Run:
+        """Put a payload into the run of its kind; the caller adds what else there is, then calls `added`."""
+        run = self.run(key)
+        if len(payload) >= ALONE_FROM_BYTES and run.parts:
+            self._end(key.queue)
+            run = self.run(key)
+        run.parts.append(payload)
+        return run
+
+    def added(self, run: Run) -> None:
+        """A frame is complete. A large one ends its run."""
+        if len(run.parts[-1]) >= ALONE_FROM_BYTES:
+            self._end(run.key.queue)
+
+    def delivered(self, ids: Iterable[int]) -> None:
+        """DELIVERED of these ids: in a new run where one of them was replied to in the old one."""
+        run = self.run(SETTLED)
+        if not run.replied.isdisjoint(ids):
+            self._close()
+            run = self.run(SETTLED)
+        run.delivered.extend(ids)
+
+    def replied(self) -> set[int]:
+        """The ids with a REPLY in the open run."""
+        return self.run(SETTLED).replied if self._of[0] is Command.REPLY else set()
+
+    def _close(self) -> None:
+        for name in list(self._open):
+            self._end(name)
+
+    def _end(self, name: Name) -> None:
+        run = self._open.pop(name)
+        key, events = run.key, self._events
+        if key.action is Command.REQUEST:
+            ids = array("I", run.ids)
+            events.append(rq.Requests(name, ids, run.batch(), key.noreply, key.timeout_seconds))
+        elif key.action is Command.BROADCAST:
+            events.append(rq.Broadcasts(name, run.batch()))
+        elif key.action is Command.UNDELIVERED:
+            events.append(rq.Undelivered(array("I", run.ids)))
+        else:
+            if run.delivered:
+                events.append(rq.Delivered(array("I", run.delivered)))
+            if run.ids:
+                events.append(rq.Replies(array("I", run.ids), run.batch()))
