@@ -484,6 +484,10 @@ class Broker:
         for guest in list(self._guests.values()):
             for queue, dead in list(guest.doors):
                 guest.port.decline(queue, dead)
+
+    def dismiss(self) -> None:
+        """Let every port go as soon as nothing of its own is pending."""
+        for guest in list(self._guests.values()):
             guest.closing = True
             self._maybe_finish(guest)
 

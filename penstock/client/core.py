@@ -82,4 +82,6 @@ def chunks(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
 def _as_bytes(body: object) -> bytes:
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
-    raise TypeError(f"a message is bytes, not {type(body).__name__}" + "; use text.encode()" * isinstance(body, str))
+    raise TypeError(
+        f"a message is bytes, not {type(body).__name__}" + "; use text.encode()" * isinstance(body, str)
+    )

@@ -72,18 +72,24 @@ class Options:
             seconds: float = getattr(self, name)
             # The comparison is also false for "not a number".
             if not (seconds > 0 or (may_be_zero and seconds == 0)):
-                raise NotSupported(f"{name} is {seconds}: use a number of seconds over 0" + " or 0" * may_be_zero)
+                raise NotSupported(
+                    f"{name} is {seconds}: use a number of seconds over 0" + " or 0" * may_be_zero
+                )
         if self.backoff_seconds_max < self.backoff_seconds_min:
             raise NotSupported(
                 f"backoff_seconds_max is {self.backoff_seconds_max}: "
                 f"use at least backoff_seconds_min, {self.backoff_seconds_min}"
             )
         if not 1 <= self.payload_bytes_max <= _PAYLOAD_BYTES_TOP:
-            raise NotSupported(f"payload_bytes_max is {self.payload_bytes_max}: use 1 to {_PAYLOAD_BYTES_TOP}")
+            raise NotSupported(
+                f"payload_bytes_max is {self.payload_bytes_max}: use 1 to {_PAYLOAD_BYTES_TOP}"
+            )
         if self.keyfile is not None and self.certfile is None:
             raise NotSupported("keyfile needs certfile: the key of which certificate?")
         if self.ssl_context is not None and (self.cafile or self.certfile or not self.verify):
-            raise NotSupported("ssl_context has its own certificates: use it, or cafile, certfile, keyfile and verify")
+            raise NotSupported(
+                "ssl_context has its own certificates: use it, or cafile, certfile, keyfile and verify"
+            )
 
 
 _SECONDS: Final = {
@@ -109,7 +115,9 @@ def tls_context(target: "Target", options: Options) -> "ssl.SSLContext | None":
     try:
         context = ssl.create_default_context(cafile=options.cafile)
     except OSError as error:
-        raise NotSupported(f"cafile {options.cafile!r} cannot be used: {error}; name a file in PEM form") from None
+        raise NotSupported(
+            f"cafile {options.cafile!r} cannot be used: {error}; name a file in PEM form"
+        ) from None
     if not options.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -117,6 +125,8 @@ def tls_context(target: "Target", options: Options) -> "ssl.SSLContext | None":
         try:
             context.load_cert_chain(options.certfile, options.keyfile)
         except OSError as error:
-            names = f"certfile {options.certfile!r}" + (f", keyfile {options.keyfile!r}" if options.keyfile else "")
+            names = f"certfile {options.certfile!r}" + (
+                f", keyfile {options.keyfile!r}" if options.keyfile else ""
+            )
             raise NotSupported(f"{names} cannot be used: {error}; name files in PEM form") from None
     return context

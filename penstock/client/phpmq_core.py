@@ -7,7 +7,8 @@ the window shrinks before the verdicts that would free more room than is wanted,
 Rules that always hold:
   * What was fetched over a lost connection is forgotten: the broker gives it again, to whomever.
   * A verdict is written only on the connection that the message came over.
-  * A window ends only by the hand of the call that opened it; a later `consume` of the queue takes it over.
+  * Leaving a loop ends its window (`is_over`), and that does no IO: it may happen at any moment, even in the
+    middle of a write. The broker is told with the next verdict, and gives no more than `prefetch` until then.
 
 How it fails: `NotSupported` where PHPMQ cannot say it, with nothing changed; `PeerViolation` from `feed`.
 """
@@ -33,6 +34,7 @@ class Fetched(NamedTuple):
     id: bytes
     body: bytes
     ttl_seconds: int  # what was left when it was dispatched; 0: it has no TTL
+    generation: int  # of the connection that it came over
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +47,7 @@ class Window:
     handed_out: int = 0
     settled: int = 0  # by verdicts on this connection, or handed out over former ones
     asked: int = 0  # the size that the broker was told last
+    is_over: bool = False  # nobody waits for its messages any more
 
     @property
     def is_done(self) -> bool:
@@ -53,6 +56,8 @@ class Window:
     @property
     def size(self) -> int:
         """How many unsettled messages may be here now."""
+        if self.is_over:
+            return 0
         return self.prefetch if self.count is None else max(0, min(self.prefetch, self.count - self.settled))
 
 
@@ -92,8 +97,10 @@ class PhpmqCore(Core):
         for event in self._session.receive(data):
             batch = event.batch
             inbox = self._inboxes.setdefault(event.queue, deque())
-            ttls: Sequence[int] | repeat[int] = batch.ttl_seconds if batch.ttl_seconds is not None else repeat(0)
-            inbox.extend(map(Fetched, event.ids, batch.messages(), ttls))
+            ttls: Sequence[int] | repeat[int] = (
+                batch.ttl_seconds if batch.ttl_seconds is not None else repeat(0)
+            )
+            inbox.extend(map(Fetched, event.ids, batch.messages(), ttls, repeat(self.generation)))
 
     # --- out ---------------------------------------------------------------------------------------
 
@@ -126,17 +133,8 @@ class PhpmqCore(Core):
         self._windows[queue] = window
         return window, encoded
 
-    def cancel(self, window: Window) -> bytes:
-        """End a window, unless a later call has taken it over. What was fetched ahead stays."""
-        if self._windows.get(window.queue) is not window:
-            return b""
-        del self._windows[window.queue]
-        if self._session is None or not window.asked:
-            return b""
-        return self._session.consume(window.queue, 0)
-
     def take(self, window: Window) -> Fetched | None:
-        """The next message of a window that is here."""
+        """The next message for a window, if one is here."""
         inbox = self._inboxes.get(window.queue)
         if not inbox:
             return None
@@ -160,7 +158,7 @@ class PhpmqCore(Core):
         except MisuseError as error:
             raise NotSupported(str(error)) from None
         window = self._windows.get(queue)
-        if window is None or window.count is None:
+        if window is None:
             return verdicts
         window.settled += len(ids)
         if window.size == window.asked:

@@ -24,7 +24,9 @@ from penstock.server.address import Address
 class Backoff:
     """Pauses that grow."""
 
-    def __init__(self, seconds_min: float, seconds_max: float, draw: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self, seconds_min: float, seconds_max: float, draw: Callable[[], float] = random.random
+    ) -> None:
         self._seconds_min = seconds_min
         self._seconds_max = seconds_max
         self._draw = draw
@@ -90,7 +92,7 @@ class Search:
         if now + pause > self._deadline:
             said = "; ".join(f"{name}: {problem}" for name, problem in self._problems.items())
             raise ConnectionLost(
-                f"no {self._plan.target.protocol} broker could be reached in {self._attempts} attempts: {said}; "
+                f"no {self._plan.target.protocol} broker could be reached ({self._attempts} attempts): {said}; "
                 "is it running, and is the address right?"
             )
         return pause

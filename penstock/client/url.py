@@ -73,7 +73,9 @@ def _tcp(url: str, text: str, port_default: int) -> TcpAddress:
 
 def _unix(url: str, rest: str) -> UnixAddress:
     if not rest.startswith("/"):
-        raise NotSupported(f"{url!r}: a Unix socket needs an absolute path, as in phpmq+unix:///run/penstock.sock")
+        raise NotSupported(
+            f"{url!r}: a Unix socket needs an absolute path, as in phpmq+unix:///run/penstock.sock"
+        )
     try:
         address = parse_address(f"unix:{unquote(rest)}")
     except AddressError as error:

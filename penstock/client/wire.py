@@ -15,13 +15,12 @@ How it fails: `OSError` (of which `TimeoutError` is one) and nothing else.
 import contextlib
 import select
 import socket
+import ssl
+import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock.server.address import Address, UnixAddress
-
-if TYPE_CHECKING:
-    import ssl
 
 READ_BYTES: Final = 256 * 1024
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
@@ -31,19 +30,16 @@ KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 _HANGUP: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
-def keep_alive(sock: "socket.socket | object") -> None:
-    """Have the system find out by itself when a peer's machine is gone."""
-    option = getattr(sock, "setsockopt", None)
-    if option is None:
-        return
-    with contextlib.suppress(OSError):  # a Unix socket has none of these
-        option(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in KEEPALIVE.items():
-            option(socket.IPPROTO_TCP, getattr(socket, name), value)
-        option(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+def tune(sock: socket.socket) -> None:
+    """For TCP: send at once, and have the system find out by itself when the peer's machine is gone."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE.items():
+        if hasattr(socket, name):  # not every system has all three
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def dial(address: Address, context: "ssl.SSLContext | None", seconds: float) -> "Wire":
+def dial(address: Address, context: ssl.SSLContext | None, seconds: float) -> "Wire":
     """Connect, shake hands."""
     deadline = time.monotonic() + seconds
     if isinstance(address, UnixAddress):
@@ -57,7 +53,7 @@ def dial(address: Address, context: "ssl.SSLContext | None", seconds: float) -> 
         return Wire(sock)
     sock = socket.create_connection((address.host, address.port), timeout=seconds)
     try:
-        keep_alive(sock)
+        tune(sock)
         if context is not None:
             sock.settimeout(max(0.001, deadline - time.monotonic()))
             sock = context.wrap_socket(sock, server_hostname=address.host)
@@ -65,3 +61,88 @@ def dial(address: Address, context: "ssl.SSLContext | None", seconds: float) -> 
         sock.close()
         raise
     return Wire(sock)
+
+
+class Wire:
+    """See the module's docstring."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._io = threading.Lock()
+        self._buffer = memoryview(bytearray(READ_BYTES))
+        self._hangup = select.poll()
+        self._hangup.register(sock, _HANGUP)
+        self._ended = False  # the peer has said that nothing more comes
+
+    def read(self, seconds: float | None) -> memoryview | None:
+        """What has come: empty at the end of the stream, None where nothing came in time."""
+        return self._read(self._buffer, seconds)
+
+    def write(self, data: bytes, seconds: float) -> None:
+        """Hand all of it to the system."""
+        deadline = time.monotonic() + seconds
+        rest = memoryview(data)
+        while rest:
+            try:
+                with self._io:
+                    rest = rest[self._sock.send(rest) :]
+                continue
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                wanted = select.POLLOUT
+            except ssl.SSLWantReadError:
+                wanted = select.POLLIN
+            if not self._wait(wanted, deadline):
+                raise TimeoutError(f"the broker has taken nothing for {seconds:g} s")
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the peer has closed. It is told before what it has sent last was read."""
+        return bool(self._hangup.poll(0))
+
+    def finish(self, seconds: float) -> None:
+        """Say that nothing more comes, and wait until the peer has read everything and closed, too.
+
+        What it sends until then is thrown away. TimeoutError, or another OSError, where that did not happen.
+        """
+        with self._io:
+            if isinstance(self._sock, ssl.SSLSocket):
+                # The peer's farewell is waited for below, as the end of the stream.
+                with contextlib.suppress(OSError, ValueError):
+                    self._sock.unwrap()
+            # The method of SSLSocket would forget the keys, and the rest could not be read.
+            socket.socket.shutdown(self._sock, socket.SHUT_WR)
+        deadline = time.monotonic() + seconds
+        scratch = memoryview(bytearray(READ_BYTES))
+        while not self._ended:
+            if self._read(scratch, max(0.0, deadline - time.monotonic())) is None:
+                raise TimeoutError(f"the broker has not closed within {seconds:g} s")
+
+    def close(self) -> None:
+        """At once. Whoever waits here, in whichever thread, wakes up."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+        self._sock.close()
+
+    def _read(self, buffer: memoryview, seconds: float | None) -> memoryview | None:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while True:
+            try:
+                with self._io:
+                    count = self._sock.recv_into(buffer)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                wanted = select.POLLIN
+            except ssl.SSLWantWriteError:
+                wanted = select.POLLOUT
+            else:
+                self._ended |= not count
+                return buffer[:count]
+            if not self._wait(wanted, deadline):
+                return None
+
+    def _wait(self, events: int, deadline: float | None) -> bool:
+        """Until the socket is ready; False where it was not in time."""
+        poll = select.poll()  # one of its own: two threads must not wait with the same one
+        poll.register(self._sock, events)
+        milliseconds = None if deadline is None else max(0.0, (deadline - time.monotonic()) * 1000)
+        return bool(poll.poll(milliseconds))

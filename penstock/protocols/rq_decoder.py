@@ -1,22 +1,19 @@
 """Bytes to RQ events, a whole received chunk at a time.
 
 A `Decoder` owns the registers of one connection and direction. It walks the commands with a
-`risp.Reader`, and gathers what follows each other and is alike into one event: a run of REQUESTs
-for a queue, a run of DELIVERED and REPLY. Two fast paths take over where a frame begins, because
-the frames of one peer differ in id and payload only:
+`risp.Reader` and puts frames that are alike together into one event (`rq_runs.py`). Fast paths take
+over where a frame begins, because the frames of one peer differ in id and payload only:
 
-  * the ID frames and replies, whose bytes are the same from every peer (`_take_settled`);
-  * requests, in the shape that the last one had: what stood before, between and behind its id and
+  * ID frames and replies, whose bytes are the same from every peer (`_take_id_frames`, `_take_settled`);
+  * requests, in a shape that one of the last had: what stood before, between and behind its id and
     its payload must stand there again, byte for byte (`_Shape`, `_take_requests`).
 
-Whatever they do not recognise, the walker reads. Measured for requests of 100 bytes: 0.4 µs in
-the fast path, 3 µs in the walker.
+Whatever they do not recognise, the walker reads. Measured for requests of 100 bytes: 0.4 µs each in
+the fast path, 4 µs in the walker; a chunk costs 6 µs besides.
 
 Rules that always hold:
   * The fast paths and the walker give the same events and leave the same registers.
   * Chunks may be cut anywhere. A run ends with its chunk; but for that, the events are the same.
-  * Within a run DELIVERED may be told before a REPLY that preceded it, never so for the same id.
-    Everything else keeps its order.
   * An event holds at most about `_CHUNK_BYTES_MAX` of payload, or one larger payload alone: such a
     payload is gathered once and handed on without a copy.
 
@@ -181,6 +178,7 @@ class Decoder:
             elif command != _NOP:
                 self._act(_COMMANDS[command])
                 self._frame_start = -1
+        self._runs.close()
 
     def _act(self, action: Command) -> None:
         """Do an action. It reads the registers before it changes anything, and finds out what is missing."""

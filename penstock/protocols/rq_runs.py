@@ -78,13 +78,13 @@ class Runs:
 
     def take(self) -> list[Event]:
         """All events so far; every run ends here."""
-        self._close()
+        self.close()
         events, self._events = self._events, []
         return events
 
     def tell(self, event: Event) -> None:
         """An event that is not gathered."""
-        self._close()
+        self.close()
         self._events.append(event)
 
     def run(self, key: Key) -> Run:
@@ -93,7 +93,7 @@ class Runs:
         kind = key.action, type(name)
         if self._of != kind:
             # A QUEUEID may name a queue that is named by QUEUE too, so these are not mixed either.
-            self._close()
+            self.close()
             self._of = kind
         run = self._open.get(name)
         if run is not None:
@@ -121,15 +121,17 @@ class Runs:
         """DELIVERED of these ids: in a new run where one of them was replied to in the old one."""
         run = self.run(SETTLED)
         if not run.replied.isdisjoint(ids):
-            self._close()
+            self.close()
             run = self.run(SETTLED)
         run.delivered.extend(ids)
 
     def replied(self) -> set[int]:
-        """The ids with a REPLY in the open run."""
-        return self.run(SETTLED).replied if self._of[0] is Command.REPLY else set()
+        """The ids with a REPLY in the open run, to look up and to add to."""
+        run = self._open.get(SETTLED.queue)
+        return run.replied if run is not None and run.key is SETTLED else set()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End all runs."""
         for name in list(self._open):
             self._end(name)
 

@@ -15,12 +15,14 @@ with a line that says who, why and the first offending bytes.
 
 import asyncio
 import logging
+import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from penstock.broker import words
 from penstock.broker.batch import Batch, Slice
 from penstock.broker.words import Command, Where
+from penstock.engines.interface import EngineFailed
 from penstock.protocols import phpmq, phpmq_session, rq, rq_controller, sspq_session
 from penstock.protocols.errors import PeerViolation
 from penstock.protocols.rq_session import Connection as RqState
@@ -32,6 +34,21 @@ if TYPE_CHECKING:
 RECEIVE_BYTES = 256 * 1024
 _receive_buffer = memoryview(bytearray(RECEIVE_BYTES))
 UNBOUNDED = 1 << 30
+KEEP_ALIVE = (
+    ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 60),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 15),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPCNT), 4),
+)
+"""A peer that is gone is found out after two minutes of silence."""
+
+
+def _watch_peer(peer: socket.socket | None) -> None:
+    """Have the kernel find out about peers that vanish without a word: what they hold must go back."""
+    if peer is None or peer.family == socket.AF_UNIX:
+        return
+    for option, value in KEEP_ALIVE:
+        peer.setsockopt(*option, value)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -62,8 +79,9 @@ class Connection(asyncio.BufferedProtocol):
             transport.close()
             return
         transport.set_write_buffer_limits(high=self._server.connection_buffer_bytes)
+        _watch_peer(transport.get_extra_info("socket"))
         self._broker.attach(self)
-        self._server.journal.note(logging.DEBUG, "connected", peer=self.name)
+        self._server.journal.note(logging.INFO, f"{self.name} connected")
 
     def _refuse(self) -> None:
         """Tell the peer that the server is full, where its protocol has a word for that."""
@@ -96,8 +114,12 @@ class Connection(asyncio.BufferedProtocol):
     def _handle(self, commands: list[Command], now_us: int) -> None:
         if self._restricted:
             commands = [command for command in commands if self._may(command)]
-        if commands:
+        if not commands:
+            return
+        try:
             self._broker.handle(self, commands, now_us)
+        except EngineFailed as failure:
+            self._server.fail(failure)
 
     def _may(self, command: Command) -> bool:
         """Whether the listener's settings allow it; says no where there is a way."""
@@ -127,9 +149,12 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._transport = None
         self._server.gone(self)
-        self._broker.detach(self, self._server.now_us())
-        why = f"lost: {error}" if error else "closed"
-        self._server.journal.note(logging.DEBUG, f"connection {why}", peer=self.name)
+        try:
+            self._broker.detach(self, self._server.now_us())
+        except EngineFailed as failure:
+            self._server.fail(failure)
+        ending = f"was lost: {error}" if error else "left"
+        self._server.journal.note(logging.INFO, f"{self.name} {ending}")
 
     def pause_writing(self) -> None:
         self._broker.blocked(self, True)
@@ -142,10 +167,6 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None and not self._closing:
             self._closing = True
             self._transport.close()
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None and data and not self._closing:

@@ -27,7 +27,8 @@ from penstock.engines.log.engine import LogEngine, open_log
 from penstock.server.address import TcpAddress, UnixAddress
 from penstock.server.connection import CONNECTIONS, Connection
 from penstock.server.journal import Journal, log
-from penstock.server.settings import Limits, Listener, Settings
+from penstock.server.settings import Limits, Listener, Settings, SettingsError
+from penstock.server.settings_read import reloadable_difference
 from penstock.server.tls import server_context
 
 TICK_SECONDS = 0.05
@@ -35,6 +36,11 @@ SLOW_TICKS = 20
 TRIM_TICKS = 200
 SWITCH_SECONDS = 0.0005
 """How long the loop may keep the interpreter from the writer's thread."""
+
+GRACE_SECONDS = 0.1
+"""How long a stop goes on reading what was on its way: most sends are never answered."""
+
+LAST_WORDS_SECONDS = 1.0
 
 EXIT_OK, EXIT_FAILED = 0, 1
 
@@ -55,6 +61,7 @@ class Server:
         self._turn_wanted = False
         self._ticks = 0
         self._stopping = False
+        self._dismissed = False
         self._exit = EXIT_OK
         self._done = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -92,7 +99,7 @@ class Server:
             log.info("ready", extra={"facts": {"data": self._settings.data, "opening": self.engine.opening}})
             await self._done.wait()
         finally:
-            self._close_everything()
+            await self._close_everything()
         return self._exit
 
     async def _listen(self) -> None:
@@ -143,10 +150,16 @@ class Server:
             connection.say_closing()
         self.broker.drain()
         self._loop.call_later(self._settings.drain_seconds, self._done.set)
+        self._loop.call_later(GRACE_SECONDS, self._dismiss)
+
+    def _dismiss(self) -> None:
+        """What was sent before the stop has been read by now: let those go who hold nothing."""
+        self._dismissed = True
+        self.broker.dismiss()
         self._check_drained()
 
     def _check_drained(self) -> None:
-        if self._stopping and self.broker.is_drained:
+        if self._dismissed and self.broker.is_drained:
             self._done.set()
 
     def _asked_to_reload(self) -> None:
@@ -154,19 +167,22 @@ class Server:
             return
         try:
             settings = self._reload()
-        except Exception as error:  # noqa: BLE001 - a wrong file must not stop a broker that runs
-            log.error("settings not read again: %s", error)
+        except SettingsError as error:
+            log.error("settings not read again, the old ones stay: %s", error)
             return
-        self.broker.set_policies(settings.policies)
+        policies, others = reloadable_difference(self._settings, settings)
+        self.broker.set_policies(policies)
         log.info("policies read again")
+        if others:
+            log.warning("changed, but in force only after a restart: %s", ", ".join(others))
 
-    def _fail(self, error: EngineFailed) -> None:
+    def fail(self, error: EngineFailed) -> None:
         if self._exit == EXIT_OK:
             self._exit = EXIT_FAILED
             log.critical("stopping: %s", error)
             self._done.set()
 
-    def _close_everything(self) -> None:
+    async def _close_everything(self) -> None:
         now_us = self.now_us()
         if self.engine.failed is None:
             self.broker.end_requests(now_us)
@@ -174,9 +190,11 @@ class Server:
             server.close()
         for connection in list(self._connections):
             connection.close()
-        for connection in list(self._connections):
-            self.broker.detach(connection, now_us) if self.engine.failed is None else None
-            connection.abort() if self.engine.failed is not None else None
+            if self.engine.failed is None:
+                self.broker.detach(connection, now_us)
+        deadline = time.monotonic() + LAST_WORDS_SECONDS
+        while self._connections and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)  # the last words to peers are still being written
         self.engine.close(self.now_us())
         self.journal.flush()
         for listener, _ in self._listening:
@@ -197,7 +215,7 @@ class Server:
         try:
             self.broker.turn(self.now_us())
         except EngineFailed as error:
-            self._fail(error)
+            self.fail(error)
         if self._stopping:
             self._check_drained()
 
@@ -209,7 +227,7 @@ class Server:
     def _poll(self) -> None:
         self.engine.poll()
         if self.engine.failed is not None:
-            self._fail(self.engine.failed)
+            self.fail(self.engine.failed)
             return
         if self._throttled and self.engine.bytes_in_flight < self.limits.in_flight_bytes // 2:
             throttled, self._throttled = self._throttled, set()
@@ -227,7 +245,7 @@ class Server:
             if self._ticks % TRIM_TICKS == 0:
                 self.engine.trim(now_us)
         except EngineFailed as error:
-            self._fail(error)
+            self.fail(error)
             return
         if self._ticks % SLOW_TICKS == 0:
             for connection in list(self._connections):

@@ -58,7 +58,7 @@ class Limits:
     queue_name_bytes_max: int = 255
     queues_max: int = 100_000
     connection_buffer_bytes: int = 1 << 20  # waiting to be sent to one connection
-    in_flight_bytes: int = 64 << 20  # accepted and not yet in the log, in all
+    in_flight_bytes: int = 16 << 20  # accepted and not yet in the log, in all
     packets_per_message_max: int = 5  # PHPMQ
     consumed_queues_max: int = 1024  # by one connection
 

@@ -152,10 +152,7 @@ def _read_file(path: str, named_by: str) -> _File:
         ) from None
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # TOMLDecodeError is a ValueError, so is a number beyond measure
+    except (ValueError, RecursionError) as error:  # a ValueError: wrong TOML, or a number beyond measure
         raise SettingsError(f"{path}: this is not TOML: {error}") from None
 
 
@@ -183,6 +180,11 @@ class _Given(NamedTuple):
     spot: _Spot
 
 
+def _shown(key: str) -> str:
+    """A key that somebody made up, fit for one line."""
+    return key if re.fullmatch("[A-Za-z0-9_-]{1,100}", key) else _SHORT.repr(key)
+
+
 def _check(kind: Kind, value: object, spot: _Spot) -> _Given:
     try:
         return _Given(kind.check(value), spot)
@@ -207,7 +209,7 @@ def _given(args: argparse.Namespace, environ: Mapping[str, str], file: _File | N
     for variable, text in environ.items():
         if not variable.startswith(_PREFIX) or _NOT_SETTINGS.fullmatch(variable):
             continue
-        spot = _Spot("environment", variable)
+        spot = _Spot("environment", _shown(variable))
         if variable not in variables:
             known = {name.removeprefix(_PREFIX): name for name in variables}
             hint = _hint(variable.removeprefix(_PREFIX).upper(), known, variables)
@@ -227,16 +229,18 @@ def _given(args: argparse.Namespace, environ: Mapping[str, str], file: _File | N
 def _given_in_file(file: _File) -> Iterator[tuple[str, _Given]]:
     """The settings of the table that the file gives, and an error for everything that it should not."""
     for key, value in file.tables.items():
-        spot = _Spot(file.path, f"[{key}]" if isinstance(value, dict) else key, file, (key,))
         if key in _FILE_ONLY:
             continue
+        name = _shown(key)
+        spot = _Spot(file.path, f"[{name}]" if isinstance(value, dict) else name, file, (key,))
         if key == "http" and isinstance(value, dict):
             raise spot.wrong("this version has no HTTP API yet; leave it out")
         if not key or key not in SECTIONS:
             yield _given_by_key(spot, "", key, value)
         elif isinstance(value, dict):
-            for name, inner in value.items():
-                yield _given_by_key(_Spot(file.path, f"[{key}] {name}", file, (key, name)), key, name, inner)
+            for inner_key, inner in value.items():
+                spot = _Spot(file.path, f"[{key}] {_shown(inner_key)}", file, (key, inner_key))
+                yield _given_by_key(spot, key, inner_key, inner)
         else:
             raise spot.wrong(f"it is a section; begin it with [{key}]")
 
@@ -279,7 +283,7 @@ def _listener(spot: _Spot, section: dict[str, Any], limits: Limits) -> Listener:
     keys = {key.name: key for key in LISTENER_KEYS}
     given = {}
     for name, value in section.items():
-        its_spot = _Spot(spot.source, f"{spot.name} {name}", spot.file, (*spot.keys, name))
+        its_spot = _Spot(spot.source, f"{spot.name} {_shown(name)}", spot.file, (*spot.keys, name))
         if name not in keys:
             hint = _hint(name.lower().replace("_", "-"), {key: key for key in keys}, keys)
             raise its_spot.wrong(f"there is no such setting; {hint}")
@@ -318,10 +322,10 @@ def _policies(file: _File | None, defaults: QueuePolicy) -> Policies:
         raise _Spot(file.path, "queue", file, ("queue",)).wrong('begin each one with [queue."PATTERN"]')
     for pattern, section in sections.items():
         # Setting by setting, so that a wrong one is found with its line; none depends on another.
-        inner = section if isinstance(section, dict) else {}
-        for keys, part in [((pattern,), section), *(((pattern, key), {key: inner[key]}) for key in inner)][
-            ::-1
-        ]:
+        parts: dict[tuple[str, ...], object] = {(pattern,): section}
+        if isinstance(section, dict):
+            parts = {(pattern,): {}} | {(pattern, key): {key: section[key]} for key in section}
+        for keys, part in parts.items():
             try:
                 Policies({pattern: part}, defaults)
             except PolicyError as error:

@@ -13,6 +13,12 @@ from typing import NoReturn
 
 from penstock.server.settings import Listener, SettingsError
 
+_MISMATCHES = {
+    "KEY_VALUES_MISMATCH",
+    "KEY_TYPE_MISMATCH",
+    "NO_CERTIFICATE_ASSIGNED",  # said of a key of another type: certificates are kept by type
+}
+
 
 def server_context(listener: Listener) -> ssl.SSLContext | None:
     """What the listener's connections are encrypted with; None where it has no TLS."""
@@ -43,7 +49,7 @@ def _load_chain(context: ssl.SSLContext, listener: Listener, certificate: str, k
     try:
         context.load_cert_chain(certificate, key, password=ask_for_passphrase)
     except ssl.SSLError as error:
-        if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
+        if error.reason in _MISMATCHES:
             problem = f"is not the key of the certificate {certificate!r}; name the one it was made with"
         else:
             problem = (

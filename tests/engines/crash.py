@@ -92,7 +92,7 @@ class Run(Steps):
             if rng.random() < 0.2:
                 self.engine.close(self.now_us)
                 counts["closed"] += 1
-                if self.engine.failed is None and not self.engine.full:
+                if self.engine.failed is None and not self.full_allowed:
                     self.model.all_safe()
         except PowerCut:
             counts["cut within a call"] += 1

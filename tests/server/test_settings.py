@@ -394,6 +394,10 @@ LISTENER = '[[listener]]\nprotocol = "phpmq"\naddress = "127.0.0.1:1"\n'
         ),
         ("\r\nlog = 5\r\n", "2: log: it is a section; begin it with [log]"),
         ("drain_seconds = 1", "1: drain_seconds: there is no such setting; did you mean drain-seconds?"),
+        (
+            '"drain\\nseconds" = 1',
+            "1: 'drain\\nseconds': there is no such setting; did you mean drain-seconds?",
+        ),
         ("[limit]\n", "1: [limit]: there is no such setting; did you mean [limits]?"),
         ("listeners = 1", "1: listeners: there is no such setting; did you mean [[listener]]?"),
         ("[queues.a]", '1: [queues]: there is no such setting; did you mean [queue."PATTERN"]?'),
@@ -422,7 +426,7 @@ LISTENER = '[[listener]]\nprotocol = "phpmq"\naddress = "127.0.0.1:1"\n'
         ('[http]\naddress = "off"', "1: [http]: this version has no HTTP API yet; leave it out"),
         ("queue = 1", '1: queue: begin each one with [queue."PATTERN"]'),
         (
-            "[queue.a]\nmax-bytes = 1\n[queue.b]\nmax-bytes = 1\nmax-deliveries = -1",
+            "[queue.a]\nmax-bytes = 1\n[queue.b]\nmax-bytes = 1\nmax-deliveries = -1\non-expiry = 7",
             '5: [queue."b"]: max-deliveries = -1: use a whole number from 0 (no limit) to 2147483647',
         ),
         (
@@ -434,7 +438,7 @@ LISTENER = '[[listener]]\nprotocol = "phpmq"\naddress = "127.0.0.1:1"\n'
             "2: [queue.\"durability\"]: is 'none'; use a table of settings",
         ),
         (
-            '\n[queue."a.dead"]',
+            '\n[queue."a.dead"]\nmax-bytes = -1',
             '2: [queue."a.dead"]: dead letters follow the settings of their queue, [queue."a"]',
         ),
         ("[listener]\n", "1: listener: begin each one with [[listener]]"),

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from penstock.broker.pending import Line
 from penstock.broker.policy import Policies
 from penstock.engines.interface import EngineRefused, LogDamaged
 from penstock.engines.log.block import (
@@ -26,17 +25,15 @@ from penstock.engines.log.block import (
     HEADER_BYTES,
     KIND_CONTROL,
     KIND_MESSAGES,
-    PROTOCOLS,
     Header,
     read_control,
     read_header,
-    read_messages,
 )
 from penstock.engines.log.committer import SPARE
+from penstock.engines.log.compare import differences, problem_of
 from penstock.engines.log.disk import WATERMARK, File, RealDisk, read_whole
-from penstock.engines.log.ledger import read_rows
 from penstock.engines.log.overlay import OverlayDisk
-from penstock.engines.log.queue import LogQueue
+from penstock.engines.log.picture import newest_generations
 from penstock.engines.log.recovery import QUARANTINE
 from penstock.engines.log.scan import find_block, walk_blocks
 from penstock.engines.log.segments import parse_segment_name, segment_name
@@ -44,34 +41,34 @@ from penstock.engines.log.snapshot import (
     PREFIX,
     SNAPSHOTS_KEPT,
     load_snapshot,
+    positions_in,
     snapshot_name,
-    snapshot_positions,
 )
 from penstock.engines.log.state import LogSettings, LogState
 
 DEFECTS = {
     "bad-header": "no valid block stands where one was synced",
     "bad-body": "a block does not have its checksum",
-    "bad-content": "a block has its checksum, but its columns do not fit together",
+    "bad-content": "a block has its checksum, but does not fit together",
     "missing-segment": "a part of the log is in no file",
     "missing-offsets": "messages that should be in the log are not",
     "missing-events": "events that should be in the log are not",
     "repeated-offsets": "offsets were given twice",
     "open-transaction": "a transaction has no end",
-    "lost-name": "messages of a queue whose name is not in the log",
+    "lost-name": "the name of a queue is in no block",
     "bad-snapshot": "a snapshot cannot be read",
     "snapshot-disagrees": "a snapshot does not say what the blocks before it say",
-    "watermark-ahead": "the watermark promises more than there is",
+    "synced-and-gone": "the log ends before the position up to which it was synced",
 }
 NOTES = {
-    "torn-tail": "the end of the log was being written, or was left unfinished; a start cuts it",
-    "behind-watermark": "valid blocks that are not known to be synced",
+    "torn-tail": "the end of the log is being written, or was left unfinished: the next start cuts it",
+    "behind-watermark": "valid blocks that are not known to be synced: the next start takes them in",
     "no-watermark": "no watermark says how far the log is synced",
-    "leftover": "a file of unfinished work; a start removes it",
+    "leftover": "a file of unfinished work: the next start removes it",
     "quarantine": "damaged bytes that were set aside earlier",
     "known-damage": "damage that the log itself has on record",
     "removed-since": "retention removed a segment after the last snapshot",
-    "not-compared": "the snapshots could not be compared with the blocks",
+    "not-compared": "a snapshot that could not be compared with the blocks before it",
     "unknown-file": "a file that is not of this log",
 }
 
@@ -80,7 +77,7 @@ _CHUNK_BYTES = 1024 * 1024
 
 @dataclass(slots=True)
 class Finding:
-    """One thing that was found. Positions are in the file; ends are exclusive."""
+    """One thing that was found. The position is in the file; `first` to `end` are offsets or events."""
 
     kind: str
     text: str
@@ -96,13 +93,13 @@ class Report:
     """What `inspect_log` says about a folder."""
 
     segments: int = 0
+    snapshots: int = 0
     blocks: int = 0
     messages: int = 0
     events: int = 0
     bytes: int = 0
     queues: int = 0
-    snapshots: int = 0
-    position: int = 0  # where the log ends, as far as it was looked at
+    position: int = 0  # where the log ends
     defects: list[Finding] = field(default_factory=list)
     notes: list[Finding] = field(default_factory=list)
 
@@ -137,14 +134,13 @@ def walk(file: File, base: int, start: int, end: int) -> Iterator[tuple[Header, 
         at = hole.end
 
 
-def segments_of(names: list[str]) -> dict[int, int]:
-    """Base and newest generation of the segments among some file names, in order."""
-    newest: dict[int, int] = {}
-    for name in names:
-        parsed = parse_segment_name(name)
-        if parsed is not None:
-            newest[parsed[0]] = max(parsed[1], newest.get(parsed[0], 0))
-    return dict(sorted(newest.items()))
+def is_blank(file: File, base: int, hole: Hole) -> bool:
+    """Whether there is nothing but zeros: a segment's file has room that is not used yet."""
+    for at in range(hole.start, hole.end, _CHUNK_BYTES):
+        data = file.read(at - base, min(_CHUNK_BYTES, hole.end - at))
+        if data.count(0) != len(data):
+            return False
+    return True
 
 
 def watermark_of(disk: RealDisk) -> int:
@@ -166,8 +162,8 @@ def check_is_log(path: str) -> None:
         raise EngineRefused(f"there is no folder {path!r}; name the data folder of a broker") from None
     except PermissionError:
         raise EngineRefused(f"{path!r} may not be read by this user") from None
-    if not segments_of(names) and not any(name.startswith(PREFIX) for name in names):
-        raise EngineRefused(f"there is no log in {path!r}: no segment (*.seg) and no snapshot")
+    if not newest_generations(names) and not positions_in(names):
+        raise EngineRefused(f"there is no log in {path!r}: it has neither a segment nor a snapshot")
 
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -180,7 +176,7 @@ def inspect_log(path: str, progress: Progress | None = None) -> Report:
 
 
 class _Coverage:
-    """Which offsets or events of one queue were seen, as the gaps between them."""
+    """Which offsets (or events) of one queue were seen, as the gaps between them."""
 
     __slots__ = ("end", "gaps")
 
@@ -201,42 +197,45 @@ class _Inspection:
         self._watermark = watermark_of(self._disk)
         self._overlay = OverlayDisk(path)
         self._names = self._overlay.names()
-        self._on_disk = segments_of(self._names)
-        self._snapshot_positions = sorted(snapshot_positions(self._overlay))
+        self._on_disk = newest_generations(self._names)
+        self._snapshot_positions = positions_in(self._names)[::-1]  # oldest first
         # A snapshot is written when everything before it is synced: it is as good as a watermark.
-        self._synced = max(self._watermark, *self._snapshot_positions, 0)
+        self._synced = max([self._watermark, *self._snapshot_positions])
         self._progress = progress
-        self._bytes_total = self._bytes_done = 0
+        self._bytes_done = 0
         self._snapshots: dict[int, LogState] = {}  # those that could be read, oldest first
-        self._sealed: dict[int, int] = {}  # where a segment ends, as far as snapshots say, by base
-        self._state = LogState(self._overlay, LogSettings(), Policies())
+        self._sealed: dict[int, int] = {}  # by base: where a segment ends, as far as snapshots say
+        self._state = self._fresh_state()
         self._replay_from = 0
         self._to_compare: list[int] = []
         self._unreliable = False  # something that replaying needs could not be read
         self._part: list[tuple[Header, memoryview, str]] = []  # a transaction without its end yet
         self._offsets: dict[int, _Coverage] = {}
         self._events: dict[int, _Coverage] = {}
-        self._end = 0  # of the last valid block that counts
-        self._behind = [0, 0]  # blocks and bytes behind the watermark
+        self._end = 0  # of the last block that counts
+        self._behind_blocks = 0
         self.report = Report()
+
+    def _fresh_state(self) -> LogState:
+        return LogState(self._overlay, LogSettings(), Policies())
 
     def run(self) -> Report:
         self._look_at_names()
         self._load_snapshots()
         self._choose_start()
         bases = list(self._on_disk)
-        before = 0
+        reached: int | None = 0
         for base, next_base in zip(bases, [*bases[1:], None], strict=True):
-            self._check_no_gap(before, base)
+            self._check_no_gap(reached, base)
             reached = self._segment(base, next_base)
             if reached is None:
                 break
-            before = reached
         self._check_end()
         self._check_absent()
         self._check_coverage()
         report = self.report
         report.segments = len(self._on_disk)
+        report.snapshots = len(self._snapshots)
         report.queues = len(self._state.queues)
         report.position = self._end
         return report
@@ -268,39 +267,39 @@ class _Inspection:
             parsed = parse_segment_name(name)
             if parsed is not None:
                 if parsed[1] < self._on_disk[parsed[0]]:
-                    self._note("leftover", f"{where}: a compacted segment has taken its place", file=where)
+                    self._note("leftover", where, "a compacted segment has taken its place")
             elif name.startswith(QUARANTINE):
-                self._note("quarantine", f"{where}: damaged bytes that were set aside earlier", file=where)
+                self._note("quarantine", where, "damaged bytes that were set aside earlier")
             elif name.endswith(".tmp"):
-                self._note("leftover", f"{where}: was not finished; the next start removes it", file=where)
+                self._note("leftover", where, "was not finished; the next start removes it")
             elif name not in (SPARE, RealDisk.LOCK, WATERMARK) and not name.startswith(PREFIX):
-                self._note("unknown-file", f"{where}: is not of this log", file=where)
+                self._note("unknown-file", where, "is not of this log")
         if not self._watermark:
-            where = self._disk.where(WATERMARK)
-            self._note("no-watermark", f"{where}: says nothing; the blocks say what is synced", file=where)
+            self._note("no-watermark", self._disk.where(WATERMARK), "says nothing; the blocks have to")
 
     def _load_snapshots(self) -> None:
         for position in self._snapshot_positions:
-            state = LogState(self._overlay, LogSettings(), Policies())
+            state = self._fresh_state()
             where = self._disk.where(snapshot_name(position))
             try:
                 load_snapshot(state, position)
             except FileNotFoundError:
-                continue  # A newer one has taken its place since the names were taken.
-            except (LogDamaged, ValueError, KeyError, TypeError, RuntimeError) as error:
-                text = str(error) if isinstance(error, LogDamaged) else f"{where}: makes no sense: {error!r}"
-                self._defect("bad-snapshot", text, file=where)
+                continue  # Newer ones have taken its place since the names were taken.
+            except LogDamaged as error:
+                self._defect("bad-snapshot", where, str(error).removeprefix(f"{where}: "))
+                continue
+            except (ValueError, KeyError, TypeError, RuntimeError) as error:
+                self._defect("bad-snapshot", where, f"has its checksum, but makes no sense: {error!r}")
                 continue
             self._snapshots[position] = state
             for segment in state.segments.all:
                 if segment.end < position:
                     self._sealed[segment.base] = segment.end
-        self.report.snapshots = len(self._snapshots)
 
     def _choose_start(self) -> None:
         """Replaying begins with the first block ever, or where the oldest snapshot stands."""
         self._to_compare = list(self._snapshots)
-        if not self._snapshots:
+        if not self._to_compare:
             return
         before = 0
         for segment in self._snapshots[self._to_compare[-1]].segments.all:
@@ -310,70 +309,69 @@ class _Inspection:
                 break
             before = segment.end
         for damage in self._state.damage:
-            self._note("known-damage", damage.text, file=damage.file, position=damage.position)
+            self._note("known-damage", "", damage.text)
 
     # --- segments ------------------------------------------------------------------------------------
 
-    def _check_no_gap(self, before: int, base: int) -> None:
-        """Retention leaves gaps, but only before the oldest snapshot."""
-        oldest = self._snapshot_positions[0] if len(self._snapshot_positions) == SNAPSHOTS_KEPT else 0
-        if before < base and base > oldest:
-            self._missing_positions(before, base)
+    def _check_no_gap(self, reached: int | None, base: int) -> None:
+        """Retention leaves gaps, but only before the oldest snapshot of two."""
+        kept = len(self._snapshot_positions) >= SNAPSHOTS_KEPT
+        if reached is not None and reached < base and not (kept and base <= self._snapshot_positions[0]):
+            self._missing_positions(reached, base)
 
     def _missing_positions(self, start: int, end: int) -> None:
         self._unreliable = True
         where = self._disk.where(segment_name(start, 0))
-        self._defect(
-            "missing-segment",
-            f"{where}: is missing; the log positions from {start} to {end} are in no file",
-            file=where,
-        )
+        self._defect("missing-segment", where, f"is missing: log positions {start} to {end} are in no file")
 
     def _segment(self, base: int, next_base: int | None) -> int | None:
-        """Look at one segment; where it ends, or None where the log ends in it."""
+        """Look at one segment; the position behind it, or None where the log ends in it."""
         opened = self._open(base)
         if opened is None:
             return next_base
-        name, generation, file = opened
-        where = self._disk.where(name)
+        generation, file = opened
+        where = self._disk.where(segment_name(base, generation))
         try:
             file_end = base + file.size()
             if generation:
                 self._compacted(file, base, file_end, where)
-                return self._sealed.get(base, next_base or file_end)
-            limit = self._sealed.get(base) or next_base
-            for found in walk(file, base, base, min(file_end, limit or file_end)):
-                if isinstance(found, Hole):
-                    if not self._hole(found, file, base, where, next_base):
-                        return None
-                    continue
-                header, body = found
-                self._tick(HEADER_BYTES + header.body_bytes)
-                if self._watermark and header.position >= self._synced:
-                    self._behind[0] += 1
-                    self._behind[1] += HEADER_BYTES + header.body_bytes
-                    continue
-                self._block(header, body, base, where)
-                self._end = header.end
+                return self._sealed.get(base, next_base)
+            limit = self._sealed.get(base, next_base)
+            if not self._blocks(file, base, min(file_end, limit or file_end), where, next_base):
+                return None
         finally:
             file.close()
         if limit is not None and file_end < limit:
             self._missing_positions(file_end, limit)
         return limit
 
-    def _open(self, base: int) -> tuple[str, int, File] | None:
-        """The file of a segment, which a broker may replace or remove meanwhile."""
+    def _open(self, base: int) -> tuple[int, File] | None:
+        """Generation and file of a segment, which a broker may replace or remove meanwhile."""
         while True:
             generation = self._on_disk[base]
-            name = segment_name(base, generation)
             try:
-                return name, generation, self._disk.open(name)
+                return generation, self._disk.open(segment_name(base, generation))
             except FileNotFoundError:
-                newer = segments_of(self._disk.names()).get(base)
+                newer = newest_generations(self._disk.names()).get(base)
                 if newer is None or newer == generation:
                     del self._on_disk[base]
                     return None
                 self._on_disk[base] = newer
+
+    def _blocks(self, file: File, base: int, end: int, where: str, next_base: int | None) -> bool:
+        """The blocks of a segment. False where the log ends among them."""
+        for found in walk(file, base, base, end):
+            if isinstance(found, Hole):
+                if not self._hole(found, file, base, where, next_base):
+                    return False
+                continue
+            header, body = found
+            if self._watermark and header.position >= self._synced:
+                self._behind_blocks += 1
+                continue
+            self._block(header, body, base, where)
+            self._end = header.end
+        return True
 
     def _compacted(self, file: File, base: int, end: int, where: str) -> None:
         """Messages that were alive when the segment was compacted. All of it was synced."""
@@ -382,94 +380,76 @@ class _Inspection:
                 self._damaged(found, base, where)
                 continue
             header, body = found
-            self._tick(HEADER_BYTES + header.body_bytes)
-            if header.position >= self._replay_from:
-                queue = self._state.by_number.get(header.queue)
-                if queue is not None and queue.pending.tail < header.first_offset:
-                    queue.pending.tail = header.first_offset
-                    queue.next_event = header.first_event
+            queue = self._state.by_number.get(header.queue)
+            if header.position >= self._replay_from and queue is not None:
+                # The holes of a compacted segment are no damage: those messages were settled.
+                queue.pending.tail = max(queue.pending.tail, header.first_offset)
+                queue.next_event = max(queue.next_event, header.first_event)
             self._block(header, body, base, where)
-
-    def _tick(self, length: int) -> None:
-        self._bytes_done += length
-        if self._progress is not None:
-            self._progress(self._bytes_done, max(self._synced - min(self._on_disk, default=0), 0))
 
     # --- holes ---------------------------------------------------------------------------------------
 
     def _hole(self, hole: Hole, file: File, base: int, where: str, next_base: int | None) -> bool:
-        """Damage, a missing segment, or the end of the log (False)."""
-        is_last = next_base is None
-        if hole.header is None and _is_blank(file, base, hole):
-            if hole.start >= self._synced and (is_last or not self._proof(file, base, hole.start)):
-                return False
-            if not is_last:
-                # The segment was not filled to the end of its file, and what came after it is not here.
-                self._missing_positions(hole.start, hole.end)
-                return True
-        if hole.start < self._synced or self._proof(file, base, hole.start):
+        """Damage, a missing segment, or (False) the end of the log."""
+        was_synced = hole.start < self._synced or self._proof(file, base, hole.start)
+        blank = hole.header is None and is_blank(file, base, hole)
+        if was_synced and blank and next_base is not None:
+            # The segment was not filled to the end of its file, and what came after it is not here.
+            self._missing_positions(hole.start, hole.end)
+        elif was_synced and not blank:
             self._damaged(hole, base, where)
-            return True
-        at = hole.start - base
-        self._note(
-            "torn-tail",
-            f"{where}: behind position {at} nothing is whole that was synced: a group is being written, "
-            f"or was left unfinished, and then the next start cuts it",
-            file=where,
-            position=at,
-        )
-        return False
+        elif not blank:
+            at = hole.start - base
+            text = (
+                f"from position {at} on, nothing whole is known to be synced: it is being written, or was "
+                f"left unfinished and the next start cuts it"
+            )
+            self._note("torn-tail", where, text, at)
+        return was_synced and (next_base is not None or not blank)
 
     def _proof(self, file: File, base: int, at: int) -> bool:
         """Whether a valid block further on was built when `at` had been synced."""
-        end = base + file.size()
-        search = at + 8
-        synced = 0
+        synced, search, end = 0, at + 8, base + file.size()
         while synced <= at and (found := find_block(file, base, search, end)) is not None:
             synced, search = found.synced, found.end
         for later, generation in self._on_disk.items():
-            if synced > at or later <= base or generation:
-                continue
-            later_file = self._overlay.open(segment_name(later, 0))
-            try:
-                first = find_block(later_file, later, later, later + later_file.size())
-            finally:
-                later_file.close()
-            synced = first.synced if first is not None else 0
+            if synced <= at and later > base and not generation:
+                synced = self._first_synced(later)
         # A broker that is at work may have filled the hole since it was seen; then it has said so.
         return synced > at and watermark_of(self._disk) == self._watermark
+
+    def _first_synced(self, base: int) -> int:
+        try:
+            file = self._disk.open(segment_name(base, 0))
+        except FileNotFoundError:
+            return 0
+        try:
+            first = find_block(file, base, base, base + file.size())
+        finally:
+            file.close()
+        return first.synced if first is not None else 0
 
     def _damaged(self, hole: Hole, base: int, where: str) -> None:
         self._unreliable = True
         at, header = hole.start - base, hole.header
         if header is None:
-            self._defect(
-                "bad-header",
-                f"{where}: {hole.end - hole.start} bytes at position {at} are no valid block",
-                file=where,
-                position=at,
-            )
+            text = f"{hole.end - hole.start} bytes at position {at} are no valid block"
+            self._defect("bad-header", where, text, at)
             return
-        name = self._name_of(header)
-        what = "a control block"
-        first = end = 0
-        if header.kind == KIND_MESSAGES:
-            first, end = header.first_offset, header.offset_end
-            what = f"queue {name!r}, offsets {first} to {end - 1}"
-        elif header.kind != KIND_CONTROL:
-            first_event, end_event = header.first_event, header.first_event + header.event_count
-            what = f"queue {name!r}, events {first_event} to {end_event - 1}"
         # What it held is told here, and not once more as a gap.
         self._cover(header, where, at)
-        self._defect(
-            "bad-body",
-            f"{where}: the block at position {at} does not have its checksum: {what}",
-            file=where,
-            position=at,
-            queue=name,
-            first=first,
-            end=end,
-        )
+        name = self._name_of(header)
+        what, first, end = f"queue {name!r}, offsets", header.first_offset, header.offset_end
+        if header.kind == KIND_CONTROL:
+            what, first, end = "a control block", 0, 0
+        elif header.kind != KIND_MESSAGES:
+            what, first, end = (
+                f"queue {name!r}, events",
+                header.first_event,
+                header.first_event + header.event_count,
+            )
+        text = f"the block at position {at} does not have its checksum: {what}"
+        self._defect("bad-body", where, f"{text} {first} to {end - 1}" if end else text, at, name, first, end)
 
     # --- blocks --------------------------------------------------------------------------------------
 
@@ -482,43 +462,26 @@ class _Inspection:
             return
         events = self._events.setdefault(header.queue, _Coverage())
         events.add(header.first_event, header.first_event + header.event_count, where, at)
-        if header.kind == KIND_MESSAGES:
-            offsets = self._offsets.setdefault(header.queue, _Coverage())
-            if header.first_offset < offsets.end:
-                name = self._name_of(header)
-                first, end = header.first_offset, min(offsets.end, header.offset_end)
-                self._defect(
-                    "repeated-offsets",
-                    f"{where}: the block at position {at} has offsets {first} to {end - 1} of queue {name!r} "
-                    f"once more",
-                    file=where,
-                    position=at,
-                    queue=name,
-                    first=first,
-                    end=end,
-                )
-            offsets.add(header.first_offset, header.offset_end, where, at)
+        if header.kind != KIND_MESSAGES:
+            return
+        offsets = self._offsets.setdefault(header.queue, _Coverage())
+        first, end = header.first_offset, min(offsets.end, header.offset_end)
+        if first < end:
+            name = self._name_of(header)
+            text = f"the block at position {at} has offsets {first} to {end - 1} of queue {name!r} again"
+            self._defect("repeated-offsets", where, text, at, name, first, end)
+        offsets.add(header.first_offset, header.offset_end, where, at)
 
     def _block(self, header: Header, body: memoryview, base: int, where: str) -> None:
         """A block that has its checksum."""
         at = header.position - base
-        report = self.report
-        report.blocks += 1
-        report.bytes += HEADER_BYTES + header.body_bytes
-        report.events += header.event_count
-        if header.kind == KIND_MESSAGES:
-            report.messages += header.count
+        self._count(header)
         self._cover(header, where, at)
-        problem = _problem(header, body)
+        problem = problem_of(header, body)
         if problem:
             self._unreliable = True
-            self._defect(
-                "bad-content",
-                f"{where}: the block at position {at}: {problem}",
-                file=where,
-                position=at,
-                queue=self._name_of(header),
-            )
+            text = f"the block at position {at} has its checksum, but {problem}"
+            self._defect("bad-content", where, text, at, self._name_of(header))
             return
         if header.position < self._replay_from:
             return
@@ -530,20 +493,26 @@ class _Inspection:
         if not is_part or header.flags & FLAG_END:
             self._apply_part()
 
+    def _count(self, header: Header) -> None:
+        report = self.report
+        report.blocks += 1
+        report.bytes += HEADER_BYTES + header.body_bytes
+        report.events += header.event_count
+        if header.kind == KIND_MESSAGES:
+            report.messages += header.count
+        if self._progress is not None:
+            self._progress(report.bytes, max(self._synced - min(self._on_disk), report.bytes))
+
     def _open_transaction(self) -> None:
         """Something else stands where the end of a transaction should be."""
         header, _, where = self._part[0]
-        name = self._name_of(header)
-        self._unreliable = True
-        self._defect(
-            "open-transaction",
-            f"{where}: the transaction that begins at log position {header.position} has no end: queue "
-            f"{name!r}, offsets {header.first_offset} to {header.offset_end - 1} and what came with them",
-            file=where,
-            queue=name,
-            first=header.first_offset,
-            end=header.offset_end,
+        name, first, end = self._name_of(header), header.first_offset, header.offset_end
+        text = (
+            f"the transaction that begins at log position {header.position} has no end: queue {name!r}, "
+            f"offsets {first} to {end - 1}, and what came with them"
         )
+        self._unreliable = True
+        self._defect("open-transaction", where, text, 0, name, first, end)
         self._apply_part()
 
     def _apply_part(self) -> None:
@@ -551,78 +520,61 @@ class _Inspection:
             if header.kind == KIND_CONTROL:
                 fields = read_control(body)
                 if fields["op"] == "damage":
-                    self._note("known-damage", fields["damage"]["text"], file=fields["damage"]["file"])
+                    self._note("known-damage", "", fields["damage"]["text"])
             elif header.queue not in self._state.by_number:
                 self._unreliable = True
-                self._defect(
-                    "lost-name",
-                    f"{where}: no block says what the queue with number {header.queue} is called; it is "
-                    f"shown as {self._name_of(header)!r}",
-                    file=where,
-                    queue=self._name_of(header),
-                )
+                name = self._name_of(header)
+                text = f"no block says how the queue with number {header.queue} is called; here {name!r}"
+                self._defect("lost-name", where, text, 0, name)
             try:
                 self._state.apply(header, body)
             except (LogDamaged, ValueError, KeyError, TypeError) as error:
                 self._unreliable = True
-                self._defect(
-                    "bad-content",
-                    f"{where}: the block at log position {header.position} cannot be applied: {error}",
-                    file=where,
-                    queue=self._name_of(header),
-                )
+                text = f"the block at log position {header.position} cannot be applied: {error}"
+                self._defect("bad-content", where, text, 0, self._name_of(header))
         self._part.clear()
 
-    # --- snapshots against blocks --------------------------------------------------------------------
-
     def _compare_until(self, position: int) -> None:
-        """Compare the state with the snapshots that stand at or before `position`."""
+        """Compare what was replayed with the snapshots that stand at or before `position`."""
         while self._to_compare and self._to_compare[0] <= position:
             at = self._to_compare.pop(0)
             where = self._disk.where(snapshot_name(at))
             if self._unreliable:
-                text = f"{where}: was not compared with the blocks, because some of them are damaged"
-                self._note("not-compared", text, file=where)
+                self._note("not-compared", where, "was not compared with the blocks: not all can be read")
                 continue
             for difference in differences(self._state, self._snapshots[at]):
-                self._defect("snapshot-disagrees", f"{where}: {difference}", file=where)
+                self._defect("snapshot-disagrees", where, difference)
 
     # --- what should be there ------------------------------------------------------------------------
 
     def _check_end(self) -> None:
-        blocks, length = self._behind
-        if blocks:
-            self._note(
-                "behind-watermark",
-                f"{blocks} blocks ({length} bytes) behind log position {self._synced} are valid, and not known "
-                f"to be synced; the next start takes them in",
+        if self._behind_blocks:
+            text = (
+                f"{self._behind_blocks} valid blocks behind log position {self._synced} are not known to be "
+                f"synced; the next start takes them in"
             )
+            self._note("behind-watermark", "", text)
         if self._part:
-            self._end = self._part[0][0].position
-            if self._synced:
+            header, _, where = self._part[0]
+            self._end = header.position
+            if self._synced > header.position:
                 self._open_transaction()
             else:
-                where = self._part[0][2]
-                text = f"{where}: the last transaction has no end; the next start cuts it"
-                self._note("torn-tail", text, file=where)
+                text = f"the transaction at log position {header.position} has no end; the next start cuts it"
+                self._note("torn-tail", where, text)
                 self._part.clear()
         if self._end < self._synced and not self._unreliable:
-            says = WATERMARK if self._watermark == self._synced else snapshot_name(self._synced)
             self._unreliable = True
-            self._defect(
-                "watermark-ahead",
-                f"{self._disk.where(says)}: the log was synced up to position {self._synced}, but its blocks "
-                f"end at {self._end}",
-                file=self._disk.where(says),
-            )
+            by = WATERMARK if self._watermark == self._synced else snapshot_name(self._synced)
+            text = f"the log was synced up to position {self._synced}, but its blocks end at {self._end}"
+            self._defect("synced-and-gone", self._disk.where(by), text)
         self._compare_until(max(self._end, self._synced))
 
     def _check_absent(self) -> None:
         """Segments that the newest snapshot has and the folder has not, or has compacted since."""
         if not self._snapshots:
             return
-        newest = self._snapshots[max(self._snapshots)]
-        for segment in newest.segments.all:
+        for segment in self._snapshots[max(self._snapshots)].segments.all:
             generation = self._on_disk.get(segment.base)
             if generation == segment.generation:
                 continue
@@ -630,67 +582,43 @@ class _Inspection:
             lost = False
             for number, span in segment.spans.items():
                 queue = self._state.by_number[number]
-                for first, end in queue.pending.unsettled(span.first_offset, span.end_offset):
-                    if generation is None:
-                        lost = True
-                        self._defect(
-                            "missing-segment",
-                            f"{where}: is missing, and with it offsets {first} to {end - 1} of queue "
-                            f"{queue.name!r}, which are not settled",
-                            file=where,
-                            queue=queue.name,
-                            first=first,
-                            end=end,
-                        )
+                alive = queue.pending.unsettled(span.first_offset, span.end_offset)
+                for first, end in alive if generation is None else ():
+                    lost = True
+                    text = (
+                        f"is missing, and with it offsets {first} to {end - 1} of queue {queue.name!r}, "
+                        f"which are not settled"
+                    )
+                    self._defect("missing-segment", where, text, 0, queue.name, first, end)
                 queue.offset_start = max(queue.offset_start, span.end_offset)
                 queue.event_start = max(queue.event_start, span.end_event)
             if generation is None and not lost:
-                self._note("removed-since", f"{where}: was removed after the last snapshot", file=where)
+                self._note("removed-since", where, "was removed after the last snapshot")
 
     def _check_coverage(self) -> None:
         for number, queue in self._state.by_number.items():
             for state in self._snapshots.values():
-                known = state.by_number.get(number)
-                if known is not None:
-                    queue.offset_start = max(queue.offset_start, known.offset_start)
-                    queue.event_start = max(queue.event_start, known.event_start)
+                known = state.by_number.get(number, queue)
+                queue.offset_start = max(queue.offset_start, known.offset_start)
+                queue.event_start = max(queue.event_start, known.event_start)
+            pending, complete_from = queue.pending, queue.offset_start
             offsets = self._offsets.get(number, _Coverage())
-            offsets.add(queue.pending.tail, queue.pending.tail, "", 0)
-            for a, b, file, position in offsets.gaps:
-                start = max(a, queue.offset_start)
-                lost = (
-                    queue.pending.unsettled(a, min(b, queue.offset_start)) if a < queue.offset_start else []
-                )
-                for first, end in [*lost, *([(start, b)] if start < b else [])]:
-                    self._gap("missing-offsets", "offset", queue.name, first, end, file, position)
+            offsets.add(pending.tail, pending.tail, "", 0)
+            for first, end, file, position in offsets.gaps:
+                # Before the start only what is not settled must be there.
+                runs = pending.unsettled(first, min(end, complete_from)) if first < complete_from else []
+                if end > complete_from:
+                    runs.append((max(first, complete_from), end))
+                for a, b in runs:
+                    self._gap("missing-offsets", "offset", queue.name, a, b, file, position)
             events = self._events.get(number, _Coverage())
             events.add(queue.next_event, queue.next_event, "", 0)
-            for a, b, file, position in events.gaps:
-                first = max(a, queue.event_start)
-                if first < b:
-                    self._gap("missing-events", "event", queue.name, first, b, file, position)
+            for first, end, file, position in events.gaps:
+                if end > queue.event_start:
+                    first = max(first, queue.event_start)
+                    self._gap("missing-events", "event", queue.name, first, end, file, position)
 
     def _gap(self, kind: str, what: str, name: str, first: int, end: int, file: str, position: int) -> None:
-        showed = f"{file}: before the block at position {position}, " if file else ""
-        self._defect(
-            kind,
-            f"{showed}queue {name!r}: {what}s {first} to {end - 1} are not in the log",
-            file=file,
-            position=position,
-            queue=name,
-            first=first,
-            end=end,
-        )
-
-
-def _is_blank(file: File, base: int, hole: Hole) -> bool:
-    """Whether there is nothing but zeros: a file has room that is not used yet."""
-    at = hole.start
-    while at < hole.end:
-        data = file.read(at - base, min(_CHUNK_BYTES, hole.end - at))
-        if not data:
-            return True
-        if data.count(0) != len(data):
-            return False
-        at += len(data)
-    return True
+        before = f"before the block at position {position}: " if file else ""
+        text = f"{before}queue {name!r}: {what}s {first} to {end - 1} are not in the log"
+        self._defect(kind, file, text, position, name, first, end)

@@ -22,7 +22,7 @@ from penstock.engines.log.committer import SPARE
 from penstock.engines.log.disk import File, discard, write_whole
 from penstock.engines.log.retention import move_starts
 from penstock.engines.log.scan import find_block, walk_blocks
-from penstock.engines.log.segments import Segment, parse_segment_name, segment_name
+from penstock.engines.log.segments import Segment, parse_segment_name
 from penstock.engines.log.snapshot import load_snapshot, snapshot_positions
 from penstock.engines.log.state import Damage, LogState
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 
-from penstock.engines.interface import EngineFailed, LogDamaged, ReaderInfo
+from penstock.engines.interface import EngineFailed, LogDamaged
 from penstock.engines.log.block import (
     FLAG_END,
     FLAG_PART,
@@ -49,12 +49,11 @@ class Plan:
 def plans(state: LogState, oldest_snapshot: int, now_us: int) -> Iterator[Plan]:
     """The segments that can be removed or compacted now, oldest first."""
     settled_after = _bytes_after(state)
-    holds = [reader for reader in state.readers.values() if reader.lease_until_us > now_us]
     for at, segment in enumerate(state.segments.all):
         if not segment.sealed or segment.end > oldest_snapshot:
             return
-        if not all(
-            _is_over(state, segment, number, settled_after[at].get(number, 0), holds, now_us)
+        if is_read(state, segment, now_us) or not all(
+            _is_over(state, segment, number, settled_after[at].get(number, 0), now_us)
             for number in segment.spans
         ):
             continue
@@ -102,17 +101,21 @@ def _bytes_after(state: LogState) -> list[dict[int, int]]:
     return after
 
 
-def _is_over(
-    state: LogState, segment: Segment, number: int, bytes_after: int, holds: list[ReaderInfo], now_us: int
-) -> bool:
-    """Whether nobody but its own living messages wants this segment for that queue."""
-    queue = state.by_number[number]
-    span = segment.spans[number]
-    for reader in holds:
-        end = span.end_event if reader.view == "events" else span.end_offset
-        if reader.queue == queue.name and reader.position < end:
-            return False
-    policy = queue.policy
+def is_read(state: LogState, segment: Segment, now_us: int) -> bool:
+    """Whether a reader holds something of this segment."""
+    for reader in state.readers.values():
+        queue = state.queues.get(reader.queue)
+        span = segment.spans.get(queue.number) if queue is not None else None
+        if span is not None and reader.lease_until_us > now_us:
+            end = span.end_event if reader.view == "events" else span.end_offset
+            if reader.position < end:
+                return True
+    return False
+
+
+def _is_over(state: LogState, segment: Segment, number: int, bytes_after: int, now_us: int) -> bool:
+    """Whether the policy of that queue lets go of this segment."""
+    policy = state.by_number[number].policy
     if 0 < policy.retention_bytes <= bytes_after:
         return True
     return segment.time_max_us + policy.retention_seconds * 1_000_000 <= now_us
@@ -183,7 +186,6 @@ class Trimmer:
             self._next(oldest_snapshot, now_us)
 
         def replace(by: Segment | None) -> None:
-            move_starts(self._state, segment)
             self._state.segments.replace(segment, by)
             self._keeper.submit(remove_file, ended)
 
@@ -200,7 +202,14 @@ class Trimmer:
         def safe(error: EngineFailed | None) -> None:
             if error is not None:
                 self._busy = False
-            elif plan.living:
+                return
+            if is_read(self._state, segment, now_us):
+                self._passed_over.add(segment.base)
+                self._next(oldest_snapshot, now_us)
+                return
+            # A reader that comes from now on comes too late for this segment, and can see that.
+            move_starts(self._state, segment)
+            if plan.living:
                 self._keeper.submit(lambda: compact(self._disk, segment, plan.living), compacted)
             else:
                 replace(None)
@@ -219,33 +228,40 @@ def compact(disk: Disk, segment: Segment, living: Living) -> Segment:
     temporary = segment_name(segment.base, segment.generation + 1) + ".tmp"
     source = disk.open(segment.name)
     target = disk.create(temporary, 0)
-    end = segment.base
     try:
-        for header, body in walk_blocks(source, segment.base, segment.base, segment.end):
-            end = header.end
-            if header.kind != KIND_MESSAGES or header.queue not in living:
-                continue
-            block = read_messages(header, body)
-            for first, stop in living[header.queue]:
-                first, stop = max(first, header.first_offset), min(stop, header.offset_end)
-                if first < stop:
-                    _write_run(target, result, block, first, stop)
-        if end != segment.end:
-            raise LogDamaged(
-                f"{disk.where(segment.name)}: no valid block at position {end - segment.base}; "
-                f"the segment stays as it is"
-            )
+        end = _copy_living(source, segment, target, result, living)
         target.sync()
-    except (OSError, LogDamaged):
+    except OSError:
         discard(disk, temporary)
         raise
     finally:
         source.close()
         target.close()
+    if end != segment.end:
+        discard(disk, temporary)
+        raise LogDamaged(
+            f"{disk.where(segment.name)}: no valid block at position {end - segment.base}; "
+            f"the segment stays as it is"
+        )
     disk.rename(temporary, result.name)
     sync_folder(disk)
     result.limit = result.size
     return result
+
+
+def _copy_living(source: File, segment: Segment, target: File, result: Segment, living: Living) -> int:
+    """The position behind the last block of `segment` that could be read."""
+    end = segment.base
+    for header, body in walk_blocks(source, segment.base, segment.base, segment.end):
+        end = header.end
+        if header.kind != KIND_MESSAGES or header.queue not in living:
+            continue
+        block = read_messages(header, body)
+        for first, stop in living[header.queue]:
+            first, stop = max(first, header.first_offset), min(stop, header.offset_end)
+            if first < stop:
+                _write_run(target, result, block, first, stop)
+    return end
 
 
 def _write_run(target: File, result: Segment, block: Messages, first: int, end: int) -> None:
