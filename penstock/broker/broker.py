@@ -380,20 +380,23 @@ class Broker:
             self._tell_delivered(address for _, address in desk.outgoing.look(command.ranges))
 
     def _tell_delivered(self, addresses: Iterable[bytes]) -> None:
-        for asked, indexes in self._open_requests(addresses).items():
+        for asked, (indexes, _) in self._open_requests(addresses).items():
             asked.port.delivered(array("I", [asked.tickets[i] for i in indexes]))
 
-    def _open_requests(self, addresses: Iterable[bytes]) -> dict[Asked, list[int]]:
-        """Those of the addresses where somebody still waits, by the batch that they came with."""
-        found: dict[Asked, list[int]] = {}
-        for address in addresses:
+    def _open_requests(self, addresses: Iterable[bytes]) -> dict[Asked, tuple[list[int], list[int]]]:
+        """Where somebody still waits: by the batch that the requests came with, their indexes in it
+        and their positions among the addresses."""
+        found: dict[Asked, tuple[list[int], list[int]]] = {}
+        for position, address in enumerate(addresses):
             numbers = requests.parse_address(address)
             guest = self._by_number.get(numbers[0]) if numbers is not None else None
             if numbers is None or guest is None:
                 continue
             asked = guest.asked.get(numbers[1])
             if asked is not None and asked.is_open(numbers[2]):
-                found.setdefault(asked, []).append(numbers[2])
+                indexes, positions = found.setdefault(asked, ([], []))
+                indexes.append(numbers[2])
+                positions.append(position)
         return found
 
     def _reply(self, guest: Guest, command: words.Reply, now_us: int) -> None:
@@ -407,13 +410,8 @@ class Broker:
             return
         ways = dict(desk.outgoing.take((fate.first, fate.end) for fate in fates))
         answers = command.answers
-        by_asked: dict[Asked, tuple[list[int], list[int]]] = {}
-        for position, offset in enumerate(command.offsets):
-            for asked, indexes in self._open_requests([ways[offset]] if offset in ways else []).items():
-                chosen = by_asked.setdefault(asked, ([], []))
-                chosen[0].append(indexes[0])
-                chosen[1].append(position)
-        for asked, (indexes, positions) in by_asked.items():
+        addresses = [ways.get(offset, b"") for offset in command.offsets]
+        for asked, (indexes, positions) in self._open_requests(addresses).items():
             tickets = array("I", [asked.tickets[i] for i in indexes])
             chosen_answers = answers if len(positions) == len(answers) else _pick(answers, positions)
             self._end_requests(asked, indexes)
@@ -422,7 +420,7 @@ class Broker:
     def _answer_empty(self, desk: Desk, ranges: Ranges) -> None:
         """A request that was settled through a door without answers: the answer is empty."""
         addresses = [address for _, address in desk.outgoing.take(ranges)]
-        for asked, indexes in self._open_requests(addresses).items():
+        for asked, (indexes, _) in self._open_requests(addresses).items():
             tickets = array("I", [asked.tickets[i] for i in indexes])
             self._end_requests(asked, indexes)
             asked.port.replies(tickets, Batch(b"", array("i", bytes(4 * (len(tickets) + 1)))))

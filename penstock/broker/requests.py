@@ -27,10 +27,11 @@ def address(port_number: int, asked_number: int, index: int) -> bytes:
 
 def parse_address(value: bytes) -> tuple[int, int, int] | None:
     """The three numbers, or None where the address is not of this broker's making."""
-    parts = value.split()
-    if len(parts) != 3 or not all(part.isdigit() for part in parts):
+    try:
+        port_number, asked_number, index = map(int, value.split())
+    except ValueError:
         return None
-    return int(parts[0]), int(parts[1]), int(parts[2])
+    return port_number, asked_number, index
 
 
 class Asked:

@@ -44,7 +44,7 @@ class Undelivered(_InFlight):
 
 
 class Declined(ClientError):
-    """The broker's own word: no message will come. It drains, or the queue is paused or may not be read here."""
+    """The broker's own word: no message will come. It stops, or the queue is paused or closed to this client."""
 
 
 class NotSupported(ClientError, ValueError):

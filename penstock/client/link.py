@@ -53,12 +53,16 @@ class Link:
 
     # --- out ---------------------------------------------------------------------------------------
 
-    def write(self, encode: Callable[[], bytes]) -> None:
-        """Write what `encode` asks the core for, over a connection that is there or made for it."""
+    def write(self, encode: Callable[[], bytes], *, sends: bool = True) -> None:
+        """Write what `encode` asks the core for, over a connection that is there or made for it.
+
+        Before anything is sent, what is in doubt is told. A consumer need not hear of it, and goes on.
+        """
         with self._writing:
             wire = self._living()
-            with self._lock:
-                self._core.check()
+            if sends:
+                with self._lock:
+                    self._core.check()
             wire = wire or self._connect()
             with self._lock:
                 data = encode()
@@ -69,8 +73,8 @@ class Link:
                 with self._lock:
                     if isinstance(error, TimeoutError):
                         raise self._timed_out(str(error)) from error
-                    self._core.check()
-                raise ConnectionLost(f"{self._name}: {error}; the next call connects again") from error
+                    if sends:
+                        self._core.check()
 
     def write_if_open(self, encode: Callable[[], bytes | None]) -> bool:
         """The same over the connection that is there; False where there is none, or it is the wrong one."""
@@ -102,8 +106,13 @@ class Link:
     # --- in ----------------------------------------------------------------------------------------
 
     def read(self, seconds: float | None) -> bool:
-        """Feed the core with what comes next; False where nothing came in time. Connects where need be."""
-        wire = self._present() or self._connect()
+        """Feed the core with what comes next; False where nothing came in time.
+
+        True also where there is no connection, or none any more: look at the core, and at `ensure`.
+        """
+        wire = self._present()
+        if wire is None:
+            return True
         try:
             data = wire.read(seconds)
         except OSError as error:
@@ -148,6 +157,10 @@ class Link:
                     self._drop(wire, "")
             with self._lock:
                 self._core.check()
+
+    def ensure(self) -> None:
+        """Connect, unless there is a connection as far as anybody has looked."""
+        self._present() or self._connect()
 
     @property
     def _name(self) -> str:

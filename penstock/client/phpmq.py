@@ -17,37 +17,29 @@ from typing import Unpack
 
 from penstock.broker.words import Outcome
 from penstock.client.core import chunks
-from penstock.client.errors import NotSupported
 from penstock.client.link import Link, LinkedClient, log
 from penstock.client.options import ClientOptions, Options
-from penstock.client.phpmq_core import Fetched, PhpmqCore, Window
+from penstock.client.phpmq_core import (
+    DROPPED,
+    Fetched,
+    Held,
+    PhpmqCore,
+    Window,
+    ids_of,
+    mark_settled,
+    unsettled,
+)
 from penstock.client.url import parse_url
 
 
-class PhpmqMessage:
+class PhpmqMessage(Held):
     """A message that this client holds until it says what became of it."""
 
-    __slots__ = ("_client", "_fetched", "_settled", "queue")
+    __slots__ = ("_client",)
 
     def __init__(self, client: "PhpmqClient", queue: str, fetched: Fetched) -> None:
+        super().__init__(queue, fetched)
         self._client = client
-        self._fetched = fetched
-        self._settled = False
-        self.queue = queue
-
-    @property
-    def body(self) -> bytes:
-        return self._fetched.body
-
-    @property
-    def id(self) -> str:
-        """32 hex digits that name the message for its whole life."""
-        return self._fetched.id.decode("ascii", "replace")
-
-    @property
-    def ttl(self) -> int | None:
-        """Seconds that were left when it was dispatched; None: it has no end."""
-        return self._fetched.ttl_seconds or None
 
     def ack(self) -> bool:
         """It is done. False: nothing was said, see `PhpmqClient.ack_many`."""
@@ -61,18 +53,13 @@ class PhpmqMessage:
         """Never again: it becomes a dead letter. False: see `ack`."""
         return bool(self._client._settle(Outcome.REJECT, [self]))
 
-    def __repr__(self) -> str:
-        return f"<PhpmqMessage {self.id} of {self.queue!r}, {len(self.body)} bytes>"
-
 
 class PhpmqClient(LinkedClient):
     """A client of a PHPMQ listener. A context manager: leaving it closes it."""
 
     def __init__(self, url: str, **options: Unpack[ClientOptions]) -> None:
         chosen = Options.of(**options)
-        target = parse_url(url)
-        if target.protocol != "phpmq":
-            raise NotSupported(f"{url!r} is no URL for a PHPMQ client; use phpmq://HOST:PORT")
+        target = parse_url(url, "phpmq")
         self._core = PhpmqCore(chosen.payload_bytes_max)
         self._link = Link(self._core, target, chosen)
 
@@ -104,7 +91,7 @@ class PhpmqClient(LinkedClient):
             window, request = self._core.consume(queue, prefetch, count)
             return request
 
-        self._link.write(ask)
+        self._link.write(ask, sends=False)
         assert window is not None
         return self._messages(window, timeout)
 
@@ -121,6 +108,7 @@ class PhpmqClient(LinkedClient):
     def _next(self, window: Window, timeout: float | None) -> PhpmqMessage | None:
         deadline = None if timeout is None else time.monotonic() + timeout
         while (fetched := self._link.touch(partial(self._core.take, window))) is None:
+            self._link.ensure()
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not self._link.read(left):
                 return None
@@ -136,12 +124,10 @@ class PhpmqClient(LinkedClient):
 
     def _settle(self, outcome: Outcome, messages: Iterable[PhpmqMessage], ttl: int | None = None) -> int:
         told = 0
-        for (queue, generation), group in by_connection(messages).items():
-            ids = [message._fetched.id for message in group]
-            verdict = partial(self._core.settle, outcome, queue, ids, generation, ttl or 0)
+        for (queue, generation), group in unsettled(messages).items():
+            verdict = partial(self._core.settle, outcome, queue, ids_of(group), generation, ttl or 0)
             if self._link.write_if_open(verdict):
-                for message in group:
-                    message._settled = True
+                mark_settled(group)
                 told += len(group)
             else:
                 log.warning(DROPPED, queue, outcome.value, len(group))

@@ -14,10 +14,10 @@ How it fails: `NotSupported` where PHPMQ cannot say it, with nothing changed; `P
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from penstock.broker.batch import Batch
 from penstock.broker.words import Outcome
@@ -35,6 +35,57 @@ class Fetched(NamedTuple):
     body: bytes
     ttl_seconds: int  # what was left when it was dispatched; 0: it has no TTL
     generation: int  # of the connection that it came over
+
+
+class Held:
+    """A message in the hands of the caller, until its client is told what became of it."""
+
+    __slots__ = ("_fetched", "_settled", "queue")
+
+    def __init__(self, queue: str, fetched: Fetched) -> None:
+        self._fetched = fetched
+        self._settled = False
+        self.queue = queue
+
+    @property
+    def body(self) -> bytes:
+        return self._fetched.body
+
+    @property
+    def id(self) -> str:
+        """32 hex digits that name the message for its whole life."""
+        return self._fetched.id.decode("ascii", "replace")
+
+    @property
+    def ttl(self) -> int | None:
+        """Seconds that were left when it was dispatched; None: it has no end."""
+        return self._fetched.ttl_seconds or None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} of {self.queue!r}, {len(self.body)} bytes>"
+
+
+M = TypeVar("M", bound=Held)
+
+DROPPED = "queue %r: %s of %d messages dropped: the connection they came over is gone, and they come again"
+
+
+def unsettled(messages: Iterable[M]) -> dict[tuple[str, int], list[M]]:
+    """Those without a verdict, by queue and connection: each group can be settled in one go."""
+    groups: dict[tuple[str, int], list[M]] = {}
+    for message in messages:
+        if not message._settled:
+            groups.setdefault((message.queue, message._fetched.generation), []).append(message)
+    return groups
+
+
+def ids_of(messages: Iterable[Held]) -> list[bytes]:
+    return [message._fetched.id for message in messages]
+
+
+def mark_settled(messages: Iterable[Held]) -> None:
+    for message in messages:
+        message._settled = True
 
 
 @dataclass(slots=True, eq=False)

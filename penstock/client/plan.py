@@ -90,9 +90,10 @@ class Search:
             return 0.0
         pause = self._plan.backoff.next()
         if now + pause > self._deadline:
+            protocol = self._plan.target.protocol
             said = "; ".join(f"{name}: {problem}" for name, problem in self._problems.items())
             raise ConnectionLost(
-                f"no {self._plan.target.protocol} broker could be reached ({self._attempts} attempts): {said}; "
+                f"no {protocol} broker could be reached ({self._attempts} attempts): {said}; "
                 "is it running, and is the address right?"
             )
         return pause

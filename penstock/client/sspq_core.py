@@ -20,6 +20,40 @@ from penstock.client.errors import NotSupported
 from penstock.protocols.errors import MisuseError
 from penstock.protocols.sspq_session import ClientSession, Declined, Delivery, State
 
+DECLINED = (
+    "sspq: the broker says that no message will come: it stops, or the queue is paused or closed to this "
+    "client; try again later or elsewhere"
+)
+DROPPED = "sspq: acknowledgement dropped: done before, or the connection is gone and the message comes again"
+
+
+class Taken:
+    """A message in the hands of the caller, until it acknowledges it."""
+
+    __slots__ = ("_delivery", "_number")
+
+    def __init__(self, number: int, delivery: Delivery) -> None:
+        self._number = number
+        self._delivery = delivery
+
+    @property
+    def body(self) -> bytes:
+        return self._delivery.payload
+
+    @property
+    def retries(self) -> int | None:
+        """How often it is given again if it is not acknowledged; None: without end."""
+        left = self._delivery.retries
+        return None if left == RETRIES_ENDLESS else left
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it is a dead letter."""
+        return self._delivery.dead
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {len(self.body)} bytes, retries {self.retries}>"
+
 
 class SspqCore(Core):
     """See the module's docstring."""
@@ -91,6 +125,11 @@ class SspqCore(Core):
             ) from None
         self._unproved_behind_question = 0
         return question
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an answer to a question will come over the connection that is open."""
+        return self._session is not None and self._session.state in _WAITING.values()
 
     def take(self) -> tuple[int, Delivery] | Declined | None:
         """The answer to the question, if it is here; a message with the number to confirm it by."""

@@ -33,7 +33,15 @@ class Target:
         return f"{self.protocol} {', '.join(map(str, self.addresses))}"
 
 
-def parse_url(url: str) -> Target:
+def parse_url(url: str, protocol: str) -> Target:
+    """What a URL stands for, to a client of one protocol."""
+    target = target_of(url)
+    if target.protocol != protocol:
+        raise NotSupported(f"{url!r} is no URL for a {protocol} client; use {protocol}://HOST:PORT")
+    return target
+
+
+def target_of(url: str) -> Target:
     """What a URL stands for."""
     scheme, mark, rest = url.partition("://")
     if not mark:

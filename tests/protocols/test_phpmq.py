@@ -8,7 +8,6 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from vectors_phpmq import FAULTS, NARROW, NARROW_LINES, ROWS, WIDE, WIDE_LINES, Fault, Read, Row
 
 from penstock.broker.batch import Batch, Slice
 from penstock.protocols import phpmq
@@ -26,6 +25,17 @@ from penstock.protocols.phpmq import (
 )
 from penstock.protocols.phpmq_read import Reader
 from penstock.protocols.phpmq_write import TtlPacket, Writer
+from tests.protocols.vectors_phpmq import (
+    FAULTS,
+    NARROW,
+    NARROW_LINES,
+    ROWS,
+    WIDE,
+    WIDE_LINES,
+    Fault,
+    Read,
+    Row,
+)
 
 Feed = Callable[[Callable[[bytes], list[Event]], bytes, bytes], list[Event]]
 

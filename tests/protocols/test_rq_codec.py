@@ -245,6 +245,19 @@ def test_a_payload_of_64_mib_costs_about_64_mib() -> None:
     assert idle_bytes < 1 << 20
 
 
+@pytest.mark.parametrize("frames", ["requests", "replies", "broadcasts"])
+def test_a_large_payload_among_small_ones_is_an_event_of_its_own(frames: str) -> None:
+    batch = Batch.of([b"a", b"b", b"x" * (256 << 10), b"c", b"d"])
+    stream = {
+        "requests": lambda: rq.encode_requests("q", range(5), batch, noreply=True),
+        "replies": lambda: rq.encode_replies(range(5), batch),
+        "broadcasts": lambda: rq.encode_broadcasts("q", batch),
+    }[frames]()
+    events = Decoder(Limits()).feed(stream)
+    kinds = (rq.Requests, rq.Replies, rq.Broadcasts)
+    assert [len(event.batch) for event in events if isinstance(event, kinds)] == [2, 1, 2]
+
+
 def test_a_chunk_larger_than_any_event_is_read_in_parts() -> None:
     batch = Batch.of([bytes([i % 256]) * 1000 for i in range(3000)])
     stream = rq.encode_requests("q", range(3000), batch, noreply=True)

@@ -9,12 +9,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from vectors_sspq import FAULTS, LIMIT_BYTES, ROWS, Fault, Read, Row
 
 from penstock.broker.batch import RETRIES_NONE, Batch, Slice
 from penstock.protocols import sspq
 from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.sspq import Control, Event, FrameReader, Messages, Type
+from tests.protocols.vectors_sspq import FAULTS, LIMIT_BYTES, ROWS, Fault, Read, Row
 
 Feed = Callable[[Callable[[bytes], list[Event]], bytes, bytes], list[Event]]
 

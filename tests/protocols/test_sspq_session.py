@@ -1,6 +1,7 @@
 """SSPQ sessions: every cell of the tables, and both sides joined in memory."""
 
 from collections import deque
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -270,14 +271,13 @@ class Conversation:
             elif isinstance(command, Consume):
                 assert self.wanted is None
                 self.wanted = command.dead
-            elif isinstance(command, Settle):
+            else:
+                assert isinstance(command, Settle)
                 assert self.held is not None
                 offset, payload, dead = self.held
                 assert (command.ranges, command.dead) == ([(offset, offset + 1)], dead)
                 self.settled.append(payload)
                 self.held = None
-            else:
-                raise AssertionError(command)
 
     def to_client(self, data: bytes) -> None:
         for answer in self.client.receive(data):
@@ -325,7 +325,7 @@ def test_joined_sides_end_where_the_tables_say(data: st.DataObject) -> None:
         sent.extend(payloads)
         talk.up.put(talk.client.send(Batch.of(payloads, retries=[1] * len(payloads))))
 
-    acts = {
+    acts: dict[str, Callable[[], None]] = {
         "send": send,
         "ask": lambda: talk.ask(Type.RECEIVE),
         "ask dead": lambda: talk.ask(Type.DEAD_RECEIVE),

@@ -40,7 +40,7 @@ from penstock.engines.log.block import (
 )
 from penstock.engines.log.columns import check_batch, check_ttl, join_batches, split_columns
 from penstock.engines.log.committer import Committer
-from penstock.engines.log.disk import Disk, RealDisk
+from penstock.engines.log.disk import Disk, RealDisk, is_final, is_full
 from penstock.engines.log.queue import LogQueue
 from penstock.engines.log.recovery import recover
 from penstock.engines.log.retention import Trimmer
@@ -101,15 +101,31 @@ class LogEngine:
         writer: Worker,
         keeper: Worker,
     ) -> "LogEngine":
-        """Lock the folder, recover what is in it, and begin a new opening of the log."""
-        disk.lock()
+        """Lock the folder, recover what is in it, and begin a new opening of the log.
+
+        The workers are the engine's from now on: where it cannot be opened, they are stopped.
+        """
+        engine: LogEngine | None = None
+        locked = False
         try:
+            disk.lock()
+            locked = True
             state = LogState(disk, settings or LogSettings(), policies or Policies())
             position = recover(state)
             engine = cls(state, writer, keeper)
             engine._begin(position, now_us)
-        except BaseException:
-            disk.unlock()
+        except BaseException as error:
+            if engine is not None:
+                engine.abandon()
+            else:
+                writer.stop()
+                keeper.stop()
+                if locked:
+                    disk.unlock()
+            if isinstance(error, OSError) and is_full(error):
+                raise EngineRefused(f"{disk.where('')}: no room to open the log: {error}") from error
+            if is_final(error):
+                raise EngineFailed(f"the log in {disk.where('')} cannot be opened: {error}") from error
             raise
         return engine
 
