@@ -44,7 +44,7 @@ class Undelivered(_InFlight):
 
 
 class Declined(ClientError):
-    """The broker's own word: no message will come. It stops, or the queue is paused or closed to this client."""
+    """The broker's own word: no message will come, now or from this queue."""
 
 
 class NotSupported(ClientError, ValueError):

@@ -26,12 +26,10 @@ from penstock.client.errors import ClientError, ConnectionLost, TimedOut
 from penstock.client.options import Options, tls_context
 from penstock.client.plan import Plan
 from penstock.client.url import Target
-from penstock.client.wire import Wire, dial
+from penstock.client.wire import CLOSED_BY_BROKER, Wire, dial
 from penstock.protocols.errors import PeerViolation
 
 log = logging.getLogger("penstock.client")
-
-CLOSED_BY_BROKER = "the broker has closed it"
 
 T = TypeVar("T")
 
@@ -195,7 +193,7 @@ class Link:
                 return wire  # another thread was faster
             search = self._plan.search(time.monotonic(), patient=patient)
             while True:
-                if self._closed.is_set():
+                if self._closed.wait(search.pause):
                     raise ConnectionLost(f"{self._name}: this client is closed; make another one")
                 address = search.address
                 try:
@@ -204,9 +202,9 @@ class Link:
                         first = self._core.opened()
                     wire.write(first, self._options.operation_seconds)
                 except OSError as error:
-                    self._closed.wait(search.failed(address, error, time.monotonic()))
+                    search.failed(address, error, time.monotonic())
                     continue
-                self._plan.backoff.reset()
+                self._plan.connected(time.monotonic())
                 with self._lock:
                     self._wire = wire
                 return wire

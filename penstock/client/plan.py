@@ -8,7 +8,9 @@ Pure: it is told the time and what failed, and never sleeps itself. Both kinds o
     the end    when the next pause would reach beyond `reconnect_seconds`: `ConnectionLost`, with what each
                address said
 
-The first connection of a client has one round and no pause: a wrong address should be told at once.
+The first connection of a client has one round and no pause: a wrong address should be told at once. A search
+that follows a connection which did not last begins with a pause: a broker that accepts everybody and throws
+everybody out is no reason to come back a thousand times a second.
 """
 
 import random
@@ -48,10 +50,12 @@ class Plan:
 
     def __init__(self, target: Target, options: Options, draw: Callable[[], float] = random.random) -> None:
         self.target = target
-        self.backoff = Backoff(options.backoff_seconds_min, options.backoff_seconds_max, draw)
+        self._backoff = Backoff(options.backoff_seconds_min, options.backoff_seconds_max, draw)
         self._by_name = {str(address): address for address in target.addresses}
         self._order = Controllers(self._by_name)
         self._reconnect_seconds = options.reconnect_seconds
+        self._steady_seconds = options.backoff_seconds_max  # a connection that lives so long has lasted
+        self._connected_at: float | None = None
 
     @property
     def first(self) -> Address:
@@ -64,16 +68,26 @@ class Plan:
 
     def search(self, now: float, *, patient: bool = True) -> "Search":
         """Begin to look for a broker. Without patience there is one round."""
-        return Search(self, now + self._reconnect_seconds if patient else now, len(self._by_name))
+        pause = 0.0
+        if self._connected_at is not None:
+            if now - self._connected_at < self._steady_seconds:
+                pause = self._backoff.next()
+            else:
+                self._backoff.reset()
+        return Search(self, now + self._reconnect_seconds if patient else now, pause)
+
+    def connected(self, now: float) -> None:
+        """The search is over."""
+        self._connected_at = now
 
 
 class Search:
-    """One search for a broker that can be reached."""
+    """One search for a broker that can be reached. Pause before the first attempt, too."""
 
-    def __init__(self, plan: Plan, deadline: float, addresses: int) -> None:
+    def __init__(self, plan: Plan, deadline: float, pause: float) -> None:
+        self.pause = pause
         self._plan = plan
         self._deadline = deadline
-        self._addresses = addresses
         self._attempts = 0
         self._problems: dict[str, str] = {}
 
@@ -81,19 +95,19 @@ class Search:
     def address(self) -> Address:
         return self._plan.first
 
-    def failed(self, address: Address, why: object, now: float) -> float:
-        """An attempt has failed: how many seconds to pause before the next. ConnectionLost at the end."""
+    def failed(self, address: Address, why: object, now: float) -> None:
+        """An attempt has failed: `pause` is how long to pause before the next. ConnectionLost at the end."""
         self._plan.move_back(address)
         self._problems[str(address)] = str(why) or type(why).__name__
         self._attempts += 1
-        if self._attempts % self._addresses:
-            return 0.0
-        pause = self._plan.backoff.next()
-        if now + pause > self._deadline:
+        self.pause = 0.0
+        if self._attempts % len(self._plan.target.addresses):
+            return
+        self.pause = self._plan._backoff.next()
+        if now + self.pause > self._deadline:
             protocol = self._plan.target.protocol
             said = "; ".join(f"{name}: {problem}" for name, problem in self._problems.items())
             raise ConnectionLost(
                 f"no {protocol} broker could be reached ({self._attempts} attempts): {said}; "
                 "is it running, and is the address right?"
             )
-        return pause

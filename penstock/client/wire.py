@@ -26,8 +26,10 @@ READ_BYTES: Final = 256 * 1024
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """Seconds, seconds, tries: a peer whose machine is gone is noticed after a minute, also by one who waits."""
 
+CLOSED_BY_BROKER: Final = "the broker has closed it"
+
 # Linux tells that the peer has closed without anything being read; elsewhere it is noticed a message later.
-_HANGUP: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+HANGUP: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
 def tune(sock: socket.socket) -> None:
@@ -72,7 +74,7 @@ class Wire:
         self._io = threading.Lock()
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._hangup = select.poll()
-        self._hangup.register(sock, _HANGUP)
+        self._hangup.register(sock, HANGUP)
         self._ended = False  # the peer has said that nothing more comes
 
     def read(self, seconds: float | None) -> memoryview | None:

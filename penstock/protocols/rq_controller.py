@@ -57,8 +57,6 @@ _STATE_BITS = 2
 _STATE_MASK = (1 << _STATE_BITS) - 1
 _NOTICE = int(Exchange.NOTICE)
 _AFTER_DELIVERED = tuple(int(EXCHANGES.get((state, Step.DELIVERED), state)) for state in Exchange)
-
-
 _MAY_DELIVER = frozenset({Connection.OPEN, Connection.LEAVING})
 
 
@@ -87,10 +85,9 @@ class ControllerSession:
         self._pool = IdPool()
         self._lanes: list[_Lane] = []
         self._lane_numbers: dict[_Lane, int] = {}
-        self._offsets = array("q")  # by delivery id
-        self._tags = array(
-            "i"
-        )  # by delivery id: the lane's number, and the exchange's state in the last bits
+        # By delivery id: the offset, and a tag (lane number, and the exchange's state in the last bits).
+        self._offsets = array("q")
+        self._tags = array("i")
 
     # -- state ------------------------------------------------------------------------------------
 

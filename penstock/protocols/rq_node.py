@@ -135,7 +135,6 @@ _TOLD: dict[tuple[Exchange, Step], type[Receipts] | type[Taken] | type[Failed]] 
 }
 """What the end of an exchange, or its being taken, is to its requester."""
 
-
 _AFTER = {
     how: tuple(int(EXCHANGES.get((state, how), state)) for state in Exchange)
     for how in (Step.DELIVERED, Step.REPLY, Step.UNDELIVERED)

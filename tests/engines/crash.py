@@ -125,11 +125,10 @@ class Run(Steps):
         self.disk = before.crash(self.rng) if how == "cut" else before.kill()
         self.disk.capacity_bytes = None
         copy = self.disk.copy()
-        engine = self.open(copy)
+        self.checker.after_end(self.open(copy), killed=how == "kill")
         assert copy.published >= before.published, (
             f"{before.published} was published, {copy.published} is left"
         )
-        self.checker.after_end(engine, killed=how == "kill")
         if how == "cut":
             # What is left has survived a power cut: it is on the disk.
             self.model.all_safe()

@@ -25,7 +25,7 @@ call on the old one or its files raises `PowerCut`. So does every call after the
 import errno
 import os
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.engines.interface import LogInUse
@@ -307,13 +307,6 @@ class SimDisk:
     def files(self) -> dict[str, bytes]:
         """What a reader sees now, by name."""
         return {name: bytes(inode.live) for name, inode in self._names.items()}
-
-    def unsynced(self) -> Iterable[tuple[str, int, int]]:
-        """(name, first byte, end) of every write that a crash could take back."""
-        for name, inode in self._names.items():
-            for change in inode.doomed + inode.pending:
-                if change.size < 0:
-                    yield name, change.position, change.position + len(change.data)
 
     # --- the Disk protocol -----------------------------------------------------------------------
 

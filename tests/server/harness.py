@@ -170,6 +170,13 @@ class Wire:
         """Waits for the peer to close; True where it does before anything else comes."""
         return self.some() == b""
 
+    def leave(self) -> None:
+        """FIN, and wait for the broker's own: it has read everything and taken back what was held here."""
+        self.socket.shutdown(socket.SHUT_WR)
+        while self._receive():
+            pass
+        self.socket.close()
+
     def close(self) -> None:
         """FIN."""
         self.socket.close()
@@ -212,6 +219,20 @@ def phpmq(type_: int, *packets: tuple[int, bytes], width: int = 32, newline: byt
         for number, content in packets
     ]
     return head + b"".join(body)
+
+
+def expect_dispatch(
+    wire: Wire, queue: bytes, content: bytes, ttl: bytes | None = None, *, width: int = 32, newline: bytes = b""
+) -> bytes:
+    """A PHPMQ dispatch, byte for byte but for its id, which is returned."""
+    packets = [(1, queue), (2, content), (3, b"?" * 32)] + ([(5, ttl)] if ttl is not None else [])
+    expected = phpmq(3, *packets, width=width, newline=newline)
+    heard = wire.hear(len(expected))
+    at = expected.index(b"?" * 32, expected.index(b"P03"))
+    message_id = heard[at : at + 32]
+    expected = expected[:at] + message_id + expected[at + 32 :]
+    assert heard == expected, f"heard {heard!r}, expected {expected!r}"
+    return message_id
 
 
 def rq(*commands: int | tuple[int, int | bytes]) -> bytes:

@@ -84,6 +84,7 @@ class Committer:
         self._spares_made = 0
         self._spare_wanted = False
         self._no_room = False  # the last attempt to get room failed
+        self.settlements_wait = False  # for room: no new message may overtake them
         self.position = 0  # where the next block goes
         self.synced = 0  # everything before this is safe
         self.failed: EngineFailed | None = None
@@ -107,9 +108,10 @@ class Committer:
 
         The reserve at the end of the last segment is kept for settlements.
         """
-        if self._stalled is None and (not self._no_room or self._spare):
+        waiting = self._stalled is not None or self.settlements_wait
+        if not waiting and (not self._no_room or self._spare):
             return
-        if self._stalled is not None or self.active.size + length > self.active.limit - self._reserve_bytes:
+        if waiting or self.active.size + length > self.active.limit - self._reserve_bytes:
             raise DiskFull(
                 f"no room for {length} more bytes in {self._disk.where('')}: new messages wait until "
                 f"there is room; deliveries and settlements go on"

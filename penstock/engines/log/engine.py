@@ -228,7 +228,7 @@ class LogEngine:
     @property
     def bytes_in_flight(self) -> int:
         """Bytes that were accepted and are not yet in the files."""
-        return self._committer.bytes_in_flight + sum(q.parts_bytes for q in self._dirty.values())
+        return self._committer.bytes_in_flight + self._state.gathered_bytes
 
     def poll(self) -> None:
         """Run what the workers' ends have to say. Call it when they `wake` the loop."""
@@ -293,6 +293,7 @@ class LogEngine:
             self._sealer.messages(queue)
         queue.parts.append(batch)
         queue.parts_bytes += len(batch.payload)
+        self._state.gathered_bytes += len(batch.payload)
         queue.parts_time_us = now_us
         self._dirty[queue.number] = queue
         return queue.pending.accept(len(batch))
@@ -374,6 +375,7 @@ class LogEngine:
             if len(queue.ledger) and not self._sealer.ledger(queue, now_us):
                 kept[queue.number] = queue
         self._dirty = kept
+        self._committer.settlements_wait = bool(kept)
 
     # --- out -------------------------------------------------------------------------------------
 

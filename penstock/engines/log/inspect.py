@@ -272,7 +272,7 @@ class _Inspection:
                 self._note("quarantine", where, "damaged bytes that were set aside earlier")
             elif name.endswith(".tmp"):
                 self._note("leftover", where, "was not finished; the next start removes it")
-            elif name not in (SPARE, RealDisk.LOCK, WATERMARK) and not name.startswith(PREFIX):
+            elif name not in (RealDisk.LOCK, WATERMARK) and not name.startswith((PREFIX, SPARE)):
                 self._note("unknown-file", where, "is not of this log")
         if not self._watermark:
             self._note("no-watermark", self._disk.where(WATERMARK), "says nothing; the blocks have to")

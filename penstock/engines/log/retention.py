@@ -277,6 +277,7 @@ def _write_run(target: File, result: Segment, block: Messages, first: int, end: 
     header.first_event = old.first_event + lo
     header.event_count = hi - lo
     header.extra = len(columns.payload)
+    header.expires_min_us = min(filter(None, columns.expires or ()), default=0)
     header.body_bytes = sum(map(len, parts))
     header.body_checksum = body_checksum(parts)
     header.synced = 0

@@ -62,6 +62,7 @@ class Sealer:
         """The gathered batches of a queue: one block, or a few where they are large."""
         batches, queue.parts = queue.parts, []
         receipts, queue.parts_receipts = queue.parts_receipts, []
+        self._state.gathered_bytes -= queue.parts_bytes
         queue.parts_bytes = 0
         durability = queue.policy.durability
         time_us = queue.parts_time_us

@@ -1,0 +1,222 @@
+"""A link: a client's asyncio connection, made again when it was lost.
+
+It ties a core, which knows what to say, to a wire, which knows how to send it. The wires come and go; the
+link and the core stay. Everything happens on one loop, and nothing between two awaits is interrupted, so
+that the core needs no lock. Many tasks may use a link at once.
+
+How it fails: `ConnectionLost` and `TimedOut`, with what is in doubt; `NotSupported` passes through. A broker
+that breaks the protocol is not connected to again by itself: it would do the same once more.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.client.async_wire import AsyncWire, dial
+from penstock.client.core import Core
+from penstock.client.errors import ClientError, ConnectionLost, TimedOut
+from penstock.client.link import log
+from penstock.client.options import Options, tls_context
+from penstock.client.plan import Plan
+from penstock.client.url import Target
+from penstock.client.wire import CLOSED_BY_BROKER
+from penstock.protocols.errors import PeerViolation
+
+
+class AsyncLink:
+    """See the module's docstring."""
+
+    def __init__(self, core: Core, target: Target, options: Options) -> None:
+        self._core = core
+        self._options = options
+        self._context = tls_context(target, options)
+        self._plan = Plan(target, options)
+        self._wire: AsyncWire | None = None
+        self._dialing = asyncio.Lock()
+        self._news = asyncio.Event()  # set, and replaced, with everything that the core may have learnt
+        self._violation: PeerViolation | None = None
+        self._closed = False
+
+    async def open(self) -> None:
+        """The first connection: one round over the addresses."""
+        await self._connect(patient=False)
+
+    # --- out -----------------------------------------------------------------------------------------
+
+    async def write(self, encode: Callable[[], bytes], *, sends: bool = True) -> None:
+        """Write what `encode` asks the core for, over a connection that is there or made for it.
+
+        Before anything is sent, what is in doubt is told. A consumer need not hear of it, and goes on.
+        """
+        if self._wire is not None and self._wire.is_gone:
+            self._drop(self._wire, CLOSED_BY_BROKER)
+        if sends:
+            self._core.check()
+        wire = self._wire or await self._connect()
+        wire.write(encode())
+        await self._within(wire.drain(), wire)
+        if sends:
+            self._core.check()
+
+    async def write_if_open(self, encode: Callable[[], bytes | None]) -> bool:
+        """The same over the connection that is there; False where there is none, or it is the wrong one."""
+        wire = self._wire
+        data = None if wire is None else encode()
+        if wire is None or data is None:
+            return False
+        wire.write(data)
+        await self._within(wire.drain(), wire)
+        return wire.is_open
+
+    async def flush(self) -> None:
+        """Until the system has taken everything."""
+        if self._wire is not None:
+            await self._within(self._wire.flush(), self._wire)
+        self._core.check()
+
+    # --- in ------------------------------------------------------------------------------------------
+
+    async def ensure(self) -> None:
+        """Connect, unless there is a connection."""
+        if self._wire is None:
+            await self._connect()
+
+    async def news(self, seconds: float | None) -> bool:
+        """Until the core may have learnt something; False where it has not in time."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        except TimeoutError:
+            return False
+        if self._violation is not None:
+            violation, self._violation = self._violation, None
+            raise ConnectionLost(
+                f"{self._name}: the broker broke the protocol ({violation}); is this the right port?"
+            ) from violation
+        return True
+
+    # --- the connection ------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Wait until the broker has read everything, then end. ConnectionLost where that is not certain."""
+        if self._closed:
+            return
+        self._closed = True
+        wire = self._wire
+        if wire is not None:
+            try:
+                await wire.finish(self._options.operation_seconds)
+            except OSError as error:
+                self._drop(wire, str(error))
+            else:
+                self._core.proved()
+                self._drop(wire, "")
+        self._core.check()
+
+    @property
+    def _name(self) -> str:
+        return str(self._plan.target)
+
+    async def _within(self, waiting: Coroutine[Any, Any, None], wire: AsyncWire) -> None:
+        """Wait for the system to take bytes, but not for ever."""
+        seconds = self._options.operation_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await waiting
+        except TimeoutError:
+            why = f"the broker has taken nothing for {seconds:g} s"
+            self._drop(wire, why)
+            doubted = self._core.take_doubt()
+            text = f"{self._name}: {why}; the connection was closed"
+            if doubted:
+                text += f", and {doubted} messages sent on it are in doubt: send again what must not be lost"
+            raise TimedOut(text, in_doubt=doubted) from None
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def _received(self, wire: AsyncWire, data: bytes) -> None:
+        try:
+            self._core.feed(data)
+        except PeerViolation as violation:
+            self._violation = violation
+            self._drop(wire, str(violation))
+        self._tell()
+
+    def _drop(self, wire: AsyncWire, why: str) -> None:
+        wire.close()
+        if self._wire is not wire:
+            return
+        self._wire = None
+        self._core.lost(why)
+        if why:
+            log.warning("%s: connection lost: %s", self._name, why)
+        self._tell()
+
+    async def _connect(self, *, patient: bool = True) -> AsyncWire:
+        loop = asyncio.get_running_loop()
+        async with self._dialing:
+            if self._wire is not None:
+                return self._wire  # another task was faster
+            search = self._plan.search(loop.time(), patient=patient)
+            while True:
+                await asyncio.sleep(search.pause)
+                if self._closed:
+                    raise ConnectionLost(f"{self._name}: this client is closed; make another one")
+                address = search.address
+                try:
+                    wire = await dial(address, self._context, self._options.connect_seconds)
+                except OSError as error:
+                    search.failed(address, error, loop.time())
+                    continue
+                self._plan.connected(loop.time())
+                self._wire = wire
+                wire.write(self._core.opened())
+                wire.start(partial(self._received, wire), partial(self._drop, wire))
+                return wire
+
+
+class AsyncLinkedClient:
+    """What the asyncio clients over a link have in common.
+
+    A new one is not connected yet: `await` it, or enter it with `async with`, which also closes it.
+    """
+
+    _link: AsyncLink
+
+    async def flush(self) -> None:
+        """Wait until the system has taken everything that was sent.
+
+        ConnectionLost where the connection is gone and messages sent on it are in doubt.
+        """
+        await self._link.flush()
+
+    async def close(self) -> None:
+        """Wait until the broker has read everything that was sent, then end.
+
+        ConnectionLost where that cannot be known. What is not settled goes back to the queue.
+        """
+        await self._link.close()
+
+    async def _open(self) -> Self:
+        await self._link.open()
+        return self
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Self:
+        return await self._open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        except ClientError as doubt:
+            if error is None:
+                raise
+            log.warning("%s", doubt)  # the error that is under way says more

@@ -1,0 +1,82 @@
+"""Any bytes at PHPMQ, guided by coverage.
+
+    python tests/protocols/fuzz_phpmq.py -max_total_time=60 [-seed=N] [CORPUS]
+
+The first bytes of an input say how the rest is cut into chunks and how often its beginning is repeated, so
+that the fuzzer finds its way into groups of equal messages. What is checked: the quick way through the stream
+agrees with the careful one, whole and in pieces, and nothing but `PeerViolation` leaves a session. A search
+with a CORPUS begins with the vectors. The options are libFuzzer's.
+"""
+
+import sys
+from pathlib import Path
+
+import atheris
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+with atheris.instrument_imports(include=["penstock.protocols"]):
+    from penstock.broker.batch import Slice
+    from penstock.broker.words import Consume
+    from penstock.protocols.errors import PeerViolation
+    from penstock.protocols.phpmq import Limits
+    from penstock.protocols.phpmq_session import ClientSession, ServerSession, Window
+    from tests.protocols.test_phpmq import carefully, cut, in_chunks
+    from tests.protocols.vectors_phpmq import FAULTS, ROWS
+
+CUTS = 4
+PREFIX_BYTES = CUTS + 2
+CAREFUL_BYTES_MAX = 4000  # byte by byte is slow
+LIMITS = Limits(payload_bytes_max=300, windows_max=3)
+BLOCK = Slice(b"m", [0, 1], 0, 1, 5, b"0" * 18, 0, expires_us=[7])
+
+
+def check(data: bytes) -> None:
+    """One input. Whatever it raises is a finding."""
+    if len(data) < PREFIX_BYTES:
+        return
+    repeats, size = data[CUTS] % 80 + 1, data[CUTS + 1]
+    stream = data[PREFIX_BYTES : PREFIX_BYTES + size] * repeats + data[PREFIX_BYTES + size :]
+    chunks = cut(stream, [mark * len(stream) // 255 for mark in data[:CUTS]])
+    expected = in_chunks([stream], LIMITS)
+    assert in_chunks(chunks, LIMITS) == expected
+    if len(stream) <= CAREFUL_BYTES_MAX:
+        assert carefully(stream, LIMITS) == expected
+    server = ServerSession(limits=LIMITS)
+    try:
+        for chunk in chunks:
+            for command in server.receive(chunk):
+                if (
+                    isinstance(command, Consume)
+                    and server.window(command.queue, dead=command.dead) is Window.OPEN
+                ):
+                    server.deliver(command.queue, [BLOCK], 0, dead=command.dead)
+    except PeerViolation:
+        server.salvage()
+    client = ClientSession(limits=LIMITS)
+    client.consume("Foo", 5)
+    try:
+        for chunk in chunks:
+            for event in client.receive(chunk):
+                client.ack(event.queue, [id_ for id_ in event.ids if id_])
+    except PeerViolation:
+        client.salvage()
+
+
+def seeds(corpus: Path) -> None:
+    """The vectors as a beginning, some of them many times over."""
+    for number, data in enumerate([row.data for row in ROWS] + [fault.data for fault in FAULTS]):
+        prefix = bytes(CUTS) + bytes((number * 7 % 80, min(len(data), 255)))
+        (corpus / f"vector-{number:02}").write_bytes(prefix + data)
+
+
+def main() -> None:
+    corpora = [Path(argument) for argument in sys.argv[1:] if not argument.startswith("-")]
+    if corpora:
+        seeds(corpora[0])
+    atheris.Setup(sys.argv, check)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Any bytes at SSPQ, guided by coverage.
+
+    python tests/protocols/fuzz_sspq.py -max_total_time=60 [-seed=N] [CORPUS]
+
+The first bytes of an input say how the rest is cut into chunks and how often its beginning is repeated, so
+that the fuzzer finds its way into groups of equal frames. What is checked: the reader agrees with the
+plainest one, whole and in pieces, and nothing but `PeerViolation` leaves a session. A search with a CORPUS
+begins with the vectors. The options are libFuzzer's.
+"""
+
+import sys
+from pathlib import Path
+
+import atheris
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+with atheris.instrument_imports(include=["penstock.protocols"]):
+    from penstock.broker.batch import Slice
+    from penstock.protocols.errors import PeerViolation
+    from penstock.protocols.sspq_session import ClientSession, ServerSession, State
+    from tests.protocols.test_sspq import cut, in_chunks, plainly
+    from tests.protocols.vectors_sspq import FAULTS, ROWS
+
+CUTS = 4
+PREFIX_BYTES = CUTS + 2
+LIMIT_BYTES = 300
+
+
+def check(data: bytes) -> None:
+    """One input. Whatever it raises is a finding."""
+    if len(data) < PREFIX_BYTES:
+        return
+    repeats, size = data[CUTS] % 80 + 1, data[CUTS + 1]
+    stream = data[PREFIX_BYTES : PREFIX_BYTES + size] * repeats + data[PREFIX_BYTES + size :]
+    chunks = cut(stream, [mark * len(stream) // 255 for mark in data[:CUTS]])
+    expected = plainly(stream, LIMIT_BYTES)
+    assert in_chunks([stream], LIMIT_BYTES) == expected
+    assert in_chunks(chunks, LIMIT_BYTES) == expected
+    server, client = ServerSession("q", payload_bytes_max=LIMIT_BYTES), ClientSession()
+    client.ask()
+    try:
+        for chunk in chunks:
+            server.receive(chunk)
+            if server.state in (State.WAITING, State.WAITING_DEAD):
+                dead = server.state is State.WAITING_DEAD
+                server.deliver("q", [Slice(b"m", [0, 1], 0, 1, 5, b"0" * 18, 0)], 0, dead=dead)
+        assert expected[1] is None
+    except PeerViolation:
+        assert expected[1] is not None
+    try:
+        for chunk in chunks:
+            client.receive(chunk)
+            if client.state in (State.HOLDING, State.HOLDING_DEAD):
+                client.confirm()
+    except PeerViolation:
+        client.salvage()
+
+
+def seeds(corpus: Path) -> None:
+    """The vectors as a beginning, some of them many times over."""
+    for number, data in enumerate([row.data for row in ROWS] + [fault.data for fault in FAULTS]):
+        prefix = bytes(CUTS) + bytes((number * 7 % 80, min(len(data), 255)))
+        (corpus / f"vector-{number:02}").write_bytes(prefix + data)
+
+
+def main() -> None:
+    corpora = [Path(argument) for argument in sys.argv[1:] if not argument.startswith("-")]
+    if corpora:
+        seeds(corpora[0])
+    atheris.Setup(sys.argv, check)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

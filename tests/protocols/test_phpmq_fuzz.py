@@ -1,0 +1,33 @@
+"""A short search by the fuzzer on every run; `fuzz_phpmq.py` itself can search for longer."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+SEED = 20240301
+SECONDS = 5
+
+
+def test_fuzz_phpmq(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    target = Path(__file__).with_name("fuzz_phpmq.py")
+    options = [f"-max_total_time={SECONDS}", f"-seed={SEED}", "-timeout=10", f"-artifact_prefix={tmp_path}/"]
+    done = subprocess.run(
+        [sys.executable, str(target), *options, str(corpus)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    found = [path.read_bytes().hex(" ") for path in tmp_path.iterdir() if path.is_file()]
+    report = (
+        f"seed {SEED}, exit {done.returncode}, findings {found}\n{done.stderr[-4000:]}\n{done.stdout[-2000:]}"
+    )
+    assert done.returncode == 0, report
+    assert not found, report
+    runs = re.search(r"Done (\d+) runs", done.stderr)
+    assert runs is not None, report
+    assert int(runs[1]) > 100, f"the fuzzer has hardly begun: {report}"
+    assert len(list(corpus.iterdir())) > 10, f"the fuzzer has found next to nothing new: {report}"
