@@ -118,6 +118,7 @@ class Broker:
         self._deadlines: list[tuple[int, int, Asked]] = []
         self._held_back: dict[Guest, None] = {}
         self._draining = False
+        self._speaking: Guest | None = None  # whose commands are being handled
 
     # --- ports -----------------------------------------------------------------------------------
 
@@ -150,8 +151,11 @@ class Broker:
     def handle(self, port: Port, commands: Iterable[words.Command], now_us: int) -> None:
         """What a port has said in one chunk."""
         guest = self._guests[port]
+        self._speaking = guest
         for command in commands:
             _HANDLERS[type(command)](self, guest, command, now_us)
+        self._speaking = None
+        self._maybe_finish(guest)
         self._wants_turn()
 
     def blocked(self, port: Port, blocked: bool) -> None:
@@ -469,7 +473,8 @@ class Broker:
         self._maybe_finish(guest)
 
     def _maybe_finish(self, guest: Guest) -> None:
-        if guest.closing and guest.is_done:
+        # What it has said is heard to the end first: it may want an answer.
+        if guest.closing and guest.is_done and guest is not self._speaking:
             guest.port.finish()
 
     def _ignored(self, guest: Guest, command: words.Ignored, now_us: int) -> None:

@@ -9,14 +9,14 @@ that breaks the protocol is not connected to again by itself: it would do the sa
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Generator
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from penstock.client.async_wire import AsyncWire, dial
 from penstock.client.core import Core
-from penstock.client.errors import ClientError, ConnectionLost, TimedOut
+from penstock.client.errors import ClientError, ConnectionLost
 from penstock.client.link import log
 from penstock.client.options import Options, tls_context
 from penstock.client.plan import Plan
@@ -54,9 +54,9 @@ class AsyncLink:
             self._drop(self._wire, CLOSED_BY_BROKER)
         if sends:
             self._core.check()
-        wire = self._wire or await self._connect()
+        wire = await self._present()
         wire.write(encode())
-        await self._within(wire.drain(), wire)
+        self._check_taken(wire, await wire.drain(self._options.operation_seconds))
         if sends:
             self._core.check()
 
@@ -67,21 +67,21 @@ class AsyncLink:
         if wire is None or data is None:
             return False
         wire.write(data)
-        await self._within(wire.drain(), wire)
+        self._check_taken(wire, await wire.drain(self._options.operation_seconds))
         return wire.is_open
 
     async def flush(self) -> None:
         """Until the system has taken everything."""
-        if self._wire is not None:
-            await self._within(self._wire.flush(), self._wire)
+        wire = self._wire
+        if wire is not None:
+            self._check_taken(wire, await wire.flush(self._options.operation_seconds))
         self._core.check()
 
     # --- in ------------------------------------------------------------------------------------------
 
     async def ensure(self) -> None:
         """Connect, unless there is a connection."""
-        if self._wire is None:
-            await self._connect()
+        await self._present()
 
     async def news(self, seconds: float | None) -> bool:
         """Until the core may have learnt something; False where it has not in time."""
@@ -119,20 +119,13 @@ class AsyncLink:
     def _name(self) -> str:
         return str(self._plan.target)
 
-    async def _within(self, waiting: Coroutine[Any, Any, None], wire: AsyncWire) -> None:
-        """Wait for the system to take bytes, but not for ever."""
-        seconds = self._options.operation_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                await waiting
-        except TimeoutError:
-            why = f"the broker has taken nothing for {seconds:g} s"
-            self._drop(wire, why)
-            doubted = self._core.take_doubt()
-            text = f"{self._name}: {why}; the connection was closed"
-            if doubted:
-                text += f", and {doubted} messages sent on it are in doubt: send again what must not be lost"
-            raise TimedOut(text, in_doubt=doubted) from None
+    def _check_taken(self, wire: AsyncWire, in_time: bool) -> None:
+        """A broker that takes no bytes any more is as good as gone."""
+        if in_time:
+            return
+        why = f"the broker has taken nothing for {self._options.operation_seconds:g} s"
+        self._drop(wire, why)
+        raise self._core.timed_out(f"{self._name}: {why}; the connection was closed")
 
     def _tell(self) -> None:
         self._news.set()
@@ -147,7 +140,7 @@ class AsyncLink:
         self._tell()
 
     def _drop(self, wire: AsyncWire, why: str) -> None:
-        wire.close()
+        wire.abort()
         if self._wire is not wire:
             return
         self._wire = None
@@ -156,11 +149,16 @@ class AsyncLink:
             log.warning("%s: connection lost: %s", self._name, why)
         self._tell()
 
-    async def _connect(self, *, patient: bool = True) -> AsyncWire:
+    async def _present(self) -> AsyncWire:
+        while self._wire is None:  # a new one may be lost in the moment in which it was made
+            await self._connect()
+        return self._wire
+
+    async def _connect(self, *, patient: bool = True) -> None:
         loop = asyncio.get_running_loop()
         async with self._dialing:
             if self._wire is not None:
-                return self._wire  # another task was faster
+                return  # another task was faster
             search = self._plan.search(loop.time(), patient=patient)
             while True:
                 await asyncio.sleep(search.pause)
@@ -176,7 +174,7 @@ class AsyncLink:
                 self._wire = wire
                 wire.write(self._core.opened())
                 wire.start(partial(self._received, wire), partial(self._drop, wire))
-                return wire
+                return
 
 
 class AsyncLinkedClient:

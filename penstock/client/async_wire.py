@@ -91,24 +91,33 @@ class AsyncWire(asyncio.Protocol):
         if self._transport is not None and data and not self._ended.done():
             self._transport.write(data)
 
-    async def drain(self) -> None:
-        """Until less than `BUFFER_BYTES` are unsent, or the connection is lost."""
+    async def drain(self, seconds: float) -> bool:
+        """Until less than `BUFFER_BYTES` are unsent, or the connection is lost; False: not in time."""
         self._writes += 1
-        if not self._may_write.is_set():
-            await self._may_write.wait()
-        elif self._writes % TURN_WRITES == 0:
-            await asyncio.sleep(0)
+        if self._may_write.is_set():
+            if self._writes % TURN_WRITES == 0:
+                await asyncio.sleep(0)
+            return True
+        return await self._writable(seconds)
 
-    async def flush(self) -> None:
-        """Until nothing is unsent, or the connection is lost."""
+    async def flush(self, seconds: float) -> bool:
+        """Until nothing is unsent, or the connection is lost; False: not in time."""
         if self._transport is None or self._ended.done():
-            return
+            return True
         # With a limit of nothing, the loop tells when nothing is left.
         self._transport.set_write_buffer_limits(high=0)
         try:
-            await self._may_write.wait()
+            return await self._writable(seconds)
         finally:
             self._transport.set_write_buffer_limits(high=BUFFER_BYTES)
+
+    async def _writable(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._may_write.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def finish(self, seconds: float) -> None:
         """Say that nothing more comes, and wait until the peer has read everything and closed, too.
@@ -128,12 +137,12 @@ class AsyncWire(asyncio.Protocol):
         except TimeoutError:
             raise TimeoutError(f"the broker has not closed within {seconds:g} s") from None
         finally:
-            self.close()
+            self.abort()
         if why:
             raise OSError(why)
 
-    def close(self) -> None:
-        """At once; what is unsent goes nowhere."""
+    def abort(self) -> None:
+        """End at once; what is unsent goes nowhere."""
         if self._transport is not None:
             self._transport.abort()
         self._end("")

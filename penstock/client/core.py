@@ -12,7 +12,7 @@ Whoever does the IO calls `opened`, `feed` and `lost`, one at a time.
 
 from collections.abc import Iterable, Iterator
 
-from penstock.client.errors import ConnectionLost
+from penstock.client.errors import ConnectionLost, TimedOut
 
 CHUNK_MESSAGES = 1024
 CHUNK_BYTES = 256 * 1024
@@ -63,6 +63,13 @@ class Core:
                 "send again what must not be lost, the next call connects again",
                 in_doubt=doubted,
             )
+
+    def timed_out(self, text: str) -> TimedOut:
+        """An error that tells what is in doubt, too."""
+        doubted = self.take_doubt()
+        if doubted:
+            text += f", and {doubted} messages sent on it are in doubt: send again what must not be lost"
+        return TimedOut(text, in_doubt=doubted)
 
 
 def chunks(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from penstock.client.core import Core
-from penstock.client.errors import ClientError, ConnectionLost, TimedOut
+from penstock.client.errors import ClientError, ConnectionLost
 from penstock.client.options import Options, tls_context
 from penstock.client.plan import Plan
 from penstock.client.url import Target
@@ -57,22 +57,29 @@ class Link:
         Before anything is sent, what is in doubt is told. A consumer need not hear of it, and goes on.
         """
         with self._writing:
-            wire = self._living()
-            if sends:
-                with self._lock:
-                    self._core.check()
-            wire = wire or self._connect()
-            with self._lock:
-                data = encode()
+            wire, data = self._encoded(encode, sends)
             try:
                 wire.write(data, self._options.operation_seconds)
             except OSError as error:
                 self._drop(wire, str(error))
                 with self._lock:
                     if isinstance(error, TimeoutError):
-                        raise self._timed_out(str(error)) from error
+                        raise self._core.timed_out(
+                            f"{self._name}: {error}; the connection was closed"
+                        ) from None
                     if sends:
                         self._core.check()
+
+    def _encoded(self, encode: Callable[[], bytes], sends: bool) -> tuple[Wire, bytes]:
+        while True:
+            wire = self._living()
+            if sends:
+                with self._lock:
+                    self._core.check()
+            wire = wire or self._connect()
+            with self._lock:
+                if wire is self._wire:  # else the reader has lost it in this moment
+                    return wire, encode()
 
     def write_if_open(self, encode: Callable[[], bytes | None]) -> bool:
         """The same over the connection that is there; False where there is none, or it is the wrong one."""
@@ -208,13 +215,6 @@ class Link:
                 with self._lock:
                     self._wire = wire
                 return wire
-
-    def _timed_out(self, why: str) -> TimedOut:
-        doubted = self._core.take_doubt()
-        text = f"{self._name}: {why}; the connection was closed"
-        if doubted:
-            text += f", and {doubted} messages sent on it are in doubt: send again what must not be lost"
-        return TimedOut(text, in_doubt=doubted)
 
 
 class LinkedClient:

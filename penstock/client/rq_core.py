@@ -21,6 +21,7 @@ from penstock.client.errors import NotSupported
 from penstock.protocols import rq
 from penstock.protocols.errors import MisuseError
 from penstock.protocols.rq_node import Answers, Failed, NodeEvent, NodeSession, Receipts, Taken
+from penstock.protocols.rq_session import refusal
 
 TIMEOUT_SECONDS_MAX = (1 << 16) - 1
 RETRIES_MAX = 255
@@ -155,6 +156,8 @@ def _by_call(entries: Iterable[tuple[Call, int]]) -> dict[Call, list[int]]:
 
 
 def _batch(queue: str, bodies: list[bytes], retries: int | None) -> Batch:
+    if wrong := refusal(queue):
+        raise NotSupported(wrong)
     if retries is None:
         return Batch.of(bodies)
     if not 0 <= retries <= RETRIES_MAX:

@@ -13,6 +13,7 @@ How it fails: `OSError` (of which `TimeoutError` is one) and nothing else.
 """
 
 import contextlib
+import errno
 import select
 import socket
 import ssl
@@ -145,6 +146,9 @@ class Wire:
     def _wait(self, events: int, deadline: float | None) -> bool:
         """Until the socket is ready; False where it was not in time."""
         poll = select.poll()  # one of its own: two threads must not wait with the same one
-        poll.register(self._sock, events)
+        number = self._sock.fileno()
+        if number < 0:
+            raise OSError(errno.EBADF, "closed by another thread")
+        poll.register(number, events)
         milliseconds = None if deadline is None else max(0.0, (deadline - time.monotonic()) * 1000)
         return bool(poll.poll(milliseconds))

@@ -31,7 +31,6 @@ import sys
 from array import array
 from binascii import unhexlify
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from penstock.broker.batch import Batch, Slice
@@ -120,12 +119,6 @@ _ID_BYTES = ID_DIGITS // 2
 _ORIGIN_BYTES = ORIGIN_DIGITS // 2
 
 
-@dataclass(slots=True)
-class _OpenWindow:
-    credit: int
-    writer: Writer
-
-
 class ServerSession:
     """The broker's end of one PHPMQ connection."""
 
@@ -146,7 +139,8 @@ class ServerSession:
             raise MisuseError(f"phpmq: {error}") from None
         self._limits = limits
         self._reader = Reader(phpmq.FROM_CLIENT, limits)
-        self._open: dict[tuple[str, bool], _OpenWindow] = {}  # by queue, and whether its dead letters
+        # What writes the dispatches of each open window, by queue and whether its dead letters are meant.
+        self._open: dict[tuple[str, bool], Writer] = {}
         self._violation: PeerViolation | None = None
         self._salvaged: list[Command] = []
 
@@ -191,7 +185,7 @@ class ServerSession:
             state = self.window(queue, dead=dead).value
             raise MisuseError(f"phpmq: queue {queue!r}: cannot dispatch, the window is {state}")
         name = queue + DEAD_SUFFIX if dead else queue
-        return self._open[queue, dead].writer.dispatches(name, slices, now_us, self._ttl_packet, dead)
+        return self._open[queue, dead].dispatches(name, slices, now_us, self._ttl_packet, dead)
 
     def _event(self, event: Event, commands: list[Command], ignored: dict[str, Ignored]) -> None:
         queue, dead = door_of(event.queue)
@@ -230,17 +224,13 @@ class ServerSession:
                 position=event.position,
                 offending=event.queue.encode(),
             )
-        self._open[door] = _OpenWindow(event.count, Writer(event.dialect, self._limits))
+        self._open[door] = Writer(event.dialect, self._limits)
         commands.append(Consume(door[0], event.count, dead=door[1]))
 
     def _close(self, door: tuple[str, bool], commands: list[Command]) -> None:
         queue, dead = door
         del self._open[door]
-        commands.append(Cancel(queue))
-        # The word names a queue, not a door. Where the other door is open too, it is asked for again.
-        other = self._open.get((queue, not dead))
-        if other is not None:
-            commands.append(Consume(queue, other.credit, dead=not dead))
+        commands.append(Cancel(queue, dead=dead))
 
     def _settle(
         self,

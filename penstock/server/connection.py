@@ -92,7 +92,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._transport is None:
             return
-        now_us = self._server.now_us()
+        now_us = self._server.arrival_us()
         try:
             commands = self._receive(_receive_buffer[:nbytes], now_us)
         except PeerViolation as violation:

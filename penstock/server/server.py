@@ -59,6 +59,7 @@ class Server:
         self._numbers = counter(1)
         self._listening: list[tuple[Listener, asyncio.Server]] = []
         self._turn_wanted = False
+        self._arrival_us = 0  # of what was received since the last turn; 0: nothing was
         self._ticks = 0
         self._stopping = False
         self._dismissed = False
@@ -84,6 +85,13 @@ class Server:
     @staticmethod
     def now_us() -> int:
         return time.time_ns() // 1000
+
+    def arrival_us(self) -> int:
+        """The time of what is received now. A turn has one, so that what came in it can be one block."""
+        if not self._arrival_us:
+            self._arrival_us = self.now_us()
+            self._want_turn()
+        return self._arrival_us
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -212,6 +220,7 @@ class Server:
 
     def _turn(self) -> None:
         self._turn_wanted = False
+        self._arrival_us = 0
         try:
             self.broker.turn(self.now_us())
         except EngineFailed as error:

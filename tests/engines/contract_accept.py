@@ -3,7 +3,6 @@
 from array import array
 
 import pytest
-from contract_rig import START_US, Rig, named, open_slices, payloads
 
 from penstock.broker.batch import RETRIES_NONE, Batch
 from penstock.broker.ids import ID_DIGITS, split_id
@@ -16,6 +15,7 @@ from penstock.engines.interface import (
     Stored,
     TransactionDone,
 )
+from tests.engines.contract_rig import START_US, Rig, named, open_slices, payloads
 
 BAD_NAMES = {
     "empty": "",
@@ -326,7 +326,9 @@ class Transactions:
     def test_a_refused_one_leaves_its_key_free(self, rig: Rig) -> None:
         engine = rig.open({"orders": {"max-bytes": 10}})
         with pytest.raises(QueueFull):
-            engine.transact("key", [("mails", Batch.of([b"x"])), ("orders", Batch.of([b"x" * 11]))], rig.now_us)
+            engine.transact(
+                "key", [("mails", Batch.of([b"x"])), ("orders", Batch.of([b"x" * 11]))], rig.now_us
+            )
         assert engine.queues() == []
         assert rig.transact("key", ("orders", [b"x"])).repeated is False
 

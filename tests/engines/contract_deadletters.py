@@ -1,13 +1,13 @@
 """The contract, part 3: dead letters. How messages die, the door to them, redriving and purging."""
 
 import pytest
-from contract_rig import Rig, named, open_fates, payloads
 
 from penstock.broker.batch import Batch
 from penstock.broker.life import Event, Reason
 from penstock.broker.policy import Policies
 from penstock.broker.words import Outcome
 from penstock.engines.interface import EngineRefused
+from tests.engines.contract_rig import Rig, named, open_fates, payloads
 
 ABC = [b"a", b"b", b"c"]
 
@@ -244,7 +244,11 @@ class Redriving:
         rig.later(seconds=100)
         assert rig.engine.expire(rig.now_us) == []
         got = rig.take("orders")
-        assert [(m.payload, m.retries, m.attempts) for m in got] == [(b"y", -1, 0), (b"x", 0, 0), (b"z", -1, 0)]
+        assert [(m.payload, m.retries, m.attempts) for m in got] == [
+            (b"y", -1, 0),
+            (b"x", 0, 0),
+            (b"z", -1, 0),
+        ]
 
     def test_an_unknown_queue_is_refused(self, rig: Rig) -> None:
         engine = rig.open()
@@ -296,9 +300,7 @@ class Removing:
         ranges = [(moved, moved + 1), (got[1].offset, got[2].offset + 1), (5, 6), (50, 60), (5, 6)]
         fates = engine.withdraw("orders", ranges, Reason.TIMEOUT, rig.now_us)
         expected = {moved, got[2].offset, 5}
-        assert sorted(open_fates(fates)) == [
-            (o, Event.WITHDRAWN, Reason.TIMEOUT) for o in sorted(expected)
-        ]
+        assert sorted(open_fates(fates)) == [(o, Event.WITHDRAWN, Reason.TIMEOUT) for o in sorted(expected)]
         rig.has("orders", ready=1, held=1)
         assert rig.ack("orders", got[2:3]) == []
         assert len(rig.ack("orders", got[3:4])) == 1

@@ -1,11 +1,11 @@
 """The contract, part 2: messages go out. Taking, settling, giving back, and the order of it all."""
 
 import pytest
-from contract_rig import Rig, named, open_fates, payloads
 
 from penstock.broker.batch import Batch
 from penstock.broker.life import Event, Reason
 from penstock.broker.words import Outcome, Ranges, Where
+from tests.engines.contract_rig import Rig, named, open_fates, payloads
 
 ABC = [b"a", b"b", b"c"]
 BOTH = [Where.PLACE, Where.TAIL]
@@ -395,7 +395,8 @@ class Order:
     def test_a_moved_message_is_the_same_message(self, rig: Rig) -> None:
         rig.open()
         rig.send("orders", ABC)
-        before = {m.payload: (m.offset, m.message_id) for m in (got := rig.take("orders"))}
+        got = rig.take("orders")
+        before = {m.payload: (m.offset, m.message_id) for m in got}
         rig.settle("orders", Outcome.REQUEUE, got)
         after = {m.payload: (m.offset, m.message_id) for m in rig.take("orders")}
         assert after.keys() == before.keys()

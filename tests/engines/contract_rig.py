@@ -157,7 +157,7 @@ class Rig:
         return self.engine
 
     def restart(self, how: str) -> Engine:
-        """"reopen" or "crash", with everything confirmed before."""
+        """ "reopen" or "crash", with everything confirmed before."""
         self.turn()
         self.engine = (self.harness.crash if how == "crash" else self.harness.reopen)(self.now_us)
         return self.engine

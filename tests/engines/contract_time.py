@@ -1,11 +1,11 @@
 """The contract, part 4: time. TTLs, exact to the microsecond where it matters, and on-expiry."""
 
 import pytest
-from contract_rig import SECOND, Rig, named, open_fates, payloads
 
 from penstock.broker.life import Event, Reason
 from penstock.broker.words import Outcome, Where
 from penstock.engines.interface import EngineRefused
+from tests.engines.contract_rig import SECOND, Rig, named, open_fates, payloads
 
 DEAD = (Event.DEAD, Reason.EXPIRED)
 DROPPED = (Event.EXPIRED, Reason.EXPIRED)

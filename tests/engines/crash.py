@@ -35,8 +35,8 @@ from tests.engines.crash_model import SECOND_US
 from tests.engines.crash_steps import POLICIES, Steps
 from tests.engines.simdisk import PowerCut, SimDisk
 
-LIVES_MAX = 5
-STEPS_MAX = 150
+LIVES_MAX = 6
+STEPS_MAX = (15, 100, 200)  # many short lives: much of what can go wrong goes wrong early
 FAULT_CALLS = ("write", "write", "sync", "sync", "create", "allocate", "rename", "truncate", "sync_names")
 
 Say = Callable[[str], None]
@@ -85,7 +85,7 @@ class Run(Steps):
         self.arm()
         weights, steps = zip(*self.weighted, strict=True)
         try:
-            for step in rng.choices(steps, weights, k=rng.randint(5, STEPS_MAX)):
+            for step in rng.choices(steps, weights, k=rng.randint(3, rng.choice(STEPS_MAX))):
                 if self.say:
                     self.say(step.__name__)
                 step()

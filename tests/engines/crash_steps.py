@@ -151,7 +151,7 @@ class Steps:
             self.refused(error)
         else:
             model.transactions[key] = Transaction(parts, ranges)
-            if rng.random() < 0.1:
+            if rng.random() < 0.2:
                 # The moment that matters for a transaction: the power fails while it is written.
                 self.flush()
                 self.disk.cut_after(rng.randint(1, 5))

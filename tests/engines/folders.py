@@ -119,7 +119,13 @@ class Worker:
             engine.settle(queue, consumer, Outcome.REJECT, ranges, self.now_us, dead=dead)
         elif ending < 0.8:
             engine.settle(
-                queue, consumer, Outcome.REQUEUE, ranges, self.now_us, dead=dead, ttl_seconds=rng.choice((0, 5))
+                queue,
+                consumer,
+                Outcome.REQUEUE,
+                ranges,
+                self.now_us,
+                dead=dead,
+                ttl_seconds=rng.choice((0, 5)),
             )
         elif ending < 0.95:
             where = rng.choice((Where.PLACE, Where.TAIL))

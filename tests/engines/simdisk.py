@@ -127,9 +127,10 @@ def _apply(content: bytearray, change: _Write) -> None:
 def _tear_sectors(content: bytearray, change: _Write, rng: random.Random) -> None:
     """Each aligned sector that the write touches is written or is not."""
     at, end = change.position, change.position + len(change.data)
+    keep = rng.choice((0.5, 0.9))
     while at < end:
         stop = min(end, at - at % SECTOR_BYTES + SECTOR_BYTES)
-        if rng.random() < 0.5:
+        if rng.random() < keep:
             _put(content, at, change.data[at - change.position : stop - change.position])
         at = stop
 
@@ -274,7 +275,7 @@ class SimDisk:
         """The power fails: what the next process finds."""
         self._dead = True
         # How much stays is drawn anew for each crash, so that "all" and "nothing" are common too.
-        keep, tear, keep_names = (rng.choice((0.0, 0.2, 0.5, 0.8, 1.0)) for _ in range(3))
+        keep, tear, keep_names = (rng.choice((0.0, 0.3, 0.6, 0.9, 1.0)) for _ in range(3))
         names = dict(self._synced_names)
         for change in self._doomed + self._changes:
             if rng.random() < keep_names:

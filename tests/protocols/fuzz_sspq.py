@@ -2,10 +2,11 @@
 
     python tests/protocols/fuzz_sspq.py -max_total_time=60 [-seed=N] [CORPUS]
 
-The first bytes of an input say how the rest is cut into chunks and how often its beginning is repeated, so
-that the fuzzer finds its way into groups of equal frames. What is checked: the reader agrees with the
-plainest one, whole and in pieces, and nothing but `PeerViolation` leaves a session. A search with a CORPUS
-begins with the vectors. The options are libFuzzer's.
+The first bytes of an input say how the rest is cut into chunks, how often its beginning is repeated, and
+which byte is then spoiled, so that the fuzzer finds its way into groups of equal frames and to what may
+be wrong with them. What is checked: the reader agrees with the plainest one, whole and in pieces, and
+nothing but `PeerViolation` leaves a session. A search with a CORPUS begins with the vectors. The options
+are libFuzzer's.
 """
 
 import sys
@@ -23,7 +24,8 @@ with atheris.instrument_imports(include=["penstock.protocols"]):
     from tests.protocols.vectors_sspq import FAULTS, ROWS
 
 CUTS = 4
-PREFIX_BYTES = CUTS + 2
+PREFIX_BYTES = CUTS + 5
+REPEATS_MAX = 48
 LIMIT_BYTES = 300
 
 
@@ -31,9 +33,16 @@ def check(data: bytes) -> None:
     """One input. Whatever it raises is a finding."""
     if len(data) < PREFIX_BYTES:
         return
-    repeats, size = data[CUTS] % 80 + 1, data[CUTS + 1]
-    stream = data[PREFIX_BYTES : PREFIX_BYTES + size] * repeats + data[PREFIX_BYTES + size :]
-    chunks = cut(stream, [mark * len(stream) // 255 for mark in data[:CUTS]])
+    repeats, size, flip = data[CUTS] % REPEATS_MAX + 1, data[CUTS + 1], data[CUTS + 4]
+    body = data[PREFIX_BYTES:]
+    stream = bytearray(body[:size] * repeats + body[size:])
+    if stream:
+        stream[int.from_bytes(data[CUTS + 2 : CUTS + 4]) % len(stream)] ^= flip
+    check_stream(bytes(stream), data[:CUTS])
+
+
+def check_stream(stream: bytes, cuts: bytes) -> None:
+    chunks = cut(stream, [mark * len(stream) // 255 for mark in cuts])
     expected = plainly(stream, LIMIT_BYTES)
     assert in_chunks([stream], LIMIT_BYTES) == expected
     assert in_chunks(chunks, LIMIT_BYTES) == expected
@@ -58,10 +67,12 @@ def check(data: bytes) -> None:
 
 
 def seeds(corpus: Path) -> None:
-    """The vectors as a beginning, some of them many times over."""
+    """The vectors as a beginning: once, many times over, and many times over with something spoiled."""
     for number, data in enumerate([row.data for row in ROWS] + [fault.data for fault in FAULTS]):
-        prefix = bytes(CUTS) + bytes((number * 7 % 80, min(len(data), 255)))
-        (corpus / f"vector-{number:02}").write_bytes(prefix + data)
+        size = min(len(data), 255)
+        for variant, (repeats, where, flip) in enumerate([(0, 0, 0), (39, 0, 0), (39, 999, 1)]):
+            prefix = bytes((*[0] * CUTS, repeats, size, *where.to_bytes(2), flip))
+            (corpus / f"vector-{number:02}-{variant}").write_bytes(prefix + data)
 
 
 def main() -> None:

@@ -161,9 +161,10 @@ def test_a_dead_letter_shows_no_ttl() -> None:
 def test_closing_one_door_leaves_the_other_open() -> None:
     session = ServerSession()
     session.receive(WRITER.consume("orders", 4) + WRITER.consume("orders.dead", 2))
-    assert session.receive(WRITER.consume("orders", 0)) == [Cancel("orders"), Consume("orders", 2, dead=True)]
-    assert session.window("orders", dead=True) is Window.OPEN
-    assert session.receive(WRITER.consume("orders.dead", 0)) == [Cancel("orders")]
+    assert session.receive(WRITER.consume("orders.dead", 0)) == [Cancel("orders", dead=True)]
+    assert session.window("orders") is Window.OPEN
+    assert session.window("orders", dead=True) is Window.CLOSED
+    assert session.receive(WRITER.consume("orders", 0)) == [Cancel("orders")]
 
 
 def test_what_is_sent_to_dead_letters_is_counted_and_not_stored() -> None:
@@ -397,8 +398,7 @@ class Conversation:
         elif isinstance(command, Consume):
             self.credit[command.queue, command.dead] = command.credit
         elif isinstance(command, Cancel):
-            self.credit.pop((command.queue, False), None)
-            self.credit.pop((command.queue, True), None)
+            del self.credit[command.queue, command.dead]
         else:
             assert isinstance(command, Settle)
             door = (command.queue, command.dead)

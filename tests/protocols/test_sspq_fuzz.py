@@ -30,4 +30,5 @@ def test_fuzz_sspq(tmp_path: Path) -> None:
     runs = re.search(r"Done (\d+) runs", done.stderr)
     assert runs is not None, report
     assert int(runs[1]) > 100, f"the fuzzer has hardly begun: {report}"
-    assert len(list(corpus.iterdir())) > 10, f"the fuzzer has found next to nothing new: {report}"
+    new = [path for path in corpus.iterdir() if not path.name.startswith("vector-")]
+    assert len(new) > 10, f"the fuzzer has found next to nothing new: {report}"

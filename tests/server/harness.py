@@ -5,6 +5,7 @@ it has read, and every wait has an end (`WAIT_SECONDS`).
 """
 
 import os
+import re
 import select
 import signal
 import socket
@@ -108,6 +109,10 @@ class BrokerProcess:
     def log(self) -> str:
         return self._log.read_text(errors="replace")
 
+    def endings(self, port: int) -> int:
+        """How many connections from that port of a client the broker has seen the end of."""
+        return len(re.findall(rf"\d:{port}#\d+ (?:left|was lost)", self.log()))
+
     def resident_bytes(self) -> int:
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
@@ -193,6 +198,17 @@ class Wire:
         self.close()
 
 
+def lose(broker: BrokerProcess, wire: Wire, ending: str) -> None:
+    """End a connection by "fin" or "rst", and wait until the broker has noticed."""
+    if ending == "fin":
+        wire.leave()
+        return
+    port: int = wire.socket.getsockname()[1]
+    before = broker.endings(port)
+    wire.reset()
+    until(lambda: broker.endings(port) > before, "the broker to see the end of a connection")
+
+
 def until(condition: Callable[[], bool], what: str, seconds: float = WAIT_SECONDS) -> None:
     """Poll for something that no answer announces; the end is bounded and named."""
     deadline = time.monotonic() + seconds
@@ -222,13 +238,19 @@ def phpmq(type_: int, *packets: tuple[int, bytes], width: int = 32, newline: byt
 
 
 def expect_dispatch(
-    wire: Wire, queue: bytes, content: bytes, ttl: bytes | None = None, *, width: int = 32, newline: bytes = b""
+    wire: Wire,
+    queue: bytes,
+    content: bytes,
+    ttl: bytes | None = None,
+    *,
+    width: int = 32,
+    newline: bytes = b"",
 ) -> bytes:
     """A PHPMQ dispatch, byte for byte but for its id, which is returned."""
     packets = [(1, queue), (2, content), (3, b"?" * 32)] + ([(5, ttl)] if ttl is not None else [])
     expected = phpmq(3, *packets, width=width, newline=newline)
     heard = wire.hear(len(expected))
-    at = expected.index(b"?" * 32, expected.index(b"P03"))
+    at = expected.rindex(b"?" * 32)
     message_id = heard[at : at + 32]
     expected = expected[:at] + message_id + expected[at + 32 :]
     assert heard == expected, f"heard {heard!r}, expected {expected!r}"

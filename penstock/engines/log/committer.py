@@ -152,7 +152,6 @@ class Committer:
         self.reserve(length)
         segment = self.active
         header.position = self.position
-        header.synced = self.synced
         self.position += length
         self.bytes_in_flight += length
         self.blocks_since_snapshot += 1
@@ -186,6 +185,7 @@ class Committer:
 
     def _submit(self, group: Group) -> None:
         self._in_flight = group
+        group.synced = self.synced
         self._writer.submit(lambda: self._write(group), lambda _, error: self._ended(group, error))
 
     def _write(self, group: Group) -> None:
@@ -199,6 +199,7 @@ class Committer:
             while at < len(blocks) and blocks[at].segment is segment:
                 block = blocks[at]
                 block.header.body_checksum = body_checksum(block.parts)
+                block.header.synced = group.synced
                 buffers.append(block.header.pack())
                 buffers += block.parts
                 at += 1

@@ -312,6 +312,8 @@ class LogEngine:
         known = self._state.transactions.get(key)
         if known is not None:
             if receipt is not None:
+                # A queue whose name is lost by damage has no origin to tell.
+                known = [part for part in known if part[0] in self._state.queues]
                 done = TransactionDone(key, [self._stored(part) for part in known], repeated=True)
                 # It may have been committed a moment ago: the answer waits for the same sync.
                 self._committer.when_synced(lambda error: receipt(error or done))

@@ -93,19 +93,15 @@ class MappedSegments:
 
     def index(self, segment: Segment) -> Index:
         """Where the blocks of a segment are; walks over it where that has been forgotten."""
-        if segment.index is None:
-            index = self.begin_index(segment)
+        index = segment.index
+        if index is None:
+            index = Index()
             for header in self.headers(segment, segment.base, segment.end):
                 if header.kind != KIND_CONTROL:
                     index.note(header)
+            segment.index = index
         self.used(segment)
-        assert segment.index is not None
-        return segment.index
-
-    def begin_index(self, segment: Segment) -> Index:
-        """An empty index, which `Segment.note` fills."""
-        segment.index = Index()
-        return segment.index
+        return index
 
     def used(self, segment: Segment) -> None:
         """Forget the indexes that nobody has used for longest, but not this one."""

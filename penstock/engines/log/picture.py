@@ -18,7 +18,7 @@ from penstock.engines.interface import LogDamaged
 from penstock.engines.log.block import KIND_CONTROL, KIND_MESSAGES, Header, read_control
 from penstock.engines.log.disk import Disk
 from penstock.engines.log.mapped import MappedSegments
-from penstock.engines.log.segments import Segment, Span, parse_segment_name
+from penstock.engines.log.segments import Index, Segment, Span, parse_segment_name
 from penstock.engines.log.snapshot import read_snapshot, snapshot_positions
 
 log = logging.getLogger("penstock.log")
@@ -187,7 +187,7 @@ class Picture:
     def _describe(self, base: int, generation: int) -> Segment:
         """A compacted segment, as its headers say. It holds nothing new."""
         segment = Segment(base, generation, 0, 0, sealed=True)
-        self._files.begin_index(segment)
+        segment.index = Index()
         for header in self._files.headers(segment, base, base + len(self._files.view(segment))):
             self._queue_of(header)
             segment.note(header)
@@ -228,11 +228,11 @@ class Picture:
 
     def _add(self, base: int, generation: int) -> None:
         segment = Segment(base, generation, 0, 0, sealed=False)
-        self._files.begin_index(segment)
+        segment.index = Index()
         self.segments.append(segment)
 
     def _walk(self, end: int) -> bool:
-        """Take in the blocks up to `end`. False where some are missing between two segments."""
+        """Take in the blocks up to `end`. False where they do not go on where the picture ends."""
         whole = True
         segments = self.segments
         first = max(bisect_right(segments, self.position, key=lambda s: s.base) - 1, 0)
@@ -246,7 +246,7 @@ class Picture:
                     segments[at] = self._take_compacted(segment)
             elif start < limit:
                 for header in self._files.headers(segment, start, limit):
-                    self._note(segment, header)
+                    whole = self._note(segment, header) and whole
                 self._files.used(segment)
                 whole = whole and (is_last or segment.end == limit)
             self.position = max(self.position, limit)
@@ -262,26 +262,29 @@ class Picture:
         self._leave(segment)
         return segment
 
-    def _note(self, segment: Segment, header: Header) -> None:
-        """A block that had not been seen before."""
+    def _note(self, segment: Segment, header: Header) -> bool:
+        """A block that had not been seen before. False where it gives offsets or numbers once more."""
         self._openings[segment.base] = header.opening
         if header.kind == KIND_CONTROL:
             segment.note(header)
             self._note_control(segment, header)
-            return
+            return True
         queue = self._queue_of(header)
         span = segment.spans.get(header.queue)
         is_messages = header.kind == KIND_MESSAGES
         if span is None or (is_messages and not span.count):
             queue.forget_segments()
+        goes_on = header.first_event >= queue.event_end
         if not queue.event_end:
             queue.event_start = header.first_event
         queue.event_end = header.first_event + header.event_count
         if is_messages:
+            goes_on = goes_on and header.first_offset >= queue.offset_end
             if not queue.offset_end:
                 queue.offset_start = header.first_offset
             queue.offset_end = header.offset_end
         segment.note(header)
+        return goes_on
 
     def _note_control(self, segment: Segment, header: Header) -> None:
         try:

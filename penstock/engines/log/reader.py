@@ -309,7 +309,9 @@ class LogReader:
 
     def _rows(self, segment: Segment, number: int, at: int, events: bool) -> Iterator[Header]:
         """The blocks of a queue in one segment, from the one that may hold `at` on."""
-        entries = self._files.index(segment).queues[number]
+        entries = self._files.index(segment).queues.get(number)
+        if entries is None:
+            return  # It had some when the snapshot was written; their headers are damaged by now.
         view = self._files.view(segment)
         base, positions = segment.base, entries.positions
         first_row = bisect_right(entries.events if events else entries.floors, at) - 1

@@ -3,8 +3,8 @@
     1. Take the newest snapshot that can be read.
     2. Walk over the blocks after it and apply each. Older segments are not read.
     3. Where no valid block stands, look further: a valid block that was built when this place had
-       already been synced proves damage. Report it, set the bytes aside, go on behind it.
-       Without such a block it is the torn tail of the last group, which nobody was promised.
+       already been synced proves damage, and so does the watermark. Report it, set the bytes aside,
+       go on behind it. Without proof it is the torn tail of the last group, which nobody was promised.
     4. Cut the torn tail, and a transaction that has no end.
     5. Write again what may be known to the kernel only, and sync it: from now on it is shown as synced.
 
@@ -17,13 +17,13 @@ Rules that always hold:
 import logging
 
 from penstock.engines.interface import LogDamaged
-from penstock.engines.log.block import FLAG_END, FLAG_PART, Header
+from penstock.engines.log.block import FLAG_END, FLAG_PART, HEADER_BYTES, Header, read_header
 from penstock.engines.log.committer import SPARE
-from penstock.engines.log.disk import File, discard, write_whole
+from penstock.engines.log.disk import WATERMARK, File, discard, read_whole, write_whole
 from penstock.engines.log.retention import move_starts
 from penstock.engines.log.scan import find_block, walk_blocks
 from penstock.engines.log.segments import Segment, parse_segment_name
-from penstock.engines.log.snapshot import load_snapshot, snapshot_positions
+from penstock.engines.log.snapshot import load_snapshot, snapshot_name, snapshot_positions
 from penstock.engines.log.state import Damage, LogState
 
 log = logging.getLogger("penstock.log")
@@ -43,6 +43,7 @@ class _Recovery:
         self._part: list[tuple[Header, memoryview, Segment]] = []  # a transaction without its end yet
         self._missing: list[Segment] = []  # segments that the snapshot knows and the folder does not
         self._synced = 0  # everything before this is known to be on the disk
+        self._published = 0  # everything before this was shown to readers, as synced
 
     def run(self) -> int:
         # A name may be known to the kernel only. Nothing may be removed because of one before the
@@ -50,6 +51,7 @@ class _Recovery:
         self._disk.sync_names()
         on_disk = self._clean_names()
         start = self._synced = self._load_snapshot()
+        self._published = self._load_watermark()
         self._match_segments(on_disk, start)
         position = self._replay(start)
         self._write_again()
@@ -83,15 +85,26 @@ class _Recovery:
             try:
                 load_snapshot(self._state, position)
             except LogDamaged as error:
-                failures.append(str(error))
+                # Set aside, or it would count as one of those that retention may rely on.
+                aside = QUARANTINE + snapshot_name(position)
+                self._disk.rename(snapshot_name(position), aside)
+                failures.append(f"{error}; it is kept as {self._disk.where(aside)}, and an older one was used")
                 self._state.reset()
                 continue
             break
         else:
             position = 0
         for text in failures:
-            self._state.damage.append(Damage("", 0, "", 0, 0, f"{text}; an older one was used"))
+            self._state.damage.append(Damage("", 0, "", 0, 0, text))
         return position
+
+    def _load_watermark(self) -> int:
+        """What readers were told last. A power cut may leave an older value, or none, but no newer one."""
+        try:
+            data = read_whole(self._disk, WATERMARK)
+        except FileNotFoundError:
+            return 0
+        return int.from_bytes(data, "little") if len(data) == 8 else 0
 
     def _match_segments(self, on_disk: dict[int, int], start: int) -> None:
         """Make the list of segments what the folder says; the snapshot may be older."""
@@ -249,7 +262,8 @@ class _Recovery:
         """Where to go on behind damaged bytes at `at` (0: in the next segment); None: a torn tail.
 
         The proof of damage is a valid block further on that was built when `at` had been synced
-        already. The first valid block may stand before that one.
+        already (the first valid block may stand before that one), or a watermark behind `at`: readers
+        have seen what stood there, and may have it mapped, so it is not cut.
         """
         first = 0
         search = at + 8
@@ -258,7 +272,13 @@ class _Recovery:
             if found.synced > at:
                 return first
             search = found.end
-        return first if self._synced_by_later_segment(segment, at) else None
+        if self._synced_by_later_segment(segment, at):
+            return first
+        if self._published <= at:
+            return None
+        # Behind the watermark it is asked again whether the tail is torn.
+        further = min(first or end, self._published)
+        return further if further < end else 0
 
     def _synced_by_later_segment(self, segment: Segment, at: int) -> bool:
         for later in self._state.segments.all:
@@ -291,6 +311,12 @@ class _Recovery:
                 f"{self._disk.where(name)}. What they held is told by the gaps that follow",
             )
         )
+        while True:
+            header = read_header(file.read(at - segment.base, HEADER_BYTES), 0, at)
+            if header is None or header.end > end:
+                return
+            self._state.pass_over(header)
+            at = header.end
 
     # --- the cut ---------------------------------------------------------------------------------
 

@@ -53,8 +53,7 @@ def plans(state: LogState, oldest_snapshot: int, now_us: int) -> Iterator[Plan]:
         if not segment.sealed or segment.end > oldest_snapshot:
             return
         if is_read(state, segment, now_us) or not all(
-            _is_over(state, segment, number, settled_after[at].get(number, 0), now_us)
-            for number in segment.spans
+            _is_over(state, segment, number, settled_after[at][number], now_us) for number in segment.spans
         ):
             continue
         living: Living = {}
@@ -90,11 +89,11 @@ def _worth_compacting(segment: Segment, living: Living) -> bool:
 
 
 def _bytes_after(state: LogState) -> list[dict[int, int]]:
-    """For each segment, by queue: the payload bytes in the segments behind it."""
+    """For each segment, by the queues in it: their payload bytes in the segments behind it."""
     after: list[dict[int, int]] = []
     running: dict[int, int] = {}
     for segment in reversed(state.segments.all):
-        after.append(dict(running))
+        after.append({number: running.get(number, 0) for number in segment.spans})
         for number, span in segment.spans.items():
             running[number] = running.get(number, 0) + span.bytes
     after.reverse()

@@ -84,6 +84,9 @@ class Entries:
         return bisect_right(self.floors, offset) - 1
 
 
+NO_ENTRIES = Entries()
+
+
 class Index:
     """Where the blocks of each queue are in one segment.
 
@@ -92,10 +95,11 @@ class Index:
     holds that offset.
     """
 
-    __slots__ = ("_ends", "queues")
+    __slots__ = ("_ends", "holes", "queues")
 
     def __init__(self) -> None:
         self.queues: dict[int, Entries] = {}
+        self.holes: list[int] = []  # log positions of damaged bytes, where a block should begin
         self._ends: dict[int, tuple[int, int]] = {}  # offset and payload bytes behind the last messages
 
     def note(self, header: Header) -> None:
@@ -255,7 +259,10 @@ class Segments:
 
     def file_of(self, segment: Segment) -> File:
         if segment.file is None:
-            segment.file = self._disk.open(segment.name)
+            try:
+                segment.file = self._disk.open(segment.name)
+            except FileNotFoundError as error:
+                raise LogDamaged(f"{self._disk.where(segment.name)} is missing") from error
             self._opened[segment.base] = segment
             while len(self._opened) > FILES_MAX:
                 _, oldest = self._opened.popitem(last=False)
@@ -266,16 +273,27 @@ class Segments:
 
     def index_of(self, segment: Segment) -> Index:
         if segment.index is None:
-            index = segment.index = Index()
+            index = Index()
+            at = segment.base
             for header in self.headers(segment):
+                if header.position != at:
+                    index.holes.append(at)
+                at = header.end
                 if header.kind != KIND_CONTROL:
                     index.note(header)
+            if at != segment.end:
+                index.holes.append(at)
+            segment.index = index
             if segment.sealed:
                 self._forget_indexes()
                 self._indexed[segment.base] = segment
         elif segment.sealed and segment.base in self._indexed:
             self._indexed.move_to_end(segment.base)
         return segment.index
+
+    def entries_of(self, segment: Segment, queue: int) -> Entries:
+        """The blocks of a queue in a segment; none where all of them are damaged."""
+        return self.index_of(segment).queues.get(queue, NO_ENTRIES)
 
     def _forget_indexes(self) -> None:
         """Make room for one more. An index is kept while some of its blocks are not in the file."""
@@ -319,7 +337,7 @@ class Segments:
         if at < 0:
             return None
         segment = held[1][at]
-        entries = self.index_of(segment).queues[queue]
+        entries = self.entries_of(segment, queue)
         row = entries.at(offset)
         if row < 0:
             return None
@@ -334,12 +352,28 @@ class Segments:
         if held is None or at < 0:
             return None, 0, offset + 1
         segment = held[1][at]
-        entries = self.index_of(segment).queues[queue]
-        row = entries.at(offset)
-        position = entries.positions[row] if row >= 0 else segment.base
-        if row + 1 < len(entries):
-            return segment, position, entries.floors[row + 1]
-        return segment, position, max(segment.spans[queue].end_offset, offset + 1)
+        end = max(segment.spans[queue].end_offset, offset + 1)
+        try:
+            entries = self.entries_of(segment, queue)
+            row = entries.at(offset)
+            if row + 1 < len(entries):
+                end = entries.floors[row + 1]
+            return segment, self._where(segment, entries, row, offset), end
+        except LogDamaged:  # not even a header can be read any more
+            return segment, segment.base, end
+
+    def _where(self, segment: Segment, entries: Entries, row: int, offset: int) -> int:
+        """The position of the block that should hold `offset`: in `row`, or in a hole behind it."""
+        while row >= 0:
+            header = self.header_at(segment, entries.positions[row])
+            if header.kind == KIND_MESSAGES:
+                break
+            row -= 1
+        else:
+            return next(iter(self.index_of(segment).holes), segment.base)
+        if offset < header.offset_end:
+            return header.position
+        return next((hole for hole in self.index_of(segment).holes if hole >= header.end), header.end)
 
     def load(self, segment: Segment, position: int) -> Messages | None:
         """The message block at a log position; None where another kind of block stands there."""
@@ -355,6 +389,9 @@ class Segments:
         return block
 
     def header_at(self, segment: Segment, position: int) -> Header:
+        block = self._cache.get(position)
+        if block is not None:
+            return block.header
         data = self.file_of(segment).read(position - segment.base, HEADER_BYTES)
         header = read_header(data, 0, position)
         if header is None:
@@ -364,30 +401,55 @@ class Segments:
         return header
 
     def bytes_from(self, segment: Segment, queue: int, offset: int) -> int:
-        """Payload bytes of a queue in one segment, from `offset` on."""
-        entries = self.index_of(segment).queues[queue]
-        row = entries.at(offset)
-        if row < 0:
+        """Payload bytes of a queue in one segment, from `offset` on; roughly, where it is damaged."""
+        try:
+            entries = self.entries_of(segment, queue)
+            row = entries.at(offset)
+            if row < 0:
+                return segment.spans[queue].bytes
+            after = segment.spans[queue].bytes - entries.bytes_before[row]
+            block = self.load(segment, entries.positions[row])
+        except LogDamaged:
             return segment.spans[queue].bytes
-        after = segment.spans[queue].bytes - entries.bytes_before[row]
-        block = self.load(segment, entries.positions[row])
         if block is None or offset >= block.header.offset_end:
             return after
         return after - block.bounds[offset - block.header.first_offset]
 
-    def messages(self, queue: int, start: int, end: int) -> Iterator[Messages]:
-        """The message blocks that hold offsets from `start` to `end`, in order."""
-        for segment in list(self.holding(queue)):
-            span = segment.spans[queue]
-            if span.end_offset <= start or span.first_offset >= end:
+    def messages_from(self, queue: int, offset: int) -> tuple[Segment, Header] | None:
+        """The first block with messages at or behind `offset`, and its segment."""
+        firsts, segments = self._holding.get(queue, ((), ()))
+        for at in range(max(bisect_right(firsts, offset) - 1, 0), len(segments)):
+            if segments[at].spans[queue].end_offset > offset:
+                for header in self._headers_from(segments[at], queue, offset, events=False):
+                    if header.kind == KIND_MESSAGES and header.offset_end > offset:
+                        return segments[at], header
+        return None
+
+    def events_from(self, queue: int, number: int) -> tuple[Segment, Header] | None:
+        """The first block with events of that queue at or behind `number`, and its segment."""
+        for segment in self.all:
+            span = segment.spans.get(queue)
+            if span is not None and span.end_event > number:
+                for header in self._headers_from(segment, queue, number, events=True):
+                    if header.first_event + header.event_count > number:
+                        return segment, header
+        return None
+
+    def _headers_from(self, segment: Segment, queue: int, number: int, *, events: bool) -> Iterator[Header]:
+        """The headers of a queue in a segment from the block on that may hold an offset, or an event.
+
+        What cannot be read is left out: whoever asks sees the gap.
+        """
+        try:
+            entries = self.entries_of(segment, queue)
+        except LogDamaged:
+            return
+        keys = entries.events if events else entries.floors
+        for row in range(max(bisect_right(keys, number) - 1, 0), len(entries)):
+            try:
+                yield self.header_at(segment, entries.positions[row])
+            except LogDamaged:
                 continue
-            entries = self.index_of(segment).queues[queue]
-            for row in range(max(entries.at(start), 0), len(entries)):
-                if entries.floors[row] >= end:
-                    break
-                block = self.load(segment, entries.positions[row])
-                if block is not None and block.header.offset_end > start and block.header.first_offset < end:
-                    yield block
 
     # --- the cache -------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from penstock.broker.timers import Timers
 from penstock.engines.interface import LogDamaged, ReaderInfo
 from penstock.engines.log.block import (
     FLAG_REPLY,
+    KIND_CONTROL,
     KIND_MESSAGES,
     KIND_SETTLEMENTS,
     Header,
@@ -96,24 +97,54 @@ class LogState:
         while len(self.transactions) > TRANSACTIONS_MAX:
             self.transactions.popitem(last=False)
 
+    # --- damage that is found while the log is open ------------------------------------------------
+
     def unreadable(self, queue: LogQueue, first: int, end: int, error: LogDamaged) -> int:
         """Living messages, taken out of their room, that cannot be read; where the readable ones begin."""
-        segment, position, missing_end = self.segments.missing(queue.number, first)
+        _, _, missing_end = self.segments.missing(queue.number, first)
         end = min(end, missing_end)
-        file = self.disk.where(segment.name) if segment is not None else ""
-        at = position - segment.base if segment is not None else 0
-        damage = Damage(
-            file,
-            at,
-            queue.name,
-            first,
-            end,
-            f"queue {queue.name!r}: offsets {first} to {end - 1} cannot be read, so they are not delivered: "
-            f"{error}",
+        self.report(queue, first, end, error)
+        return end
+
+    def report(self, queue: LogQueue, first: int, end: int, error: LogDamaged) -> None:
+        """Messages that cannot be read: nobody gets them any more, and that is written down."""
+        segment, position, _ = self.segments.missing(queue.number, first)
+        queue.pending.lift(first, end)
+        self._tell(
+            Damage(
+                self.disk.where(segment.name) if segment is not None else "",
+                position - segment.base if segment is not None else 0,
+                queue.name,
+                first,
+                end,
+                f"queue {queue.name!r}: offsets {first} to {end - 1} cannot be read, so they are not "
+                f"delivered: {error}",
+            )
         )
+
+    def messages_missing(self, queue: LogQueue, first: int, end: int) -> None:
+        """A reader found no messages between two offsets: right, where they were settled and trimmed."""
+        lost = queue.pending.unsettled(first, min(end, queue.offset_start))
+        lost.append((max(first, queue.offset_start), end))
+        for a, b in lost:
+            while a < b:
+                _, _, stop = self.segments.missing(queue.number, a)
+                self.report(queue, a, min(b, stop), LogDamaged("no valid block stands where they should be"))
+                a = min(b, stop)
+
+    def events_missing(self, queue: LogQueue, first: int, end: int) -> None:
+        """A reader found that the record of these events is damaged."""
+        text = f"queue {queue.name!r}: events {first} to {end - 1} cannot be read"
+        self._tell(Damage("", 0, queue.name, 0, 0, text))
+
+    def _tell(self, damage: Damage) -> None:
+        """Add to the report what is not in it yet."""
+        for known in self.damage:
+            if known.queue == damage.queue and known.first <= damage.first and damage.end <= known.end:
+                if damage.first < damage.end or known.text == damage.text:
+                    return
         self.damage.append(damage)
         self._news.append(damage)
-        return end
 
     def take_news(self) -> list[Damage]:
         """Damage found since the last call, which is to be written down."""
@@ -141,9 +172,12 @@ class LogState:
             )
         return queue
 
-    def _check_events(self, queue: LogQueue, header: Header) -> None:
+    def _check_events(self, queue: LogQueue, header: Header, lost: int = 0) -> None:
+        """Count on behind this block. What should have come before it, and `lost` of its own, is told."""
+        before = header.first_event + lost
         if header.first_event > queue.next_event and queue.next_event:
-            lost = header.first_event - queue.next_event
+            lost += header.first_event - queue.next_event
+        if lost:
             self.damage.append(
                 Damage(
                     "",
@@ -151,31 +185,44 @@ class LogState:
                     queue.name,
                     0,
                     0,
-                    f"queue {queue.name!r}: {lost} events before event {header.first_event} are lost; "
+                    f"queue {queue.name!r}: {lost} events before event {before} are lost; "
                     f"messages that they settled will be delivered again",
                 )
             )
         queue.next_event = header.first_event + header.event_count
 
+    def pass_over(self, header: Header) -> None:
+        """A block of which only the header can be read: what it held is lost.
+
+        Its offsets and event numbers have been given and may have been read: they are not given again.
+        """
+        if header.kind == KIND_CONTROL:
+            return
+        queue = self._queue_of(header)
+        if header.kind == KIND_MESSAGES:
+            self._check_events(queue, header)
+            self._lost_before(queue, header.position, header.first_offset)
+            self._lost_before(queue, header.position, header.offset_end)
+            queue.next_stored = queue.pending.tail
+        else:
+            self._check_events(queue, header, lost=header.event_count)
+
+    def _lost_before(self, queue: LogQueue, position: int, offset: int) -> None:
+        """Messages between the tail and `offset` are not there."""
+        tail = queue.pending.tail
+        if tail >= offset:
+            return
+        text = f"queue {queue.name!r}: offsets {tail} to {offset - 1} are lost"
+        self.damage.append(Damage("", position, queue.name, tail, offset, text))
+        queue.pending.tail = offset
+
     def _apply_messages(self, header: Header) -> None:
         queue = self._queue_of(header)
         self._check_events(queue, header)
         pending = queue.pending
-        if header.first_offset > pending.tail:
-            if pending.tail:
-                self.damage.append(
-                    Damage(
-                        "",
-                        header.position,
-                        queue.name,
-                        pending.tail,
-                        header.first_offset,
-                        f"queue {queue.name!r}: offsets {pending.tail} to {header.first_offset - 1} are lost",
-                    )
-                )
-            else:
-                queue.offset_start = header.first_offset
-            pending.tail = header.first_offset
+        if not pending.tail:
+            queue.offset_start = pending.tail = header.first_offset
+        self._lost_before(queue, header.position, header.first_offset)
         pending.accept(header.count)
         queue.next_stored = pending.tail
         if header.flags & FLAG_REPLY:

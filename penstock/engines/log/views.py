@@ -1,13 +1,15 @@
 """Views: what is in the log and how a queue stands, for those who only look.
 
-Reading shows synced messages and events only: nothing that a power cut could take back.
+Reading shows synced messages and events only: nothing that a power cut could take back. What is
+damaged is left out, and never in silence: it is in the state's damage report when the next thing
+that can be read is handed out.
 """
 
 from collections.abc import Iterator
 
 from penstock.broker.batch import Slice
 from penstock.broker.life import Event, Reason
-from penstock.engines.interface import EventRun, QueueInfo
+from penstock.engines.interface import EventRun, LogDamaged, QueueInfo
 from penstock.engines.log.block import KIND_MESSAGES, PROTOCOLS, Header
 from penstock.engines.log.ledger import read_rows
 from penstock.engines.log.queue import LogQueue
@@ -19,8 +21,24 @@ from penstock.engines.log.state import LogState
 def read_messages(state: LogState, queue: LogQueue, start: int, end: int) -> Iterator[Slice]:
     """The messages from offset `start` to `end`, in whatever state they are."""
     end = min(end, queue.synced_offset)
-    for block in state.segments.messages(queue.number, start, end):
-        header = block.header
+    segments = state.segments
+    while start < end:
+        # Looked up anew for every block: between two of them, segments may go or be compacted.
+        found = segments.messages_from(queue.number, start)
+        first = min(found[1].first_offset, end) if found is not None else end
+        if start < first:
+            state.messages_missing(queue, start, first)
+        if found is None or first == end:
+            return
+        segment, header = found
+        try:
+            block = segments.load(segment, header.position)
+        except LogDamaged as error:
+            block = None
+            state.report(queue, max(start, first), min(header.offset_end, end), error)
+        if block is None:
+            start = header.offset_end
+            continue
         yield Slice(
             block.payload,
             block.bounds,
@@ -35,31 +53,36 @@ def read_messages(state: LogState, queue: LogQueue, start: int, end: int) -> Ite
             block.reply,
             PROTOCOLS[header.protocol],
         )
+        start = header.offset_end
 
 
 def read_events(state: LogState, queue: LogQueue, start: int, end: int) -> Iterator[EventRun]:
     """The events from number `start` to `end`, in runs."""
     end = min(end, queue.synced_event)
     segments = state.segments
-    for segment in list(segments.all):
-        span = segment.spans.get(queue.number)
-        if span is None or span.end_event <= start or span.first_event >= end:
-            continue
-        entries = segments.index_of(segment).queues[queue.number]
-        for first_event, position in zip(entries.events, entries.positions, strict=True):
-            if first_event >= end:
-                break
-            header = segments.header_at(segment, position)
-            if first_event + header.event_count <= start:
-                continue
-            if header.kind == KIND_MESSAGES:
-                runs = iter((accepted_run(header),))
-            else:
-                name = state.disk.where(segment.name)
+    while start < end:
+        # Looked up anew for every block: between two of them, segments may go or be compacted.
+        found = segments.events_from(queue.number, start)
+        first = min(found[1].first_event, end) if found is not None else end
+        if max(start, queue.event_start) < first:
+            state.events_missing(queue, max(start, queue.event_start), first)
+        if found is None or first == end:
+            return
+        segment, header = found
+        stop = header.first_event + header.event_count
+        runs: list[EventRun] = []
+        if header.kind == KIND_MESSAGES:
+            runs.append(accepted_run(header))
+        else:
+            name = state.disk.where(segment.name)
+            try:
                 body = read_body(segments.file_of(segment), segment.base, header, name)
-                runs = settlement_runs(header, body)
-            for run in runs:
-                yield from clip(run, start, end)
+                runs += settlement_runs(header, body)
+            except LogDamaged:
+                state.events_missing(queue, first, stop)
+        for run in runs:
+            yield from clip(run, start, end)
+        start = stop
 
 
 def accepted_run(header: Header) -> EventRun:
@@ -127,7 +150,10 @@ def _oldest_us(segments: Segments, queue: LogQueue) -> int:
         return 0
     if oldest >= queue.next_stored:
         return queue.parts_time_us
-    block = segments.block_at(queue.number, oldest)
+    try:
+        block = segments.block_at(queue.number, oldest)
+    except LogDamaged:
+        block = None
     return block.header.time_us if block is not None else 0
 
 

@@ -1,0 +1,93 @@
+"""Clients for the three protocols, for threads and for asyncio.
+
+`connect` and `aconnect` choose the client by the URL's scheme. The clients themselves are here too: who
+wants a type checker to know which one it is writes `PhpmqClient("phpmq://…")`, which is the same.
+
+One shape for all: a pure core per protocol (what to say, what is owed, what is in doubt), and under it a
+thin layer that does the IO, once with blocking sockets and once with asyncio. Modules are imported when
+their client is first used, so that `import penstock` and a client that blocks need no event loop.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, Unpack
+
+from penstock.client.errors import (
+    ClientError,
+    ConnectionLost,
+    Declined,
+    NotSupported,
+    TimedOut,
+    Undelivered,
+)
+from penstock.client.options import ClientOptions
+from penstock.client.url import target_of
+
+if TYPE_CHECKING:
+    from penstock.client.async_phpmq import AsyncPhpmqClient, AsyncPhpmqMessage
+    from penstock.client.async_rq import AsyncRqClient
+    from penstock.client.async_sspq import AsyncSspqClient, AsyncSspqMessage
+    from penstock.client.phpmq import PhpmqClient, PhpmqMessage
+    from penstock.client.rq import RqClient, RqServing
+    from penstock.client.rq_serving import AsyncServing, RqRequest
+    from penstock.client.sspq import SspqClient, SspqMessage
+
+__all__ = [
+    "AsyncPhpmqClient",
+    "AsyncPhpmqMessage",
+    "AsyncRqClient",
+    "AsyncServing",
+    "AsyncSspqClient",
+    "AsyncSspqMessage",
+    "ClientError",
+    "ClientOptions",
+    "ConnectionLost",
+    "Declined",
+    "NotSupported",
+    "PhpmqClient",
+    "PhpmqMessage",
+    "RqClient",
+    "RqRequest",
+    "RqServing",
+    "SspqClient",
+    "SspqMessage",
+    "TimedOut",
+    "Undelivered",
+    "aconnect",
+    "connect",
+]
+
+_HOMES: Final = {
+    "AsyncPhpmqClient": "async_phpmq",
+    "AsyncPhpmqMessage": "async_phpmq",
+    "AsyncRqClient": "async_rq",
+    "AsyncServing": "rq_serving",
+    "AsyncSspqClient": "async_sspq",
+    "AsyncSspqMessage": "async_sspq",
+    "PhpmqClient": "phpmq",
+    "PhpmqMessage": "phpmq",
+    "RqClient": "rq",
+    "RqRequest": "rq_serving",
+    "RqServing": "rq",
+    "SspqClient": "sspq",
+    "SspqMessage": "sspq",
+}
+"""In which module of this package a name lives that is imported when it is first used."""
+
+_CLIENTS: Final = {"phpmq": "PhpmqClient", "sspq": "SspqClient", "rq": "RqClient"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+# Any: which client it is depends on the text of the URL, which no type can say.
+def connect(url: str, **options: Unpack[ClientOptions]) -> Any:
+    """A client for threads: `PhpmqClient`, `SspqClient` or `RqClient`, by the scheme of the URL."""
+    return __getattr__(_CLIENTS[target_of(url).protocol])(url, **options)
+
+
+def aconnect(url: str, **options: Unpack[ClientOptions]) -> Any:
+    """A client for asyncio, by the scheme of the URL: `await` it, or enter it with `async with`."""
+    return __getattr__(f"Async{_CLIENTS[target_of(url).protocol]}")(url, **options)

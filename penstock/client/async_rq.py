@@ -1,0 +1,450 @@
+"""The RQ client for asyncio: a node that sends, requests, broadcasts and serves, with several controllers.
+
+It has one *current* line, to one controller, for everything that begins, and beside it those that are on
+their way out. What the client does when a controller …
+
+    full, or not to be reached    it moves to the back of the list, and the next one is tried
+    says CLOSING                  what is open there finishes; everything new goes elsewhere
+    does not answer pings         another line is made; then the silent one is dropped, unless queues are
+                                  consumed there: that one stays until it is lost, or until it is heard
+                                  again, when it is left in order
+    is lost                       what was open there is reported as ConnectionLost; queues that are served
+                                  are asked for again on the next line
+
+A client that serves connects again by itself, another one with its next call. Both give up after
+`reconnect_seconds`; then calls, and `wait`, raise ConnectionLost.
+"""
+
+import asyncio
+import math
+from collections.abc import Generator, Iterable
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from penstock.broker.batch import Batch
+from penstock.client.core import chunks
+from penstock.client.errors import ClientError, ConnectionLost, NotSupported, TimedOut, Undelivered
+from penstock.client.link import log
+from penstock.client.options import ClientOptions, Options, tls_context
+from penstock.client.plan import Plan
+from penstock.client.rq_core import Call
+from penstock.client.rq_line import Line
+from penstock.client.rq_serving import (
+    AsyncErrorHandler,
+    AsyncHandler,
+    AsyncListener,
+    AsyncServing,
+    Terms,
+)
+from penstock.client.url import parse_url
+from penstock.protocols import rq
+from penstock.protocols.errors import MisuseError
+from penstock.protocols.rq_node import Consuming, ControllerClosing, Deliveries, Heard, NodeEvent
+from penstock.protocols.rq_session import Consumer
+
+MAX_TOP = (1 << 16) - 1
+PRIORITY_TOP = 255
+
+
+class AsyncRqClient:
+    """An RQ node. A new one is not connected yet: `await` it, or enter it with `async with`."""
+
+    def __init__(self, url: str, **options: Unpack[ClientOptions]) -> None:
+        self._options = Options.of(**options)
+        target = parse_url(url, "rq")
+        self._name = str(target)
+        self._context = tls_context(target, self._options)
+        self._plan = Plan(target, self._options)
+        self._current: Line | None = None
+        self._lines: set[Line] = set()
+        self._servings: dict[str, AsyncServing] = {}
+        self._search: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()  # set, and replaced, when a line comes or goes, or a search ends
+        self._failure: ConnectionLost | None = None  # of the last search, if it found nobody
+        self._closed = False
+
+    # --- sending -------------------------------------------------------------------------------------
+
+    async def send(
+        self, queue: str, body: bytes, *, retries: int | None = None, timeout: float | None = None
+    ) -> None:
+        """Send a message, and wait until the broker says that it is stored.
+
+        Undelivered: it says that it is not. ConnectionLost and TimedOut: nobody knows; send it again if it
+        must not be lost. `timeout`: seconds; None: `operation_seconds`.
+        """
+        await self.send_many(queue, [body], retries=retries, timeout=timeout)
+
+    async def send_many(
+        self,
+        queue: str,
+        bodies: Iterable[bytes],
+        *,
+        retries: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Send messages, and wait until all are stored; how many they were. `timeout`: without a receipt.
+
+        Errors are those of `send`; `positions` are those of the messages that have no receipt.
+        """
+        seconds = self._options.operation_seconds if timeout is None else timeout
+        changed = asyncio.Event()
+        call = Call(changed.set)
+        used: set[Line] = set()
+        trouble: ClientError | None = None
+        end = 0
+        try:
+            for chunk in chunks(bodies):
+                try:
+                    line = await self._line_with_room(len(chunk), seconds)
+                except ConnectionLost as error:
+                    trouble = error
+                    break
+                used.add(line)
+                line.write(line.core.send(call, queue, chunk, end, retries))
+                end += len(chunk)
+                if not await line.drained(seconds) or call.failed or call.in_doubt:
+                    break
+            in_time = await _settled(call, changed, seconds)
+        finally:
+            for line in used:
+                line.core.forget(call)
+                line.end_if_idle()
+        self._check_receipts(
+            f"{self._name}: queue {queue!r}", call, end, None if in_time else seconds, trouble
+        )
+        return end
+
+    @staticmethod
+    def _check_receipts(
+        who: str, call: Call, end: int, waited_seconds: float | None, trouble: ClientError | None
+    ) -> None:
+        """Raise unless every message has its receipt."""
+        what = f"{who}: {call.confirmed} of {end} messages are stored"
+        open_ = sorted([*call.in_doubt, *call.open])
+        if call.failed:
+            raise Undelivered(
+                f"{what}, the broker refused {len(call.failed)}; its log says why",
+                in_doubt=len(open_),
+                positions=sorted([*call.failed, *open_]),
+            )
+        if waited_seconds is not None:
+            raise TimedOut(
+                f"{what}, and no other receipt came within {waited_seconds:g} s; "
+                "send again what must not be lost",
+                in_doubt=len(open_),
+                positions=open_,
+            )
+        if open_:
+            raise ConnectionLost(
+                f"{what}, {len(open_)} are in doubt: the connection was lost ({call.why}); "
+                "send again what must not be lost",
+                in_doubt=len(open_),
+                positions=open_,
+            )
+        if trouble is not None:
+            raise ConnectionLost(f"{what}, the others were not sent: {trouble}") from trouble
+
+    async def request(
+        self, queue: str, body: bytes, timeout: float | None = None, *, retries: int | None = None
+    ) -> bytes:
+        """Send a request and wait for its answer, at most `timeout` seconds (None: `operation_seconds`).
+
+        Undelivered: the broker says that there will be none. ConnectionLost, TimedOut: a consumer may have
+        worked on it nevertheless.
+        """
+        seconds = self._options.operation_seconds if timeout is None else timeout
+        if not seconds > 0:
+            raise NotSupported(f"queue {queue!r}: a time-out of {seconds} s: use a number of seconds over 0")
+        changed = asyncio.Event()
+        call = Call(changed.set)
+        (bodies,) = chunks([body])
+        deadline = asyncio.get_running_loop().time() + seconds
+        line = await self._line_with_room(1, seconds)
+        try:
+            line.write(line.core.request(call, queue, bodies[0], math.ceil(seconds), retries))
+            in_time = await _settled(call, changed, deadline - asyncio.get_running_loop().time())
+        finally:
+            line.core.forget(call)
+            line.end_if_idle()
+        who = f"{self._name}: request to queue {queue!r}"
+        taken = "a consumer had taken it" if call.taken else "no consumer had taken it"
+        if not in_time:
+            raise TimedOut(f"{who}: no answer within {seconds:g} s; {taken}", in_doubt=1)
+        if call.failed:
+            raise Undelivered(f"{who}: the broker says that there will be no answer; {taken}")
+        if call.in_doubt:
+            raise ConnectionLost(
+                f"{who}: the connection was lost ({call.why}); {taken}; ask again if that does no harm",
+                in_doubt=1,
+            )
+        return call.answer
+
+    async def broadcast(self, queue: str, body: bytes) -> None:
+        """To everybody who consumes the queue at this moment. Nobody confirms it, and it is not stored."""
+        (bodies,) = chunks([body])
+        line = await self._line()
+        try:
+            line.write(line.core.session.broadcast(queue, Batch.of(bodies)))
+        except MisuseError as error:
+            raise NotSupported(str(error)) from None
+        seconds = self._options.operation_seconds
+        if not await line.drained(seconds):
+            raise TimedOut(
+                f"{self._name}: queue {queue!r}: the controller has taken nothing for {seconds:g} s"
+            )
+
+    # --- serving -------------------------------------------------------------------------------------
+
+    async def serve(
+        self,
+        queue: str,
+        handler: AsyncHandler,
+        *,
+        max: int = 1,  # noqa: A002 - the protocol's own word for it, and the documented name
+        priority: int = rq.PRIORITY_DEFAULT,
+        exclusive: bool = False,
+        on_error: AsyncErrorHandler | None = None,
+        on_broadcast: AsyncListener | None = None,
+    ) -> AsyncServing:
+        """Let `handler` answer the requests of a queue from now on, at most `max` at a time (0: no bound).
+
+        What it returns is the answer. What happens when it raises is said in `rq_serving.py`. Of several
+        consumers the one with the highest priority is served first; 0 is for broadcasts only. An exclusive
+        one has the queue for itself. Returns at once; `AsyncServing.wait_turn` tells when it begins.
+        """
+        if not 0 <= max <= MAX_TOP:
+            raise NotSupported(f"queue {queue!r}: max is {max}: use 1 to {MAX_TOP}, or 0 for no bound")
+        if not 0 <= priority <= PRIORITY_TOP:
+            raise NotSupported(f"queue {queue!r}: priority is {priority}: use 0 to {PRIORITY_TOP}")
+        former = self._servings.get(queue)
+        if former is not None and not former.is_cancelled:
+            raise NotSupported(f"queue {queue!r} is served already; cancel that first, or use another client")
+        line = await self._line()
+        terms = Terms(handler, on_error, on_broadcast, max, priority, exclusive)
+        serving = AsyncServing(self, queue, terms, self._options.payload_bytes_max)
+        self._ask(line, serving)
+        self._servings[queue] = serving
+        return serving
+
+    async def cancel(self, queue: str) -> None:
+        """No new requests of this queue. Those that are here already are still answered."""
+        serving = self._servings.get(queue)
+        if serving is None or serving.is_cancelled:
+            raise NotSupported(f"queue {queue!r} is not served by this client")
+        serving.is_cancelled = True
+        for line in self._lines:
+            if line.core.session.consumer(queue) in (Consumer.ASKED, Consumer.CONSUMING):
+                line.write(line.core.session.cancel(queue))
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Until the client is closed; False where it was not within `timeout` seconds.
+
+        ConnectionLost where queues are served and no controller can be found any more.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while not self._closed:
+                    if self._failure is not None and self._serves:
+                        raise ConnectionLost(str(self._failure))
+                    await self._news.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _ask(self, line: Line, serving: AsyncServing) -> None:
+        terms = serving.terms
+        try:
+            request = line.core.session.consume(
+                serving.queue, credit=terms.max, priority=terms.priority, exclusive=terms.exclusive
+            )
+        except MisuseError as error:
+            raise NotSupported(str(error)) from None
+        line.write(request)
+
+    @property
+    def _serves(self) -> bool:
+        return any(not serving.is_cancelled for serving in self._servings.values())
+
+    # --- lines ---------------------------------------------------------------------------------------
+
+    async def _line(self) -> Line:
+        """The line for something new."""
+        while True:
+            if self._closed:
+                raise ConnectionLost(f"{self._name}: this client is closed; make another one")
+            line = self._current
+            if line is not None and not line.is_silent:
+                return line
+            self._start_search()
+            await self._news.wait()
+            if self._failure is not None:
+                raise ConnectionLost(str(self._failure))
+
+    async def _line_with_room(self, count: int, seconds: float) -> Line:
+        """The line for so many more requests: their ids are limited."""
+        while True:
+            line = await self._line()
+            if line.core.session.free_requests() >= count:
+                return line
+            try:
+                async with asyncio.timeout(seconds):
+                    await line.news()
+            except TimeoutError:
+                raise TimedOut(
+                    f"{self._name}: too many requests are open, and none was answered within {seconds:g} s"
+                ) from None
+
+    def _start_search(self, *, patient: bool = True) -> None:
+        if self._search is None and not self._closed:
+            self._failure = None
+            self._search = asyncio.get_running_loop().create_task(self._find_line(patient))
+
+    def _stop_search(self) -> None:
+        if self._search is not None:
+            self._search.cancel()
+            self._search = None
+            self._tell()
+
+    async def _find_line(self, patient: bool) -> None:
+        loop = asyncio.get_running_loop()
+        search = self._plan.search(loop.time(), patient=patient)
+        try:
+            while True:
+                await asyncio.sleep(search.pause)
+                address = search.address
+                try:
+                    line = await Line.open(self, address, self._context, self._options)
+                except OSError as error:
+                    search.failed(address, error, loop.time())
+                    continue
+                if not line.is_retired:
+                    break
+                search.failed(address, "it is about to stop", loop.time())
+        except ConnectionLost as failure:
+            self._failure = failure
+            log.warning("%s", failure)
+        else:
+            self._plan.connected(loop.time())
+            self._install(line)
+        self._search = None
+        self._tell()
+
+    def _install(self, line: Line) -> None:
+        former, self._current = self._current, line
+        self._lines.add(line)
+        for serving in self._servings.values():
+            if not serving.is_cancelled:
+                self._ask(line, serving)
+        if former is not None and not former.core.session.consumes:
+            former.abort("the controller does not answer")
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def leave(self, line: Line) -> None:
+        """A handler has failed: everything that this line holds is to be given out again."""
+        self._refuse_work(line)
+        self._retire(line, say_so=True)
+
+    def _refuse_work(self, line: Line) -> None:
+        line.takes_work = False
+        for serving in self._servings.values():
+            serving.drop_backlog(line)
+
+    def _retire(self, line: Line, *, say_so: bool) -> None:
+        line.retire(say_so=say_so)
+        self._unuse(line)
+
+    def _unuse(self, line: Line) -> None:
+        if self._current is line:
+            self._current = None
+            for serving in self._servings.values():
+                serving.note_line_lost()
+            if self._serves:
+                self._start_search()
+
+    def line_event(self, line: Line, event: NodeEvent) -> None:
+        if isinstance(event, Deliveries):
+            self._servings[event.queue].take(line, event)
+        elif isinstance(event, Heard):
+            self._servings[event.queue].hear(event.batch)
+        elif isinstance(event, Consuming):
+            self._servings[event.queue].note_turn()
+        elif isinstance(event, ControllerClosing):
+            log.info("%s: controller %s stops", self._name, line.address)
+            self._plan.move_back(line.address)
+            self._retire(line, say_so=False)
+
+    def line_silent(self, line: Line) -> None:
+        log.warning("%s: controller %s does not answer", self._name, line.address)
+        if line is self._current:
+            self._plan.move_back(line.address)
+            self._start_search()
+
+    def line_awake(self, line: Line) -> None:
+        log.info("%s: controller %s answers again", self._name, line.address)
+        if line is self._current:
+            self._stop_search()
+        else:
+            self._retire(line, say_so=True)
+
+    def line_lost(self, line: Line, why: str) -> None:
+        self._lines.discard(line)
+        if why and not self._closed:
+            log.warning("%s: connection to %s lost: %s", self._name, line.address, why)
+        self._unuse(line)
+        for serving in self._servings.values():
+            serving.pump()
+        self._tell()
+
+    # --- life ----------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Take no new work, wait up to `drain_seconds` for handlers and answers, then end.
+
+        Requests that have come and were not begun are given to somebody else.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._stop_search()
+        self._tell()
+        for line in list(self._lines):
+            self._refuse_work(line)
+            line.retire(say_so=True)
+            line.bound()
+            line.end_if_idle()
+        while self._lines:
+            await self._news.wait()
+        for serving in self._servings.values():
+            serving.stop()
+
+    async def _open(self) -> Self:
+        self._start_search(patient=False)
+        await self._line()
+        return self
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Self:
+        return await self._open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+async def _settled(call: Call, changed: asyncio.Event, seconds: float) -> bool:
+    """Until nothing of a call is open; False where nothing has changed for so many seconds."""
+    while call.open:
+        changed.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await changed.wait()
+        except TimeoutError:
+            return False
+    return True

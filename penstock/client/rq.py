@@ -1,0 +1,209 @@
+"""The RQ client for threads: the asyncio client in a thread of its own, called from any other.
+
+RQ needs somebody who listens all the time: pings must be answered, deliveries taken, a silent controller
+noticed. So this client has one background thread, with a private event loop in which an `AsyncRqClient`
+lives; what that does, and when, is said there. Any thread may call any method. Handlers run in other
+threads, at most `max` of a queue at a time, and may block; they may use the client, too.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+from penstock.client.async_rq import AsyncRqClient
+from penstock.client.errors import ConnectionLost
+from penstock.client.options import ClientOptions
+from penstock.client.rq_serving import AsyncServing, RqRequest
+from penstock.protocols import rq
+
+T = TypeVar("T")
+
+Handler = Callable[[RqRequest], bytes | None]
+ErrorHandler = Callable[[RqRequest, Exception], bytes | None]
+Listener = Callable[[bytes], None]
+
+THREADS_UNBOUNDED = 32
+"""How many handlers run at a time where `max` is 0: the broker's bound is off, that of threads is not."""
+
+
+END_SECONDS = 1.0
+
+
+class RqServing:
+    """A queue that is being served, until `cancel`."""
+
+    def __init__(self, client: "RqClient", serving: AsyncServing) -> None:
+        self._client = client
+        self._serving = serving
+
+    @property
+    def queue(self) -> str:
+        return self._serving.queue
+
+    def wait_turn(self, timeout: float | None = None) -> bool:
+        """Wait until the broker says that this client consumes the queue. False: not in `timeout` seconds."""
+        return self._client._call(self._serving.wait_turn(timeout))
+
+    def cancel(self) -> None:
+        """No new requests. What is here already is still answered."""
+        self._client._call(self._serving.cancel())
+
+
+class RqClient:
+    """An RQ node. A context manager: leaving it closes it."""
+
+    def __init__(self, url: str, **options: Unpack[ClientOptions]) -> None:
+        self._client = AsyncRqClient(url, **options)
+        self._pools: list[ThreadPoolExecutor] = []
+        self._closed = False
+        self._closing = threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-rq", daemon=True)
+        self._thread.start()
+        try:
+            self._call(_awaited(self._client))
+        except BaseException:
+            self._stop()
+            raise
+
+    def send(
+        self, queue: str, body: bytes, *, retries: int | None = None, timeout: float | None = None
+    ) -> None:
+        """Send a message, and wait until the broker says that it is stored. See `AsyncRqClient.send`."""
+        self._call(self._client.send(queue, body, retries=retries, timeout=timeout))
+
+    def send_many(
+        self,
+        queue: str,
+        bodies: Iterable[bytes],
+        *,
+        retries: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Send messages, and wait until all are stored; how many they were."""
+        return self._call(self._client.send_many(queue, bodies, retries=retries, timeout=timeout))
+
+    def request(
+        self, queue: str, body: bytes, timeout: float | None = None, *, retries: int | None = None
+    ) -> bytes:
+        """Send a request and wait for its answer, at most `timeout` seconds (None: `operation_seconds`)."""
+        return self._call(self._client.request(queue, body, timeout, retries=retries))
+
+    def broadcast(self, queue: str, body: bytes) -> None:
+        """To everybody who consumes the queue at this moment. Nobody confirms it, and it is not stored."""
+        self._call(self._client.broadcast(queue, body))
+
+    def serve(
+        self,
+        queue: str,
+        handler: Handler,
+        *,
+        max: int = 1,  # noqa: A002 - the protocol's own word for it, and the documented name
+        priority: int = rq.PRIORITY_DEFAULT,
+        exclusive: bool = False,
+        on_error: ErrorHandler | None = None,
+        on_broadcast: Listener | None = None,
+    ) -> RqServing:
+        """Let `handler` answer the requests of a queue from now on, at most `max` at a time (0: no bound).
+
+        Returns at once; `wait` keeps a program alive that does nothing else. See `AsyncRqClient.serve`.
+        """
+        pool = ThreadPoolExecutor(max or THREADS_UNBOUNDED, thread_name_prefix=f"penstock-rq-{queue}")
+
+        async def handle(request: RqRequest) -> bytes | None:
+            return await self._loop.run_in_executor(pool, handler, request)
+
+        async def failed(request: RqRequest, error: Exception) -> bytes | None:
+            assert on_error is not None
+            return await self._loop.run_in_executor(pool, on_error, request, error)
+
+        async def listen(body: bytes) -> None:
+            assert on_broadcast is not None
+            await self._loop.run_in_executor(pool, on_broadcast, body)
+
+        serving = self._call(
+            self._client.serve(
+                queue,
+                handle,
+                max=max,
+                priority=priority,
+                exclusive=exclusive,
+                on_error=failed if on_error is not None else None,
+                on_broadcast=listen if on_broadcast is not None else None,
+            )
+        )
+        self._pools.append(pool)
+        return RqServing(self, serving)
+
+    def cancel(self, queue: str) -> None:
+        """No new requests of this queue. Those that are here already are still answered."""
+        self._call(self._client.cancel(queue))
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until the client is closed; False where it was not within `timeout` seconds.
+
+        ConnectionLost where queues are served and no controller can be found any more.
+        """
+        return self._call(self._client.wait(timeout))
+
+    def close(self) -> None:
+        """Take no new work, wait up to `drain_seconds` for handlers and answers, then end."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self._submit(self._client.close())
+            finally:
+                self._stop()
+
+    def _call(self, call: Coroutine[Any, Any, T]) -> T:
+        if self._closed:
+            call.close()
+            raise ConnectionLost("rq: this client is closed; make another one")
+        return self._submit(call)
+
+    def _submit(self, call: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return future.result()
+        except CancelledError:
+            raise ConnectionLost("rq: this client was closed by another thread") from None
+        except BaseException:
+            future.cancel()  # nobody waits for it any more: the caller was interrupted
+            raise
+
+    def _stop(self) -> None:
+        self._closed = True
+        for pool in self._pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+        asyncio.run_coroutine_threadsafe(_end_tasks(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+async def _awaited(client: AsyncRqClient) -> AsyncRqClient:
+    return await client
+
+
+async def _end_tasks() -> None:
+    """Let the calls of other threads end by themselves, which they do when the client is closed."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    if tasks:
+        _, late = await asyncio.wait(tasks, timeout=END_SECONDS)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late)

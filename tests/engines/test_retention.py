@@ -1,0 +1,624 @@
+"""Retention of the embedded log: when segments go, what pins them, and what compacting keeps.
+
+The segments have 4 KiB, and a snapshot follows each of them, so a few dozen messages show everything.
+"""
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.batch import Batch
+from penstock.broker.life import Event
+from penstock.broker.policy import Policies
+from penstock.broker.words import Outcome
+from penstock.engines.interface import QueueInfo, ReaderInfo, TransactionDone
+from penstock.engines.log.disk import RealDisk
+from penstock.engines.log.engine import LogEngine
+from penstock.engines.log.segments import parse_segment_name
+from penstock.engines.log.state import LogSettings
+from penstock.engines.log.workers import InlineWorker
+from tests.engines.contract_rig import (
+    SECOND,
+    START_US,
+    Got,
+    named,
+    open_runs,
+    open_slices,
+    payloads,
+    ranges_of,
+)
+
+SMALL = LogSettings(segment_bytes=4096, block_bytes=1024, cache_bytes=2048, snapshot_blocks=1000)
+KEEP_NOTHING = {"*": {"retention-seconds": 0}}
+
+
+class Log:
+    """A log in a folder, with a clock, and workers that run when they are told to."""
+
+    def __init__(self, folder: Path, policies: dict[str, object], settings: LogSettings = SMALL) -> None:
+        self.folder = folder
+        self.settings = settings
+        self.policies = Policies(policies)
+        self.now_us = START_US
+        self.open()
+
+    def open(self) -> LogEngine:
+        self.writer, self.keeper = InlineWorker(), InlineWorker()
+        self.engine = LogEngine.open(
+            RealDisk(str(self.folder)),
+            self.now_us,
+            settings=self.settings,
+            policies=self.policies,
+            writer=self.writer,
+            keeper=self.keeper,
+        )
+        return self.engine
+
+    def crash(self) -> LogEngine:
+        self.engine.abandon()
+        return self.open()
+
+    def reopen(self) -> LogEngine:
+        self.engine.close(self.now_us)
+        return self.open()
+
+    def turn(self) -> None:
+        self.engine.flush(self.now_us)
+        self.engine.wait()
+
+    def trim(self) -> None:
+        self.turn()
+        self.engine.trim(self.now_us)
+        self.engine.wait()
+
+    def send(self, queue: str, messages: list[bytes], **columns: list[int]) -> None:
+        self.engine.append(queue, Batch.of(messages, **columns), self.now_us)  # type: ignore[arg-type]
+        self.turn()
+
+    def take(self, queue: str, count: int = 1 << 20, *, dead: bool = False) -> list[Got]:
+        return open_slices(self.engine.take(queue, "ann", count, self.now_us, bytes_max=1 << 30, dead=dead))
+
+    def settle(self, queue: str, outcome: Outcome, messages: list[Got]) -> None:
+        self.engine.settle(queue, "ann", outcome, ranges_of(messages), self.now_us)
+
+    def ack(self, queue: str, messages: list[Got]) -> None:
+        self.settle(queue, Outcome.ACK, messages)
+
+    def work(self, queue: str, count: int, keep: Callable[[int], bool] = lambda _: False) -> list[bytes]:
+        """Messages of 100 bytes, one block each, acknowledged unless they are to be kept; those."""
+        kept = []
+        for i in range(count):
+            payload = b"%-100d" % i
+            self.send(queue, [payload])
+            (message,) = self.take(queue, 1)
+            if keep(i):
+                kept.append(payload)
+            else:
+                self.ack(queue, [message])
+        self.turn()
+        return kept
+
+    def roll(self) -> None:
+        """Go on until everything so far lies behind two snapshots."""
+        for i in range(3):
+            self.send("filler", [b"%d" % i * 3000])
+            self.ack("filler", self.take("filler"))
+            self.turn()
+
+    def segments(self) -> dict[str, int]:
+        """Names and sizes."""
+        return {
+            path.name: path.stat().st_size
+            for path in sorted(self.folder.iterdir())
+            if parse_segment_name(path.name) is not None
+        }
+
+    def info(self, queue: str) -> QueueInfo:
+        return self.engine.describe(queue)
+
+    def read(self, queue: str) -> list[bytes]:
+        return payloads(open_slices(self.engine.read(queue, 0, 1 << 40)))
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Log]]:
+    logs: list[Log] = []
+
+    def make(policies: dict[str, object], settings: LogSettings = SMALL) -> Log:
+        logs.append(Log(tmp_path, policies, settings))
+        return logs[-1]
+
+    yield make
+    for log in logs:
+        log.engine.abandon()
+
+
+Make = Callable[..., Log]
+
+
+# --- by time and by bytes -------------------------------------------------------------------------
+
+
+def test_settled_messages_stay_as_long_as_they_are_to_stay(make: Make) -> None:
+    log = make({"orders": {"retention-seconds": 60}, "filler": {"retention-seconds": 0}})
+    log.work("orders", 50)
+    log.roll()
+    log.now_us += 60 * SECOND - 1
+    log.trim()
+    assert len(log.read("orders")) == 50
+    assert (log.info("orders").offset_start, log.info("orders").event_start) == (0, 0)
+    log.now_us += 1
+    log.trim()
+    assert log.read("orders") == []
+    assert (log.info("orders").offset_start, log.info("orders").offset_end) == (50, 50)
+    assert (log.info("orders").event_start, log.info("orders").event_end) == (100, 100)
+    assert list(log.engine.events("orders", 0, 1000)) == []
+    assert log.engine.damage == []
+
+
+def test_the_newest_segments_stay_until_snapshots_lie_behind_them(make: Make) -> None:
+    log = make(KEEP_NOTHING, LogSettings(segment_bytes=64 * 1024))
+    log.work("orders", 30)
+    log.now_us += 1000 * SECOND
+    before = log.segments()
+    log.trim()
+    assert log.segments() == before
+    assert len(log.read("orders")) == 30
+    log.reopen()  # the first snapshot that covers it
+    log.trim()
+    assert len(log.read("orders")) == 30
+    log.reopen()  # the second
+    log.trim()
+    assert log.read("orders") == []
+
+
+def test_a_snapshot_that_cannot_be_read_does_not_count(make: Make) -> None:
+    log = make(KEEP_NOTHING, LogSettings(segment_bytes=64 * 1024))
+    kept = log.work("orders", 30, keep=lambda i: i == 7)
+    for _ in range(3):
+        log.reopen()
+    log.engine.close(log.now_us)
+    newest = max(log.folder.glob("snapshot-*"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    log.open()
+    (damage,) = log.engine.damage
+    assert "checksum" in damage.text
+    assert "quarantine-snapshot" in damage.text
+    assert len(list(log.folder.glob("quarantine-snapshot-*"))) == 1
+    assert payloads(log.take("orders")) == kept
+    log.engine.give_back("orders", "ann", log.now_us)
+    log.engine.flush(log.now_us)
+    log.writer.wait()
+    log.engine.trim(log.now_us)
+    assert len(log.keeper) == 1  # a new snapshot; nothing may go before it is there
+    log.trim()
+    log.crash()
+    assert payloads(log.take("orders")) == kept
+
+
+def test_retention_bytes_lets_go_of_what_is_beyond(make: Make) -> None:
+    log = make({"orders": {"retention-bytes": 3000}, "filler": {"retention-seconds": 0}})
+    log.work("orders", 100)
+    log.roll()
+    log.trim()
+    left = log.info("orders").offset_end - log.info("orders").offset_start
+    # Whole segments go, each has about a dozen messages: what is left is the cap, and a segment at most.
+    assert 30 <= left <= 50
+    assert len(log.read("orders")) == left
+
+
+def test_the_queue_that_keeps_longest_decides_for_a_shared_segment(make: Make) -> None:
+    log = make({"short": {"retention-seconds": 0}, "long": {"retention-seconds": 60}})
+    for i in range(20):
+        for queue in ("short", "long"):
+            log.send(queue, [b"%-100d" % i])
+            log.ack(queue, log.take(queue))
+    log.now_us += 59 * SECOND
+    log.roll()
+    log.trim()
+    assert len(log.read("short")) == len(log.read("long")) == 20
+    log.now_us += SECOND
+    log.trim()
+    assert log.read("short") == log.read("long") == []
+
+
+def test_new_segments_get_snapshots_after_old_ones_have_gone(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    for _ in range(6):
+        log.work("orders", 60)
+        log.roll()
+        log.trim()
+        assert len(log.segments()) <= 4
+    assert log.info("orders").offset_start == 360
+
+
+def test_transaction_keys_are_remembered_when_their_messages_are_gone(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    answers: list[object] = []
+    parts = [("orders", Batch.of([b"x"])), ("mails", Batch.of([b"y"]))]
+    log.engine.transact("key", parts, log.now_us, answers.append)
+    log.turn()
+    for queue in ("orders", "mails"):
+        log.ack(queue, log.take(queue))
+    log.roll()
+    log.trim()
+    assert log.read("orders") == []
+    for restart in (log.crash, log.reopen):
+        restart()
+        log.engine.transact("key", parts, log.now_us, answers.append)
+        log.turn()
+    done = [answer for answer in answers if isinstance(answer, TransactionDone)]
+    assert [answer.repeated for answer in done] == [False, True, True]
+    assert done[1].stored == done[2].stored == done[0].stored
+
+
+def test_a_segment_goes_only_when_the_settlements_that_free_it_are_synced(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    kept = log.work("orders", 20, keep=lambda i: i == 3)
+    log.roll()
+    log.trim()
+    before = log.segments()
+    (message,) = [m for m in open_slices(log.engine.read("orders", 0, 20)) if m.payload == kept[0]]
+    log.ack("orders", [message])
+    log.engine.trim(log.now_us)
+    assert len(log.keeper) == 0
+    assert log.segments() == before
+    log.engine.wait()
+    assert log.segments().keys() < before.keys()
+
+
+def test_settled_after_the_last_snapshot_and_trimmed_is_no_damage(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    log.work("orders", 40, keep=lambda i: i % 2 == 0)
+    log.roll()
+    log.engine.settle("orders", "ann", Outcome.ACK, [(0, 1000)], log.now_us)
+    log.trim()
+    assert log.read("orders") == []
+    log.crash()
+    assert log.engine.damage == []
+    assert (log.info("orders").ready, log.info("orders").offset_start) == (0, 40)
+    assert log.info("orders").event_start == 60
+
+
+# --- readers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("view", "factor"), [("messages", 1), ("events", 2)])
+def test_a_reader_pins_what_it_has_not_read(make: Make, view: str, factor: int) -> None:
+    log = make(KEEP_NOTHING)
+    log.work("orders", 60)
+    log.roll()
+    lease_us = log.now_us + 100 * SECOND
+
+    def hold(position: int) -> None:
+        reader = ReaderInfo("spark", "orders", view, position * factor, lease_us)
+        log.engine.hold_retention(reader, log.now_us)
+        log.trim()
+
+    hold(0)
+    assert len(log.read("orders")) == 60
+    hold(30)
+    start = log.info("orders").offset_start
+    assert 20 < start <= 30
+    assert len(log.read("orders")) == 60 - start
+    assert log.info("orders").event_start <= 60
+    log.crash()
+    log.trim()
+    assert log.info("orders").offset_start == start
+    hold(60)
+    assert log.read("orders") == []
+
+
+@pytest.mark.parametrize("end", ["lease", "release"])
+def test_a_reader_that_is_gone_pins_nothing(make: Make, end: str) -> None:
+    log = make(KEEP_NOTHING)
+    log.work("orders", 60)
+    log.roll()
+    log.engine.hold_retention(ReaderInfo("spark", "orders", "messages", 0, log.now_us + SECOND), log.now_us)
+    log.now_us += SECOND - 1
+    log.trim()
+    assert len(log.read("orders")) == 60
+    if end == "lease":
+        log.now_us += 1
+    else:
+        log.engine.release_retention("spark", log.now_us)
+    log.trim()
+    assert log.read("orders") == []
+
+
+def test_a_reader_of_one_queue_pins_no_other(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    log.work("orders", 60)
+    log.work("mails", 60)
+    log.roll()
+    log.engine.hold_retention(ReaderInfo("spark", "mails", "messages", 0, log.now_us + SECOND), log.now_us)
+    log.trim()
+    assert len(log.read("mails")) == 60
+    assert log.info("orders").offset_start > 40  # the last ones share a segment with the first mails
+
+
+def test_whoever_is_reading_when_segments_go_reads_on(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    kept = log.work("orders", 60, keep=lambda i: i % 10 == 9)
+    log.roll()
+    reading = log.engine.read("orders", 0, 60)
+    telling = log.engine.events("orders", 0, 1000)
+    seen = payloads(open_slices([next(reading)]))
+    told = open_runs([next(telling)])
+    log.trim()
+    assert seen + payloads(open_slices(reading)) == [b"%-100d" % 0, *kept]
+    assert {t.event for t in told + open_runs(telling)} == {Event.ACCEPTED}
+
+
+# --- compacting -----------------------------------------------------------------------------------
+
+
+def test_the_living_keep_everything_but_their_neighbours(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    for i in range(40):
+        log.now_us += 1
+        log.send("orders", [b"%-99d" % i, b"+%d" % i], ttl_seconds=[900 + i, 0], retries=[i % 4, -1])
+    everything = log.take("orders")
+    alive = everything[::8]
+    log.ack("orders", [m for m in everything if m not in alive])
+    log.engine.give_back("orders", "ann", log.now_us, lost=False)
+    log.turn()
+    log.roll()
+    before = log.segments()
+    log.trim()
+    after = log.segments()
+    assert sum(after.values()) < sum(before.values()) / 2
+    assert any(name.endswith(".1.seg") for name in after)
+    assert log.take("orders") == alive
+    assert log.read("orders") == payloads(alive)  # below offset_start, what is there
+    info = log.info("orders")
+    assert (info.held, info.offset_start, info.offset_end) == (10, 80, 80)
+    assert info.bytes == sum(len(m.payload) for m in alive)
+    assert info.oldest_us == alive[0].time_us
+    for restart in (log.crash, log.reopen, log.crash):
+        restart()
+        assert log.take("orders") == alive
+        assert log.engine.damage == []
+        assert log.info("orders").offset_start == 80
+
+
+def test_moved_and_dead_ones_are_alive_too(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    log.send("orders", named("m", 60))
+    got = log.take("orders")
+    log.settle("orders", Outcome.REQUEUE, [got[40], got[10]])
+    log.settle("orders", Outcome.REJECT, [got[50], got[5]])
+    log.ack("orders", [m for m in got if m.offset not in (5, 10, 20, 40, 50)])
+    log.roll()
+    log.trim()
+    assert log.info("orders").offset_start == 60
+    assert [m.payload for m in log.take("orders", dead=True)] == [b"m-50", b"m-5"]
+    log.crash()
+    assert payloads(log.take("orders")) == [b"m-20", b"m-40", b"m-10"]
+    assert payloads(log.take("orders", dead=True)) == [b"m-50", b"m-5"]
+
+
+def test_what_is_compacted_can_be_compacted_again_and_then_goes(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    log.work("orders", 36, keep=lambda i: i % 3 == 0)
+    log.roll()
+    sizes = []
+    for step in (3, 6, 18, 100):
+        left = [offset for offset in range(0, 36, 3) if offset % step == 0 and step < 100]
+        gone = [(offset, offset + 1) for offset in range(36) if offset not in left]
+        log.engine.settle("orders", "ann", Outcome.ACK, gone, log.now_us)
+        log.trim()
+        assert log.read("orders") == [b"%-100d" % offset for offset in left]
+        sizes.append(sum(size for name, size in log.segments().items() if ".seg" in name))
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == 4
+
+
+def test_trimming_ends_also_with_messages_smaller_than_their_headers(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    for i in range(60):
+        log.send("orders", [b"", b"x"])
+        if i % 2:
+            log.ack("orders", log.take("orders", 2))
+    log.roll()
+    log.trim()
+    compacted = log.segments()
+    assert any(".1.seg" in name for name in compacted)
+    for _ in range(3):
+        log.trim()
+    assert log.segments() == compacted
+
+
+def test_a_segment_that_is_alive_as_a_whole_is_left_alone(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    for _ in range(60):
+        log.send("orders", [b"x"])
+    log.roll()
+    first = min(log.segments())
+    log.trim()
+    assert first in log.segments()
+    assert log.info("orders").offset_start == 0
+
+
+def test_a_damaged_segment_stays_and_the_others_go(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    log.work("orders", 60, keep=lambda i: i == 0)
+    log.roll()
+    names = sorted(log.segments())
+    with open(log.folder / names[0], "r+b") as file:
+        file.seek(2000)
+        file.write(b"\xff" * 64)
+    log.trim()
+    left = sorted(log.segments())
+    assert left[0] == names[0]
+    assert set(names[1:4]).isdisjoint(left)
+    log.trim()
+    assert log.info("orders").held == 1
+
+
+# --- crashes while compacting ---------------------------------------------------------------------
+
+
+def half_way(log: Log) -> list[bytes]:
+    """A log with a compaction to do, and the living messages in it."""
+    kept = log.work("orders", 60, keep=lambda i: i % 12 == 0)
+    log.engine.give_back("orders", "ann", log.now_us, lost=False)
+    log.turn()
+    log.roll()
+    log.engine.trim(log.now_us)
+    log.writer.wait()
+    return kept
+
+
+def check(log: Log, kept: list[bytes]) -> None:
+    assert log.engine.damage == []
+    assert payloads(log.take("orders")) == kept
+    log.engine.give_back("orders", "ann", log.now_us, lost=False)
+    log.turn()
+    log.trim()
+    log.crash()
+    assert payloads(log.take("orders")) == kept
+    assert log.info("orders").offset_start == 60
+
+
+def test_a_crash_before_the_compacted_file_has_its_name(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    kept = half_way(log)
+    first = min(log.segments())
+    (log.folder / first.replace(".seg", ".1.seg.tmp")).write_bytes((log.folder / first).read_bytes()[:999])
+    log.crash()
+    assert not list(log.folder.glob("*.tmp"))
+    check(log, kept)
+
+
+def test_a_crash_after_it_has_its_name_and_before_the_old_file_is_gone(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    kept = half_way(log)
+    assert log.keeper.step()
+    names = log.segments()
+    assert any(name.replace(".1.seg", ".seg") in names for name in names if ".1.seg" in name)
+    log.crash()
+    assert not any(name.replace(".1.seg", ".seg") in log.segments() for name in names if ".1.seg" in name)
+    check(log, kept)
+
+
+@pytest.mark.parametrize("jobs", range(2, 8))
+def test_a_crash_after_any_job_of_the_keeper(make: Make, jobs: int) -> None:
+    log = make(KEEP_NOTHING)
+    kept = half_way(log)
+    for _ in range(jobs):
+        log.keeper.step()
+        log.engine.poll()
+        log.writer.wait()
+    log.crash()
+    check(log, kept)
+
+
+def test_without_the_newest_snapshot_the_older_one_and_the_log_say_the_same(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    kept = half_way(log)
+    log.trim()
+    log.engine.abandon()
+    max(log.folder.glob("snapshot-*")).unlink()
+    log.open()
+    check(log, kept)
+
+
+def test_without_any_snapshot_nothing_alive_is_lost(make: Make) -> None:
+    """Names and settlements went with the old segments, which is said; the messages are there."""
+    log = make(KEEP_NOTHING)
+    kept = half_way(log)
+    log.trim()
+    log.engine.abandon()
+    for snapshot in log.folder.glob("snapshot-*"):
+        snapshot.unlink()
+    log.open()
+    assert log.engine.damage
+    found = [payload for queue in log.engine.queues() for payload in payloads(log.take(queue))]
+    assert set(kept) <= set(found)
+
+
+# --- large logs -----------------------------------------------------------------------------------
+
+
+LARGE = """
+    import os, sys, time
+    from penstock.broker.batch import Batch
+    from penstock.broker.words import Outcome
+    from penstock.engines.log.disk import RealDisk
+    from penstock.engines.log.engine import LogEngine
+    from penstock.engines.log.workers import InlineWorker
+
+    NOW = 1_700_000_000_000_000
+
+    class CountingFile:
+        def __init__(self, file, disk):
+            self._file, self._disk = file, disk
+        def __getattr__(self, name):
+            return getattr(self._file, name)
+        def read(self, position, length):
+            data = self._file.read(position, length)
+            self._disk.bytes_read += len(data)
+            return data
+
+    class CountingDisk(RealDisk):
+        bytes_read = 0
+        def open(self, name):
+            return CountingFile(super().open(name), self)
+
+    def memory_bytes():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def opened():
+        disk = CountingDisk(sys.argv[1])
+        return disk, LogEngine.open(disk, NOW, writer=InlineWorker(), keeper=InlineWorker())
+
+    disk, engine = opened()
+    before = memory_bytes()
+    for i in range(1000):
+        engine.append("orders", Batch.of([b"%-100d" % (1000 * i + j) for j in range(1000)]), NOW)
+        engine.flush(NOW)
+        engine.wait()
+    print(memory_bytes() - before)
+    engine.{end}
+    disk, engine = opened()
+    print(disk.bytes_read)
+    print(engine.describe("orders").ready)
+    (first,) = engine.take("orders", "ann", 1, NOW)
+    assert first.messages() == [b"%-100d" % 0]
+    taken = sum(len(piece) for piece in engine.take("orders", "ann", 10_000, NOW, bytes_max=1 << 30))
+    engine.settle("orders", "ann", Outcome.ACK, [(0, 10_001)], NOW)
+    print(taken, memory_bytes() - before)
+    engine.abandon()
+"""
+
+
+@pytest.mark.parametrize("end", ["close(NOW)", "abandon()"])
+def test_a_million_messages_open_without_being_read(tmp_path: Path, end: str) -> None:
+    """After a clean stop only the snapshot is read; after a crash the segment that was written to."""
+    folder = Path("/dev/shm") if os.path.isdir("/dev/shm") else tmp_path
+    data = folder / f"penstock-{os.getpid()}-{len(end)}"
+    script = textwrap.dedent(LARGE).replace("{end}", end)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", script, str(data)], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert ended.returncode == 0, ended.stderr
+        grown, bytes_read, ready, taken, grown_later = map(int, ended.stdout.split())
+        assert (ready, taken) == (1_000_000, 10_000)
+        stored = sum(path.stat().st_size for path in data.iterdir())
+        assert stored > 100 * 1_000_000
+        # The last segment is looked through to its end, which is 64 MiB away at most.
+        assert bytes_read < 66 * 1024 * 1024
+        assert grown < 64 * 1024 * 1024
+        assert grown_later < 64 * 1024 * 1024
+    finally:
+        for path in data.iterdir():
+            path.unlink()
+        data.rmdir()
