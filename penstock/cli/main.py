@@ -22,6 +22,11 @@ from penstock.errors import PenstockError
 
 COMMANDS: Mapping[str, str] = {
     "serve": "penstock.cli.serve",
+    "send": "penstock.cli.send",
+    "receive": "penstock.cli.receive",
+    "request": "penstock.cli.request",
+    "reply": "penstock.cli.reply",
+    "broadcast": "penstock.cli.broadcast",
     "verify": "penstock.cli.verify",
     "dump": "penstock.cli.dump",
     "demo": "penstock.cli.demo",

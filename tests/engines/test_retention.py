@@ -168,12 +168,10 @@ def test_the_newest_segments_stay_until_snapshots_lie_behind_them(make: Make) ->
     before = log.segments()
     log.trim()
     assert log.segments() == before
-    assert len(log.read("orders")) == 30
-    log.reopen()  # the first snapshot that covers it
-    log.trim()
-    assert len(log.read("orders")) == 30
-    log.reopen()  # the second
-    log.trim()
+    for _ in range(2):
+        assert len(log.read("orders")) == 30
+        log.crash()  # an opening begins with a snapshot
+        log.trim()
     assert log.read("orders") == []
 
 
@@ -218,8 +216,8 @@ def test_the_queue_that_keeps_longest_decides_for_a_shared_segment(make: Make) -
         for queue in ("short", "long"):
             log.send(queue, [b"%-100d" % i])
             log.ack(queue, log.take(queue))
-    log.now_us += 59 * SECOND
     log.roll()
+    log.now_us += 59 * SECOND
     log.trim()
     assert len(log.read("short")) == len(log.read("long")) == 20
     log.now_us += SECOND
@@ -407,16 +405,17 @@ def test_what_is_compacted_can_be_compacted_again_and_then_goes(make: Make) -> N
     log = make(KEEP_NOTHING)
     log.work("orders", 36, keep=lambda i: i % 3 == 0)
     log.roll()
-    sizes = []
-    for step in (3, 6, 18, 100):
-        left = [offset for offset in range(0, 36, 3) if offset % step == 0 and step < 100]
+    sizes: list[int] = []
+    generations: set[str] = set()
+    for left in ([*range(0, 36, 3)], [0, 18], [0], []):
         gone = [(offset, offset + 1) for offset in range(36) if offset not in left]
         log.engine.settle("orders", "ann", Outcome.ACK, gone, log.now_us)
         log.trim()
         assert log.read("orders") == [b"%-100d" % offset for offset in left]
-        sizes.append(sum(size for name, size in log.segments().items() if ".seg" in name))
-    assert sizes == sorted(sizes, reverse=True)
-    assert len(set(sizes)) == 4
+        sizes.append(sum(log.segments().values()))
+        generations.update(name.split(".")[1] for name in log.segments())
+    assert sizes == sorted(set(sizes), reverse=True)
+    assert {"1", "2"} <= generations
 
 
 def test_trimming_ends_also_with_messages_smaller_than_their_headers(make: Make) -> None:
@@ -552,8 +551,10 @@ LARGE = """
     from penstock.broker.words import Outcome
     from penstock.engines.log.disk import RealDisk
     from penstock.engines.log.engine import LogEngine
+    from penstock.engines.log.state import LogSettings
     from penstock.engines.log.workers import InlineWorker
 
+    SETTINGS = LogSettings(segment_bytes=16 * 1024 * 1024)
     NOW = 1_700_000_000_000_000
 
     class CountingFile:
@@ -577,7 +578,9 @@ LARGE = """
 
     def opened():
         disk = CountingDisk(sys.argv[1])
-        return disk, LogEngine.open(disk, NOW, writer=InlineWorker(), keeper=InlineWorker())
+        return disk, LogEngine.open(
+            disk, NOW, settings=SETTINGS, writer=InlineWorker(), keeper=InlineWorker()
+        )
 
     disk, engine = opened()
     before = memory_bytes()
@@ -599,9 +602,13 @@ LARGE = """
 """
 
 
-@pytest.mark.parametrize("end", ["close(NOW)", "abandon()"])
-def test_a_million_messages_open_without_being_read(tmp_path: Path, end: str) -> None:
-    """After a clean stop only the snapshot is read; after a crash the segment that was written to."""
+@pytest.mark.parametrize(("end", "segments_read"), [("close(NOW)", 1.1), ("abandon()", 2.2)])
+def test_a_million_messages_open_without_being_read(tmp_path: Path, end: str, segments_read: float) -> None:
+    """What lies before the last snapshot is not read, and that is all but the last of seven segments.
+
+    The last one is looked through to its end, in case that something valid stands behind a torn place;
+    after a crash it is also replayed.
+    """
     folder = Path("/dev/shm") if os.path.isdir("/dev/shm") else tmp_path
     data = folder / f"penstock-{os.getpid()}-{len(end)}"
     script = textwrap.dedent(LARGE).replace("{end}", end)
@@ -614,8 +621,7 @@ def test_a_million_messages_open_without_being_read(tmp_path: Path, end: str) ->
         assert (ready, taken) == (1_000_000, 10_000)
         stored = sum(path.stat().st_size for path in data.iterdir())
         assert stored > 100 * 1_000_000
-        # The last segment is looked through to its end, which is 64 MiB away at most.
-        assert bytes_read < 66 * 1024 * 1024
+        assert bytes_read < segments_read * 16 * 1024 * 1024
         assert grown < 64 * 1024 * 1024
         assert grown_later < 64 * 1024 * 1024
     finally:

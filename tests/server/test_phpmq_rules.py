@@ -4,7 +4,9 @@ Every test has queues of its own; the first part of a queue's name chooses its p
 test knows that the broker has read what is never answered: the broker closes a connection after that.
 """
 
+import math
 import re
+import time
 from collections.abc import Iterator
 from itertools import count
 
@@ -330,27 +332,31 @@ def test_ttl_0_means_no_ttl(room: Room) -> None:
     expect_dispatch(wire, queue, b"for ever")
 
 
-def test_a_dispatch_shows_what_is_left_rounded_up(room: Room) -> None:
-    queue, clock = room.queue(), room.queue()
-    room.send(queue, b"sixty", ttl=b"60")
-    room.send(queue, b"two", ttl=b"2")
-    room.send(queue, b"one", ttl=b"1")
-    wire = room.client()
-    wire.say(consume(queue, 3))
-    ids = [
-        expect_dispatch(wire, queue, content, ttl)
-        for content, ttl in ((b"sixty", b"60"), (b"two", b"2"), (b"one", b"1"))
-    ]
-    wire.leave()  # they go back, and time goes on
-    room.send(clock, b"tick", ttl=b"1")
-    witness = room.client()
-    witness.say(consume(clock + b".dead", 1))
-    expect_dispatch(witness, clock + b".dead", b"tick")  # more than a second later
-    again = room.client()
-    again.say(consume(queue, 9))
-    assert expect_dispatch(again, queue, b"sixty", b"59") == ids[0]
-    assert expect_dispatch(again, queue, b"two", b"1") == ids[1], "never 0 for a living message"
-    assert again.is_silent(0.05), "an expired message is never dispatched"
+def test_a_dispatch_shows_what_is_left_rounded_up_and_never_0(room: Room) -> None:
+    queue, undertaker, sender = room.queue(), room.client(), room.client()
+    undertaker.say(consume(queue + b".dead", 1))
+    sent_after = time.monotonic()
+    sender.say(phpmq(1, (1, queue), (2, b"x"), (5, b"2")))
+    sender.leave()
+    sent_before = time.monotonic()
+    shown = set()
+    head_bytes = 8 + 3 * 32 + len(queue) + len(b"x") + 32
+    while undertaker.is_silent(0.02):
+        wire = room.client()
+        asked = time.monotonic()
+        wire.say(consume(queue, 1))
+        if wire.is_silent(0.05):
+            assert time.monotonic() > sent_after + 2, "it is still alive"
+        else:
+            assert wire.hear(head_bytes)[:8] == b"H0100304"
+            left = wire.hear(33)
+            assert left[:32] == b"P05" + b"1".zfill(NARROW_DIGITS)
+            shown.add(int(left[32:]))
+            most, least = (2 - (asked - sent_before), 2 - (time.monotonic() - sent_after))
+            assert math.ceil(least) <= int(left[32:]) <= math.ceil(most)
+        wire.leave()
+    expect_dispatch(undertaker, queue + b".dead", b"x")
+    assert shown == {2, 1}
 
 
 def test_a_large_ttl(room: Room) -> None:
@@ -367,9 +373,10 @@ def test_an_expired_message_is_never_dispatched_and_becomes_a_dead_letter(room: 
     undertaker.say(consume(queue + b".dead", 9))
     assert undertaker.is_silent(0.1), "not before its time"
     ids = [expect_dispatch(undertaker, queue + b".dead", content) for content in (b"short", b"short too")]
-    wire = room.client()
+    wire = room.client("never")
     wire.say(consume(queue, 9))
-    expect_dispatch(wire, queue, b"long", b"59")
+    wire.say(ack(queue, expect_dispatch(wire, queue, b"long")))
+    wire.leave()
     undertaker.say(*[ack(queue + b".dead", message_id) for message_id in ids])
     undertaker.leave()
     room.expect_no_dead(queue)

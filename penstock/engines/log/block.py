@@ -18,7 +18,7 @@ A block is a header of 80 bytes and a body, padded to a multiple of 8. All littl
     44  4     body length     padded
     48  8     time            µs since the epoch
     56  8     synced          every byte of the log before this position was synced when the block
-                              was built: a hole below it is damage, a hole above a torn tail
+                              was written: a hole below it is damage, a hole above a torn tail
     64  8     earliest expiry µs since the epoch; 0: none
     72  4     extra           messages: bytes of payload; settlements: number of consumer names
     76  4     header checksum crc32 of bytes 0 to 75, seeded by the block's log position, so that

@@ -41,11 +41,12 @@ class Block:
 class Group:
     """What goes out in one write and one sync."""
 
-    __slots__ = ("after_sync", "after_write", "blocks", "sync", "was_stalled")
+    __slots__ = ("after_sync", "after_write", "blocks", "sync", "synced", "was_stalled")
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
         self.sync = False
+        self.synced = 0  # everything before this was safe when it went out
         self.was_stalled = False  # there was no room for it at first
         self.after_write: list[Callable[[EngineFailed | None], None]] = []
         self.after_sync: list[Callable[[EngineFailed | None], None]] = []
@@ -329,6 +330,11 @@ class Committer:
             self._make_spare()
         else:
             self._want_spare()
+
+    @property
+    def writing(self) -> bool:
+        """Whether a group is with the writer."""
+        return self._in_flight is not None
 
     @property
     def idle(self) -> bool:

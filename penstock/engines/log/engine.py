@@ -237,8 +237,12 @@ class LogEngine:
 
     def wait(self) -> None:
         """Block until all that was flushed is as safe as it will be. For tools and tests."""
-        self._writer.wait()
-        self._keeper.wait()
+        while True:
+            self._writer.wait()
+            self._keeper.wait()
+            # Between two segments, trimming waits for a sync.
+            if not self._committer.writing:
+                return
 
     # --- in --------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from penstock.engines.log.block import FLAG_END, FLAG_PART, HEADER_BYTES, Header
 from penstock.engines.log.committer import SPARE
 from penstock.engines.log.disk import WATERMARK, File, discard, read_whole, write_whole
 from penstock.engines.log.retention import move_starts
-from penstock.engines.log.scan import find_block, walk_blocks
+from penstock.engines.log.scan import CHUNK_BYTES, find_block, walk_blocks
 from penstock.engines.log.segments import Segment, parse_segment_name
 from penstock.engines.log.snapshot import load_snapshot, snapshot_name, snapshot_positions
 from penstock.engines.log.state import Damage, LogState
@@ -347,7 +347,8 @@ class _Recovery:
                 continue
             file = self._disk.open(segment.name)
             try:
-                file.write(start, [file.read(start, segment.size - start)])
+                for at in range(start, segment.size, CHUNK_BYTES):
+                    file.write(at, [file.read(at, min(CHUNK_BYTES, segment.size - at))])
                 file.sync()
             finally:
                 file.close()

@@ -224,17 +224,16 @@ class Segments:
         self.forget(old)
         at = self.all.index(old)
         self.all[at : at + 1] = [new] if new is not None else []
-        for queue in old.spans:
-            if queue not in self._holding:
-                continue
-            kept = [s for s in self._holding[queue][1] if s is not old]
+        # A new one may know more than the old one: recovery describes segments that it has not read yet.
+        for queue in {*old.spans, *(new.spans if new is not None else ())}:
+            kept = [s for s in self.holding(queue) if s is not old]
             if new is not None and queue in new.spans and new.spans[queue].count:
                 kept.append(new)
                 kept.sort(key=lambda s: s.base)
             if kept:
                 self._holding[queue] = ([s.spans[queue].first_offset for s in kept], kept)
             else:
-                del self._holding[queue]
+                self._holding.pop(queue, None)
 
     def forget(self, segment: Segment) -> None:
         """Let go of everything that was read from a segment."""

@@ -140,9 +140,9 @@ class LogState:
     def _tell(self, damage: Damage) -> None:
         """Add to the report what is not in it yet."""
         for known in self.damage:
-            if known.queue == damage.queue and known.first <= damage.first and damage.end <= known.end:
-                if damage.first < damage.end or known.text == damage.text:
-                    return
+            covers = known.queue == damage.queue and known.first <= damage.first and damage.end <= known.end
+            if covers and (damage.first < damage.end or known.text == damage.text):
+                return
         self.damage.append(damage)
         self._news.append(damage)
 

@@ -1,0 +1,217 @@
+"""What `send`, `receive`, `request`, `reply` and `broadcast` share: where to connect, what goes in and out.
+
+The protocol is that of the URL: `--url`, else PENSTOCK_URL, else the default address of `--via`. Bodies are
+bytes on the way in and out; only a terminal gets text, in which nothing can move the cursor.
+
+How it fails: `Misuse` and the clients' `NotSupported` become exit code 2 in `guarded`; every other
+`PenstockError` is a failure, which `penstock.cli.main` prints.
+"""
+
+import argparse
+import asyncio
+import base64
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock.cli.main import EXIT_MISUSE
+from penstock.client import ClientOptions, NotSupported
+from penstock.client.url import PORTS, target_of
+from penstock.errors import PenstockError
+from penstock.server.journal import printable
+
+if TYPE_CHECKING:
+    from penstock.client import AsyncRqClient
+
+T = TypeVar("T")
+
+URL_VARIABLE = "PENSTOCK_URL"
+VIA_DEFAULT = "phpmq"
+STDIN = "-"
+READ_BYTES = 1 << 16
+PROGRESS_SECONDS = 0.2
+
+
+class Misuse(PenstockError):
+    """A command line that cannot be meant."""
+
+
+def guarded(name: str, work: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    """Run a command; misuse becomes one line and its exit code."""
+    _log_in_lines()
+    try:
+        return work(args)
+    except (Misuse, NotSupported) as error:
+        print(f"penstock {name}: {error}", file=sys.stderr)
+        return EXIT_MISUSE
+
+
+class _OneLine(logging.Formatter):
+    """What a client has to tell, as one line; an exception is told by its own text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        error = record.exc_info[1] if record.exc_info else None
+        return "penstock: " + printable(record.getMessage() + (f": {error}" if error else ""))
+
+
+def _log_in_lines() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine())
+    logging.getLogger("penstock.client").handlers[:] = [handler]
+
+
+# --- where ---------------------------------------------------------------------------------------------
+
+
+def add_connection(parser: argparse.ArgumentParser, vias: Sequence[str] = ()) -> None:
+    """The options that say where to connect, and `--json`. Without `vias` the protocol is RQ."""
+    if vias:
+        parser.add_argument(
+            "--via",
+            choices=vias,
+            help=f"the protocol (default: that of the URL, else {VIA_DEFAULT}, until there is an HTTP API)",
+        )
+    parser.add_argument(
+        "--url",
+        metavar="URL",
+        help=f"where the broker is, as in {'phpmq' if vias else 'rq'}://HOST:PORT "
+        f"(default: {URL_VARIABLE}, else the protocol's port of this machine)",
+    )
+    parser.add_argument("--cafile", metavar="FILE", help="TLS: who signs the broker's certificate")
+    parser.add_argument("--certfile", metavar="FILE", help="TLS: our own certificate")
+    parser.add_argument("--keyfile", metavar="FILE", help="TLS: its key")
+    parser.add_argument("--json", action="store_true", help="for programs: one JSON object a line")
+
+
+def find_url(args: argparse.Namespace, via_only: str | None = None) -> tuple[str, str]:
+    """Protocol and URL that a command line asks for."""
+    via = via_only or args.via
+    if via == "http":
+        raise NotSupported("--via http: this version has no HTTP API yet; use phpmq, sspq or rq")
+    given = args.url or os.environ.get(URL_VARIABLE)
+    if not given:
+        protocol = via or VIA_DEFAULT
+        return protocol, f"{protocol}://127.0.0.1:{PORTS[protocol]}"
+    protocol = target_of(given).protocol
+    if via is not None and protocol != via:
+        source = "--url" if args.url else URL_VARIABLE
+        raise Misuse(f"{source} is {given}, but this needs {via}; use --url {via}://HOST:PORT")
+    return protocol, given
+
+
+def client_options(args: argparse.Namespace) -> ClientOptions:
+    return {"cafile": args.cafile, "certfile": args.certfile, "keyfile": args.keyfile}
+
+
+def check_only(args: argparse.Namespace, protocol: str, only: dict[str, Sequence[str]]) -> None:
+    """Misuse where an option is given that the protocol has no word for."""
+    for option, protocols in only.items():
+        if getattr(args, option.replace("-", "_")) is not None and protocol not in protocols:
+            raise Misuse(f"--{option}: {protocol} has no word for it; use --via {' or '.join(protocols)}")
+
+
+async def until(
+    node: "AsyncRqClient", work: Coroutine[Any, Any, T], seconds: float | None = None
+) -> T | None:
+    """What comes of `work`; None where that is not known in time.
+
+    ConnectionLost where the node finds no broker any more, so that nothing would come at all.
+    """
+    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(node.wait())
+    try:
+        await asyncio.wait({task, watch}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if watch.done():
+            watch.result()
+        return None
+    finally:
+        task.cancel()
+        watch.cancel()
+
+
+# --- what goes in --------------------------------------------------------------------------------------
+
+
+def body_of(text: str) -> bytes:
+    """A message from the command line, or from standard input where that is asked for."""
+    return sys.stdin.buffer.read() if text == STDIN else os.fsencode(text)
+
+
+def lines_of(text: str) -> Iterator[list[bytes]]:
+    """The lines of it, as many at a time as are there, so that a slow writer's do not wait for others."""
+    if text != STDIN:
+        yield os.fsencode(text).splitlines()
+        return
+    rest = b""
+    while block := sys.stdin.buffer.read1(READ_BYTES):
+        *lines, rest = (rest + block).split(b"\n")
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
+
+
+# --- what comes out ------------------------------------------------------------------------------------
+
+
+def add_raw(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--raw", action="store_true", help="bytes as they are, with no line break added")
+
+
+class Printer:
+    """Bodies on standard output: as JSON, as bytes, or as text for a terminal."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._json: bool = args.json
+        self._end = b"" if args.raw else b"\n"
+        self._for_people = sys.stdout.isatty() and not args.raw
+
+    def show(self, body: bytes, **facts: object) -> None:
+        """Write one body out, so that it has left this process when the call returns."""
+        if self._json:
+            shown = json.dumps({**facts, **value_of(body)}).encode() + b"\n"
+        elif self._for_people:
+            text = body.decode("utf-8", "backslashreplace")
+            shown = "\n".join(map(printable, text.split("\n"))).encode() + b"\n"
+        else:
+            shown = body + self._end
+        sys.stdout.buffer.write(shown)
+        sys.stdout.buffer.flush()
+
+
+def value_of(body: bytes) -> dict[str, str]:
+    """A body in JSON: `value` where it is text, else `value_base64`."""
+    try:
+        return {"value": body.decode()}
+    except UnicodeDecodeError:
+        return {"value_base64": base64.b64encode(body).decode()}
+
+
+def say_json(**facts: object) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+class Progress:
+    """A count on standard error while something takes long; nothing where nobody looks."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._next = time.monotonic() + PROGRESS_SECONDS
+        self._shown = False
+        self._on = sys.stderr.isatty()
+
+    def tell(self, count: int) -> None:
+        now = time.monotonic()
+        if self._on and now >= self._next:
+            self._next = now + PROGRESS_SECONDS
+            self._shown = True
+            print(f"\r{count:,} {self._what}", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,132 @@
+"""`penstock receive QUEUE`: messages of a queue on standard output, each acknowledged once it is written.
+
+A message that could not be written is not acknowledged, and comes again. With `--no-ack` none is: all go
+back when the command ends (over SSPQ with one retry less). Over RQ, a request that wants an answer gets an
+empty one. Exit code 1 where no message came in time.
+"""
+
+import argparse
+import asyncio
+
+from penstock import client
+from penstock.cli.messaging import (
+    Misuse,
+    Printer,
+    add_connection,
+    add_raw,
+    client_options,
+    find_url,
+    guarded,
+    until,
+)
+
+HELP = "take messages from a queue and print them"
+
+VIAS = ("phpmq", "sspq", "rq")
+PREFETCH = 100
+PREFETCH_UNACKED = 1_000_000
+"""With `--no-ack --follow` the window would be full after a while."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "queue", metavar="QUEUE", help="the queue, or QUEUE.dead; over sspq always the listener's own"
+    )
+    parser.add_argument(
+        "--count", type=int, metavar="N", help="how many messages (default: 1, with --follow all that come)"
+    )
+    parser.add_argument("--no-ack", action="store_true", help="look only: the messages go back afterwards")
+    parser.add_argument("--follow", action="store_true", help="wait for messages without end")
+    parser.add_argument(
+        "--timeout", type=float, default=1.0, metavar="S", help="wait so long for each (default: %(default)s)"
+    )
+    add_raw(parser)
+    add_connection(parser, VIAS)
+
+
+def run(args: argparse.Namespace) -> int:
+    return guarded("receive", _receive, args)
+
+
+def _receive(args: argparse.Namespace) -> int:
+    if args.count is not None and args.count < 1:
+        raise Misuse(f"--count {args.count}: use at least 1")
+    if args.timeout < 0:
+        raise Misuse(f"--timeout {args.timeout:g}: use a number of seconds from 0")
+    protocol, url = find_url(args)
+    count = args.count if args.count is not None or args.follow else 1
+    timeout = None if args.follow else args.timeout
+    if not RECEIVERS[protocol](args, url, count, timeout):
+        raise client.TimedOut(f"queue {args.queue!r}: no message within {args.timeout:g} s")
+    return 0
+
+
+def _phpmq(args: argparse.Namespace, url: str, count: int | None, timeout: float | None) -> int:
+    printer = Printer(args)
+    received = 0
+    prefetch = PREFETCH if not args.no_ack else count or PREFETCH_UNACKED
+    with client.PhpmqClient(url, **client_options(args)) as mq:
+        for message in mq.consume(args.queue, prefetch, count=count, timeout=timeout):
+            printer.show(message.body, queue=message.queue, id=message.id, ttl=message.ttl)
+            received += 1
+            if not args.no_ack:
+                message.ack()
+    return received
+
+
+def _sspq(args: argparse.Namespace, url: str, count: int | None, timeout: float | None) -> int:
+    if args.no_ack and count != 1:
+        raise Misuse("--no-ack over sspq shows one message: the next one comes only after an acknowledgement")
+    printer = Printer(args)
+    received = 0
+    with client.SspqClient(url, **client_options(args)) as mq:
+        while count is None or received < count:
+            try:
+                message = mq.receive(timeout)
+            except client.TimedOut:
+                break
+            printer.show(message.body, queue=args.queue, retries=message.retries)
+            received += 1
+            if not args.no_ack:
+                message.ack()
+    return received
+
+
+def _rq(args: argparse.Namespace, url: str, count: int | None, timeout: float | None) -> int:
+    return asyncio.run(_rq_node(args, url, count, timeout))
+
+
+async def _rq_node(args: argparse.Namespace, url: str, count: int | None, timeout: float | None) -> int:
+    printer = Printer(args)
+    loop = asyncio.get_running_loop()
+    inbox: asyncio.Queue[tuple[client.RqRequest, asyncio.Future[None]]] = asyncio.Queue()
+    open_: set[asyncio.Future[None]] = set()
+    received = 0
+
+    async def hand_over(request: client.RqRequest) -> None:
+        done: asyncio.Future[None] = loop.create_future()
+        open_.add(done)
+        inbox.put_nowait((request, done))
+        await done
+
+    async with client.AsyncRqClient(url, **client_options(args)) as node:
+        try:
+            await node.serve(args.queue, hand_over, max=(count or 0) if args.no_ack else 1)
+            while count is None or received < count:
+                came = await until(node, inbox.get(), timeout)
+                if came is None:
+                    break
+                request, done = came
+                printer.show(request.body, queue=request.queue, wants_reply=request.wants_reply)
+                received += 1
+                if received == count:
+                    await node.cancel(args.queue)  # first: an answer makes room for the next message
+                if not args.no_ack:
+                    done.set_result(None)
+        finally:
+            for done in open_:
+                done.cancel()  # not answered, so that it goes back
+    return received
+
+
+RECEIVERS = {"phpmq": _phpmq, "sspq": _sspq, "rq": _rq}

@@ -1,0 +1,102 @@
+"""`penstock send QUEUE [TEXT|-]`: messages for a queue, from the command line or standard input.
+
+Over RQ the broker confirms every message when it is stored. PHPMQ and SSPQ have no receipts: success means
+that the broker has read everything. SSPQ has no queue names either: the listener's settings name the queue.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import chain, islice, repeat
+
+from penstock import client
+from penstock.cli.messaging import (
+    STDIN,
+    Misuse,
+    Progress,
+    add_connection,
+    body_of,
+    check_only,
+    client_options,
+    find_url,
+    guarded,
+    lines_of,
+    say_json,
+)
+
+HELP = "send messages to a queue"
+
+VIAS = ("http", "phpmq", "sspq", "rq")
+ONLY = {"ttl": ("phpmq",), "retries": ("sspq", "rq")}
+"""Options that not every protocol has a word for."""
+
+MESSAGES_AT_ONCE = 1000
+
+Send = Callable[[list[bytes]], int]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("queue", metavar="QUEUE", help="the queue; over sspq always the listener's own")
+    parser.add_argument(
+        "text", metavar="TEXT", nargs="?", default=STDIN, help="the message; - or nothing: standard input"
+    )
+    parser.add_argument("--ttl", type=int, metavar="S", help="phpmq: expires after so many seconds")
+    parser.add_argument("--retries", type=int, metavar="N", help="sspq, rq: delivered at most 1 + N times")
+    parser.add_argument("--count", type=int, default=1, metavar="N", help="each message so many times")
+    parser.add_argument("--lines", action="store_true", help="each line is a message")
+    add_connection(parser, VIAS)
+
+
+def run(args: argparse.Namespace) -> int:
+    return guarded("send", _send, args)
+
+
+def _send(args: argparse.Namespace) -> int:
+    if args.count < 1:
+        raise Misuse(f"--count {args.count}: use at least 1")
+    protocol, url = find_url(args)
+    check_only(args, protocol, ONLY)
+    sent = 0
+    progress = Progress("messages sent")
+    with SENDERS[protocol](args, url) as send:
+        for messages in _messages(args):
+            sent += send(messages)
+            progress.tell(sent)
+    progress.end()
+    if args.json:
+        say_json(queue=args.queue, via=protocol, sent=sent, receipts=protocol == "rq")
+    return 0
+
+
+def _messages(args: argparse.Namespace) -> Iterator[list[bytes]]:
+    """Everything that is to be sent, in lists that are worth a call each."""
+    blocks = lines_of(args.text) if args.lines else iter([[body_of(args.text)]])
+    for block in blocks:
+        copies = chain.from_iterable(repeat(message, args.count) for message in block)
+        while messages := list(islice(copies, MESSAGES_AT_ONCE)):
+            yield messages
+
+
+@contextmanager
+def _phpmq(args: argparse.Namespace, url: str) -> Iterator[Send]:
+    with client.PhpmqClient(url, **client_options(args)) as mq:
+        yield lambda messages: mq.send_many(args.queue, messages, args.ttl)
+
+
+@contextmanager
+def _sspq(args: argparse.Namespace, url: str) -> Iterator[Send]:
+    with client.SspqClient(url, **client_options(args)) as mq:
+        yield lambda messages: mq.send_many(messages, args.retries)
+
+
+@contextmanager
+def _rq(args: argparse.Namespace, url: str) -> Iterator[Send]:
+    with client.RqClient(url, **client_options(args)) as node:
+        yield lambda messages: node.send_many(args.queue, messages, retries=args.retries)
+
+
+SENDERS: dict[str, Callable[[argparse.Namespace, str], AbstractContextManager[Send]]] = {
+    "phpmq": _phpmq,
+    "sspq": _sspq,
+    "rq": _rq,
+}
