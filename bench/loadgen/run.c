@@ -36,6 +36,7 @@ enum {
     OUT_BYTES = 128 * 1024, /* as much is made ready for one producer at a time */
     EVENTS_MAX = 256,
     WAIT_MS = 100,
+    SPIN_NS = 60 * 1000, /* paced: this long before a message is due the loop stops sleeping */
     CONVERSE_SECONDS = 10,
 };
 
@@ -288,13 +289,18 @@ static bool top_up(struct connection *producer)
     return false;
 }
 
-static void set_timer(void)
+/* Has the loop woken in time for the next message that is due. True where it is so near that to sleep and
+ * to be woken would take longer, which would be the generator's latency and not the server's. */
+static bool is_due_soon(void)
 {
     if (!run.delays_ns || run.next >= settings.messages)
-        return;
-    uint64_t due = due_ns(run.next);
-    struct itimerspec when = {.it_value = {.tv_sec = due / 1000000000u, .tv_nsec = due % 1000000000u}};
+        return false;
+    uint64_t wake = due_ns(run.next) - SPIN_NS;
+    if (now_ns() >= wake)
+        return true;
+    struct itimerspec when = {.it_value = {.tv_sec = wake / 1000000000u, .tv_nsec = wake % 1000000000u}};
     timerfd_settime(run.timer, TFD_TIMER_ABSTIME, &when, NULL);
+    return false;
 }
 
 static void read_what_came(int wait_ms)
@@ -325,8 +331,7 @@ static void pump(bool (*is_done)(void))
         }
         for (unsigned i = 0; i < run.consumers_count; i++)
             flush(&run.consumers[i]);
-        set_timer();
-        read_what_came(wait_ms);
+        read_what_came(is_due_soon() ? 0 : wait_ms);
         if (now_ns() > run.deadline_ns)
             die("not done after %g s: %" PRIu64 " messages, %" PRIu64 " sent, %" PRIu64 " confirmed, %" PRIu64
                 " arrived, %" PRIu64 " acknowledged, %" PRIu64 " answered",

@@ -15,7 +15,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cli.main import EXIT_MISUSE
@@ -107,7 +107,7 @@ def client_options(args: argparse.Namespace) -> ClientOptions:
     return {"cafile": args.cafile, "certfile": args.certfile, "keyfile": args.keyfile}
 
 
-def check_only(args: argparse.Namespace, protocol: str, only: dict[str, Sequence[str]]) -> None:
+def check_only(args: argparse.Namespace, protocol: str, only: Mapping[str, Sequence[str]]) -> None:
     """Misuse where an option is given that the protocol has no word for."""
     for option, protocols in only.items():
         if getattr(args, option.replace("-", "_")) is not None and protocol not in protocols:
@@ -148,7 +148,7 @@ def lines_of(text: str) -> Iterator[list[bytes]]:
         yield os.fsencode(text).splitlines()
         return
     rest = b""
-    while block := sys.stdin.buffer.read1(READ_BYTES):
+    while block := os.read(sys.stdin.fileno(), READ_BYTES):
         *lines, rest = (rest + block).split(b"\n")
         if lines:
             yield lines

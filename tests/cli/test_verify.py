@@ -246,7 +246,7 @@ def test_beside_a_broker_that_trims_and_compacts(tmp_path: Path) -> None:
         assert (writer.wait(), looks > 3) == (0, True)
     report = inspect(tmp_path)
     assert report.defects == []
-    assert [path.name for path in segments(tmp_path)][0] != "00000000000000000000.seg"
+    assert segments(tmp_path)[0].name != "00000000000000000000.seg"
 
 
 # --- defects ---------------------------------------------------------------------------------------
@@ -408,7 +408,8 @@ def test_a_missing_segment(folder: Path, nth: int, snapshots: bool) -> None:
     assert report.defects[0].kind in ("missing-segment", "synced-and-gone")
     if nth >= 0:
         assert report.defects[0].file == str(path)
-        assert "are in no file" in report.defects[0].text
+        assert f"{path}: is missing" in report.defects[0].text
+        assert "missing-offsets" in kinds(report.defects)
 
 
 def test_a_missing_compacted_segment(tmp_path: Path) -> None:
@@ -667,8 +668,7 @@ def test_the_tail_that_the_watermark_covers_is_not_torn_but_damaged(tmp_path: Pa
     patch(path, at + HEADER_BYTES, b"\xff")
     (defect,) = inspect(folder).defects
     assert (defect.kind, defect.position) == ("bad-body", at)
-    assert header.kind == KIND_SETTLEMENTS
-    assert "queue 'q', events" in defect.text
+    assert (defect.first, defect.end) == (header.first_offset, header.offset_end)
 
 
 # --- misuse and the terminal -----------------------------------------------------------------------

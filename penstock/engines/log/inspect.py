@@ -32,7 +32,7 @@ from penstock.engines.log.block import (
 from penstock.engines.log.committer import SPARE
 from penstock.engines.log.compare import differences, problem_of
 from penstock.engines.log.disk import WATERMARK, File, RealDisk, read_whole
-from penstock.engines.log.overlay import OverlayDisk
+from penstock.engines.log.overlay import OverlayDisk, replayed
 from penstock.engines.log.picture import newest_generations
 from penstock.engines.log.recovery import QUARANTINE
 from penstock.engines.log.scan import find_block, walk_blocks
@@ -212,6 +212,7 @@ class _Inspection:
         self._part: list[tuple[Header, memoryview, str]] = []  # a transaction without its end yet
         self._offsets: dict[int, _Coverage] = {}
         self._events: dict[int, _Coverage] = {}
+        self._known_damage: list[str] = []
         self._end = 0  # of the last block that counts
         self._behind_blocks = 0
         self.report = Report()
@@ -231,8 +232,10 @@ class _Inspection:
             if reached is None:
                 break
         self._check_end()
-        self._check_absent()
-        self._check_coverage()
+        now = self._state_now()
+        self._check_absent(now)
+        self._check_coverage(now)
+        self._tell_known_damage()
         report = self.report
         report.segments = len(self._on_disk)
         report.snapshots = len(self._snapshots)
@@ -308,8 +311,6 @@ class _Inspection:
                 self._state = self._snapshots[self._replay_from]
                 break
             before = segment.end
-        for damage in self._state.damage:
-            self._note("known-damage", "", damage.text)
 
     # --- segments ------------------------------------------------------------------------------------
 
@@ -520,7 +521,7 @@ class _Inspection:
             if header.kind == KIND_CONTROL:
                 fields = read_control(body)
                 if fields["op"] == "damage":
-                    self._note("known-damage", "", fields["damage"]["text"])
+                    self._known_damage.append(fields["damage"]["text"])
             elif header.queue not in self._state.by_number:
                 self._unreliable = True
                 name = self._name_of(header)
@@ -570,7 +571,16 @@ class _Inspection:
             self._defect("synced-and-gone", self._disk.where(by), text)
         self._compare_until(max(self._end, self._synced))
 
-    def _check_absent(self) -> None:
+    def _state_now(self) -> LogState:
+        """The state that retention may have acted on by now.
+
+        A running broker settles messages and then removes them. So where the watermark has moved,
+        what is not there any more is judged by a state that is newer than its removal.
+        """
+        synced = watermark_of(self._disk)
+        return self._state if synced == self._watermark else replayed(self._disk.path, synced)[0]
+
+    def _check_absent(self, now: LogState) -> None:
         """Segments that the newest snapshot has and the folder has not, or has compacted since."""
         if not self._snapshots:
             return
@@ -582,7 +592,7 @@ class _Inspection:
             lost = False
             for number, span in segment.spans.items():
                 queue = self._state.by_number[number]
-                alive = queue.pending.unsettled(span.first_offset, span.end_offset)
+                alive = now.by_number[number].pending.unsettled(span.first_offset, span.end_offset)
                 for first, end in alive if generation is None else ():
                     lost = True
                     text = (
@@ -595,15 +605,16 @@ class _Inspection:
             if generation is None and not lost:
                 self._note("removed-since", where, "was removed after the last snapshot")
 
-    def _check_coverage(self) -> None:
+    def _check_coverage(self, now: LogState) -> None:
         for number, queue in self._state.by_number.items():
-            for state in self._snapshots.values():
+            for state in (now, *self._snapshots.values()):
                 known = state.by_number.get(number, queue)
                 queue.offset_start = max(queue.offset_start, known.offset_start)
                 queue.event_start = max(queue.event_start, known.event_start)
-            pending, complete_from = queue.pending, queue.offset_start
+            complete_from, tail = queue.offset_start, queue.pending.tail
+            pending = now.by_number.get(number, queue).pending
             offsets = self._offsets.get(number, _Coverage())
-            offsets.add(pending.tail, pending.tail, "", 0)
+            offsets.add(tail, tail, "", 0)
             for first, end, file, position in offsets.gaps:
                 # Before the start only what is not settled must be there.
                 runs = pending.unsettled(first, min(end, complete_from)) if first < complete_from else []
@@ -617,6 +628,13 @@ class _Inspection:
                 if end > queue.event_start:
                     first = max(first, queue.event_start)
                     self._gap("missing-events", "event", queue.name, first, end, file, position)
+
+    def _tell_known_damage(self) -> None:
+        if self._snapshots:
+            newest = self._snapshots[max(self._snapshots)]
+            self._known_damage[:0] = [damage.text for damage in newest.damage]
+        for text in dict.fromkeys(self._known_damage):
+            self._note("known-damage", "", text)
 
     def _gap(self, kind: str, what: str, name: str, first: int, end: int, file: str, position: int) -> None:
         before = f"before the block at position {position}: " if file else ""

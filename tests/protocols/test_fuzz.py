@@ -1,17 +1,21 @@
-"""A short search by the fuzzer on every run; `fuzz_rq.py` itself can search for longer."""
+"""A short search by the fuzzer on every run; `make fuzz SECONDS=600` searches for longer."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
-SEED = 20240229
+import pytest
+
+SEED = 20240301
 SECONDS = 5
 
 
-def test_fuzz_rq(tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["sspq", "phpmq", "rq"])
+def test_fuzz(tmp_path: Path, protocol: str) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()
-    target = Path(__file__).with_name("fuzz_rq.py")
+    target = Path(__file__).with_name(f"fuzz_{protocol}.py")
     options = [f"-max_total_time={SECONDS}", f"-seed={SEED}", "-timeout=10", f"-artifact_prefix={tmp_path}/"]
     done = subprocess.run(
         [sys.executable, str(target), *options, str(corpus)],
@@ -26,4 +30,8 @@ def test_fuzz_rq(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, report
     assert not found, report
-    assert len(list(corpus.iterdir())) > 50, f"the fuzzer has found next to nothing new: {report}"
+    runs = re.search(r"Done (\d+) runs", done.stderr)
+    assert runs is not None, report
+    assert int(runs[1]) > 100, f"the fuzzer has hardly begun: {report}"
+    new = [path for path in corpus.iterdir() if not path.name.startswith("vector-")]
+    assert len(new) > 10, f"the fuzzer has found next to nothing new: {report}"
