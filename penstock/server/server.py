@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -41,6 +42,7 @@ GRACE_SECONDS = 0.1
 """How long a stop goes on reading what was on its way: most sends are never answered."""
 
 LAST_WORDS_SECONDS = 1.0
+FILES_BESIDE_CONNECTIONS = 256
 
 EXIT_OK, EXIT_FAILED = 0, 1
 
@@ -303,12 +305,30 @@ def _remove_stale_socket(path: str) -> None:
         probe.close()
 
 
+def _allow_files(connections_max: int) -> None:
+    """Ask the system for a file descriptor per connection, and say so where it gives fewer."""
+    wanted = connections_max + FILES_BESIDE_CONNECTIONS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        log.warning(
+            "the system allows %d open files, too few for connections-max = %d: raise the limit (ulimit -n) "
+            "or lower the setting",
+            allowed,
+            connections_max,
+        )
+
+
 def serve(settings: Settings, reload: Callable[[], Settings] | None = None) -> int:
     """Run a server in this process until it is told to stop; its exit code."""
 
     async def main() -> int:
         return await Server(settings, reload).run()
 
+    _allow_files(settings.limits.connections_max)
     try:
         import uvloop
     except ImportError:
