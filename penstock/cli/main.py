@@ -141,4 +141,5 @@ def _run(name: str, rest: list[str], commands: Mapping[str, str]) -> int:
         print(f"penstock: there is no command '{name}'.{hint} `penstock --help` lists them.", file=sys.stderr)
         return EXIT_MISUSE
     command = load(name, commands)
-    return command.run(command_parser(name, command).parse_args(rest))
+    # Intermixed: an option may stand between two positional arguments, also where the second can be left out.
+    return command.run(command_parser(name, command).parse_intermixed_args(rest))

@@ -76,8 +76,11 @@ class Log:
         self.engine.trim(self.now_us)
         self.engine.wait()
 
-    def send(self, queue: str, messages: list[bytes], **columns: list[int]) -> None:
-        self.engine.append(queue, Batch.of(messages, **columns), self.now_us)  # type: ignore[arg-type]
+    def send(self, queue: str, messages: list[bytes]) -> None:
+        self.append(queue, Batch.of(messages))
+
+    def append(self, queue: str, batch: Batch) -> None:
+        self.engine.append(queue, batch, self.now_us)
         self.turn()
 
     def take(self, queue: str, count: int = 1 << 20, *, dead: bool = False) -> list[Got]:
@@ -360,7 +363,8 @@ def test_the_living_keep_everything_but_their_neighbours(make: Make) -> None:
     log = make(KEEP_NOTHING)
     for i in range(40):
         log.now_us += 1
-        log.send("orders", [b"%-99d" % i, b"+%d" % i], ttl_seconds=[900 + i, 0], retries=[i % 4, -1])
+        two = [b"%-99d" % i, b"+%d" % i]
+        log.append("orders", Batch.of(two, ttl_seconds=[900 + i, 0], retries=[i % 4, -1]))
     everything = log.take("orders")
     alive = everything[::8]
     log.ack("orders", [m for m in everything if m not in alive])

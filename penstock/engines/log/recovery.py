@@ -88,7 +88,7 @@ class _Recovery:
                 # Set aside, or it would count as one of those that retention may rely on.
                 aside = QUARANTINE + snapshot_name(position)
                 self._disk.rename(snapshot_name(position), aside)
-                failures.append(f"{error}; it is kept as {self._disk.where(aside)}, and an older one was used")
+                failures.append(f"{error}; it is kept as {self._disk.where(aside)}; an older one was used")
                 self._state.reset()
                 continue
             break
