@@ -76,7 +76,17 @@ class Desk:
 class Guest:
     """What the broker knows of a port."""
 
-    __slots__ = ("asked", "asked_numbers", "closing", "doors", "holds", "number", "port", "waiting")
+    __slots__ = (
+        "asked",
+        "asked_numbers",
+        "closing",
+        "doors",
+        "holds",
+        "number",
+        "port",
+        "receipts",
+        "waiting",
+    )
 
     def __init__(self, port: Port, number: int) -> None:
         self.port = port
@@ -85,12 +95,13 @@ class Guest:
         self.holds: dict[tuple[str, bool], int] = {}  # by door: messages that it has not settled
         self.asked: dict[int, Asked] = {}  # requests whose answers it waits for
         self.asked_numbers = counter()
+        self.receipts = 0  # batches that are on their way to the disk, and it waits to hear so
         self.waiting: deque[words.Publish] = deque()  # there is no room for these yet
         self.closing = False
 
     @property
     def is_done(self) -> bool:
-        return not (self.holds or self.asked or self.waiting)
+        return not (self.holds or self.asked or self.receipts or self.waiting)
 
 
 class Broker:
@@ -146,6 +157,7 @@ class Broker:
         for asked in guest.asked.values():
             if asked.first >= 0:
                 self._withdraw(asked, Reason.REQUESTER_GONE, now_us)
+                self._undelivered(asked, asked.end_all())
         self._wants_turn()
 
     def handle(self, port: Port, commands: Iterable[words.Command], now_us: int) -> None:
@@ -220,6 +232,8 @@ class Broker:
             if command.timeout_seconds:
                 deadline = now_us + command.timeout_seconds * SECOND_US
                 heappush(self._deadlines, (deadline, id(asked), asked))
+        elif receipt is not None:
+            guest.receipts += 1
         self._stir(command.queue)
         return True
 
@@ -248,6 +262,8 @@ class Broker:
                 port.delivered(tickets)
             else:
                 port.undelivered(tickets)
+            guest.receipts -= 1
+            self._maybe_finish(guest)
 
         return receipt
 
@@ -418,16 +434,16 @@ class Broker:
         for asked, (indexes, positions) in self._open_requests(addresses).items():
             tickets = array("I", [asked.tickets[i] for i in indexes])
             chosen_answers = answers if len(positions) == len(answers) else _pick(answers, positions)
-            self._end_requests(asked, indexes)
             asked.port.replies(tickets, chosen_answers)
+            self._end_requests(asked, indexes)
 
     def _answer_empty(self, desk: Desk, ranges: Ranges) -> None:
         """A request that was settled through a door without answers: the answer is empty."""
         addresses = [address for _, address in desk.outgoing.take(ranges)]
         for asked, (indexes, _) in self._open_requests(addresses).items():
             tickets = array("I", [asked.tickets[i] for i in indexes])
-            self._end_requests(asked, indexes)
             asked.port.replies(tickets, Batch(b"", array("i", bytes(4 * (len(tickets) + 1)))))
+            self._end_requests(asked, indexes)
 
     def _ended_without_answer(self, queue: str, fates: Iterable[Fate]) -> None:
         """Requests among messages that have come to an end: tell who waits."""
@@ -436,13 +452,20 @@ class Broker:
             return
         ended = [(f.first, f.end) for f in fates if f.event not in (Event.RETURNED, Event.REQUEUED)]
         if desk.outgoing:
-            desk.outgoing.take(ended)
+            # These carry their way back, which is known before the engine has told their offsets.
+            addresses = [address for _, address in desk.outgoing.take(ended)]
+            for asked, (indexes, _) in self._open_requests(addresses).items():
+                self._end_undelivered(asked, indexes)
         for first, end in ended if desk.asked else ():
             for a, b, asked in desk.asked.find(first, end):
                 indexes = [o - asked.first for o in range(a, b) if asked.is_open(o - asked.first)]
-                tickets = array("I", [asked.tickets[i] for i in indexes])
-                self._end_requests(asked, indexes)
-                self._undelivered(asked, tickets)
+                self._end_undelivered(asked, indexes)
+
+    def _end_undelivered(self, asked: Asked, indexes: Sequence[int]) -> None:
+        tickets = array("I", [asked.tickets[i] for i in indexes])
+        for index in indexes:
+            asked.end(index)
+        self._undelivered(asked, tickets)
 
     def _undelivered(self, asked: Asked, tickets: Sequence[int]) -> None:
         if tickets and asked.port in self._guests:
@@ -496,8 +519,8 @@ class Broker:
 
     @property
     def is_drained(self) -> bool:
-        """Nobody holds anything any more."""
-        return not any(guest.holds or guest.waiting for guest in self._guests.values())
+        """Nobody holds anything any more, or waits for a receipt."""
+        return not any(guest.holds or guest.receipts or guest.waiting for guest in self._guests.values())
 
     def end_requests(self, now_us: int) -> None:
         """The broker stops: whoever still waits for an answer is told that there will be none."""
@@ -576,12 +599,17 @@ class Broker:
             self._ended_without_answer(queue, [fate])
             if fate.event is Event.DEAD:
                 self._stir(queue)
+        late = []
         while self._deadlines and self._deadlines[0][0] <= now_us:
-            asked = heappop(self._deadlines)[2]
-            if asked.open_count:
-                if asked.first >= 0:
-                    self._withdraw(asked, Reason.TIMEOUT, now_us)
+            deadline = heappop(self._deadlines)
+            asked = deadline[2]
+            if asked.open_count and asked.first < 0:
+                late.append(deadline)  # The disk is slow: withdrawn as soon as it is known where they are.
+            elif asked.open_count:
+                self._withdraw(asked, Reason.TIMEOUT, now_us)
                 self._undelivered(asked, asked.end_all())
+        for deadline in late:
+            heappush(self._deadlines, deadline)
         self._engine.tick(now_us)
         self.retry_held_back(now_us)
         self._wants_turn()

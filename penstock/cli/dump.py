@@ -190,10 +190,15 @@ class _Dump:
         state, _ = replayed(self._reader.path, self._reader.position)
         for name, facts in self._queues.items():
             queue = state.queues[name]
+            # Before the start it is right that messages are missing, but for those that are lost.
+            lost = [(d.first, min(d.end, facts.offset_start)) for d in state.damage if d.queue == name]
             at = self._start
             for block in self._reader.messages(name, at, facts.offset_end, fail_on_loss=False):
                 header = block.header
-                self._check_gap(name, "offset", max(at, facts.offset_start), header.first_offset + block.lo)
+                first = header.first_offset + block.lo
+                self._check_gap(name, "offset", max(at, facts.offset_start), first)
+                for lost_first, lost_end in lost:
+                    self._check_gap(name, "offset", max(at, lost_first), min(first, lost_end))
                 columns = block.columns()
                 for i in range(block.lo, block.hi):
                     offset = header.first_offset + i
@@ -289,7 +294,7 @@ def _state(queue: LogQueue, offset: int, retries: int, expires_us: int) -> Row:
     return {
         "state": state.name.lower(),
         "reason": place.reason.label if place is not None and state is State.DEAD else None,
-        "attempts": note.attempts,
+        "attempts": note.attempts if state is not State.GONE else None,  # Forgotten when it ends.
         "retries": retries if retries != RETRIES_NONE else None,
         "expires": _time(expires_us) if expires_us > 0 else None,
     }

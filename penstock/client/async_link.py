@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from penstock.client.async_wire import AsyncWire, dial
 from penstock.client.core import Core
-from penstock.client.errors import ClientError, ConnectionLost
+from penstock.client.errors import ClientError, ConnectionLost, reason_of
 from penstock.client.link import log
 from penstock.client.options import Options, tls_context
 from penstock.client.plan import Plan
@@ -50,8 +50,7 @@ class AsyncLink:
 
         Before anything is sent, what is in doubt is told. A consumer need not hear of it, and goes on.
         """
-        if self._wire is not None and self._wire.is_gone:
-            self._drop(self._wire, CLOSED_BY_BROKER)
+        self.notice()
         if sends:
             self._core.check()
         wire = await self._present()
@@ -62,6 +61,7 @@ class AsyncLink:
 
     async def write_if_open(self, encode: Callable[[], bytes | None]) -> bool:
         """The same over the connection that is there; False where there is none, or it is the wrong one."""
+        self.notice()
         wire = self._wire
         data = None if wire is None else encode()
         if wire is None or data is None:
@@ -72,12 +72,18 @@ class AsyncLink:
 
     async def flush(self) -> None:
         """Until the system has taken everything."""
+        self.notice()
         wire = self._wire
         if wire is not None:
             self._check_taken(wire, await wire.flush(self._options.operation_seconds))
         self._core.check()
 
     # --- in ------------------------------------------------------------------------------------------
+
+    def notice(self) -> None:
+        """Find out whether the broker has closed the connection in the meantime."""
+        if self._wire is not None and self._wire.is_gone:
+            self._drop(self._wire, CLOSED_BY_BROKER)
 
     async def ensure(self) -> None:
         """Connect, unless there is a connection."""
@@ -104,12 +110,13 @@ class AsyncLink:
         if self._closed:
             return
         self._closed = True
+        self.notice()
         wire = self._wire
         if wire is not None:
             try:
                 await wire.finish(self._options.operation_seconds)
             except OSError as error:
-                self._drop(wire, str(error))
+                self._drop(wire, reason_of(error))
             else:
                 self._core.proved()
                 self._drop(wire, "")

@@ -99,6 +99,7 @@ class AsyncPhpmqClient(AsyncLinkedClient):
     async def _next(self, window: Window, timeout: float | None) -> AsyncPhpmqMessage | None:
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
+        self._link.notice()  # what was fetched over a connection that is gone could not be settled any more
         while (fetched := self._core.take(window)) is None:
             await self._link.ensure()
             left = None if deadline is None else max(0.0, deadline - loop.time())

@@ -18,6 +18,7 @@ import ssl
 from collections.abc import Callable
 from typing import Final, cast
 
+from penstock.client.errors import reason_of
 from penstock.client.wire import CLOSED_BY_BROKER, HANGUP, tune
 from penstock.server.address import Address, UnixAddress
 
@@ -60,7 +61,7 @@ class AsyncWire(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         in_order = self._finishing and error is None
-        self._end("" if in_order else str(error or CLOSED_BY_BROKER))
+        self._end("" if in_order else reason_of(error or CLOSED_BY_BROKER))
 
     def pause_writing(self) -> None:
         self._may_write.clear()

@@ -11,6 +11,8 @@ All are `PenstockError`, and so end a command as one line. An error never hides 
 the client and is not known to have arrived is counted in `in_doubt`, and once counted it is not told again.
 """
 
+import os
+import ssl
 from collections.abc import Sequence
 
 from penstock.errors import PenstockError
@@ -49,3 +51,11 @@ class Declined(ClientError):
 
 class NotSupported(ClientError, ValueError):
     """Nothing that can be said in this protocol, or by this version. Nothing was sent."""
+
+
+def reason_of(why: object) -> str:
+    """Why a connection failed, in the same words whichever library has tried it."""
+    # An errno of the resolver is negative, and that of TLS is no errno.
+    if isinstance(why, OSError) and not isinstance(why, ssl.SSLError) and (why.errno or 0) > 0:
+        return os.strerror(why.errno or 0)
+    return str(why) or type(why).__name__

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from penstock.client.core import Core
-from penstock.client.errors import ClientError, ConnectionLost
+from penstock.client.errors import ClientError, ConnectionLost, reason_of
 from penstock.client.options import Options, tls_context
 from penstock.client.plan import Plan
 from penstock.client.url import Target
@@ -61,7 +61,7 @@ class Link:
             try:
                 wire.write(data, self._options.operation_seconds)
             except OSError as error:
-                self._drop(wire, str(error))
+                self._drop(wire, reason_of(error))
                 with self._lock:
                     if isinstance(error, TimeoutError):
                         raise self._core.timed_out(
@@ -84,15 +84,15 @@ class Link:
     def write_if_open(self, encode: Callable[[], bytes | None]) -> bool:
         """The same over the connection that is there; False where there is none, or it is the wrong one."""
         with self._writing:
+            wire = self._living()
             with self._lock:
-                wire = self._wire
-                data = None if wire is None else encode()
+                data = encode() if wire is not None and wire is self._wire else None
             if wire is None or data is None:
                 return False
             try:
                 wire.write(data, self._options.operation_seconds)
             except OSError as error:
-                self._drop(wire, str(error))
+                self._drop(wire, reason_of(error))
                 return False
             return True
 
@@ -121,7 +121,7 @@ class Link:
         try:
             data = wire.read(seconds)
         except OSError as error:
-            self._drop(wire, str(error))
+            self._drop(wire, reason_of(error))
             return True
         if data is None:
             return False
@@ -150,18 +150,22 @@ class Link:
             if self._closed.is_set():
                 return
             self._closed.set()
-            wire = self._present()
+            wire = self._living()
             if wire is not None:
                 try:
                     wire.finish(self._options.operation_seconds)
                 except OSError as error:
-                    self._drop(wire, str(error))
+                    self._drop(wire, reason_of(error))
                 else:
                     with self._lock:
                         self._core.proved()
                     self._drop(wire, "")
             with self._lock:
                 self._core.check()
+
+    def notice(self) -> None:
+        """Find out whether the broker has closed the connection in the meantime."""
+        self._living()
 
     def ensure(self) -> None:
         """Connect, unless there is a connection as far as anybody has looked."""

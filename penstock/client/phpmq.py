@@ -107,6 +107,7 @@ class PhpmqClient(LinkedClient):
 
     def _next(self, window: Window, timeout: float | None) -> PhpmqMessage | None:
         deadline = None if timeout is None else time.monotonic() + timeout
+        self._link.notice()  # what was fetched over a connection that is gone could not be settled any more
         while (fetched := self._link.touch(partial(self._core.take, window))) is None:
             self._link.ensure()
             left = None if deadline is None else max(0.0, deadline - time.monotonic())

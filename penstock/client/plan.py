@@ -16,7 +16,7 @@ everybody out is no reason to come back a thousand times a second.
 import random
 from collections.abc import Callable
 
-from penstock.client.errors import ConnectionLost
+from penstock.client.errors import ConnectionLost, reason_of
 from penstock.client.options import Options
 from penstock.client.url import Target
 from penstock.protocols.rq_node import Controllers
@@ -98,7 +98,7 @@ class Search:
     def failed(self, address: Address, why: object, now: float) -> None:
         """An attempt has failed: `pause` is how long to pause before the next. ConnectionLost at the end."""
         self._plan.move_back(address)
-        self._problems[str(address)] = str(why) or type(why).__name__
+        self._problems[str(address)] = reason_of(why)
         self._attempts += 1
         self.pause = 0.0
         if self._attempts % len(self._plan.target.addresses):

@@ -147,7 +147,12 @@ class RqClient:
 
         ConnectionLost where queues are served and no controller can be found any more.
         """
-        return self._call(self._client.wait(timeout))
+        try:
+            return self._call(self._client.wait(timeout))
+        except ConnectionLost:
+            if self._closed:
+                return True
+            raise
 
     def close(self) -> None:
         """Take no new work, wait up to `drain_seconds` for handlers and answers, then end."""

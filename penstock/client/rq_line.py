@@ -16,6 +16,7 @@ import ssl
 from typing import Protocol
 
 from penstock.client.async_wire import AsyncWire, dial
+from penstock.client.errors import reason_of
 from penstock.client.options import Options
 from penstock.client.rq_core import LineCore
 from penstock.protocols import rq
@@ -138,7 +139,7 @@ class Line:
         try:
             await self._wire.finish(self._options.operation_seconds)
         except OSError as error:
-            why = str(error)
+            why = reason_of(error)
         self._over(why)
 
     def abort(self, why: str) -> None:

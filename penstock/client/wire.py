@@ -137,6 +137,9 @@ class Wire:
                 wanted = select.POLLIN
             except ssl.SSLWantWriteError:
                 wanted = select.POLLOUT
+            except ssl.SSLZeroReturnError:
+                self._ended = True  # both sides have said farewell
+                return buffer[:0]
             else:
                 self._ended |= not count
                 return buffer[:count]

@@ -312,6 +312,7 @@ class RqConnection(Connection):
         return commands
 
     def _salvage(self) -> list[Command]:
+        self._write(self._session.take_output())
         return self._session.salvage()
 
     def _mark(self, idle: bool) -> None:

@@ -146,6 +146,15 @@ class Accepting:
             (b"q2", 0, -1, b"there", "rq", START_US + 7, 0),
         ]
 
+    def test_every_message_has_the_time_of_its_own_call(self, rig: Rig) -> None:
+        engine = rig.open()
+        for _ in range(3):
+            engine.append("orders", Batch.of([b"x"], ttl_seconds=[1]), rig.now_us)
+            rig.later(us=5)
+        rig.turn()
+        seen = [(m.time_us - START_US, m.expires_us - START_US) for m in rig.read("orders")]
+        assert seen == [(0, 1_000_000), (5, 1_000_005), (10, 1_000_010)]
+
     def test_batches_of_one_turn_with_different_columns_do_not_mix(self, rig: Rig) -> None:
         engine = rig.open()
         for batch in (

@@ -169,6 +169,15 @@ class Redriving:
         rig.has("orders", ready=5)
         assert payloads(rig.take("orders")) == [b"living", *ABC, b"later"]
 
+    def test_the_order_is_that_of_death_not_of_arrival(self, rig: Rig) -> None:
+        engine = rig.open()
+        rig.send("orders", ABC)
+        a, b, c = rig.take("orders")
+        for message in (c, a, b):
+            rig.settle("orders", Outcome.REJECT, [message])
+        assert engine.redrive("orders", rig.now_us, limit=2) == 2
+        assert payloads(rig.take("orders")) == [b"c", b"a"]
+
     def test_by_reason(self, rig: Rig) -> None:
         die_of_everything(rig)
         assert rig.engine.redrive("orders", rig.now_us, reason=Reason.EXPIRED) == 1

@@ -403,6 +403,19 @@ class Order:
         assert (after == before) == rig.harness.identity_stays
 
     @pytest.mark.parametrize("how", ["reopen", "crash"])
+    def test_moved_before_a_restart_comes_before_moved_after_it(self, rig: Rig, how: str) -> None:
+        rig.open()
+        rig.send("orders", named("m", 4))
+        for at in (3, 1):
+            (message,) = [m for m in rig.take("orders") if m.payload == b"m-%d" % at]
+            rig.settle("orders", Outcome.REQUEUE, [message])
+            (message,) = [m for m in rig.read("orders") if m.payload == b"m-%d" % (at - 1)]
+            rig.settle("orders", Outcome.REJECT, [message])
+            rig.restart(how)
+        assert payloads(rig.take("orders")) == [b"m-3", b"m-1"]
+        assert payloads(rig.take("orders", dead=True)) == [b"m-2", b"m-0"]
+
+    @pytest.mark.parametrize("how", ["reopen", "crash"])
     def test_the_order_survives_a_restart(self, rig: Rig, how: str) -> None:
         rig.open()
         rig.send("orders", named("m", 6))

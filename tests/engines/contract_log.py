@@ -165,6 +165,36 @@ class Events:
         for start, end in [(0, 3), (2, 9), (6, 7), (9, 9), (7, 2), (len(events) - 1, 99), (500, 600)]:
             assert rig.events("orders", start, end) == events[start:end]
 
+    def test_neighbours_of_one_turn_keep_what_is_their_own(self, rig: Rig) -> None:
+        rig.open()
+        rig.send("orders", named("m", 8))
+        rig.take("orders", 2)
+        rig.lose("orders")
+        rig.take("orders", 3, consumer="ann")  # 0 and 1 for the second time, 2 for the first
+        rig.later(us=1)
+        rig.take("orders", 1, consumer="ann")  # 3, a moment later
+        rig.take("orders", 1, consumer="bob")  # 4
+        ranges = [(0, 8)]
+        for consumer in ("ann", "bob"):
+            rig.engine.settle("orders", consumer, Outcome.ACK, ranges, rig.now_us)
+        rig.engine.withdraw("orders", [(5, 6)], Reason.TIMEOUT, rig.now_us)
+        rig.engine.withdraw("orders", [(6, 8)], Reason.OPERATOR, rig.now_us)
+        none = Reason.NONE
+        ends = {t.offset: t for t in rig.events("orders") if t.event in (Event.ACKED, Event.WITHDRAWN)}
+        assert [
+            (t.event, t.reason, t.consumer, t.attempt, t.dispatched_us and t.dispatched_us - START_US)
+            for _, t in sorted(ends.items())
+        ] == [
+            (Event.ACKED, none, "ann", 2, 0),
+            (Event.ACKED, none, "ann", 2, 0),
+            (Event.ACKED, none, "ann", 1, 0),
+            (Event.ACKED, none, "ann", 1, 1),
+            (Event.ACKED, none, "bob", 1, 1),
+            (Event.WITHDRAWN, Reason.TIMEOUT, "", 0, 0),
+            (Event.WITHDRAWN, Reason.OPERATOR, "", 0, 0),
+            (Event.WITHDRAWN, Reason.OPERATOR, "", 0, 0),
+        ]
+
     def test_dropped_messages_say_why(self, rig: Rig) -> None:
         rig.open({"orders": {"dead-letters": "off"}})
         rig.send("orders", [b"r", b"e"], retries=[0, -1], ttl=[0, 1])

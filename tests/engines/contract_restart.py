@@ -116,6 +116,17 @@ class Restarts:
         assert payloads(rig.take("orders", dead=True)) == [b"ask"]
 
     @pytest.mark.parametrize("how", HOW)
+    def test_a_redriven_request_is_a_message_like_any_other(self, rig: Rig, how: str) -> None:
+        rig.open()
+        rig.send("orders", [b"ask"], reply=[b"x"], protocol="rq")
+        rig.settle("orders", Outcome.REJECT, rig.take("orders"))
+        rig.engine.redrive("orders", rig.now_us)
+        for _ in range(2):
+            rig.restart(how)
+            rig.has("orders", ready=1)
+        assert payloads(rig.take("orders")) == [b"ask"]
+
+    @pytest.mark.parametrize("how", HOW)
     def test_ids_stay_and_none_is_ever_given_twice(self, rig: Rig, how: str) -> None:
         rig.open()
         ids: dict[bytes, bytes] = {}

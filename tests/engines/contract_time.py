@@ -234,6 +234,16 @@ class NewTtl:
         assert len(rig.ack("orders", got)) == 1
 
     @pytest.mark.parametrize("how", ["reopen", "crash"])
+    def test_the_new_moment_of_a_message_that_had_none_survives_a_restart(self, rig: Rig, how: str) -> None:
+        rig.open()
+        rig.send("orders", [b"x", b"y"])
+        rig.settle("orders", Outcome.REQUEUE, rig.take("orders", 1), ttl=5)
+        rig.restart(how)
+        rig.later(seconds=5)
+        assert [row[2:] for row in expired(rig)] == [DEAD]
+        assert payloads(rig.take("orders")) == [b"y"]
+
+    @pytest.mark.parametrize("how", ["reopen", "crash"])
     def test_moments_survive_a_restart(self, rig: Rig, how: str) -> None:
         rig.open()
         rig.send("orders", [b"x", b"y", b"z"], ttl=[10, 20, 30])

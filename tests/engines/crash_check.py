@@ -100,8 +100,8 @@ class Checker:
         The model becomes what is there: what was not promised may be gone.
         """
         model = self._model
-        assert not engine.damage, f"a crash is no damage: {engine.damage}"
         lost = self._cut_back(engine, killed)
+        assert not engine.damage, f"a crash is no damage: {engine.damage}"
         happened = {queue.name: len(queue.happenings) for queue in model.queues.values()}
         for queue in model.queues.values():
             queue.withdraw_requests(model.turn)

@@ -12,6 +12,7 @@
   * `write` may fail for lack of room: a part of its bytes is there. So may `create`.
   * Any other failed write leaves a part of its bytes. A failed sync leaves everything unsynced, for
     ever: a second sync returns well and proves nothing, as on a real kernel.
+  * The number that readers are told (`publish`) is never synced: a crash leaves any older one.
   * The death of the process alone (`kill`) loses nothing that was written. What was not synced
     still is not.
 
@@ -30,6 +31,7 @@ from typing import NamedTuple
 
 from penstock.engines.interface import LogInUse
 from penstock.engines.log.block import Buffer
+from penstock.engines.log.disk import WATERMARK
 
 SECTOR_BYTES = 64
 """What stays or goes as a whole when a write is torn. Smaller than any real one: more ways to break."""
@@ -53,6 +55,7 @@ class _Write(NamedTuple):
     position: int
     data: bytes
     size: int = -1  # 0 or more: set this size, `data` is empty
+    whole: bool = False  # cannot be torn
 
 
 class _Inode:
@@ -95,7 +98,7 @@ class _Inode:
         if rng.random() < 0.5:
             rng.shuffle(kept)
         for change in kept:
-            if change.size >= 0 or rng.random() >= tear:
+            if change.size >= 0 or change.whole or rng.random() >= tear:
                 _apply(content, change)
             elif rng.random() < 0.5:
                 _put(content, change.position, change.data[: rng.randrange(len(change.data))])
@@ -409,5 +412,16 @@ class SimDisk:
         self._locked = False
 
     def publish(self, position: int) -> None:
+        """A store into a mapped page, which the kernel writes out when it likes, or never."""
         self.check_power()
         self.published = position
+        inode = self._names.get(WATERMARK)
+        if inode is None:
+            inode = self._names[WATERMARK] = _Inode()
+            self._changes.append(_NameChange(None, WATERMARK, inode))
+            inode.resize(8)
+            self.used_bytes += 8
+        word = position.to_bytes(8, "little")
+        _put(inode.live, 0, word)
+        # Any older value may be what the disk has; a few are enough.
+        inode.pending = [*inode.pending[-3:], _Write(0, word, whole=True)]

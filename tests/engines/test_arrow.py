@@ -385,6 +385,25 @@ def test_ids_of_runs(first: int, count: int, opening: int) -> None:
     assert record["id"].to_pylist() == expected
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    runs=st.lists(
+        st.tuples(st.integers(0, OFFSET_MAX - 100), st.integers(1, 20), st.integers(1, 3)),
+        min_size=2,
+        max_size=30,
+    )
+)
+def test_ids_and_offsets_of_joined_blocks(runs: list[tuple[int, int, int]]) -> None:
+    blocks = [made_up_block(first, count, opening) for first, count, opening in runs]
+    schema = pa.schema([MESSAGES_SCHEMA.field("id"), MESSAGES_SCHEMA.field("offset")])
+    (record,) = arrow._message_batches(iter(blocks), schema, arrow._Constants("q"), 1 << 20)
+    expected = [
+        (b.origin, first + i) for b, (first, count, _) in zip(blocks, runs, strict=True) for i in range(count)
+    ]
+    assert record["offset"].to_pylist() == [offset for _, offset in expected]
+    assert record["id"].to_pylist() == [id_of(origin, offset).decode() for origin, offset in expected]
+
+
 class OneOpening:
     """As much of a reader as ids of events need."""
 

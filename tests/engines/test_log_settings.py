@@ -42,10 +42,10 @@ class CountingDisk(RealDisk):
         self.syncs = 0
 
     def create(self, name: str, size: int) -> RealFile:
-        return CountingFile(os.dup(super().create(name, size)._fd), self)
+        return CountingFile(super().create(name, size)._fd, self)
 
     def open(self, name: str) -> RealFile:
-        return CountingFile(os.dup(super().open(name)._fd), self)
+        return CountingFile(super().open(name)._fd, self)
 
 
 class Log:
@@ -209,9 +209,8 @@ def test_however_many_segments_are_read_few_files_stay_open(make: Make) -> None:
 
 def test_a_snapshot_comes_after_so_many_blocks_and_two_are_kept(make: Make) -> None:
     log = make(LogSettings(snapshot_blocks=10))
-    log.send("orders", [b"x"])
     names = {path.name for path in log.folder.glob("snapshot-*")}
-    for _ in range(8):
+    for _ in range(8):  # and one block with the name of the queue
         log.send("orders", [b"x"])
     assert {path.name for path in log.folder.glob("snapshot-*")} == names
     for _ in range(40):
@@ -266,6 +265,22 @@ def test_what_comes_while_a_group_is_on_its_way_shares_the_next_sync(make: Make)
     assert len(log.writer) == 1
     log.engine.wait()
     assert (len(came), log.disk.syncs - before) == (10, 2)
+
+
+def test_readers_see_the_events_of_the_groups_that_are_synced(make: Make) -> None:
+    log = make(LogSettings())
+    log.engine.append("orders", Batch.of([b"a", b"b"]), NOW)
+    log.engine.flush(NOW)
+    log.engine.take("orders", "ann", 1, NOW)
+    log.engine.settle("orders", "ann", Outcome.ACK, [(0, 1)], NOW)
+    log.engine.append("orders", Batch.of([b"c"]), NOW)
+    log.engine.flush(NOW)
+    shown = []
+    for _ in range(3):
+        shown.append((len(list(log.engine.events("orders", 0, 9))), sum(log.blocks("orders"))))
+        log.writer.step()
+        log.engine.poll()
+    assert shown == [(0, 0), (1, 2), (3, 3)]
 
 
 def test_interval_confirms_the_write_and_syncs_later(make: Make) -> None:

@@ -3,11 +3,13 @@
 import gc
 import multiprocessing
 import os
+import re
 import signal
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -16,7 +18,7 @@ from penstock.broker.life import Event
 from penstock.broker.policy import Policies
 from penstock.broker.words import Outcome
 from penstock.engines.interface import EngineRefused, LogDamaged, Stored
-from penstock.engines.log import mapped
+from penstock.engines.log import block, ledger, mapped
 from penstock.engines.log.block import Buffer
 from penstock.engines.log.disk import WATERMARK, RealDisk, RealFile, Watermark
 from penstock.engines.log.engine import LogEngine, open_log
@@ -621,6 +623,36 @@ def test_maps_are_bounded_and_indexes_too(tmp_path: Path, monkeypatch: pytest.Mo
 def _is_link(fd: str) -> bool:
     """False for the descriptor that listed the folder, which is closed by now."""
     return os.path.islink(f"/proc/self/fd/{fd}")
+
+
+# --- the page about the format ---------------------------------------------------------------------
+
+FORMAT_PAGE = Path(__file__).parent.parent.parent / "docs" / "log-format.md"
+
+
+@pytest.mark.parametrize("module", [block, ledger], ids=["block", "ledger"])
+def test_the_page_has_the_layouts_of_the_sources(module: ModuleType) -> None:
+    page = {" ".join(line.split()) for line in FORMAT_PAGE.read_text().splitlines()}
+    table = [line for line in (module.__doc__ or "").splitlines() if line.startswith("    ")]
+    assert len(table) > 10
+    assert [line for line in table if " ".join(line.split()) not in page] == []
+
+
+def test_the_page_has_the_flags_and_doors_of_the_sources() -> None:
+    page = FORMAT_PAGE.read_text()
+    flags = {name: value for name, value in vars(block).items() if name.startswith("FLAG_")}
+    assert dict(re.findall(r"\| `(FLAG_\w+)` \| (\d+) \|", page)) == {n: str(v) for n, v in flags.items()}
+    doors = ", ".join(f"{n} `{name}`" if name else f"{n} none" for n, name in enumerate(block.PROTOCOLS))
+    assert f"`PROTOCOLS` is: {doors}." in page
+
+
+def test_the_page_s_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "penstock-data", 30).close(NOW_US)
+    (example,) = re.findall(r"```python\n(.*?)```", FORMAT_PAGE.read_text(), re.DOTALL)
+    exec(example.replace('"penstock-data"', repr(str(tmp_path / "penstock-data"))), {})
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert {name for name, _ in printed} == {"q"}
+    assert sum(int(rows) for _, rows in printed) == 30
 
 
 # --- a writer in another process -------------------------------------------------------------------

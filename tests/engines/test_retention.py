@@ -3,6 +3,7 @@
 The segments have 4 KiB, and a snapshot follows each of them, so a few dozen messages show everything.
 """
 
+import errno
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from penstock.broker.life import Event
 from penstock.broker.policy import Policies
 from penstock.broker.words import Outcome
 from penstock.engines.interface import QueueInfo, ReaderInfo, TransactionDone
-from penstock.engines.log.disk import RealDisk
+from penstock.engines.log.disk import RealDisk, RealFile
 from penstock.engines.log.engine import LogEngine
 from penstock.engines.log.segments import parse_segment_name
 from penstock.engines.log.state import LogSettings
@@ -37,6 +38,17 @@ SMALL = LogSettings(segment_bytes=4096, block_bytes=1024, cache_bytes=2048, snap
 KEEP_NOTHING = {"*": {"retention-seconds": 0}}
 
 
+class FillableDisk(RealDisk):
+    """A folder on a disk that may be full."""
+
+    is_full = False
+
+    def create(self, name: str, size: int) -> RealFile:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "no room")
+        return super().create(name, size)
+
+
 class Log:
     """A log in a folder, with a clock, and workers that run when they are told to."""
 
@@ -49,8 +61,9 @@ class Log:
 
     def open(self) -> LogEngine:
         self.writer, self.keeper = InlineWorker(), InlineWorker()
+        self.disk = FillableDisk(str(self.folder))
         self.engine = LogEngine.open(
-            RealDisk(str(self.folder)),
+            self.disk,
             self.now_us,
             settings=self.settings,
             policies=self.policies,
@@ -286,6 +299,31 @@ def test_settled_after_the_last_snapshot_and_trimmed_is_no_damage(make: Make) ->
     assert log.info("orders").event_start == 60
 
 
+def test_what_has_no_room_to_be_written_down_frees_nothing(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    log.work("orders", 10, keep=lambda i: i == 3)
+    log.roll()
+    log.trim()
+    first = min(log.segments())
+    log.send("filler", named("f", 200))
+    log.disk.is_full = True
+    while not log.engine.full:
+        log.engine.tick(log.now_us)
+        log.engine.wait()
+    fillers = log.take("filler")
+    while not log.engine._dirty:  # settle until there is no room for another settlement
+        log.ack("filler", [fillers.pop()])
+        log.turn()
+    log.engine.settle("orders", "ann", Outcome.ACK, [(3, 4)], log.now_us)
+    log.trim()
+    assert first in log.segments()
+    log.disk.is_full = False
+    log.engine.tick(log.now_us)
+    log.engine.wait()
+    log.trim()
+    assert first not in log.segments()
+
+
 # --- readers --------------------------------------------------------------------------------------
 
 
@@ -313,6 +351,18 @@ def test_a_reader_pins_what_it_has_not_read(make: Make, view: str, factor: int) 
     assert log.info("orders").offset_start == start
     hold(60)
     assert log.read("orders") == []
+
+
+@pytest.mark.parametrize(("view", "end"), [("messages", 60), ("events", 120)])
+def test_a_reader_pins_the_very_last_one_that_it_has_not_read(make: Make, view: str, end: int) -> None:
+    log = make(KEEP_NOTHING)
+    log.work("orders", 60)
+    log.roll()
+    for position in (end - 1, end):
+        reader = ReaderInfo("spark", "orders", view, position, log.now_us + SECOND)
+        log.engine.hold_retention(reader, log.now_us)
+        log.trim()
+        assert (len(log.read("orders")) > 0) == (position < end)
 
 
 @pytest.mark.parametrize("end", ["lease", "release"])
@@ -372,12 +422,16 @@ def test_the_living_keep_everything_but_their_neighbours(make: Make) -> None:
     log.turn()
     log.roll()
     before = log.segments()
+    numbers = {t.number: (t.event, t.offset) for t in open_runs(log.engine.events("orders", 0, 1000))}
     log.trim()
     after = log.segments()
     assert sum(after.values()) < sum(before.values()) / 2
     assert any(name.endswith(".1.seg") for name in after)
     assert log.take("orders") == alive
     assert log.read("orders") == payloads(alive)  # below offset_start, what is there
+    left = open_runs(log.engine.events("orders", 0, 1000))
+    assert [t.offset for t in left if t.event is Event.ACCEPTED] == [m.offset for m in alive]
+    assert all(numbers[t.number] == (t.event, t.offset) for t in left)
     info = log.info("orders")
     assert (info.held, info.offset_start, info.offset_end) == (10, 80, 80)
     assert info.bytes == sum(len(m.payload) for m in alive)
@@ -435,6 +489,20 @@ def test_trimming_ends_also_with_messages_smaller_than_their_headers(make: Make)
     for _ in range(3):
         log.trim()
     assert log.segments() == compacted
+
+
+def test_what_is_half_alive_is_left_alone(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    log.work("orders", 10, keep=lambda i: i < 4)
+    log.roll()
+    log.trim()
+    compacted = log.segments()
+    log.ack("orders", open_slices(log.engine.read("orders", 0, 2)))
+    log.trim()
+    assert log.segments() == compacted
+    log.ack("orders", open_slices(log.engine.read("orders", 2, 3)))
+    log.trim()
+    assert sum(log.segments().values()) < sum(compacted.values())
 
 
 def test_a_segment_that_is_alive_as_a_whole_is_left_alone(make: Make) -> None:

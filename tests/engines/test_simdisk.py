@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.engines.interface import LogInUse
-from penstock.engines.log.disk import Disk, File
+from penstock.engines.log.disk import WATERMARK, Disk, File
 from tests.engines.simdisk import SECTOR_BYTES, PowerCut, SimDisk
 
 SEEDS = range(200)
@@ -320,5 +320,17 @@ def test_a_copy_is_a_disk_of_its_own() -> None:
     file.write(0, [b"two"])
     assert copy.files() == {"f": b"one"}
     copy.lock()
-    disk.publish(7)
-    assert (disk.published, copy.published) == (7, 0)
+
+
+def test_the_watermark_may_be_an_older_one_after_a_crash_but_never_a_mixture() -> None:
+    def make() -> SimDisk:
+        disk = SimDisk()
+        for position in (0x0101, 0x020202):
+            disk.publish(position)
+        assert disk.published == 0x020202
+        return disk
+
+    seen = {dict(outcome).get(WATERMARK) for outcome in outcomes(make)}
+    words = {position.to_bytes(8, "little") for position in (0, 0x0101, 0x020202)}
+    assert seen == words | {None, b""}
+    assert make().kill().files() == {WATERMARK: (0x020202).to_bytes(8, "little")}

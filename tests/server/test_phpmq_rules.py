@@ -101,8 +101,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BrokerPro
     config = folder / "penstock.toml"
     config.write_text(POLICIES + "".join(map(listener.format, LISTENERS.values())))
     broker = BrokerProcess(folder, "--config", str(config), "--sspq", "off", "--rq", "off").start()
-    ports = [int(part.rpartition(":")[2]) for part in broker.ready_line.split()[2:]]
-    yield broker, dict(zip(["phpmq", *LISTENERS], ports, strict=True))
+    yield broker, dict(zip(["phpmq", *LISTENERS], broker.ports_of("phpmq"), strict=True))
     assert broker.stop() == 0
     assert "Traceback" not in broker.log(), broker.log()
 

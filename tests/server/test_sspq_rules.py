@@ -79,8 +79,7 @@ class Places:
     """The broker's listeners by queue; `next` has not been used by another test."""
 
     def __init__(self, broker: BrokerProcess, queues: list[str]) -> None:
-        parts = [part.partition("=") for part in broker.ready_line.split()[2:]]
-        ports = [int(where.rpartition(":")[2]) for name, _, where in parts if name == "sspq"]
+        ports = broker.ports_of("sspq")
         self.by_queue = {
             queue: Place(broker, queue, port) for queue, port in zip(["default", *queues], ports, strict=True)
         }

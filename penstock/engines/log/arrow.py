@@ -26,7 +26,13 @@ import pyarrow as pa
 from penstock.broker.ids import ID_DIGITS, ORIGIN_DIGITS, id_of
 from penstock.broker.life import Event, Reason
 from penstock.engines.interface import EngineRefused
-from penstock.engines.log.block import KIND_MESSAGES, PROTOCOLS, BodyReader
+from penstock.engines.log.block import (
+    FLAG_EXPIRES,
+    FLAG_RETRIES,
+    KIND_MESSAGES,
+    PROTOCOLS,
+    BodyReader,
+)
 from penstock.engines.log.reader import Block, Columns, LogReader
 
 ROWS_MAX = 65_536
@@ -34,6 +40,7 @@ JOIN_BYTES_MAX = 64 * 1024
 """Blocks with less payload than this are joined with their neighbours, up to about this size."""
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
+_INT32, _INT64, _STRING, _BINARY = pa.int32(), pa.int64(), pa.string(), pa.binary()
 
 # Every field may be null as far as the type goes: so does a schema that is written as
 # "queue string, offset bigint, …", and schemas are compared.
@@ -139,26 +146,36 @@ class _Constants:
     def __init__(self, queue: str) -> None:
         self.queue = queue
         self._arrays: dict[object, pa.Array] = {}
-        self._id_bounds = np.arange(0, 1, dtype=np.int32)
+        self._cuts: dict[object, pa.Array] = {}  # the last of each: most blocks are equally long
+        self._id_bounds: dict[int, pa.Buffer] = {}
 
     def text(self, value: str, rows: int) -> pa.Array:
+        cut = self._cuts.get(value)
+        if cut is not None and len(cut) == rows:
+            return cut
         return self._cut(value, rows, lambda length: pa.repeat(pa.scalar(value), length))
 
     def nulls(self, type_: pa.DataType, rows: int) -> pa.Array:
+        cut = self._cuts.get(type_)
+        if cut is not None and len(cut) == rows:
+            return cut
         return self._cut(type_, rows, lambda length: pa.nulls(length, type_))
 
     def _cut(self, key: object, rows: int, make: Callable[[int], pa.Array]) -> pa.Array:
         array = self._arrays.get(key)
         if array is None or len(array) < rows:
             array = self._arrays[key] = make(1 << (rows - 1).bit_length())
-        return array[:rows]
+        cut = self._cuts[key] = array[:rows]
+        return cut
 
     def id_bounds(self, rows: int) -> pa.Buffer:
-        """Where ids begin and end: every 32 bytes."""
-        if len(self._id_bounds) <= rows:
-            length = (1 << rows.bit_length()) + 1
-            self._id_bounds = np.arange(0, length * ID_DIGITS, ID_DIGITS, dtype=np.int32)
-        return pa.py_buffer(self._id_bounds[: rows + 1])
+        """Where ids begin and end: every 32 bytes. Of the last length only, likewise."""
+        bounds = self._id_bounds.get(rows)
+        if bounds is None:
+            numbers = np.arange(0, (rows + 1) * ID_DIGITS, ID_DIGITS, dtype=np.int32)
+            bounds = pa.py_buffer(numbers)
+            self._id_bounds = {rows: bounds}
+        return bounds
 
 
 def _plain(type_: pa.DataType, values: Numbers) -> pa.Array:
@@ -183,6 +200,18 @@ def _ids_of_run(origin: bytes, first: int, end: int) -> bytearray:
         np.frombuffer(run, np.uint32)[_ID_WORDS - 1 :: _ID_WORDS] = _HEX4[low : low + stop - first]
         ids = ids + run if ids else run
         first = stop
+    return ids
+
+
+def _ids(origins: Sequence[bytes], which: Numbers, offsets: Numbers) -> Numbers:
+    """The ids of any offsets, one after the other; `which` says whose origin each has."""
+    heads = b"".join(id_of(origin, 0) for origin in origins)
+    ids = np.frombuffer(heads, np.uint32).reshape(len(origins), _ID_WORDS)[which]
+    for word, shift in ((7, 0), (6, 16), (5, 32)):
+        ids[:, word] = _HEX4[offsets >> shift & 0xFFFF]
+    if (offsets >> 48).any():
+        top = _HEX4[offsets >> 48].view(np.uint8).reshape(-1, 4)[:, 2:]
+        ids.view(np.uint8)[:, ORIGIN_DIGITS : ORIGIN_DIGITS + 2] = top
     return ids
 
 
@@ -224,24 +253,29 @@ class _Group:
         return self.constants.text(self.constants.queue, self.rows)
 
     def offset(self) -> pa.Array:
+        return _plain(_INT64, self._offsets())
+
+    def _offsets(self) -> Numbers:
         firsts = [block.header.first_offset + lo for block, lo, _ in self.parts]
         if len(firsts) == 1:
-            return _plain(pa.int64(), np.arange(firsts[0], firsts[0] + self.rows))
+            return np.arange(firsts[0], firsts[0] + self.rows)
         row = 0
         for at, (_, lo, hi) in enumerate(self.parts):
             firsts[at] -= row
             row += hi - lo
-        return _plain(pa.int64(), self.repeated(firsts, np.int64) + np.arange(self.rows))
+        return self.repeated(firsts, np.int64) + np.arange(self.rows)
 
     def id(self) -> pa.Array:
-        runs = [
-            _ids_of_run(block.origin, block.header.first_offset + lo, block.header.first_offset + hi)
-            for block, lo, hi in self.parts
-        ]
-        data = pa.py_buffer(runs[0] if len(runs) == 1 else b"".join(runs))
-        return pa.Array.from_buffers(
-            pa.string(), self.rows, [None, self.constants.id_bounds(self.rows), data]
-        )
+        if len(self.parts) == 1:
+            block, lo, hi = self.parts[0]
+            first = block.header.first_offset
+            ids = _ids_of_run(block.origin, first + lo, first + hi)
+        else:
+            origins: dict[bytes, int] = {}
+            numbers = [origins.setdefault(block.origin, len(origins)) for block, _, _ in self.parts]
+            ids = _ids(list(origins), self.repeated(numbers, np.int64), self._offsets())
+        bounds = self.constants.id_bounds(self.rows)
+        return pa.Array.from_buffers(_STRING, self.rows, [None, bounds, pa.py_buffer(ids)])
 
     def value(self) -> pa.Array:
         columns = self.columns()
@@ -249,7 +283,7 @@ class _Group:
             _, lo, _ = self.parts[0]
             bounds, payload = columns[0].bounds, columns[0].payload
             return pa.Array.from_buffers(
-                pa.binary(), self.rows, [None, pa.py_buffer(bounds), pa.py_buffer(payload)], offset=lo
+                _BINARY, self.rows, [None, pa.py_buffer(bounds), pa.py_buffer(payload)], offset=lo
             )
         pieces: list[memoryview] = []
         ends, total = [np.zeros(1, np.int32)], 0
@@ -259,7 +293,7 @@ class _Group:
             ends.append(np.frombuffer(bounds, np.int32)[lo + 1 : hi + 1] + np.int32(total - first))
             total += len(pieces[-1])
         return pa.Array.from_buffers(
-            pa.binary(),
+            _BINARY,
             self.rows,
             [None, pa.py_buffer(np.concatenate(ends)), pa.py_buffer(b"".join(pieces))],
         )
@@ -274,21 +308,22 @@ class _Group:
         return pa.array(PROTOCOLS).take(_plain(pa.uint8(), self.repeated(numbers, np.uint8)))
 
     def expires(self) -> pa.Array:
-        values = self._optional([c.expires for c in self.columns()], np.int64, 0)
-        if values is None:
+        if not self._have(FLAG_EXPIRES):
             return self.constants.nulls(TIMESTAMP, self.rows)
+        values = self._optional([c.expires for c in self.columns()], np.int64, 0)
         return _nullable(TIMESTAMP, values, values > 0)
 
     def retries(self) -> pa.Array:
+        if not self._have(FLAG_RETRIES):
+            return self.constants.nulls(_INT32, self.rows)
         values = self._optional([c.retries for c in self.columns()], np.int16, -1)
-        if values is None:
-            return self.constants.nulls(pa.int32(), self.rows)
-        return _nullable(pa.int32(), values.astype(np.int32), values >= 0)
+        return _nullable(_INT32, values.astype(np.int32), values >= 0)
+
+    def _have(self, flag: int) -> bool:
+        return any(block.header.flags & flag for block, _, _ in self.parts)
 
     def _optional(self, columns: Sequence[memoryview | None], dtype: type, absent: int) -> Numbers:
-        """A column that some blocks have, with `absent` for the others; None where no block has it."""
-        if not any(column is not None for column in columns):
-            return None
+        """A column that some blocks have, with `absent` for the others."""
         pieces: list[Numbers] = [
             np.frombuffer(column, dtype)[lo:hi] if column is not None else np.full(hi - lo, absent, dtype)
             for column, (_, lo, hi) in zip(columns, self.parts, strict=True)
@@ -414,13 +449,13 @@ class _Window:
         return self._constants.text(self._constants.queue, self._total)
 
     def event_offset(self) -> pa.Array:
-        return _plain(pa.int64(), self._counted("number"))
+        return _plain(_INT64, self._counted("number"))
 
     def event(self) -> pa.Array:
         return self._label("event", _EVENT_LABELS)
 
     def offset(self) -> pa.Array:
-        return _plain(pa.int64(), self._counted("first"))
+        return _plain(_INT64, self._counted("first"))
 
     def reason(self) -> pa.Array:
         return self._label("reason", _REASON_LABELS)
@@ -429,7 +464,7 @@ class _Window:
         return self._label("consumer", [name or None for name in self._consumers])
 
     def attempt(self) -> pa.Array:
-        return _plain(pa.int32(), self._rows["attempt"][self._row])
+        return _plain(_INT32, self._rows["attempt"][self._row])
 
     def dispatched(self) -> pa.Array:
         values = self._rows["dispatched"][self._row]
@@ -450,17 +485,11 @@ class _Window:
             found = (run >= 0) & (offsets < ends[run])
             openings = np.where(openings > 0, openings, np.where(found, values[run], 0))
         known = sorted({opening for _, _, opening in runs}.union(self._rows["opening"].tolist()))
-        heads = [id_of(self._reader.origin(queue, opening), 0) for opening in known]
-        table = np.frombuffer(b"".join(heads), np.uint32).reshape(len(known), _ID_WORDS)
-        ids = table[np.searchsorted(known, openings)]
-        for word, shift in ((7, 0), (6, 16), (5, 32)):
-            ids[:, word] = _HEX4[offsets >> shift & 0xFFFF]
-        if (offsets >> 48).any():
-            top = _HEX4[offsets >> 48].view(np.uint8).reshape(-1, 4)[:, 2:]
-            ids.view(np.uint8)[:, ORIGIN_DIGITS : ORIGIN_DIGITS + 2] = top
+        origins = [self._reader.origin(queue, opening) for opening in known]
+        ids = _ids(origins, np.searchsorted(known, openings), offsets)
         bitmap = None if openings.all() else pa.py_buffer(np.packbits(openings > 0, bitorder="little"))
         bounds = self._constants.id_bounds(self._total)
-        return pa.Array.from_buffers(pa.string(), self._total, [bitmap, bounds, pa.py_buffer(ids)])
+        return pa.Array.from_buffers(_STRING, self._total, [bitmap, bounds, pa.py_buffer(ids)])
 
 
 def _event_batches(

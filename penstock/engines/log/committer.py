@@ -22,6 +22,7 @@ from penstock.engines.log.disk import Disk, File, SyncFailed, is_full, sync_fold
 from penstock.engines.log.segments import Index, Segment, Segments
 from penstock.engines.log.workers import Worker
 
+SEGMENT_BYTES_MIN = 1024
 SPARE = "spare-"
 """Files that lie ready to become segments. Each has a name of its own: one may be on its way to be
 renamed while the next is made."""
@@ -191,6 +192,8 @@ class Committer:
 
     def _write(self, group: Group) -> None:
         """On the writer's thread: everything to the files, then the sync."""
+        if self.failed is not None:
+            raise self.failed
         blocks = group.blocks
         at = 0
         while at < len(blocks):
@@ -300,6 +303,8 @@ class Committer:
         name = f"{SPARE}{self._spares_made}"
 
         def make() -> str:
+            if self.failed is not None:
+                raise self.failed
             file = self._disk.create(name, self._segment_bytes)
             try:
                 file.sync()
@@ -330,6 +335,16 @@ class Committer:
             self._make_spare()
         else:
             self._want_spare()
+
+    def shrink(self) -> bool:
+        """There is no room for the first segment of an opening: try with half of it, for better than none
+        is a log that serves and settles. False where that would be too small."""
+        segment = self.active
+        if self._stalled is None or segment.limit // 2 < max(segment.size, SEGMENT_BYTES_MIN):
+            return False
+        segment.limit //= 2
+        self.tick()
+        return True
 
     @property
     def writing(self) -> bool:

@@ -140,8 +140,12 @@ class LogEngine:
         )
         for damage in state.damage:
             log.error("%s", damage.text)
+        for damage in state.take_news():
+            self._sealer.control({"op": "damage", "damage": damage_fields(damage)}, now_us)
         self._committer.push()
         self._writer.wait()
+        while self._committer.shrink():
+            self._writer.wait()
         if self._committer.failed is not None:
             raise self._committer.failed
         if not self._committer.idle:

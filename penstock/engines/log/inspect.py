@@ -32,7 +32,7 @@ from penstock.engines.log.block import (
 from penstock.engines.log.committer import SPARE
 from penstock.engines.log.compare import differences, problem_of
 from penstock.engines.log.disk import WATERMARK, File, RealDisk, read_whole
-from penstock.engines.log.overlay import OverlayDisk, replayed
+from penstock.engines.log.overlay import TRIES_MAX, LogChanging, OverlayDisk, replayed
 from penstock.engines.log.picture import newest_generations
 from penstock.engines.log.recovery import QUARANTINE
 from penstock.engines.log.scan import find_block, walk_blocks
@@ -172,7 +172,18 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 def inspect_log(path: str, progress: Progress | None = None) -> Report:
     """Look at everything; see the module's docstring. EngineRefused where there is no log."""
     check_is_log(path)
-    return _Inspection(path, progress).run()
+    for _ in range(TRIES_MAX):
+        try:
+            return _Inspection(path, progress).run()
+        except _Overtaken:
+            continue
+    raise LogChanging(
+        f"data folder {path!r}: retention removed what was being replayed, {TRIES_MAX} times; try again"
+    )
+
+
+class _Overtaken(Exception):
+    """Blocks that were to be replayed are gone: a broker has written snapshots behind them since."""
 
 
 class _Coverage:
@@ -303,6 +314,8 @@ class _Inspection:
         """Replaying begins with the first block ever, or where the oldest snapshot stands."""
         self._to_compare = list(self._snapshots)
         if not self._to_compare:
+            # What retention took before nobody can tell any more.
+            self._state.begins_late = any(self._on_disk.values()) or min(self._on_disk, default=0) > 0
             return
         before = 0
         for segment in self._snapshots[self._to_compare[-1]].segments.all:
@@ -327,7 +340,7 @@ class _Inspection:
 
     def _segment(self, base: int, next_base: int | None) -> int | None:
         """Look at one segment; the position behind it, or None where the log ends in it."""
-        opened = self._open(base)
+        opened = self._open(base, next_base)
         if opened is None:
             return next_base
         generation, file = opened
@@ -346,13 +359,15 @@ class _Inspection:
             self._missing_positions(file_end, limit)
         return limit
 
-    def _open(self, base: int) -> tuple[int, File] | None:
-        """Generation and file of a segment, which a broker may replace or remove meanwhile."""
+    def _open(self, base: int, next_base: int | None) -> tuple[int, File] | None:
+        """Generation and file of a segment, which a broker may compact or remove meanwhile."""
         while True:
             generation = self._on_disk[base]
             try:
                 return generation, self._disk.open(segment_name(base, generation))
             except FileNotFoundError:
+                if next_base is None or next_base > self._replay_from:
+                    raise _Overtaken from None
                 newer = newest_generations(self._disk.names()).get(base)
                 if newer is None or newer == generation:
                     del self._on_disk[base]
@@ -380,13 +395,7 @@ class _Inspection:
             if isinstance(found, Hole):
                 self._damaged(found, base, where)
                 continue
-            header, body = found
-            queue = self._state.by_number.get(header.queue)
-            if header.position >= self._replay_from and queue is not None:
-                # The holes of a compacted segment are no damage: those messages were settled.
-                queue.pending.tail = max(queue.pending.tail, header.first_offset)
-                queue.next_event = max(queue.next_event, header.first_event)
-            self._block(header, body, base, where)
+            self._block(*found, base, where)
 
     # --- holes ---------------------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ class OverlayDisk:
     def __init__(self, path: str, end: int | None = None) -> None:
         self._disk = RealDisk(path, read_only=True)
         self._made: dict[str, bytearray] = {}
-        self._sizes: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}  # of stored files, as far as they are cut
         names = self._disk.names()
         hidden: set[str] = set()
         if end is not None:
@@ -114,39 +114,40 @@ class OverlayDisk:
                     hidden.add(name)
                 elif segment is not None and not segment[1]:
                     self._sizes[name] = end - segment[0]
-        self._names = set(names) - hidden
+        self._stored = {name: name for name in names if name not in hidden}  # to what it is really called
 
     def create(self, name: str, size: int) -> File:
-        self._names.add(name)
-        self._sizes.pop(name, None)
+        self._stored.pop(name, None)
         data = self._made[name] = bytearray(size)
         return _MemoryFile(data)
 
     def open(self, name: str) -> File:
         if name in self._made:
             return _MemoryFile(self._made[name])
-        self._check_there(name)
-        return _CutFile(self._disk.open(name), name, self._sizes)
+        stored = self._stored.get(name)
+        if stored is None:
+            raise self._not_there(name)
+        return _CutFile(self._disk.open(stored), stored, self._sizes)
 
     def rename(self, old: str, new: str) -> None:
-        self._check_there(old)
-        if old not in self._made:
-            raise OSError(errno.EROFS, "a stored file cannot be renamed in an overlay", old)
-        self._made[new] = self._made.pop(old)
-        self._names.remove(old)
-        self._names.add(new)
+        if old in self._made:
+            self._made[new] = self._made.pop(old)
+            self._stored.pop(new, None)
+        elif old in self._stored:
+            self._stored[new] = self._stored.pop(old)
+            self._made.pop(new, None)
+        else:
+            raise self._not_there(old)
 
     def remove(self, name: str) -> None:
-        self._check_there(name)
-        self._names.remove(name)
-        self._made.pop(name, None)
+        if self._made.pop(name, None) is None and self._stored.pop(name, None) is None:
+            raise self._not_there(name)
 
-    def _check_there(self, name: str) -> None:
-        if name not in self._names:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.where(name))
+    def _not_there(self, name: str) -> FileNotFoundError:
+        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.where(name))
 
     def names(self) -> list[str]:
-        return sorted(self._names)
+        return sorted(self._stored.keys() | self._made.keys())
 
     def sync_names(self) -> None:
         """The names are in memory only."""

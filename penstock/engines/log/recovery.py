@@ -21,8 +21,8 @@ from penstock.engines.log.block import FLAG_END, FLAG_PART, HEADER_BYTES, Header
 from penstock.engines.log.committer import SPARE
 from penstock.engines.log.disk import WATERMARK, File, discard, read_whole, write_whole
 from penstock.engines.log.retention import move_starts
-from penstock.engines.log.scan import CHUNK_BYTES, find_block, walk_blocks
-from penstock.engines.log.segments import Segment, parse_segment_name
+from penstock.engines.log.scan import CHUNK_BYTES, find_block, find_headers, walk_blocks
+from penstock.engines.log.segments import Segment, parse_segment_name, segment_name
 from penstock.engines.log.snapshot import load_snapshot, snapshot_name, snapshot_positions
 from penstock.engines.log.state import Damage, LogState
 
@@ -43,15 +43,16 @@ class _Recovery:
         self._part: list[tuple[Header, memoryview, Segment]] = []  # a transaction without its end yet
         self._missing: list[Segment] = []  # segments that the snapshot knows and the folder does not
         self._synced = 0  # everything before this is known to be on the disk
-        self._published = 0  # everything before this was shown to readers, as synced
+        self._published = 0  # everything before this had been synced, says a watermark or a snapshot
 
     def run(self) -> int:
         # A name may be known to the kernel only. Nothing may be removed because of one before the
         # disk knows it too.
         self._disk.sync_names()
         on_disk = self._clean_names()
-        start = self._synced = self._load_snapshot()
-        self._published = self._load_watermark()
+        self._published = max([self._load_watermark(), *snapshot_positions(self._disk)])
+        start = self._load_snapshot()
+        self._synced = max(start, self._published)
         self._match_segments(on_disk, start)
         position = self._replay(start)
         self._write_again()
@@ -63,12 +64,22 @@ class _Recovery:
     def _clean_names(self) -> dict[int, int]:
         """Remove what is left of unfinished work; base → generation of the segments."""
         newest: dict[int, int] = {}
+        twice: set[int] = set()
         removed = False
         for name in self._disk.names():
             parsed = parse_segment_name(name)
             if parsed is not None:
                 base, generation = parsed
+                if base in newest:
+                    twice.add(base)
                 newest[base] = max(generation, newest.get(base, 0))
+        for base in twice:
+            # Where the process before this one failed to sync a name, no later sync can be trusted with
+            # it; with a new name it can. Only then the older generation may go.
+            self._disk.rename(segment_name(base, newest[base]), segment_name(base, newest[base] + 1))
+            newest[base] += 1
+        if twice:
+            self._disk.sync_names()
         for name in self._disk.names():
             parsed = parse_segment_name(name)
             outdated = parsed is not None and parsed[1] < newest[parsed[0]]
@@ -88,14 +99,16 @@ class _Recovery:
                 # Set aside, or it would count as one of those that retention may rely on.
                 aside = QUARANTINE + snapshot_name(position)
                 self._disk.rename(snapshot_name(position), aside)
-                failures.append(f"{error}; it is kept as {self._disk.where(aside)}; an older one was used")
+                where = self._disk.where(snapshot_name(position))
+                text = f"{error}; it is kept as {self._disk.where(aside)}; an older one was used"
+                failures.append(Damage(where, 0, "", 0, 0, text))
                 self._state.reset()
                 continue
             break
         else:
             position = 0
-        for text in failures:
-            self._state.damage.append(Damage("", 0, "", 0, 0, text))
+        for damage in failures:
+            self._state.tell(damage)
         return position
 
     def _load_watermark(self) -> int:
@@ -119,6 +132,13 @@ class _Recovery:
                 move_starts(state, segment)
                 state.segments.replace(segment, self._describe(segment.base, generation))
         known = {segment.base for segment in state.segments.all}
+        if not start and on_disk and (min(on_disk) or any(on_disk.values())):
+            # Retention has taken something, and the snapshots that knew what are gone.
+            state.begins_late = True
+            first = Segment(min(on_disk), on_disk[min(on_disk)], 0, 0, sealed=True)
+            where = self._disk.where(first.name)
+            text = f"{where}: the log begins here and there is no snapshot: what was before is lost"
+            state.damage.append(Damage(where, 0, "", 0, 0, text))
         for base in sorted(on_disk):
             if base not in known:
                 segment = Segment(base, on_disk[base], 0, 0, sealed=True)
@@ -157,9 +177,14 @@ class _Recovery:
         segment = Segment(base, generation, 0, 0, sealed=True)
         file = self._disk.open(segment.name)
         try:
-            segment.size = file.size()
-            for header, _ in walk_blocks(file, base, base, base + segment.size):
+            size = file.size()
+            for header in find_headers(file, base, base, base + size):
+                if header.position != segment.end:
+                    self._tell_bytes(segment, segment.end, header.position)
                 segment.note(header)
+            if segment.size != size:
+                self._tell_bytes(segment, segment.end, base + size)
+            segment.size = size
         finally:
             file.close()
         segment.limit = segment.size
@@ -201,13 +226,10 @@ class _Recovery:
         segments.replace(segment, described)
         file = self._disk.open(described.name)
         try:
-            for header, body in walk_blocks(file, described.base, described.base, described.end):
-                queue = state.by_number.get(header.queue)
-                if queue is not None and queue.pending.tail < header.first_offset:
-                    # The holes of a compacted segment are no damage: those messages were settled.
-                    queue.pending.tail = header.first_offset
-                    queue.next_event = header.first_event
-                state.apply(header, body)
+            known = len(state.damage)
+            for header in find_headers(file, described.base, described.base, described.end):
+                state.apply(header, memoryview(b""))  # of messages only the header counts
+            self._name_file(known, described)
         finally:
             file.close()
         move_starts(state, described)
@@ -225,7 +247,11 @@ class _Recovery:
             if further is None:
                 return at
             further = further or whole_end
-            self._report(segment, file, at, further)
+            rest = file.read(at - segment.base, min(file_end, further) - at)
+            if further > file_end and not rest.strip(b"\0"):
+                self._tell_missing(at, further)
+            else:
+                self._report(segment, file, at, further)
             at = further
 
     def _take(self, header: Header, body: memoryview, segment: Segment) -> None:
@@ -247,8 +273,17 @@ class _Recovery:
         self._part.clear()
 
     def _apply(self, header: Header, body: memoryview, segment: Segment) -> None:
+        known = len(self._state.damage)
         self._state.apply(header, body)
+        self._name_file(known, segment)
         self._state.segments.put(segment, header)
+
+    def _name_file(self, known: int, segment: Segment) -> None:
+        """The state knows positions of the log; a person looks into files."""
+        for damage in self._state.damage[known:]:
+            if not damage.file:
+                damage.file = self._disk.where(segment.name)
+                damage.position -= segment.base
 
     def _drop_part(self, position: int) -> int:
         if self._part:
@@ -261,7 +296,7 @@ class _Recovery:
     def _behind_damage(self, segment: Segment, file: File, at: int, end: int) -> int | None:
         """Where to go on behind damaged bytes at `at` (0: in the next segment); None: a torn tail.
 
-        The proof of damage is a valid block further on that was built when `at` had been synced
+        The proof of damage is a valid block further on that was written when `at` had been synced
         already (the first valid block may stand before that one), or a watermark behind `at`: readers
         have seen what stood there, and may have it mapped, so it is not cut.
         """
@@ -286,37 +321,41 @@ class _Recovery:
                 continue
             file = self._disk.open(later.name)
             try:
-                found = find_block(file, later.base, later.base, later.base + file.size())
+                headers = find_headers(file, later.base, later.base, later.base + file.size())
+                if any(header.synced > at for header in headers):
+                    return True
             finally:
                 file.close()
-            if found is not None and found.synced > at:
-                return True
         return False
 
     def _report(self, segment: Segment, file: File, at: int, end: int) -> None:
         """Damaged bytes from `at` to `end`: into the report, and a copy into quarantine."""
         self._apply_part()
-        where = self._disk.where(segment.name)
         name = f"{QUARANTINE}{segment.base:020d}-{at - segment.base}"
         write_whole(self._disk, name, file.read(at - segment.base, end - at))
         segment.size = end - segment.base
-        self._state.damage.append(
-            Damage(
-                where,
-                at - segment.base,
-                "",
-                0,
-                0,
-                f"{where}: {end - at} bytes at position {at - segment.base} are damaged; they are kept in "
-                f"{self._disk.where(name)}. What they held is told by the gaps that follow",
-            )
-        )
+        kept = f"; they are kept in {self._disk.where(name)}. What they held is told by the gaps that follow"
+        self._tell_bytes(segment, at, end, kept)
+        known = len(self._state.damage)
         while True:
             header = read_header(file.read(at - segment.base, HEADER_BYTES), 0, at)
             if header is None or header.end > end:
-                return
+                break
             self._state.pass_over(header)
             at = header.end
+        self._name_file(known, segment)
+
+    def _tell_bytes(self, segment: Segment, at: int, end: int, more: str = "") -> None:
+        where = self._disk.where(segment.name)
+        text = f"{where}: {end - at} bytes at position {at - segment.base} are damaged{more}"
+        self._state.damage.append(Damage(where, at - segment.base, "", 0, 0, text))
+
+    def _tell_missing(self, at: int, end: int) -> None:
+        """Nothing stands behind the end of a segment, and the next one begins further on."""
+        self._apply_part()
+        where = self._disk.where(segment_name(at, 0))
+        text = f"{where} is missing, or the segment before it is cut short: {end - at} bytes are not there"
+        self._state.damage.append(Damage(where, 0, "", 0, 0, text))
 
     # --- the cut ---------------------------------------------------------------------------------
 

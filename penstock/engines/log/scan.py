@@ -80,6 +80,19 @@ def find_block(file: File, base: int, start: int, end: int) -> Header | None:
     return None
 
 
+def find_headers(file: File, base: int, start: int, end: int) -> Iterator[Header]:
+    """Every valid header from `start` to `end`; what is none is stepped over."""
+    at = start
+    while at < end:
+        for header in walk_headers(file, base, at, end):
+            yield header
+            at = header.end
+        found = find_block(file, base, at + 8, end)
+        if found is None:
+            return
+        at = found.position
+
+
 def read_body(file: File, base: int, header: Header, name: str) -> memoryview:
     """The body of a block that is known to be there; LogDamaged where its checksum is wrong."""
     body = file.read(header.position - base + HEADER_BYTES, header.body_bytes)

@@ -26,7 +26,7 @@ from penstock.engines.log.block import (
     read_messages,
 )
 from penstock.engines.log.disk import Disk, File
-from penstock.engines.log.scan import find_block, read_body, walk_headers
+from penstock.engines.log.scan import find_headers, read_body
 
 _NAME = re.compile(r"(\d{20})(?:\.(\d+))?\.seg")
 INDEXES_MAX = 8
@@ -305,21 +305,13 @@ class Segments:
 
     def headers(self, segment: Segment) -> Iterator[Header]:
         """Every header of a segment. A damaged one is stepped over; its messages are not found."""
-        file, base, at = self.file_of(segment), segment.base, segment.base
-        while at < segment.end:
-            for header in walk_headers(file, base, at, segment.end):
-                yield header
-                at = header.end
-            if at < segment.end:
-                found = find_block(file, base, at + 8, segment.end)
-                if found is None:
-                    return
-                at = found.position
+        return find_headers(self.file_of(segment), segment.base, segment.base, segment.end)
 
     def sealed(self, segment: Segment) -> None:
         """Nothing more is written to it: its index may be forgotten like any other."""
         segment.sealed = True
         if segment.index is not None:
+            self._forget_indexes()
             self._indexed[segment.base] = segment
 
     def holding(self, queue: int) -> list[Segment]:

@@ -163,9 +163,14 @@ class Snapshotter:
         position = committer.position
         data = encode_snapshot(self._state, position)
 
+        def write() -> None:
+            if committer.failed is not None:
+                raise committer.failed
+            write_snapshot(self._state.disk, position, data)
+
         def synced(error: EngineFailed | None) -> None:
             if error is None:
-                self._keeper.submit(lambda: write_snapshot(self._state.disk, position, data), written)
+                self._keeper.submit(write, written)
 
         def written(_: None, error: BaseException | None) -> None:
             self._running = False

@@ -72,6 +72,7 @@ class LogState:
         self.timers: Timers[int] = Timers()
         self.queues: dict[str, LogQueue] = {}
         self.by_number: dict[int, LogQueue] = {}
+        self.begins_late = False  # what is missing cannot be told from what retention took
         self.number_last = 0  # the highest that a queue has: numbers are never given twice
         self.transactions: OrderedDict[str, list[StoredPart]] = OrderedDict()
         self.readers: dict[str, ReaderInfo] = {}
@@ -110,7 +111,7 @@ class LogState:
         """Messages that cannot be read: nobody gets them any more, and that is written down."""
         segment, position, _ = self.segments.missing(queue.number, first)
         queue.pending.lift(first, end)
-        self._tell(
+        self.tell(
             Damage(
                 self.disk.where(segment.name) if segment is not None else "",
                 position - segment.base if segment is not None else 0,
@@ -135,10 +136,10 @@ class LogState:
     def events_missing(self, queue: LogQueue, first: int, end: int) -> None:
         """A reader found that the record of these events is damaged."""
         text = f"queue {queue.name!r}: events {first} to {end - 1} cannot be read"
-        self._tell(Damage("", 0, queue.name, 0, 0, text))
+        self.tell(Damage("", 0, queue.name, 0, 0, text))
 
-    def _tell(self, damage: Damage) -> None:
-        """Add to the report what is not in it yet."""
+    def tell(self, damage: Damage) -> None:
+        """Add to the report, and to the log, what is not in it yet."""
         for known in self.damage:
             covers = known.queue == damage.queue and known.first <= damage.first and damage.end <= known.end
             if covers and (damage.first < damage.end or known.text == damage.text):
@@ -155,6 +156,8 @@ class LogState:
 
     def apply(self, header: Header, body: memoryview) -> None:
         """What a block of the log says has happened."""
+        # The block that says so may be damaged, and no number of an opening may be used twice.
+        self.opening = max(self.opening, header.opening)
         if header.kind == KIND_MESSAGES:
             self._apply_messages(header)
         elif header.kind == KIND_SETTLEMENTS:
@@ -175,7 +178,7 @@ class LogState:
     def _check_events(self, queue: LogQueue, header: Header, lost: int = 0) -> None:
         """Count on behind this block. What should have come before it, and `lost` of its own, is told."""
         before = header.first_event + lost
-        if header.first_event > queue.next_event and queue.next_event:
+        if header.first_event > queue.next_event and not self.begins_late:
             lost += header.first_event - queue.next_event
         if lost:
             self.damage.append(
@@ -220,7 +223,7 @@ class LogState:
         queue = self._queue_of(header)
         self._check_events(queue, header)
         pending = queue.pending
-        if not pending.tail:
+        if self.begins_late and pending.tail < header.first_offset:
             queue.offset_start = pending.tail = header.first_offset
         self._lost_before(queue, header.position, header.first_offset)
         pending.accept(header.count)
@@ -245,13 +248,14 @@ class LogState:
     def _apply_control(self, fields: dict[str, Any], header: Header) -> None:
         operation = fields["op"]
         if operation == "opening":
-            self.opening = fields["opening"]
             self.log = fields["log"]
         elif operation == "queue":
             if fields["number"] not in self.by_number:
                 self.declare(fields["number"], fields["name"])
         elif operation == "pause":
-            self.queues[fields["queue"]].paused = fields["paused"]
+            queue = self.queues.get(fields["queue"])
+            if queue is not None:  # its declaration may be damaged
+                queue.paused = fields["paused"]
         elif operation == "reader":
             reader = ReaderInfo(**fields["reader"])
             self.readers[reader.name] = reader

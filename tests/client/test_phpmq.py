@@ -1,0 +1,311 @@
+"""The PHPMQ clients against a real broker: everything they can say, and everything that can go wrong."""
+
+import asyncio
+import signal
+import socket
+from typing import Any
+
+import pytest
+
+from penstock.client import ConnectionLost, NotSupported, TimedOut
+from tests.client.both import Connect, both, take
+from tests.client.conftest import Spare
+from tests.server.harness import BrokerProcess, phpmq
+
+
+def url_of(broker: BrokerProcess) -> str:
+    return f"phpmq://127.0.0.1:{broker.ports['phpmq']}"
+
+
+async def bodies(client: Any, queue: str, count: int) -> list[bytes]:
+    """The next messages of a queue, acknowledged."""
+    found = []
+    async for message in client.consume(queue, count=count, timeout=5):
+        found.append(message.body)
+        assert await message.ack()
+    return found
+
+
+# --- what they can say ---------------------------------------------------------------------------------
+
+
+@both
+async def test_send_consume_ack(kind: Connect, broker: BrokerProcess, queue: str) -> None:
+    async with kind(url_of(broker)) as mq:
+        await mq.send(queue, b"one")
+        await mq.send(queue, b"\x00\xff" * 1000, ttl=60)
+        await mq.flush()
+        (one, two) = await take(mq.consume(queue), 2)
+        assert (one.body, one.ttl, one.queue) == (b"one", None, queue)
+        assert (two.body, two.ttl) == (b"\x00\xff" * 1000, 60)
+        assert len(one.id) == 32
+        assert one.id < two.id
+        assert await one.ack()
+        assert await two.ack()
+        assert not await two.ack()  # a second time says nothing
+    async with kind(url_of(broker)) as mq:
+        assert await take(mq.consume(queue, timeout=0.1), 1) == []
+
+
+@both
+async def test_send_many_and_ack_many(kind: Connect, broker: BrokerProcess, queue: str) -> None:
+    sent = [b"%06d" % number for number in range(3000)]
+    async with kind(url_of(broker)) as mq:
+        assert await mq.send_many(queue, iter(sent), ttl=100) == 3000
+        held = await take(mq.consume(queue, prefetch=3000), 3000)
+        assert [message.body for message in held] == sent
+        assert await mq.ack_many(held[:2000]) == 2000
+        assert await mq.ack_many(held) == 1000  # the others were acknowledged before
+        assert await take(mq.consume(queue, timeout=0.1), 1) == []
+
+
+@both
+async def test_requeue_and_reject(kind: Connect, broker: BrokerProcess, queue: str) -> None:
+    async with kind(url_of(broker)) as mq:
+        await mq.send_many(queue, [b"a", b"b", b"c"])
+        first, second, third = await take(mq.consume(queue), 3)
+        assert await first.requeue(ttl=50)
+        assert await second.reject()
+        assert await third.ack()
+        (again,) = await take(mq.consume(queue), 1)
+        assert (again.body, again.id, again.ttl) == (b"a", first.id, 50)
+        assert await again.requeue()
+        (again,) = await take(mq.consume(queue), 1)
+        assert (again.body, again.ttl) == (b"a", None)
+        assert await again.ack()
+        assert await bodies(mq, f"{queue}.dead", 1) == [b"b"]
+
+
+@both
+async def test_a_count_takes_no_more_than_that(kind: Connect, broker: BrokerProcess, queue: str) -> None:
+    async with kind(url_of(broker)) as mq, kind(url_of(broker)) as other:
+        await mq.send_many(queue, [b"%d" % number for number in range(10)])
+        found = []
+        async for message in mq.consume(queue, prefetch=3, count=5, timeout=5):
+            found.append(message.body)
+            assert await message.ack()
+        assert found == [b"0", b"1", b"2", b"3", b"4"]
+        # What the first client has not taken is there for another one at once.
+        assert await bodies(other, queue, 5) == [b"5", b"6", b"7", b"8", b"9"]
+
+
+@both
+async def test_what_was_fetched_ahead_stays_for_the_next_loop(
+    kind: Connect, broker: BrokerProcess, queue: str
+) -> None:
+    async with kind(url_of(broker)) as mq:
+        await mq.send_many(queue, [b"a", b"b", b"c"])
+        (first,) = await take(mq.consume(queue), 1)
+        assert await first.ack()
+        assert await bodies(mq, queue, 2) == [b"b", b"c"]
+
+
+@both
+async def test_two_queues_at_once(kind: Connect, broker: BrokerProcess, queue: str) -> None:
+    async with kind(url_of(broker)) as mq:
+        await mq.send(queue + "1", b"one")
+        await mq.send(queue + "2", b"two")
+        ones, twos = mq.consume(queue + "1"), mq.consume(queue + "2")
+        (one,) = await take(ones, 1)
+        (two,) = await take(twos, 1)
+        assert (one.body, two.body) == (b"one", b"two")
+        assert await mq.ack_many([one, two]) == 2
+
+
+@both
+async def test_what_is_not_settled_goes_back_to_its_place(
+    kind: Connect, broker: BrokerProcess, queue: str
+) -> None:
+    async with kind(url_of(broker)) as mq:
+        await mq.send_many(queue, [b"a", b"b"])
+        (first, second) = await take(mq.consume(queue), 2)
+        assert await second.ack()
+    async with kind(url_of(broker)) as mq:
+        assert await bodies(mq, queue, 1) == [b"a"]
+    assert first.body == b"a"
+
+
+@both
+async def test_a_large_message(kind: Connect, broker: BrokerProcess, queue: str) -> None:
+    large = bytes(range(256)) * (1 << 15)
+    async with kind(url_of(broker)) as mq:
+        await mq.send(queue, large)
+        assert await bodies(mq, queue, 1) == [large]
+
+
+# --- what they refuse ----------------------------------------------------------------------------------
+
+
+@both
+async def test_what_cannot_be_said_is_not_sent(kind: Connect, broker: BrokerProcess, queue: str) -> None:
+    async with kind(url_of(broker), payload_bytes_max=100) as mq:
+        for call, complaint in (
+            (mq.send(queue, b"x", ttl=0), "whole seconds from 1"),
+            (mq.send(queue, b"x" * 101), "over 100"),
+            (mq.send(f"{queue}.dead", b"x"), "door to dead letters"),
+            (mq.send("", b"x"), "cannot be empty"),
+            (take(mq.consume(queue, prefetch=0), 1), "use at least 1"),
+            (take(mq.consume(queue, count=0), 1), "use at least 1"),
+            (take(mq.consume("\n"), 1), "control character"),
+        ):
+            with pytest.raises(NotSupported, match=complaint):
+                await call
+        with pytest.raises(TypeError, match=r"bytes, not str; use text.encode\(\)"):
+            await mq.send(queue, "text")
+        await mq.send(queue, b"fine")  # the connection has not suffered
+        assert await bodies(mq, queue, 1) == [b"fine"]
+
+
+# --- what can go wrong ---------------------------------------------------------------------------------
+
+
+@both
+async def test_nobody_there(kind: Connect) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"phpmq://127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(ConnectionLost, match=r"no phpmq broker could be reached \(1 attempts\).*refused"):
+            await kind(url)
+
+
+@both
+async def test_after_kill_9_a_consumer_goes_on(kind: Connect, spare: Spare) -> None:
+    broker = spare()
+    async with kind(url_of(broker), backoff_seconds_min=0.01) as mq:
+        await mq.send_many("q", [b"a", b"b", b"c"])
+        messages = mq.consume("q")
+        first, second = [await anext(messages) for _ in range(2)]
+        assert await first.ack()
+        await mq.send("other", b"")
+        assert await bodies(mq, "other", 1) == [b""]  # so the broker has read the acknowledgement,
+        async with kind(f"rq://127.0.0.1:{broker.ports['rq']}") as witness:
+            await witness.send("other", b"")  # and with this receipt, stored it
+        broker.kill()
+        broker.start()
+        again = [await anext(messages) for _ in range(2)]
+        assert [message.body for message in again] == [b"b", b"c"]  # what was not acknowledged comes again
+        assert not await second.ack()  # and its former self cannot be acknowledged any more
+        assert await mq.ack_many([*again, second]) == 2
+        with pytest.raises(ConnectionLost) as raised:  # what was sent before is in doubt, told once
+            await mq.send("q", b"d")
+        assert raised.value.in_doubt == 4
+        await mq.send("q", b"e")
+        assert (await anext(messages)).body == b"e"
+
+
+@both
+async def test_sends_on_a_lost_connection_are_reported(kind: Connect, spare: Spare) -> None:
+    broker = spare()
+    async with kind(url_of(broker), backoff_seconds_min=0.01) as mq:
+        await mq.send("q", b"a")
+        broker.kill()
+        broker.start()
+        with pytest.raises(ConnectionLost, match="send again what must not be lost") as raised:
+            await mq.send("q", b"b")
+        assert raised.value.in_doubt == 1  # b was not sent at all
+        await mq.send("q", b"b")
+        with pytest.raises(ConnectionLost) as raised:
+            broker.kill()
+            await mq.flush()
+        assert raised.value.in_doubt == 1
+        broker.start()
+    # Nothing was sent since, so that leaving had nothing to report.
+
+
+@both
+async def test_close_reports_what_is_in_doubt(kind: Connect, spare: Spare) -> None:
+    broker = spare()
+    mq = await kind(url_of(broker))
+    await mq.send_many("q", [b"a"] * 5)
+    broker.kill()
+    with pytest.raises(ConnectionLost) as raised:
+        await mq.close()
+    assert raised.value.in_doubt == 5
+    await mq.close()  # a second time does nothing
+    with pytest.raises(ConnectionLost, match="this client is closed"):
+        await mq.send("q", b"x")
+
+
+@both
+async def test_close_waits_until_the_broker_has_read_everything(
+    kind: Connect, broker: BrokerProcess, queue: str
+) -> None:
+    async with kind(url_of(broker)) as mq:
+        await mq.send_many(queue, [b"x" * 1000] * 5000)
+    async with kind(url_of(broker)) as mq:
+        found = await take(mq.consume(queue, prefetch=5000), 5000)
+        assert await mq.ack_many(found) == 5000
+
+
+@both
+async def test_a_broker_that_takes_nothing(kind: Connect, spare: Spare) -> None:
+    broker = spare()
+    mq = await kind(url_of(broker), operation_seconds=0.3)
+    broker.signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(TimedOut, match="has taken nothing for 0.3 s") as raised:
+            await mq.send_many("q", [b"x" * 1_000_000] * 100)
+        assert raised.value.in_doubt > 0
+    finally:
+        broker.signal(signal.SIGCONT)
+    await mq.close()
+
+
+@both
+async def test_reconnecting_gives_up_in_the_end(kind: Connect, spare: Spare) -> None:
+    broker = spare()
+    mq = await kind(url_of(broker), reconnect_seconds=0.3, backoff_seconds_min=0.05)
+    messages = mq.consume("q")
+    waiting = asyncio.ensure_future(anext(messages))
+    broker.stop()
+    with pytest.raises(ConnectionLost, match=r"no phpmq broker could be reached \([2-9] attempts\)"):
+        await waiting
+    await mq.close()
+
+
+@both
+async def test_a_peer_that_does_not_speak_phpmq(kind: Connect) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    mq = await kind(f"phpmq://127.0.0.1:{listener.getsockname()[1]}", reconnect_seconds=0)
+    peer, _ = listener.accept()
+    messages = mq.consume("q")
+    waiting = asyncio.ensure_future(anext(messages))
+    await asyncio.to_thread(peer.recv, 100)
+    peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    with pytest.raises(ConnectionLost, match="broke the protocol .*is this the right port"):
+        await waiting
+    peer.close()
+    listener.close()
+    with pytest.raises(ConnectionLost, match=r"no phpmq broker could be reached \(1 attempts\)"):
+        await mq.send("q", b"nobody listens any more")
+    await mq.close()
+
+
+@both
+async def test_a_message_that_comes_in_pieces(kind: Connect) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    mq = await kind(f"phpmq://127.0.0.1:{listener.getsockname()[1]}")
+    peer, _ = listener.accept()
+    waiting = asyncio.ensure_future(anext(mq.consume("q")))
+    await asyncio.to_thread(peer.recv, 100)
+    for byte in phpmq(3, (1, b"q"), (2, b"body"), (3, b"f" * 32), (5, b"9")):
+        peer.sendall(bytes([byte]))
+    message = await waiting
+    assert (message.body, message.id, message.ttl) == (b"body", "f" * 32, 9)
+    peer.close()
+    listener.close()
+    await mq.close()
+
+
+@both
+async def test_several_brokers(kind: Connect, spare: Spare) -> None:
+    first, second = spare(), spare()
+    url = f"phpmq://127.0.0.1:{first.ports['phpmq']},127.0.0.1:{second.ports['phpmq']}"
+    async with kind(url, backoff_seconds_min=0.01) as mq:
+        await mq.send("q", b"on the first")
+        await mq.flush()
+        first.stop()
+        with pytest.raises(ConnectionLost):
+            await mq.send("q", b"")
+        await mq.send("q", b"on the second")
+        assert await bodies(mq, "q", 1) == [b"on the second"]
