@@ -159,6 +159,11 @@ def run(args: argparse.Namespace) -> int:
             )
             show = _show_json if args.json else _show_table
             show(islice(rows, args.limit), table)
+    except BrokenPipeError:
+        raise  # Whoever read the output has seen enough; `main` knows what to do.
+    except OSError as error:
+        print(f"penstock dump: {args.folder}: cannot be read: {error}", file=sys.stderr)
+        return EXIT_FAILURE
     finally:
         logger.setLevel(level)
     return EXIT_FAILURE if dump.lost else 0

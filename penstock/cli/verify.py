@@ -48,9 +48,14 @@ def run(args: argparse.Namespace) -> int:
         print(f"penstock verify: {error}", file=sys.stderr)
         return EXIT_MISUSE
     progress = _Progress() if sys.stderr.isatty() else None
-    report = inspect_log(args.folder, progress)
-    if progress is not None:
-        progress.end()
+    try:
+        report = inspect_log(args.folder, progress)
+    except OSError as error:
+        print(f"penstock verify: {args.folder}: cannot be read: {error}", file=sys.stderr)
+        return EXIT_FAILURE
+    finally:
+        if progress is not None:
+            progress.end()
     if args.json:
         print(json.dumps({"folder": args.folder, **report.fields()}, ensure_ascii=True))
     else:

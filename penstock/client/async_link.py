@@ -147,10 +147,10 @@ class AsyncLink:
         self._tell()
 
     def _drop(self, wire: AsyncWire, why: str) -> None:
-        wire.abort()
         if self._wire is not wire:
             return
         self._wire = None
+        wire.abort()
         self._core.lost(why)
         if why:
             log.warning("%s: connection lost: %s", self._name, why)

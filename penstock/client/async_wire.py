@@ -35,6 +35,7 @@ class AsyncWire(asyncio.Protocol):
         self._received: Callable[[bytes], None] = _nobody
         self._lost: Callable[[str], None] = _nobody
         self._transport: asyncio.Transport | None = None
+        self._tls: ssl.SSLObject | None = None
         self._hangup = select.poll()
         self._may_write = asyncio.Event()
         self._may_write.set()
@@ -49,6 +50,7 @@ class AsyncWire(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=BUFFER_BYTES)
         self._transport.pause_reading()
+        self._tls = transport.get_extra_info("ssl_object")
         self._hangup.register(transport.get_extra_info("socket").fileno(), HANGUP)
 
     def data_received(self, data: bytes) -> None:
@@ -56,12 +58,23 @@ class AsyncWire(asyncio.Protocol):
             self._received(data)
 
     def eof_received(self) -> bool:
-        self._end("" if self._finishing else CLOSED_BY_BROKER)
+        self._end("" if self._finishing and self._said_farewell() else CLOSED_BY_BROKER)
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        in_order = self._finishing and error is None
+        in_order = self._finishing and error is None and self._said_farewell()
         self._end("" if in_order else reason_of(error or CLOSED_BY_BROKER))
+
+    def _said_farewell(self) -> bool:
+        """With TLS an end without a farewell proves nothing: somebody has cut the stream."""
+        if self._tls is None:
+            return True
+        try:
+            return not self._tls.read(1)
+        except ssl.SSLZeroReturnError:
+            return True
+        except ssl.SSLError:
+            return False
 
     def pause_writing(self) -> None:
         self._may_write.clear()

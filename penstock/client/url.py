@@ -67,9 +67,9 @@ def target_of(url: str) -> Target:
 def _tcp(url: str, text: str, port_default: int) -> TcpAddress:
     if not text:
         raise NotSupported(f"{url!r}: a host is missing; use {_FORMS}")
-    has_port = ":" in text.rpartition("]")[2] or text.count(":") > 1
+    has_port = ":" in text.rpartition("]")[2]  # the brackets of an IPv6 address hold colons, too
     try:
-        address = parse_address(text if has_port or text.endswith(":") else f"{text}:{port_default}")
+        address = parse_address(text if has_port else f"{text}:{port_default}")
     except AddressError as error:
         raise NotSupported(f"{url!r}: {error.problem}") from None
     if isinstance(address, UnixAddress):

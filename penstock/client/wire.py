@@ -59,7 +59,8 @@ def dial(address: Address, context: ssl.SSLContext | None, seconds: float) -> "W
         tune(sock)
         if context is not None:
             sock.settimeout(max(0.001, deadline - time.monotonic()))
-            sock = context.wrap_socket(sock, server_hostname=address.host)
+            # An end without the farewell of TLS is an error: the peer, or somebody else, has cut the stream.
+            sock = context.wrap_socket(sock, server_hostname=address.host, suppress_ragged_eofs=False)
     except OSError:
         sock.close()
         raise
@@ -110,11 +111,11 @@ class Wire:
         """
         with self._io:
             if isinstance(self._sock, ssl.SSLSocket):
-                # The peer's farewell is waited for below, as the end of the stream.
-                with contextlib.suppress(OSError, ValueError):
+                # This says farewell; that of the peer is waited for below, as the end of the stream.
+                with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
                     self._sock.unwrap()
-            # The method of SSLSocket would forget the keys, and the rest could not be read.
-            socket.socket.shutdown(self._sock, socket.SHUT_WR)
+            else:
+                self._sock.shutdown(socket.SHUT_WR)
         deadline = time.monotonic() + seconds
         scratch = memoryview(bytearray(READ_BYTES))
         while not self._ended:

@@ -353,6 +353,17 @@ def test_no_log(
     assert says in err
 
 
+def test_a_file_that_cannot_be_read_at_all(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = segment_of(folder)
+    path.unlink()
+    path.mkdir()
+    for option in ("--json", "--blocks", "--events"):
+        assert main(["dump", str(folder), option]) == 1
+        err = capsys.readouterr().err
+        assert err.startswith(f"penstock dump: {folder}: cannot be read: ")
+        assert err.count("\n") == 1
+
+
 def test_no_such_queue(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dump", str(folder), "--queue", "order"]) == 1
     says = f"penstock: there is no queue 'order' in '{folder}'; there are: 'orders', 'mails'\n"

@@ -1,6 +1,7 @@
 """`penstock verify`: every kind of defect is planted and found, nothing else is, and nothing is changed."""
 
 import json
+import random
 import re
 import struct
 import subprocess
@@ -362,6 +363,44 @@ def test_planted_defects_are_found(folder: Path, kind: str, capsys: pytest.Captu
     )
 
 
+def test_any_flipped_bit_of_any_block_is_found(folder: Path) -> None:
+    rng = random.Random(1)
+    every = blocks(folder)
+    for _ in range(60):
+        path, at, header = rng.choice(every)
+        place = at + rng.randrange(HEADER_BYTES + header.body_bytes)
+        before = path.read_bytes()
+        patch(path, place, bytes([before[place] ^ 1 << rng.randrange(8)]))
+        found = inspect_log(str(folder)).defects
+        assert (str(path), at) in [(finding.file, finding.position) for finding in found], place
+        patch(path, place, before[place : place + 1])
+    assert inspect(folder).defects == []
+
+
+def test_whatever_is_done_to_the_files_there_is_a_report(folder: Path) -> None:
+    """Cut, emptied, filled with junk, removed: many at a time, and never an exception."""
+    good = content(folder)
+    rng = random.Random(2)
+    for _ in range(60):
+        for _ in range(rng.randint(1, 4)):
+            path = folder / rng.choice(sorted(name for name in good if name != RealDisk.LOCK))
+            data = bytearray(good[path.name])
+            at = rng.randrange(len(data))
+            match rng.randrange(3):
+                case 0:
+                    del data[at:]
+                case 1:
+                    data[at : at + 100] = rng.randbytes(len(data[at : at + 100]))
+                case 2:
+                    data[at : at + 500] = bytes(len(data[at : at + 500]))
+            path.write_bytes(data)
+        report = inspect(folder)
+        assert report.segments <= len(segments(folder))
+        for name, whole in good.items():
+            (folder / name).write_bytes(whole)
+    assert inspect(folder).defects == []
+
+
 def test_a_bad_header_is_told_with_what_is_missing(folder: Path) -> None:
     path, at, header = block_of(folder, KIND_MESSAGES)
     patch(path, at, b"JUNK")
@@ -696,6 +735,16 @@ def test_no_log(
     assert says in err
     assert str(path) in err
     assert err.count("\n") == 1
+
+
+def test_a_file_that_cannot_be_read_at_all(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = segments(folder)[1]
+    path.unlink()
+    path.mkdir()
+    assert main(["verify", str(folder)]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("penstock verify: ")
 
 
 def test_help_explains_every_kind_and_has_examples(capsys: pytest.CaptureFixture[str]) -> None:

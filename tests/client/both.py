@@ -21,10 +21,20 @@ TEST_SECONDS = 30
 THREADS, ASYNCIO, UVLOOP = "threads", "asyncio", "uvloop"
 
 
-def both(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Runs a test, whose first argument is the `Connect` to use, once for each kind of client."""
+Test = Callable[..., Coroutine[Any, Any, None]]
 
-    @pytest.mark.parametrize("flavour", [THREADS, ASYNCIO, UVLOOP])
+
+def both(test: Test) -> Callable[..., None]:
+    """Runs a test, whose first argument is the `Connect` to use, over threads and over asyncio."""
+    return _each(test, THREADS, ASYNCIO)
+
+
+def both_and_uvloop(test: Test) -> Callable[..., None]:
+    """The same, and once more over asyncio on uvloop. For tests that need no broker of their own."""
+    return _each(test, THREADS, ASYNCIO, UVLOOP)
+
+
+def _each(test: Test, *flavours: str) -> Callable[..., None]:
     @functools.wraps(test)
     def run(flavour: str, **fixtures: Any) -> None:
         factory = uvloop.new_event_loop if flavour == UVLOOP else asyncio.new_event_loop
@@ -32,11 +42,12 @@ def both(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
         with asyncio.Runner(loop_factory=factory) as runner:
             runner.run(asyncio.wait_for(test(kind, **fixtures), TEST_SECONDS))
 
-    # pytest reads the fixtures off the signature: `flavour`, and those of the test but for its first argument.
+    # pytest reads the fixtures off the signature: `flavour`, and those of the test but for its first one.
     _, *others = inspect.signature(test).parameters.values()
     flavour = inspect.Parameter("flavour", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     vars(run)["__signature__"] = inspect.Signature([flavour, *others])
-    return run
+    marked: Callable[..., None] = pytest.mark.parametrize("flavour", flavours)(run)
+    return marked
 
 
 # Any: it stands for three clients of two kinds each, which have no common type.

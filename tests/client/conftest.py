@@ -30,7 +30,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 @pytest.fixture
 def queue(request: pytest.FixtureRequest) -> str:
     """A queue that no other test uses."""
-    return request.node.name
+    return str(request.node.name)
 
 
 @pytest.fixture

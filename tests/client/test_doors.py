@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.client import ConnectionLost, NotSupported
-from tests.client.both import Connect, both, take
+from tests.client.both import Connect, both_and_uvloop, take
 from tests.client.conftest import Doors
 
 
@@ -41,7 +41,7 @@ PROTOCOLS = pytest.mark.parametrize("protocol", ["phpmq", "sspq", "rq"])
 
 
 @PROTOCOLS
-@both
+@both_and_uvloop
 async def test_tls(kind: Connect, doors: Doors, protocol: str, queue: str) -> None:
     options = {
         "cafile": doors.file("ca.pem"),
@@ -53,13 +53,13 @@ async def test_tls(kind: Connect, doors: Doors, protocol: str, queue: str) -> No
 
 
 @PROTOCOLS
-@both
+@both_and_uvloop
 async def test_a_unix_socket(kind: Connect, doors: Doors, protocol: str, queue: str) -> None:
     async with kind(doors.unix(protocol)) as client:
         await exchange(client, protocol, queue)
 
 
-@both
+@both_and_uvloop
 async def test_tls_with_a_context_of_the_caller(kind: Connect, doors: Doors, queue: str) -> None:
     context = ssl.create_default_context(cafile=doors.file("ca.pem"))
     context.load_cert_chain(doors.file("client.pem"), doors.file("client.key"))
@@ -67,7 +67,7 @@ async def test_tls_with_a_context_of_the_caller(kind: Connect, doors: Doors, que
         await exchange(client, "phpmq", queue)
 
 
-@both
+@both_and_uvloop
 async def test_a_certificate_that_nobody_trusts(kind: Connect, doors: Doors, queue: str) -> None:
     with pytest.raises(ConnectionLost, match=r"certificate verify failed"):
         await kind(doors.tls("rq"))
@@ -75,14 +75,14 @@ async def test_a_certificate_that_nobody_trusts(kind: Connect, doors: Doors, que
         await exchange(client, "rq", queue)
 
 
-@both
+@both_and_uvloop
 async def test_tls_where_there_is_none(kind: Connect, doors: Doors) -> None:
     """The client's first flight means nothing to the broker, or the broker's to the client."""
     with pytest.raises(ConnectionLost, match="no rq broker could be reached"):
-        await kind(doors.tls("rq").replace("rqs:", "rq:"), connect_seconds=1)
+        await kind(doors.tls("rq").replace("rqs:", "rq:"), connect_seconds=0.2)
 
 
-@both
+@both_and_uvloop
 async def test_a_client_without_the_certificate_that_is_asked_for(
     kind: Connect, doors: Doors, queue: str
 ) -> None:
@@ -92,12 +92,12 @@ async def test_a_client_without_the_certificate_that_is_asked_for(
             await client.send(queue, b"x")
 
 
-@both
+@both_and_uvloop
 async def test_files_that_are_none(kind: Connect, doors: Doors) -> None:
     url = doors.tls("phpmq")
     with pytest.raises(NotSupported, match="cafile '/no/such/file' cannot be used"):
         await kind(url, cafile="/no/such/file")
-    with pytest.raises(NotSupported, match="certfile .* cannot be used"):
+    with pytest.raises(NotSupported, match=r"certfile .* cannot be used"):
         await kind(url, cafile=doors.file("ca.pem"), certfile=doors.file("penstock.toml"))
     with pytest.raises(ConnectionLost, match="No such file or directory"):
         await kind("phpmq+unix:///no/such/socket")

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from penstock.client import ConnectionLost, NotSupported, RqRequest, TimedOut, Undelivered
-from tests.client.both import Connect, Seen, both, take
+from tests.client.both import Connect, Seen, both, both_and_uvloop, take
 from tests.client.conftest import Spare
 from tests.server.harness import BrokerProcess
 
@@ -32,7 +32,7 @@ async def ignore(_request: RqRequest) -> None:
 # --- sending -------------------------------------------------------------------------------------------
 
 
-@both
+@both_and_uvloop
 async def test_send_has_a_receipt(kind: Connect, broker: BrokerProcess, queue: str) -> None:
     async with kind(url_of(broker)) as rq, kind(phpmq_url_of(broker)) as mq:
         await rq.send(queue, b"\x00one")
@@ -43,7 +43,7 @@ async def test_send_has_a_receipt(kind: Connect, broker: BrokerProcess, queue: s
         assert await mq.ack_many(messages) == 3001
 
 
-@both
+@both_and_uvloop
 async def test_more_messages_than_ids(kind: Connect, broker: BrokerProcess, queue: str) -> None:
     async with kind(url_of(broker)) as rq:
         assert await rq.send_many(queue, (b"" for _ in range(40_000))) == 40_000
@@ -61,7 +61,7 @@ async def test_what_the_broker_refuses_is_undelivered(kind: Connect, spare: Spar
             await rq.request("third", b"?")
 
 
-@both
+@both_and_uvloop
 async def test_what_cannot_be_said_is_not_sent(kind: Connect, broker: BrokerProcess, queue: str) -> None:
     async with kind(url_of(broker), payload_bytes_max=10) as rq:
         serving = await rq.serve(queue, shout)
@@ -88,7 +88,7 @@ async def test_what_cannot_be_said_is_not_sent(kind: Connect, broker: BrokerProc
 # --- requests ------------------------------------------------------------------------------------------
 
 
-@both
+@both_and_uvloop
 async def test_request_and_serve(kind: Connect, broker: BrokerProcess, queue: str) -> None:
     async with kind(url_of(broker)) as worker, kind(url_of(broker)) as rq:
         serving = await worker.serve(queue, shout, max=10)
@@ -98,14 +98,14 @@ async def test_request_and_serve(kind: Connect, broker: BrokerProcess, queue: st
         answers = await asyncio.gather(*(rq.request(queue, b"n%d" % n, 10) for n in range(50)))
         assert answers == [b"N%d" % n for n in range(50)]
         await serving.cancel()
-        with pytest.raises(TimedOut, match="no answer within 0.1 s; no consumer had taken it"):
+        with pytest.raises(TimedOut, match=r"no answer within 0\.1 s; no consumer had taken it"):
             await rq.request(queue, b"too late", 0.1)
         serving = await worker.serve(queue, ignore)  # a queue can be served again
         assert await serving.wait_turn(5)
         assert await rq.request(queue, b"hello", 5) == b""
 
 
-@both
+@both_and_uvloop
 async def test_a_time_out_tells_whether_somebody_had_taken_it(
     kind: Connect, broker: BrokerProcess, queue: str
 ) -> None:
@@ -118,13 +118,13 @@ async def test_a_time_out_tells_whether_somebody_had_taken_it(
     async with kind(url_of(broker)) as rq:
         serving = await rq.serve(queue, slow)
         assert await serving.wait_turn(5)
-        with pytest.raises(TimedOut, match="no answer within 0.3 s; a consumer had taken it"):
+        with pytest.raises(TimedOut, match=r"no answer within 0\.3 s; a consumer had taken it"):
             await rq.request(queue, b"x", 0.3)
         release.set()
         assert await rq.request(queue, b"y", 5) == b"late"  # the late answer to x was not taken for it
 
 
-@both
+@both_and_uvloop
 async def test_several_queues_at_once(kind: Connect, broker: BrokerProcess, queue: str) -> None:
     async def whisper(request: RqRequest) -> bytes:
         return request.queue.encode() + request.body.lower()
@@ -138,7 +138,7 @@ async def test_several_queues_at_once(kind: Connect, broker: BrokerProcess, queu
         assert await rq.request(queue + "2", b"Ab", 5) == queue.encode() + b"2ab"
 
 
-@both
+@both_and_uvloop
 async def test_max_bounds_what_runs_at_once(kind: Connect, broker: BrokerProcess, queue: str) -> None:
     running = most = 0
     full = asyncio.Event()
@@ -159,7 +159,7 @@ async def test_max_bounds_what_runs_at_once(kind: Connect, broker: BrokerProcess
     assert most == 3
 
 
-@both
+@both_and_uvloop
 async def test_exclusive_consumers_take_turns(kind: Connect, broker: BrokerProcess, queue: str) -> None:
     async with kind(url_of(broker)) as first, kind(url_of(broker)) as second:
         one = await first.serve(queue, shout, exclusive=True)
@@ -172,7 +172,7 @@ async def test_exclusive_consumers_take_turns(kind: Connect, broker: BrokerProce
         assert await second.request(queue, b"a", 5) == b""
 
 
-@both
+@both_and_uvloop
 async def test_the_higher_priority_is_served_first(kind: Connect, broker: BrokerProcess, queue: str) -> None:
     async with kind(url_of(broker)) as first, kind(url_of(broker)) as second:
         low = await first.serve(queue, ignore, priority=10)
@@ -182,7 +182,7 @@ async def test_the_higher_priority_is_served_first(kind: Connect, broker: Broker
         assert [await first.request(queue, b"a", 5) for _ in range(5)] == [b"A"] * 5
 
 
-@both
+@both_and_uvloop
 async def test_broadcasts(kind: Connect, broker: BrokerProcess, queue: str) -> None:
     heard: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
 
@@ -207,7 +207,7 @@ async def test_broadcasts(kind: Connect, broker: BrokerProcess, queue: str) -> N
         await first.broadcast("nobody-there", b"")
 
 
-@both
+@both_and_uvloop
 async def test_messages_without_an_answer_are_settled_when_the_handler_is_done(
     kind: Connect, broker: BrokerProcess, queue: str
 ) -> None:
@@ -237,7 +237,7 @@ async def test_messages_without_an_answer_are_settled_when_the_handler_is_done(
 # --- handlers that fail --------------------------------------------------------------------------------
 
 
-@both
+@both_and_uvloop
 async def test_a_handler_that_raises_gives_the_request_back(
     kind: Connect, broker: BrokerProcess, queue: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -258,7 +258,7 @@ async def test_a_handler_that_raises_gives_the_request_back(
         assert await rq.request(queue, b"y", 10) == b"done"
 
 
-@both
+@both_and_uvloop
 async def test_handlers_beside_one_that_raises_finish(
     kind: Connect, broker: BrokerProcess, queue: str
 ) -> None:
@@ -283,7 +283,7 @@ async def test_handlers_beside_one_that_raises_finish(
         assert seen.things == [b"good", b"bad", b"bad"]
 
 
-@both
+@both_and_uvloop
 async def test_on_error_answers_instead(kind: Connect, broker: BrokerProcess, queue: str) -> None:
     async def bad(_request: RqRequest) -> bytes:
         raise KeyError("missing")
@@ -297,7 +297,7 @@ async def test_on_error_answers_instead(kind: Connect, broker: BrokerProcess, qu
         assert await rq.request(queue, b"x", 5) == b"x: KeyError"
 
 
-@both
+@both_and_uvloop
 async def test_an_answer_that_is_none(kind: Connect, broker: BrokerProcess, queue: str) -> None:
     wrong: list[object] = ["text", b"x" * 101]
     told = []
@@ -321,7 +321,7 @@ async def test_an_answer_that_is_none(kind: Connect, broker: BrokerProcess, queu
 # --- the end -------------------------------------------------------------------------------------------
 
 
-@both
+@both_and_uvloop
 async def test_close_waits_for_handlers(kind: Connect, broker: BrokerProcess, queue: str) -> None:
     begun, release = asyncio.Event(), asyncio.Event()
 
@@ -351,7 +351,7 @@ async def worker_closed(closing: "asyncio.Future[None]") -> bool:
     return bool(done)
 
 
-@both
+@both_and_uvloop
 async def test_wait(kind: Connect, broker: BrokerProcess) -> None:
     rq = await kind(url_of(broker))
     assert not await rq.wait(0.05)
@@ -361,7 +361,7 @@ async def test_wait(kind: Connect, broker: BrokerProcess) -> None:
     assert await asyncio.wait_for(waiting, 5)
 
 
-@both
+@both_and_uvloop
 async def test_calls_that_are_open_when_the_client_is_closed(
     kind: Connect, broker: BrokerProcess, queue: str
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from penstock.broker.batch import Batch
 from penstock.client import ConnectionLost, RqRequest, TimedOut, Undelivered
 from penstock.protocols import rq
-from tests.client.both import Connect, Seen, both
+from tests.client.both import Connect, Seen, both, both_and_uvloop, take
 from tests.client.conftest import Spare
 from tests.client.controller import Controller
 from tests.server.harness import BrokerProcess
@@ -30,6 +30,12 @@ def request_frame(ident: int, queue: bytes, body: bytes, timeout_seconds: int) -
     return encoded(1, (128, ident), (160, queue), (97, timeout_seconds), (224, body), 10)
 
 
+async def asked(kind: Connect, broker: BrokerProcess, queue: str) -> None:
+    """Until a request has come to the broker; it goes back to its queue."""
+    async with kind(f"phpmq://127.0.0.1:{broker.ports['phpmq']}") as mq:
+        assert len(await take(mq.consume(queue), 1)) == 1
+
+
 CONSUME = rq.encode_consume("q", 1, 20, False)
 CONSUMING = rq.encode_consuming("q", 1)
 
@@ -41,7 +47,7 @@ def delivery(ident: int, body: bytes) -> bytes:
 # --- which controller ----------------------------------------------------------------------------------
 
 
-@both
+@both_and_uvloop
 async def test_the_first_that_can_be_reached(kind: Connect, broker: BrokerProcess, queue: str) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
@@ -51,7 +57,9 @@ async def test_the_first_that_can_be_reached(kind: Connect, broker: BrokerProces
 
 
 @both
-async def test_a_full_controller_moves_to_the_back(kind: Connect, broker: BrokerProcess, spare: Spare) -> None:
+async def test_a_full_controller_moves_to_the_back(
+    kind: Connect, broker: BrokerProcess, spare: Spare
+) -> None:
     full = spare("--limits-connections-max", "1")
     async with kind(url_of(full)):
         with pytest.raises(ConnectionLost, match="no rq broker could be reached"):
@@ -61,25 +69,29 @@ async def test_a_full_controller_moves_to_the_back(kind: Connect, broker: Broker
     assert "refused a connection: 1 are open" in full.log()
 
 
-@both
+@both_and_uvloop
 async def test_all_full(kind: Connect) -> None:
     one, two = Controller(), Controller()
     connecting = asyncio.ensure_future(open_client(kind, url_of(one, two)))
     nodes = [await one.accept(answer=rq.SERVER_FULL), await two.accept(answer=rq.SERVER_FULL)]
-    with pytest.raises(ConnectionLost, match=r"\(2 attempts\).*: the controller is full;.*: the controller is full"):
+    with pytest.raises(
+        ConnectionLost, match=r"\(2 attempts\).*: the controller is full;.*: the controller is full"
+    ):
         await connecting
-    for closing in (*nodes, one, two):
-        closing.close()
+    for node in nodes:
+        node.close()
+    one.close()
+    two.close()
 
 
 async def open_client(kind: Connect, url: str, **options: float) -> Any:
     return await kind(url, **options)
 
 
-@both
+@both_and_uvloop
 async def test_one_that_does_not_speak_rq(kind: Connect, broker: BrokerProcess) -> None:
     with pytest.raises(ConnectionLost, match="no rq broker could be reached"):
-        await kind(f"rq://127.0.0.1:{broker.ports['phpmq']}", connect_seconds=1)
+        await kind(f"rq://127.0.0.1:{broker.ports['phpmq']}", connect_seconds=0.2)
     deaf = socket.create_server(("127.0.0.1", 0))
     with pytest.raises(ConnectionLost, match=r"does not answer a ping within 0\.1 s"):
         await kind(f"rq://127.0.0.1:{deaf.getsockname()[1]}", connect_seconds=0.1)
@@ -92,22 +104,22 @@ async def test_one_that_does_not_speak_rq(kind: Connect, broker: BrokerProcess) 
 @both
 async def test_after_kill_9_everything_goes_on(kind: Connect, spare: Spare) -> None:
     broker = spare()
-    async with kind(url_of(broker), backoff_seconds_min=0.01) as worker:
-        async with kind(url_of(broker), backoff_seconds_min=0.01) as node:
-            serving = await worker.serve("q", shout)
-            assert await serving.wait_turn(5)
-            assert await node.request("q", b"a", 5) == b"A"
-            hanging = asyncio.ensure_future(node.request("nobody", b"b", 20))
-            await node.send("other", b"")  # a later frame of the same connection was answered
-            await asyncio.to_thread(broker.kill)
-            with pytest.raises(ConnectionLost, match="no consumer had taken it; ask again if that") as raised:
-                await hanging
-            assert raised.value.in_doubt == 1
-            await asyncio.to_thread(broker.start)
-            assert await node.request("q", b"c", 10) == b"C"  # the worker has found its way back, too
+    options = {"backoff_seconds_min": 0.01}
+    async with kind(url_of(broker), **options) as worker, kind(url_of(broker), **options) as node:
+        serving = await worker.serve("q", shout)
+        assert await serving.wait_turn(5)
+        assert await node.request("q", b"a", 5) == b"A"
+        hanging = asyncio.ensure_future(node.request("nobody", b"b", 20))
+        await asked(kind, broker, "nobody")
+        await asyncio.to_thread(broker.kill)
+        with pytest.raises(ConnectionLost, match="had taken it; ask again if that does no harm") as raised:
+            await hanging
+        assert raised.value.in_doubt == 1
+        await asyncio.to_thread(broker.start)
+        assert await node.request("q", b"c", 10) == b"C"  # the worker has found its way back, too
 
 
-@both
+@both_and_uvloop
 async def test_a_send_without_a_receipt_is_in_doubt(kind: Connect) -> None:
     controller = Controller()
     connecting = asyncio.ensure_future(open_client(kind, url_of(controller), reconnect_seconds=0))
@@ -127,13 +139,15 @@ async def test_a_send_without_a_receipt_is_in_doubt(kind: Connect) -> None:
     await node.close()
 
 
-@both
+@both_and_uvloop
 async def test_a_receipt_that_does_not_come(kind: Connect) -> None:
     controller = Controller()
     connecting = asyncio.ensure_future(open_client(kind, url_of(controller), drain_seconds=0))
     at_controller = await controller.accept()
     node = await connecting
-    with pytest.raises(TimedOut, match="0 of 2 messages are stored, and no other receipt came within 0.1 s") as raised:
+    with pytest.raises(
+        TimedOut, match=r"0 of 2 messages are stored, and no other receipt came within 0\.1 s"
+    ) as raised:
         await node.send_many("q", [b"a", b"b"], timeout=0.1)
     assert (raised.value.in_doubt, raised.value.positions) == (2, (0, 1))
     at_controller.close()
@@ -190,7 +204,7 @@ async def test_requests_that_wait_at_a_controller_that_stops_are_undelivered(
     broker = spare()
     async with kind(url_of(broker), reconnect_seconds=0) as node:
         asking = asyncio.ensure_future(node.request("nobody", b"x", 20))
-        await node.send("other", b"")
+        await asked(kind, broker, "nobody")
         broker.signal(signal.SIGTERM)
         with pytest.raises(Undelivered):
             await asking
@@ -200,7 +214,7 @@ async def test_requests_that_wait_at_a_controller_that_stops_are_undelivered(
 # --- silence -------------------------------------------------------------------------------------------
 
 
-@both
+@both_and_uvloop
 async def test_a_silent_controller_is_left_for_the_next(kind: Connect) -> None:
     silent, other = Controller(), Controller()
     connecting = asyncio.ensure_future(open_client(kind, url_of(silent, other), silence_seconds=0.1))
@@ -223,7 +237,7 @@ async def test_a_silent_controller_is_left_for_the_next(kind: Connect) -> None:
     await closing
 
 
-@both
+@both_and_uvloop
 async def test_a_silent_controller_that_is_consumed_from_is_kept(kind: Connect) -> None:
     seen = Seen()
 
@@ -256,7 +270,7 @@ async def test_a_silent_controller_that_is_consumed_from_is_kept(kind: Connect) 
     await closing
 
 
-@both
+@both_and_uvloop
 async def test_a_controller_that_answers_pings_is_kept(kind: Connect) -> None:
     controller = Controller()
     connecting = asyncio.ensure_future(open_client(kind, url_of(controller), silence_seconds=0.05))
@@ -275,7 +289,7 @@ async def test_a_controller_that_answers_pings_is_kept(kind: Connect) -> None:
     controller.close()
 
 
-@both
+@both_and_uvloop
 async def test_one_that_is_heard_again_before_another_was_found(kind: Connect) -> None:
     slow, other = Controller(), Controller()
     url = url_of(slow, other)

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from penstock.client import AsyncSspqClient, ConnectionLost, Declined, NotSupported, TimedOut
-from tests.client.both import Connect, both
+from tests.client.both import Connect, both, both_and_uvloop
 from tests.client.conftest import Doors, Spare
 from tests.server.harness import BrokerProcess
 
@@ -18,7 +18,7 @@ def url_of(broker: BrokerProcess) -> str:
     return f"sspq://127.0.0.1:{broker.ports['sspq']}"
 
 
-@both
+@both_and_uvloop
 async def test_send_receive_ack(kind: Connect, broker: BrokerProcess) -> None:
     async with kind(url_of(broker)) as mq:
         await mq.send(b"\x00one")
@@ -34,7 +34,7 @@ async def test_send_receive_ack(kind: Connect, broker: BrokerProcess) -> None:
         assert await two.ack()
 
 
-@both
+@both_and_uvloop
 async def test_send_many(kind: Connect, broker: BrokerProcess) -> None:
     sent = [b"%04d" % number for number in range(50)]
     async with kind(url_of(broker)) as mq:
@@ -45,7 +45,7 @@ async def test_send_many(kind: Connect, broker: BrokerProcess) -> None:
             assert await message.ack()
 
 
-@both
+@both_and_uvloop
 async def test_without_an_ack_it_comes_again_and_then_is_dead(kind: Connect, broker: BrokerProcess) -> None:
     async with kind(url_of(broker)) as mq:
         await mq.send(b"poison", retries=1)
@@ -58,7 +58,7 @@ async def test_without_an_ack_it_comes_again_and_then_is_dead(kind: Connect, bro
         assert await dead.ack()
 
 
-@both
+@both_and_uvloop
 async def test_a_time_out_keeps_the_question_open(kind: Connect, broker: BrokerProcess) -> None:
     async with kind(url_of(broker)) as mq:
         with pytest.raises(TimedOut, match=r"no message within 0.05 s; the next call goes on waiting"):
@@ -75,7 +75,7 @@ async def test_a_time_out_keeps_the_question_open(kind: Connect, broker: BrokerP
             await mq.receive(timeout=0.05)
 
 
-@both
+@both_and_uvloop
 async def test_one_message_at_a_time(kind: Connect, broker: BrokerProcess) -> None:
     async with kind(url_of(broker)) as mq:
         await mq.send_many([b"a", b"b"])
@@ -86,7 +86,7 @@ async def test_one_message_at_a_time(kind: Connect, broker: BrokerProcess) -> No
         assert await (await mq.receive(timeout=5)).ack()
 
 
-@both
+@both_and_uvloop
 async def test_what_cannot_be_said_is_not_sent(kind: Connect, broker: BrokerProcess) -> None:
     async with kind(url_of(broker), payload_bytes_max=10) as mq:
         with pytest.raises(NotSupported, match="retries is 256"):
@@ -97,7 +97,7 @@ async def test_what_cannot_be_said_is_not_sent(kind: Connect, broker: BrokerProc
         assert await (await mq.receive(timeout=5)).ack()
 
 
-@both
+@both_and_uvloop
 async def test_declined_by_a_listener_that_only_takes(kind: Connect, doors: Doors) -> None:
     async with kind(f"sspq+unix://{doors.file('send-only.sock')}") as mq:
         with pytest.raises(Declined, match="no message will come"):

@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+import random
 import re
 import signal
 import struct
@@ -17,12 +18,20 @@ from penstock.broker.batch import Batch
 from penstock.broker.life import Event
 from penstock.broker.policy import Policies
 from penstock.broker.words import Outcome
-from penstock.engines.interface import EngineRefused, LogDamaged, Stored
-from penstock.engines.log import block, ledger, mapped
+from penstock.engines.interface import EngineError, EngineRefused, LogDamaged, Stored
+from penstock.engines.log import block as layout
+from penstock.engines.log import ledger, mapped
 from penstock.engines.log.block import Buffer
-from penstock.engines.log.disk import WATERMARK, RealDisk, RealFile, Watermark
+from penstock.engines.log.disk import (
+    WATERMARK,
+    RealDisk,
+    RealFile,
+    Watermark,
+    read_whole,
+    write_whole,
+)
 from penstock.engines.log.engine import LogEngine, open_log
-from penstock.engines.log.overlay import LogChanging
+from penstock.engines.log.overlay import LogChanging, OverlayDisk
 from penstock.engines.log.reader import Block, LogReader, OffsetsMissing, ReaderQueue
 from penstock.engines.log.segments import parse_segment_name
 from penstock.engines.log.state import LogSettings
@@ -593,6 +602,40 @@ def test_files_that_go_on_going(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         list(reader.messages("q", 0))
 
 
+def test_whatever_is_done_to_the_files_an_error_is_ours(tmp_path: Path) -> None:
+    """Cut, emptied, filled with junk, removed: what is handed out is as it was written, or an EngineError."""
+    folder = tmp_path / "data"
+    write(folder, 300).close(NOW_US)
+    good = {path.name: path.read_bytes() for path in folder.iterdir()}
+    rng = random.Random(3)
+    errors = 0
+    for _ in range(60):
+        path = folder / rng.choice(sorted(name for name in good if name != RealDisk.LOCK))
+        data = bytearray(good[path.name])
+        at = rng.randrange(len(data))
+        match rng.randrange(3):
+            case 0:
+                del data[at:]
+            case 1:
+                data[at : at + 100] = rng.randbytes(len(data[at : at + 100]))
+            case 2:
+                data[at : at + 500] = bytes(len(data[at : at + 500]))
+        path.write_bytes(data)
+        with LogReader(str(folder)) as reader:
+            for queue in reader.queues():
+                for found in reader.messages(queue, 0, fail_on_loss=False):
+                    first = found.header.first_offset + found.lo
+                    assert found.messages() == [content("q", first + i) for i in range(found.hi - found.lo)]
+                try:
+                    check(reader.messages(queue, 0), "q", 0)
+                    list(reader.events(queue, 0))
+                except EngineError:
+                    errors += 1
+        for name, whole in good.items():
+            (folder / name).write_bytes(whole)
+    assert errors > 10
+
+
 # --- memory ----------------------------------------------------------------------------------------
 
 
@@ -625,12 +668,65 @@ def _is_link(fd: str) -> bool:
     return os.path.islink(f"/proc/self/fd/{fd}")
 
 
+# --- the overlay -----------------------------------------------------------------------------------
+
+
+def test_an_overlay_keeps_every_change_to_itself(tmp_path: Path) -> None:
+    (tmp_path / "stored").write_bytes(b"0123456789")
+    (tmp_path / "other").write_bytes(b"other")
+    disk = OverlayDisk(str(tmp_path))
+    file = disk.open("stored")
+    file.truncate(6)
+    file.truncate(8)  # Nothing grows.
+    file.write(2, [b"23", b"45"])  # As it is: allowed, and no change.
+    with pytest.raises(OSError, match="cannot be changed through an overlay"):
+        file.write(0, [b"X"])
+    assert (file.size(), file.read(4, 100), file.read(9, 1)) == (6, b"45", b"")
+    file.sync()
+    file.close()
+    made = disk.create("made", 4)
+    made.write(2, [b"ab", b"cd"])
+    made.sync()
+    made.truncate(5)
+    made.close()
+    disk.rename("made", "new")
+    disk.rename("stored", "moved")
+    disk.remove("other")
+    disk.sync_names()
+    assert disk.names() == ["moved", "new"]
+    assert read_whole(disk, "new") == b"\0\0abc"
+    assert read_whole(disk, "moved") == b"012345"
+    for act in (disk.open, disk.remove, lambda name: disk.rename(name, "x")):
+        with pytest.raises(FileNotFoundError):
+            act("other")
+    write_whole(disk, "moved", b"written")
+    assert read_whole(disk, "moved") == b"written"
+    disk.remove("new")
+    assert disk.names() == ["moved"]
+    assert disk.where("new") == str(tmp_path / "new")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        "stored": b"0123456789",
+        "other": b"other",
+    }
+
+
+def test_an_overlay_with_an_end_shows_nothing_behind_it(tmp_path: Path) -> None:
+    write(tmp_path, 300).close(NOW_US)
+    bases = [int(path.name[:20]) for path in segments(tmp_path)]
+    end = bases[2] + 400
+    disk = OverlayDisk(str(tmp_path), end)
+    names = disk.names()
+    assert [int(name[:20]) for name in names if parse_segment_name(name)] == bases[:3]
+    assert all(int(name.removeprefix("snapshot-")) <= end for name in names if name.startswith("snapshot-"))
+    assert disk.open(f"{bases[2]:020d}.seg").size() == 400
+
+
 # --- the page about the format ---------------------------------------------------------------------
 
 FORMAT_PAGE = Path(__file__).parent.parent.parent / "docs" / "log-format.md"
 
 
-@pytest.mark.parametrize("module", [block, ledger], ids=["block", "ledger"])
+@pytest.mark.parametrize("module", [layout, ledger], ids=["block", "ledger"])
 def test_the_page_has_the_layouts_of_the_sources(module: ModuleType) -> None:
     page = {" ".join(line.split()) for line in FORMAT_PAGE.read_text().splitlines()}
     table = [line for line in (module.__doc__ or "").splitlines() if line.startswith("    ")]
@@ -640,9 +736,9 @@ def test_the_page_has_the_layouts_of_the_sources(module: ModuleType) -> None:
 
 def test_the_page_has_the_flags_and_doors_of_the_sources() -> None:
     page = FORMAT_PAGE.read_text()
-    flags = {name: value for name, value in vars(block).items() if name.startswith("FLAG_")}
+    flags = {name: value for name, value in vars(layout).items() if name.startswith("FLAG_")}
     assert dict(re.findall(r"\| `(FLAG_\w+)` \| (\d+) \|", page)) == {n: str(v) for n, v in flags.items()}
-    doors = ", ".join(f"{n} `{name}`" if name else f"{n} none" for n, name in enumerate(block.PROTOCOLS))
+    doors = ", ".join(f"{n} `{name}`" if name else f"{n} none" for n, name in enumerate(layout.PROTOCOLS))
     assert f"`PROTOCOLS` is: {doors}." in page
 
 

@@ -17,7 +17,7 @@ from penstock.broker.batch import Batch
 from penstock.broker.life import Event
 from penstock.broker.policy import Policies
 from penstock.broker.words import Outcome
-from penstock.engines.interface import QueueInfo, ReaderInfo, TransactionDone
+from penstock.engines.interface import DiskFull, QueueInfo, ReaderInfo, TransactionDone
 from penstock.engines.log.disk import RealDisk, RealFile
 from penstock.engines.log.engine import LogEngine
 from penstock.engines.log.segments import parse_segment_name
@@ -307,13 +307,17 @@ def test_what_has_no_room_to_be_written_down_frees_nothing(make: Make) -> None:
     first = min(log.segments())
     log.send("filler", named("f", 200))
     log.disk.is_full = True
-    while not log.engine.full:
-        log.engine.tick(log.now_us)
-        log.engine.wait()
-    fillers = log.take("filler")
-    while not log.engine._dirty:  # settle until there is no room for another settlement
-        log.ack("filler", [fillers.pop()])
+    with pytest.raises(DiskFull):
+        for _ in range(100):
+            log.send("filler", [b"x" * 100])
+            log.engine.tick(log.now_us)
+            log.engine.wait()
+    for filler in log.take("filler"):
+        log.ack("filler", [filler])
         log.turn()
+        if log.engine._dirty:  # there is no room for another settlement
+            break
+    assert log.engine._dirty
     log.engine.settle("orders", "ann", Outcome.ACK, [(3, 4)], log.now_us)
     log.trim()
     assert first in log.segments()

@@ -18,11 +18,11 @@ from collections.abc import Callable
 
 from penstock.engines.interface import DiskFull, EngineFailed
 from penstock.engines.log.block import HEADER_BYTES, Buffer, Header, body_checksum
-from penstock.engines.log.disk import Disk, File, SyncFailed, is_full, sync_folder
+from penstock.engines.log.disk import Disk, File, SyncFailed, discard, is_full, sync_folder
 from penstock.engines.log.segments import Index, Segment, Segments
 from penstock.engines.log.workers import Worker
 
-SEGMENT_BYTES_MIN = 1024
+SEGMENT_BYTES_MIN = 4 * HEADER_BYTES
 SPARE = "spare-"
 """Files that lie ready to become segments. Each has a name of its own: one may be on its way to be
 renamed while the next is made."""
@@ -308,6 +308,9 @@ class Committer:
             file = self._disk.create(name, self._segment_bytes)
             try:
                 file.sync()
+            except OSError:
+                discard(self._disk, name)
+                raise
             finally:
                 file.close()
             return name

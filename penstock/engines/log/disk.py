@@ -266,12 +266,12 @@ def write_whole(disk: Disk, name: str, data: bytes) -> None:
     try:
         file.write(0, [data])
         file.sync()
+        disk.rename(temporary, name)
     except OSError:
         discard(disk, temporary)
         raise
     finally:
         file.close()
-    disk.rename(temporary, name)
     sync_folder(disk)
 
 

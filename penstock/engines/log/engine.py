@@ -201,6 +201,7 @@ class LogEngine:
 
     def _has_failed(self, error: EngineFailed) -> None:
         log.critical("%s", error)
+        self._trimmer.stop()
         for queue in self._dirty.values():
             receipts, queue.parts_receipts = queue.parts_receipts, []
             for receipt in receipts:

@@ -189,8 +189,12 @@ class Trimmer:
             self._keeper.submit(remove_file, ended)
 
         def remove_file() -> None:
-            discard(self._disk, segment.name)
-            sync_folder(self._disk)
+            if not self._stopped:  # otherwise the next opening removes it
+                discard(self._disk, segment.name)
+                sync_folder(self._disk)
+
+        def rewrite() -> Segment | None:
+            return None if self._stopped else compact(self._disk, segment, plan.living)
 
         def compacted(result: Segment | None, error: BaseException | None) -> None:
             if result is None:
@@ -209,7 +213,7 @@ class Trimmer:
             # A reader that comes from now on comes too late for this segment, and can see that.
             move_starts(self._state, segment)
             if plan.living:
-                self._keeper.submit(lambda: compact(self._disk, segment, plan.living), compacted)
+                self._keeper.submit(rewrite, compacted)
             else:
                 replace(None)
 
@@ -228,28 +232,24 @@ def compact(disk: Disk, segment: Segment, living: Living) -> Segment:
     source = disk.open(segment.name)
     target = disk.create(temporary, 0)
     try:
-        end = _copy_living(source, segment, target, result, living)
+        _copy_living(disk, source, segment, target, result, living)
         target.sync()
-    except OSError:
+        disk.rename(temporary, result.name)
+    except (OSError, LogDamaged):
         discard(disk, temporary)
         raise
     finally:
         source.close()
         target.close()
-    if end != segment.end:
-        discard(disk, temporary)
-        raise LogDamaged(
-            f"{disk.where(segment.name)}: no valid block at position {end - segment.base}; "
-            f"the segment stays as it is"
-        )
-    disk.rename(temporary, result.name)
     sync_folder(disk)
     result.limit = result.size
     return result
 
 
-def _copy_living(source: File, segment: Segment, target: File, result: Segment, living: Living) -> int:
-    """The position behind the last block of `segment` that could be read."""
+def _copy_living(
+    disk: Disk, source: File, segment: Segment, target: File, result: Segment, living: Living
+) -> None:
+    """LogDamaged where not every block can be read: then nobody knows what else was alive."""
     end = segment.base
     for header, body in walk_blocks(source, segment.base, segment.base, segment.end):
         end = header.end
@@ -260,7 +260,11 @@ def _copy_living(source: File, segment: Segment, target: File, result: Segment, 
             first, stop = max(first, header.first_offset), min(stop, header.offset_end)
             if first < stop:
                 _write_run(target, result, block, first, stop)
-    return end
+    if end != segment.end:
+        raise LogDamaged(
+            f"{disk.where(segment.name)}: no valid block at position {end - segment.base}; "
+            f"the segment stays as it is"
+        )
 
 
 def _write_run(target: File, result: Segment, block: Messages, first: int, end: int) -> None:

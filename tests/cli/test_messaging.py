@@ -1,0 +1,320 @@
+"""`send`, `receive`, `request`, `reply` and `broadcast`, as people and scripts run them, on a real broker."""
+
+import base64
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import pytest
+
+from penstock.cli.main import main
+from penstock.client import PhpmqClient, RqClient
+from tests.server.harness import BrokerProcess, until
+
+SECONDS = 20
+COMMAND = [sys.executable, "-m", "penstock"]
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    process = BrokerProcess(tmp_path_factory.mktemp("broker")).start()
+    yield process
+    assert process.stop() == 0
+    assert "Traceback" not in process.log()
+
+
+def url(broker: BrokerProcess, protocol: str) -> str:
+    return f"{protocol}://127.0.0.1:{broker.ports[protocol]}"
+
+
+def penstock(*arguments: str, stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        input=stdin,
+        capture_output=True,
+        check=False,
+        timeout=SECONDS,
+        env={**ENVIRONMENT, **environment},
+    )
+
+
+def succeed(*arguments: str, stdin: bytes = b"") -> bytes:
+    """What a command that must succeed, in silence, writes to standard output."""
+    ended = penstock(*arguments, stdin=stdin)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    return ended.stdout
+
+
+def start(*arguments: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
+    )
+
+
+def end(process: "subprocess.Popen[bytes]") -> tuple[int, bytes, bytes]:
+    out, err = process.communicate(timeout=SECONDS)
+    return process.returncode, out, err
+
+
+# --- send and receive ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["phpmq", "sspq", "rq"])
+def test_send_and_receive(broker: BrokerProcess, protocol: str) -> None:
+    where = ("--url", url(broker, protocol))
+    queue = "default" if protocol == "sspq" else f"both-ways-{protocol}"
+    assert succeed("send", queue, "first", *where) == b""
+    sent = json.loads(succeed("send", queue, "-", "--json", *where, stdin=b"\x00\xff\n"))
+    assert sent == {"queue": queue, "via": protocol, "sent": 1, "receipts": protocol == "rq"}
+    if protocol != "sspq":
+        assert succeed("receive", queue, "--no-ack", "--count", "2", *where) == b"first\n\x00\xff\n\n"
+    assert succeed("receive", queue, *where) == b"first\n"
+    assert succeed("receive", queue, "--raw", *where) == b"\x00\xff\n"
+    ended = penstock("receive", queue, "--timeout", "0.1", *where)
+    assert (ended.returncode, ended.stdout) == (1, b"")
+    assert ended.stderr == f"penstock: queue '{queue}': no message within 0.1 s\n".encode()
+
+
+def test_lines_and_copies_and_json(broker: BrokerProcess) -> None:
+    where = ("--url", url(broker, "phpmq"))
+    out = succeed(
+        "send", "lines", "--lines", "--count", "2", "--ttl", "90", "--json", *where, stdin=b"a\n\nb"
+    )
+    assert json.loads(out)["sent"] == 6
+    succeed("send", "lines", "c\nd", "--lines", *where)
+    succeed("send", "lines", *where, stdin=b"\xff\n")
+    lines = succeed("receive", "lines", "--count", "100", "--timeout", "0.2", "--json", *where).splitlines()
+    received: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    values = [one.get("value", one.get("value_base64")) for one in received]
+    assert values == ["a", "a", "", "", "b", "b", "c", "d", base64.b64encode(b"\xff\n").decode()]
+    assert [one["ttl"] for one in received] == [90] * 6 + [None] * 3
+    assert all(one["queue"] == "lines" and re.fullmatch("[0-9a-f]{32}", one["id"]) for one in received)
+
+
+def test_lines_are_sent_as_they_come(broker: BrokerProcess) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "send", "slow", "--lines", "--url", url(broker, "phpmq")],
+        stdin=subprocess.PIPE,
+        env=ENVIRONMENT,
+    )
+    assert process.stdin is not None
+    process.stdin.write(b"early\nla")
+    process.stdin.flush()
+    with PhpmqClient(url(broker, "phpmq")) as mq:
+        messages = mq.consume("slow", timeout=SECONDS)
+        assert next(messages).body == b"early"
+        process.stdin.write(b"te\n")
+        process.stdin.close()
+        assert next(messages).body == b"late"
+    assert process.wait(SECONDS) == 0
+
+
+def test_retries_become_dead_letters(broker: BrokerProcess) -> None:
+    where = ("--url", url(broker, "rq"))
+    succeed("send", "fragile", "x", "--retries", "0", *where)
+    assert succeed("receive", "fragile", "--no-ack", *where) == b"x\n"
+    assert succeed("receive", "fragile.dead", *where) == b"x\n"
+
+
+def test_follow_until_interrupted(broker: BrokerProcess) -> None:
+    process = start("receive", "followed", "--follow", "--url", url(broker, "phpmq"))
+    assert process.stdout is not None
+    with PhpmqClient(url(broker, "phpmq")) as mq:
+        mq.send("followed", b"one")
+        assert process.stdout.readline() == b"one\n"
+        mq.send("followed", b"two")
+        assert process.stdout.readline() == b"two\n"
+        process.send_signal(signal.SIGINT)
+        assert end(process) == (130, b"", b"")
+        assert list(mq.consume("followed", timeout=0.1)) == []  # both were acknowledged
+
+
+@pytest.mark.parametrize("protocol", ["phpmq", "rq"])
+def test_what_could_not_be_written_is_not_acknowledged(broker: BrokerProcess, protocol: str) -> None:
+    queue = f"broken-pipe-{protocol}"
+    succeed("send", queue, "kept", "--url", url(broker, "rq"))
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    process = subprocess.Popen(
+        [*COMMAND, "receive", queue, "--url", url(broker, protocol)],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+    )
+    os.close(write_end)
+    assert end(process)[::2] == (141, b"")
+    assert succeed("receive", queue, "--url", url(broker, protocol)) == b"kept\n"
+
+
+def test_a_terminal_gets_text_that_cannot_hurt(broker: BrokerProcess) -> None:
+    succeed("send", "terminal", "--url", url(broker, "phpmq"), stdin=b"red \x1b[31m\xff\nline")
+    outer, inner = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "receive", "terminal", "--url", url(broker, "phpmq")], stdout=inner, env=ENVIRONMENT
+    )
+    os.close(inner)
+    assert process.wait(SECONDS) == 0
+    assert os.read(outer, 1000) == b"red \\x1b[31m\\xff\r\nline\r\n"
+    os.close(outer)
+
+
+def test_progress_is_shown_on_a_terminal_only(broker: BrokerProcess) -> None:
+    outer, inner = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "send", "many", "x", "--count", "300000", "--url", url(broker, "phpmq")],
+        stderr=inner,
+        env=ENVIRONMENT,
+    )
+    os.close(inner)
+    shown = b""
+    while b"messages sent" not in shown:
+        shown += os.read(outer, 1000)
+    os.set_blocking(outer, False)
+    assert process.wait(SECONDS) == 0
+    os.close(outer)
+    assert re.match(rb"\r[0-9,]+ messages sent", shown)
+
+
+# --- request, reply, broadcast -------------------------------------------------------------------------
+
+
+def test_request_and_reply(broker: BrokerProcess) -> None:
+    where = ("--url", url(broker, "rq"))
+    replying = start("reply", "upper", "--exec", "tr a-z A-Z", "--count", "2", "--json", *where)
+    assert succeed("request", "upper", "hello", *where) == b"HELLO\n"
+    answer = succeed("request", "upper", "-", "--raw", *where, stdin=b"\x00a\xff")
+    assert answer == b"\x00A\xff"
+    code, out, err = end(replying)
+    assert (code, err) == (0, b"")
+    assert [json.loads(line) for line in out.splitlines()] == [
+        {"queue": "upper", "request_bytes": 5, "answer_bytes": 5},
+        {"queue": "upper", "request_bytes": 3, "answer_bytes": 3},
+    ]
+
+
+def test_a_request_that_nobody_answers(broker: BrokerProcess) -> None:
+    ended = penstock("request", "nobody", "hello", "--timeout", "0.2", "--url", url(broker, "rq"))
+    assert (ended.returncode, ended.stdout) == (1, b"")
+    assert b"no answer within 0.2 s; no consumer had taken it" in ended.stderr
+
+
+def test_a_command_that_fails_gives_the_request_back(broker: BrokerProcess, tmp_path: Path) -> None:
+    where = ("--url", url(broker, "rq"))
+    once = f"mkdir {tmp_path}/first 2>/dev/null && exit 3; cat"
+    replying = start("reply", "fails-once", "--exec", once, "--count", "1", *where)
+    assert json.loads(succeed("request", "fails-once", "x", "--json", *where)) == {
+        "queue": "fails-once",
+        "value": "x",
+    }
+    code, out, err = end(replying)
+    assert (code, out) == (0, b"")
+    assert err.startswith(
+        b"penstock: queue 'fails-once': the handler failed; the request is given out again: "
+    )
+    assert err.endswith(b"exit status 3\n")
+
+
+def test_a_command_that_fails_can_answer_with_nothing(broker: BrokerProcess) -> None:
+    where = ("--url", url(broker, "rq"))
+    replying = start("reply", "fails", "--exec", "echo no; exit 1", "--on-failure", "empty", *where)
+    assert succeed("request", "fails", "x", "--raw", *where) == b""
+    replying.send_signal(signal.SIGINT)
+    code, out, err = end(replying)
+    assert (code, out) == (130, b"")
+    assert b"exit status 1" in err
+
+
+def test_a_command_that_takes_too_long_is_killed_with_its_children(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    where = ("--url", url(broker, "rq"))
+    command = f"sleep 1000 & echo $! > {tmp_path}/child; wait"
+    replying = start("reply", "slow", "--exec", command, "--timeout", "0.5", "--on-failure", "empty", *where)
+    assert succeed("request", "slow", "x", "--raw", *where) == b""
+    child = int((tmp_path / "child").read_text())
+    until(lambda: not is_running(child), "the child to be killed")
+    replying.send_signal(signal.SIGINT)
+    code, _, err = end(replying)
+    assert code == 130
+    assert b"no end within 0.5 s, killed" in err
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_broadcast(broker: BrokerProcess) -> None:
+    heard: Queue[bytes] = Queue()
+    with RqClient(url(broker, "rq")) as node:
+        serving = node.serve("news", lambda _request: None, on_broadcast=heard.put)
+        assert serving.wait_turn(SECONDS)
+        out = succeed("broadcast", "news", "extra", "--json", "--url", url(broker, "rq"))
+        assert json.loads(out) == {"queue": "news", "via": "rq", "broadcast_bytes": 5}
+        assert heard.get(timeout=SECONDS) == b"extra"
+
+
+# --- where, and what is refused ------------------------------------------------------------------------
+
+
+def test_the_url_of_the_environment(broker: BrokerProcess) -> None:
+    ended = penstock("send", "environment", "x", "--json", PENSTOCK_URL=url(broker, "rq"))
+    assert json.loads(ended.stdout)["via"] == "rq"
+    ended = penstock("receive", "environment", "--url", url(broker, "phpmq"), PENSTOCK_URL="rq://nowhere:1")
+    assert ended.stdout == b"x\n"
+
+
+def test_nobody_there() -> None:
+    ended = penstock("send", "q", "x", "--url", "phpmq://127.0.0.1:1")
+    assert (ended.returncode, ended.stdout) == (1, b"")
+    assert ended.stderr.startswith(
+        b"penstock: no phpmq broker could be reached (1 attempts): 127.0.0.1:1: Conn"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("send q x --via http", "this version has no HTTP API yet; use phpmq, sspq or rq"),
+        ("send q x --url http://127.0.0.1:9180", "no client for the HTTP API yet"),
+        ("send q x --via rq --url phpmq://a", "--url is phpmq://a, but this needs rq"),
+        ("request q x --url phpmq://a", "--url is phpmq://a, but this needs rq; use --url rq://HOST:PORT"),
+        ("send q x --via rq --ttl 5", "--ttl: rq has no word for it; use --via phpmq"),
+        ("send q x --retries 5", "--retries: phpmq has no word for it; use --via sspq or rq"),
+        ("send q x --count 0", "--count 0: use at least 1"),
+        ("receive q --count 0", "--count 0: use at least 1"),
+        ("receive q --timeout -1", "--timeout -1: use a number of seconds from 0"),
+        ("receive q --via sspq --no-ack --count 2", "--no-ack over sspq shows one message"),
+        ("request q x --timeout 0", "--timeout 0: use a number of seconds over 0"),
+        ("reply q --exec cat --max 0", "--max 0: use a number over 0"),
+        ("reply q", "the following arguments are required: --exec"),
+    ],
+)
+def test_misuse(
+    line: str, complaint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PENSTOCK_URL", raising=False)
+    assert main(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert complaint in err
+
+
+def test_the_environment_is_not_overruled_in_silence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_URL", "phpmq://broker.example")
+    assert main(["request", "q", "x"]) == 2
+    assert "PENSTOCK_URL is phpmq://broker.example, but this needs rq" in capsys.readouterr().err
