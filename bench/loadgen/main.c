@@ -119,10 +119,10 @@ static void read_settings(int count, char **words)
             settings.seconds_max = number(flag, text, 0.01, 1e6);
         else if (!strcmp(flag, "--run"))
             settings.run = number(flag, text, 0, 1e15);
-        else if (!strcmp(flag, "--acks"))
+        else if (!strcmp(flag, "--acks") && (!strcmp(text, "each") || !strcmp(text, "together")))
             settings.acks_together = !strcmp(text, "together");
         else
-            die("%s: there is no such flag\n%s", flag, usage);
+            die("%s %s: there is no such flag or value\n%s", flag, text, usage);
     }
     if (settings.wire == NULL || settings.mode == NULL || settings.port == NULL)
         die("--wire, --mode and --port are needed\n%s", usage);

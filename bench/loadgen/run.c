@@ -37,7 +37,7 @@ enum {
     EVENTS_MAX = 256,
     WAIT_MS = 100,
     SPIN_NS = 60 * 1000, /* paced: this long before a message is due the loop stops sleeping */
-    CONVERSE_SECONDS = 10,
+    PATIENCE_SECONDS = 10, /* for what is done outside the loop */
 };
 
 static struct {
@@ -140,8 +140,9 @@ static void open_connection(struct connection *connection, unsigned number, bool
     freeaddrinfo(found);
     int on = 1;
     setsockopt(connection->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    struct timeval patience = {.tv_sec = CONVERSE_SECONDS};
+    struct timeval patience = {.tv_sec = PATIENCE_SECONDS};
     setsockopt(connection->fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    setsockopt(connection->fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
     if (settings.wire->greet)
         settings.wire->greet(connection);
     fcntl(connection->fd, F_SETFL, fcntl(connection->fd, F_GETFL) | O_NONBLOCK);
@@ -363,10 +364,10 @@ static bool is_all_acknowledged(void)
 
 static void part_with(struct connection *connection)
 {
-    flush(connection);
     fcntl(connection->fd, F_SETFL, fcntl(connection->fd, F_GETFL) & ~O_NONBLOCK);
-    while (connection->out.end > connection->out.start)
-        flush(connection);
+    flush(connection);
+    if (connection->out.end > connection->out.start)
+        die("%s %u: the server does not read", side(connection), connection->number);
     shutdown(connection->fd, SHUT_WR);
     uint8_t rest[4096];
     ssize_t got;
@@ -377,6 +378,9 @@ static void part_with(struct connection *connection)
         die("%s %u: the server did not end the connection: %s", side(connection), connection->number,
             strerror(errno));
     close(connection->fd);
+    free(connection->in.bytes);
+    free(connection->out.bytes);
+    free(connection->ids.bytes);
 }
 
 static void part_with_all(void)
@@ -385,6 +389,8 @@ static void part_with_all(void)
         part_with(&run.consumers[i]);
     for (unsigned i = 0; i < run.producers_count; i++)
         part_with(&run.producers[i]);
+    free(run.consumers);
+    free(run.producers);
 }
 
 static void prove_settled(void)

@@ -25,8 +25,8 @@ static void write_u32(uint8_t *at, uint32_t value)
     at[3] = value;
 }
 
-static void send_framed(struct connection *connection, const uint8_t *head, size_t head_length, uint64_t number,
-                        const uint8_t *tail, size_t tail_length)
+static void send_framed(struct connection *connection, const void *head, size_t head_length, uint64_t number,
+                        const void *tail, size_t tail_length)
 {
     size_t length = head_length + settings.size_bytes + tail_length;
     uint8_t *at = room_for(&connection->out, length);
@@ -50,7 +50,7 @@ static void sspq_send(struct connection *connection, uint64_t number)
 {
     uint8_t head[SSPQ_HEAD_BYTES] = {0x55, 0x99, SSPQ_SEND, SSPQ_ENDLESS};
     write_u32(head + 4, settings.size_bytes);
-    send_framed(connection, head, sizeof head, number, NULL, 0);
+    send_framed(connection, head, sizeof head, number, "", 0);
 }
 
 static void sspq_ask(struct connection *connection)
@@ -130,7 +130,7 @@ static void phpmq_prepare(void)
 
 static void phpmq_send(struct connection *connection, uint64_t number)
 {
-    send_framed(connection, (uint8_t *)phpmq_message.bytes, phpmq_message.length, number, NULL, 0);
+    send_framed(connection, phpmq_message.bytes, phpmq_message.length, number, "", 0);
 }
 
 static void phpmq_consume(struct connection *connection, unsigned window)

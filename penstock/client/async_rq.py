@@ -23,7 +23,7 @@ from typing import Any, Self, Unpack
 
 from penstock.broker.batch import Batch
 from penstock.client.core import chunks
-from penstock.client.errors import ClientError, ConnectionLost, NotSupported, TimedOut, Undelivered
+from penstock.client.errors import ConnectionLost, NotSupported, TimedOut, Undelivered
 from penstock.client.link import log
 from penstock.client.options import ClientOptions, Options, tls_context
 from penstock.client.plan import Plan
@@ -91,13 +91,13 @@ class AsyncRqClient:
         changed = asyncio.Event()
         call = Call(changed.set)
         used: set[Line] = set()
-        trouble: ClientError | None = None
+        trouble: ConnectionLost | TimedOut | None = None
         end = 0
         try:
             for chunk in chunks(bodies):
                 try:
                     line = await self._line_with_room(len(chunk), seconds)
-                except ConnectionLost as error:
+                except (ConnectionLost, TimedOut) as error:
                     trouble = error
                     break
                 used.add(line)
@@ -117,7 +117,11 @@ class AsyncRqClient:
 
     @staticmethod
     def _check_receipts(
-        who: str, call: Call, end: int, waited_seconds: float | None, trouble: ClientError | None
+        who: str,
+        call: Call,
+        end: int,
+        waited_seconds: float | None,
+        trouble: ConnectionLost | TimedOut | None,
     ) -> None:
         """Raise unless every message has its receipt."""
         what = f"{who}: {call.confirmed} of {end} messages are stored"
@@ -143,7 +147,7 @@ class AsyncRqClient:
                 positions=open_,
             )
         if trouble is not None:
-            raise ConnectionLost(f"{what}, the others were not sent: {trouble}") from trouble
+            raise type(trouble)(f"{what}, the others were not sent: {trouble}") from trouble
 
     async def request(
         self, queue: str, body: bytes, timeout: float | None = None, *, retries: int | None = None
@@ -222,7 +226,8 @@ class AsyncRqClient:
             raise NotSupported(f"queue {queue!r} is served already; cancel that first, or use another client")
         line = await self._line()
         terms = Terms(handler, on_error, on_broadcast, max, priority, exclusive)
-        serving = AsyncServing(self, queue, terms, self._options.payload_bytes_max)
+        serving = former or AsyncServing(self, queue, terms, self._options.payload_bytes_max)
+        serving.begin(terms)
         self._ask(line, serving)
         self._servings[queue] = serving
         return serving
@@ -283,17 +288,18 @@ class AsyncRqClient:
 
     async def _line_with_room(self, count: int, seconds: float) -> Line:
         """The line for so many more requests: their ids are limited."""
-        while True:
-            line = await self._line()
-            if line.core.session.free_requests() >= count:
-                return line
-            try:
-                async with asyncio.timeout(seconds):
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    line = await self._line()
+                    if line.core.session.free_requests() >= count:
+                        return line
                     await line.news()
-            except TimeoutError:
-                raise TimedOut(
-                    f"{self._name}: too many requests are open, and none was answered within {seconds:g} s"
-                ) from None
+        except TimeoutError:
+            raise TimedOut(
+                f"{self._name}: no connection, or no room for another request, within {seconds:g} s; "
+                "nothing was sent"
+            ) from None
 
     def _start_search(self, *, patient: bool = True) -> None:
         if self._search is None and not self._closed:
@@ -317,10 +323,8 @@ class AsyncRqClient:
                     line = await Line.open(self, address, self._context, self._options)
                 except OSError as error:
                     search.failed(address, error, loop.time())
-                    continue
-                if not line.is_retired:
+                else:
                     break
-                search.failed(address, "it is about to stop", loop.time())
         except ConnectionLost as failure:
             self._failure = failure
             log.warning("%s", failure)
@@ -422,7 +426,8 @@ class AsyncRqClient:
             serving.stop()
 
     async def _open(self) -> Self:
-        self._start_search(patient=False)
+        if self._current is None:
+            self._start_search(patient=False)
         await self._line()
         return self
 

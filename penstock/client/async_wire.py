@@ -40,6 +40,7 @@ class AsyncWire(asyncio.Protocol):
         self._may_write = asyncio.Event()
         self._may_write.set()
         self._writes = 0
+        self._flushing = 0
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # why
         self._finishing = False
 
@@ -102,7 +103,7 @@ class AsyncWire(asyncio.Protocol):
         return self._ended.done() or bool(self._hangup.poll(0))
 
     def write(self, data: bytes) -> None:
-        if self._transport is not None and data and not self._ended.done():
+        if self._transport is not None and data and not self._finishing and not self._ended.done():
             self._transport.write(data)
 
     async def drain(self, seconds: float) -> bool:
@@ -120,10 +121,13 @@ class AsyncWire(asyncio.Protocol):
             return True
         # With a limit of nothing, the loop tells when nothing is left.
         self._transport.set_write_buffer_limits(high=0)
+        self._flushing += 1
         try:
             return await self._writable(seconds)
         finally:
-            self._transport.set_write_buffer_limits(high=BUFFER_BYTES)
+            self._flushing -= 1
+            if not self._flushing:
+                self._transport.set_write_buffer_limits(high=BUFFER_BYTES)
 
     async def _writable(self, seconds: float) -> bool:
         try:

@@ -69,6 +69,9 @@ class Link:
                         ) from None
                     if sends:
                         self._core.check()
+            except BaseException:  # interrupted in the middle of something, which nothing can follow
+                self._drop(wire, "interrupted")
+                raise
 
     def _encoded(self, encode: Callable[[], bytes], sends: bool) -> tuple[Wire, bytes]:
         while True:

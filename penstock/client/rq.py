@@ -83,8 +83,10 @@ class RqClient:
         retries: int | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Send messages, and wait until all are stored; how many they were."""
-        return self._call(self._client.send_many(queue, bodies, retries=retries, timeout=timeout))
+        """Send messages, and wait until all are stored; how many they were. See `AsyncRqClient.send_many`."""
+        # The iterable is the caller's: it is run out in the caller's thread, and not in that of the loop.
+        messages = list(bodies)
+        return self._call(self._client.send_many(queue, messages, retries=retries, timeout=timeout))
 
     def request(
         self, queue: str, body: bytes, timeout: float | None = None, *, retries: int | None = None

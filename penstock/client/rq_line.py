@@ -25,6 +25,9 @@ from penstock.protocols.rq_node import ControllerFull, NodeEvent
 from penstock.protocols.rq_session import Connection
 from penstock.server.address import Address
 
+FAREWELL_SECONDS = 5.0
+"""How long a controller may take to read the rest and close. By then nothing is in doubt any more."""
+
 
 class Owner(Protocol):
     """Whom a line tells."""
@@ -80,11 +83,13 @@ class Line:
         try:
             async with asyncio.timeout_at(deadline):
                 await line._heard
-        except TimeoutError:
-            raise TimeoutError(f"it accepts, but does not answer a ping within {seconds:g} s") from None
-        else:
+            # Both may have happened in the moment between its answer and here.
+            if line.is_over or line.is_retired:
+                raise ConnectionResetError("it answers, but is about to stop")
             line._is_reached = True
             line._arm()
+        except TimeoutError:
+            raise TimeoutError(f"it accepts, but does not answer a ping within {seconds:g} s") from None
         finally:
             if not line._is_reached:
                 line.abort("not used")
@@ -108,6 +113,11 @@ class Line:
     @property
     def is_silent(self) -> bool:
         return self.core.session.silent
+
+    @property
+    def takes_answers(self) -> bool:
+        """Whether what is written now still reaches the controller."""
+        return self._ending is None and not self.is_over
 
     def retire(self, *, say_so: bool) -> None:
         """Nothing new begins here. `say_so`: it is we who leave, and the controller hears of it."""
@@ -137,7 +147,7 @@ class Line:
     async def _finish(self) -> None:
         why = ""
         try:
-            await self._wire.finish(self._options.operation_seconds)
+            await self._wire.finish(FAREWELL_SECONDS)
         except OSError as error:
             why = reason_of(error)
         self._over(why)

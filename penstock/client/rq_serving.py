@@ -88,6 +88,12 @@ class AsyncServing:
 
     # --- the client's calls ------------------------------------------------------------------------------
 
+    def begin(self, terms: Terms) -> None:
+        """Serve, or serve again, on these terms."""
+        self.terms = terms
+        self.is_cancelled = False
+        self._turn.clear()
+
     def note_turn(self) -> None:
         self._turn.set()
 
@@ -114,7 +120,7 @@ class AsyncServing:
         """Begin with as many requests as there is room for."""
         while self._backlog and (not self.terms.max or self._running < self.terms.max):
             line, ident, request = self._backlog.popleft()
-            if line.is_over:
+            if not line.takes_answers:
                 continue
             self._running += 1
             if request.wants_reply:
@@ -174,7 +180,7 @@ class AsyncServing:
         return bytes(answer)
 
     def _reply(self, line: Line, ident: int, request: RqRequest, answer: bytes) -> None:
-        if line.is_over:
+        if not line.takes_answers:
             log.warning(
                 "queue %r: answer dropped: its connection is gone, and the request comes again", self.queue
             )

@@ -96,7 +96,8 @@ def test_lines_and_copies_and_json(broker: BrokerProcess) -> None:
     received: list[dict[str, Any]] = [json.loads(line) for line in lines]
     values = [one.get("value", one.get("value_base64")) for one in received]
     assert values == ["a", "a", "", "", "b", "b", "c", "d", base64.b64encode(b"\xff\n").decode()]
-    assert [one["ttl"] for one in received] == [90] * 6 + [None] * 3
+    assert all(60 < one["ttl"] <= 90 for one in received[:6])
+    assert [one["ttl"] for one in received[6:]] == [None] * 3
     assert all(one["queue"] == "lines" and re.fullmatch("[0-9a-f]{32}", one["id"]) for one in received)
 
 
@@ -135,7 +136,9 @@ def test_follow_until_interrupted(broker: BrokerProcess) -> None:
         assert process.stdout.readline() == b"two\n"
         process.send_signal(signal.SIGINT)
         assert end(process) == (130, b"", b"")
-        assert list(mq.consume("followed", timeout=0.1)) == []  # both were acknowledged
+        # What was written was acknowledged, but for the last one, whose turn may not have come.
+        left = [message.body for message in mq.consume("followed", timeout=0.1)]
+        assert left in ([], [b"two"])
 
 
 @pytest.mark.parametrize("protocol", ["phpmq", "rq"])

@@ -156,6 +156,16 @@ async def test_a_receipt_that_does_not_come(kind: Connect) -> None:
 
 
 @both
+async def test_a_time_out_holds_also_while_nobody_can_be_reached(kind: Connect, spare: Spare) -> None:
+    broker = spare()
+    async with kind(url_of(broker)) as node:
+        await asyncio.to_thread(broker.kill)
+        for call in (node.request("q", b"x", 0.2), node.send("q", b"x", timeout=0.2)):
+            with pytest.raises(TimedOut, match=r"no connection.* within 0\.2 s; nothing was sent"):
+                await call
+
+
+@both
 async def test_one_who_serves_is_told_when_nobody_can_be_found(kind: Connect, spare: Spare) -> None:
     broker = spare()
     async with kind(url_of(broker), reconnect_seconds=0.2, backoff_seconds_min=0.05) as node:
@@ -209,6 +219,25 @@ async def test_requests_that_wait_at_a_controller_that_stops_are_undelivered(
         with pytest.raises(Undelivered):
             await asking
         assert await asyncio.to_thread(broker.wait) == 0
+
+
+@both_and_uvloop
+async def test_a_controller_that_stops_at_once_is_not_used(kind: Connect) -> None:
+    one, two = Controller(), Controller()
+    connecting = asyncio.ensure_future(open_client(kind, url_of(one, two)))
+    first = await one.accept(answer=rq.PONG + rq.CLOSING)
+    second = await two.accept()
+    node = await connecting
+    await first.expect_end()
+    asking = asyncio.ensure_future(node.request("q", b"?", 20))
+    await second.expect(request_frame(0, b"q", b"?", 20))
+    await second.say(rq.encode_replies([0], Batch.of([b"!"])))
+    assert await asking == b"!"
+    closing = asyncio.ensure_future(node.close())
+    await second.expect(rq.CLOSING)
+    for end in (first, second, one, two):
+        end.close()
+    await closing
 
 
 # --- silence -------------------------------------------------------------------------------------------

@@ -153,22 +153,6 @@ async def test_one_who_waits_is_connected_again(kind: Connect, spare: Spare) -> 
         assert await message.ack()
 
 
-@both
-async def test_an_answer_shows_that_the_broker_has_read_what_was_sent_before(
-    kind: Connect, spare: Spare
-) -> None:
-    broker = spare()
-    async with kind(url_of(broker), backoff_seconds_min=0.01) as mq:
-        await mq.send_many([b"a", b"b", b"c"])
-        assert await (await mq.receive(timeout=5)).ack()  # so these three are not in doubt any more
-        await mq.send(b"d")
-        broker.kill()
-        broker.start()
-        with pytest.raises(ConnectionLost) as raised:
-            await mq.flush()
-        assert raised.value.in_doubt == 1
-
-
 def test_one_task_receives_at_a_time(broker: BrokerProcess) -> None:
     async def main() -> None:
         async with AsyncSspqClient(url_of(broker)) as mq:

@@ -170,6 +170,7 @@ class Events:
         rig.send("orders", named("m", 8))
         rig.take("orders", 2)
         rig.lose("orders")
+        rig.turn()
         rig.take("orders", 3, consumer="ann")  # 0 and 1 for the second time, 2 for the first
         rig.later(us=1)
         rig.take("orders", 1, consumer="ann")  # 3, a moment later

@@ -31,7 +31,7 @@ from penstock.engines.log.disk import (
     write_whole,
 )
 from penstock.engines.log.engine import LogEngine, open_log
-from penstock.engines.log.overlay import LogChanging, OverlayDisk
+from penstock.engines.log.overlay import LogChanging, OverlayDisk, replayed
 from penstock.engines.log.reader import Block, LogReader, OffsetsMissing, ReaderQueue
 from penstock.engines.log.segments import parse_segment_name
 from penstock.engines.log.state import LogSettings
@@ -712,13 +712,20 @@ def test_an_overlay_keeps_every_change_to_itself(tmp_path: Path) -> None:
 
 def test_an_overlay_with_an_end_shows_nothing_behind_it(tmp_path: Path) -> None:
     write(tmp_path, 300).close(NOW_US)
+    older, newer = sorted(path.name for path in tmp_path.glob("snapshot-*"))
     bases = [int(path.name[:20]) for path in segments(tmp_path)]
-    end = bases[2] + 400
+    end = int(newer.removeprefix("snapshot-")) - 8
+    assert bases[-1] < end
     disk = OverlayDisk(str(tmp_path), end)
-    names = disk.names()
-    assert [int(name[:20]) for name in names if parse_segment_name(name)] == bases[:3]
-    assert all(int(name.removeprefix("snapshot-")) <= end for name in names if name.startswith("snapshot-"))
-    assert disk.open(f"{bases[2]:020d}.seg").size() == 400
+    assert older in disk.names()
+    assert newer not in disk.names()
+    assert disk.open(f"{bases[-1]:020d}.seg").size() == end - bases[-1]
+    last = OverlayDisk(str(tmp_path), bases[-1])
+    assert f"{bases[-1]:020d}.seg" not in last.names()
+    # Where no snapshot is that old, the newest one is the end: nobody can tell how things stood before.
+    state, position = replayed(str(tmp_path), 100)
+    assert position == end + 8
+    assert state.queues["q"].pending.tail == 300
 
 
 # --- the page about the format ---------------------------------------------------------------------

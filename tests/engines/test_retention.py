@@ -4,10 +4,6 @@ The segments have 4 KiB, and a snapshot follows each of them, so a few dozen mes
 """
 
 import errno
-import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -95,6 +91,13 @@ class Log:
     def append(self, queue: str, batch: Batch) -> None:
         self.engine.append(queue, batch, self.now_us)
         self.turn()
+
+    def send_on(self, queue: str) -> None:
+        """Until it is refused."""
+        while True:
+            self.send(queue, [b"x" * 100])
+            self.engine.tick(self.now_us)
+            self.engine.wait()
 
     def take(self, queue: str, count: int = 1 << 20, *, dead: bool = False) -> list[Got]:
         return open_slices(self.engine.take(queue, "ann", count, self.now_us, bytes_max=1 << 30, dead=dead))
@@ -308,10 +311,7 @@ def test_what_has_no_room_to_be_written_down_frees_nothing(make: Make) -> None:
     log.send("filler", named("f", 200))
     log.disk.is_full = True
     with pytest.raises(DiskFull):
-        for _ in range(100):
-            log.send("filler", [b"x" * 100])
-            log.engine.tick(log.now_us)
-            log.engine.wait()
+        log.send_on("filler")
     for filler in log.take("filler"):
         log.ack("filler", [filler])
         log.turn()
@@ -420,7 +420,7 @@ def test_the_living_keep_everything_but_their_neighbours(make: Make) -> None:
         two = [b"%-99d" % i, b"+%d" % i]
         log.append("orders", Batch.of(two, ttl_seconds=[900 + i, 0], retries=[i % 4, -1]))
     everything = log.take("orders")
-    alive = everything[::8]
+    alive = everything[1::5]  # the first of its block, or the second
     log.ack("orders", [m for m in everything if m not in alive])
     log.engine.give_back("orders", "ann", log.now_us, lost=False)
     log.turn()
@@ -437,7 +437,7 @@ def test_the_living_keep_everything_but_their_neighbours(make: Make) -> None:
     assert [t.offset for t in left if t.event is Event.ACCEPTED] == [m.offset for m in alive]
     assert all(numbers[t.number] == (t.event, t.offset) for t in left)
     info = log.info("orders")
-    assert (info.held, info.offset_start, info.offset_end) == (10, 80, 80)
+    assert (info.held, info.offset_start, info.offset_end) == (16, 80, 80)
     assert info.bytes == sum(len(m.payload) for m in alive)
     assert info.oldest_us == alive[0].time_us
     for restart in (log.crash, log.reopen, log.crash):
@@ -616,91 +616,3 @@ def test_without_any_snapshot_nothing_alive_is_lost(make: Make) -> None:
     assert log.engine.damage
     found = [payload for queue in log.engine.queues() for payload in payloads(log.take(queue))]
     assert set(kept) <= set(found)
-
-
-# --- large logs -----------------------------------------------------------------------------------
-
-
-LARGE = """
-    import os, sys, time
-    from penstock.broker.batch import Batch
-    from penstock.broker.words import Outcome
-    from penstock.engines.log.disk import RealDisk
-    from penstock.engines.log.engine import LogEngine
-    from penstock.engines.log.state import LogSettings
-    from penstock.engines.log.workers import InlineWorker
-
-    SETTINGS = LogSettings(segment_bytes=16 * 1024 * 1024)
-    NOW = 1_700_000_000_000_000
-
-    class CountingFile:
-        def __init__(self, file, disk):
-            self._file, self._disk = file, disk
-        def __getattr__(self, name):
-            return getattr(self._file, name)
-        def read(self, position, length):
-            data = self._file.read(position, length)
-            self._disk.bytes_read += len(data)
-            return data
-
-    class CountingDisk(RealDisk):
-        bytes_read = 0
-        def open(self, name):
-            return CountingFile(super().open(name), self)
-
-    def memory_bytes():
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    def opened():
-        disk = CountingDisk(sys.argv[1])
-        return disk, LogEngine.open(
-            disk, NOW, settings=SETTINGS, writer=InlineWorker(), keeper=InlineWorker()
-        )
-
-    disk, engine = opened()
-    before = memory_bytes()
-    for i in range(1000):
-        engine.append("orders", Batch.of([b"%-100d" % (1000 * i + j) for j in range(1000)]), NOW)
-        engine.flush(NOW)
-        engine.wait()
-    print(memory_bytes() - before)
-    engine.{end}
-    disk, engine = opened()
-    print(disk.bytes_read)
-    print(engine.describe("orders").ready)
-    (first,) = engine.take("orders", "ann", 1, NOW)
-    assert first.messages() == [b"%-100d" % 0]
-    taken = sum(len(piece) for piece in engine.take("orders", "ann", 10_000, NOW, bytes_max=1 << 30))
-    engine.settle("orders", "ann", Outcome.ACK, [(0, 10_001)], NOW)
-    print(taken, memory_bytes() - before)
-    engine.abandon()
-"""
-
-
-@pytest.mark.parametrize(("end", "segments_read"), [("close(NOW)", 1.1), ("abandon()", 2.2)])
-def test_a_million_messages_open_without_being_read(tmp_path: Path, end: str, segments_read: float) -> None:
-    """What lies before the last snapshot is not read, and that is all but the last of seven segments.
-
-    The last one is looked through to its end, in case that something valid stands behind a torn place;
-    after a crash it is also replayed.
-    """
-    folder = Path("/dev/shm") if os.path.isdir("/dev/shm") else tmp_path
-    data = folder / f"penstock-{os.getpid()}-{len(end)}"
-    script = textwrap.dedent(LARGE).replace("{end}", end)
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-c", script, str(data)], capture_output=True, text=True, check=False, timeout=60
-        )
-        assert ended.returncode == 0, ended.stderr
-        grown, bytes_read, ready, taken, grown_later = map(int, ended.stdout.split())
-        assert (ready, taken) == (1_000_000, 10_000)
-        stored = sum(path.stat().st_size for path in data.iterdir())
-        assert stored > 100 * 1_000_000
-        assert bytes_read < segments_read * 16 * 1024 * 1024
-        assert grown < 64 * 1024 * 1024
-        assert grown_later < 64 * 1024 * 1024
-    finally:
-        for path in data.iterdir():
-            path.unlink()
-        data.rmdir()

@@ -601,7 +601,8 @@ class _Inspection:
             lost = False
             for number, span in segment.spans.items():
                 queue = self._state.by_number[number]
-                alive = now.by_number[number].pending.unsettled(span.first_offset, span.end_offset)
+                pending = now.by_number.get(number, queue).pending
+                alive = pending.unsettled(span.first_offset, span.end_offset)
                 for first, end in alive if generation is None else ():
                     lost = True
                     text = (

@@ -9,7 +9,8 @@ Rules that always hold:
   * The names are those of the moment when the overlay was made. A file that has gone since then
     is a FileNotFoundError: a broker is at work, and the caller makes another overlay.
   * With an `end`, no byte of the log at or behind that position is there, and no snapshot of a
-    later one: a broker may be writing them.
+    later one: a broker may be writing them. Where all snapshots are later, a broker has gone on so
+    far that nobody can tell any more how things stood at `end`; then the newest of them is the end.
 """
 
 import errno
@@ -107,7 +108,10 @@ class OverlayDisk:
         names = self._disk.names()
         hidden: set[str] = set()
         if end is not None:
-            hidden.update(snapshot_name(position) for position in positions_in(names) if position > end)
+            positions = positions_in(names)
+            if positions and positions[-1] > end:
+                end = positions[0]
+            hidden.update(snapshot_name(position) for position in positions if position > end)
             for name in names:
                 segment = parse_segment_name(name)
                 if segment is not None and segment[0] >= end:
