@@ -59,9 +59,8 @@ class Link:
         with self._writing:
             wire, data = self._encoded(encode, sends)
             try:
-                wire.write(data, self._options.operation_seconds)
+                self._hand_over(wire, data)
             except OSError as error:
-                self._drop(wire, reason_of(error))
                 with self._lock:
                     if isinstance(error, TimeoutError):
                         raise self._core.timed_out(
@@ -69,9 +68,6 @@ class Link:
                         ) from None
                     if sends:
                         self._core.check()
-            except BaseException:  # interrupted in the middle of something, which nothing can follow
-                self._drop(wire, "interrupted")
-                raise
 
     def _encoded(self, encode: Callable[[], bytes], sends: bool) -> tuple[Wire, bytes]:
         while True:
@@ -93,11 +89,18 @@ class Link:
             if wire is None or data is None:
                 return False
             try:
-                wire.write(data, self._options.operation_seconds)
-            except OSError as error:
-                self._drop(wire, reason_of(error))
+                self._hand_over(wire, data)
+            except OSError:
                 return False
             return True
+
+    def _hand_over(self, wire: Wire, data: bytes) -> None:
+        try:
+            wire.write(data, self._options.operation_seconds)
+        except BaseException as error:
+            # Also one who was interrupted may be in the middle of a message, which nothing can follow.
+            self._drop(wire, reason_of(error) if isinstance(error, OSError) else "interrupted")
+            raise
 
     def flush(self) -> None:
         """Everything has been handed to the system already; find out whether the connection still stands."""
@@ -123,14 +126,16 @@ class Link:
             return True
         try:
             data = wire.read(seconds)
+            lost = CLOSED_BY_BROKER if data is not None and not data else ""
         except OSError as error:
-            self._drop(wire, reason_of(error))
+            data, lost = None, reason_of(error)
+        if self._closed.is_set():
+            raise self._is_closed()  # the end of the connection is the business of `close`
+        if lost:
+            self._drop(wire, lost)
             return True
         if data is None:
             return False
-        if not data:
-            self._drop(wire, CLOSED_BY_BROKER)
-            return True
         violation = None
         with self._lock:
             if wire is self._wire:  # else another thread has found it broken, and its bytes are of no use
@@ -208,13 +213,11 @@ class Link:
             search = self._plan.search(time.monotonic(), patient=patient)
             while True:
                 if self._closed.wait(search.pause):
-                    raise ConnectionLost(f"{self._name}: this client is closed; make another one")
+                    raise self._is_closed()
                 address = search.address
                 try:
                     wire = dial(address, self._context, self._options.connect_seconds)
-                    with self._lock:
-                        first = self._core.opened()
-                    wire.write(first, self._options.operation_seconds)
+                    self._begin(wire)
                 except OSError as error:
                     search.failed(address, error, time.monotonic())
                     continue
@@ -222,6 +225,19 @@ class Link:
                 with self._lock:
                     self._wire = wire
                 return wire
+
+    def _begin(self, wire: Wire) -> None:
+        """What stands at the beginning of a connection is written before anybody else can use it."""
+        try:
+            with self._lock:
+                first = self._core.opened()
+            wire.write(first, self._options.operation_seconds)
+        except BaseException:
+            wire.close()
+            raise
+
+    def _is_closed(self) -> ConnectionLost:
+        return ConnectionLost(f"{self._name}: this client is closed; make another one")
 
 
 class LinkedClient:

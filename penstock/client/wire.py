@@ -78,6 +78,7 @@ class Wire:
         self._hangup = select.poll()
         self._hangup.register(sock, HANGUP)
         self._ended = False  # the peer has said that nothing more comes
+        self._error: OSError | None = None
 
     def read(self, seconds: float | None) -> memoryview | None:
         """What has come: empty at the end of the stream, None where nothing came in time."""
@@ -102,7 +103,8 @@ class Wire:
     @property
     def is_gone(self) -> bool:
         """Whether the peer has closed. It is told before what it has sent last was read."""
-        return bool(self._hangup.poll(0))
+        with self._io:
+            return bool(self._hangup.poll(0))
 
     def finish(self, seconds: float) -> None:
         """Say that nothing more comes, and wait until the peer has read everything and closed, too.
@@ -121,6 +123,8 @@ class Wire:
         while not self._ended:
             if self._read(scratch, max(0.0, deadline - time.monotonic())) is None:
                 raise TimeoutError(f"the broker has not closed within {seconds:g} s")
+        if self._error is not None:
+            raise self._error  # another thread has got it; the system tells it once
 
     def close(self) -> None:
         """At once. Whoever waits here, in whichever thread, wakes up."""
@@ -141,6 +145,9 @@ class Wire:
             except ssl.SSLZeroReturnError:
                 self._ended = True  # both sides have said farewell
                 return buffer[:0]
+            except OSError as error:
+                self._error = error
+                raise
             else:
                 self._ended |= not count
                 return buffer[:count]

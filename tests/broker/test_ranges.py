@@ -1,6 +1,5 @@
 """RangeMap against a plain dict of offsets."""
 
-from collections.abc import Iterator
 from itertools import groupby
 
 import pytest
@@ -21,9 +20,8 @@ def runs(model: dict[int, str]) -> list[tuple[int, int, str]]:
 
 
 @pytest.fixture(autouse=True, params=[3, 512], ids=["leaves-of-3", "leaves-of-512"])
-def leaf_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _leaf_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranges, "LEAF_RANGES_MAX", request.param)
-    yield
 
 
 steps = st.lists(

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock.client import ConnectionLost, NotSupported, PhpmqClient, TimedOut
+from penstock.client import ClientOptions, ConnectionLost, NotSupported, PhpmqClient, TimedOut
 from penstock.client.wire import Wire
 from tests.client.both import Connect, both, both_and_uvloop, take
-from tests.client.conftest import Spare
+from tests.client.conftest import Doors, Spare
 from tests.server.harness import BrokerProcess, phpmq
 
 
@@ -319,8 +319,24 @@ async def test_several_brokers(kind: Connect, spare: Spare) -> None:
 
 
 def test_many_threads_send_and_settle_while_one_consumes(broker: BrokerProcess, queue: str) -> None:
+    with PhpmqClient(url_of(broker)) as mq:
+        send_and_settle(mq, queue)
+
+
+def test_many_threads_and_tls(doors: Doors, queue: str) -> None:
+    """An SSL object must not be used by two threads at once."""
+    options: ClientOptions = {
+        "cafile": doors.file("ca.pem"),
+        "certfile": doors.file("client.pem"),
+        "keyfile": doors.file("client.key"),
+    }
+    with PhpmqClient(doors.tls("phpmq"), **options) as mq:
+        send_and_settle(mq, queue)
+
+
+def send_and_settle(mq: PhpmqClient, queue: str) -> None:
     each, senders = 500, 4
-    with PhpmqClient(url_of(broker)) as mq, ThreadPoolExecutor(senders + 2) as pool:
+    with ThreadPoolExecutor(senders + 2) as pool:
 
         def send(sender: int) -> None:
             for number in range(each):
@@ -360,6 +376,7 @@ def test_another_thread_may_close(broker: BrokerProcess, queue: str) -> None:
     messages = mq.consume(queue)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(next, messages)
+        mq.send(f"{queue}-other", b"the broker has read this before it closes, and so it is not in doubt")
         mq.close()
         with pytest.raises(ConnectionLost, match="this client is closed"):
             waiting.result(timeout=10)

@@ -368,6 +368,38 @@ def test_with_a_watermark_there_is_no_doubt() -> None:
             assert lost <= block.offsets() if block.header.kind == KIND_MESSAGES else not lost, (block, at)
 
 
+def test_with_a_watermark_a_cut_is_no_torn_tail() -> None:
+    end = BLOCKS[-1].header.end
+    for index, block in enumerate(BLOCKS):
+        for length in range(block.start, block.end, 5):
+            files = {name: data for name, data in CRASHED.items() if name < block.file}
+            files[block.file] = CRASHED[block.file][:length]
+            engine = open_engine(SimDisk({**files, WATERMARK: end.to_bytes(8, "little")}))
+            found = picture(engine)
+            nothing_wrong(found)
+            assert engine.damage, (block, length)
+            before = PREFIXES[first_of_transaction(index)]
+            assert before.ready.keys() <= found.ready.keys() | found.dead.keys(), (block, length)
+
+
+def test_a_damaged_watermark_costs_at_most_a_report() -> None:
+    end = BLOCKS[-1].header.end
+    files = {**CRASHED, WATERMARK: end.to_bytes(8, "little")}
+    for at in range(8):
+        for bit in range(8):
+            disk = SimDisk(damaged(files, WATERMARK, at, 1 << bit))
+            engine = open_engine(disk)
+            higher = not end >> (8 * at + bit) & 1
+            assert bool(engine.damage) == higher, (at, bit, engine.damage)
+            assert picture(engine) == WHOLE, (at, bit)
+            disk = disk.kill()
+            assert picture(open_engine(disk)) == WHOLE, (at, bit)
+    for length in range(8):
+        engine = open_engine(SimDisk({**CRASHED, WATERMARK: files[WATERMARK][:length]}))
+        assert not engine.damage
+        assert picture(engine) == WHOLE
+
+
 # --- behind a snapshot: found when it is read ---------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
     1. Take the newest snapshot that can be read.
     2. Walk over the blocks after it and apply each. Older segments are not read.
-    3. Where no valid block stands, look further: a valid block that was built when this place had
+    3. Where no valid block stands, look further: a valid block that was written when this place had
        already been synced proves damage, and so does the watermark. Report it, set the bytes aside,
        go on behind it. Without proof it is the torn tail of the last group, which nobody was promised.
     4. Cut the torn tail, and a transaction that has no end.
@@ -51,10 +51,13 @@ class _Recovery:
         self._disk.sync_names()
         on_disk = self._clean_names()
         self._published = max([self._load_watermark(), *snapshot_positions(self._disk)])
-        start = self._load_snapshot()
-        self._synced = max(start, self._published)
+        start = self._synced = self._load_snapshot()
         self._match_segments(on_disk, start)
         position = self._replay(start)
+        if self._published <= position:
+            self._synced = max(self._synced, self._published)
+        else:
+            self._tell_end(position)
         self._write_again()
         self._report_missing()
         return position
@@ -349,6 +352,16 @@ class _Recovery:
         where = self._disk.where(segment.name)
         text = f"{where}: {end - at} bytes at position {at - segment.base} are damaged{more}"
         self._state.damage.append(Damage(where, at - segment.base, "", 0, 0, text))
+
+    def _tell_end(self, position: int) -> None:
+        """Bytes at the end of the log that had been synced are not there; or the watermark is damaged."""
+        last = self._state.segments.all[-1] if self._state.segments.all else Segment(0, 0, 0, 0, sealed=True)
+        where = self._disk.where(last.name)
+        text = (
+            f"{where}: the log ends at position {last.size}; {self._published - position} bytes behind it "
+            f"that had been synced are not there"
+        )
+        self._state.tell(Damage(where, last.size, "", 0, 0, text))
 
     def _tell_missing(self, at: int, end: int) -> None:
         """Nothing stands behind the end of a segment, and the next one begins further on."""

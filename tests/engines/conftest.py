@@ -1,5 +1,0 @@
-"""Helpers of these tests make assertions too; when one fails, pytest shows the values in it."""
-
-import pytest
-
-pytest.register_assert_rewrite("tests.engines")
