@@ -103,7 +103,9 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
             return
         self._handle(commands, now_us)
-        self._server.check_in_flight(self)
+        if any(isinstance(command, words.Publish) for command in commands):
+            # Those who only take and settle are always read: they make room.
+            self._server.check_in_flight(self)
 
     def _receive(self, data: memoryview, now_us: int) -> list[Command]:
         raise NotImplementedError

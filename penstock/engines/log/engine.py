@@ -12,6 +12,7 @@ reported in `damage`, its messages are out of reach and are said to be, the rest
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from penstock.broker.batch import Batch, Slice
 from penstock.broker.life import Reason
@@ -206,6 +207,16 @@ class LogEngine:
             receipts, queue.parts_receipts = queue.parts_receipts, []
             for receipt in receipts:
                 receipt(error)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """The disk does not give back what it holds, and says so: nothing can be promised any more."""
+        try:
+            yield
+        except OSError as error:
+            self._committer.fail(error)
+            assert self._committer.failed is not None
+            raise self._committer.failed from error
 
     def _check(self) -> None:
         if self._committer.failed is not None:
@@ -414,7 +425,8 @@ class LogEngine:
             return []
         if found.parts:
             self._sealer.messages(found)
-        slices = found.take(consumer, count, bytes_max, now_us, dead)
+        with self._reading():
+            slices = found.take(consumer, count, bytes_max, now_us, dead)
         if len(found.ledger):
             self._dirty[found.number] = found
         if found.fates:
@@ -467,7 +479,8 @@ class LogEngine:
         found = self._state.queues.get(queue)
         if found is None:
             return []
-        fates = found.give_back(consumer, ranges, where, lost, now_us)
+        with self._reading():
+            fates = found.give_back(consumer, ranges, where, lost, now_us)
         if fates:
             self._dirty[found.number] = found
         return fates
@@ -519,7 +532,8 @@ class LogEngine:
             queue = self._state.by_number[number]
             if queue.parts:
                 self._sealer.messages(queue)
-            queue.fates += queue.expire(first, end, now_us)
+            with self._reading():
+                queue.fates += queue.expire(first, end, now_us)
             if queue.fates:
                 self._dirty[number] = self._ended[number] = queue
         for queue in self._ended.values():
