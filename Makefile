@@ -29,7 +29,7 @@ test: ## Run everything that must hold: linter, formatter, types, all tests (ARG
 check: ## Run the linter, the formatter's check and the type checker.
 	@scripts/check
 
-bench: ## Measure this tree on this machine, beside Redis where it can be installed (ARGS="--json FILE").
+bench: ## Measure this tree on this machine, beside Redis and beanstalkd where they can be installed (ARGS="--json FILE").
 	@scripts/bench $(ARGS)
 
 fuzz: ## Feed the protocol parsers random bytes, SECONDS=600 for each target.
