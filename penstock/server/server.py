@@ -36,8 +36,9 @@ from penstock.server.tls import server_context
 TICK_SECONDS = 0.05
 SLOW_TICKS = 20
 TRIM_TICKS = 200
-SWITCH_SECONDS = 0.0005
-"""How long the loop may keep the interpreter from the writer's thread."""
+SWITCH_SECONDS = 0.0001
+"""How long the loop may keep the interpreter from the writer's thread. While that waits, every socket that is
+read wakes it in vain, so that longer costs more: 0.5 ms took 10 % more time a message with 64 connections."""
 
 GARBAGE_THRESHOLDS = (700, 10, 100)
 """Moving messages makes no cycles: to look through all old objects finds next to nothing, while no message

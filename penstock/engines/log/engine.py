@@ -252,7 +252,11 @@ class LogEngine:
         self._keeper.poll()
 
     def wait(self) -> None:
-        """Block until all that was flushed is as safe as it will be. For tools and tests."""
+        """Block until all that was flushed is safe, settlements included. For tools and tests."""
+        if self._sealer.settlements_wait and self._committer.failed is None:
+            self._sealer.settlements_wait = False
+            self._committer.want_sync()
+            self._committer.push()
         while True:
             self._writer.wait()
             self._keeper.wait()

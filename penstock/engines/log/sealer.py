@@ -43,6 +43,7 @@ class Sealer:
     def __init__(self, state: LogState, committer: Committer) -> None:
         self._state = state
         self._committer = committer
+        self.settlements_wait = False  # of queues with durability commit, for a sync
         self.lazy_us = 0  # how long blocks that nobody waits for may stay unsynced; 0: there are none
 
     def header(
@@ -142,8 +143,12 @@ class Sealer:
         header.extra = ledger.names_count
         queue.next_event += ledger.event_count
         queue.ledger = Ledger()
-        self._committer.add(header, buffers, sync=queue.policy.durability == "commit")
-        self._note_lazy(queue.policy.durability)
+        # Nobody is promised anything by a settlement: it goes along with the next sync, which comes
+        # within the interval at the latest. A power cut before that delivers the message again.
+        self._committer.add(header, buffers, sync=False)
+        if queue.policy.durability == "commit":
+            self.settlements_wait = True
+        self._note_lazy("none" if queue.policy.durability == "none" else "interval")
         self._show_when_synced(header)
         return True
 
