@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import ClassVar
 
 WAIT_SECONDS = 20.0
+SEGMENT_BYTES = 8 << 20
+"""Smaller than the default: there are hundreds of brokers in a test run, and each takes a segment at once."""
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -45,6 +48,8 @@ class BrokerProcess:
             for part in (f"--{name}", f"127.0.0.1:{self.ports.get(name, 0)}")
         ]
         data = [] if "--data" in given else ["--data", str(self.folder / "data")]
+        if "--log-segment-bytes" not in given:
+            data += ["--log-segment-bytes", str(SEGMENT_BYTES)]
         return [sys.executable, "-m", "penstock", "serve", *data, *listeners, *self.flags]
 
     def start(self) -> "BrokerProcess":
