@@ -1,6 +1,7 @@
 """`send`, `receive`, `request`, `reply` and `broadcast`, as people and scripts run them, on a real broker."""
 
 import base64
+import io
 import json
 import os
 import pty
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from penstock.cli import messaging
 from penstock.cli.main import main
 from penstock.client import PhpmqClient, RqClient
 from tests.server.harness import BrokerProcess, until
@@ -174,21 +176,19 @@ def test_a_terminal_gets_text_that_cannot_hurt(broker: BrokerProcess) -> None:
     os.close(outer)
 
 
-def test_progress_is_shown_on_a_terminal_only(broker: BrokerProcess) -> None:
-    outer, inner = pty.openpty()
-    process = subprocess.Popen(
-        [*COMMAND, "send", "many", "x", "--count", "300000", "--url", url(broker, "phpmq")],
-        stderr=inner,
-        env=ENVIRONMENT,
-    )
-    os.close(inner)
-    shown = b""
-    while b"messages sent" not in shown:
-        shown += os.read(outer, 1000)
-    os.set_blocking(outer, False)
-    assert process.wait(SECONDS) == 0
-    os.close(outer)
-    assert re.match(rb"\r[0-9,]+ messages sent", shown)
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_is_shown_on_a_terminal_only(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return is_terminal
+
+    screen = Screen()
+    monkeypatch.setattr(messaging, "PROGRESS_SECONDS", 0.0)  # whatever takes any time at all is shown
+    monkeypatch.setattr(sys, "stderr", screen)
+    assert main(["send", "many", "x", "--count", "3000", "--url", url(broker, "phpmq")]) == 0
+    assert bool(re.match("\r[0-9,]+ messages sent", screen.getvalue())) is is_terminal
 
 
 # --- request, reply, broadcast -------------------------------------------------------------------------
