@@ -19,7 +19,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import count as counter
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 from penstock.broker import requests, words
 from penstock.broker.batch import Batch, Slice
@@ -60,13 +61,14 @@ class Door:
 class Desk:
     """What the broker knows of a queue besides its messages."""
 
-    __slots__ = ("asked", "dead", "living", "orphans", "outgoing")
+    __slots__ = ("asked", "asked_early", "dead", "living", "orphans", "outgoing")
 
     def __init__(self, queue: str) -> None:
         self.living = Door(queue, dead=False)
         self.dead = Door(queue, dead=True)
         self.outgoing = Outgoing()
         self.asked: RangeMap[Asked] = RangeMap()  # requests in this queue, by offset
+        self.asked_early: dict[Asked, None] = {}  # requests whose offsets are not known yet
         self.orphans: RangeMap[str] = RangeMap()  # withdrawn while a consumer (its name) works on them
 
     def door(self, dead: bool) -> Door:
@@ -79,6 +81,7 @@ class Guest:
     __slots__ = (
         "asked",
         "asked_numbers",
+        "blocked",
         "closing",
         "doors",
         "holds",
@@ -98,10 +101,22 @@ class Guest:
         self.receipts = 0  # batches that are on their way to the disk, and it waits to hear so
         self.waiting: deque[words.Publish] = deque()  # there is no room for these yet
         self.closing = False
+        self.blocked = False  # its buffer is full
 
     @property
     def is_done(self) -> bool:
         return not (self.holds or self.asked or self.receipts or self.waiting)
+
+
+class GuestInfo(NamedTuple):
+    """A port as people see it."""
+
+    number: int  # in the order of arrival
+    port: Port
+    consumes: list[tuple[str, bool]]  # queue, and whether its dead letters
+    held: int  # messages that it has not settled
+    blocked: bool  # it does not read what it gets
+    held_back: bool  # there is no room for what it sends
 
 
 class Broker:
@@ -128,6 +143,7 @@ class Broker:
         self._stirred: dict[Door, None] = {}  # doors where something may be handed out
         self._deadlines: list[tuple[int, int, Asked]] = []
         self._held_back: dict[Guest, None] = {}
+        self._consumers_changed: dict[str, None] = {}  # queues that somebody has begun or ceased to consume
         self._draining = False
         self._speaking: Guest | None = None  # whose commands are being handled
 
@@ -175,6 +191,7 @@ class Broker:
         guest = self._guests.get(port)
         if guest is None:
             return
+        guest.blocked = blocked
         for door in guest.doors.values():
             door.consumers.block(port, blocked)
             if not blocked:
@@ -190,9 +207,65 @@ class Broker:
             self._stirred[door] = None
         self._wants_turn()
 
-    def connections(self) -> list[tuple[Port, dict[tuple[str, bool], int]]]:
-        """Every port, with what it holds by door."""
-        return [(guest.port, dict(guest.holds)) for guest in self._guests.values()]
+    # --- for the operator --------------------------------------------------------------------------
+
+    def guests(self, after: int, count: int) -> list[GuestInfo]:
+        """Up to `count` ports with a higher number than `after`, in the order in which they came."""
+        later = (guest for number, guest in self._by_number.items() if number > after)
+        return [
+            GuestInfo(
+                guest.number,
+                guest.port,
+                list(guest.doors),
+                sum(guest.holds.values()),
+                guest.blocked,
+                guest in self._held_back,
+            )
+            for guest in islice(later, count)
+        ]
+
+    def consumer_count(self, queue: str) -> int:
+        """Of its messages and of its dead letters."""
+        desk = self._desks.get(queue)
+        return len(desk.living.consumers) + len(desk.dead.consumers) if desk is not None else 0
+
+    def consumers_changed(self) -> list[str]:
+        """Queues that somebody has begun or ceased to consume since this was last asked."""
+        changed = list(self._consumers_changed)
+        self._consumers_changed.clear()
+        return changed
+
+    def stir(self, queue: str) -> None:
+        """There may be something to hand out, to the disk or to consumers."""
+        self._stir(queue)
+        self._wants_turn()
+
+    def wake(self) -> None:
+        """There is something for the disk."""
+        self._wants_turn()
+
+    def is_asked(self, queue: str) -> bool:
+        """Whether somebody waits for answers to requests in that queue."""
+        desk = self._desks.get(queue)
+        return desk is not None and bool(desk.asked or desk.asked_early)
+
+    def purged(self, queue: str, fates: Sequence[Fate]) -> None:
+        """An operator has taken these out: tell who waits for an answer."""
+        self._ended_without_answer(queue, fates)
+        desk = self._desks.get(queue)
+        if desk is not None:
+            # Where their offsets are not known yet, they are told when they are.
+            for asked in desk.asked_early:
+                asked.purged += [(fate.first, fate.end) for fate in fates]
+        self._wants_turn()
+
+    @property
+    def policies(self) -> Policies:
+        return self._policies
+
+    @property
+    def is_draining(self) -> bool:
+        return self._draining
 
     # --- in --------------------------------------------------------------------------------------
 
@@ -218,7 +291,7 @@ class Broker:
             else:
                 receipt = self._receipt(guest, tickets)
         try:
-            self._check_name(command.queue)
+            self.check_name(command.queue)
             self._engine.append(command.queue, batch, now_us, receipt)
         except (DiskFull, QueueFull):
             return False
@@ -229,6 +302,8 @@ class Broker:
             return True
         if asked is not None:
             guest.asked[asked.number] = asked
+            if asked.first < 0:
+                self._desks[command.queue].asked_early[asked] = None
             if command.timeout_seconds:
                 deadline = now_us + command.timeout_seconds * SECOND_US
                 heappush(self._deadlines, (deadline, id(asked), asked))
@@ -237,7 +312,7 @@ class Broker:
         self._stir(command.queue)
         return True
 
-    def _check_name(self, queue: str) -> None:
+    def check_name(self, queue: str) -> None:
         if queue not in self._desks:
             check_queue_name(queue, self._queue_name_bytes_max)
             self._desk(queue)
@@ -269,14 +344,18 @@ class Broker:
 
     def _asked_receipt(self, guest: Guest, asked: Asked, now_us: int) -> Receipt:
         def receipt(result: Stored | EngineError) -> None:
+            desk = self._desks[asked.queue]
+            desk.asked_early.pop(asked, None)
             if not isinstance(result, Stored):
                 self._undelivered(asked, asked.end_all())
                 return
             asked.first = result.first
+            if asked.purged:
+                self._end_undelivered(asked, asked.purged_early())
             if not asked.open_count:
                 return
             if guest.port in self._guests:
-                self._desks[asked.queue].asked.add(result.first, result.end, asked)
+                desk.asked.add(result.first, result.end, asked)
             else:
                 # Its sender left before the engine had told where the requests are.
                 self._withdraw(asked, Reason.REQUESTER_GONE, now_us)
@@ -295,7 +374,7 @@ class Broker:
     def _consume(self, guest: Guest, command: words.Consume, now_us: int) -> None:
         port = guest.port
         try:
-            self._check_name(command.queue)
+            self.check_name(command.queue)
         except (EngineRefused, QueueNameError) as error:
             port.log(f"refused: {error}", 1)
             port.decline(command.queue, command.dead)
@@ -313,6 +392,7 @@ class Broker:
             held=guest.holds.get((command.queue, command.dead), 0),
         )
         guest.doors[command.queue, command.dead] = door
+        self._consumers_changed[command.queue] = None
         if joined is Joined.ACTIVE:
             port.consuming(command.queue, command.dead)
             self._stirred[door] = None
@@ -330,6 +410,7 @@ class Broker:
 
     def _leave(self, guest: Guest, door: Door) -> None:
         guest.doors.pop((door.queue, door.dead), None)
+        self._consumers_changed[door.queue] = None
         for port in door.consumers.leave(guest.port):
             port.consuming(door.queue, door.dead)
         self._stirred[door] = None

@@ -83,7 +83,7 @@ class Line:
         heap = self._heap
         while heap:
             place, first, end = heap[0]
-            for run_first, run_end, run_place in self.places.find(first, end):
+            for run_first, run_end, run_place in self.places.walk(first, end):
                 if run_place == place:
                     if run_first != first:
                         heapreplace(heap, (place, run_first, end))
@@ -107,18 +107,125 @@ class Line:
             heappop(self._heap)
         return first, end, place
 
+    def pop_front(self, count: int) -> Piece[Place] | None:
+        """The same by offset, for those who do not care about the order."""
+        run = self.places.pop_front(count)
+        if not self.places:
+            self._heap.clear()
+        return run
+
+
+class _Death:
+    """What died in one go and is still in the line: `count` messages between two offsets."""
+
+    __slots__ = ("count", "end", "first")
+
+    def __init__(self, first: int, end: int) -> None:
+        self.first = first
+        self.end = end
+        self.count = end - first
+
+
+class DeadLine:
+    """Dead letters in the order of death, for each reason and for all.
+
+    A `Line` would do, were it not for operators: they take dead letters out by reason and from the
+    middle, by the million. So the order is exact here, and nothing that has left has to be passed over.
+    """
+
+    __slots__ = ("_orders", "places")
+
+    def __init__(self) -> None:
+        self.places: RangeMap[Place] = RangeMap()
+        self._orders: dict[int, RangeMap[_Death]] = {}  # by reason; in each by the number of the place
+
+    def add(self, first: int, end: int, place: Place) -> None:
+        self.places.add(first, end, place)
+        order = self._orders.get(place.reason)
+        if order is None:
+            order = self._orders[int(place.reason)] = RangeMap()
+        death = order.get(place.number)
+        if death is None:
+            order.add(place.number, place.number + 1, _Death(first, end))
+        else:
+            # A part of it had left and is back.
+            death.first = min(death.first, first)
+            death.end = max(death.end, end)
+            death.count += end - first
+
+    def front(self, reason: Reason | None = None) -> tuple[int, int, Place] | None:
+        """The first run of the line, or the first that died of `reason`."""
+        found: RangeMap[_Death] | None = None
+        number = -1
+        for key, order in self._orders.items():
+            first = order.first
+            if first is not None and (reason is None or reason == key) and (number < 0 or first < number):
+                found, number = order, first
+        death = found.get(number) if found is not None else None
+        if death is None:
+            return None
+        # What has died again since, or for another reason, may stand between its parts.
+        run = next(run for run in self.places.walk(death.first, death.end) if run[2].number == number)
+        death.first = run[0]
+        return run
+
+    def pick(self, count: int, reason: Reason | None = None) -> tuple[int, int, Place] | None:
+        """Take up to `count` messages of the first run out of the line."""
+        run = self.front(reason)
+        if run is None:
+            return None
+        first, end, place = run
+        end = min(end, first + count)
+        self.cut(first, end)
+        return first, end, place
+
+    def pop_front(self, count: int) -> tuple[int, int, Place] | None:
+        """The same by offset, for those who do not care about the order."""
+        run = self.places.pop_front(count)
+        if run is not None:
+            self._left(run)
+        return run
+
+    def cut(self, first: int, end: int) -> list[Piece[Place]]:
+        """Take everything between two offsets out of the line."""
+        pieces = self.places.cut(first, end)
+        for piece in pieces:
+            self._left(piece)
+        return pieces
+
+    def _left(self, piece: Piece[Place]) -> None:
+        first, end, place = piece
+        order = self._orders[place.reason]
+        death = order.get(place.number)
+        assert death is not None
+        death.count -= end - first
+        if not death.count:
+            order.cut(place.number, place.number + 1)
+
 
 class Pending:
     """The state of one queue. Knows no blocks, no clock and no policy."""
 
-    __slots__ = ("_places_given", "dead", "held", "notes", "ready", "tail", "waiting")
+    __slots__ = (
+        "_deaths",
+        "_held_count",
+        "_places_given",
+        "dead",
+        "held",
+        "notes",
+        "ready",
+        "tail",
+        "waiting",
+    )
 
     def __init__(self, tail: int = 0) -> None:
         self.tail = tail  # the next offset to be given
         self.ready: RangeMap[None] = RangeMap()
         self.waiting = Line()
         self.held: dict[str, RangeMap[Hold]] = {}  # by consumer; none is empty
-        self.dead = Line()
+        self._held_count = 0  # of living messages
+        self.dead = DeadLine()
+        self._deaths: dict[int, int] = {}  # dead letters by reason, those that somebody holds included
         self.notes: RangeMap[Note] = RangeMap()
         self._places_given = 0
 
@@ -130,14 +237,15 @@ class Pending:
 
     def held_counts(self) -> tuple[int, int]:
         """How many messages someone holds: living ones, dead letters."""
-        living = dead = 0
-        for holds in self.held.values():
-            for first, end, hold in holds:
-                if hold.dead:
-                    dead += end - first
-                else:
-                    living += end - first
-        return living, dead
+        return self._held_count, sum(self._deaths.values()) - self.dead.places.total
+
+    def deaths(self) -> dict[Reason, int]:
+        """Dead letters by reason, those that somebody holds included."""
+        return {Reason(reason): count for reason, count in self._deaths.items() if count}
+
+    def _died(self, reason: Reason, count: int) -> None:
+        deaths = self._deaths
+        deaths[int(reason)] = deaths.get(reason, 0) + count
 
     def unsettled(self, first: int, end: int) -> list[tuple[int, int]]:
         """The runs between `first` and `end` that are not gone, in order."""
@@ -162,6 +270,8 @@ class Pending:
             if room.first is not None:
                 lowest = min(lowest, room.first)
         for holds in self.held.values():
+            if holds.first is None or holds.first >= lowest:
+                continue
             for first, _, hold in holds:
                 if not hold.dead:
                     lowest = min(lowest, first)
@@ -222,11 +332,18 @@ class Pending:
             return run[0], run[1], None
         return self.waiting.pick(count)
 
-    def pick_dead(self, count: int) -> tuple[int, int, Place] | None:
-        """The same through the dead-letter door."""
-        return self.dead.pick(count)
+    def pick_dead(self, count: int, reason: Reason | None = None) -> tuple[int, int, Place] | None:
+        """The same through the dead-letter door; with a `reason`, the next that died of that."""
+        run = self.dead.pick(count, reason)
+        if run is not None:
+            self._died(run[2].reason, run[0] - run[1])
+        return run
 
     def hold(self, first: int, end: int, hold: Hold) -> None:
+        if not hold.dead:
+            self._held_count += end - first
+        elif hold.place is not None:
+            self._died(hold.place.reason, end - first)
         holds = self.held.get(hold.consumer)
         if holds is None:
             holds = self.held[hold.consumer] = RangeMap()
@@ -256,6 +373,11 @@ class Pending:
                 holds.cut(a, b)
         if not holds:
             del self.held[consumer]
+        for a, b, hold in mine:
+            if not hold.dead:
+                self._held_count -= b - a
+            elif hold.place is not None:
+                self._died(hold.place.reason, a - b)
         return mine
 
     def back(self, first: int, end: int, place: Place | None, dead: bool = False) -> None:
@@ -263,6 +385,7 @@ class Pending:
         if dead:
             assert place is not None
             self.dead.add(first, end, place)
+            self._died(place.reason, end - first)
         elif place is None:
             self.ready.add(first, end, None)
         else:
@@ -274,7 +397,7 @@ class Pending:
         if self.notes:
             self.notes.cut(first, end)
         if note != NO_NOTE:
-            self.notes.add(first, end, note)
+            self.notes.add(first, end, _USUAL_NOTES.get(note, note))
 
     def to_tail(self, first: int, end: int, tail: int) -> None:
         self._places_given += 1
@@ -283,6 +406,7 @@ class Pending:
     def to_dead(self, first: int, end: int, reason: Reason, time_us: int) -> None:
         self._places_given += 1
         self.dead.add(first, end, Place(0, self._places_given, reason, time_us))
+        self._died(reason, end - first)
 
     def to_gone(self, first: int, end: int) -> None:
         if self.notes:
@@ -300,8 +424,22 @@ class Pending:
         if self.waiting.places:
             lifted += [(a, b, None) for a, b, _ in self.waiting.places.cut(first, end)]
         if self.dead.places:
-            lifted += self.dead.places.cut(first, end)
+            lifted += self.lift_dead(first, end)
         return lifted
+
+    def lift_dead(self, first: int, end: int) -> list[Piece[Place]]:
+        """The same of dead letters alone."""
+        pieces = self.dead.cut(first, end)
+        for a, b, place in pieces:
+            self._died(place.reason, a - b)
+        return pieces
+
+    def pop_dead(self, count: int) -> Piece[Place] | None:
+        """Up to `count` dead letters that nobody holds, of one run, in no particular order."""
+        run = self.dead.pop_front(count)
+        if run is not None:
+            self._died(run[2].reason, run[0] - run[1])
+        return run
 
     def replay(
         self, event: Event, first: int, end: int, reason: Reason, time_us: int, note: Note, tail: int
@@ -330,3 +468,5 @@ class Pending:
 
 
 NO_NOTE = Note()
+_USUAL_NOTES = {note: note for note in map(Note, range(1, 17))}
+"""A million dead letters that were delivered once share one note."""

@@ -25,12 +25,13 @@ Piece = tuple[int, int, V]
 
 
 class _Leaf(Generic[V]):
-    __slots__ = ("ends", "starts", "values")
+    __slots__ = ("ends", "shared", "starts", "values")
 
     def __init__(self, starts: list[int], ends: list[int], values: list[V]) -> None:
         self.starts = starts
         self.ends = ends
         self.values = values
+        self.shared = False  # a copy of the map has it too: it must not be changed any more
 
 
 class RangeMap(Generic[V]):
@@ -76,6 +77,8 @@ class RangeMap(Generic[V]):
         if leaf_index < 0:
             leaf_index = 0
         leaf = leaves[leaf_index]
+        if leaf.shared:
+            leaf = self._own(leaf_index)
         starts, ends, values = leaf.starts, leaf.ends, leaf.values
         at = bisect_right(starts, start)
         if at and ends[at - 1] > start:
@@ -99,10 +102,11 @@ class RangeMap(Generic[V]):
             else:
                 ends[at - 1] = end
         elif joins_above and above is not None:
-            above.starts[above_at] = start
             if above is not leaf:
-                self._firsts[leaf_index + 1] = start
-            elif above_at == 0:
+                leaf_index += 1
+                above = self._own(leaf_index)
+            above.starts[above_at] = start
+            if above_at == 0:
                 self._firsts[leaf_index] = start
         else:
             starts.insert(at, start)
@@ -113,8 +117,25 @@ class RangeMap(Generic[V]):
             if len(starts) > LEAF_RANGES_MAX:
                 self._split(leaf_index)
 
-    def _delete(self, leaf_index: int, at: int) -> None:
+    def copy(self) -> "RangeMap[V]":
+        """The same ranges with the same values. What either map changes from now on it copies first."""
+        other: RangeMap[V] = RangeMap()
+        for leaf in self._leaves:
+            leaf.shared = True
+        other._leaves = self._leaves[:]
+        other._firsts = self._firsts[:]
+        other.total = self.total
+        return other
+
+    def _own(self, leaf_index: int) -> _Leaf[V]:
+        """A leaf that may be changed."""
         leaf = self._leaves[leaf_index]
+        if leaf.shared:
+            leaf = self._leaves[leaf_index] = _Leaf(leaf.starts[:], leaf.ends[:], leaf.values[:])
+        return leaf
+
+    def _delete(self, leaf_index: int, at: int) -> None:
+        leaf = self._own(leaf_index)
         del leaf.starts[at], leaf.ends[at], leaf.values[at]
         if not leaf.starts:
             del self._leaves[leaf_index], self._firsts[leaf_index]
@@ -156,6 +177,21 @@ class RangeMap(Generic[V]):
             leaf_index += 1
         return found
 
+    def walk(self, start: int, end: int) -> Iterator[Piece[V]]:
+        """What `find` finds, one by one, for those who may stop early. Nothing may change meanwhile."""
+        if start >= end:
+            return
+        for leaf_index in range(max(bisect_right(self._firsts, start) - 1, 0), len(self._leaves)):
+            leaf = self._leaves[leaf_index]
+            starts, ends, values = leaf.starts, leaf.ends, leaf.values
+            at = max(bisect_right(starts, start) - 1, 0)
+            if ends[at] <= start:
+                at += 1
+            for i in range(at, len(starts)):
+                if starts[i] >= end:
+                    return
+                yield max(starts[i], start), min(ends[i], end), values[i]
+
     def cut(self, start: int, end: int) -> list[Piece[V]]:
         """Remove everything between `start` and `end`; what was there, clipped to them."""
         removed: list[Piece[V]] = []
@@ -172,6 +208,9 @@ class RangeMap(Generic[V]):
             if lo >= hi:
                 leaf_index += 1
                 continue
+            if leaf.shared:
+                leaf = self._own(leaf_index)
+                starts, ends, values = leaf.starts, leaf.ends, leaf.values
             for at in range(lo, hi):
                 removed.append((max(starts[at], start), min(ends[at], end), values[at]))
             keep_starts: list[int] = []
@@ -205,6 +244,8 @@ class RangeMap(Generic[V]):
         if not self._leaves:
             return None
         leaf = self._leaves[0]
+        if leaf.shared:
+            leaf = self._own(0)
         start = leaf.starts[0]
         stop = min(start + count, leaf.ends[0])
         if before is not None and stop > before:

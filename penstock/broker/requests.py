@@ -37,7 +37,7 @@ def parse_address(value: bytes) -> tuple[int, int, int] | None:
 class Asked:
     """Requests of one port that came together."""
 
-    __slots__ = ("_open", "first", "number", "open_count", "port", "queue", "tickets")
+    __slots__ = ("_open", "first", "number", "open_count", "port", "purged", "queue", "tickets")
 
     def __init__(self, port: "Port", number: int, queue: str, tickets: "array[int]") -> None:
         self.port = port
@@ -45,6 +45,7 @@ class Asked:
         self.queue = queue
         self.tickets = tickets
         self.first = -1  # the offset of the first one, once the engine has told it
+        self.purged: list[tuple[int, int]] = []  # offsets that were purged before that; others' among them
         self._open = bytearray([_OPEN]) * len(tickets)
         self.open_count = len(tickets)
 
@@ -58,6 +59,13 @@ class Asked:
 
     def is_open(self, index: int) -> bool:
         return 0 <= index < len(self._open) and bool(self._open[index])
+
+    def purged_early(self) -> list[int]:
+        """The indexes of those that are open and were purged before their offsets were known."""
+        first, end = self.first, self.first + len(self.tickets)
+        ranges = [(max(a, first), min(b, end)) for a, b in self.purged]
+        self.purged = []
+        return [offset - first for a, b in ranges for offset in range(a, b) if self.is_open(offset - first)]
 
     def end_all(self) -> "array[int]":
         """The tickets of those that were open; none is any more."""

@@ -59,6 +59,12 @@ class _Bucket:
         self.firsts = array("q")
         self.ends = array("q")
 
+    def copy(self) -> "_Bucket":
+        other = _Bucket(self.start, self.earliest)
+        other.seconds, other.owners = self.seconds[:], self.owners[:]
+        other.firsts, other.ends = self.firsts[:], self.ends[:]
+        return other
+
     def rows(self) -> Iterator[tuple[int, int, int, int]]:
         return zip(self.seconds, self.owners, self.firsts, self.ends, strict=True)
 
@@ -72,6 +78,12 @@ class _Level:
         self.bits = bits
         self.buckets: dict[int, _Bucket] = {}
         self.numbers: list[int] = []  # of all buckets, as a heap
+
+    def copy(self) -> "_Level":
+        other = _Level(self.bits)
+        other.buckets = {number: bucket.copy() for number, bucket in self.buckets.items()}
+        other.numbers = self.numbers[:]
+        return other
 
     def reached(self, second: int) -> _Bucket | None:
         """Remove and return the first bucket, if it starts at `second` or before."""
@@ -89,7 +101,7 @@ class Timers(Generic[Key]):
     __slots__ = ("_count", "_free", "_keys", "_last", "_levels", "_numbers", "_second", "_uses")
 
     def __init__(self, now_us: int = 0) -> None:
-        self._levels = (_Level(0), _Level(_SPAN_BITS), _Level(2 * _SPAN_BITS))
+        self._levels: tuple[_Level, ...] = (_Level(0), _Level(_SPAN_BITS), _Level(2 * _SPAN_BITS))
         self._second = now_us // _SECOND_US  # of the latest `due`
         self._count = 0
         # Rows name keys by small numbers. When no row uses a number any more, another key gets it.
@@ -109,6 +121,15 @@ class Timers(Generic[Key]):
             for bucket in level.buckets.values():
                 for after, owner, first, end in bucket.rows():
                     yield (bucket.start + after) * _SECOND_US, self._keys[owner], first, end
+
+    def copy(self) -> "Timers[Key]":
+        """The same, for somebody who looks at it later. Keys are not copied."""
+        other: Timers[Key] = Timers()
+        other._levels = tuple(level.copy() for level in self._levels)
+        other._second, other._count = self._second, self._count
+        other._numbers, other._keys = self._numbers.copy(), self._keys.copy()
+        other._uses, other._last, other._free = self._uses[:], self._last[:], self._free[:]
+        return other
 
     def add(self, at_us: int, key: Key, first: int, end: int) -> None:
         """The time of the messages `first` to `end` (exclusive) of `key` is over at `at_us`."""

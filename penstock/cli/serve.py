@@ -10,8 +10,9 @@ import os
 import sys
 
 from penstock.engines.interface import LogInUse
-from penstock.server.journal import start_logging
+from penstock.server.journal import log, start_logging
 from penstock.server.settings import SettingsError
+from penstock.server.settings_http import warnings
 from penstock.server.settings_read import add_arguments, load
 
 __all__ = ["HELP", "add_arguments", "run"]
@@ -30,6 +31,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         settings = load(args, os.environ)
         start_logging(settings.log_level, settings.log_format)
+        for line in warnings(settings):
+            log.warning("%s", line)
         return serve(settings, reload=lambda: load(args, os.environ))
     except SettingsError as error:
         return _say(error, EXIT_SETTINGS)

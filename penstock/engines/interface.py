@@ -11,26 +11,35 @@ time is answered by a callback, on the broker's own thread.
     settle      a consumer's verdict on what it holds
     give_back   what a consumer leaves behind: lost, cancelled
     withdraw    taken out by the sender or an operator
+    purge       everything that nobody holds taken out, living or dead
     redrive     dead letters back behind the tail
     expire      what its TTL has ended by now
     read        a range of offsets, whatever state the messages are in; synced ones only
     events      a range of events, likewise
+    states      where the living messages of a range are, in runs
     describe    counts and positions of a queue
+    counts      what has happened in a queue since the engine was opened
+    changed     which queues `describe` shows otherwise than before
+    info        how the engine itself stands
     trim        let go of what retention no longer asks for
 
 A dead letter stays where it is, so a door is a flag (`dead=True`), never another queue.
+What may meet any number of runs (`purge`, `redrive`, `states`) takes a bound on them, and is asked
+again for the rest.
 Time is an argument, in microseconds since the epoch. Ranges are `(first, end)`, end exclusive.
 
 Errors: `EngineRefused` says no to one call and changes nothing; `EngineFailed` is final for
 this engine: nothing is accepted, taken or settled any more.
 """
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from penstock.broker.batch import Batch, Slice
-from penstock.broker.life import Event, Reason
+from penstock.broker.life import Event, Reason, State
 from penstock.broker.policy import Policies
 from penstock.broker.words import Outcome, Ranges, Where
 from penstock.errors import PenstockError
@@ -42,6 +51,14 @@ class EngineError(PenstockError):
 
 class EngineRefused(EngineError):
     """This call cannot be done now; nothing was changed. The text says what would help."""
+
+
+class QueueUnknown(EngineRefused):
+    """There is no queue of that name. The first message that is sent to it makes it."""
+
+
+class ReaderUnknown(EngineRefused):
+    """There is no reader of that name (any more): its lease has ended, or it was released."""
 
 
 class DiskFull(EngineRefused):
@@ -76,12 +93,23 @@ class Stored(NamedTuple):
 Receipt = Callable[[Stored | EngineError], None]
 
 
+class Step(NamedTuple):
+    """Which of the calls this is that make up one transaction, where it is too large for a single one."""
+
+    number: int  # from 0, one after the other
+    last: bool
+
+
 class TransactionDone(NamedTuple):
-    """A transaction's receipt. `repeated`: the key had been committed before, nothing was added."""
+    """A transaction's receipt. `repeated`: the key, or the step, had been stored before, nothing was added.
+
+    `steps`: how many of a transaction's steps are stored, while the last one is not; 0: it is whole.
+    """
 
     key: str
-    stored: list[Stored]
+    stored: list[Stored]  # of the whole transaction; of one step, where it is not whole
     repeated: bool
+    steps: int = 0
 
 
 TransactionReceipt = Callable[[TransactionDone | EngineError], None]
@@ -130,13 +158,109 @@ class QueueInfo:
 
 @dataclass(slots=True)
 class ReaderInfo:
-    """A named reader that holds retention: up to where it has read, and until when it holds."""
+    """A named reader that holds retention in a queue: up to where it has read, and until when it holds.
+
+    A reader of several queues is one of these for each.
+    """
 
     name: str
     queue: str
     view: str  # "messages" (position is an offset) or "events" (an event offset)
     position: int
     lease_until_us: int
+    capped: bool = False
+    """Told by `readers` alone: it is so far behind that what it has not read is not all held for it."""
+
+
+class StateRuns:
+    """Living messages in runs that share everything but the offset, by offset; a column per attribute.
+
+    Offsets from the one asked for up to `next` that are in no run are gone.
+    """
+
+    __slots__ = (
+        "attempts",
+        "consumer",
+        "consumers",
+        "end",
+        "expires_us",
+        "first",
+        "next",
+        "reason",
+        "retries",
+        "state",
+        "time_us",
+    )
+
+    def __init__(self) -> None:
+        self.next = 0
+        self.consumers: list[str] = []
+        self.first = array("q")
+        self.end = array("q")
+        self.time_us = array("q")  # held: of dispatch; dead: of death; otherwise 0
+        self.expires_us = array("q")  # 0: never, -2: as stored
+        self.attempts = array("i")  # deliveries that have ended
+        self.retries = array("i")  # what is left, -1: no counter, -2: as stored
+        self.consumer = array("i")  # index into `consumers`, -1: nobody holds them
+        self.state = array("B")  # life.State
+        self.reason = array("B")  # life.Reason, of death
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+SYNC_BOUNDS_SECONDS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+
+
+@dataclass(slots=True)
+class SyncInfo:
+    """How long syncs have taken since the engine was opened."""
+
+    count: int = 0
+    seconds_sum: float = 0.0
+    seconds_last: float = 0.0
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(SYNC_BOUNDS_SECONDS) + 1))
+    """How many took at most the bound of the same index, and more than the one before; the last: longer."""
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.seconds_sum += seconds
+        self.seconds_last = seconds
+        self.buckets[bisect_left(SYNC_BOUNDS_SECONDS, seconds)] += 1
+
+    def quantile(self, part: float) -> float:
+        """About the time within which that part of all syncs returned; 0 where there was none.
+
+        Within a bucket they are taken to be spread evenly; beyond the last bound nobody knows.
+        """
+        rank = part * self.count
+        low = 0.0
+        for bound, count in zip(SYNC_BOUNDS_SECONDS, self.buckets, strict=False):
+            if count and rank <= count:
+                return low + (bound - low) * rank / count
+            rank -= count
+            low = bound
+        return low if self.count else 0.0
+
+
+@dataclass(slots=True)
+class EngineInfo:
+    """An engine as `GET /v1/engine` shows it."""
+
+    engine: str  # "log"
+    data: str  # where the messages are
+    opening: int
+    position: int  # where the next block goes
+    segments: int
+    log_bytes: int
+    disk_bytes_free: int
+    disk_bytes_total: int
+    bytes_in_flight: int
+    full: bool
+    failed: str  # empty: it has not
+    damage: list[str]
+    sync: SyncInfo
+    readers: int  # names, not queues
 
 
 class Engine(Protocol):
@@ -150,7 +274,13 @@ class Engine(Protocol):
         parts: Sequence[tuple[str, Batch]],
         now_us: int,
         receipt: TransactionReceipt | None = None,
+        *,
+        step: Step | None = None,
     ) -> None: ...
+
+    def transaction(self, key: str) -> list[Stored] | None: ...
+
+    def transaction_steps(self, key: str) -> int: ...
 
     def set_policies(self, policies: Policies) -> None: ...
 
@@ -193,7 +323,15 @@ class Engine(Protocol):
 
     def withdraw(self, queue: str, ranges: Ranges, reason: Reason, now_us: int) -> list[Fate]: ...
 
-    def purge(self, queue: str, now_us: int, *, dead: bool = False) -> int: ...
+    def purge(
+        self,
+        queue: str,
+        now_us: int,
+        *,
+        dead: bool = False,
+        limit: int | None = None,
+        runs_max: int | None = None,
+    ) -> list[Fate]: ...
 
     def redrive(
         self,
@@ -203,7 +341,8 @@ class Engine(Protocol):
         reason: Reason | None = None,
         ranges: Ranges | None = None,
         limit: int | None = None,
-    ) -> int: ...
+        runs_max: int | None = None,
+    ) -> list[Fate]: ...
 
     def expire(self, now_us: int) -> list[tuple[str, Fate]]: ...
 
@@ -211,9 +350,21 @@ class Engine(Protocol):
 
     def events(self, queue: str, start: int, end: int) -> Iterator[EventRun]: ...
 
+    def states(
+        self, queue: str, start: int, end: int, runs_max: int, only: State | None = None
+    ) -> StateRuns: ...
+
     def queues(self) -> list[str]: ...
 
     def describe(self, queue: str) -> QueueInfo: ...
+
+    def counts(self, queue: str) -> dict[tuple[Event, Reason], int]: ...
+
+    def deaths(self, queue: str) -> dict[Reason, int]: ...
+
+    def changed(self) -> list[str]: ...
+
+    def info(self) -> EngineInfo: ...
 
     def is_paused(self, queue: str) -> bool: ...
 
@@ -221,7 +372,7 @@ class Engine(Protocol):
 
     def hold_retention(self, reader: ReaderInfo, now_us: int) -> None: ...
 
-    def release_retention(self, name: str, now_us: int) -> None: ...
+    def release_retention(self, name: str, now_us: int, *, queue: str | None = None) -> None: ...
 
     def readers(self) -> list[ReaderInfo]: ...
 

@@ -1,7 +1,7 @@
 """Addresses: where a listener listens, as people write it, compare it and see it in the ready line.
 
 Two kinds: TCP (`127.0.0.1:8888`, `[::1]:8888`, `broker.example:0`) and Unix sockets (`unix:/run/mq.sock`).
-Nothing here opens or looks up anything: a name stays a name, a path stays a path.
+To read one opens and looks up nothing: a name stays a name, a path stays a path.
 
 Rules that always hold:
   * `parse_address(str(address)) == address`.
@@ -12,8 +12,9 @@ How it fails: `AddressError`, whose `problem` says what is wrong and what would 
 """
 
 import ipaddress
-import os.path
+import os
 import re
+import socket
 from dataclasses import dataclass
 from typing import Final
 
@@ -118,6 +119,15 @@ def _host_of(text: str, host: str) -> str:
     return host
 
 
+def is_loopback(address: Address) -> bool:
+    """Whether nobody but this machine can reach it. Of names only `localhost` counts: none is looked up."""
+    if isinstance(address, UnixAddress):
+        return True
+    if _family_of(address.host):
+        return address.host == "::1" or address.host.startswith("127.")
+    return address.host.lower().removesuffix(".") == "localhost"
+
+
 def addresses_clash(one: Address, other: Address) -> bool:
     """Whether two listeners could certainly not have these two addresses at the same time.
 
@@ -143,3 +153,16 @@ def _family_of(host: str) -> int:
     if ":" in host:
         return 6
     return 4 if _DIGITS_AND_DOTS.fullmatch(host) else 0
+
+
+def remove_stale_socket(path: str) -> None:
+    """A socket file that a killed broker has left. One that somebody answers on stays."""
+    probe = socket.socket(socket.AF_UNIX)
+    try:
+        probe.connect(path)
+    except ConnectionRefusedError:
+        os.unlink(path)
+    except OSError:
+        return
+    finally:
+        probe.close()

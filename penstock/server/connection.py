@@ -26,6 +26,7 @@ from penstock.engines.interface import EngineFailed
 from penstock.protocols import phpmq, phpmq_session, rq, rq_controller, sspq_session
 from penstock.protocols.errors import PeerViolation
 from penstock.protocols.rq_session import Connection as RqState
+from penstock.server.address import TcpAddress
 
 if TYPE_CHECKING:
     from penstock.server.server import Server
@@ -59,6 +60,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(self, server: "Server", listener: "Listener") -> None:
         self.name = ""
+        self.peer = ""
+        self.connected_us = 0
         self._server = server
         self._broker = server.broker
         self._listener = listener
@@ -72,7 +75,10 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclasses of asyncio's.
         self._transport = transport = cast(asyncio.Transport, transport)
-        self.name = self._server.name_for(self, transport)
+        peer = transport.get_extra_info("peername")
+        self.peer = str(TcpAddress(peer[0], peer[1])) if isinstance(peer, tuple) else "unix"
+        self.connected_us = self._server.now_us()
+        self.name = self._server.name_for(self)
         if not self._server.admit(self):
             self._refuse()
             self._transport = None
@@ -220,6 +226,11 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
         elif before and not self._holds:
             self._transport.resume_reading()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is not read from, because there is no room for what it sends."""
+        return bool(self._holds)
 
     def finish(self) -> None:
         self.close()

@@ -6,7 +6,7 @@
     stop      tell those who still wait, sync, close, exit 0
 
 A second signal stops at once: what was confirmed is safe, and everything unsettled comes again.
-SIGHUP reads the policies again. When the log fails, the server says why and ends with 1: it could
+SIGHUP reads the policies and the tokens again. When the log fails, the server says why and ends with 1: it could
 promise nothing any more.
 """
 
@@ -17,7 +17,6 @@ import logging
 import os
 import resource
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -26,9 +25,11 @@ from itertools import count as counter
 from penstock.broker.broker import Broker
 from penstock.engines.interface import EngineFailed
 from penstock.engines.log.engine import LogEngine, open_log
-from penstock.server.address import TcpAddress, UnixAddress
+from penstock.server.address import TcpAddress, UnixAddress, remove_stale_socket
 from penstock.server.connection import CONNECTIONS, Connection
+from penstock.server.control import Control
 from penstock.server.journal import Journal, log
+from penstock.server.second import SecondProcess
 from penstock.server.settings import Limits, Listener, Settings, SettingsError
 from penstock.server.settings_read import reloadable_difference
 from penstock.server.tls import server_context
@@ -63,7 +64,7 @@ class Server:
         self.connection_buffer_bytes = settings.limits.connection_buffer_bytes
         self.journal = Journal()
         self._connections: set[Connection] = set()
-        self._throttled: set[Connection] = set()  # not read from: too much is on its way to the disk
+        self._throttled: set[Connection | Control] = set()  # not read from: too much is on its way to the disk
         self._numbers = counter(1)
         self._listening: list[tuple[Listener, asyncio.Server]] = []
         self._turn_wanted = False
@@ -74,6 +75,7 @@ class Server:
         self._exit = EXIT_OK
         self._done = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self.started_us = self.now_us()
         sys.setswitchinterval(SWITCH_SECONDS)
         self.engine: LogEngine = open_log(
             settings.data,
@@ -89,6 +91,7 @@ class Server:
             queue_name_bytes_max=settings.limits.queue_name_bytes_max,
             queues_max=settings.limits.queues_max,
         )
+        self._second = SecondProcess(self, settings, settings.http) if settings.http is not None else None
 
     @staticmethod
     def now_us() -> int:
@@ -107,6 +110,9 @@ class Server:
         """Serve until told to stop; the exit code."""
         try:
             await self._listen()
+            if self._second is not None:
+                await self._second.listen()
+                self._second.start()
             for name in ("SIGTERM", "SIGINT"):
                 self._loop.add_signal_handler(getattr(signal, name), self._asked_to_stop, name)
             self._loop.add_signal_handler(signal.SIGHUP, self._asked_to_reload)
@@ -132,7 +138,7 @@ class Server:
             try:
                 if isinstance(address, UnixAddress):
                     with contextlib.suppress(FileNotFoundError):
-                        _remove_stale_socket(address.path)
+                        remove_stale_socket(address.path)
                     server = await self._loop.create_unix_server(
                         connection, address.path, ssl=context, backlog=1024
                     )
@@ -154,6 +160,8 @@ class Server:
                 host, port, *_ = server.sockets[0].getsockname()
                 address = TcpAddress(host, port)
             parts.append(f"{listener.protocol}={address}")
+        if self._second is not None:
+            parts.append(f"http={self._second.address}")
         return "penstock ready " + " ".join(parts)
 
     def _asked_to_stop(self, name: str) -> None:
@@ -167,6 +175,8 @@ class Server:
             server.close()
         for connection in list(self._connections):
             connection.say_closing()
+        if self._second is not None:
+            self._second.ask_to_stop(self._settings.drain_seconds)
         self.broker.drain()
         self._loop.call_later(self._settings.drain_seconds, self._done.set)
         self._loop.call_later(GRACE_SECONDS, self._dismiss)
@@ -178,7 +188,8 @@ class Server:
         self._check_drained()
 
     def _check_drained(self) -> None:
-        if self._dismissed and self.broker.is_drained:
+        answered = self._second is None or not self._second.open_calls
+        if self._dismissed and self.broker.is_drained and answered:
             self._done.set()
 
     def _asked_to_reload(self) -> None:
@@ -189,11 +200,14 @@ class Server:
         except SettingsError as error:
             log.error("settings not read again, the old ones stay: %s", error)
             return
-        policies, others = reloadable_difference(self._settings, settings)
-        self.broker.set_policies(policies)
+        reload = reloadable_difference(self._settings, settings)
+        self.broker.set_policies(reload.policies)
+        if self._second is not None and reload.tokens is not None:
+            self._second.set_tokens(reload.tokens)
+            log.info("tokens of the HTTP API read again: there are %d", len(reload.tokens))
         log.info("policies read again")
-        if others:
-            log.warning("changed, but in force only after a restart: %s", ", ".join(others))
+        if reload.others:
+            log.warning("changed, but in force only after a restart: %s", ", ".join(reload.others))
 
     def fail(self, error: EngineFailed) -> None:
         if self._exit == EXIT_OK:
@@ -214,6 +228,8 @@ class Server:
         deadline = time.monotonic() + LAST_WORDS_SECONDS
         while self._connections and time.monotonic() < deadline:
             await asyncio.sleep(0.01)  # the last words to peers are still being written
+        if self._second is not None:
+            await self._second.stop(LAST_WORDS_SECONDS)
         self.engine.close(self.now_us())
         self.journal.flush()
         for listener, _ in self._listening:
@@ -273,11 +289,9 @@ class Server:
 
     # --- connections -----------------------------------------------------------------------------
 
-    def name_for(self, connection: Connection, transport: asyncio.BaseTransport) -> str:
+    def name_for(self, connection: Connection) -> str:
         """A name for people and events: the protocol, the peer's address, a running number."""
-        peer = transport.get_extra_info("peername")
-        where = TcpAddress(peer[0], peer[1]) if isinstance(peer, tuple) else "unix"
-        return f"{connection.protocol}:{where}#{next(self._numbers)}"
+        return f"{connection.protocol}:{connection.peer}#{next(self._numbers)}"
 
     def admit(self, connection: Connection) -> bool:
         if self._stopping or len(self._connections) >= self.limits.connections_max:
@@ -294,24 +308,15 @@ class Server:
         self._connections.discard(connection)
         self._throttled.discard(connection)
 
-    def check_in_flight(self, connection: Connection) -> None:
+    def not_throttled(self, link: Control) -> None:
+        """It is gone: nothing waits for room any more."""
+        self._throttled.discard(link)
+
+    def check_in_flight(self, connection: Connection | Control) -> None:
         """A sender that is faster than the disk is not read from until the disk has caught up."""
         if self.engine.bytes_in_flight > self.limits.in_flight_bytes:
             self._throttled.add(connection)
             connection.hold_for_server(True)
-
-
-def _remove_stale_socket(path: str) -> None:
-    """A socket file that a killed broker has left. One that somebody answers on stays."""
-    probe = socket.socket(socket.AF_UNIX)
-    try:
-        probe.connect(path)
-    except ConnectionRefusedError:
-        os.unlink(path)
-    except OSError:
-        return
-    finally:
-        probe.close()
 
 
 def _allow_files(connections_max: int) -> None:

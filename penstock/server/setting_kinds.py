@@ -15,6 +15,7 @@ from typing import Final
 from penstock.server.address import FORMS, AddressError, parse_address
 
 OFF: Final = "off"
+SECRET_CHARACTERS_MIN: Final = 16
 
 
 class WrongValue(Exception):
@@ -26,6 +27,7 @@ class Kind(ABC):
 
     metavar: str = ""  # what stands for a value in the command's help
     words: tuple[str, ...] = ()  # every possible value, where there are few
+    secret: bool = False  # a value must not be shown, not even a wrong one
 
     def from_text(self, text: str) -> object:
         """What `text` would be in the file; the text itself where it is text there, or can be nothing."""
@@ -155,16 +157,32 @@ class Listen(Kind):
         return f"{FORMS.replace(' or ', ', ')} or {OFF}" if self.may_be_off else FORMS
 
 
-class NoHttpYet(Listen):
-    """The address of the HTTP API, in a version that has none."""
+@dataclass(frozen=True, slots=True)
+class Name(Kind):
+    """A name that somebody gives to something of the settings: it must look well in a log line."""
 
     def check(self, value: object) -> object:
-        if super().check(value) is not None:
-            raise WrongValue(f"this version has no HTTP API yet; use {OFF}")
-        return None
+        if isinstance(value, str) and re.fullmatch("[A-Za-z0-9._-]{1,64}", value):
+            return value
+        raise self.refuse()
 
     def wanted(self) -> str:
-        return OFF
+        return "1 to 64 letters, digits and any of . _ -"
+
+
+@dataclass(frozen=True, slots=True)
+class Secret(Kind):
+    """A text that is worth as much as a password, and can stand in a header of HTTP as it is."""
+
+    secret = True
+
+    def check(self, value: object) -> object:
+        if isinstance(value, str) and re.fullmatch(f"[!-~]{{{SECRET_CHARACTERS_MIN},}}", value):
+            return value
+        raise self.refuse()
+
+    def wanted(self) -> str:
+        return f"at least {SECRET_CHARACTERS_MIN} printable ASCII characters without blanks"
 
 
 class OnlyLog(Text):

@@ -1,16 +1,18 @@
 """The settings of `penstock serve`: every name, kind, bound and default, in one table.
 
-`TABLE` holds what can be set in the file, in the environment and by a flag; `LISTENER_KEYS` what a
-`[[listener]]` of the file can say. Both are data: `settings_read.py` reads the three sources by them,
+`TABLE` holds what can be set in the file, in the environment and by a flag; `LISTENER_KEYS`, `HTTP_KEYS` and
+`TOKEN_KEYS` what only the file can say. All are data: `settings_read.py` reads the three sources by them,
 the command's help is made from them, and docs/settings.md is compared with them by a test. `Settings` is
 what comes out.
 
 Rules that always hold:
   * A setting has one name. `durability` in the file is `--durability` and `PENSTOCK_DURABILITY`;
     `connections-max` under `[limits]` is `--limits-connections-max` and `PENSTOCK_LIMITS_CONNECTIONS_MAX`.
+    One has two: TOML cannot have both `http = "ADDR"` and `[http]`, so `address` under `[http]` is `http`.
   * A default goes through the same check as what people write.
   * A `Settings` that was read is valid, as far as can be told without opening anything: nothing here
     touches a file or a socket.
+  * The text of a token is in no error and no `repr`.
 
 How it fails: `SettingsError`, for all that is wrong with a setting, wherever that is found.
 """
@@ -23,14 +25,14 @@ from typing import Final
 from penstock.broker.policy import Policies, door_of
 from penstock.engines.log.state import LogSettings
 from penstock.errors import PenstockError
-from penstock.server.address import Address
+from penstock.server.address import Address, TcpAddress
 from penstock.server.setting_kinds import (
-    OFF,
     Kind,
     Listen,
-    NoHttpYet,
+    Name,
     OnlyLog,
     Seconds,
+    Secret,
     Text,
     Texts,
     Whole,
@@ -40,6 +42,8 @@ from penstock.server.setting_kinds import (
 CONFIG_FLAG: Final = "--config"
 CONFIG_VARIABLE: Final = "PENSTOCK_CONFIG"
 PROTOCOLS: Final = ("sspq", "phpmq", "rq")
+ROLES: Final = ("read", "operate", "admin")
+"""Of tokens; each may do what the one before it may, and more."""
 
 
 class SettingsError(PenstockError, ValueError):
@@ -98,13 +102,42 @@ class Listener:
 
 
 @dataclass(frozen=True, slots=True)
+class Token:
+    """What a caller of the HTTP API shows, and what that allows."""
+
+    name: str  # for people: in settings and log lines
+    role: str  # one of ROLES
+    token: str = field(repr=False)
+
+
+_HTTP_ADDRESS: Final = TcpAddress("127.0.0.1", 9180)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """The HTTP API, where it is on. The user's names have hyphens where these have underscores."""
+
+    address: Address = _HTTP_ADDRESS
+    tokens: tuple[Token, ...] = ()  # none: everybody may do everything, and `address` is a loopback one
+    tls_certificate: str | None = None  # files in PEM form; without a certificate there is no TLS
+    tls_key: str | None = None
+    body_bytes_max: int = 16 << 20
+    metrics_queues_max: int = 1000
+    stage_seconds: int = 3600
+    stages_bytes_max: int = 10 << 30  # of all stages together
+    lease_seconds_max: int = 3600
+    readers_max: int = 1000
+    place: str = field(default="", compare=False)  # the file that says what only a file can say
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that `penstock serve` goes by."""
 
     data: str
     engine: str
     listeners: tuple[Listener, ...]
-    http: Address | None  # None: off
+    http: HttpSettings | None  # None: off
     durability: str
     drain_seconds: float
     log_level: str
@@ -147,8 +180,9 @@ class Setting:
         return "PENSTOCK_" + self.dest.upper()
 
 
-_DEFAULTS: Final = {"limits": Limits(), "log": LogSettings()}
+_DEFAULTS: Final = {"limits": Limits(), "http": HttpSettings(), "log": LogSettings()}
 _INT32_MAX = 2**31 - 1  # the ends of payloads in a batch are 32-bit numbers
+_MONTH_SECONDS = 30 * 86_400
 
 
 def _number(section: str, name: str, lowest: int, highest: int, text: str) -> Setting:
@@ -169,7 +203,13 @@ TABLE: Final[tuple[Setting, ...]] = (
     Setting("sspq-queue", Text("the name of a queue", "NAME"), "default", "the queue that SSPQ clients use"),
     Setting("phpmq", Listen(), "127.0.0.1:9100", "where PHPMQ clients connect"),
     Setting("rq", Listen(), "127.0.0.1:13700", "where RQ nodes connect"),
-    Setting("http", NoHttpYet(), OFF, "the HTTP API; this version has none yet", field="http"),
+    Setting(
+        "http",
+        Listen(),
+        str(_HTTP_ADDRESS),
+        "where the HTTP API is, with metrics and health",
+        field="http.address",
+    ),
     Setting(
         "durability",
         Word(("commit", "interval", "none")),
@@ -214,6 +254,30 @@ TABLE: Final[tuple[Setting, ...]] = (
     ),
     _number("limits", "packets-per-message-max", 3, 99, "packets of one PHPMQ message"),
     _number("limits", "consumed-queues-max", 1, 65_535, "queues that one connection may consume from"),
+    _number(
+        "http",
+        "body-bytes-max",
+        1024,
+        1 << 30,
+        "bytes of the body of one request; a message larger than this goes by another door",
+    ),
+    _number(
+        "http",
+        "metrics-queues-max",
+        0,
+        1_000_000,
+        "queues with metrics of their own; those of the others are added up",
+    ),
+    _number(
+        "http",
+        "stage-seconds",
+        1,
+        _MONTH_SECONDS,
+        "how long a staged part of a transaction waits for its commit",
+    ),
+    _number("http", "stages-bytes-max", 1024, 1 << 50, "bytes of all staged parts together"),
+    _number("http", "lease-seconds-max", 1, _MONTH_SECONDS, "the longest lease that a reader can ask for"),
+    _number("http", "readers-max", 0, 1_000_000, "readers that hold retention at a time"),
     _number("log", "segment-bytes", 1 << 16, 1 << 32, "size of a file of the log"),
     _number(
         "log",
@@ -244,6 +308,13 @@ TABLE: Final[tuple[Setting, ...]] = (
         1_000_000_000,
         "a snapshot after so many blocks; more: a slower start, less writing",
     ),
+    _number(
+        "log",
+        "reader-bytes-max",
+        0,
+        1 << 50,
+        "bytes of the log that retention keeps for one reader of a queue; 0: no cap",
+    ),
 )
 
 SECTIONS: Final[Mapping[str, tuple[Setting, ...]]] = {
@@ -254,28 +325,40 @@ SECTIONS: Final[Mapping[str, tuple[Setting, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class ListenerKey:
-    """What a `[[listener]]` can say. The field of `Listener` has the same name with underscores."""
+class FileKey:
+    """What a section can say that only the file can have. The field has the same name with underscores."""
 
     name: str
     kind: Kind
     help: str
-    protocols: tuple[str, ...] = PROTOCOLS  # of the listeners that may say it
     required: bool = False
 
+
+@dataclass(frozen=True, slots=True)
+class ListenerKey(FileKey):
+    """What a `[[listener]]` can say."""
+
+    protocols: tuple[str, ...] = PROTOCOLS  # of the listeners that may say it
+
+
+_CERTIFICATE = (
+    "tls-certificate",
+    Text("a file in PEM form", "FILE"),
+    "turns TLS on: its certificate, and what leads to the root",
+)
+_KEY = ("tls-key", Text("a file in PEM form", "FILE"), "the certificate's private key, without a passphrase")
 
 LISTENER_KEYS: Final[tuple[ListenerKey, ...]] = (
     ListenerKey("protocol", Word(PROTOCOLS), "what its clients speak", required=True),
     ListenerKey("address", Listen(may_be_off=False), "where they connect", required=True),
-    ListenerKey("queue", Text("the name of a queue", "NAME"), "the queue of all its clients", ("sspq",)),
     ListenerKey(
-        "tls-certificate",
-        Text("a file in PEM form", "FILE"),
-        "turns TLS on: its certificate, and what leads to the root",
+        "queue",
+        Text("the name of a queue", "NAME"),
+        "the queue of all its clients",
+        protocols=("sspq",),
     ),
-    ListenerKey(
-        "tls-key", Text("a file in PEM form", "FILE"), "the certificate's private key, without a passphrase"
-    ),
+    ListenerKey(*_CERTIFICATE),
+    ListenerKey(*_KEY),
     ListenerKey(
         "tls-client-ca",
         Text("a file in PEM form", "FILE"),
@@ -285,7 +368,7 @@ LISTENER_KEYS: Final[tuple[ListenerKey, ...]] = (
         "queues",
         Texts('a list of patterns, as in ["orders.*"]'),
         "the queues that its clients may use, and their dead letters; `*` is any text, `?` any character",
-        ("phpmq", "rq"),
+        protocols=("phpmq", "rq"),
     ),
     ListenerKey(
         "mode",
@@ -296,12 +379,26 @@ LISTENER_KEYS: Final[tuple[ListenerKey, ...]] = (
         "ttl-packet",
         Word(("auto", "always", "never")),
         "which dispatches carry a TTL: those of messages that have one, all, or none",
-        ("phpmq",),
+        protocols=("phpmq",),
     ),
     ListenerKey(
         "consume",
         Word(("add", "replace")),
         "what a consume request for a second queue does: it is added, or replaces the first",
-        ("phpmq",),
+        protocols=("phpmq",),
     ),
 )
+
+HTTP_KEYS: Final[tuple[FileKey, ...]] = (
+    FileKey("address", Listen(), "the same as http above all sections; a file has one of the two"),
+    FileKey(*_CERTIFICATE),
+    FileKey(*_KEY),
+)
+"""What `[http]` can say besides its section of the table; and there is `[[http.tokens]]`."""
+
+TOKEN_KEYS: Final[tuple[FileKey, ...]] = (
+    FileKey("name", Name(), "who has it; shown in log lines, and no two have the same", required=True),
+    FileKey("role", Word(ROLES), "what it allows", required=True),
+    FileKey("token", Secret(), "what the caller shows; no two have the same", required=True),
+)
+"""What a `[[http.tokens]]` can say."""

@@ -1,17 +1,17 @@
-"""TLS: the context of a listener, from the files that its settings name.
+"""TLS: the context of a door of the broker, from the files that its settings name.
 
 TLS 1.2 or newer. With a client CA a client without a certificate that it signed is turned away in the
 handshake; without one, nobody is asked for a certificate. What the system trusts plays no part.
 
-How it fails: `SettingsError`, with the listener, the setting, the file and what is wrong with it. That comes
-when a listener is about to open, not when settings are read: reading them touches no other file.
+How it fails: `SettingsError`, with the door, the setting, the file and what is wrong with it. That comes
+when a door is about to open, not when settings are read: reading them touches no other file.
 """
 
 import re
 import ssl
 from typing import NoReturn
 
-from penstock.server.settings import Listener, SettingsError
+from penstock.server.settings import HttpSettings, Listener, SettingsError
 
 _MISMATCHES = {
     "KEY_VALUES_MISMATCH",
@@ -20,30 +20,38 @@ _MISMATCHES = {
 }
 
 
-def server_context(listener: Listener) -> ssl.SSLContext | None:
-    """What the listener's connections are encrypted with; None where it has no TLS."""
-    if listener.tls_certificate is None or listener.tls_key is None:
+def server_context(door: Listener | HttpSettings) -> ssl.SSLContext | None:
+    """What connections to a listener, or to the HTTP API, are encrypted with; None where it has no TLS."""
+    if door.tls_certificate is None or door.tls_key is None:
         return None
+    if isinstance(door, HttpSettings):
+        return make_context(f"{door.place}: [http]", door.tls_certificate, door.tls_key)
+    owner = f"{door.place}: {door.setting}"
+    return make_context(owner, door.tls_certificate, door.tls_key, door.tls_client_ca)
+
+
+def make_context(owner: str, certificate: str, key: str, client_ca: str | None = None) -> ssl.SSLContext:
+    """The context that these files make; `owner` is what an error begins with: the place and the section."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # A client of TLS 1.2 could otherwise make the broker shake hands for ever on one connection.
     context.options |= ssl.OP_NO_RENEGOTIATION
-    _load_chain(context, listener, listener.tls_certificate, listener.tls_key)
-    if listener.tls_client_ca is not None:
+    _load_chain(context, owner, certificate, key)
+    if client_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
-        _load_trusted(context, listener, "tls-client-ca", listener.tls_client_ca)
+        _load_trusted(context, owner, "tls-client-ca", client_ca)
     return context
 
 
-def _load_chain(context: ssl.SSLContext, listener: Listener, certificate: str, key: str) -> None:
+def _load_chain(context: ssl.SSLContext, owner: str, certificate: str, key: str) -> None:
     # OpenSSL does not tell which of the two files it means, so the certificate is tried alone before.
-    _load_trusted(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), listener, "tls-certificate", certificate)
-    _check_readable(listener, "tls-key", key)
+    _load_trusted(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), owner, "tls-certificate", certificate)
+    _check_readable(owner, "tls-key", key)
 
     def ask_for_passphrase() -> NoReturn:
         # Without this, OpenSSL would ask on the terminal and wait.
         raise _wrong(
-            listener, "tls-key", key, "is locked with a passphrase; unlock it: openssl pkey -in FILE -out NEW"
+            owner, "tls-key", key, "is locked with a passphrase; unlock it: openssl pkey -in FILE -out NEW"
         )
 
     try:
@@ -55,26 +63,26 @@ def _load_chain(context: ssl.SSLContext, listener: Listener, certificate: str, k
             problem = (
                 f"cannot be used with {certificate!r} ({_reason(error)}); name a private key in PEM form"
             )
-        raise _wrong(listener, "tls-key", key, problem) from None
+        raise _wrong(owner, "tls-key", key, problem) from None
 
 
-def _load_trusted(context: ssl.SSLContext, listener: Listener, setting: str, path: str) -> None:
-    _check_readable(listener, setting, path)
+def _load_trusted(context: ssl.SSLContext, owner: str, setting: str, path: str) -> None:
+    _check_readable(owner, setting, path)
     try:
         context.load_verify_locations(path)
     except ssl.SSLError as error:
         problem = f"holds no certificate that can be read ({_reason(error)}); name a file in PEM form"
-        raise _wrong(listener, setting, path, problem) from None
+        raise _wrong(owner, setting, path, problem) from None
 
 
-def _check_readable(listener: Listener, setting: str, path: str) -> None:
+def _check_readable(owner: str, setting: str, path: str) -> None:
     # The errors of the ssl module do not name the file.
     try:
         with open(path, "rb") as file:
             file.read(1)
     except OSError as error:
         raise _wrong(
-            listener, setting, path, f"cannot be read ({error.strerror}); name a file that can"
+            owner, setting, path, f"cannot be read ({error.strerror}); name a file that can"
         ) from None
 
 
@@ -84,5 +92,5 @@ def _reason(error: ssl.SSLError) -> str:
     return words.lower().replace("_", " ")
 
 
-def _wrong(listener: Listener, setting: str, path: str, problem: str) -> SettingsError:
-    return SettingsError(f"{listener.place}: {listener.setting} {setting}: {path!r} {problem}")
+def _wrong(owner: str, setting: str, path: str, problem: str) -> SettingsError:
+    return SettingsError(f"{owner} {setting}: {path!r} {problem}")

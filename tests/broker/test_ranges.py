@@ -26,7 +26,7 @@ def _leaf_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["add", "add", "cut", "find", "pop", "pop-before"]),
+        st.sampled_from(["add", "add", "cut", "find", "pop", "pop-before", "copy", "copy-and-go-on-there"]),
         st.integers(0, 60),
         st.integers(1, 25),
         st.sampled_from("xxxy"),
@@ -40,6 +40,7 @@ steps = st.lists(
 def test_behaves_like_a_dict_of_offsets(script: list[tuple[str, int, int, str]]) -> None:
     subject: RangeMap[str] = RangeMap()
     model: dict[int, str] = {}
+    others: list[tuple[RangeMap[str], list[tuple[int, int, str]]]] = []  # copies, and what must be in them
     for verb, start, length, value in script:
         end = start + length
         inside = {o: v for o, v in model.items() if start <= o < end}
@@ -52,6 +53,12 @@ def test_behaves_like_a_dict_of_offsets(script: list[tuple[str, int, int, str]])
                 model.update(dict.fromkeys(range(start, end), value))
         elif verb == "find":
             assert expand(subject.find(start, end)) == inside
+            assert list(subject.walk(start, end)) == subject.find(start, end)
+        elif verb.startswith("copy"):
+            other = subject.copy()
+            if verb != "copy":
+                subject, other = other, subject
+            others.append((other, runs(model)))
         elif verb == "cut":
             assert expand(subject.cut(start, end)) == inside
             for offset in inside:
@@ -74,6 +81,9 @@ def test_behaves_like_a_dict_of_offsets(script: list[tuple[str, int, int, str]])
         assert bool(subject) == bool(model)
         assert subject.first == min(model, default=None)
         assert [subject.get(o) for o in range(90)] == [model.get(o) for o in range(90)]
+        assert [(list(other), other.total) for other, _ in others] == [
+            (expected, sum(b - a for a, b, _ in expected)) for _, expected in others
+        ]
 
 
 def expand(pieces: list[tuple[int, int, str]]) -> dict[int, str]:

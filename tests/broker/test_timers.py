@@ -228,3 +228,17 @@ def test_a_million_entries_take_less_than_40_megabytes() -> None:
     assert len(timers) == 1_000_000
     assert kept_bytes < 40_000_000
     assert len(timers.due(at(40_000))) + len(timers.due(at(spreads_seconds[-1]))) == 1_000_000
+
+
+def test_a_copy_stays_as_it_was_and_goes_on_by_itself() -> None:
+    timers: Timers[str] = Timers(at(0))
+    for number in range(50):
+        timers.add(at(number * number), "orders", 2 * number, 2 * number + 1)
+    filed = sorted(timers)
+    copy = timers.copy()
+    timers.due(at(400))
+    timers.add(at(3000), "mails", 7, 9)
+    assert (sorted(copy), len(copy)) == (filed, 50)
+    copy.add(at(1), "mails", 1, 2)
+    assert ("mails", 1, 2) in copy.due(at(5000))
+    assert (len(copy), len(timers)) == (0, 50 - 21 + 1)

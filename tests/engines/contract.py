@@ -13,10 +13,11 @@ tests of its own.
 
 import pytest
 
-from tests.engines.contract_accept import Accepting, Transactions
+from tests.engines.contract_accept import Accepting, Steps, Transactions
 from tests.engines.contract_deadletters import DeadLetters, Redriving, Removing
 from tests.engines.contract_delivery import GivingBack, Order, Settling, Taking
 from tests.engines.contract_log import Describing, Events, ReadersAndPolicies, Reading
+from tests.engines.contract_looking import Changes, Counting, States, TheEngine
 from tests.engines.contract_restart import Restarts
 from tests.engines.contract_rig import Harness, Rig
 from tests.engines.contract_time import Expiry, ExpiryWhileHeld, NewTtl
@@ -27,6 +28,7 @@ __all__ = ["EngineContract", "Harness", "Rig"]
 class EngineContract(
     Accepting,
     Transactions,
+    Steps,
     Taking,
     Settling,
     GivingBack,
@@ -41,6 +43,10 @@ class EngineContract(
     Events,
     Describing,
     ReadersAndPolicies,
+    States,
+    Counting,
+    Changes,
+    TheEngine,
     Restarts,
 ):
     """All parts. A subclass brings the fixture `harness`."""

@@ -12,6 +12,7 @@ from penstock.engines.interface import (
     EngineRefused,
     QueueFull,
     Receipt,
+    Step,
     Stored,
     TransactionDone,
 )
@@ -325,10 +326,8 @@ class Transactions:
         assert [s.end - s.first for s in done.stored] == [40, 3]
         assert payloads(rig.take("orders")) == sent
 
-    def test_without_a_key_it_is_refused_and_without_messages_it_is_fine(self, rig: Rig) -> None:
-        engine = rig.open()
-        with pytest.raises(EngineRefused, match="key"):
-            engine.transact("", [("orders", Batch.of([b"x"]))], rig.now_us)
+    def test_without_messages_it_is_fine(self, rig: Rig) -> None:
+        rig.open()
         assert rig.transact("nothing").stored == []
         assert rig.transact("nothing", ("orders", [b"x"])).repeated is True
 
@@ -354,3 +353,60 @@ class Transactions:
         rig.restart(how)
         assert rig.transact("key", ("orders", [b"one"])).repeated is True
         assert rig.take("orders") == []
+
+
+class Steps:
+    """transact in steps: each is stored once, and the key counts with the last."""
+
+    def test_the_last_step_tells_of_all(self, rig: Rig) -> None:
+        rig.open()
+        first = rig.transact("key", ("orders", named("a", 2)), ("mails", [b"m"]), step=Step(0, False))
+        assert (first.repeated, first.steps) == (False, 1)
+        assert [(s.queue, s.first, s.end) for s in first.stored] == [("orders", 0, 2), ("mails", 0, 1)]
+        rig.send("mails", [b"between"])
+        second = rig.transact("key", ("mails", [b"n"]), ("orders", named("b", 3)), step=Step(1, False))
+        assert (second.steps, len(second.stored)) == (2, 2)
+        whole = rig.transact("key", step=Step(2, True))
+        assert (whole.repeated, whole.steps) == (False, 0)
+        ranges = [(s.queue, s.first, s.end) for s in whole.stored]
+        assert ranges == [("orders", 0, 5), ("mails", 0, 1), ("mails", 2, 3)]
+        assert payloads(rig.take("orders")) == named("a", 2) + named("b", 3)
+        again = rig.transact("key", ("orders", [b"other"]))
+        assert (again.repeated, again.stored) == (True, whole.stored)
+
+    def test_a_step_counts_once_and_says_how_far_it_is(self, rig: Rig) -> None:
+        rig.open()
+        for number in range(3):
+            rig.transact("key", ("orders", [b"%d" % number]), step=Step(number, False))
+        for number in range(3):
+            again = rig.transact("key", ("orders", [b"%d" % number]), step=Step(number, False))
+            assert (again.repeated, again.steps, again.stored) == (True, 3, [])
+        assert payloads(rig.take("orders")) == [b"0", b"1", b"2"]
+
+    def test_a_step_out_of_turn_is_refused(self, rig: Rig) -> None:
+        engine = rig.open()
+        batch = [("orders", Batch.of([b"x"]))]
+        with pytest.raises(EngineRefused, match="send step 0"):
+            engine.transact("key", batch, rig.now_us, step=Step(1, True))
+        rig.transact("key", ("orders", [b"a"]), step=Step(0, False))
+        with pytest.raises(EngineRefused, match="send step 1"):
+            engine.transact("key", batch, rig.now_us, step=Step(2, False))
+        with pytest.raises(EngineRefused, match="steps"):
+            engine.transact("key", batch, rig.now_us)
+        assert payloads(rig.take("orders")) == [b"a"]
+
+    @pytest.mark.parametrize("how", ["reopen", "crash"])
+    def test_steps_go_on_after_restarts(self, rig: Rig, how: str) -> None:
+        rig.open()
+        rig.transact("key", ("orders", [b"a"]), step=Step(0, False))
+        rig.restart(how)
+        again = rig.transact("key", ("orders", [b"a"]), step=Step(0, False))
+        assert (again.repeated, again.steps) == (True, 1)
+        rig.transact("key", ("orders", [b"b"]), step=Step(1, False))
+        rig.restart(how)
+        whole = rig.transact("key", ("orders", [b"c"]), step=Step(2, True))
+        assert sum(s.end - s.first for s in whole.stored) == 3
+        rig.restart(how)
+        again = rig.transact("key", ("orders", [b"c"]), step=Step(2, True))
+        assert (again.repeated, again.stored) == (True, whole.stored)
+        assert payloads(rig.take("orders")) == [b"a", b"b", b"c"]

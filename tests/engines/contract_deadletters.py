@@ -7,7 +7,7 @@ from penstock.broker.life import Event, Reason
 from penstock.broker.policy import Policies
 from penstock.broker.words import Outcome
 from penstock.engines.interface import EngineRefused
-from tests.engines.contract_rig import Rig, named, open_fates, payloads
+from tests.engines.contract_rig import Rig, count_of, named, open_fates, payloads
 
 ABC = [b"a", b"b", b"c"]
 
@@ -82,7 +82,7 @@ class DeadLetters:
         fates = rig.settle("orders", Outcome.ACK, got, dead=True)
         assert open_fates(fates) == [(m.offset, Event.ACKED, Reason.NONE) for m in got]
         rig.has("orders", dead=1)
-        assert rig.engine.redrive("orders", rig.now_us) == 1
+        assert count_of(rig.engine.redrive("orders", rig.now_us)) == 1
 
     def test_lost_it_stands_behind_the_other_dead_whatever_its_counter(self, rig: Rig) -> None:
         rig.open({"orders": {"max-deliveries": 1}})
@@ -118,7 +118,7 @@ class DeadLetters:
         die_of_everything(rig)
         fates = rig.settle("orders", Outcome.REJECT, rig.take("orders", 1, dead=True), dead=True)
         assert [(f.event, f.reason) for f in fates] == [(Event.DEAD, Reason.REJECTED)]
-        assert rig.engine.redrive("orders", rig.now_us, reason=Reason.RETRIES_EXHAUSTED) == 0
+        assert count_of(rig.engine.redrive("orders", rig.now_us, reason=Reason.RETRIES_EXHAUSTED)) == 0
         assert payloads(rig.take("orders", dead=True)) == [b"expired", b"rejected", b"deliveries", b"retries"]
 
     def test_rejected_with_dead_letters_switched_off_meanwhile_it_is_gone(self, rig: Rig) -> None:
@@ -152,7 +152,7 @@ class DeadLetters:
         rig.restart(how)
         rig.has("orders", dead=4)
         rest = list(reasons)[1:]
-        assert rig.engine.redrive("orders", rig.now_us, reason=Reason.REJECTED) == 1
+        assert count_of(rig.engine.redrive("orders", rig.now_us, reason=Reason.REJECTED)) == 1
         rest.remove(b"rejected")
         assert payloads(rig.take("orders", dead=True)) == [*rest, b"retries"]
 
@@ -164,7 +164,7 @@ class Redriving:
         engine = rig.open()
         rig.kill("orders", ABC)
         rig.send("orders", [b"living"])
-        assert engine.redrive("orders", rig.now_us) == 3
+        assert count_of(engine.redrive("orders", rig.now_us)) == 3
         rig.send("orders", [b"later"])
         rig.has("orders", ready=5)
         assert payloads(rig.take("orders")) == [b"living", *ABC, b"later"]
@@ -175,13 +175,13 @@ class Redriving:
         a, b, c = rig.take("orders")
         for message in (c, a, b):
             rig.settle("orders", Outcome.REJECT, [message])
-        assert engine.redrive("orders", rig.now_us, limit=2) == 2
+        assert count_of(engine.redrive("orders", rig.now_us, limit=2)) == 2
         assert payloads(rig.take("orders")) == [b"c", b"a"]
 
     def test_by_reason(self, rig: Rig) -> None:
         die_of_everything(rig)
-        assert rig.engine.redrive("orders", rig.now_us, reason=Reason.EXPIRED) == 1
-        assert rig.engine.redrive("orders", rig.now_us, reason=Reason.EXPIRED) == 0
+        assert count_of(rig.engine.redrive("orders", rig.now_us, reason=Reason.EXPIRED)) == 1
+        assert count_of(rig.engine.redrive("orders", rig.now_us, reason=Reason.EXPIRED)) == 0
         assert payloads(rig.take("orders")) == [b"expired"]
         rig.has("orders", held=1, dead=3)
 
@@ -192,25 +192,25 @@ class Redriving:
         engine.give_back("orders", "ann", rig.now_us, lost=False)
         a, b = offset[b"m-1"], offset[b"m-3"]
         ranges = [(a, b + 1), (a, b), (b, b + 2), (500, 900), (3, 2)]
-        assert engine.redrive("orders", rig.now_us, ranges=ranges) == 4
+        assert count_of(engine.redrive("orders", rig.now_us, ranges=ranges)) == 4
         assert payloads(rig.take("orders")) == named("m", 5)[1:]
 
     def test_up_to_a_limit_the_longest_dead_first(self, rig: Rig) -> None:
         engine = rig.open()
         rig.kill("orders", named("m", 5))
-        assert engine.redrive("orders", rig.now_us, limit=0) == 0
-        assert engine.redrive("orders", rig.now_us, limit=2) == 2
-        assert engine.redrive("orders", rig.now_us, limit=2, reason=Reason.REJECTED) == 2
-        assert engine.redrive("orders", rig.now_us, limit=2) == 1
+        assert count_of(engine.redrive("orders", rig.now_us, limit=0)) == 0
+        assert count_of(engine.redrive("orders", rig.now_us, limit=2)) == 2
+        assert count_of(engine.redrive("orders", rig.now_us, limit=2, reason=Reason.REJECTED)) == 2
+        assert count_of(engine.redrive("orders", rig.now_us, limit=2)) == 1
         assert payloads(rig.take("orders")) == named("m", 5)
 
     def test_not_what_somebody_holds(self, rig: Rig) -> None:
         engine = rig.open()
         rig.kill("orders", ABC)
         held = rig.take("orders", 1, dead=True)
-        assert engine.redrive("orders", rig.now_us) == 2
+        assert count_of(engine.redrive("orders", rig.now_us)) == 2
         rig.settle("orders", Outcome.REQUEUE, held, dead=True)
-        assert engine.redrive("orders", rig.now_us) == 1
+        assert count_of(engine.redrive("orders", rig.now_us)) == 1
         assert payloads(rig.take("orders")) == [b"b", b"c", b"a"]
 
     def test_counters_begin_again_and_the_ttl_is_over(self, rig: Rig) -> None:
@@ -222,7 +222,7 @@ class Redriving:
         (before,) = rig.take("orders", dead=True)
         assert (before.retries, before.attempts) == (0, 2)
         engine.give_back("orders", "ann", rig.now_us, lost=False)
-        assert engine.redrive("orders", rig.now_us) == 1
+        assert count_of(engine.redrive("orders", rig.now_us)) == 1
         rig.later(seconds=100)
         assert engine.expire(rig.now_us) == []
         (after,) = rig.take("orders")
@@ -237,7 +237,7 @@ class Redriving:
                 assert [m.attempts for m in rig.take("orders")] == [attempt]
                 (fate,) = rig.lose("orders")
             assert (fate.event, fate.reason) == (Event.DEAD, Reason.TOO_MANY_DELIVERIES)
-            assert engine.redrive("orders", rig.now_us) == 1
+            assert count_of(engine.redrive("orders", rig.now_us)) == 1
         rig.has("orders", ready=1)
 
     @pytest.mark.parametrize("how", ["reopen", "crash"])
@@ -274,7 +274,7 @@ class Removing:
         rig.send("orders", named("m", 5))
         rig.settle("orders", Outcome.REQUEUE, rig.take("orders", 1))
         held = rig.take("orders", 1)
-        assert engine.purge("orders", rig.now_us) == 4
+        assert count_of(engine.purge("orders", rig.now_us)) == 4
         rig.has("orders", held=1, dead=1)
         rig.lose("orders")
         assert payloads(rig.take("orders")) == payloads(held)
@@ -284,8 +284,8 @@ class Removing:
         rig.kill("orders", ABC)
         rig.send("orders", [b"living"])
         rig.take("orders", 1, dead=True)
-        assert engine.purge("orders", rig.now_us, dead=True) == 2
-        assert engine.purge("orders", rig.now_us, dead=True) == 0
+        assert count_of(engine.purge("orders", rig.now_us, dead=True)) == 2
+        assert count_of(engine.purge("orders", rig.now_us, dead=True)) == 0
         rig.has("orders", ready=1, dead=1)
         rig.lose("orders")
         assert payloads(rig.take("orders", dead=True)) == [b"a"]
@@ -294,7 +294,7 @@ class Removing:
         engine = rig.open()
         rig.send("orders", [b"a"])
         engine.append("orders", Batch.of([b"b"]), rig.now_us)
-        assert engine.purge("orders", rig.now_us) == 2
+        assert count_of(engine.purge("orders", rig.now_us)) == 2
         rig.turn()
         assert rig.take("orders") == []
         assert payloads(rig.read("orders")) == [b"a", b"b"]

@@ -24,6 +24,7 @@ from penstock.engines.interface import (
     Fate,
     QueueInfo,
     Receipt,
+    Step,
     Stored,
     TransactionDone,
 )
@@ -129,6 +130,10 @@ def open_fates(fates: Iterable[Fate]) -> list[tuple[int, Event, Reason]]:
     return [(offset, fate.event, fate.reason) for fate in fates for offset in range(fate.first, fate.end)]
 
 
+def count_of(fates: Iterable[Fate]) -> int:
+    return sum(fate.end - fate.first for fate in fates)
+
+
 def payloads(messages: Iterable[Got]) -> list[bytes]:
     return [message.payload for message in messages]
 
@@ -211,10 +216,12 @@ class Rig:
 
         return came, receipt
 
-    def transact(self, key: str, *parts: tuple[str, list[bytes]]) -> TransactionDone:
+    def transact(
+        self, key: str, *parts: tuple[str, list[bytes]], step: Step | None = None
+    ) -> TransactionDone:
         came: list[TransactionDone | EngineError] = []
         batches = [(queue, Batch.of(messages)) for queue, messages in parts]
-        self.engine.transact(key, batches, self.now_us, came.append)
+        self.engine.transact(key, batches, self.now_us, came.append, step=step)
         self.engine.flush(self.now_us)
         assert self.drive(lambda: bool(came)), f"no receipt for {key}"
         (done,) = came

@@ -78,19 +78,22 @@ class Checker:
             if reader.queue == queue.name and reader.lease_until_us > self._model.now_us:
                 assert starts[reader.view] <= reader.position, f"{reader} comes too late: {info}"
 
-    def repeat(self, engine: LogEngine, key: str, transaction: Transaction, *, known: bool) -> None:
-        """The same key again: nothing is added when it has been committed."""
+    def repeat(self, engine: LogEngine, transaction: Transaction, *, known: bool) -> None:
+        """The same key again, and the same step: nothing is added when it has been committed."""
 
         def receipt(result: TransactionDone | EngineError) -> None:
             if isinstance(result, TransactionDone):
-                assert result.repeated == known, f"transaction {key}: {result}"
+                assert result.repeated == known, f"{transaction}: {result}"
                 ranges = [part[:3] for part in result.stored]
-                assert ranges == transaction.ranges or not known, f"{key}: {ranges}, {transaction.ranges}"
+                as_it_was = ranges == transaction.ranges or transaction.step is not None
+                assert as_it_was or not known, f"{ranges} instead of {transaction}"
 
         before = [(name, engine.describe(name).offset_end) for name in engine.queues()]
-        engine.transact(key, transaction.parts, self._model.now_us, receipt)
+        engine.transact(
+            transaction.key, transaction.parts, self._model.now_us, receipt, step=transaction.step
+        )
         after = [(name, engine.describe(name).offset_end) for name in engine.queues()]
-        assert (before == after) == known, f"transaction {key}, known: {known}: {before}, then {after}"
+        assert (before == after) == known, f"{transaction}, known: {known}: {before}, then {after}"
 
     # --- after the end of a life -------------------------------------------------------------------
 
@@ -111,16 +114,16 @@ class Checker:
             self._log(engine, queue)
         for queue in there:
             self._drain(engine, queue)
-        for key, transaction in model.transactions.items():
-            self.repeat(engine, key, transaction, known=True)
-        for key, transaction in lost:
-            self.repeat(engine, key, transaction, known=False)
+        for transaction in model.transactions:
+            self.repeat(engine, transaction, known=bool(transaction.key))
+        for transaction in lost:
+            self.repeat(engine, transaction, known=False)
         engine.flush(model.now_us)
         engine.wait()
         for queue in model.queues.values():
             queue.cut(len(queue.messages), happened[queue.name])
 
-    def _cut_back(self, engine: LogEngine, killed: bool) -> list[tuple[str, Transaction]]:
+    def _cut_back(self, engine: LogEngine, killed: bool) -> list[Transaction]:
         """Find out what the crash has taken, and whether it had the right to; which transactions are gone."""
         model = self._model
         known = set(engine.queues())
@@ -156,23 +159,24 @@ class Checker:
     def _cut_controls(self, engine: LogEngine, safe_turn: int) -> None:
         controls = self._model.controls
         paused = frozenset(name for name in engine.queues() if engine.describe(name).paused)
-        readers = {reader.name: reader for reader in engine.readers()}
+        readers = {(reader.name, reader.queue): reader for reader in engine.readers()}
         while controls[-1].paused != paused or controls[-1].readers != readers:
             gone = controls.pop()
             assert gone.turn > safe_turn, f"paused {paused}, readers {readers}: {gone} is forgotten"
 
-    def _cut_transactions(self) -> list[tuple[str, Transaction]]:
-        lost = []
+    def _cut_transactions(self) -> list[Transaction]:
+        lost: list[Transaction] = []
         model = self._model
-        for key, transaction in list(model.transactions.items()):
+        for transaction in model.transactions:
             sizes = [len(model.queues[name].messages) for name, _, _ in transaction.ranges]
             ranges = zip(sizes, transaction.ranges, strict=True)
             whole = {size >= end if size > first else None for size, (_, first, end) in ranges}
             assert whole in ({True}, {None}), (
-                f"transaction {key} is there in part: {transaction.ranges}, {sizes}"
+                f"transaction {transaction.key} is there in part: {transaction.ranges}, {sizes}"
             )
             if whole == {None}:
-                lost.append((key, model.transactions.pop(key)))
+                lost.append(transaction)
+        model.transactions = [it for it in model.transactions if it not in lost]
         return lost
 
     def _log(self, engine: LogEngine, queue: QueueModel) -> None:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from penstock.broker.batch import RETRIES_ENDLESS, RETRIES_NONE, Batch
 from penstock.broker.ids import id_of
 from penstock.broker.life import Event, Reason
-from penstock.engines.interface import Fate, ReaderInfo
+from penstock.engines.interface import Fate, ReaderInfo, Step
 
 SECOND_US = 1_000_000
 READY, DEAD, GONE = "ready", "dead", "gone"
@@ -208,10 +208,12 @@ class QueueModel:
 
 
 class Transaction(NamedTuple):
-    """An attempted transaction: its parts, and where they went (queue, first, end)."""
+    """An attempted transaction, or a step of one: its parts, and where they went (queue, first, end)."""
 
+    key: str
     parts: list[tuple[str, Batch]]
     ranges: list[tuple[str, int, int]]
+    step: Step | None
 
 
 class Controls(NamedTuple):
@@ -219,7 +221,7 @@ class Controls(NamedTuple):
 
     turn: int
     paused: frozenset[str]
-    readers: dict[str, ReaderInfo]
+    readers: dict[tuple[str, str], ReaderInfo]  # by name and queue
 
 
 class Ids:
@@ -244,7 +246,7 @@ class Model:
         self.turn = 0
         self.safe_turn = -1  # everything up to this turn was promised to survive a power cut
         self.written_turn = -1  # and a crash of the process
-        self.transactions: dict[str, Transaction] = {}
+        self.transactions: list[Transaction] = []
         self.controls = [Controls(-1, frozenset(), {})]  # the present ones last
         self.ids = Ids()
         self.counts: Counter[str] = Counter()  # what has happened, for people

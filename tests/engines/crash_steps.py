@@ -13,10 +13,12 @@ from penstock.engines.interface import (
     EngineFailed,
     Fate,
     ReaderInfo,
+    Step,
     Stored,
     TransactionDone,
 )
 from penstock.engines.log.engine import LogEngine
+from penstock.engines.log.readers import FORGET_AFTER_US
 from penstock.engines.log.workers import InlineWorker
 from tests.engines.crash_check import EVERYTHING, Checker
 from tests.engines.crash_model import SECOND_US, Controls, Message, Model, QueueModel, Transaction
@@ -123,11 +125,12 @@ class Steps:
 
     def transact(self) -> None:
         rng, model = self.rng, self.model
-        if model.transactions and rng.random() < 0.3:
-            key = rng.choice(list(model.transactions))
-            self.checker.repeat(self.engine, key, model.transactions[key], known=True)
+        known = [it for it in model.transactions if it.key]
+        if known and rng.random() < 0.3:
+            self.checker.repeat(self.engine, rng.choice(known), known=True)
             return
-        key = f"key-{self.sent}"
+        alone = rng.choice((f"key-{self.sent}", f"key-{self.sent}", ""))  # without a key: not remembered
+        key, step = self.next_step() if rng.random() < 0.4 else (alone, None)
         parts = [(rng.choice(list(model.queues)), self.batch()) for _ in range(rng.randint(1, 4))]
         sizes = {name: len(queue.messages) for name, queue in model.queues.items()}
         ranges = [(name, *model.accept(model.queues[name], batch)) for name, batch in parts]
@@ -138,24 +141,32 @@ class Steps:
                 assert isinstance(result, EngineFailed), result
                 return
             assert not result.repeated
-            assert [part[:3] for part in result.stored] == ranges, f"{result} instead of {ranges}"
+            whole = step is not None and step.last
+            assert whole or [part[:3] for part in result.stored] == ranges, f"{result} instead of {ranges}"
             for name, first, end, origin in result.stored:
                 model.show(model.queues[name], origin, first, end)
                 model.confirm(model.queues[name], end, turn, safe=True)
 
         try:
-            self.engine.transact(key, parts, self.now_us, receipt)
+            self.engine.transact(key, parts, self.now_us, receipt, step=step)
         except EngineError as error:
             for name, size in sizes.items():
                 del model.queues[name].messages[size:]
             self.refused(error)
         else:
-            model.transactions[key] = Transaction(parts, ranges)
+            model.transactions.append(Transaction(key, parts, ranges, step))
             if rng.random() < 0.2:
                 # The moment that matters for a transaction: the power fails while it is written.
                 self.flush()
                 self.disk.cut_after(rng.randint(1, 5))
                 self.writer.wait()
+
+    def next_step(self) -> tuple[str, Step]:
+        """Of a transaction that has begun and not ended, or of a new one."""
+        reached = {it.key: it.step for it in self.model.transactions if it.step is not None}
+        begun = [(key, step.number + 1) for key, step in reached.items() if not step.last]
+        key, number = self.rng.choice([*begun, (f"key-{self.sent}", 0)])
+        return key, Step(number, last=self.rng.random() < 0.2)
 
     # --- out -------------------------------------------------------------------------------------
 
@@ -256,10 +267,10 @@ class Steps:
         limit = rng.choice((None, 1, 3))
         end = rng.choice((EVERYTHING, rng.randint(0, len(queue.messages))))
         dead = [m for m in queue.dead() if reason in (None, m.life.reason) and m.offset < end][:limit]
-        count = self.engine.redrive(queue.name, self.now_us, reason=reason, ranges=[(0, end)], limit=limit)
-        assert count == len(dead), f"{queue.name}: {count} redriven instead of {len(dead)}"
-        for message in dead:
-            queue.happens(message, Event.REDRIVEN, message.life.reason, self.model.turn)
+        ranges = None if end == EVERYTHING else [(0, end)]
+        fates = self.engine.redrive(queue.name, self.now_us, reason=reason, ranges=ranges, limit=limit)
+        touched(queue, fates, sorted(dead, key=lambda message: message.offset))
+        self.model.happen(queue, fates)
 
     def withdraw(self) -> None:
         queue = self.queue()
@@ -274,10 +285,9 @@ class Steps:
             return
         dead = self.rng.random() < 0.5
         chosen = queue.dead() if dead else queue.ready()
-        count = self.engine.purge(queue.name, self.now_us, dead=dead)
-        assert count == len(chosen), f"{queue.name}: {count} purged instead of {len(chosen)}"
-        for message in chosen:
-            queue.happens(message, Event.WITHDRAWN, Reason.PURGED, self.model.turn)
+        fates = self.engine.purge(queue.name, self.now_us, dead=dead)
+        touched(queue, fates, sorted(chosen, key=lambda message: message.offset))
+        self.model.happen(queue, fates)
 
     # --- looking and telling -----------------------------------------------------------------------
 
@@ -293,8 +303,12 @@ class Steps:
         rng, controls = self.rng, self.model.controls
         name = rng.choice(("spark", "audit"))
         readers = dict(controls[-1].readers)
-        if readers.pop(name, None) and rng.random() < 0.5:
-            self.engine.release_retention(name, self.now_us)
+        mine = [key for key in readers if key[0] == name]
+        if mine and rng.random() < 0.4:
+            gone = rng.choice((None, *mine))  # one queue of it, or all
+            for key in mine if gone is None else (gone,):
+                del readers[key]
+            self.engine.release_retention(name, self.now_us, queue=gone[1] if gone is not None else None)
         elif (queue := self.queue()) is not None:
             view = rng.choice(("messages", "events"))
             info = self.engine.describe(queue.name)
@@ -303,8 +317,9 @@ class Steps:
                 "events": (info.event_start, info.event_end),
             }[view]
             lease_until_us = self.now_us + 10 * SECOND_US
-            readers[name] = ReaderInfo(name, queue.name, view, rng.randint(start, end), lease_until_us)
-            self.engine.hold_retention(readers[name], self.now_us)
+            reader = ReaderInfo(name, queue.name, view, rng.randint(start, end), lease_until_us)
+            readers[name, queue.name] = reader
+            self.engine.hold_retention(reader, self.now_us)
         else:
             return
         controls.append(Controls(self.model.turn, controls[-1].paused, readers))
@@ -328,7 +343,13 @@ class Steps:
     # --- time, room and work in the background -----------------------------------------------------
 
     def trim(self) -> None:
+        controls = self.model.controls
         self.engine.trim(self.now_us)
+        for key, reader in controls[-1].readers.items():
+            if reader.lease_until_us + FORGET_AFTER_US <= self.now_us:
+                left = {other: it for other, it in controls[-1].readers.items() if other != key}
+                controls.append(Controls(self.model.turn, controls[-1].paused, left))
+                self.model.counts["readers forgotten"] += 1
 
     def tick(self) -> None:
         self.engine.tick(self.now_us)
@@ -360,7 +381,7 @@ class Steps:
             self.disk.capacity_bytes = self.disk.used_bytes + self.rng.choice((0, 1000, 5000))
 
     def wait_a_while(self) -> None:
-        self.model.now_us += self.rng.choice((1, 1000, 1000, SECOND_US // 2, SECOND_US, 20 * SECOND_US))
+        self.model.now_us += self.rng.choice((1, 1000, 1000, SECOND_US // 2, SECOND_US, 20 * SECOND_US, 400 * SECOND_US))
 
 
 def ranges_of(messages: Sequence[Message]) -> Ranges:

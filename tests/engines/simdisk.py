@@ -402,6 +402,9 @@ class SimDisk:
             return 1 << 40
         return self.capacity_bytes - self.used_bytes
 
+    def total_bytes(self) -> int:
+        return 1 << 40 if self.capacity_bytes is None else self.capacity_bytes
+
     def lock(self) -> None:
         self.check_power()
         if self._locked:

@@ -449,7 +449,9 @@ class LogAgainstModel(RuleBasedStateMachine):
     def purge(self, name: str, dead: bool) -> None:
         model = self.models[name]
         hit = model.where(State.DEAD if dead else State.READY)
-        assert self.engine.purge(name, self.now_us, dead=dead) == len(hit)
+        assert sorted(flat(self.engine.purge(name, self.now_us, dead=dead))) == [
+            (o, Event.WITHDRAWN, Reason.PURGED) for o in hit
+        ]
         for offset in hit:
             model.end(offset, Event.WITHDRAWN, Reason.PURGED)
 
@@ -475,8 +477,8 @@ class LogAgainstModel(RuleBasedStateMachine):
             if (reason is None or model.entries[o].reason is reason)
             and (ranges is None or any(a <= o < b for a, b in ranges))
         ][:limit]
-        count = self.engine.redrive(name, self.now_us, reason=reason, ranges=ranges, limit=limit)
-        assert count == len(hit)
+        fates = self.engine.redrive(name, self.now_us, reason=reason, ranges=ranges, limit=limit)
+        assert flat(fates) == [(o, Event.REDRIVEN, model.entries[o].reason) for o in hit]
         for offset in hit:
             model.redrive(offset)
 

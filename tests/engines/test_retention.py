@@ -13,11 +13,18 @@ from penstock.broker.batch import Batch
 from penstock.broker.life import Event
 from penstock.broker.policy import Policies
 from penstock.broker.words import Outcome
-from penstock.engines.interface import DiskFull, QueueInfo, ReaderInfo, TransactionDone
+from penstock.engines.interface import (
+    DiskFull,
+    EngineRefused,
+    QueueInfo,
+    ReaderInfo,
+    Step,
+    TransactionDone,
+)
 from penstock.engines.log.disk import RealDisk, RealFile
 from penstock.engines.log.engine import LogEngine
 from penstock.engines.log.segments import parse_segment_name
-from penstock.engines.log.state import LogSettings
+from penstock.engines.log.state import TRANSACTIONS_MAX, UNFINISHED_MAX, LogSettings
 from penstock.engines.log.workers import InlineWorker
 from tests.engines.contract_rig import (
     SECOND,
@@ -272,6 +279,52 @@ def test_transaction_keys_are_remembered_when_their_messages_are_gone(make: Make
     done = [answer for answer in answers if isinstance(answer, TransactionDone)]
     assert [answer.repeated for answer in done] == [False, True, True]
     assert done[1].stored == done[2].stored == done[0].stored
+
+
+def test_a_transaction_that_has_begun_is_remembered_however_many_others_come(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    answers: list[object] = []
+    first, parts = Step(0, last=False), [("orders", Batch.of([b"x"]))]
+    log.engine.transact("key", parts, log.now_us, answers.append, step=first)
+    log.ack("orders", log.take("orders"))
+    for number in range(TRANSACTIONS_MAX + 1):
+        log.engine.transact(f"other-{number}", [], log.now_us)
+    log.roll()
+    log.trim()
+    for restart in (log.turn, log.crash, log.reopen):
+        restart()
+        log.engine.transact("key", parts, log.now_us, answers.append, step=first)
+        log.engine.transact("other-0", [], log.now_us, answers.append)
+        log.turn()
+    done = [answer for answer in answers if isinstance(answer, TransactionDone)]
+    assert [(it.key, it.repeated, it.steps) for it in done] == [
+        ("key", False, 1),
+        ("key", True, 1),
+        ("other-0", False, 0),
+        *[("key", True, 1), ("other-0", True, 0)] * 2,
+    ]
+
+
+def test_keys_of_one_kind_do_not_push_out_those_of_another(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    for key in ("rare/1", "plain", "often/first"):
+        log.engine.transact(key, [], log.now_us)
+    for number in range(TRANSACTIONS_MAX):
+        log.engine.transact(f"often/{number}", [], log.now_us)
+    known = {"rare/1": True, "plain": True, "often/first": False, "often/0": True}
+    for restart in (log.turn, log.crash, log.reopen):
+        restart()
+        assert {key: log.engine.transaction(key) is not None for key in known} == known
+
+
+def test_too_many_unfinished_transactions_are_refused(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    for number in range(UNFINISHED_MAX):
+        log.engine.transact(f"key-{number}", [], log.now_us, step=Step(0, last=False))
+    with pytest.raises(EngineRefused, match="have begun and not ended"):
+        log.engine.transact("one more", [], log.now_us, step=Step(0, last=False))
+    log.engine.transact("key-0", [], log.now_us, step=Step(1, last=True))
+    log.engine.transact("one more", [], log.now_us, step=Step(0, last=False))
 
 
 def test_a_segment_goes_only_when_the_settlements_that_free_it_are_synced(make: Make) -> None:

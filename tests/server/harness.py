@@ -47,6 +47,9 @@ class BrokerProcess:
             # The same port again after a restart, so that clients find it.
             for part in (f"--{name}", f"127.0.0.1:{self.ports.get(name, 0)}")
         ]
+        # The HTTP API is a second process, which only its own tests pay for.
+        if "--http" not in given:
+            listeners += ["--http", "off"]
         data = [] if "--data" in given else ["--data", str(self.folder / "data")]
         if "--log-segment-bytes" not in given:
             data += ["--log-segment-bytes", str(SEGMENT_BYTES)]
@@ -60,10 +63,11 @@ class BrokerProcess:
             )
         self.alive.add(self)
         self.ready_line = self._read_ready_line()
-        for part in self.ready_line.split()[2:]:
+        # Of several listeners of a protocol, the first counts.
+        for part in reversed(self.ready_line.split()[2:]):
             name, _, where = part.partition("=")
             if not where.startswith("unix:"):
-                self.ports.setdefault(name, int(where.rpartition(":")[2]))
+                self.ports[name] = int(where.rpartition(":")[2])
         return self
 
     def _read_ready_line(self) -> str:

@@ -11,6 +11,7 @@ from penstock.server.address import (
     TcpAddress,
     UnixAddress,
     addresses_clash,
+    is_loopback,
     parse_address,
 )
 
@@ -123,3 +124,28 @@ def test_any_text_is_an_address_that_comes_back_or_an_error(text: str) -> None:
 def test_which_two_cannot_be_together(one: str, other: str, clash: bool) -> None:
     assert addresses_clash(parse_address(one), parse_address(other)) is clash
     assert addresses_clash(parse_address(other), parse_address(one)) is clash
+
+
+@pytest.mark.parametrize(
+    ("text", "only_here"),
+    [
+        ("127.0.0.1:1", True),
+        ("127.255.0.9:0", True),
+        ("[::1]:1", True),
+        ("localhost:1", True),
+        ("LOCALHOST.:1", True),
+        ("unix:0.0.0.0", True),
+        ("0.0.0.0:1", False),
+        ("[::]:1", False),
+        ("[::ffff:127.0.0.1]:1", False),
+        ("[::1%lo]:1", False),
+        ("[127::1]:1", False),
+        ("12.7.0.1:1", False),
+        ("127-a.example:1", False),
+        ("127.example:1", False),
+        ("localhost.example:1", False),
+        ("notlocalhost:1", False),
+    ],
+)
+def test_which_are_for_this_machine_only(text: str, only_here: bool) -> None:
+    assert is_loopback(parse_address(text)) is only_here

@@ -1,6 +1,7 @@
 """From the ready line to the exit code: start, stop, reload, listeners of all kinds."""
 
 import contextlib
+import http.client
 import json
 import signal
 import ssl
@@ -65,7 +66,7 @@ def test_the_ready_line_names_every_listener(tmp_path: Path) -> None:
         (["--durability", "maybe"], ["durability", "commit"]),
         (["--phpmq", "nowhere"], ["phpmq", "nowhere"]),
         (["--config", "/does/not/exist.toml"], ["/does/not/exist.toml"]),
-        (["--http", "127.0.0.1:9180"], ["http"]),
+        (["--http", "0.0.0.0:9180"], ["--http", "[[http.tokens]]", "127.0.0.1:9180"]),
     ],
 )
 def test_a_wrong_setting_is_one_line_and_exit_2(flags: list[str], words: list[str]) -> None:
@@ -78,7 +79,7 @@ def test_a_wrong_setting_is_one_line_and_exit_2(flags: list[str], words: list[st
 
 def test_a_data_folder_in_use_is_exit_3(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path).start()
-    free = ["--sspq", "127.0.0.1:0", "--phpmq", "127.0.0.1:0", "--rq", "127.0.0.1:0"]
+    free = ["--sspq", "127.0.0.1:0", "--phpmq", "127.0.0.1:0", "--rq", "127.0.0.1:0", "--http", "off"]
     result = serve_once("--data", str(tmp_path / "data"), *free)
     assert result.returncode == 3
     assert str(broker.pid) in result.stderr
@@ -89,8 +90,8 @@ def test_a_data_folder_in_use_is_exit_3(tmp_path: Path) -> None:
 def test_an_address_in_use_is_one_line_and_exit_1(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path).start()
     address = f"127.0.0.1:{broker.ports['phpmq']}"
-    flags = ["--sspq", "off", "--rq", "off", "--phpmq", address, "--data", str(tmp_path / "other")]
-    result = serve_once(*flags)
+    flags = ["--sspq", "off", "--rq", "off", "--http", "off", "--phpmq", address]
+    result = serve_once(*flags, "--data", str(tmp_path / "other"))
     assert result.returncode == 1
     assert address in result.stderr.strip().splitlines()[-1]
     assert "Traceback" not in result.stderr
@@ -167,6 +168,48 @@ def test_policies_are_read_again_on_sighup(tmp_path: Path) -> None:
     wire.expect(sspq(NO_RECEIVE))  # the old ones stay
     wire.close()
     assert broker.stop() == 0
+
+
+def test_tokens_without_tls_get_a_warning_at_the_start(tmp_path: Path) -> None:
+    config = tmp_path / "penstock.toml"
+    token = "never-to-be-shown-anywhere"
+    config.write_text(f'[[http.tokens]]\nname = "ops"\nrole = "admin"\ntoken = "{token}"\n')
+    broker = BrokerProcess(tmp_path, "--config", str(config), "--http", "0.0.0.0:0").start()
+    assert broker.ports["http"] > 0
+    assert broker.stop() == 0
+    (line,) = [line for line in broker.log().splitlines() if "unencrypted" in line]
+    assert "warning" in line
+    assert "tls-certificate" in line
+    assert token not in broker.log()
+
+
+def test_tokens_are_read_again_on_sighup(tmp_path: Path) -> None:
+    config = tmp_path / "penstock.toml"
+    one, two = "the-first-token-of-ops", "the-second-token-of-ops"
+    text = '[[http.tokens]]\nname = "ops"\nrole = "admin"\ntoken = "{}"\n'
+    config.write_text(text.format(one))
+    broker = BrokerProcess(tmp_path, "--config", str(config), "--http", "127.0.0.1:0").start()
+
+    def is_known(token: str) -> bool:
+        caller = http.client.HTTPConnection("127.0.0.1", broker.ports["http"], timeout=WAIT_SECONDS)
+        try:
+            caller.request("GET", "/v1/queues", headers={"Authorization": f"Bearer {token}"})
+            return caller.getresponse().status != 401
+        finally:
+            caller.close()
+
+    assert is_known(one)
+    assert not is_known(two)
+    config.write_text(text.format(two))
+    broker.signal(signal.SIGHUP)
+    until(lambda: is_known(two), "the new token to be known")
+    assert not is_known(one)
+    config.write_text(text.format("too short"))
+    broker.signal(signal.SIGHUP)
+    until(lambda: "[[http.tokens]] 1 token: use at least" in broker.log(), "the complaint about the file")
+    assert is_known(two)
+    assert broker.stop() == 0
+    assert not any(token in broker.log() for token in (one, two, "too short"))
 
 
 def test_the_connection_limit(tmp_path: Path) -> None:

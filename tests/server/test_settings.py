@@ -1,8 +1,6 @@
 """Settings: defaults, the three sources and who beats whom, every mistake with its line, reload, help."""
 
-import argparse
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -24,46 +22,22 @@ from penstock.protocols.sspq_session import QUEUE_DEFAULT
 from penstock.server.address import TcpAddress, UnixAddress
 from penstock.server.setting_kinds import Whole, WrongValue
 from penstock.server.settings import (
+    HTTP_KEYS,
     LISTENER_KEYS,
     SECTIONS,
     TABLE,
+    TOKEN_KEYS,
+    HttpSettings,
     Limits,
     Listener,
     Setting,
     Settings,
     SettingsError,
 )
-from penstock.server.settings_read import add_arguments, load, reloadable_difference
+from penstock.server.settings_read import reloadable_difference
+from tests.server.settings_source import Source, parser
 
 BY_LABEL = {setting.label: setting for setting in TABLE}
-
-
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="penstock serve", allow_abbrev=False)
-    add_arguments(made)
-    return made
-
-
-class Source:
-    """Loads settings from words of a command line, variables, and the text of a file called penstock.toml."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "penstock.toml"
-
-    def __call__(self, words: str = "", file: str | None = None, **environ: str) -> Settings:
-        arguments = shlex.split(words)
-        if file is not None:
-            self.path.write_text(file, encoding="utf-8", newline="")
-            arguments += ["--config", str(self.path)]
-        return load(parser().parse_args(arguments), environ)
-
-    def error(self, words: str = "", file: str | None = None, **environ: str) -> str:
-        """The one line that it fails with, with the file's name alone where its path stands."""
-        with pytest.raises(SettingsError) as caught:
-            self(words, file, **environ)
-        line = str(caught.value)
-        assert line == " ".join(line.splitlines())
-        return line.replace(str(self.path), "penstock.toml")
 
 
 @pytest.fixture
@@ -78,10 +52,12 @@ def value_of(settings: Settings, setting: Setting) -> object:
         return doors["sspq"].queue
     if not setting.field:
         return str(doors[setting.name].address) if setting.name in doors else "off"
+    if setting.name == "http":
+        return str(settings.http.address) if settings.http else "off"
     value: Any = settings
     for name in setting.field.split("."):
         value = getattr(value, name)
-    return value / 1_000_000 if setting.field == "log.interval_us" else "off" if value is None else value
+    return value / 1_000_000 if setting.field == "log.interval_us" else value
 
 
 # --- defaults ---
@@ -97,7 +73,7 @@ def test_the_defaults(read: Source) -> None:
             Listener("phpmq", TcpAddress("127.0.0.1", 9100), setting="phpmq"),
             Listener("rq", TcpAddress("127.0.0.1", 13700), setting="rq"),
         ),
-        http=None,
+        http=HttpSettings(),
         durability="commit",
         drain_seconds=10.0,
         log_level="info",
@@ -165,7 +141,7 @@ OTHER: Mapping[str, tuple[str, str]] = {
     "sspq-queue": ("one", "two"),
     "phpmq": ("[::1]:1", "off"),
     "rq": ("broker.example:1", "0.0.0.0:0"),
-    "http": ("off", "off"),
+    "http": ("unix:/one", "off"),
     "durability": ("interval", "none"),
     "drain-seconds": ("1", "2.5"),
     "log-level": ("debug", "error"),
@@ -243,6 +219,7 @@ def test_an_empty_variable_is_not_given(read: Source) -> None:
     "variable",
     [
         "PENSTOCK_URL",
+        "PENSTOCK_TOKEN",
         "PENSTOCK_TEST_SEED",
         "PENSTOCK_SERVICE_HOST",
         "PENSTOCK_SERVICE_PORT",
@@ -285,10 +262,6 @@ def test_no_setting_is_mistaken_for_a_variable_of_others(read: Source) -> None:
             f"--limits-queues-max = '{'9' * 47}...{'9' * 48}': use a whole number from 1 to 10000000",
         ),
         ("--sspq 8888", "--sspq = '8888': there is no port; use HOST:PORT, [IPV6]:PORT or unix:PATH; or off"),
-        (
-            "--http 127.0.0.1:9180",
-            "--http = '127.0.0.1:9180': this version has no HTTP API yet; use off",
-        ),
         (
             "--http 9180",
             "--http = '9180': there is no port; use HOST:PORT, [IPV6]:PORT or unix:PATH; or off",
@@ -421,9 +394,9 @@ LISTENER = '[[listener]]\nprotocol = "phpmq"\naddress = "127.0.0.1:1"\n'
         (
             "[log]\nxyzzy = 1",
             "2: [log] xyzzy: there is no such setting; use one of [log] segment-bytes, [log] cache-bytes,"
-            " [log] block-bytes, [log] interval-seconds, [log] snapshot-blocks",
+            " [log] block-bytes, [log] interval-seconds, [log] snapshot-blocks,"
+            " [log] reader-bytes-max",
         ),
-        ('[http]\naddress = "off"', "1: [http]: this version has no HTTP API yet; leave it out"),
         ("queue = 1", '1: queue: begin each one with [queue."PATTERN"]'),
         (
             "[queue.a]\nmax-bytes = 1\n[queue.b]\nmax-bytes = 1\nmax-deliveries = -1\non-expiry = 7",
@@ -551,8 +524,9 @@ def test_the_error_is_for_users() -> None:
 
 TOML_BITS = [
     *(f"{setting.name} = " for setting in TABLE),
-    *(f"{key.name} = " for key in LISTENER_KEYS),
-    *("[limits]\n", "[log]\n", "[[listener]]\n", '[queue."a*"]\n', "[http]\n", "[", "]", "\n", "\r\n", "#"),
+    *(f"{key.name} = " for key in (*LISTENER_KEYS, *HTTP_KEYS, *TOKEN_KEYS)),
+    *("[limits]\n", "[log]\n", "[[listener]]\n", '[queue."a*"]\n', "[http]\n", "[[http.tokens]]\n", "http."),
+    *("[", "]", "\n", "\r\n", "#", f'"{"x" * 16}"\n', '"0.0.0.0:1"\n', '"read"\n'),
     *('"', '"""', "1\n", "-1\n", '"off"\n', '"127.0.0.1:1"\n', '"rq"\n', "true\n", "{ a = 1 }\n", "[1]\n"),
 ]
 
@@ -680,10 +654,10 @@ def test_reading_again_finds_what_changed(read: Source) -> None:
         file='\n\n[[listener]]\nprotocol = "rq"\naddress = "127.0.0.1:1"\n[queue.a]\nmax-bytes = 2',
         PENSTOCK_DURABILITY="none",
     )
-    policies, restart = reloadable_difference(old, new)
-    assert policies is new.policies
-    assert policies.for_queue("a") == QueuePolicy(max_bytes=2, durability="none")
-    assert restart == []
+    reload = reloadable_difference(old, new)
+    assert reload.policies is new.policies
+    assert reload.policies.for_queue("a") == QueuePolicy(max_bytes=2, durability="none")
+    assert reload.others == []
 
 
 @pytest.mark.parametrize(
@@ -702,23 +676,22 @@ def test_reading_again_finds_what_changed(read: Source) -> None:
     ],
 )
 def test_what_needs_a_restart(read: Source, words: str, names: list[str]) -> None:
-    assert reloadable_difference(read(), read(words))[1] == names
+    assert reloadable_difference(read(), read(words)).others == names
 
 
 def test_listeners_of_the_file_need_a_restart(read: Source) -> None:
     one, two = read(file=LISTENER), read(file=f'{LISTENER}consume = "replace"')
-    assert reloadable_difference(one, two)[1] == ["[[listener]] 1"]
-    assert reloadable_difference(read(), one)[1] == ["[[listener]] 1"]
-    assert reloadable_difference(one, read())[1] == ["[[listener]] 1"]
+    assert reloadable_difference(one, two).others == ["[[listener]] 1"]
+    assert reloadable_difference(read(), one).others == ["[[listener]] 1"]
+    assert reloadable_difference(one, read()).others == ["[[listener]] 1"]
 
 
 def test_every_setting_reloads_or_needs_a_restart(read: Source) -> None:
     for setting in TABLE:
         values = [value for value in two_values(setting) if value != str(setting.default)]
         restart = [] if setting.reloads or not values else [setting.label]
-        assert reloadable_difference(read(), read(f"{setting.flag} {(*values, setting.default)[0]}"))[1] == (
-            restart
-        )
+        again = read(f"{setting.flag} {(*values, setting.default)[0]}")
+        assert reloadable_difference(read(), again).others == restart
 
 
 # --- the command line's help ---
@@ -740,3 +713,5 @@ def test_completion_offers_words_and_paths() -> None:
     assert completion._entry(actions["--data"], "penstock").path == "directory"
     assert completion._entry(actions["--config"], "penstock").path == "file"
     assert completion._entry(actions["--rq"], "penstock").choices == ()
+    assert completion._entry(actions["--http"], "penstock").metavar == "ADDR"
+    assert completion._entry(actions["--http-body-bytes-max"], "penstock").metavar == "N"

@@ -4,13 +4,24 @@ import argparse
 import json
 import re
 from dataclasses import fields, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.broker.policy import QueuePolicy
-from penstock.server.settings import LISTENER_KEYS, SECTIONS, Limits, Listener, Settings
+from penstock.server.settings import (
+    HTTP_KEYS,
+    LISTENER_KEYS,
+    SECTIONS,
+    TOKEN_KEYS,
+    HttpSettings,
+    Limits,
+    Listener,
+    Settings,
+    Token,
+)
 from penstock.server.settings_read import add_arguments, load
 
 DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
@@ -29,19 +40,38 @@ def sections_of_docs() -> dict[str, str]:
 
 
 def rows(section: str) -> list[str]:
-    found = [line for line in sections_of_docs()[section].splitlines() if line.startswith("|")]
-    assert found[0].startswith("| setting | default |")
-    return found[2:]
+    _, _, table = sections_of_docs()[section].partition("| setting | default |")
+    _, _, *found = takewhile(lambda line: line.startswith("|"), ("|" + table).splitlines())
+    return found
 
 
 @pytest.mark.parametrize(
-    ("heading", "section"), [("Above all sections", ""), ("`[limits]`", "limits"), ("`[log]`", "log")]
+    ("heading", "section"),
+    [("Above all sections", ""), ("`[limits]`", "limits"), ("`[http]`", "http"), ("`[log]`", "log")],
 )
 def test_the_reference_has_every_setting_and_nothing_else(heading: str, section: str) -> None:
     assert rows(heading) == [
         f"| `{setting.name}` | `{setting.default}` | {setting.kind.wanted()} | {setting.help} |"
         for setting in SECTIONS[section]
+    ] + [
+        f"| `{key.name}` | {f'`{HttpSettings().address}`' if key.name == 'address' else 'none'}"
+        f" | {key.kind.wanted()} | {key.help} |"
+        for key in (HTTP_KEYS if section == "http" else ())
     ]
+
+
+def test_the_reference_has_everything_a_token_can_say() -> None:
+    assert rows("`[[http.tokens]]`") == [
+        f"| `{key.name}` | needed | {key.kind.wanted()} | {key.help} |" for key in TOKEN_KEYS
+    ]
+    assert [key.name for key in TOKEN_KEYS] == [field.name for field in fields(Token)]
+    assert all(key.required for key in TOKEN_KEYS)
+
+
+def test_everything_about_the_http_api_can_be_said() -> None:
+    told = [*(setting.name for setting in SECTIONS["http"]), *(key.name for key in HTTP_KEYS), "tokens"]
+    names = {field.name for field in fields(HttpSettings)} - {"place"}
+    assert {name.replace("-", "_") for name in told} == names
 
 
 def test_the_reference_has_every_section() -> None:
@@ -49,12 +79,14 @@ def test_the_reference_has_every_section() -> None:
         "",
         "Above all sections",
         "`[limits]`",
+        "`[http]`",
+        "`[[http.tokens]]`",
         "`[log]`",
         "`[[listener]]`",
         '`[queue."PATTERN"]`',
         "Reading the settings again",
     ]
-    assert list(SECTIONS) == ["", "limits", "log"]
+    assert list(SECTIONS) == ["", "limits", "http", "log"]
 
 
 def test_the_reference_has_everything_a_listener_can_say() -> None:
@@ -93,6 +125,10 @@ def test_the_example_of_the_reference_works(tmp_path: Path) -> None:
         ("sspq", "unix:/run/penstock/log.sock"),
     ]
     assert settings.limits == replace(Limits(), connections_max=500, payload_bytes_max=1 << 20)
+    assert settings.http is not None
+    assert str(settings.http.address) == "0.0.0.0:9180"
+    assert settings.http.tls_key == "/etc/penstock/broker.key"
+    assert settings.http.tokens == (Token("grafana", "read", "replace-this-by-openssl-rand-hex-24"),)
     assert settings.policies.for_queue("orders.eu").max_deliveries == 5
     assert settings.policies.for_queue("log").durability == "interval"
 

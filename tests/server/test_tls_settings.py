@@ -1,4 +1,4 @@
-"""TLS from a listener's settings: handshakes in memory, and every file that can be wrong.
+"""TLS of a listener and of the HTTP API: handshakes in memory, and every file that can be wrong.
 
 The certificates are made with the `openssl` command, which scripts/setup installs where it is missing.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.server.address import TcpAddress
-from penstock.server.settings import Listener, SettingsError
+from penstock.server.settings import HttpSettings, Listener, SettingsError
 from penstock.server.tls import server_context
 
 NEW_KEY = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
@@ -100,10 +100,11 @@ def talk(server: ssl.SSLContext, client: ssl.SSLContext) -> str:
 
 def test_a_listener_without_a_certificate_has_no_tls() -> None:
     assert server_context(Listener("rq", TcpAddress("127.0.0.1", 0))) is None
+    assert server_context(HttpSettings()) is None
 
 
-def context_of(listener: Listener) -> ssl.SSLContext:
-    context = server_context(listener)
+def context_of(door: Listener | HttpSettings) -> ssl.SSLContext:
+    context = server_context(door)
     assert context is not None
     return context
 
@@ -201,3 +202,21 @@ def test_wrong_files(files: Path, listener: Listener, setting: str, file: str, p
     before, _, after = f"penstock.toml: [[listener]] 1 {setting}: {path!r} {problem}".partition("*")
     assert str(caught.value).startswith(before)
     assert str(caught.value).endswith(after)
+
+
+def test_the_http_api_has_tls_too(files: Path) -> None:
+    http = HttpSettings(
+        tls_certificate=str(files / "broker.pem"), tls_key=str(files / "broker.key"), place="penstock.toml"
+    )
+    context = context_of(http)
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+    assert context.options & ssl.OP_NO_RENEGOTIATION
+    assert context.verify_mode is ssl.CERT_NONE
+    assert talk(context, client_context(files)) == "TLSv1.3"
+    missing = str(files / "missing")
+    with pytest.raises(SettingsError) as caught:
+        server_context(replace(http, tls_key=missing))
+    assert str(caught.value) == (
+        f"penstock.toml: [http] tls-key: {missing!r} cannot be read (No such file or directory);"
+        " name a file that can"
+    )

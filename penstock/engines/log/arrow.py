@@ -88,7 +88,7 @@ def messages_batches(
 
     `columns` names those to build, in that order; all by default.
     """
-    schema = _pruned(MESSAGES_SCHEMA, columns, rows_max)
+    schema = pruned(MESSAGES_SCHEMA, columns, rows_max)
     blocks = reader.messages(
         queue,
         start,
@@ -96,7 +96,7 @@ def messages_batches(
         fail_on_loss=fail_on_loss,
         headers_only=not {"value", "expires", "retries"}.intersection(schema.names),
     )
-    return _message_batches(blocks, schema, _Constants(queue), rows_max)
+    return _message_batches(blocks, schema, Constants(queue), rows_max)
 
 
 def events_batches(
@@ -110,12 +110,13 @@ def events_batches(
     fail_on_loss: bool = True,
 ) -> Iterator[pa.RecordBatch]:
     """The events from number `start` to `end`, likewise."""
-    schema = _pruned(EVENTS_SCHEMA, columns, rows_max)
+    schema = pruned(EVENTS_SCHEMA, columns, rows_max)
     blocks = reader.event_blocks(queue, start, end, fail_on_loss=fail_on_loss)
     return _event_batches(reader, queue, blocks, schema, rows_max)
 
 
-def _pruned(schema: pa.Schema, columns: Sequence[str] | None, rows_max: int) -> pa.Schema:
+def pruned(schema: pa.Schema, columns: Sequence[str] | None, rows_max: int = ROWS_MAX) -> pa.Schema:
+    """The schema of batches with these columns only."""
     if rows_max < 1:
         raise EngineRefused(f"rows_max {rows_max}: a batch has at least one row")
     if columns is None:
@@ -140,7 +141,7 @@ _HEX4 = _hex_table()
 _ID_WORDS = ID_DIGITS // 4
 
 
-class _Constants:
+class Constants:
     """Columns that say the same in every row, made once and cut to length."""
 
     def __init__(self, queue: str) -> None:
@@ -178,13 +179,13 @@ class _Constants:
         return bounds
 
 
-def _plain(type_: pa.DataType, values: Numbers) -> pa.Array:
+def plain(type_: pa.DataType, values: Numbers) -> pa.Array:
     return pa.Array.from_buffers(type_, len(values), [None, pa.py_buffer(values)])
 
 
-def _nullable(type_: pa.DataType, values: Numbers, valid: Numbers) -> pa.Array:
+def nullable(type_: pa.DataType, values: Numbers, valid: Numbers) -> pa.Array:
     if valid.all():
-        return _plain(type_, values)
+        return plain(type_, values)
     bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))
     return pa.Array.from_buffers(type_, len(values), [bitmap, pa.py_buffer(values)])
 
@@ -203,7 +204,7 @@ def _ids_of_run(origin: bytes, first: int, end: int) -> bytearray:
     return ids
 
 
-def _ids(origins: Sequence[bytes], which: Numbers, offsets: Numbers) -> Numbers:
+def ids_of(origins: Sequence[bytes], which: Numbers, offsets: Numbers) -> Numbers:
     """The ids of any offsets, one after the other; `which` says whose origin each has."""
     heads = b"".join(id_of(origin, 0) for origin in origins)
     ids = np.frombuffer(heads, np.uint32).reshape(len(origins), _ID_WORDS)[which]
@@ -218,10 +219,10 @@ def _ids(origins: Sequence[bytes], which: Numbers, offsets: Numbers) -> Numbers:
 # --- messages --------------------------------------------------------------------------------------
 
 
-class _Group:
-    """Blocks that become one batch; `lo` to `hi` of each."""
+class MessageGroup:
+    """Blocks that become one batch: `lo` to `hi` of each."""
 
-    def __init__(self, constants: _Constants) -> None:
+    def __init__(self, constants: Constants) -> None:
         self.constants = constants
         self.parts: list[tuple[Block, int, int]] = []
         self.rows = 0
@@ -253,9 +254,9 @@ class _Group:
         return self.constants.text(self.constants.queue, self.rows)
 
     def offset(self) -> pa.Array:
-        return _plain(_INT64, self._offsets())
+        return plain(_INT64, self.offsets())
 
-    def _offsets(self) -> Numbers:
+    def offsets(self) -> Numbers:
         firsts = [block.header.first_offset + lo for block, lo, _ in self.parts]
         if len(firsts) == 1:
             return np.arange(firsts[0], firsts[0] + self.rows)
@@ -271,11 +272,15 @@ class _Group:
             first = block.header.first_offset
             ids = _ids_of_run(block.origin, first + lo, first + hi)
         else:
-            origins: dict[bytes, int] = {}
-            numbers = [origins.setdefault(block.origin, len(origins)) for block, _, _ in self.parts]
-            ids = _ids(list(origins), self.repeated(numbers, np.int64), self._offsets())
+            ids = ids_of(*self.origins(), self.offsets())
         bounds = self.constants.id_bounds(self.rows)
         return pa.Array.from_buffers(_STRING, self.rows, [None, bounds, pa.py_buffer(ids)])
+
+    def origins(self) -> tuple[list[bytes], Numbers]:
+        """The origins of ids, and which of them each row has."""
+        origins: dict[bytes, int] = {}
+        numbers = [origins.setdefault(block.origin, len(origins)) for block, _, _ in self.parts]
+        return list(origins), self.repeated(numbers, np.int64)
 
     def value(self) -> pa.Array:
         columns = self.columns()
@@ -299,25 +304,36 @@ class _Group:
         )
 
     def timestamp(self) -> pa.Array:
-        return _plain(TIMESTAMP, self.repeated([b.header.time_us for b, _, _ in self.parts], np.int64))
+        return plain(TIMESTAMP, self.times_us())
+
+    def times_us(self) -> Numbers:
+        return self.repeated([block.header.time_us for block, _, _ in self.parts], np.int64)
 
     def protocol(self) -> pa.Array:
         numbers = [block.header.protocol for block, _, _ in self.parts]
         if min(numbers) == max(numbers):
             return self.constants.text(PROTOCOLS[numbers[0]], self.rows)
-        return pa.array(PROTOCOLS).take(_plain(pa.uint8(), self.repeated(numbers, np.uint8)))
+        return pa.array(PROTOCOLS).take(plain(pa.uint8(), self.repeated(numbers, np.uint8)))
 
     def expires(self) -> pa.Array:
         if not self._have(FLAG_EXPIRES):
             return self.constants.nulls(TIMESTAMP, self.rows)
-        values = self._optional([c.expires for c in self.columns()], np.int64, 0)
-        return _nullable(TIMESTAMP, values, values > 0)
+        values = self.expires_us()
+        return nullable(TIMESTAMP, values, values > 0)
+
+    def expires_us(self) -> Numbers:
+        """0: never."""
+        return self._optional([c.expires for c in self.columns()], np.int64, 0)
 
     def retries(self) -> pa.Array:
         if not self._have(FLAG_RETRIES):
             return self.constants.nulls(_INT32, self.rows)
-        values = self._optional([c.retries for c in self.columns()], np.int16, -1)
-        return _nullable(_INT32, values.astype(np.int32), values >= 0)
+        values = self.retry_counts()
+        return nullable(_INT32, values.astype(np.int32), values >= 0)
+
+    def retry_counts(self) -> Numbers:
+        """-1: none."""
+        return self._optional([c.retries for c in self.columns()], np.int16, -1)
 
     def _have(self, flag: int) -> bool:
         return any(block.header.flags & flag for block, _, _ in self.parts)
@@ -332,24 +348,31 @@ class _Group:
 
 
 def _message_batches(
-    blocks: Iterator[Block], schema: pa.Schema, constants: _Constants, rows_max: int
+    blocks: Iterator[Block], schema: pa.Schema, constants: Constants, rows_max: int
 ) -> Iterator[pa.RecordBatch]:
-    group = _Group(constants)
+    for group in groups_of(blocks, constants, rows_max):
+        yield batch_of(group, schema)
+
+
+def groups_of(blocks: Iterator[Block], constants: Constants, rows_max: int) -> Iterator[MessageGroup]:
+    """Blocks in groups of a good size for a batch."""
+    group = MessageGroup(constants)
     for block in blocks:
         small = block.header.extra < JOIN_BYTES_MAX
         lo = block.lo
         while lo < block.hi:
             if group.rows and (not small or group.rows == rows_max or group.payload_bytes >= JOIN_BYTES_MAX):
-                yield _batch(group, schema)
-                group = _Group(constants)
+                yield group
+                group = MessageGroup(constants)
             hi = min(block.hi, lo + rows_max - group.rows)
             group.add(block, lo, hi)
             lo = hi
     if group.rows:
-        yield _batch(group, schema)
+        yield group
 
 
-def _batch(source: "_Group | _Window", schema: pa.Schema) -> pa.RecordBatch:
+def batch_of(source: object, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch of the columns of a schema, each built by the method of `source` with its name."""
     arrays = [getattr(source, name)() for name in schema.names]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -421,7 +444,7 @@ class _Window:
     """Runs of events that become one batch."""
 
     def __init__(
-        self, rows: Numbers, reader: LogReader, constants: _Constants, consumers: dict[str, int]
+        self, rows: Numbers, reader: LogReader, constants: Constants, consumers: dict[str, int]
     ) -> None:
         self._rows = rows
         self._reader = reader
@@ -449,13 +472,13 @@ class _Window:
         return self._constants.text(self._constants.queue, self._total)
 
     def event_offset(self) -> pa.Array:
-        return _plain(_INT64, self._counted("number"))
+        return plain(_INT64, self._counted("number"))
 
     def event(self) -> pa.Array:
         return self._label("event", _EVENT_LABELS)
 
     def offset(self) -> pa.Array:
-        return _plain(_INT64, self._counted("first"))
+        return plain(_INT64, self._counted("first"))
 
     def reason(self) -> pa.Array:
         return self._label("reason", _REASON_LABELS)
@@ -464,14 +487,14 @@ class _Window:
         return self._label("consumer", [name or None for name in self._consumers])
 
     def attempt(self) -> pa.Array:
-        return _plain(_INT32, self._rows["attempt"][self._row])
+        return plain(_INT32, self._rows["attempt"][self._row])
 
     def dispatched(self) -> pa.Array:
         values = self._rows["dispatched"][self._row]
-        return _nullable(TIMESTAMP, values, values > 0)
+        return nullable(TIMESTAMP, values, values > 0)
 
     def timestamp(self) -> pa.Array:
-        return _plain(TIMESTAMP, self._rows["time"][self._row])
+        return plain(TIMESTAMP, self._rows["time"][self._row])
 
     def id(self) -> pa.Array:
         """The ids of the messages: of each, the opening in which it came."""
@@ -486,7 +509,7 @@ class _Window:
             openings = np.where(openings > 0, openings, np.where(found, values[run], 0))
         known = sorted({opening for _, _, opening in runs}.union(self._rows["opening"].tolist()))
         origins = [self._reader.origin(queue, opening) for opening in known]
-        ids = _ids(origins, np.searchsorted(known, openings), offsets)
+        ids = ids_of(origins, np.searchsorted(known, openings), offsets)
         bitmap = None if openings.all() else pa.py_buffer(np.packbits(openings > 0, bitorder="little"))
         bounds = self._constants.id_bounds(self._total)
         return pa.Array.from_buffers(_STRING, self._total, [bitmap, bounds, pa.py_buffer(ids)])
@@ -495,7 +518,7 @@ class _Window:
 def _event_batches(
     reader: LogReader, queue: str, blocks: Iterator[Block], schema: pa.Schema, rows_max: int
 ) -> Iterator[pa.RecordBatch]:
-    constants = _Constants(queue)
+    constants = Constants(queue)
     consumers = {"": 0}
     gathered: list[Numbers] = []
     total = 0
@@ -506,11 +529,11 @@ def _event_batches(
             rows = np.concatenate(gathered)
             while total >= rows_max:
                 window, rows = _split_rows(rows, rows_max)
-                yield _batch(_Window(window, reader, constants, consumers), schema)
+                yield batch_of(_Window(window, reader, constants, consumers), schema)
                 total -= rows_max
             gathered = [rows]
     if total:
-        yield _batch(_Window(np.concatenate(gathered), reader, constants, consumers), schema)
+        yield batch_of(_Window(np.concatenate(gathered), reader, constants, consumers), schema)
 
 
 def _split_rows(rows: Numbers, count: int) -> tuple[Numbers, Numbers]:

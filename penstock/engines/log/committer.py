@@ -14,9 +14,10 @@ Rules that always hold:
     the same place, when there is room. Any other error is final.
 """
 
+import time
 from collections.abc import Callable
 
-from penstock.engines.interface import DiskFull, EngineFailed
+from penstock.engines.interface import DiskFull, EngineFailed, SyncInfo
 from penstock.engines.log.block import HEADER_BYTES, Buffer, Header, body_checksum
 from penstock.engines.log.disk import Disk, File, SyncFailed, discard, is_full, sync_folder
 from penstock.engines.log.segments import Index, Segment, Segments
@@ -92,6 +93,7 @@ class Committer:
         self.failed: EngineFailed | None = None
         self.blocks_since_snapshot = 0
         self.bytes_in_flight = 0
+        self.syncs = SyncInfo()
 
     # --- taking in -------------------------------------------------------------------------------
 
@@ -188,10 +190,10 @@ class Committer:
     def _submit(self, group: Group) -> None:
         self._in_flight = group
         group.synced = self.synced
-        self._writer.submit(lambda: self._write(group), lambda _, error: self._ended(group, error))
+        self._writer.submit(lambda: self._write(group), lambda took, error: self._ended(group, took, error))
 
-    def _write(self, group: Group) -> None:
-        """On the writer's thread: everything to the files, then the sync."""
+    def _write(self, group: Group) -> list[float]:
+        """On the writer's thread: everything to the files, then the sync; how many seconds each took."""
         if self.failed is not None:
             raise self.failed
         blocks = group.blocks
@@ -211,8 +213,7 @@ class Committer:
             if file is None:
                 file = self._files[segment.base] = self._open(segment)
             file.write(start, buffers)
-        if group.sync:
-            self._sync(keep=blocks[-1].segment.base if blocks else -1)
+        return self._sync(keep=blocks[-1].segment.base if blocks else -1) if group.sync else []
 
     def _open(self, segment: Segment) -> File:
         """On the writer's thread: a segment's file; a new one has its name safe before its content."""
@@ -227,18 +228,24 @@ class Committer:
         segment.created = True
         return file
 
-    def _sync(self, keep: int) -> None:
+    def _sync(self, keep: int) -> list[float]:
         """On the writer's thread. Whatever goes wrong here is final, lack of room included."""
+        took: list[float] = []
         try:
             for file in self._files.values():
+                started = time.perf_counter()
                 file.sync()
+                took.append(time.perf_counter() - started)
         except OSError as error:
             raise SyncFailed(f"sync: {error}") from error
         for base in [base for base in self._files if base != keep]:
             self._files.pop(base).close()
+        return took
 
-    def _ended(self, group: Group, error: BaseException | None) -> None:
+    def _ended(self, group: Group, took: list[float] | None, error: BaseException | None) -> None:
         self._in_flight = None
+        for seconds in took or ():
+            self.syncs.add(seconds)
         if self.failed is not None:
             return
         if isinstance(error, OSError) and is_full(error):

@@ -7,7 +7,7 @@ what was written makes sense, which only a fault of the broker can spoil.
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.broker.pending import Line
+from penstock.broker.pending import DeadLine, Line
 from penstock.engines.log.block import (
     KIND_CONTROL,
     KIND_MESSAGES,
@@ -68,6 +68,8 @@ def differences(replayed: LogState, written: LogState) -> Iterator[str]:
             yield f"{name} is {getattr(written, name)!r}; the blocks say {getattr(replayed, name)!r}"
     if list(replayed.transactions.items()) != list(written.transactions.items()):
         yield "its transactions are not those of the blocks"
+    if replayed.unfinished != written.unfinished:
+        yield "its unfinished transactions are not those of the blocks"
     for number in sorted(replayed.by_number.keys() | written.by_number.keys()):
         ours, theirs = replayed.by_number.get(number), written.by_number.get(number)
         if ours is None or theirs is None:
@@ -98,7 +100,7 @@ def _facts(queue: LogQueue) -> dict[str, Any]:
     }
 
 
-def _in_order(line: Line) -> list[tuple[int, int, int, str]]:
+def _in_order(line: Line | DeadLine) -> list[tuple[int, int, int, str]]:
     """A line from front to back, without the numbers of its places."""
     runs: list[tuple[int, int, int, str]] = []
     for a, b, place in sorted(line.places, key=lambda run: (run[2].tail, run[2].number, run[0])):

@@ -28,6 +28,9 @@ from penstock.engines.interface import LogInUse
 from penstock.engines.log.block import Buffer
 
 WATERMARK = "watermark"
+STAGES = "stages"
+"""A folder among the log's files that is not the log's: parts of transactions wait there."""
+
 IOV_MAX = 1024
 JOIN_BYTES_MAX = 64 * 1024
 """Below this, joining buffers in memory is cheaper than handing them to the kernel one by one."""
@@ -54,6 +57,7 @@ class Disk(Protocol):
     def names(self) -> list[str]: ...
     def sync_names(self) -> None: ...
     def free_bytes(self) -> int: ...
+    def total_bytes(self) -> int: ...
     def lock(self) -> None: ...
     def unlock(self) -> None: ...
     def where(self, name: str) -> str: ...
@@ -187,7 +191,8 @@ class RealDisk:
         os.unlink(self.where(name))
 
     def names(self) -> list[str]:
-        return sorted(os.listdir(self.path))
+        """Of everything that may be the log's."""
+        return sorted(name for name in os.listdir(self.path) if name != STAGES)
 
     def sync_names(self) -> None:
         fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -199,6 +204,10 @@ class RealDisk:
     def free_bytes(self) -> int:
         facts = os.statvfs(self.path)
         return facts.f_bavail * facts.f_frsize
+
+    def total_bytes(self) -> int:
+        facts = os.statvfs(self.path)
+        return facts.f_blocks * facts.f_frsize
 
     def lock(self) -> None:
         """One process per data folder. The kernel lets go of the lock when the process ends."""
@@ -259,12 +268,12 @@ def discard(disk: Disk, name: str) -> None:
         disk.remove(name)
 
 
-def write_whole(disk: Disk, name: str, data: bytes) -> None:
+def write_whole(disk: Disk, name: str, *buffers: Buffer) -> None:
     """A small file that is there whole, or as it was before, whatever happens."""
     temporary = name + ".tmp"
     file = disk.create(temporary, 0)
     try:
-        file.write(0, [data])
+        file.write(0, buffers)
         file.sync()
         disk.rename(temporary, name)
     except OSError:

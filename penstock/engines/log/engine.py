@@ -15,18 +15,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from penstock.broker.batch import Batch, Slice
-from penstock.broker.life import Reason
+from penstock.broker.life import Event, Reason, State
 from penstock.broker.policy import Policies, QueueNameError, check_queue_name
 from penstock.broker.words import Outcome, Ranges, Where
 from penstock.engines.interface import (
     EngineFailed,
+    EngineInfo,
     EngineRefused,
     EventRun,
     Fate,
     QueueFull,
     QueueInfo,
+    QueueUnknown,
     ReaderInfo,
+    ReaderUnknown,
     Receipt,
+    StateRuns,
+    Step,
     Stored,
     TransactionDone,
     TransactionReceipt,
@@ -43,12 +48,15 @@ from penstock.engines.log.columns import check_batch, check_ttl, join_batches, s
 from penstock.engines.log.committer import Committer
 from penstock.engines.log.disk import Disk, RealDisk, is_final, is_full
 from penstock.engines.log.queue import LogQueue
+from penstock.engines.log.readers import Readers
 from penstock.engines.log.recovery import recover
 from penstock.engines.log.retention import Trimmer
+from penstock.engines.log.rooms import living_runs
 from penstock.engines.log.sealer import MessageBlock, Sealer
 from penstock.engines.log.snapshot import Snapshotter
 from penstock.engines.log.state import (
     FORMAT,
+    UNFINISHED_MAX,
     Damage,
     LogSettings,
     LogState,
@@ -72,6 +80,7 @@ class LogEngine:
         self._writer = writer
         self._keeper = keeper
         self._dirty: dict[int, LogQueue] = {}
+        self._changed = state.changed
         self._ended: dict[int, LogQueue] = {}  # queues with fates that `expire` has to tell
         self._committer = Committer(
             state.disk,
@@ -83,7 +92,8 @@ class LogEngine:
             self._has_failed,
         )
         self._sealer = Sealer(state, self._committer)
-        self._trimmer = Trimmer(state, keeper, self._when_safe, self._committer.fail)
+        self._readers = Readers(state)
+        self._trimmer = Trimmer(state, self._readers, keeper, self._when_safe, self._committer.fail)
         self._snapshotter = Snapshotter(state, self._committer, keeper)
         self._last_sync_us = 0
         self._closed = False
@@ -155,12 +165,11 @@ class LogEngine:
                 f"make room, or use a smaller segment size"
             )
         for queue in state.queues.values():
-            queue.synced_offset = queue.pending.tail
+            queue.synced_offset = queue.tail_opened = queue.pending.tail
             queue.synced_event = queue.next_event
             if queue.asking:
                 # Whoever asked was connected to the broker that is gone.
-                for first, end, _ in list(queue.asking):
-                    queue.withdraw(first, end, Reason.REQUESTER_GONE)
+                queue.withdraw([(first, end) for first, end, _ in queue.asking], Reason.REQUESTER_GONE)
                 self._dirty[queue.number] = queue
         self.flush(now_us)
 
@@ -319,7 +328,7 @@ class LogEngine:
         queue.parts_bytes += len(batch.payload)
         self._state.gathered_bytes += len(batch.payload)
         queue.parts_time_us = now_us
-        self._dirty[queue.number] = queue
+        self._dirty[queue.number] = self._changed[queue.number] = queue
         return queue.pending.accept(len(batch))
 
     def transact(
@@ -328,21 +337,34 @@ class LogEngine:
         parts: Sequence[tuple[str, Batch]],
         now_us: int,
         receipt: TransactionReceipt | None = None,
+        *,
+        step: Step | None = None,
     ) -> None:
-        """All of these messages or none, once for each key, whatever happens meanwhile."""
+        """All of these messages or none, once for each key, whatever happens meanwhile.
+
+        Without a key nothing is remembered: said again, the messages are stored again.
+        In steps: each is all or nothing, and stored once; the key counts as committed with the last one.
+        A key that has begun is remembered until then, however many others are committed meanwhile.
+        """
         self._check()
-        if not key:
-            raise EngineRefused("a transaction needs a key that names it")
-        known = self._state.transactions.get(key)
+        if step is not None and not key:
+            raise EngineRefused("a transaction in steps needs a key that names it")
+        known = self.transaction(key)
         if known is not None:
             if receipt is not None:
-                # A queue whose name is lost by damage has no origin to tell.
-                known = [part for part in known if part[0] in self._state.queues]
-                done = TransactionDone(key, [self._stored(part) for part in known], repeated=True)
+                done = TransactionDone(key, known, repeated=True)
                 # It may have been committed a moment ago: the answer waits for the same sync.
                 self._committer.when_synced(lambda error: receipt(error or done))
                 self._committer.want_sync()
             return
+        steps = self._state.steps_of(key)
+        if step is not None and step.number < steps:
+            if receipt is not None:
+                early = TransactionDone(key, [], repeated=True, steps=steps)
+                self._committer.when_synced(lambda error: receipt(error or early))
+                self._committer.want_sync()
+            return
+        self._check_step(key, step, steps)
         payload_bytes: dict[str, int] = {}
         for name, batch in parts:
             check_batch(name, batch)
@@ -358,10 +380,13 @@ class LogEngine:
         stored: list[tuple[str, int, int, int]] = []
         for queue, batch in accepted:
             first = queue.pending.accept(len(batch))
+            self._changed[queue.number] = queue
             stored.append((queue.name, first, first + len(batch), self._state.opening))
             for columns in split_columns(join_batches([batch], now_us), self._settings.block_bytes):
                 blocks.append(self._sealer.message_block(queue, columns, batch.protocol, now_us, FLAG_PART))
-        fields = {"op": "transaction", "key": key, "parts": [part[:3] for part in stored]}
+        fields: dict[str, object] = {"op": "transaction", "key": key, "parts": [part[:3] for part in stored]}
+        if step is not None:
+            fields |= {"step": step.number, "last": step.last}
         control = control_parts(fields)
         end = self._sealer.header(KIND_CONTROL, FLAG_PART | FLAG_END, 0, 0, control, now_us)
         self._committer.reserve(
@@ -370,10 +395,44 @@ class LogEngine:
         for block in blocks:
             self._sealer.add_messages(block, sync=True)
         self._committer.add(end, control, sync=True)
-        self._state.remember(key, stored)
+        if step is not None:
+            stored = self._state.remember_step(key, step, stored)
+        elif key:
+            self._state.remember(key, stored)
         if receipt is not None:
-            done = TransactionDone(key, [self._stored(part) for part in stored], repeated=False)
+            done = TransactionDone(
+                key, [self._stored(part) for part in stored], repeated=False, steps=self._state.steps_of(key)
+            )
             self._committer.when_synced(lambda error: receipt(error or done))
+
+    def _check_step(self, key: str, step: Step | None, steps: int) -> None:
+        if step is None and steps:
+            raise EngineRefused(
+                f"transaction {key!r} comes in steps, of which {steps} are stored: go on with step {steps}"
+            )
+        if step is not None and step.number > steps:
+            raise EngineRefused(
+                f"transaction {key!r}: this is step {step.number}, and {steps} are stored: send step {steps}"
+            )
+        if step is not None and not steps and len(self._state.unfinished) >= UNFINISHED_MAX:
+            raise EngineRefused(
+                f"{UNFINISHED_MAX} transactions have begun and not ended: finish some of them first"
+            )
+
+    def transaction(self, key: str) -> list[Stored] | None:
+        """Where a committed transaction's messages are; None where the key is not known (any more).
+
+        It may have been committed a moment ago: only a receipt says that it is safe.
+        """
+        known = self._state.transactions.get(key)
+        if known is None:
+            return None
+        # A queue whose name is lost by damage has no origin to tell.
+        return [self._stored(part) for part in known if part[0] in self._state.queues]
+
+    def transaction_steps(self, key: str) -> int:
+        """How many steps of a transaction are stored that has not had its last one; 0 of any other."""
+        return self._state.steps_of(key)
 
     def _stored(self, part: tuple[str, int, int, int]) -> Stored:
         name, first, end, opening = part
@@ -432,9 +491,11 @@ class LogEngine:
         with self._reading():
             slices = found.take(consumer, count, bytes_max, now_us, dead)
         if len(found.ledger):
-            self._dirty[found.number] = found
+            self._dirty[found.number] = self._changed[found.number] = found
         if found.fates:
             self._ended[found.number] = found
+        if slices:
+            self._changed[found.number] = found
         return slices
 
     def settle(
@@ -465,7 +526,7 @@ class LogEngine:
                 expires_us = now_us + ttl_seconds * 1_000_000 if ttl_seconds else 0
                 fates += found.requeue(first, end, consumer, origin, dead, expires_us, now_us)
         if fates:
-            self._dirty[found.number] = found
+            self._dirty[found.number] = self._changed[found.number] = found
         return fates
 
     def give_back(
@@ -486,7 +547,7 @@ class LogEngine:
         with self._reading():
             fates = found.give_back(consumer, ranges, where, lost, now_us)
         if fates:
-            self._dirty[found.number] = found
+            self._dirty[found.number] = self._changed[found.number] = found
         return fates
 
     def withdraw(self, queue: str, ranges: Ranges, reason: Reason, now_us: int) -> list[Fate]:
@@ -495,21 +556,30 @@ class LogEngine:
         found = self._known(queue)
         if found.parts:
             self._sealer.messages(found)
-        fates = [fate for first, end in ranges for fate in found.withdraw(first, end, reason)]
-        self._dirty[found.number] = found
+        fates = found.withdraw(ranges, reason)
+        self._dirty[found.number] = self._changed[found.number] = found
         return fates
 
-    def purge(self, queue: str, now_us: int, *, dead: bool = False) -> int:
-        """Every ready message, or every dead letter, that nobody holds; how many."""
+    def purge(
+        self,
+        queue: str,
+        now_us: int,
+        *,
+        dead: bool = False,
+        limit: int | None = None,
+        runs_max: int | None = None,
+    ) -> list[Fate]:
+        """Every ready message, or every dead letter, that nobody holds; the lowest offsets first.
+
+        At most `limit` of them in at most `runs_max` runs; so many runs say that there may be more.
+        """
         self._check()
         found = self._known(queue)
         if found.parts:
             self._sealer.messages(found)
-        self._dirty[found.number] = found
-        if dead:
-            return found.purge_dead()
-        fates = found.withdraw(0, found.pending.tail, Reason.PURGED, held=False)
-        return sum(fate.end - fate.first for fate in fates)
+        fates = found.purge(dead, limit, runs_max)
+        self._dirty[found.number] = self._changed[found.number] = found
+        return fates
 
     def redrive(
         self,
@@ -519,14 +589,19 @@ class LogEngine:
         reason: Reason | None = None,
         ranges: Ranges | None = None,
         limit: int | None = None,
-    ) -> int:
-        """Dead letters back behind the tail, first died first; how many."""
+        runs_max: int | None = None,
+    ) -> list[Fate]:
+        """Dead letters back behind the tail, first died first. The bounds are those of `purge`.
+
+        With `ranges` every run in them is looked at, so that whoever names much of a queue should name
+        it in portions.
+        """
         self._check()
         found = self._known(queue)
-        count = found.redrive(reason, ranges, limit)
-        if count:
-            self._dirty[found.number] = found
-        return count
+        fates = found.redrive(reason, ranges, limit, runs_max)
+        if fates:
+            self._dirty[found.number] = self._changed[found.number] = found
+        return fates
 
     def expire(self, now_us: int) -> list[tuple[str, Fate]]:
         """What its TTL has ended since the last call."""
@@ -539,7 +614,7 @@ class LogEngine:
             with self._reading():
                 queue.fates += queue.expire(first, end, now_us)
             if queue.fates:
-                self._dirty[number] = self._ended[number] = queue
+                self._dirty[number] = self._ended[number] = self._changed[number] = queue
         for queue in self._ended.values():
             fates += [(queue.name, fate) for fate in queue.fates]
             queue.fates = []
@@ -554,7 +629,7 @@ class LogEngine:
     def _known(self, queue: str) -> LogQueue:
         found = self._state.queues.get(queue)
         if found is None:
-            raise EngineRefused(f"there is no queue {queue!r}")
+            raise QueueUnknown(f"there is no queue {queue!r}")
         return found
 
     def queues(self) -> list[str]:
@@ -568,8 +643,43 @@ class LogEngine:
         """The events from number `start` to `end`, as far as they are synced."""
         return views.read_events(self._state, self._known(queue), start, end)
 
+    def states(self, queue: str, start: int, end: int, runs_max: int, only: State | None = None) -> StateRuns:
+        """Where the living messages of a range are; `only` is READY, HELD or DEAD."""
+        return living_runs(self._known(queue).pending, start, end, runs_max, only)
+
     def describe(self, queue: str) -> QueueInfo:
         return views.describe(self._state, self._known(queue))
+
+    def counts(self, queue: str) -> dict[tuple[Event, Reason], int]:
+        """The events of this opening, and the deliveries (`held`), by event and reason."""
+        return self._known(queue).counts()
+
+    def deaths(self, queue: str) -> dict[Reason, int]:
+        """Dead letters by reason, those that somebody holds included."""
+        return self._known(queue).pending.deaths()
+
+    def changed(self) -> list[str]:
+        """The queues that `describe` may show otherwise than when this was last asked."""
+        return self._state.take_changed()
+
+    def info(self) -> EngineInfo:
+        segments = self._state.segments.all
+        return EngineInfo(
+            engine="log",
+            data=self._disk.where(""),
+            opening=self._state.opening,
+            position=self._committer.position,
+            segments=len(segments),
+            log_bytes=sum(segment.size for segment in segments),
+            disk_bytes_free=self._disk.free_bytes(),
+            disk_bytes_total=self._disk.total_bytes(),
+            bytes_in_flight=self.bytes_in_flight,
+            full=self.full,
+            failed=str(self.failed) if self.failed is not None else "",
+            damage=[damage.text for damage in self._state.damage],
+            sync=self._committer.syncs,
+            readers=len({name for name, _ in self._state.readers}),
+        )
 
     def is_paused(self, queue: str) -> bool:
         found = self._state.queues.get(queue)
@@ -581,6 +691,7 @@ class LogEngine:
         found = self._known(queue)
         if found.paused != paused:
             found.paused = paused
+            self._changed[found.number] = found
             self._sealer.control({"op": "pause", "queue": queue, "paused": paused}, now_us)
 
     def set_policies(self, policies: Policies) -> None:
@@ -592,26 +703,37 @@ class LogEngine:
     # --- readers and retention -------------------------------------------------------------------
 
     def hold_retention(self, reader: ReaderInfo, now_us: int) -> None:
-        """From now on nothing at or behind the reader's position is removed, while its lease lasts."""
+        """From now on nothing at or behind the reader's position is removed, while its lease lasts.
+
+        Each queue that a reader reads is held by a call of its own. See `readers.py` for how much.
+        """
         self._check()
         self._known(reader.queue)
         if reader.view not in ("messages", "events"):
             raise EngineRefused(f"reader {reader.name!r}: no view {reader.view!r}: messages or events")
-        self._state.readers[reader.name] = reader
+        self._state.hold(reader)
         self._sealer.control({"op": "reader", "reader": reader_fields(reader)}, now_us)
 
-    def release_retention(self, name: str, now_us: int) -> None:
+    def release_retention(self, name: str, now_us: int, *, queue: str | None = None) -> None:
+        """A reader holds nothing any more, in all its queues or in one."""
         self._check()
-        if self._state.readers.pop(name, None) is None:
-            raise EngineRefused(f"there is no reader {name!r}")
-        self._sealer.control({"op": "reader-gone", "name": name}, now_us)
+        if not self._state.release(name, queue):
+            where = f" of queue {queue!r}" if queue is not None else ""
+            raise ReaderUnknown(f"there is no reader {name!r}{where}")
+        fields: dict[str, object] = {"op": "reader-gone", "name": name}
+        if queue is not None:
+            fields["queue"] = queue
+        self._sealer.control(fields, now_us)
 
     def readers(self) -> list[ReaderInfo]:
-        return list(self._state.readers.values())
+        """Every reader, once for each queue that it reads. Who is capped was found out by the last `trim`."""
+        return self._readers.listed()
 
     def trim(self, now_us: int) -> None:
         """Remove or compact what retention no longer asks for, off the loop."""
         self._check()
+        for name, queue in self._readers.ended(now_us):
+            self.release_retention(name, now_us, queue=queue)
         self._trimmer.trim(self._snapshotter.positions, now_us)
 
     def _when_safe(

@@ -143,6 +143,12 @@ class Ledger:
             self._retries.append(note.retries if note is not None else AS_STORED)
             self._attempts.append(note.attempts if note is not None else 0)
 
+    def count(self, totals: dict[int, int]) -> None:
+        """Add its events to `totals`, which are by event (times 256) and reason."""
+        for event, reason, length in zip(self._event, self._reason, self._length, strict=True):
+            key = event << 8 | reason
+            totals[key] = totals.get(key, 0) + length
+
     def parts(self) -> list[Buffer]:
         """The body of the block."""
         names = [name.encode() for name in self._names]

@@ -159,6 +159,9 @@ class OverlayDisk:
     def free_bytes(self) -> int:
         return self._disk.free_bytes()
 
+    def total_bytes(self) -> int:
+        return self._disk.total_bytes()
+
     def lock(self) -> None:
         """Looking needs no lock."""
 

@@ -9,13 +9,14 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 from penstock.broker.batch import RETRIES_NONE, Batch, Slice
 from penstock.broker.ids import origin_of
 from penstock.broker.life import Event, Reason
 from penstock.broker.pending import AS_STORED, Hold, Note, Pending, Place
 from penstock.broker.policy import QueuePolicy, after_expiry, after_loss, after_reject
-from penstock.broker.ranges import Piece, RangeMap
+from penstock.broker.ranges import RangeMap
 from penstock.broker.words import Where
 from penstock.engines.interface import EngineFailed, Fate, LogDamaged
 from penstock.engines.log.block import PROTOCOLS, Messages
@@ -24,6 +25,16 @@ from penstock.engines.log.ledger import Ledger
 Lookup = Callable[[int, int], Messages | None]
 Schedule = Callable[[int, int, int, int], None]  # at_us, queue, first, end
 Unreadable = Callable[["LogQueue", int, int, LogDamaged], int]
+
+
+class Oldest(NamedTuple):
+    """What it takes a walk over segments to find out, and what it was found out for; see views.py."""
+
+    offset: int
+    changes: int  # of the segments, by then
+    stored_bytes: int  # of the queue, by then
+    living_bytes: int
+    time_us: int
 
 
 class LogQueue:
@@ -49,6 +60,9 @@ class LogQueue:
         self._origins: dict[int, bytes] = {}
         self._last_hold: Hold | None = None
         self.pending = Pending()
+        self.tail_opened = 0  # the first offset of this opening
+        self.delivered = 0  # messages handed out in this opening
+        self.recorded: dict[int, int] = {}  # events in this opening's settlement blocks, see Ledger.count
         self.asking: RangeMap[None] = RangeMap()  # unsettled requests that want a reply
         self.ledger = Ledger()
         self.parts: list[Batch] = []  # accepted, not yet in a block
@@ -62,6 +76,8 @@ class LogQueue:
         self.offset_start = 0  # the log is complete from here on
         self.event_start = 0
         self.paused = False
+        self.stored_bytes = 0  # payload in this opening's blocks
+        self.oldest: Oldest | None = None  # what was found out about the oldest living message
         self.fates: list[Fate] = []  # what a take found expired, for the next `expire`
 
     def origin(self, opening: int) -> bytes:
@@ -69,6 +85,18 @@ class LogQueue:
         if found is None:
             found = self._origins[opening] = origin_of(self._log, self.number, opening)
         return found
+
+    def counts(self) -> dict[tuple[Event, Reason], int]:
+        """How often each event has happened in this opening. `held` is a delivery, the only one that is
+        in no block."""
+        totals = dict(self.recorded)
+        self.ledger.count(totals)
+        happened = {(Event(key >> 8), Reason(key & 255)): count for key, count in totals.items()}
+        accepted = self.pending.tail - self.tail_opened
+        for event, count in ((Event.ACCEPTED, accepted), (Event.HELD, self.delivered)):
+            if count:
+                happened[event, Reason.NONE] = count
+        return happened
 
     # --- out ---------------------------------------------------------------------------------
 
@@ -157,6 +185,7 @@ class LogQueue:
         ):
             hold = self._last_hold = Hold(consumer, now_us, origin, place, dead)
         self.pending.hold(first, end, hold)
+        self.delivered += end - first
 
     def _slice(self, block: Messages, lo: int, hi: int) -> Slice:
         header = block.header
@@ -425,56 +454,90 @@ class LogQueue:
 
     # --- without a consumer ----------------------------------------------------------------------
 
-    def withdraw(self, first: int, end: int, reason: Reason, held: bool = True) -> list[Fate]:
-        """Living messages, ready ones and (where asked for) those that somebody holds."""
+    def withdraw(self, ranges: Sequence[tuple[int, int]], reason: Reason) -> list[Fate]:
+        """Living messages, ready ones and those that somebody holds."""
         fates = []
         pending = self.pending
-        runs = [(a, b) for a, b, _ in pending.ready.cut(first, end)]
-        runs += [(a, b) for a, b, _ in pending.waiting.places.cut(first, end)]
-        for a, b in runs:
-            self._record_end(Event.WITHDRAWN, a, b, reason, None)
-            self._gone(a, b)
-            fates.append(Fate(a, b, Event.WITHDRAWN, reason))
-        for consumer in list(pending.held) if held else ():
-            for a, b, hold in pending.release(first, end, consumer, dead=False):
-                self._record_end(Event.WITHDRAWN, a, b, reason, hold)
-                self._gone(a, b)
-                fates.append(Fate(a, b, Event.WITHDRAWN, reason, consumer))
+        for first, end in ranges:
+            for room in (pending.ready, pending.waiting.places):
+                for a, b, _ in room.cut(first, end) if room else ():
+                    fates.append(self._withdrawn(a, b, reason, None))
+        if not pending.held or not ranges:
+            return fates
+        wanted: RangeMap[None] = RangeMap()
+        for first, end in sorted(ranges):
+            wanted.cut(first, end)  # the ranges may overlap
+            if first < end:
+                wanted.add(first, end, None)
+        low, high = min(first for first, _ in ranges), max(end for _, end in ranges)
+        for consumer, holds in list(pending.held.items()):
+            # By what it holds, not by range: there may be many consumers and many ranges.
+            for first, end, _ in holds.find(low, high):
+                for a, b, _ in wanted.find(first, end):
+                    for c, d, hold in pending.release(a, b, consumer, dead=False):
+                        fates.append(self._withdrawn(c, d, reason, hold))
         return fates
 
-    def purge_dead(self) -> int:
-        """Dead letters that nobody holds."""
-        count = 0
-        for a, b, _ in self.pending.dead.places.cut(0, self.pending.tail):
-            self._record_end(Event.WITHDRAWN, a, b, Reason.PURGED, None)
-            self._gone(a, b)
-            count += b - a
-        return count
+    def _withdrawn(self, first: int, end: int, reason: Reason, hold: Hold | None) -> Fate:
+        self._record_end(Event.WITHDRAWN, first, end, reason, hold)
+        self._gone(first, end)
+        return Fate(first, end, Event.WITHDRAWN, reason, hold.consumer if hold is not None else "")
+
+    def purge(self, dead: bool, limit: int | None, runs_max: int | None) -> list[Fate]:
+        """Ready messages, or dead letters, that nobody holds; lowest offset first."""
+        pending = self.pending
+        left = limit if limit is not None else pending.tail
+        runs_left = runs_max if runs_max is not None else pending.tail
+        fates: list[Fate] = []
+        for pop in (pending.pop_dead,) if dead else (pending.ready.pop_front, pending.waiting.pop_front):
+            while left > 0 and len(fates) < runs_left and (run := pop(left)) is not None:
+                fates.append(self._withdrawn(run[0], run[1], Reason.PURGED, None))
+                left -= run[1] - run[0]
+        return fates
 
     def redrive(
-        self, reason: Reason | None, ranges: Sequence[tuple[int, int]] | None, limit: int | None
-    ) -> int:
+        self,
+        reason: Reason | None,
+        ranges: Sequence[tuple[int, int]] | None,
+        limit: int | None,
+        runs_max: int | None,
+    ) -> list[Fate]:
         """Dead letters back behind the tail, first died first: a new life with the old id.
 
         Deliveries count from 0 again, the retry counter is the one that the message came with,
         and its TTL is over: it does not expire any more.
         """
-        dead = self.pending.dead.places
-        runs: list[Piece[Place]] = []
-        for first, end in ranges if ranges is not None else [(0, self.pending.tail)]:
-            runs += [run for run in dead.find(first, end) if reason is None or run[2].reason is reason]
+        pending = self.pending
+        left = limit if limit is not None else pending.tail
+        runs_left = runs_max if runs_max is not None else pending.tail
+        fates: list[Fate] = []
+        if ranges is None:
+            while left > 0 and len(fates) < runs_left:
+                run = pending.pick_dead(left, reason)
+                if run is None:
+                    break
+                fates.append(self._redriven(*run))
+                left -= run[1] - run[0]
+            return fates
+        runs = [
+            run
+            for first, end in ranges
+            for run in pending.dead.places.walk(first, end)
+            if reason is None or run[2].reason is reason
+        ]
         runs.sort(key=lambda run: (run[2], run[0]))
-        count = 0
-        for first, end, place in runs:
-            if limit is not None:
-                end = min(end, first + limit - count)
-            if first >= end:
+        for first, end, _ in runs:
+            if left <= 0 or len(fates) >= runs_left:
                 break
             # The ranges may overlap, so that what a run names has gone with another one.
-            for a, b, _ in dead.cut(first, end):
-                self._move_to_tail(a, b, Event.REDRIVEN, place.reason, None, Note(0, AS_STORED, 0))
-                count += b - a
-        return count
+            for piece in pending.lift_dead(first, min(end, first + left)):
+                fates.append(self._redriven(*piece))
+                left -= piece[1] - piece[0]
+        return fates
+
+    def _redriven(self, first: int, end: int, place: Place) -> Fate:
+        self._move_to_tail(first, end, Event.REDRIVEN, place.reason, None, Note(0, AS_STORED, 0))
+        return Fate(first, end, Event.REDRIVEN, place.reason)
 
     # --- expiry ----------------------------------------------------------------------------------
 

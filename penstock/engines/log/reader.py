@@ -22,7 +22,7 @@ Memory: a `Span` per segment and queue, an index of the segments that were used 
 
 import logging
 import os
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -111,6 +111,16 @@ class Block:
         return [bytes(payload[ends[i] : ends[i + 1]]) for i in range(self.lo, self.hi)]
 
 
+def _facts(queue: QueueView) -> ReaderQueue:
+    return ReaderQueue(queue.number, queue.offset_start, queue.offset_end, queue.event_start, queue.event_end)
+
+
+def _is_about(header: Header, offsets: tuple[int, int]) -> bool:
+    """Whether a block may say something about messages of that range, as far as its header tells."""
+    first, end = offsets
+    return header.first_offset < end and (header.kind != KIND_MESSAGES or header.offset_end > first)
+
+
 class LogReader:
     """See the module's docstring."""
 
@@ -144,10 +154,12 @@ class LogReader:
 
     def queues(self) -> dict[str, ReaderQueue]:
         """Every queue by name, as of the last `refresh`."""
-        return {
-            name: ReaderQueue(q.number, q.offset_start, q.offset_end, q.event_start, q.event_end)
-            for name, q in self._picture.queues.items()
-        }
+        return {name: _facts(queue) for name, queue in self._picture.queues.items()}
+
+    def queue(self, name: str) -> ReaderQueue | None:
+        """One of them."""
+        queue = self._picture.queues.get(name)
+        return _facts(queue) if queue is not None else None
 
     @property
     def position(self) -> int:
@@ -199,16 +211,84 @@ class LogReader:
         end = self._end_of(queue, start, end, fail_on_loss, events=False)
         return self._blocks(queue, start, end, fail_on_loss, events=False, headers_only=headers_only)
 
+    def kept_from(self, queue: str, offset: int) -> int | None:
+        """The first offset at or behind `offset` whose message is in the log; None where there is none.
+
+        What compacting has left has gaps. They are no loss, and this steps over them.
+        """
+        tries, looked_again = 0, -1
+        while True:
+            known = self._known(queue)
+            segment = self._picture.segment_at(known, offset, events=False)
+            if segment is None or bounds(segment.spans[known.number], False)[0] > offset:
+                if looked_again != offset:
+                    looked_again = offset  # as in `_blocks`
+                    self.refresh()
+                    continue
+                if segment is None:
+                    return None
+            try:
+                for header in self._rows(segment, known.number, offset, events=False):
+                    if header.kind == KIND_MESSAGES and header.offset_end > offset:
+                        return max(offset, header.first_offset)
+            except FileNotFoundError:
+                tries += 1
+                if tries > TRIES_MAX:
+                    raise self._changing() from None
+                self.refresh()
+                continue
+            offset = bounds(segment.spans[known.number], False)[1]
+
+    def offset_at(self, queue: str, time_us: int, *, events: bool = False) -> int:
+        """The first offset (or event number) from that time on; the end of the queue where there is none.
+
+        Times are those of blocks, and taken to grow: a clock that was set back makes this less exact.
+        """
+        for _ in range(TRIES_MAX):
+            known = self._known(queue)
+            try:
+                return self._offset_at(known, time_us, events)
+            except FileNotFoundError:
+                self.refresh()
+        raise self._changing()
+
+    def _offset_at(self, known: QueueView, time_us: int, events: bool) -> int:
+        segments = known.segments(self._picture.segments, events)
+        row = bisect_left(segments, time_us, key=lambda segment: self._begins_us(segment, known, events))
+        start, end = (
+            (known.event_start, known.event_end) if events else (known.offset_start, known.offset_end)
+        )
+        # The segment before the first one that begins at that time or later may reach into it.
+        for segment in segments[max(row - 1, 0) :]:
+            for header in self._rows(segment, known.number, -1, events):
+                if header.time_us >= time_us and (events or header.kind == KIND_MESSAGES):
+                    return max(start, header.first_event if events else header.first_offset)
+        return end
+
+    def _begins_us(self, segment: Segment, known: QueueView, events: bool) -> int:
+        """When the first block of a queue in a segment was written, of those that have something to show."""
+        for header in self._rows(segment, known.number, -1, events):
+            if events or header.kind == KIND_MESSAGES:
+                return header.time_us
+        return 0  # All of them are damaged by now.
+
     def event_blocks(
-        self, queue: str, start: int, end: int | None = None, *, fail_on_loss: bool = True
+        self,
+        queue: str,
+        start: int,
+        end: int | None = None,
+        *,
+        fail_on_loss: bool = True,
+        about: tuple[int, int] | None = None,
     ) -> Iterator[Block]:
         """The blocks with the events from number `start` to `end`, message blocks among them.
 
         `lo` and `hi` count events. The body of a message block is not looked at: its header says
-        all that there is to say about its events.
+        all that there is to say about its events. With `about`, blocks whose headers show that they
+        say nothing about the messages of that range are left out, unread.
         """
         end = self._end_of(queue, start, end, fail_on_loss, events=True)
-        return self._blocks(queue, start, end, fail_on_loss, events=True, headers_only=True)
+        return self._blocks(queue, start, end, fail_on_loss, events=True, headers_only=True, about=about)
 
     def events(
         self, queue: str, start: int, end: int | None = None, *, fail_on_loss: bool = True
@@ -255,7 +335,15 @@ class LogReader:
         log.warning("%s", text)
 
     def _blocks(
-        self, name: str, start: int, end: int, fail_on_loss: bool, *, events: bool, headers_only: bool
+        self,
+        name: str,
+        start: int,
+        end: int,
+        fail_on_loss: bool,
+        *,
+        events: bool,
+        headers_only: bool,
+        about: tuple[int, int] | None = None,
     ) -> Iterator[Block]:
         at, tries, looked_again = start, 0, -1
         while at < end:
@@ -285,6 +373,8 @@ class LogReader:
                         self._missing(queue, at, first, events, fail_on_loss)
                         at = first
                     lo, at = at - first, stop
+                    if about is not None and not _is_about(header, about):
+                        continue
                     body = memoryview(b"")
                     if not headers_only or header.kind != KIND_MESSAGES:
                         try:

@@ -22,6 +22,7 @@ from penstock.engines.log.block import (
 )
 from penstock.engines.log.columns import cut_columns
 from penstock.engines.log.disk import Disk, File, discard, is_final, sync_folder
+from penstock.engines.log.readers import Readers
 from penstock.engines.log.scan import walk_blocks
 from penstock.engines.log.segments import Segment, segment_name
 from penstock.engines.log.snapshot import SNAPSHOTS_KEPT
@@ -46,13 +47,14 @@ class Plan:
         self.living = living  # empty: the segment may go
 
 
-def plans(state: LogState, oldest_snapshot: int, now_us: int) -> Iterator[Plan]:
+def plans(state: LogState, readers: Readers, oldest_snapshot: int, now_us: int) -> Iterator[Plan]:
     """The segments that can be removed or compacted now, oldest first."""
     settled_after = _bytes_after(state)
+    held = readers.held(now_us)
     for at, segment in enumerate(state.segments.all):
         if not segment.sealed or segment.end > oldest_snapshot:
             return
-        if is_read(state, segment, now_us) or not all(
+        if segment.base in held or not all(
             _is_over(state, segment, number, settled_after[at][number], now_us) for number in segment.spans
         ):
             continue
@@ -100,18 +102,6 @@ def _bytes_after(state: LogState) -> list[dict[int, int]]:
     return after
 
 
-def is_read(state: LogState, segment: Segment, now_us: int) -> bool:
-    """Whether a reader holds something of this segment."""
-    for reader in state.readers.values():
-        queue = state.queues.get(reader.queue)
-        span = segment.spans.get(queue.number) if queue is not None else None
-        if span is not None and reader.lease_until_us > now_us:
-            end = span.end_event if reader.view == "events" else span.end_offset
-            if reader.position < end:
-                return True
-    return False
-
-
 def _is_over(state: LogState, segment: Segment, number: int, bytes_after: int, now_us: int) -> bool:
     """Whether the policy of that queue lets go of this segment."""
     policy = state.by_number[number].policy
@@ -126,6 +116,7 @@ def move_starts(state: LogState, segment: Segment) -> None:
         queue = state.by_number[number]
         queue.offset_start = max(queue.offset_start, span.end_offset)
         queue.event_start = max(queue.event_start, span.end_event)
+        state.changed[number] = queue
 
 
 WhenSafe = Callable[[Iterable[int], int, Callable[[EngineFailed | None], None]], bool]
@@ -141,11 +132,13 @@ class Trimmer:
     def __init__(
         self,
         state: LogState,
+        readers: Readers,
         keeper: Worker,
         when_safe: WhenSafe,
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._state = state
+        self._readers = readers
         self._disk = state.disk
         self._keeper = keeper
         self._when_safe = when_safe
@@ -167,7 +160,7 @@ class Trimmer:
 
     def _next(self, oldest_snapshot: int, now_us: int) -> None:
         avoid = self._passed_over | self._damaged
-        found = plans(self._state, oldest_snapshot, now_us)
+        found = plans(self._state, self._readers, oldest_snapshot, now_us)
         plan = next((plan for plan in found if plan.segment.base not in avoid), None)
         self._busy = plan is not None and not self._stopped
         if plan is None or self._stopped:
@@ -206,11 +199,12 @@ class Trimmer:
             if error is not None:
                 self._busy = False
                 return
-            if is_read(self._state, segment, now_us):
+            if segment.base in self._readers.held(now_us):
                 self._passed_over.add(segment.base)
                 self._next(oldest_snapshot, now_us)
                 return
             # A reader that comes from now on comes too late for this segment, and can see that.
+            self._readers.lose(segment, now_us)
             move_starts(self._state, segment)
             if plan.living:
                 self._keeper.submit(rewrite, compacted)

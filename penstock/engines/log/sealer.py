@@ -104,6 +104,7 @@ class Sealer:
         header.extra = len(columns.payload)
         queue.next_stored += count
         queue.next_event += count
+        queue.stored_bytes += header.extra
         if columns.expires is not None:
             header.expires_min_us = min(filter(None, columns.expires), default=0)
             if header.expires_min_us:
@@ -142,6 +143,7 @@ class Sealer:
         header.event_count = ledger.event_count
         header.extra = ledger.names_count
         queue.next_event += ledger.event_count
+        ledger.count(queue.recorded)
         queue.ledger = Ledger()
         # Nobody is promised anything by a settlement: it goes along with the next sync, which comes
         # within the interval at the latest. A power cut before that delivers the message again.

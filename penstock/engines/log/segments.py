@@ -64,6 +64,17 @@ class Span:
         self.end_event = end_event
         self.bytes = payload_bytes
 
+    def facts(self) -> tuple[int, int, int, int, int, int]:
+        """What it is made from."""
+        return (
+            self.first_offset,
+            self.end_offset,
+            self.count,
+            self.first_event,
+            self.end_event,
+            self.bytes,
+        )
+
 
 class Entries:
     """The blocks of one queue in one segment: a row each."""
@@ -204,6 +215,7 @@ class Segments:
         self.all: list[Segment] = []
         self._holding: dict[int, tuple[list[int], list[Segment]]] = {}
         self.written = 0  # log position up to which blocks can be read from the files
+        self.replaced = 0  # how often a segment has gone or been replaced
 
     # --- which segments there are --------------------------------------------------------------
 
@@ -221,6 +233,7 @@ class Segments:
 
     def replace(self, old: Segment, new: Segment | None) -> None:
         """A sealed segment is gone, or a compacted one has taken its place."""
+        self.replaced += 1
         self.forget(old)
         at = self.all.index(old)
         self.all[at : at + 1] = [new] if new is not None else []
@@ -318,6 +331,11 @@ class Segments:
         """The segments with messages of that queue, in order."""
         held = self._holding.get(queue)
         return held[1] if held else []
+
+    def holding_from(self, queue: int, offset: int) -> list[Segment]:
+        """The same from the one on that may hold `offset`."""
+        held = self._holding.get(queue)
+        return held[1][max(bisect_right(held[0], offset) - 1, 0) :] if held else []
 
     def block_at(self, queue: int, offset: int) -> Messages | None:
         """The block with that message, or None where the log does not have it (any more)."""

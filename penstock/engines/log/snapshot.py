@@ -13,15 +13,17 @@ import logging
 import struct
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from typing import Any
 
 from penstock.broker.life import Reason
-from penstock.broker.pending import Line, Note, Pending, Place
-from penstock.broker.ranges import RangeMap
+from penstock.broker.pending import Note, Pending, Place
 from penstock.engines.interface import EngineFailed, LogDamaged, ReaderInfo
+from penstock.engines.log.block import Buffer
 from penstock.engines.log.committer import Committer
 from penstock.engines.log.disk import Disk, discard, is_final, read_whole, write_whole
+from penstock.engines.log.queue import LogQueue
 from penstock.engines.log.segments import Segment, Span
 from penstock.engines.log.state import (
     FORMAT,
@@ -60,75 +62,123 @@ def positions_in(names: list[str]) -> list[int]:
     return sorted(found, reverse=True)
 
 
-def encode_snapshot(state: LogState, position: int) -> bytes:
-    """The state as bytes. Everything before `position`, and nothing else, must be in it."""
-    numbers = array("q")
-    queues = []
-    for queue in state.queues.values():
-        counts = _put_pending(numbers, queue.pending)
-        counts.append(_put_plain(numbers, [(a, b) for a, b, _ in queue.asking]))
-        queues.append(
-            {
-                "number": queue.number,
-                "name": queue.name,
-                "tail": queue.pending.tail,
-                "next_event": queue.next_event,
-                "offset_start": queue.offset_start,
-                "event_start": queue.event_start,
-                "paused": queue.paused,
-                "counts": counts,
-            }
-        )
-    timers = 0
-    for at_us, number, first, end in _timers(state):
-        numbers.extend((at_us, number, first, end))
-        timers += 1
-    meta = {
-        "format": FORMAT,
-        "log": state.log,
-        "opening": state.opening,
-        "position": position,
-        "queues": queues,
-        "timers": timers,
-        "segments": [
-            [
-                s.base,
-                s.generation,
-                s.size,
-                s.time_max_us,
-                [
-                    [q, p.first_offset, p.end_offset, p.count, p.first_event, p.end_event, p.bytes]
-                    for q, p in s.spans.items()
-                ],
-            ]
-            for s in state.segments.all
-        ],
-        "transactions": list(state.transactions.items()),
-        "readers": [reader_fields(reader) for reader in state.readers.values()],
-        "damage": [damage_fields(damage) for damage in state.damage],
-    }
-    text = json.dumps(meta, separators=(",", ":")).encode()
-    body = struct.pack("<I", len(text)) + text + numbers.tobytes()
-    return MAGIC + struct.pack("<I", zlib.crc32(body)) + body
+class _Rooms:
+    """Where the messages of a queue will be after a crash: a copy."""
+
+    __slots__ = ("asking", "dead", "facts", "held", "moved", "notes", "number", "ready")
+
+    def __init__(self, queue: LogQueue) -> None:
+        pending = queue.pending
+        self.number = queue.number
+        self.facts = {
+            "number": queue.number,
+            "name": queue.name,
+            "tail": pending.tail,
+            "next_event": queue.next_event,
+            "offset_start": queue.offset_start,
+            "event_start": queue.event_start,
+            "paused": queue.paused,
+        }
+        self.ready = pending.ready.copy()
+        self.moved = pending.waiting.places.copy()
+        self.dead = pending.dead.places.copy()
+        self.held = [holds.copy() for holds in pending.held.values()]
+        self.notes = pending.notes.copy()
+        self.asking = queue.asking.copy()
+
+    def put(self, numbers: "array[int]") -> dict[str, object]:
+        """Its ranges behind the others; what stands of it in the JSON part."""
+        for holds in self.held:
+            for a, b, hold in holds:
+                if hold.place is None:
+                    self.ready.add(a, b, None)
+                else:
+                    (self.dead if hold.dead else self.moved).add(a, b, hold.place)
+        counts = [_put(numbers, ((a, b) for a, b, _ in self.ready))]
+        counts += [
+            _put(numbers, ((a, b, *place) for a, b, place in line)) for line in (self.moved, self.dead)
+        ]
+        counts.append(_put(numbers, ((a, b, *note) for a, b, note in self.notes)))
+        counts.append(_put(numbers, ((a, b) for a, b, _ in self.asking)))
+        return {**self.facts, "counts": counts}
 
 
-def _timers(state: LogState) -> Iterator[tuple[int, int, int, int]]:
-    """What is filed; and for what somebody holds, a look as soon as the log is open again.
+class Capture:
+    """The state at one position. Taken on the loop, which goes on; put into bytes on the keeper's thread.
 
-    A message may have expired while it was held, when its timer had nothing to do. After a crash
-    it is ready again, and nobody would come for it.
+    Copies of the ranges take a few milliseconds for a million of them, their bytes a second. Everything
+    else that is referred to here is never changed in place.
     """
-    yield from state.timers
-    for queue in state.queues.values():
-        for holds in queue.pending.held.values():
-            for first, end, hold in holds:
-                if not hold.dead:
-                    yield AT_ONCE_US, queue.number, first, end
+
+    def __init__(self, state: LogState, position: int) -> None:
+        """Everything before `position`, and nothing else, must be in the state."""
+        self._rooms = [_Rooms(queue) for queue in state.queues.values()]
+        self._timers = state.timers.copy()
+        self._segments = [
+            (s.base, s.generation, s.size, s.time_max_us, s.spans if s.sealed else deepcopy(s.spans))
+            for s in state.segments.all
+        ]
+        self._meta: dict[str, Any] = {
+            "format": FORMAT,
+            "log": state.log,
+            "opening": state.opening,
+            "position": position,
+            "transactions": list(state.transactions.items()),
+            "unfinished": list(state.unfinished.items()),
+            "readers": [reader_fields(reader) for reader in state.readers.values()],
+            "damage": [damage_fields(damage) for damage in state.damage],
+        }
+
+    def encode(self) -> list[Buffer]:
+        """The file, in pieces. Can be done once."""
+        numbers = array("q")
+        # One by one: a single call for all would keep the interpreter from the loop for its whole length.
+        queues = ",".join([_json(rooms.put(numbers)) for rooms in self._rooms])
+        self._meta["timers"] = _put(numbers, self._all_timers())
+        segments = ",".join(
+            [
+                _json([*facts, [[q, *span.facts()] for q, span in spans.items()]])
+                for *facts, spans in self._segments
+            ]
+        )
+        text = f'{_json(self._meta)[:-1]},"queues":[{queues}],"segments":[{segments}]}}'.encode()
+        length = struct.pack("<I", len(text))
+        body: list[Buffer] = [length, text, memoryview(numbers).cast("B")]
+        checksum = 0
+        for piece in body:
+            checksum = zlib.crc32(piece, checksum)
+        return [MAGIC, struct.pack("<I", checksum), *body]
+
+    def _all_timers(self) -> Iterator[tuple[int, int, int, int]]:
+        """What is filed; and for what somebody holds, a look as soon as the log is open again.
+
+        A message may have expired while it was held, when its timer had nothing to do. After a crash
+        it is ready again, and nobody would come for it.
+        """
+        yield from self._timers
+        for rooms in self._rooms:
+            for holds in rooms.held:
+                for first, end, hold in holds:
+                    if not hold.dead:
+                        yield AT_ONCE_US, rooms.number, first, end
 
 
-def write_snapshot(disk: Disk, position: int, data: bytes) -> None:
+def _put(numbers: "array[int]", rows: Iterable[tuple[int, ...]]) -> int:
+    """Numbers of one kind, row by row; how many rows."""
+    before, width = len(numbers), 1
+    for row in rows:
+        width = len(row)
+        numbers.extend(row)
+    return (len(numbers) - before) // width
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def write_snapshot(disk: Disk, position: int, capture: Capture) -> None:
     """On the keeper's thread."""
-    write_whole(disk, snapshot_name(position), data)
+    write_whole(disk, snapshot_name(position), *capture.encode())
     for old in snapshot_positions(disk)[SNAPSHOTS_KEPT:]:
         discard(disk, snapshot_name(old))
 
@@ -161,12 +211,12 @@ class Snapshotter:
         committer.blocks_since_snapshot = 0
         self._base_last = segments[-1].base
         position = committer.position
-        data = encode_snapshot(self._state, position)
+        capture = Capture(self._state, position)
 
         def write() -> None:
             if committer.failed is not None:
                 raise committer.failed
-            write_snapshot(self._state.disk, position, data)
+            write_snapshot(self._state.disk, position, capture)
 
         def synced(error: EngineFailed | None) -> None:
             if error is None:
@@ -230,63 +280,32 @@ def load_snapshot(state: LogState, position: int) -> None:
         segment.spans = {q: Span(*span) for q, *span in spans}
         state.segments.add(segment)
     for key, parts in meta["transactions"]:
-        state.transactions[key] = [(q, first, end, opening) for q, first, end, opening in parts]
+        state.remember(key, [(q, first, end, opening) for q, first, end, opening in parts])
+    for key, (steps, parts) in meta.get("unfinished", ()):  # older versions wrote none
+        state.unfinished[key] = (steps, [(q, first, end, opening) for q, first, end, opening in parts])
     for fields in meta["readers"]:
-        reader = ReaderInfo(**fields)
-        state.readers[reader.name] = reader
+        state.hold(ReaderInfo(**fields))
     state.damage = [Damage(**fields) for fields in meta["damage"]]
 
 
 # --- ranges ------------------------------------------------------------------------------------
 
 
-def _put_plain(numbers: "array[int]", runs: list[tuple[int, int]]) -> int:
-    for run in runs:
-        numbers.extend(run)
-    return len(runs)
-
-
-def _put_pending(numbers: "array[int]", pending: Pending) -> list[int]:
-    ready: RangeMap[None] = RangeMap()
-    moved: list[tuple[int, int, Place]] = list(pending.waiting.places)
-    dead: list[tuple[int, int, Place]] = list(pending.dead.places)
-    ready_runs = [(a, b) for a, b, _ in pending.ready]
-    for holds in pending.held.values():
-        for a, b, hold in holds:
-            if hold.place is None:
-                ready_runs.append((a, b))
-            elif hold.dead:
-                dead.append((a, b, hold.place))
-            else:
-                moved.append((a, b, hold.place))
-    for a, b in ready_runs:
-        ready.add(a, b, None)
-    counts = [_put_plain(numbers, [(a, b) for a, b, _ in ready])]
-    for line in (moved, dead):
-        for a, b, place in sorted(line, key=lambda run: (run[2], run[0])):
-            numbers.extend((a, b, place.tail, place.number, place.reason, place.time_us))
-        counts.append(len(line))
-    for a, b, note in pending.notes:
-        numbers.extend((a, b, *note))
-    counts.append(len(pending.notes))
-    return counts
-
-
 def _get_pending(source: Iterator[int], pending: Pending, counts: list[int]) -> None:
     ready, moved, dead, notes = counts
     for _ in range(ready):
         pending.ready.add(next(source), next(source), None)
-    highest = max(_get_line(source, pending.waiting, moved), _get_line(source, pending.dead, dead))
+    highest = max(_get_line(source, pending, moved, dead=False), _get_line(source, pending, dead, dead=True))
     pending.continue_places(highest)
     for _ in range(notes):
         pending.notes.add(next(source), next(source), Note(next(source), next(source), next(source)))
 
 
-def _get_line(source: Iterator[int], line: Line, count: int) -> int:
+def _get_line(source: Iterator[int], pending: Pending, count: int, *, dead: bool) -> int:
     highest = 0
     for _ in range(count):
         first, end = next(source), next(source)
         place = Place(next(source), next(source), Reason(next(source)), next(source))
-        line.add(first, end, place)
+        pending.back(first, end, place, dead)
         highest = max(highest, place.number)
     return highest

@@ -5,14 +5,14 @@ one. Whatever changes the state in a way that must outlive the process is a bloc
 """
 
 import os
-from collections import OrderedDict
+from collections import deque
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock.broker.life import Event
 from penstock.broker.policy import Policies
 from penstock.broker.timers import Timers
-from penstock.engines.interface import LogDamaged, ReaderInfo
+from penstock.engines.interface import LogDamaged, ReaderInfo, Step
 from penstock.engines.log.block import (
     FLAG_REPLY,
     KIND_CONTROL,
@@ -28,7 +28,14 @@ from penstock.engines.log.segments import Segments
 
 FORMAT = 1
 TRANSACTIONS_MAX = 10_000
-"""How many committed transaction keys are remembered; a replay comes soon after its first try."""
+"""How many committed transaction keys of a kind are remembered, the newest of all queues together. A key
+that comes again while it is remembered adds nothing and gets the first answer; after 10,000 others it is a
+new key, and its messages would be stored again. So whoever repeats a transaction must do so before 10,000
+others have been committed: a replay comes soon after its first try. What stands before the first slash of a
+key is its kind: the keys of one kind do not push out those of another."""
+
+UNFINISHED_MAX = 1000
+"""How many transactions may have begun and not ended. Their keys are remembered as long as that takes."""
 
 
 @dataclass(slots=True)
@@ -40,6 +47,7 @@ class LogSettings:
     block_bytes: int = 1024 * 1024  # a larger batch becomes several blocks
     interval_us: int = 50_000  # durability = interval: sync this often
     snapshot_blocks: int = 20_000  # a snapshot after this many blocks, so that a restart is fast
+    reader_bytes_max: int = 10 * 1024**3  # what one reader may keep of the log for a queue; 0: no cap
 
 
 @dataclass(slots=True)
@@ -55,6 +63,21 @@ class Damage:
 
 
 StoredPart = tuple[str, int, int, int]  # queue, first, end, opening
+ReaderKey = tuple[str, str]  # its name, a queue
+
+
+def join_parts(before: list[StoredPart], parts: list[StoredPart]) -> list[StoredPart]:
+    """All of them; where one begins at the end of its queue's last, they are one."""
+    joined = list(before)
+    last = {part[0]: index for index, part in enumerate(joined)}
+    for queue, first, end, opening in parts:
+        index = last.get(queue)
+        if index is not None and joined[index][2:] == (first, opening):
+            joined[index] = (queue, joined[index][1], end, opening)
+        else:
+            last[queue] = len(joined)
+            joined.append((queue, first, end, opening))
+    return joined
 
 
 class LogState:
@@ -74,8 +97,11 @@ class LogState:
         self.by_number: dict[int, LogQueue] = {}
         self.begins_late = False  # what is missing cannot be told from what retention took
         self.number_last = 0  # the highest that a queue has: numbers are never given twice
-        self.transactions: OrderedDict[str, list[StoredPart]] = OrderedDict()
-        self.readers: dict[str, ReaderInfo] = {}
+        self.transactions: dict[str, list[StoredPart]] = {}  # in the order of their commits
+        self._keys: dict[str, deque[str]] = {}  # the keys of each kind, in the same order
+        self.unfinished: dict[str, tuple[int, list[StoredPart]]] = {}  # steps that are stored, and where
+        self.readers: dict[ReaderKey, ReaderInfo] = {}
+        self.changed: dict[int, LogQueue] = {}  # since the last `take_changed`
         self.damage: list[Damage] = []
         self._news: list[Damage] = []  # damage that is not in the log yet
         self.log = int.from_bytes(os.urandom(3), "little")
@@ -94,9 +120,45 @@ class LogState:
         return queue
 
     def remember(self, key: str, parts: list[StoredPart]) -> None:
+        """A transaction that is whole."""
+        keys = self._keys.setdefault(key[: key.find("/") + 1], deque())
+        if key not in self.transactions:
+            keys.append(key)
         self.transactions[key] = parts
-        while len(self.transactions) > TRANSACTIONS_MAX:
-            self.transactions.popitem(last=False)
+        if len(keys) > TRANSACTIONS_MAX:
+            del self.transactions[keys.popleft()]
+
+    def steps_of(self, key: str) -> int:
+        """How many steps of a transaction are stored that has not had its last one."""
+        return self.unfinished[key][0] if key in self.unfinished else 0
+
+    def remember_step(self, key: str, step: Step, parts: list[StoredPart]) -> list[StoredPart]:
+        """One more step of a transaction; what is stored of it, and with the last one of them all."""
+        _, before = self.unfinished.pop(key, (0, []))
+        together = join_parts(before, parts)
+        if step.last:
+            self.remember(key, together)
+            return together
+        self.unfinished[key] = (step.number + 1, together)
+        return parts
+
+    def hold(self, reader: ReaderInfo) -> None:
+        self.readers[reader.name, reader.queue] = reader
+
+    def release(self, name: str, queue: str | None) -> bool:
+        """Forget a reader, in one queue or in all. False where there was none."""
+        if queue is not None:
+            return self.readers.pop((name, queue), None) is not None
+        kept = {key: reader for key, reader in self.readers.items() if key[0] != name}
+        found = len(kept) < len(self.readers)
+        self.readers = kept
+        return found
+
+    def take_changed(self) -> list[str]:
+        """The queues that something has happened to since the last call."""
+        changed = [queue.name for queue in self.changed.values()]
+        self.changed.clear()
+        return changed
 
     # --- damage that is found while the log is open ------------------------------------------------
 
@@ -111,6 +173,7 @@ class LogState:
         """Messages that cannot be read: nobody gets them any more, and that is written down."""
         segment, position, _ = self.segments.missing(queue.number, first)
         queue.pending.lift(first, end)
+        self.changed[queue.number] = queue
         self.tell(
             Damage(
                 self.disk.where(segment.name) if segment is not None else "",
@@ -257,14 +320,15 @@ class LogState:
             if queue is not None:  # its declaration may be damaged
                 queue.paused = fields["paused"]
         elif operation == "reader":
-            reader = ReaderInfo(**fields["reader"])
-            self.readers[reader.name] = reader
+            self.hold(ReaderInfo(**fields["reader"]))
         elif operation == "reader-gone":
-            self.readers.pop(fields["name"], None)
+            self.release(fields["name"], fields.get("queue"))
         elif operation == "transaction":
-            self.remember(
-                fields["key"], [(q, first, end, header.opening) for q, first, end in fields["parts"]]
-            )
+            parts = [(q, first, end, header.opening) for q, first, end in fields["parts"]]
+            if "step" in fields:
+                self.remember_step(fields["key"], Step(fields["step"], fields["last"]), parts)
+            elif fields["key"]:
+                self.remember(fields["key"], parts)
         elif operation == "damage":
             self.damage.append(Damage(**fields["damage"]))
             queue = self.queues.get(fields["damage"]["queue"])
@@ -278,7 +342,10 @@ class LogState:
 
 
 def reader_fields(reader: ReaderInfo) -> dict[str, Any]:
-    return asdict(reader)
+    """What is written down of a reader. Whether it is capped is found out anew."""
+    fields = asdict(reader)
+    del fields["capped"]
+    return fields
 
 
 def damage_fields(damage: Damage) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from penstock.broker.life import Event, Reason
 from penstock.engines.interface import EventRun, LogDamaged, QueueInfo
 from penstock.engines.log.block import KIND_MESSAGES, PROTOCOLS, Header
 from penstock.engines.log.ledger import read_rows
-from penstock.engines.log.queue import LogQueue
+from penstock.engines.log.queue import LogQueue, Oldest
 from penstock.engines.log.scan import read_body
 from penstock.engines.log.segments import Segments
 from penstock.engines.log.state import LogState
@@ -129,6 +129,7 @@ def clip(run: EventRun, start: int, end: int) -> Iterator[EventRun]:
 def describe(state: LogState, queue: LogQueue) -> QueueInfo:
     pending = queue.pending
     held, dead_held = pending.held_counts()
+    oldest = _oldest(state.segments, queue)
     return QueueInfo(
         name=queue.name,
         ready=pending.ready_count,
@@ -138,35 +139,54 @@ def describe(state: LogState, queue: LogQueue) -> QueueInfo:
         offset_end=pending.tail,
         event_start=queue.event_start,
         event_end=queue.next_event + queue.ledger.event_count + pending.tail - queue.next_stored,
-        bytes=living_bytes(state.segments, queue),
-        oldest_us=_oldest_us(state.segments, queue),
+        bytes=oldest.living_bytes,
+        oldest_us=oldest.time_us,
         paused=queue.paused,
     )
 
 
-def _oldest_us(segments: Segments, queue: LogQueue) -> int:
-    oldest = queue.pending.oldest_living()
-    if oldest == queue.pending.tail:
-        return 0
-    if oldest >= queue.next_stored:
-        return queue.parts_time_us
+def living_bytes(segments: Segments, queue: LogQueue) -> int:
+    """Payload bytes from the oldest living message on."""
+    return _oldest(segments, queue).living_bytes
+
+
+def _oldest(segments: Segments, queue: LogQueue) -> Oldest:
+    """The oldest living message: when it came, and the payload from it on.
+
+    To find that out takes a walk over segments, perhaps a look into one. It is done again when
+    another message is the oldest one, or segments have gone; what is stored meanwhile is added.
+    """
+    offset = queue.pending.oldest_living()
+    if offset >= queue.next_stored:
+        time_us = queue.parts_time_us if offset < queue.pending.tail else 0
+        return Oldest(offset, 0, 0, queue.parts_bytes, time_us)
+    known = queue.oldest
+    if known is None or known.offset != offset or known.changes != segments.replaced:
+        known = queue.oldest = Oldest(
+            offset,
+            segments.replaced,
+            queue.stored_bytes,
+            _bytes_from(segments, queue, offset),
+            _time_of(segments, queue, offset),
+        )
+    more = queue.stored_bytes - known.stored_bytes + queue.parts_bytes
+    return known._replace(living_bytes=known.living_bytes + more)
+
+
+def _time_of(segments: Segments, queue: LogQueue, offset: int) -> int:
     try:
-        block = segments.block_at(queue.number, oldest)
+        block = segments.block_at(queue.number, offset)
     except LogDamaged:
         block = None
     return block.header.time_us if block is not None else 0
 
 
-def living_bytes(segments: Segments, queue: LogQueue) -> int:
-    """Payload bytes from the oldest living message on."""
-    oldest = queue.pending.oldest_living()
-    total = queue.parts_bytes
-    if oldest >= queue.next_stored:
-        return total
-    for segment in segments.holding(queue.number):
+def _bytes_from(segments: Segments, queue: LogQueue, offset: int) -> int:
+    total = 0
+    for segment in segments.holding_from(queue.number, offset):
         span = segment.spans[queue.number]
-        if span.first_offset >= oldest:
+        if span.first_offset >= offset:
             total += span.bytes
-        elif span.end_offset > oldest:
-            total += segments.bytes_from(segment, queue.number, oldest)
+        elif span.end_offset > offset:
+            total += segments.bytes_from(segment, queue.number, offset)
     return total

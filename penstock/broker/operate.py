@@ -1,0 +1,251 @@
+"""Operator: what people and programs do to queues from outside, not as senders or consumers.
+
+The broker serves ports; this serves whoever looks at queues and turns their knobs. Both have the
+same engine below, so what is done here is seen there at once: what is resumed or redriven is handed
+out, whoever waits for an answer to a request that is purged is told.
+
+Rules that always hold:
+  * Nothing here takes long. What may meet a million runs of messages (purge, redrive) is a generator:
+    every step of it is short, and other work may go on between two of them. It ends, however much
+    happens meanwhile: it takes as many messages as there were when it began.
+  * A round of `changed_rows` ends too: what changes while its rows are handed out is for the next one.
+
+How it fails: `QueueNameError` and `EngineError` as the engine raises them; `Draining` where the broker
+is about to stop and takes nothing new in.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from penstock.broker.batch import Batch
+from penstock.broker.broker import Broker, GuestInfo
+from penstock.broker.life import Event, Reason, State
+from penstock.broker.policy import QueuePolicy
+from penstock.broker.words import Ranges
+from penstock.engines.interface import (
+    Engine,
+    EngineRefused,
+    QueueInfo,
+    ReaderInfo,
+    Receipt,
+    Step,
+    TransactionReceipt,
+)
+from penstock.errors import PenstockError
+
+RUNS_A_STEP: Final = 500
+"""How many runs of messages one step of a purge or redrive moves: a few milliseconds."""
+
+MESSAGES_A_STEP: Final = 10_000
+"""How many messages one step of a purge takes where somebody waits for answers: each may be a request."""
+
+READER_QUEUES_MAX: Final = 1000
+SECOND_US: Final = 1_000_000
+
+
+class Draining(PenstockError):
+    """The broker is about to stop: send to it when it is up again."""
+
+
+class QueueRow(NamedTuple):
+    """A queue as a list of queues shows it."""
+
+    info: QueueInfo
+    consumers: int  # of its messages and of its dead letters
+    counts: dict[tuple[Event, Reason], int]
+
+    @property
+    def delivered(self) -> int:
+        return self.counts.get((Event.HELD, Reason.NONE), 0)
+
+
+class Operator:
+    """See the module's docstring."""
+
+    def __init__(self, broker: Broker, engine: Engine) -> None:
+        self._broker = broker
+        self._engine = engine
+        self._round: list[str] = []  # names of queues whose rows are still to be handed out
+
+    # --- messages --------------------------------------------------------------------------------
+
+    def append(self, queue: str, batch: Batch, now_us: int, receipt: Receipt) -> None:
+        """Messages for a queue. No room is an error here: whoever sends waits by itself, and tries again."""
+        self._check_open()
+        self._broker.check_name(queue)
+        self._engine.append(queue, batch, now_us, receipt)
+        self._broker.stir(queue)
+
+    def transact(
+        self,
+        key: str,
+        parts: Sequence[tuple[str, Batch]],
+        now_us: int,
+        receipt: TransactionReceipt,
+        *,
+        step: Step | None = None,
+    ) -> None:
+        """Messages for several queues, all or nothing. See the engine for keys and steps."""
+        self._check_open()
+        for queue, _ in parts:
+            self._broker.check_name(queue)
+        self._engine.transact(key, parts, now_us, receipt, step=step)
+        for queue, _ in parts:
+            self._broker.stir(queue)
+        self._broker.wake()
+
+    def _check_open(self) -> None:
+        if self._broker.is_draining:
+            raise Draining("the broker is stopping and accepts nothing new; try again when it is back")
+
+    # --- knobs -----------------------------------------------------------------------------------
+
+    def pause(self, queue: str, paused: bool, now_us: int) -> None:
+        """Hand out nothing of a queue, or go on. Who waits for a message goes on waiting."""
+        self._engine.pause(queue, paused, now_us)
+        self._broker.stir(queue)
+
+    def purge(self, queue: str, now_us: int, *, dead: bool = False) -> Iterator[int]:
+        """Take out everything that is ready, or dead, and in nobody's hands; step by step, how many."""
+        info = self._engine.describe(queue)
+        left = info.dead if dead else info.ready
+        while left > 0:
+            limit = left if dead or not self._broker.is_asked(queue) else min(left, MESSAGES_A_STEP)
+            fates = self._engine.purge(queue, now_us, dead=dead, limit=limit, runs_max=RUNS_A_STEP)
+            self._broker.purged(queue, fates)
+            count = sum(fate.end - fate.first for fate in fates)
+            if not count:
+                return
+            left -= count
+            yield count
+
+    def redrive(
+        self,
+        queue: str,
+        now_us: int,
+        *,
+        reason: Reason | None = None,
+        ranges: Ranges | None = None,
+        limit: int | None = None,
+    ) -> Iterator[int]:
+        """Dead letters back into the queue, first died first; step by step, how many.
+
+        With `ranges`, the order is that of death within one step only.
+        """
+        info = self._engine.describe(queue)
+        left = info.dead if limit is None else min(limit, info.dead)
+        portions = self._portions(queue, ranges, info.offset_end) if ranges is not None else None
+        while left > 0:
+            portion = next(portions, None) if portions is not None else None
+            if portions is not None and portion is None:
+                return
+            fates = self._engine.redrive(
+                queue, now_us, reason=reason, ranges=portion, limit=left, runs_max=RUNS_A_STEP
+            )
+            count = sum(fate.end - fate.first for fate in fates)
+            if portion is None and not count:
+                return
+            left -= count
+            self._broker.stir(queue)
+            yield count
+
+    def _portions(self, queue: str, ranges: Ranges, tail: int) -> Iterator[Ranges]:
+        """The ranges in parts, in each of which there are no more than RUNS_A_STEP runs of dead letters."""
+        portion: Ranges = []
+        room = RUNS_A_STEP
+        for first, end in ranges:
+            end = min(end, tail)
+            while first < end:
+                if end - first <= room:
+                    portion.append((first, end))
+                    room -= end - first
+                    break
+                if portion:
+                    yield portion
+                    portion, room = [], RUNS_A_STEP
+                else:
+                    stop = self._engine.states(queue, first, end, RUNS_A_STEP, State.DEAD).next
+                    yield [(first, stop)]
+                    first = stop
+        if portion:
+            yield portion
+
+    # --- readers ---------------------------------------------------------------------------------
+
+    def hold_reader(
+        self,
+        name: str,
+        view: str,
+        positions: dict[str, int],
+        lease_seconds: float,
+        now_us: int,
+        *,
+        readers_max: int,
+    ) -> None:
+        """A reader is at these positions, and reads no other queue any more."""
+        if not positions or len(positions) > READER_QUEUES_MAX:
+            raise EngineRefused(
+                f"reader {name!r} has {len(positions)} positions; use 1 to {READER_QUEUES_MAX}"
+            )
+        engine = self._engine
+        names = {reader.name for reader in engine.readers() if reader.lease_until_us > now_us}
+        if name not in names and len(names) >= readers_max:
+            raise EngineRefused(
+                f"reader {name!r}: there are {len(names)} readers already, the limit of [http] readers-max; "
+                f"release one, or let its lease end"
+            )
+        for queue in positions:
+            engine.describe(queue)  # which says no before anything is changed
+        lease_until_us = now_us + round(lease_seconds * SECOND_US)
+        for queue, position in positions.items():
+            engine.hold_retention(ReaderInfo(name, queue, view, position, lease_until_us), now_us)
+        for reader in engine.readers():
+            if reader.name == name and reader.queue not in positions:
+                engine.release_retention(name, now_us, queue=reader.queue)
+        self._broker.wake()
+
+    def release_reader(self, name: str, now_us: int) -> None:
+        self._engine.release_retention(name, now_us)
+        self._broker.wake()
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    def row(self, queue: str) -> QueueRow:
+        return QueueRow(
+            self._engine.describe(queue), self._broker.consumer_count(queue), self._engine.counts(queue)
+        )
+
+    def changed_rows(self, count: int, *, every: bool = False) -> tuple[list[QueueRow], bool]:
+        """Rows of queues that have changed since the last round, in parts; whether this one has more.
+
+        `every` begins a new round with all queues, whether they have changed or not.
+        """
+        if every or not self._round:
+            known = self._engine.queues()
+            changed = dict.fromkeys([*self._engine.changed(), *self._broker.consumers_changed()])
+            # The other way round, because the parts are taken off the end.
+            self._round = [name for name in reversed(known) if every or name in changed]
+        part = [self._round.pop() for _ in range(min(count, len(self._round)))]
+        return [self.row(name) for name in part], bool(self._round)
+
+    def policy(self, queue: str) -> QueuePolicy:
+        return self._broker.policies.for_queue(queue)
+
+    @property
+    def durability(self) -> str:
+        """Of queues that have none of their own."""
+        return self._broker.policies.defaults.durability
+
+    def connections(self, after: int, count: int) -> list[GuestInfo]:
+        """Up to `count` connections whose numbers are higher than `after`, in order."""
+        return self._broker.guests(after, count)
+
+    @property
+    def unready(self) -> str:
+        """Why the broker may not be given traffic; empty where it may."""
+        engine = self._engine.info()
+        if engine.failed:
+            return engine.failed
+        if self._broker.is_draining:
+            return "the broker is stopping"
+        return "no room on the disk: new messages wait" if engine.full else ""

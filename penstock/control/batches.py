@@ -1,0 +1,65 @@
+"""Batches in frames: the columns of `broker/batch.py`, one after the other in a frame's bytes.
+
+    bounds    int32[count + 1]
+    payload   bytes
+    ttl       int64[count]      only where some message has one
+    retries   int16[count]      likewise
+
+Reply addresses do not travel: who asks over HTTP gets a receipt, not a reply.
+
+How it fails: `FrameError`, where columns and lengths do not agree.
+"""
+
+from array import array
+from collections.abc import Sequence
+
+from penstock.broker.batch import Batch
+from penstock.control.frames import Buffer, Fields, FrameError
+
+
+def pack_batch(batch: Batch) -> tuple[Fields, list[Buffer]]:
+    """What stands in the frame's object for a batch, and its bytes."""
+    fields: Fields = {"count": len(batch), "payload": len(batch.payload), "protocol": batch.protocol}
+    buffers: list[Buffer] = [batch.bounds.tobytes(), batch.payload]
+    for name, column in (("ttl", batch.ttl_seconds), ("retries", batch.retries)):
+        if column is not None:
+            fields[name] = True
+            buffers.append(column.tobytes())
+    return fields, buffers
+
+
+def unpack_batch(fields: Fields, body: memoryview, at: int) -> tuple[Batch, int]:
+    """The batch that begins at that byte of a frame's bytes, and where it ends."""
+    count: int = fields["count"]
+    bounds, at = _column("i", count + 1, body, at)
+    payload_bytes: int = fields["payload"]
+    payload = bytes(body[at : at + payload_bytes])
+    if len(payload) != payload_bytes or bounds[0] != 0 or bounds[count] != payload_bytes:
+        raise FrameError(f"the columns of a batch of {count} messages do not agree with its frame")
+    at += payload_bytes
+    ttl = retries = None
+    if fields.get("ttl"):
+        ttl, at = _column("q", count, body, at)
+    if fields.get("retries"):
+        retries, at = _column("h", count, body, at)
+    return Batch(payload, bounds, ttl, retries, None, fields["protocol"]), at
+
+
+def pack_batches(batches: Sequence[Batch]) -> tuple[list[Fields], list[Buffer]]:
+    """The same for several."""
+    fields: list[Fields] = []
+    buffers: list[Buffer] = []
+    for batch in batches:
+        its_fields, its_buffers = pack_batch(batch)
+        fields.append(its_fields)
+        buffers += its_buffers
+    return fields, buffers
+
+
+def _column(typecode: str, count: int, body: memoryview, at: int) -> "tuple[array[int], int]":
+    column = array(typecode)
+    end = at + column.itemsize * count
+    if count < 0 or end > len(body):
+        raise FrameError(f"a column of {count} numbers is cut off")
+    column.frombytes(body[at:end])
+    return column, end

@@ -1,0 +1,425 @@
+"""Calls: what the second process may ask of the first, a handler for each.
+
+    append, transact, transaction          messages in
+    queues, queue, states                  looking at queues
+    pause, purge, redrive                  knobs
+    hold_reader, release_reader, readers   who reads the log, and holds retention
+    connections, engine, health            the broker itself
+
+A handler gets the fields and bytes of a frame (see `control/frames.py`) and an `answer` to call once,
+now or later: `answer(fields, *buffers)`, or `answer.refuse(kind, detail)`. What it raises is refused by
+whoever called it, with the kind that `refusal_of` says.
+
+Rules that always hold:
+  * No handler keeps the loop for long. What lists much answers in parts, and is called again; what moves
+    many messages does so in steps, between which the loop goes on.
+  * A kind of refusal says whose turn it is: `failed` is final, `bug` is a fault of ours.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Final, Protocol, cast
+
+from penstock import __version__
+from penstock.broker.batch import Batch
+from penstock.broker.broker import Broker
+from penstock.broker.life import Reason, State
+from penstock.broker.operate import Draining, Operator, QueueRow
+from penstock.broker.policy import QueueNameError
+from penstock.control.batches import unpack_batch
+from penstock.control.frames import Buffer, Fields
+from penstock.engines.interface import (
+    DiskFull,
+    EngineError,
+    EngineFailed,
+    EngineRefused,
+    QueueFull,
+    QueueUnknown,
+    ReaderInfo,
+    ReaderUnknown,
+    Step,
+    Stored,
+    TransactionDone,
+)
+from penstock.engines.log.engine import LogEngine
+from penstock.server.connection import Connection
+
+ROWS_MAX: Final = 50
+"""Queues or connections in one answer."""
+
+CONSUMES_MAX: Final = 2000
+"""Queues that the connections of one answer consume, all together, where it is not one connection."""
+
+RUNS_MAX: Final = 2000
+"""Runs of messages in one answer of `states`, whatever is asked for."""
+
+STEPS_SECONDS_MAX: Final = 5.0
+"""After so long a purge or redrive tells how far it is, and is asked to go on."""
+
+SECOND_US: Final = 1_000_000
+
+log = logging.getLogger("penstock.control")
+
+
+class Answer(Protocol):
+    """What a call is answered with, once."""
+
+    def __call__(self, fields: Fields, *buffers: Buffer) -> None: ...
+
+    def refuse(self, kind: str, detail: str) -> None: ...
+
+
+class Host(Protocol):
+    """What a handler needs of the server."""
+
+    broker: Broker
+    engine: LogEngine
+    started_us: int
+
+    def now_us(self) -> int: ...
+
+    def arrival_us(self) -> int: ...
+
+    def fail(self, error: EngineFailed) -> None: ...
+
+
+class Context:
+    """What handlers work on. One to a link: a round of `queues` is of one caller."""
+
+    def __init__(self, server: Host) -> None:
+        self.server = server
+        self.engine = server.engine
+        self.operator = Operator(server.broker, server.engine)
+
+    def refuse(self, answer: Answer, error: Exception) -> None:
+        """Say no for an error that came when nobody was there to raise it to."""
+        kind = refusal_of(error)
+        if kind is None:
+            log.error("a call of the second process failed", exc_info=error)
+            kind = "bug"
+        answer.refuse(kind, str(error))
+        if isinstance(error, EngineFailed):
+            self.server.fail(error)
+
+
+Handler = Callable[[Context, Fields, memoryview, Answer], None]
+
+
+class CallRefused(EngineRefused):
+    """A call that asks for what cannot be, said by its handler."""
+
+
+REFUSALS: Final[tuple[tuple[type[Exception], str], ...]] = (
+    (QueueUnknown, "no-queue"),
+    (ReaderUnknown, "no-reader"),
+    (DiskFull, "disk-full"),
+    (QueueFull, "queue-full"),
+    (EngineFailed, "failed"),
+    (EngineError, "refused"),
+    (QueueNameError, "name"),
+    (Draining, "draining"),
+)
+"""The kind of refusal that an error is; the first that fits counts."""
+
+
+def refusal_of(error: Exception) -> str | None:
+    """The kind of a refusal; None where the error is a fault of ours."""
+    return next((kind for error_type, kind in REFUSALS if isinstance(error, error_type)), None)
+
+
+# --- messages in ---------------------------------------------------------------------------------
+
+
+def _append(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    batch, _ = unpack_batch(fields["batch"], body, 0)
+
+    def receipt(result: Stored | EngineError) -> None:
+        if isinstance(result, EngineError):
+            context.refuse(answer, result)
+        else:
+            answer({"first": result.first, "end": result.end, "origin": result.origin.decode()})
+
+    context.operator.append(fields["queue"], batch, context.server.arrival_us(), receipt)
+
+
+def _transact(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    parts: list[tuple[str, Batch]] = []
+    at = 0
+    for part in fields["parts"]:
+        batch, at = unpack_batch(part["batch"], body, at)
+        parts.append((part["queue"], batch))
+
+    def receipt(result: TransactionDone | EngineError) -> None:
+        if isinstance(result, EngineError):
+            context.refuse(answer, result)
+        else:
+            answer(
+                {"stored": _stored(result.stored), "repeated": result.repeated, "steps": result.steps},
+            )
+
+    step = Step(*fields["step"]) if fields.get("step") is not None else None
+    context.operator.transact(fields["key"], parts, context.server.arrival_us(), receipt, step=step)
+
+
+def _transaction(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    """As it is remembered: that it is safe, only the receipt of a repetition says."""
+    key = fields["key"]
+    stored = context.engine.transaction(key)
+    answer(
+        {
+            "stored": _stored(stored) if stored is not None else None,
+            "steps": context.engine.transaction_steps(key),
+        }
+    )
+
+
+def _stored(stored: list[Stored]) -> list[list[object]]:
+    return [[it.queue, it.first, it.end, it.origin.decode()] for it in stored]
+
+
+# --- looking at queues ---------------------------------------------------------------------------
+
+
+def _queues(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    """Rows of a round. `all` begins one with every queue; its other parts are asked for without."""
+    rows, more = context.operator.changed_rows(ROWS_MAX, every=fields["all"])
+    answer({"queues": [_row(row) for row in rows], "more": more, "time_us": context.server.now_us()})
+
+
+def _row(row: QueueRow) -> Fields:
+    counts = {
+        f"{event.name.lower()}:{reason.label}" if reason else event.name.lower(): count
+        for (event, reason), count in row.counts.items()
+    }
+    return {**asdict(row.info), "consumers": row.consumers, "delivered": row.delivered, "counts": counts}
+
+
+def _queue(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    name = fields["queue"]
+    deaths = context.engine.deaths(name)
+    answer(
+        {
+            "row": _row(context.operator.row(name)),
+            "dead_reasons": {reason.label: count for reason, count in deaths.items()},
+            "policy": asdict(context.operator.policy(name)),
+        }
+    )
+
+
+_ONLY: Final = {None: None, "ready": State.READY, "held": State.HELD, "dead": State.DEAD}
+
+
+def _states(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    runs_max = min(max(fields["runs_max"], 1), RUNS_MAX)
+    only = _ONLY[fields["only"]]
+    runs = context.engine.states(fields["queue"], fields["start"], fields["end"], runs_max, only)
+    answer(
+        {
+            "count": len(runs),
+            "next": runs.next,
+            "consumers": runs.consumers,
+            "time_us": context.server.now_us(),
+        },
+        runs.first.tobytes(),
+        runs.end.tobytes(),
+        runs.time_us.tobytes(),
+        runs.expires_us.tobytes(),
+        runs.attempts.tobytes(),
+        runs.retries.tobytes(),
+        runs.consumer.tobytes(),
+        runs.state.tobytes(),
+        runs.reason.tobytes(),
+    )
+
+
+# --- knobs ---------------------------------------------------------------------------------------
+
+
+def _pause(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    context.operator.pause(fields["queue"], fields["paused"], context.server.now_us())
+    answer({"paused": fields["paused"]})
+
+
+def _purge(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    steps = context.operator.purge(fields["queue"], context.server.now_us(), dead=fields["dead"])
+    _take_steps(context, steps, answer)
+
+
+def _redrive(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    ranges = fields["ranges"]
+    steps = context.operator.redrive(
+        fields["queue"],
+        context.server.now_us(),
+        reason=_reason(fields["reason"]),
+        ranges=[(first, end) for first, end in ranges] if ranges is not None else None,
+        limit=fields["limit"],
+    )
+    _take_steps(context, steps, answer)
+
+
+def _reason(label: str | None) -> Reason | None:
+    try:
+        return Reason.of(label) if label is not None else None
+    except ValueError as error:
+        raise CallRefused(str(error)) from None
+
+
+def _take_steps(context: Context, steps: Iterator[int], answer: Answer) -> None:
+    """One step now, the others in later turns of the loop; the answer comes with the last one."""
+    loop = asyncio.get_running_loop()
+    until = time.monotonic() + STEPS_SECONDS_MAX
+    total = 0
+
+    def take_one() -> None:
+        nonlocal total
+        try:
+            count = next(steps, None)
+        except Exception as error:  # noqa: BLE001 - nobody else is there to see it
+            context.refuse(answer, error)
+            return
+        total += count or 0
+        if count is None or time.monotonic() > until:
+            answer({"count": total, "more": count is not None})
+        else:
+            loop.call_soon(take_one)
+
+    take_one()
+
+
+# --- readers -------------------------------------------------------------------------------------
+
+
+def _hold_reader(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    now_us = context.server.now_us()
+    context.operator.hold_reader(
+        fields["name"],
+        fields["view"],
+        fields["positions"],
+        fields["lease_seconds"],
+        now_us,
+        readers_max=fields["readers_max"],
+    )
+    mine = [reader for reader in context.engine.readers() if reader.name == fields["name"]]
+    answer({"reader": _reader(context, mine, now_us)})
+
+
+def _release_reader(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    context.operator.release_reader(fields["name"], context.server.now_us())
+    answer({})
+
+
+def _readers(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    """All of them, or the one that is named."""
+    name = fields.get("name")
+    by_name: dict[str, list[ReaderInfo]] = {}
+    for reader in context.engine.readers():
+        if name is None or reader.name == name:
+            by_name.setdefault(reader.name, []).append(reader)
+    now_us = context.server.now_us()
+    answer({"readers": [_reader(context, its, now_us) for its in by_name.values()]})
+
+
+def _reader(context: Context, infos: list[ReaderInfo], now_us: int) -> Fields:
+    """A reader with all its queues; which have one view and one lease, but for those that it has left."""
+    newest = max(infos, key=lambda info: info.lease_until_us)
+    queues = []
+    for info in infos:
+        queue = context.engine.describe(info.queue)
+        end = queue.event_end if info.view == "events" else queue.offset_end
+        queues.append(
+            {
+                "queue": info.queue,
+                "position": info.position,
+                "end": end,
+                "lag": max(end - info.position, 0),
+                "capped": info.capped,
+            }
+        )
+    return {
+        "name": newest.name,
+        "view": newest.view,
+        "lease_seconds_left": max(newest.lease_until_us - now_us, 0) / SECOND_US,
+        "queues": queues,
+    }
+
+
+# --- the broker itself ---------------------------------------------------------------------------
+
+
+def _connections(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    """In the order of arrival; `next` is what to ask for behind the last one, null where it is the last."""
+    guests = context.operator.connections(fields["after"], ROWS_MAX + 1)
+    now_us = context.server.now_us()
+    rows: list[Fields] = []
+    consumes = 0
+    after: int | None = None
+    for guest in guests:
+        consumes += len(guest.consumes)
+        if rows and (len(rows) == ROWS_MAX or consumes > CONSUMES_MAX):
+            break
+        # The server makes no other ports.
+        connection = cast(Connection, guest.port)
+        after = guest.number
+        rows.append(
+            {
+                "name": connection.name,
+                "protocol": connection.protocol,
+                "peer": connection.peer,
+                "connected_seconds": max(now_us - connection.connected_us, 0) / SECOND_US,
+                "consumes": [{"queue": queue, "dead": dead} for queue, dead in guest.consumes],
+                "held": guest.held,
+                "blocked": guest.blocked,
+                "held_back": guest.held_back or connection.is_held,
+            }
+        )
+    answer({"connections": rows, "next": after if len(rows) < len(guests) else None})
+
+
+def _engine(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    info = context.engine.info()
+    sync = info.sync
+    answer(
+        {
+            **{name: value for name, value in asdict(info).items() if name != "sync"},
+            "failed": info.failed or None,
+            "sync": {
+                "count": sync.count,
+                "seconds_sum": sync.seconds_sum,
+                "last_seconds": sync.seconds_last,
+                "p50_seconds": sync.quantile(0.5),
+                "p99_seconds": sync.quantile(0.99),
+                "buckets": sync.buckets,
+            },
+            "durability": context.operator.durability,
+            "version": __version__,
+            "uptime_seconds": max(context.server.now_us() - context.server.started_us, 0) / SECOND_US,
+        }
+    )
+
+
+def _health(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    reason = context.operator.unready
+    answer({"ready": not reason, "reason": reason})
+
+
+CALLS: Final[dict[str, Handler]] = {
+    "append": _append,
+    "transact": _transact,
+    "transaction": _transaction,
+    "queues": _queues,
+    "queue": _queue,
+    "states": _states,
+    "pause": _pause,
+    "purge": _purge,
+    "redrive": _redrive,
+    "hold_reader": _hold_reader,
+    "release_reader": _release_reader,
+    "readers": _readers,
+    "connections": _connections,
+    "engine": _engine,
+    "health": _health,
+}
+"""Every call by its name."""

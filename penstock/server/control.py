@@ -1,0 +1,134 @@
+"""Control: the first process's end of the private link.
+
+Frames come in, each is a call that is carried out at once on the loop, and answered now or, where
+it waits for the disk, when the disk has answered. Every call is short by construction: what lists
+much answers in parts (see `calls.py`), so that nothing the second process asks for delays a message.
+
+Rules that always hold:
+  * Every call is answered once, with a result or an error; an unknown call with an error too.
+  * While too much is on its way to the disk, the link is not read: senders over HTTP wait as
+    those of every other door do.
+
+How it fails: a broken frame or a lost link ends this object and calls `on_lost`; whoever started
+the second process starts it again. Messages that were accepted stay accepted.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from penstock.control.frames import Buffer, Fields, Frame, FrameDecoder, FrameError, encode_frame
+from penstock.engines.interface import EngineFailed
+from penstock.server.calls import CALLS, Context, refusal_of
+
+if TYPE_CHECKING:
+    from penstock.server.server import Server
+
+RECEIVE_BYTES = 256 * 1024
+
+log = logging.getLogger("penstock.control")
+
+
+class Answer:
+    """The one answer that a call gets."""
+
+    __slots__ = ("_control", "_number")
+
+    def __init__(self, control: "Control", number: int) -> None:
+        self._control = control
+        self._number = number
+
+    def __call__(self, fields: Fields, *buffers: Buffer) -> None:
+        self._control.answer({"n": self._number, **fields}, *buffers)
+
+    def refuse(self, kind: str, detail: str) -> None:
+        self({"error": {"kind": kind, "detail": detail}})
+
+
+class Control(asyncio.BufferedProtocol):
+    """See the module's docstring. One to a link."""
+
+    def __init__(self, server: "Server", hello: Fields, on_lost: Callable[[], None]) -> None:
+        self._server = server
+        self._context = Context(server)
+        self._hello = hello
+        self._on_lost = on_lost
+        self._decoder = FrameDecoder()
+        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
+        self._transport: asyncio.Transport | None = None
+        self.open_calls = 0
+
+    # --- the socket ------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclasses of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+        self.tell({"hello": self._hello})
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            frames = self._decoder.receive(self._buffer[:nbytes])
+        except FrameError as error:
+            log.critical("the link to the second process is broken: %s", error)
+            self.close()
+            return
+        for frame in frames:
+            self._run(frame)
+        if frames:
+            self._server.check_in_flight(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._server.not_throttled(self)
+        self._on_lost()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def hold_for_server(self, held: bool) -> None:
+        """Read nothing for now, or go on reading."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if held:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    def _run(self, frame: Frame) -> None:
+        fields = frame.fields
+        answer = Answer(self, fields["n"])
+        self.open_calls += 1
+        handler = CALLS.get(fields["call"])
+        if handler is None:
+            answer.refuse("bug", f"there is no call {fields['call']!r}")
+            return
+        try:
+            handler(self._context, fields, frame.body, answer)
+        except EngineFailed as error:
+            answer.refuse("failed", str(error))
+            self._server.fail(error)
+        except Exception as error:  # a fault of ours in one call must not end the broker
+            kind = refusal_of(error)
+            if kind is None:
+                log.exception("call %r of the second process failed", fields["call"])
+                kind = "bug"
+            answer.refuse(kind, str(error))
+
+    def answer(self, fields: Fields, *buffers: Buffer) -> None:
+        self.open_calls -= 1
+        self._write(fields, *buffers)
+
+    def tell(self, fields: Fields) -> None:
+        """Something that wants no answer."""
+        self._write({"n": 0, **fields})
+
+    def _write(self, fields: Fields, *buffers: Buffer) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(encode_frame(fields, *buffers))

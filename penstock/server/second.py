@@ -1,0 +1,224 @@
+"""SecondProcess: starts the process of the HTTP API, watches it, and starts it again.
+
+The listening socket belongs to the first process and is inherited: while the second is away, callers
+wait in its backlog and are served when it is back, and the port never changes hands. The private link
+is a socket pair, made anew for every start; its end tells each side that the other is gone.
+
+    start    open the listening socket; then the process, which takes some tenths of a second
+    watch    when it ends, say so and start it again, later each time it ends soon
+    stop     tell it to finish what is open, wait for it, and end it where it does not
+
+How it fails: an address that cannot be listened on is the start's failure, as for every listener. A
+second process that cannot live is told in the log at every try; messages go on without it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from penstock import __version__
+from penstock.control.frames import Fields
+from penstock.server.address import TcpAddress, UnixAddress, remove_stale_socket
+from penstock.server.control import Control
+from penstock.server.settings import HttpSettings, Settings, Token
+from penstock.server.tls import server_context
+
+if TYPE_CHECKING:
+    from penstock.server.server import Server
+
+BACKLOG = 1024
+PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.1, 5.0
+HEALTHY_SECONDS = 10.0
+"""A process that lived this long is started again at once."""
+
+log = logging.getLogger("penstock.second")
+
+
+class SecondProcess:
+    """See the module's docstring."""
+
+    def __init__(self, server: "Server", settings: Settings, http: HttpSettings) -> None:
+        self._server = server
+        self._settings = settings
+        self._http = http
+        self._tokens = http.tokens
+        self._socket: socket.socket | None = None
+        self._control: Control | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
+        self._stop_seconds = 0.0
+
+    # --- life ------------------------------------------------------------------------------------
+
+    async def listen(self) -> None:
+        """Open the door; nobody answers yet."""
+        server_context(self._http)  # Wrong TLS files are told now, and not by a process that cannot start.
+        address = self._http.address
+        if isinstance(address, UnixAddress):
+            with contextlib.suppress(FileNotFoundError):
+                remove_stale_socket(address.path)
+            listening = socket.socket(socket.AF_UNIX)
+            where: str | tuple[object, ...] = address.path
+        else:
+            loop = asyncio.get_running_loop()
+            found = await loop.getaddrinfo(
+                address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            family, _, _, _, where = found[0]
+            listening = socket.socket(family)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(where)
+            listening.listen(BACKLOG)
+        except OSError as error:
+            listening.close()
+            raise OSError(error.errno, f"http listener {address}: {error.strerror}") from error
+        self._socket = listening
+
+    @property
+    def address(self) -> TcpAddress | UnixAddress:
+        """Where it listens, with the real port."""
+        assert self._socket is not None
+        if isinstance(self._http.address, UnixAddress):
+            return self._http.address
+        host, port, *_ = self._socket.getsockname()
+        return TcpAddress(host, port)
+
+    def start(self) -> None:
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        pause = PAUSE_SECONDS_MIN
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            code = await self._live()
+            if self._stopping.is_set():
+                return
+            lived = time.monotonic() - began
+            pause = PAUSE_SECONDS_MIN if lived >= HEALTHY_SECONDS else min(2 * pause, PAUSE_SECONDS_MAX)
+            log.error(
+                "the HTTP API's process ended (%s) after %.1f s; messages go on, it starts again in %.1f s",
+                _ending(code),
+                lived,
+                pause,
+            )
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause)
+
+    async def _live(self) -> int:
+        """One life of the second process; its exit code."""
+        assert self._socket is not None
+        ours, theirs = socket.socketpair()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "penstock.http",
+                str(theirs.fileno()),
+                str(self._socket.fileno()),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # the ready line's reader gets nothing else
+                pass_fds=(theirs.fileno(), self._socket.fileno()),
+                start_new_session=True,  # Ctrl-C is for the first, which then tells it
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._process = process
+        loop = asyncio.get_running_loop()
+        _, self._control = await loop.create_connection(
+            lambda: Control(self._server, self._hello(), self._link_lost), sock=ours
+        )
+        if self._stopping.is_set():
+            self._tell_to_stop()
+        try:
+            return await process.wait()
+        finally:
+            self._process = None
+            self._control.close()
+            self._control = None
+
+    def _link_lost(self) -> None:
+        # It sees the same end and leaves by itself; one that hangs must not keep the door closed.
+        if self._process is not None and not self._stopping.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def stop(self, seconds: float) -> None:
+        """Let it finish what is open; it is gone when this returns."""
+        self.ask_to_stop(seconds)
+        if self._watching is not None:
+            try:
+                await asyncio.wait_for(asyncio.shield(self._watching), seconds)
+            except TimeoutError:
+                if self._process is not None:
+                    self._process.kill()
+                await self._watching
+        if self._socket is not None:
+            self._socket.close()
+        if isinstance(self._http.address, UnixAddress):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._http.address.path)
+
+    def ask_to_stop(self, seconds: float) -> None:
+        if not self._stopping.is_set():
+            self._stopping.set()
+            self._stop_seconds = seconds
+            self._tell_to_stop()
+
+    def _tell_to_stop(self) -> None:
+        # One that is only starting is told as soon as there is a link to it.
+        if self._control is not None:
+            self._control.tell({"stop": self._stop_seconds})
+
+    @property
+    def open_calls(self) -> int:
+        """Calls that wait for an answer: a sender's receipt, mostly."""
+        return self._control.open_calls if self._control is not None else 0
+
+    # --- what it is told --------------------------------------------------------------------------
+
+    def set_tokens(self, tokens: tuple[Token, ...]) -> None:
+        """New tokens, from now on."""
+        self._tokens = tokens
+        if self._control is not None:
+            self._control.tell({"tokens": self._token_fields()})
+
+    def _token_fields(self) -> list[Fields]:
+        return [{"name": it.name, "role": it.role, "token": it.token} for it in self._tokens]
+
+    def _hello(self) -> Fields:
+        http, limits = self._http, self._settings.limits
+        return {
+            "version": __version__,
+            "data": os.path.abspath(self._settings.data),
+            "address": str(self.address),
+            "tokens": self._token_fields(),
+            "tls_certificate": http.tls_certificate,
+            "tls_key": http.tls_key,
+            "log_level": self._settings.log_level,
+            "log_format": self._settings.log_format,
+            "durability": self._settings.durability,
+            "block_bytes": self._settings.log.block_bytes,
+            "payload_bytes_max": limits.payload_bytes_max,
+            "queue_name_bytes_max": limits.queue_name_bytes_max,
+            "body_bytes_max": http.body_bytes_max,
+            "metrics_queues_max": http.metrics_queues_max,
+            "stage_seconds": http.stage_seconds,
+            "stages_bytes_max": http.stages_bytes_max,
+            "lease_seconds_max": http.lease_seconds_max,
+            "readers_max": http.readers_max,
+        }
+
+
+def _ending(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

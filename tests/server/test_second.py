@@ -1,0 +1,169 @@
+"""The second process: started, watched, started again, stopped; and messages that go on meanwhile."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import penstock
+from tests.http.api import Api
+from tests.server.harness import WAIT_SECONDS, BrokerProcess
+
+
+def started(folder: Path, *flags: str) -> BrokerProcess:
+    return BrokerProcess(folder, "--http", "127.0.0.1:0", *flags).start()
+
+
+def children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(word) for word in text.split()]
+
+
+def second_of(broker: BrokerProcess) -> int:
+    """The process of the API, once it answers."""
+    with Api(broker.ports["http"]) as api:
+        assert api.get("/healthz") == {"status": "ok"}
+    (pid,) = children(broker.pid)
+    return pid
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_ready_line_names_the_api_and_callers_wait_for_it(tmp_path: Path) -> None:
+    broker = started(tmp_path)
+    assert f"http=127.0.0.1:{broker.ports['http']}" in broker.ready_line
+    second_of(broker)
+    assert broker.stop() == 0
+
+
+def test_off_means_no_second_process(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path, "--http", "off").start()
+    assert "http" not in broker.ready_line
+    assert children(broker.pid) == []
+    assert broker.stop() == 0
+
+
+def test_killed_it_comes_back_on_the_same_port_while_messages_go_on(tmp_path: Path) -> None:
+    broker = started(tmp_path)
+    first = second_of(broker)
+    sent: list[bytes] = []
+    stop = threading.Event()
+
+    def traffic() -> None:
+        with penstock.connect(f"rq://127.0.0.1:{broker.ports['rq']}") as node:
+            while not stop.is_set():
+                body = b"%d" % len(sent)
+                node.send("orders", body)
+                sent.append(body)
+
+    worker = threading.Thread(target=traffic)
+    worker.start()
+    try:
+        eventually(lambda: len(sent) > 10)
+        for _ in range(3):
+            pid = second_of(broker)
+            before = len(sent)
+            os.kill(pid, signal.SIGKILL)
+            eventually(lambda before=before: len(sent) > before + 10)  # type: ignore[misc]
+            # The call waits in the backlog of the socket that the broker has kept.
+            assert second_of(broker) != pid
+    finally:
+        stop.set()
+        worker.join()
+    with Api(broker.ports["http"]) as api:
+        assert api.get("/v1/queues/orders")["offset_end"] == len(sent)
+    assert second_of(broker) != first
+    assert "starts again" in broker.log()
+    assert broker.stop() == 0
+
+
+def test_when_the_broker_is_killed_it_goes_too(tmp_path: Path) -> None:
+    broker = started(tmp_path)
+    pid = second_of(broker)
+    broker.kill()
+    eventually(lambda: gone(pid))
+    # The port is free again: nobody inherits it.
+    broker.start()
+    second_of(broker)
+    assert broker.stop() == 0
+
+
+def test_a_stop_ends_both_and_answers_what_was_asked(tmp_path: Path) -> None:
+    broker = started(tmp_path)
+    pid = second_of(broker)
+    receipts: list[int] = []
+    refused = threading.Event()
+
+    def send() -> None:
+        try:
+            with Api(broker.ports["http"]) as api:
+                while True:
+                    reply = api.ask("POST", "/v1/queues/orders/messages", b"x")
+                    if reply.status != 200:
+                        break
+                    receipts.append(reply.json["offset"])
+        except OSError:
+            pass  # the connection was closed between two calls, or the next one was refused
+        finally:
+            refused.set()
+
+    threads = [threading.Thread(target=send) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(receipts) > 100)
+    assert broker.stop() == 0
+    for thread in threads:
+        thread.join()
+    assert gone(pid)
+    broker.start()
+    with Api(broker.ports["http"]) as api:
+        stored = api.get("/v1/queues/orders")["offset_end"]
+    # What was confirmed is there; a call that was cut off by the end may be there too.
+    assert sorted(receipts) == sorted(set(receipts))
+    assert len(receipts) <= stored <= len(receipts) + len(threads)
+    assert max(receipts) < stored
+    assert broker.stop() == 0
+
+
+def test_an_address_in_use_is_said_in_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        broker = BrokerProcess(tmp_path, "--http", f"127.0.0.1:{port}")
+        try:
+            broker.start()
+        except AssertionError:
+            pass
+        else:
+            raise AssertionError("it started on an address that is taken")
+    assert f"http listener 127.0.0.1:{port}" in broker.log()
+    assert "Traceback" not in broker.log()
+
+
+def test_on_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "api.sock"
+    broker = BrokerProcess(tmp_path, "--http", f"unix:{path}").start()
+    with socket.socket(socket.AF_UNIX) as wire:
+        wire.settimeout(WAIT_SECONDS)
+        wire.connect(str(path))
+        wire.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        heard = b""
+        while chunk := wire.recv(4096):
+            heard += chunk
+    assert heard.startswith(b"HTTP/1.1 200 ")
+    assert broker.stop() == 0
+    assert not path.exists()
