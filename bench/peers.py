@@ -53,6 +53,10 @@ class Server:
         self.ports = ports
         self._process = process
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def cpu_seconds(self) -> float:
         """User and system time of all its threads until now."""
         stat = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8")
@@ -112,11 +116,11 @@ def _filesystem(folder: Path) -> str:
     return kind
 
 
-def penstock(folder: Path) -> Server:
+def penstock(folder: Path, *, http: bool = False) -> Server:
     """`penstock serve` of this tree, by this interpreter, with its defaults: durability `commit`."""
     anywhere = "127.0.0.1:0"
     command = [sys.executable, "-m", "penstock", "serve", "--data", str(folder / "penstock")]
-    command += ["--sspq", anywhere, "--phpmq", anywhere, "--rq", anywhere, "--http", "off"]
+    command += ["--sspq", anywhere, "--phpmq", anywhere, "--rq", anywhere, "--http", anywhere if http else "off"]
     process = subprocess.Popen(
         [*command, "--log-level", "warning"], stdout=subprocess.PIPE, text=True, cwd=_REPOSITORY
     )

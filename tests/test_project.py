@@ -77,9 +77,15 @@ def test_all_is_what_is_exported() -> None:
     assert len(penstock.__all__) == len(set(penstock.__all__))
 
 
-def test_the_core_needs_uvloop_and_nothing_else() -> None:
+def test_the_core_needs_uvloop_and_what_http_takes() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert [re.split(r"[^\w-]", needed)[0] for needed in project["dependencies"]] == ["uvloop"]
+    assert [re.split(r"[^\w-]", needed)[0] for needed in project["dependencies"]] == [
+        "uvloop",
+        "starlette",
+        "uvicorn",
+        "httptools",
+        "prometheus-client",
+    ]
 
 
 # -- the files --

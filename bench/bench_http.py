@@ -1,0 +1,207 @@
+"""The HTTP API from outside: sending with receipts, bulk reading, and what a bulk reader does to messages.
+
+Every send is confirmed after the sync to disk. The bulk reader is a process of its own that asks for the
+whole log of a queue as Arrow, again and again, and throws the bytes away: it pulls as fast as the API gives.
+Paced traffic (PHPMQ, 2,000 messages a second) is measured without it, with it, and without it again, in one
+run; the quotient of the p99 is what the design promises to keep within 2. "Other core" pins the reader and
+the process of the API to one core, and leaves the other one to the broker and the load generator.
+"""
+
+import http.client
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import pyarrow as pa
+
+from bench import peers
+from bench.loadgen import Spread, drive
+
+RUNS = 3
+SINGLE_MESSAGES = 2_000
+BATCHES = 20
+BATCH_MESSAGES = 20_000
+LOG_MESSAGES = 1_000_000
+LOG_SIZE_BYTES = 200
+PACED_PER_SECOND = 2_000
+PACED_MESSAGES = 6_000
+NDJSON = "application/x-ndjson"
+ARROW = "application/vnd.apache.arrow.stream"
+
+Row = tuple[str, float, str, float]
+
+READER = """
+import http.client, sys
+port, once = int(sys.argv[1]), sys.argv[2] == "once"
+buffer = bytearray(1 << 20)
+while True:
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("GET", "/v1/queues/bulk/log?view=messages")
+    response = connection.getresponse()
+    assert response.status == 200, response.read()
+    total = 0
+    while got := response.readinto(buffer):
+        total += got
+    connection.close()
+    if once:
+        print(total)
+        break
+    print("pulled", flush=True)
+"""
+"""It only counts bytes: what is measured is the API, not a client's decoding."""
+
+
+class Caller:
+    """One connection to the API."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port)
+
+    def post(self, path: str, body: bytes, media: str = "application/octet-stream") -> None:
+        self._connection.request("POST", path, body, {"Content-Type": media})
+        response = self._connection.getresponse()
+        answer = response.read()
+        if response.status != 200:
+            raise RuntimeError(f"{path}: {response.status} {answer.decode()}")
+
+
+def run() -> list[Row]:
+    """See the module's docstring."""
+    with peers.disk_folder() as folder, peers.penstock(folder, http=True) as server:
+        port = server.ports["http"]
+        return [*_sending(port), *_reading(port), *_beside_a_reader(server)]
+
+
+def _sending(port: int) -> Iterator[Row]:
+    payload = b"x" * 100
+
+    def singles(messages: int) -> None:
+        caller = Caller(port)
+        for _ in range(messages):
+            caller.post("/v1/queues/single/messages", payload)
+
+    began = time.perf_counter()
+    singles(SINGLE_MESSAGES)
+    yield "one message a call, 1 connection", SINGLE_MESSAGES / (time.perf_counter() - began), "msg/s", 0
+    with ThreadPoolExecutor(16) as pool:
+        began = time.perf_counter()
+        list(pool.map(singles, [SINGLE_MESSAGES // 4] * 16))
+        total = SINGLE_MESSAGES // 4 * 16
+    yield "one message a call, 16 connections", total / (time.perf_counter() - began), "msg/s", 0
+
+    lines = b"".join(json.dumps({"value": "x" * 100}).encode() + b"\n" for _ in range(BATCH_MESSAGES))
+    sink = io.BytesIO()
+    column = pa.array([payload] * BATCH_MESSAGES, pa.binary())
+    with pa.ipc.new_stream(sink, pa.schema({"value": pa.binary()})) as writer:
+        writer.write_batch(pa.record_batch([column], names=["value"]))
+    for name, body, media in (("NDJSON", lines, NDJSON), ("Arrow", sink.getvalue(), ARROW)):
+        caller = Caller(port)
+        began = time.perf_counter()
+        for _ in range(BATCHES):
+            caller.post(f"/v1/queues/{name}/batch", body, media)
+        rate = BATCHES * BATCH_MESSAGES / (time.perf_counter() - began)
+        yield f"{name} batches of {BATCH_MESSAGES:,} x 100 B, 1 connection", rate, "msg/s", 0
+
+
+def _reading(port: int) -> Iterator[Row]:
+    caller = Caller(port)
+    sink = io.BytesIO()
+    column = pa.array([b"x" * LOG_SIZE_BYTES] * BATCH_MESSAGES, pa.binary())
+    with pa.ipc.new_stream(sink, pa.schema({"value": pa.binary()})) as writer:
+        writer.write_batch(pa.record_batch([column], names=["value"]))
+    for _ in range(LOG_MESSAGES // BATCH_MESSAGES):
+        caller.post("/v1/queues/bulk/batch", sink.getvalue(), ARROW)
+    seconds: list[float] = []
+    total = 0
+    for _ in range(RUNS):
+        began = time.perf_counter()
+        command = [sys.executable, "-c", READER, str(port), "once"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        seconds.append(time.perf_counter() - began)
+        total = int(done.stdout)
+    name = f"log of {LOG_MESSAGES:,} x {LOG_SIZE_BYTES} B as Arrow, all columns"
+    yield name, LOG_MESSAGES / median(seconds) / 1e6, "M msg/s", 0
+    yield f"{name}, bytes", total / median(seconds) / 1e6, "MB/s", 0
+
+
+def _beside_a_reader(server: peers.Server) -> Iterator[Row]:
+    port = server.ports["http"]
+    alone = [_paced(server, run) for run in range(RUNS)]
+    with _bulk_reader(port, None):
+        beside = [_paced(server, RUNS + run) for run in range(RUNS)]
+    between = [_paced(server, 2 * RUNS + run) for run in range(RUNS)]
+    cores = sorted(os.sched_getaffinity(0))
+    pinned: list[Spread] = []
+    if len(cores) > 1:
+        with _bulk_reader(port, server):
+            pinned = [_paced(server, 3 * RUNS + run) for run in range(RUNS)]
+    name = f"paced {PACED_PER_SECOND:,}/s"
+    quiet = median(spread.p99 for spread in (*alone, *between))
+    yield f"{name}, no reader, p50", median(spread.p50 for spread in (*alone, *between)), "µs", 0
+    yield f"{name}, no reader, p99", quiet, "µs", 0
+    yield f"{name}, bulk reader anywhere, p50", median(spread.p50 for spread in beside), "µs", 0
+    yield f"{name}, bulk reader anywhere, p99", median(spread.p99 for spread in beside), "µs", 0
+    if pinned:
+        yield f"{name}, bulk reader on the other core, p50", median(spread.p50 for spread in pinned), "µs", 0
+        p99 = median(spread.p99 for spread in pinned)
+        yield f"{name}, bulk reader on the other core, p99", p99, "µs", 2 * quiet
+
+
+def _paced(server: peers.Server, run: int) -> Spread:
+    load = drive(
+        "phpmq",
+        "paced",
+        server.ports["phpmq"],
+        queue=f"paced-{run}",
+        messages=PACED_MESSAGES,
+        run=run + 1,
+        size_bytes=100,
+        rate_per_second=PACED_PER_SECOND,
+    )
+    assert load.latency is not None
+    return load.latency
+
+
+@contextmanager
+def _bulk_reader(port: int, pin_beside: peers.Server | None) -> Iterator[None]:
+    """A reader at full speed; with a server given, it has the last core, with the process of the API."""
+    cores = sorted(os.sched_getaffinity(0))
+    pinned: list[int] = []
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READER, str(port), "on"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        if pin_beside is not None:
+            pinned = [reader.pid, *_children(pin_beside.pid)]
+            for pid in pinned:
+                _pin(pid, {cores[-1]})
+            _pin(pin_beside.pid, set(cores[:-1]))
+        assert reader.stdout is not None
+        if not reader.stdout.readline():
+            raise RuntimeError("the bulk reader ended")
+        yield
+    finally:
+        reader.kill()
+        reader.wait()
+        assert reader.stdout is not None
+        reader.stdout.close()
+        if pin_beside is not None:
+            for pid in (*pinned[1:], pin_beside.pid):
+                _pin(pid, set(cores))
+
+
+def _pin(pid: int, cores: set[int]) -> None:
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -1,0 +1,161 @@
+"""Offsets: how far the log of each queue can be read, and where in it a moment is.
+
+For those who read the log at their own pace, as Spark does. What `GET /v1/queues` shows is how the queues
+stand in the broker, the messages of the last milliseconds included; here it is what is in the files, synced,
+and so can be read and will never be taken back.
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any, Final
+
+from starlette.responses import Response
+
+from penstock.engines.interface import EngineRefused
+from penstock.engines.log.reader import LogReader, ReaderQueue
+from penstock.http.app import Call, answer_json, answer_list
+from penstock.http.route import (
+    OFFSET,
+    QUEUE,
+    STRING,
+    Kind,
+    ListOf,
+    Param,
+    QueueName,
+    Role,
+    Route,
+    Schema,
+    Text,
+    Whole,
+    Word,
+    WrongValue,
+    list_schema,
+    object_schema,
+    or_null,
+)
+
+NAMES_MAX: Final = 1000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+
+
+class Moment(Kind):
+    """A time, ISO 8601 with its zone; µs since 1970, which is also what everything before it is."""
+
+    def check(self, value: object) -> object:
+        if isinstance(value, str) and _MOMENT.fullmatch(value):
+            try:
+                return max((datetime.fromisoformat(value) - _EPOCH) // timedelta(microseconds=1), 0)
+            except ValueError:
+                pass
+        raise WrongValue("use a time with its zone, as in 2030-01-31T12:00:00.123456Z")
+
+    def schema(self) -> Schema:
+        return {"type": "string", "format": "date-time"}
+
+
+SCHEMAS: Final[Mapping[str, Schema]] = {
+    "QueueOffsets": object_schema(
+        {
+            "name": STRING,
+            "offset_start": {**OFFSET, "description": "The log of messages is complete from here on."},
+            "offset_end": {**OFFSET, "description": "The messages before this one are synced."},
+            "event_start": {**OFFSET, "description": "The log of events is complete from here on."},
+            "event_end": {**OFFSET, "description": "The events before this one are synced."},
+        }
+    )
+}
+
+
+async def get_offsets(call: Call) -> Response:
+    if call["queues"] is not None:
+        rows = await call.site.readers.run(_named, call["queues"])
+        return await answer_list("queues", rows, next=None)
+    limit: int = call["limit"]
+    rows = await call.site.readers.run(_page, call["after"], limit + 1)
+    more = rows[limit - 1]["name"] if len(rows) > limit else None
+    return await answer_list("queues", rows[:limit], next=more)
+
+
+def _named(reader: LogReader, names: Sequence[str]) -> list[dict[str, Any]]:
+    found = ((name, reader.queue(name)) for name in dict.fromkeys(names))
+    return [_row(name, queue) for name, queue in found if queue is not None]
+
+
+def _page(reader: LogReader, after: str | None, count: int) -> list[dict[str, Any]]:
+    queues = reader.queues()
+    names = sorted(queues)
+    start = bisect_right(names, after) if after is not None else 0
+    return [_row(name, queues[name]) for name in islice(names, start, start + count)]
+
+
+def _row(name: str, queue: ReaderQueue) -> dict[str, Any]:
+    return {
+        "name": name,
+        "offset_start": queue.offset_start,
+        "offset_end": queue.offset_end,
+        "event_start": queue.event_start,
+        "event_end": queue.event_end,
+    }
+
+
+async def get_offset(call: Call) -> Response:
+    offset = await call.site.readers.run(_offset_at, call["queue"], call["time"], call["view"] == "events")
+    if offset is None:
+        # Nothing of it is synced, so that its first offset is yet to come; or there is no such queue.
+        await call.site.link.call("queue", {"queue": call["queue"]})
+    return answer_json({"offset": offset or 0})
+
+
+def _offset_at(reader: LogReader, queue: str, time_us: int, events: bool) -> int | None:
+    if reader.queue(queue) is None:
+        return None
+    try:
+        return reader.offset_at(queue, time_us, events=events)
+    except EngineRefused:  # The files were replaced, and it is not in the new ones.
+        return None
+
+
+ROUTES: Final = (
+    Route(
+        "GET",
+        "/v1/offsets",
+        get_offsets,
+        Role.READ,
+        "How far the log of each queue can be read, by name. Queues of which nothing is synced are left out.",
+        object_schema(
+            {"queues": list_schema({"$ref": "#/components/schemas/QueueOffsets"}), "next": or_null(STRING)}
+        ),
+        params=(
+            Param("queues", ListOf(QueueName(), NAMES_MAX), "only these, and all of them in one answer"),
+            Param(
+                "after",
+                Text("the name behind which to go on", 255),
+                "only names behind this one: `next` of the answer before",
+            ),
+            Param("limit", Whole(1, 10_000), "at most so many", default=1000),
+        ),
+    ),
+    Route(
+        "GET",
+        "/v1/queues/{queue}/offset",
+        get_offset,
+        Role.READ,
+        "The first offset from a time on; the end of what is synced where there is none.",
+        object_schema({"offset": OFFSET}),
+        params=(
+            QUEUE,
+            Param("time", Moment(), "the time", required=True),
+            Param(
+                "view",
+                Word(("messages", "events")),
+                "whether to look among messages or among events",
+                default="messages",
+            ),
+        ),
+        problems=("queue-not-found",),
+    ),
+)

@@ -1,0 +1,219 @@
+"""The queues: what there is, how it stands, and what operators do to a queue as a whole.
+
+Looking goes by the mirror, which is asked to be up to date first: an answer shows all that was
+confirmed to anybody before the request came.
+"""
+
+import asyncio
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from fnmatch import translate
+from typing import Final
+
+from starlette.responses import Response
+
+from penstock.broker.life import DEAD_REASONS
+from penstock.http.app import Call, answer_json, answer_list
+from penstock.http.route import (
+    BOOLEAN,
+    NUMBER,
+    OFFSET,
+    QUEUE,
+    STRING,
+    Flag,
+    Param,
+    Role,
+    Route,
+    Schema,
+    Text,
+    Whole,
+    list_schema,
+    object_schema,
+    or_null,
+)
+
+NAME_CHARACTERS_MAX: Final = 255
+NAMES_PART: Final = 2000
+
+_COUNT: Final[Schema] = {"type": "integer", "format": "int64", "minimum": 0}
+_RATE: Final[Schema] = {"type": "number", "minimum": 0}
+
+QUEUE_FIELDS: Final[Mapping[str, Schema]] = {
+    "name": STRING,
+    "ready": {**_COUNT, "description": "Messages that wait for a consumer."},
+    "held": {**_COUNT, "description": "Messages that a consumer has and has not settled."},
+    "dead": {**_COUNT, "description": "Dead letters, also those that somebody holds."},
+    "offset_start": {**OFFSET, "description": "The log of messages is complete from here on."},
+    "offset_end": {**OFFSET, "description": "The next offset to be given."},
+    "event_start": {**OFFSET, "description": "The log of events is complete from here on."},
+    "event_end": {**OFFSET, "description": "The next number of an event."},
+    "bytes": {**_COUNT, "description": "Payload from the oldest message that is not settled on."},
+    "consumers": {**_COUNT, "description": "Consumers of its messages and of its dead letters."},
+    "rate_in": {**_RATE, "description": "Messages accepted per second, over the last seconds."},
+    "rate_out": {**_RATE, "description": "Messages acknowledged per second, over the last seconds."},
+    "oldest_seconds": {
+        **or_null(NUMBER),
+        "description": "The age of the oldest message that is not settled; null: there is none.",
+    },
+    "paused": {**BOOLEAN, "description": "Whether nothing is handed out."},
+}
+
+SCHEMAS: Final[Mapping[str, Schema]] = {
+    "Queue": object_schema(QUEUE_FIELDS),
+    "QueueDetails": object_schema(
+        {
+            **QUEUE_FIELDS,
+            "dead_reasons": {
+                "type": "object",
+                "description": "How many dead letters there are, by the reason of their death.",
+                "propertyNames": {"enum": sorted(reason.label for reason in DEAD_REASONS)},
+                "additionalProperties": _COUNT,
+            },
+            "policy": object_schema(
+                {
+                    "durability": {"type": "string", "enum": ["commit", "interval", "none"]},
+                    "retention_seconds": _COUNT,
+                    "retention_bytes": _COUNT,
+                    "max_deliveries": _COUNT,
+                    "max_bytes": _COUNT,
+                    "on_expiry": {"type": "string", "enum": ["dead", "drop"]},
+                    "dead_letters": BOOLEAN,
+                }
+            ),
+        }
+    ),
+}
+
+
+async def get_queues(call: Call) -> Response:
+    mirror = call.site.mirror
+    await mirror.refresh()
+    limit: int = call["limit"]
+    names = await _chosen(mirror.names, call["match"], call["after"], limit + 1)
+    page = names[:limit]
+    more = page[-1] if len(names) > limit else None
+    return await answer_list("queues", map(mirror.queue, page), next=more)
+
+
+async def _chosen(names: Sequence[str], match: str | None, after: str | None, count: int) -> list[str]:
+    """The first names behind `after` that fit the pattern."""
+    start = bisect_right(names, after) if after is not None else 0
+    if match is None:
+        return list(names[start : start + count])
+    names = names[start:]
+    # As in the settings, only * and ? are special.
+    fits = re.compile(translate(match.replace("[", "[[]"))).match
+    chosen: list[str] = []
+    for at in range(0, len(names), NAMES_PART):
+        chosen += [name for name in names[at : at + NAMES_PART] if fits(name)]
+        if len(chosen) >= count:
+            break
+        await asyncio.sleep(0)  # There may be a hundred thousand: others get their turn.
+    return chosen[:count]
+
+
+async def get_queue(call: Call) -> Response:
+    answer, _ = await call.site.link.call("queue", {"queue": call["queue"]})
+    call.site.mirror.put(answer["row"])
+    return answer_json(
+        {
+            **call.site.mirror.queue(call["queue"]),
+            "dead_reasons": answer["dead_reasons"],
+            "policy": answer["policy"],
+        }
+    )
+
+
+async def post_pause(call: Call) -> Response:
+    return await _set_paused(call, True)
+
+
+async def post_resume(call: Call) -> Response:
+    return await _set_paused(call, False)
+
+
+async def _set_paused(call: Call, paused: bool) -> Response:
+    await call.site.link.call("pause", {"queue": call["queue"], "paused": paused})
+    return answer_json({"paused": paused})
+
+
+async def post_purge(call: Call) -> Response:
+    purged, more = 0, True
+    while more:  # A purge of very many messages says in between how far it is.
+        part, _ = await call.site.link.call("purge", {"queue": call["queue"], "dead": call["dead"]})
+        purged += part["count"]
+        more = part["more"]
+    return answer_json({"purged": purged})
+
+
+_PAUSED: Final = object_schema({"paused": BOOLEAN})
+
+ROUTES: Final = (
+    Route(
+        "GET",
+        "/v1/queues",
+        get_queues,
+        Role.READ,
+        "All queues, by name.",
+        object_schema(
+            {"queues": list_schema({"$ref": "#/components/schemas/Queue"}), "next": or_null(STRING)}
+        ),
+        params=(
+            Param(
+                "match",
+                Text("a pattern of names: * stands for any characters, ? for one", NAME_CHARACTERS_MAX),
+                "only queues whose whole name fits this pattern; * stands for any characters, ? for one",
+            ),
+            Param(
+                "after",
+                Text("the name behind which to go on", NAME_CHARACTERS_MAX),
+                "only names behind this one: `next` of the answer before",
+            ),
+            Param("limit", Whole(1, 10_000), "at most so many", default=1000),
+        ),
+    ),
+    Route(
+        "GET",
+        "/v1/queues/{queue}",
+        get_queue,
+        Role.READ,
+        "One queue, with its policy and the reasons of its dead letters.",
+        {"$ref": "#/components/schemas/QueueDetails"},
+        params=(QUEUE,),
+        problems=("queue-not-found",),
+    ),
+    Route(
+        "POST",
+        "/v1/queues/{queue}/pause",
+        post_pause,
+        Role.OPERATE,
+        "Hand out nothing more; messages are accepted and settled as before.",
+        _PAUSED,
+        params=(QUEUE,),
+        problems=("queue-not-found",),
+    ),
+    Route(
+        "POST",
+        "/v1/queues/{queue}/resume",
+        post_resume,
+        Role.OPERATE,
+        "Hand out messages again.",
+        _PAUSED,
+        params=(QUEUE,),
+        problems=("queue-not-found",),
+    ),
+    Route(
+        "POST",
+        "/v1/queues/{queue}/purge",
+        post_purge,
+        Role.ADMIN,
+        "Throw away every message that waits, or every dead letter; those that somebody holds stay.",
+        object_schema({"purged": _COUNT}),
+        params=(
+            QUEUE,
+            Param("dead", Flag(), "the dead letters instead of the messages that wait", default=False),
+        ),
+        problems=("queue-not-found",),
+    ),
+)

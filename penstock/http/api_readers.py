@@ -1,0 +1,191 @@
+"""Readers: who reads the log and holds its retention, where they are, and how far behind.
+
+A reader is a name that its owner makes up, with a position in each queue that it reads and a lease. What is
+behind these positions is kept for it until the lease ends; so it says where it is again and again, all its
+queues at a time. What one reader can keep is bounded by `[log] reader-bytes-max`; one that is further behind
+is `capped`.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.responses import Response
+
+from penstock.http.app import Call, answer_json, answer_list
+from penstock.http.problems import Problem
+from penstock.http.route import (
+    BOOLEAN,
+    INTEGER,
+    OFFSET,
+    STRING,
+    Body,
+    Field,
+    MapOf,
+    Param,
+    QueueName,
+    Role,
+    Route,
+    Schema,
+    Text,
+    Whole,
+    Word,
+    list_schema,
+    object_schema,
+)
+
+VIEWS: Final = ("messages", "events")
+LEASE_SECONDS: Final = 60
+LEASE_SECONDS_MAX: Final = 30 * 86_400
+"""No broker allows more; `[http] lease-seconds-max` may allow less."""
+
+POSITIONS_MAX: Final = 1000
+
+SCHEMAS: Final[Mapping[str, Schema]] = {
+    "Reader": object_schema(
+        {
+            "name": STRING,
+            "view": {
+                "type": "string",
+                "enum": list(VIEWS),
+                "description": "Whether positions are offsets of messages or numbers of events.",
+            },
+            "lease_seconds_left": {
+                "type": "number",
+                "minimum": 0,
+                "description": "0: nothing is held for it any more; it is shown for a while.",
+            },
+            "queues": list_schema(
+                object_schema(
+                    {
+                        "queue": STRING,
+                        "position": {**OFFSET, "description": "What it reads next."},
+                        "end": {**OFFSET, "description": "What comes next in the queue."},
+                        "lag": {**INTEGER, "minimum": 0, "description": "How much it has not read yet."},
+                        "capped": {
+                            **BOOLEAN,
+                            "description": "Whether it is so far behind that not all of that is kept for it.",
+                        },
+                    }
+                )
+            ),
+        }
+    )
+}
+
+
+async def get_readers(call: Call) -> Response:
+    answer, _ = await call.site.link.call("readers")
+    return await answer_list("readers", sorted(answer["readers"], key=_name))
+
+
+def _name(reader: Mapping[str, Any]) -> str:
+    name: str = reader["name"]
+    return name
+
+
+async def get_reader(call: Call) -> Response:
+    answer, _ = await call.site.link.call("readers", {"name": call["name"]})
+    if not answer["readers"]:
+        raise Problem(
+            "reader-not-found",
+            f"there is no reader {call['name']!r} (any more); its lease has ended, or it was never there",
+        )
+    return answer_json(answer["readers"][0])
+
+
+async def put_reader(call: Call) -> Response:
+    fields = await call.fields()
+    most: int = call.site.hello["lease_seconds_max"]
+    lease_seconds = min(LEASE_SECONDS, most) if fields["lease_seconds"] is None else fields["lease_seconds"]
+    if lease_seconds > most:
+        raise Problem(
+            "bad-request",
+            f"field 'lease_seconds': use at most {most}, the limit of [http] lease-seconds-max, and renew it",
+        )
+    answer, _ = await call.site.link.call(
+        "hold_reader",
+        {
+            "name": call["name"],
+            "view": fields["view"],
+            "positions": fields["positions"],
+            "lease_seconds": lease_seconds,
+            "readers_max": call.site.hello["readers_max"],
+        },
+    )
+    return answer_json(answer["reader"])
+
+
+async def delete_reader(call: Call) -> Response:
+    await call.site.link.call("release_reader", {"name": call["name"]})
+    return Response(status_code=204)
+
+
+_READER: Final = Param(
+    "name",
+    Text("1 to 200 characters, none of which is a control character", 200),
+    "the reader",
+    "path",
+    required=True,
+)
+
+ROUTES: Final = (
+    Route(
+        "GET",
+        "/v1/readers",
+        get_readers,
+        Role.READ,
+        "Who holds retention, where they are, and how far behind.",
+        object_schema({"readers": list_schema({"$ref": "#/components/schemas/Reader"})}),
+        tag="readers",
+    ),
+    Route(
+        "GET",
+        "/v1/readers/{name}",
+        get_reader,
+        Role.READ,
+        "One reader.",
+        {"$ref": "#/components/schemas/Reader"},
+        params=(_READER,),
+        problems=("reader-not-found",),
+        tag="readers",
+    ),
+    Route(
+        "PUT",
+        "/v1/readers/{name}",
+        put_reader,
+        Role.OPERATE,
+        "Say where a reader is: what is behind that is kept for it, in these queues and no others.",
+        {"$ref": "#/components/schemas/Reader"},
+        params=(_READER,),
+        body=Body(
+            fields=(
+                Field("view", Word(VIEWS), "what the positions count", default="messages"),
+                Field(
+                    "positions",
+                    MapOf(QueueName(), Whole(), POSITIONS_MAX),
+                    "what it reads next, in each queue that it reads; a queue that is not named is let go of",
+                    required=True,
+                ),
+                Field(
+                    "lease_seconds",
+                    Whole(1, LEASE_SECONDS_MAX),
+                    f"until when it holds; {LEASE_SECONDS} where it does not say",
+                ),
+            )
+        ),
+        problems=("queue-not-found", "conflict", "unsupported-media-type"),
+        tag="readers",
+    ),
+    Route(
+        "DELETE",
+        "/v1/readers/{name}",
+        delete_reader,
+        Role.OPERATE,
+        "Let go of everything that a reader holds.",
+        None,
+        params=(_READER,),
+        problems=("reader-not-found",),
+        answer_media="",
+        tag="readers",
+    ),
+)

@@ -1,0 +1,285 @@
+"""App: every request to its route, every ending to an answer.
+
+    find     the route by method and path; a segment of the path is decoded alone, so that a
+             queue named `a/b` is `a%2Fb`
+    admit    the caller's token or, without tokens, its whereabouts
+    check    parameters by the route's row; one that no row has is refused
+    run      the route's handler
+    answer   what it returns, or the problem that it raised
+
+Rules that always hold:
+  * No exception leaves here: what is not a problem is logged and becomes `internal`.
+  * A body is read by its handler, up to a bound; nothing is kept of what is beyond.
+"""
+
+import asyncio
+import difflib
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from penstock.errors import PenstockError
+from penstock.http.problems import Problem, problem_of
+from penstock.http.route import JSON_MEDIA, Field, Param, Role, Route, WrongValue
+from penstock.http.site import Site
+
+log = logging.getLogger("penstock.http")
+
+QUERY_CHARACTERS_MAX: Final = 64 * 1024
+NO_ROUTE: Final = "(none)"
+METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
+LIST_PART: Final = 200
+"""Items of a long list whose JSON is made in one go: about a millisecond."""
+
+
+class Call:
+    """One request on its way through its handler."""
+
+    __slots__ = ("caller", "request", "route", "site", "values")
+
+    def __init__(
+        self, site: Site, route: Route, request: Request, caller: str, values: Mapping[str, Any]
+    ) -> None:
+        self.site = site
+        self.route = route
+        self.request = request
+        self.caller = caller  # the token's name
+        self.values = values  # of every parameter, its default where it was not given
+
+    def __getitem__(self, name: str) -> Any:  # a parameter's kind has checked it
+        return self.values[name]
+
+    @property
+    def media(self) -> str:
+        """The body's media type, without parameters, in lower case."""
+        return self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    async def body(self, bytes_max: int | None = None) -> bytes:
+        """The whole body; a Problem where it is larger than allowed."""
+        most = self.site.body_bytes_max if bytes_max is None else bytes_max
+        length = self.request.headers.get("content-length", "")
+        if length.isdigit() and int(length[:18]) > most:
+            raise _too_large(most)
+        parts: list[bytes] = []
+        gathered = 0
+        async for chunk in self.request.stream():
+            gathered += len(chunk)
+            if gathered > most:
+                raise _too_large(most)
+            parts.append(chunk)
+        return b"".join(parts)
+
+    async def fields(self) -> dict[str, Any]:
+        """The members of a JSON body, checked by the route's row; defaults where they are absent."""
+        assert self.route.body is not None
+        raw = await self.body()
+        if self.media not in ("", JSON_MEDIA) and raw:
+            raise Problem("unsupported-media-type", f"the body is {self.media!r}; send {JSON_MEDIA}")
+        given: object = {}
+        if raw or self.route.body.required:
+            try:
+                given = json.loads(raw)
+            except (ValueError, RecursionError) as error:
+                raise Problem("bad-request", f"the body is not JSON: {error}") from None
+        return check_fields(given, self.route.body.fields)
+
+
+def check_fields(given: object, fields: tuple[Field, ...]) -> dict[str, Any]:
+    """A JSON object judged by a table of fields."""
+    if not isinstance(given, dict):
+        raise Problem("bad-request", "the body is JSON, but no object; send {…}")
+    for name in given:
+        if all(name != it.name for it in fields):
+            raise Problem(
+                "bad-request", f"there is no field {name!r}{_near(name, (it.name for it in fields))}"
+            )
+    values: dict[str, Any] = {}
+    for it in fields:
+        if it.name not in given or (given[it.name] is None and not it.required):
+            if it.required:
+                raise Problem("bad-request", f"the field {it.name!r} is missing: {it.help}")
+            values[it.name] = it.default
+            continue
+        try:
+            values[it.name] = it.kind.check(given[it.name])
+        except WrongValue as error:
+            raise Problem("bad-request", f"field {it.name!r}: {error}") from None
+    return values
+
+
+def _too_large(most: int) -> Problem:
+    # What is still on its way is not read: the connection cannot be used any more.
+    return Problem(
+        "body-too-large",
+        f"the body has more than {most} bytes, the limit of [http] body-bytes-max; send less at a time",
+        headers={"Connection": "close"},
+    )
+
+
+def _near(name: str, names: Iterable[str]) -> str:
+    names = list(names)
+    near = difflib.get_close_matches(name, names, n=1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; there are {', '.join(names)}" if names else "; there are none here"
+
+
+class App:
+    """The ASGI application."""
+
+    def __init__(self, site: Site, routes: Iterable[Route]) -> None:
+        self._site = site
+        self._routes: dict[int, list[Route]] = {}  # by the number of segments
+        for route in routes:
+            self._routes.setdefault(len(route.segments), []).append(route)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        response: Response
+        try:
+            response = await self._respond(Request(scope, receive))
+        except ClientDisconnect:
+            return
+        except PenstockError as error:
+            problem = problem_of(error)
+            if problem is None or problem.status == 500:
+                log.exception("%s %s failed", scope["method"], scope["path"])
+            response = (problem or Problem("internal", str(error))).response()
+        except Exception:  # the last place where a fault of ours can become an answer
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            response = Problem("internal", "this is a fault of the broker's; its log says more").response()
+        kind = f"{response.status_code // 100}xx"
+        self._site.requests[_method(scope), scope.get("penstock.route", NO_ROUTE), kind] += 1
+        await response(scope, receive, send)
+
+    async def _respond(self, request: Request) -> Response:
+        route, values = self._find(request)
+        request.scope["penstock.route"] = route.path
+        caller = self._site.guard.admit(request.headers, route.role)
+        values |= _query_values(request.scope["query_string"], route)
+        values |= _header_values(request.headers, route)
+        return await route.handler(Call(self._site, route, request, caller, values))
+
+    def _find(self, request: Request) -> tuple[Route, dict[str, Any]]:
+        raw: bytes = request.scope["raw_path"]
+        segments = _segments(raw)
+        method = "GET" if request.method == "HEAD" else request.method
+        allowed: list[str] = []
+        for route in self._routes.get(len(segments), ()):
+            texts = _match(route, segments)
+            if texts is None:
+                continue
+            if route.method != method or (request.method == "HEAD" and route.streams):
+                allowed += [route.method] if route.streams or route.method != "GET" else ["GET", "HEAD"]
+                continue
+            return route, texts
+        if allowed:
+            # A caller that may not even look is not told what there is.
+            self._site.guard.admit(request.headers, Role.READ)
+            raise Problem(
+                "method-not-allowed",
+                f"{request.method} is not offered here; there is {', '.join(sorted(allowed))}",
+                headers={"Allow": ", ".join(sorted(allowed))},
+            )
+        self._site.guard.admit(request.headers, Role.ANYONE)
+        raise Problem("not-found", "there is nothing at this address; /openapi.json lists what there is")
+
+
+def _method(scope: Scope) -> str:
+    """The method as it is counted: callers may make some up."""
+    method: str = scope["method"]
+    return method if method in METHODS else "(other)"
+
+
+def _segments(raw: bytes) -> list[str]:
+    path = raw.partition(b"?")[0]
+    if path == b"/":
+        return []
+    try:
+        return [unquote_to_bytes(segment).decode() for segment in path.removeprefix(b"/").split(b"/")]
+    except UnicodeDecodeError:
+        raise Problem(
+            "bad-request", "the path is not UTF-8; encode names as UTF-8 and then by percents"
+        ) from None
+
+
+def _match(route: Route, segments: list[str]) -> dict[str, Any] | None:
+    values: dict[str, Any] = {}
+    for wanted, segment in zip(route.segments, segments, strict=True):
+        if wanted.startswith("{"):
+            values[wanted[1:-1]] = segment
+        elif wanted != segment:
+            return None
+    for param in route.params:
+        if param.where == "path":
+            values[param.name] = _value(param, values[param.name])
+    return values
+
+
+def _value(param: Param, text: str) -> object:
+    try:
+        return param.kind.parse(text)
+    except WrongValue as error:
+        raise Problem("bad-request", f"{param.where} parameter {param.name!r}: {error}") from None
+
+
+def _query_values(query: bytes, route: Route) -> dict[str, Any]:
+    params = {param.name: param for param in route.params if param.where == "query"}
+    values = {param.name: param.default for param in params.values()}
+    if len(query) > QUERY_CHARACTERS_MAX:
+        raise Problem("bad-request", f"the query has more than {QUERY_CHARACTERS_MAX} characters")
+    try:
+        given = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
+    except ValueError:
+        raise Problem("bad-request", "the query is not UTF-8; encode it by percents") from None
+    seen: set[str] = set()
+    for name, text in given:
+        if name not in params:
+            raise Problem("bad-request", f"there is no parameter {name!r} here{_near(name, params)}")
+        if name in seen:
+            raise Problem("bad-request", f"parameter {name!r} is given twice")
+        seen.add(name)
+        values[name] = _value(params[name], text)
+    for param in params.values():
+        if param.required and param.name not in seen:
+            raise Problem("bad-request", f"parameter {param.name!r} is missing: {param.help}")
+    return values
+
+
+def _header_values(headers: Headers, route: Route) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for param in route.params:
+        if param.where == "header":
+            text = headers.get(param.name)
+            values[param.name] = param.default if text is None else _value(param, text)
+    return values
+
+
+def answer_json(fields: Mapping[str, Any]) -> JSONResponse:
+    """The usual answer."""
+    return JSONResponse(dict(fields))
+
+
+async def answer_list(name: str, items: Iterable[Mapping[str, Any]], **rest: object) -> Response:
+    """An object with a list that may be long. Between parts of its JSON, others get their turn."""
+    remaining = iter(items)
+    parts: list[str] = []
+    while part := [_json(item) for item in islice(remaining, LIST_PART)]:
+        parts += part
+        await asyncio.sleep(0)
+    members = {name: f"[{','.join(parts)}]", **{key: _json(it) for key, it in rest.items()}}
+    text = ",".join(f"{_json(key)}:{member}" for key, member in members.items())
+    return Response(f"{{{text}}}", media_type=JSON_MEDIA)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,88 @@
+"""BoundedProtocol: uvicorn's HTTP connection, with bounds on what comes before a request's body.
+
+A head (request line and headers) must be complete within a size and a time: without that, anybody who
+can connect could have this process gather bytes, or keep connections, for ever. What is no HTTP gets a
+problem, as every other mistake does.
+"""
+
+import asyncio
+import json
+from typing import Any, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from penstock.http.problems import MEDIA, Problem
+
+HEAD_BYTES_MAX: Final = 64 * 1024
+HEAD_SECONDS_MAX: Final = 30.0
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """See the module's docstring."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # uvicorn's own, passed through
+        super().__init__(*args, **kwargs)
+        self._head_bytes = 0
+        self._in_head = True
+        self._ended = 0  # requests that have come as a whole
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        ended = self._ended
+        super().data_received(data)
+        # A chunk with the end of a request is no head, or only its last part is one.
+        if self._in_head and ended == self._ended and not self.transport.is_closing():
+            if self._deadline is None:
+                self._watch_head()
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES_MAX:
+                self._refuse(
+                    Problem("head-too-large", f"the head has more than {HEAD_BYTES_MAX} bytes; send less")
+                )
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        # Whatever comes next is a head again; while nothing comes, the keep-alive time runs.
+        self._in_head = True
+        self._head_bytes = 0
+        self._ended += 1
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(Problem("bad-request", "this is no HTTP request; look at what sends it"))
+
+    def _watch_head(self) -> None:
+        self._deadline = self.loop.call_later(HEAD_SECONDS_MAX, self._too_slow)
+
+    def _too_slow(self) -> None:
+        self._deadline = None
+        if self._in_head and not self.transport.is_closing():
+            self.transport.close()
+
+    def _refuse(self, problem: Problem) -> None:
+        body = json.dumps(problem.fields()).encode()
+        self.transport.write(
+            b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+            % (problem.status, problem.name.encode(), MEDIA.encode(), len(body), body)
+        )
+        self.transport.close()

@@ -1,0 +1,250 @@
+"""Letters: the dead letters of a queue, run by run, and which of them a condition is true of.
+
+The first process knows which messages are dead, since when and why; what they are and when they came is in
+the log, and who had them when they died is among its events. `dead_runs` walks the first in the order of
+offsets, `matching` and `walk_deaths` look at the others, and only at what the condition asks for:
+
+    queue, reason, attempts, died             the same for a whole run, which is judged once
+    offset, id, protocol, timestamp           the headers of blocks
+    expires, retries, value, value_bytes      their bodies
+    consumer                                  the events since the letters came
+
+Rules that always hold:
+  * A dead letter that somebody holds is not one of these.
+  * The walk sees every letter that is dead all the time, once; one that comes or goes meanwhile perhaps.
+  * A letter that cannot be read (a damaged block, which the log tells) fits no condition that asks for it.
+"""
+
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Final, NamedTuple, TypeVar
+
+from penstock.broker.batch import RETRIES_NONE
+from penstock.broker.ids import id_of
+from penstock.broker.life import Event, Reason, State
+from penstock.broker.pending import AS_STORED
+from penstock.engines.log.block import KIND_MESSAGES
+from penstock.engines.log.reader import Block, Columns, LogReader
+from penstock.engines.log.views import settlement_runs
+from penstock.http.link import Link
+from penstock.http.looking import Runs, ask_states
+from penstock.http.where import Condition, Row
+
+RUNS_MAX: Final = 1000
+"""Runs that are asked for at a time."""
+
+REST_EVENTS: Final = 1_000_000
+"""Events after which a walk lets others have its thread."""
+
+_OF_RUNS: Final = frozenset({"queue", "reason", "attempts", "died"})
+_OF_BODIES: Final = frozenset({"expires", "retries", "value", "value_bytes"})
+_UNKNOWN: Final = Row("", 0, "", 0, None, None, "", 0, 0, None, None, b"", 0)
+_NO_COLUMNS: Final = Columns(memoryview(b""), memoryview(b""), None, None)
+
+
+class Range(NamedTuple):
+    """Offsets from `first` to `end`, exclusive."""
+
+    first: int
+    end: int
+
+
+Ranges = list[Range]
+
+
+class DeadRun(NamedTuple):
+    """Dead letters that share everything but what the log says of them."""
+
+    first: int
+    end: int
+    died_us: int
+    expires_us: int  # AS_STORED: what the message came with; 0: never
+    attempts: int
+    retries: int  # AS_STORED likewise; RETRIES_NONE: it has no such counter
+    reason: Reason
+
+    @property
+    def letters(self) -> int:
+        return self.end - self.first
+
+
+_Part = TypeVar("_Part", Range, DeadRun)
+
+
+def parted(parts: list[_Part], letters_max: int) -> tuple[list[_Part], list[_Part]]:
+    """The first so many letters of some runs or ranges, and the others."""
+    for at, part in enumerate(parts):
+        if part.end - part.first >= letters_max:
+            middle = part.first + letters_max
+            before, behind = parts[:at], parts[at + 1 :]
+            before.append(part._replace(end=middle))
+            if middle < part.end:
+                behind.insert(0, part._replace(first=middle))
+            return before, behind
+        letters_max -= part.end - part.first
+    return parts, []
+
+
+async def dead_runs(
+    link: Link, queue: str, start: int, end: int, reason: Reason | None, letters_min: int
+) -> AsyncIterator[list[DeadRun]]:
+    """The dead letters between two offsets, in order; so many at a time at least, or all that are left."""
+    found: list[DeadRun] = []
+    at, letters = start, 0
+    while at < end:
+        runs = await ask_states(link, queue, at, end, RUNS_MAX, "dead")
+        at = runs.offset_end
+        for run in _runs(runs):
+            if reason in (None, run.reason):
+                found.append(run)
+                letters += run.letters
+        if letters >= letters_min:
+            yield found
+            found, letters = [], 0
+    if found:
+        yield found
+
+
+def _runs(runs: Runs) -> Iterator[DeadRun]:
+    """Those that nobody holds."""
+    column = runs.columns
+    for row in range(runs.count):
+        if column["state"][row] == State.DEAD:
+            yield DeadRun(
+                column["first"][row],
+                column["end"][row],
+                column["time_us"][row],
+                column["expires_us"][row],
+                column["attempts"][row],
+                column["retries"][row],
+                Reason(column["reason"][row]),
+            )
+
+
+def is_of_runs(condition: Condition) -> bool:
+    """Whether runs can be judged as a whole, without the log."""
+    return condition.columns <= _OF_RUNS
+
+
+def matching_runs(queue: str, runs: Iterable[DeadRun], condition: Condition, now_us: int) -> Ranges:
+    """The runs that such a condition is true of."""
+    found: Ranges = []
+    for run in runs:
+        row = _UNKNOWN._replace(queue=queue, attempts=run.attempts, reason=run.reason.label, died=run.died_us)
+        if condition.matches(row, now_us):
+            _add(found, run.first, run.end)
+    return found
+
+
+def matching(
+    reader: LogReader,
+    queue: str,
+    runs: Sequence[DeadRun],
+    condition: Condition,
+    now_us: int,
+    consumers: Mapping[int, str],
+) -> Ranges:
+    """The letters that any condition is true of. For a thread: it reads files."""
+    found: Ranges = []
+    asks_bodies = bool(condition.columns & _OF_BODIES)
+    for run, block, first, end in _blocks(reader, queue, runs, headers_only=not asks_bodies):
+        for row in _rows(queue, run, block, first, end, condition.columns, consumers):
+            if condition.matches(row, now_us):
+                _add(found, row.offset, row.offset + 1)
+    return found
+
+
+def _rows(
+    queue: str,
+    run: DeadRun,
+    block: Block,
+    first: int,
+    end: int,
+    asked: frozenset[str],
+    consumers: Mapping[int, str],
+) -> Iterator[Row]:
+    """The letters of a run in one block, as far as is asked."""
+    header, attempts, reason, died_us = block.header, run.attempts, run.reason.label, run.died_us
+    protocol, time_us, base = block.protocol, header.time_us, header.first_offset
+    bounds, payload, expires, retries = block.columns() if asked & _OF_BODIES else _NO_COLUMNS
+    asks_id = "id" in asked
+    expires_us, retries_left = run.expires_us, run.retries
+    for offset in range(first, end):
+        i = offset - base
+        value = payload[bounds[i] : bounds[i + 1]] if bounds else payload
+        if run.expires_us == AS_STORED:
+            expires_us = expires[i] if expires is not None else 0
+        if run.retries == AS_STORED:
+            retries_left = retries[i] if retries is not None else RETRIES_NONE
+        # In the order of its fields, without their names: there are millions of these.
+        yield Row(
+            queue,
+            offset,
+            id_of(block.origin, offset).decode() if asks_id else "",
+            attempts,
+            reason,
+            consumers.get(offset) or None,
+            protocol,
+            time_us,
+            died_us,
+            expires_us if expires_us > 0 else None,
+            retries_left if retries_left != RETRIES_NONE else None,
+            value,
+            len(value),
+        )
+
+
+def walk_deaths(reader: LogReader, queue: str, runs: Sequence[DeadRun]) -> Iterator[dict[int, str]]:
+    """Who had these letters when they died, by offset; empty for nobody. For a thread, rests in between.
+
+    A letter may have died several times: what comes later counts.
+    """
+    known = reader.queue(queue)
+    first_block = next(_blocks(reader, queue, runs, headers_only=True), None)
+    if known is None or first_block is None:
+        return
+    header, offset = first_block[1].header, first_block[2]
+    start = max(header.first_event + offset - header.first_offset, known.event_start)
+    about = runs[0].first, runs[-1].end
+    ends = [run.end for run in runs]
+    for at in range(start, known.event_end, REST_EVENTS):
+        found: dict[int, str] = {}
+        stop = min(at + REST_EVENTS, known.event_end)
+        for block in reader.event_blocks(queue, at, stop, fail_on_loss=False, about=about):
+            if block.header.kind == KIND_MESSAGES:
+                continue
+            for event in settlement_runs(block.header, block.body):
+                if event.event is not Event.DEAD:
+                    continue
+                for run in islice(runs, bisect_right(ends, event.first), None):
+                    if run.first >= event.end:
+                        break
+                    offsets = range(max(run.first, event.first), min(run.end, event.end))
+                    found |= dict.fromkeys(offsets, event.consumer)
+        yield found
+
+
+def _blocks(
+    reader: LogReader, queue: str, runs: Sequence[DeadRun], *, headers_only: bool
+) -> Iterator[tuple[DeadRun, Block, int, int]]:
+    """Which block has which letters of which run: (run, block, first offset, end)."""
+    block: Block | None = None
+    for run in runs:
+        at = run.first
+        # Several runs in one block are usual; its checksum is not reckoned up for each of them.
+        if block is not None and block.header.first_offset <= at < block.header.offset_end:
+            end = min(run.end, block.header.offset_end)
+            yield run, block, at, end
+            at = end
+        if at < run.end:
+            for block in reader.messages(queue, at, run.end, fail_on_loss=False, headers_only=headers_only):
+                first = block.header.first_offset
+                yield run, block, first + block.lo, first + block.hi
+
+
+def _add(ranges: Ranges, first: int, end: int) -> None:
+    if ranges and ranges[-1].end == first:
+        ranges[-1] = Range(ranges[-1].first, end)
+    else:
+        ranges.append(Range(first, end))

@@ -1,0 +1,114 @@
+"""Link: the second process's end of the private link.
+
+`call` asks the first process and waits for its answer; any number of calls may be open, answers come
+in the order in which the first process has them. Calls of one turn of the loop leave in one write.
+
+How it fails: `CallRefused` is the first process's no, with a kind and a sentence; the table in
+`problems.py` says what HTTP makes of it. `LinkLost`: the first process is gone, and so this one ends.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from itertools import count as counter
+from typing import cast
+
+from penstock.control.frames import Buffer, Fields, Frame, FrameDecoder, encode_frame
+from penstock.errors import PenstockError
+
+CALL_SECONDS = 30.0
+"""A first process that does not answer for so long is stopped, or as good as."""
+
+
+class CallRefused(PenstockError):
+    """The first process says no."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(detail)
+        self.kind = kind
+
+
+class LinkLost(PenstockError):
+    """The first process is gone."""
+
+
+class Link(asyncio.Protocol):
+    """See the module's docstring. Make one with `open_link`."""
+
+    def __init__(self) -> None:
+        self._decoder = FrameDecoder()
+        self._numbers = counter(1)
+        self._open: dict[int, asyncio.Future[Frame]] = {}
+        self._transport: asyncio.Transport | None = None
+        self._out: list[Buffer] = []
+        self._loop = asyncio.get_running_loop()
+        self.hello: asyncio.Future[Fields] = self._loop.create_future()
+        self.on_tell: Callable[[Fields], None] | None = None
+        self.on_lost: Callable[[], None] | None = None
+
+    # --- the socket ------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        for frame in self._decoder.receive(data):
+            number = frame.fields["n"]
+            if number:
+                waiting = self._open.pop(number, None)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(frame)
+            elif "hello" in frame.fields:
+                self.hello.set_result(frame.fields["hello"])
+            elif self.on_tell is not None:
+                self.on_tell(frame.fields)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        lost = LinkLost("the broker is gone")
+        if not self.hello.done():
+            self.hello.set_exception(lost)
+        for waiting in self._open.values():
+            if not waiting.done():
+                waiting.set_exception(lost)
+        self._open.clear()
+        if self.on_lost is not None:
+            self.on_lost()
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    async def call(self, name: str, fields: Fields | None = None, *buffers: Buffer) -> Frame:
+        """The first process's answer; CallRefused where it is no."""
+        if self._transport is None:
+            raise LinkLost("the broker is gone")
+        number = next(self._numbers)
+        waiting: asyncio.Future[Frame] = self._loop.create_future()
+        self._open[number] = waiting
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out += encode_frame({"n": number, "call": name, **(fields or {})}, *buffers)
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                frame = await waiting
+        except TimeoutError:
+            raise CallRefused(
+                "unavailable", f"the broker has not answered {name!r} for {CALL_SECONDS:.0f} s; try again"
+            ) from None
+        finally:
+            self._open.pop(number, None)
+        error = frame.fields.get("error")
+        if error is not None:
+            raise CallRefused(error["kind"], error["detail"])
+        return frame
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if self._transport is not None:
+            self._transport.writelines(out)
+
+
+async def open_link(fd: int) -> Link:
+    """The link on an inherited socket."""
+    loop = asyncio.get_running_loop()
+    _, link = await loop.create_connection(Link, sock=socket.socket(fileno=fd))
+    return link

@@ -1,0 +1,265 @@
+"""Looking at messages without taking them: what the log has of each, and how each stands right now.
+
+Two sources are put together. Payload, time, door and id come from the log, through a reader; they never
+change. State, attempts, what is left of retries and TTL, the reason of a death and who holds it come from
+the first process, as *runs*: neighbours that share everything. What is in no run is gone.
+
+Rules that always hold:
+  * What is not synced is not shown.
+  * States are asked for after it is known what the log has: a message is shown as it stands then.
+    Of one that is gone, only the log's part is known.
+  * A look is bounded: in messages, in bytes of payload and in bytes of blocks that are read for it.
+
+How it fails: a block whose checksum is wrong is left out and told in the log of this process; whoever asks
+for one of its messages by offset gets the error.
+"""
+
+from base64 import b64encode
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from struct import calcsize
+from typing import Any, Final, NamedTuple
+
+from penstock.broker.ids import id_of
+from penstock.broker.life import Reason, State
+from penstock.broker.pending import AS_STORED
+from penstock.control.frames import Frame
+from penstock.engines.log.reader import Block, LogReader
+from penstock.http.link import Link
+
+VALUES_BYTES_MAX: Final = 8 << 20
+"""Payload of one look; the message that goes beyond it is the last."""
+
+BLOCKS_BYTES_MAX: Final = 256 << 20
+"""Bodies of blocks that are read, and their checksums checked, for one look."""
+
+STATE_WORDS: Final = {
+    State.READY: "ready",
+    State.HELD: "held",
+    State.DEAD: "dead",
+    State.DEAD_HELD: "dead",  # with a consumer
+}
+GONE: Final = "gone"
+STATES: Final = ("ready", "held", "dead", GONE)
+
+MICROSECONDS: Final = 1_000_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+
+Fields = dict[str, Any]  # an object of an answer, as JSON has it
+
+
+def iso_time(time_us: int) -> str:
+    """A moment as the API writes it; what is later than a date can be is the last moment there is."""
+    moment = _EPOCH + timedelta(microseconds=min(time_us, _LAST_US))
+    return f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z"
+
+
+# --- the log's part --------------------------------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """What the log has of one message."""
+
+    offset: int
+    id: str
+    event: int  # the number of its acceptance among the queue's events
+    time_us: int
+    protocol: str
+    expires_us: int  # 0: never
+    retries: int  # -1: none
+    value: bytes
+
+
+class Look(NamedTuple):
+    """What one look has found, and where the next one goes on."""
+
+    seen: list[Seen]
+    offset_next: int | None  # None: all ranges have been looked at
+
+
+class Extent(NamedTuple):
+    """How far the log of a queue can be read; the end is exclusive."""
+
+    offset_start: int
+    offset_end: int
+
+
+def extent_of(reader: LogReader, queue: str) -> Extent | None:
+    """None where nothing of the queue is synced."""
+    known = reader.queue(queue)
+    return Extent(known.offset_start, known.offset_end) if known is not None else None
+
+
+def look_at(
+    reader: LogReader, queue: str, ranges: Sequence[tuple[int, int]], messages_max: int, bytes_max: int
+) -> Look:
+    """The messages of some ranges, in order, as far as they are in the log and the bounds allow."""
+    seen: list[Seen] = []
+    bytes_left, blocks_bytes = bytes_max, 0
+    block: Block | None = None
+    for first, end in ranges:
+        at = first
+        while at < end:
+            # Ranges are often small and lie close together: a block is read once for all of them.
+            if block is None or block.header.offset_end <= at:
+                if blocks_bytes >= BLOCKS_BYTES_MAX:
+                    return Look(seen, at)
+                block = _block_from(reader, queue, at)
+                if block is None:
+                    return Look(seen, None)
+                blocks_bytes += block.header.body_bytes
+            at = max(at, block.header.first_offset)
+            stop = min(end, block.header.offset_end)
+            if at < stop:
+                found = _messages_of(block, at, min(stop, at + messages_max - len(seen)), bytes_left)
+                seen += found
+                bytes_left -= sum(len(message.value) for message in found)
+                at = seen[-1].offset + 1
+                if len(seen) == messages_max or bytes_left <= 0:
+                    return Look(seen, at)
+    return Look(seen, None)
+
+
+def _block_from(reader: LogReader, queue: str, offset: int) -> Block | None:
+    """The first block with messages at or behind an offset, whatever retention has taken before it."""
+    kept = reader.kept_from(queue, offset)
+    if kept is None:
+        return None
+    return next(reader.messages(queue, kept, fail_on_loss=False), None)
+
+
+def _messages_of(block: Block, start: int, end: int, bytes_max: int = VALUES_BYTES_MAX) -> list[Seen]:
+    """The messages of a block between two offsets, one at least; the one that fills the bytes is the last."""
+    header, origin = block.header, block.origin
+    bounds, payload, expires, retries = block.columns()
+    base = header.first_offset
+    lo, hi = start - base, end - base
+    hi = bisect_left(bounds, bounds[lo] + bytes_max, lo + 1, hi)
+    return [
+        Seen(
+            base + i,
+            id_of(origin, base + i).decode(),
+            header.first_event + i,
+            header.time_us,
+            block.protocol,
+            expires[i] if expires is not None else 0,
+            retries[i] if retries is not None else -1,
+            bytes(payload[bounds[i] : bounds[i + 1]]),
+        )
+        for i in range(lo, hi)
+    ]
+
+
+def look_at_one(reader: LogReader, queue: str, offset: int) -> Seen | None:
+    """One message; None where it is not in the log. LogDamaged where it cannot be read."""
+    if reader.kept_from(queue, offset) != offset:
+        return None
+    block = next(reader.messages(queue, offset, offset + 1))
+    return _messages_of(block, offset, offset + 1)[0]
+
+
+# --- the first process's part ----------------------------------------------------------------------
+
+
+class Runs:
+    """What the first process says about the offsets from `start` to `end`; what is in no run is gone.
+
+    Columns, a row each: `first`, `end`, `time_us` (of the death or the dispatch), `expires_us`,
+    `attempts`, `retries`, `consumer` (an index), `state`, `reason`.
+    """
+
+    COLUMNS: Final = (
+        ("first", "q"),
+        ("end", "q"),
+        ("time_us", "q"),
+        ("expires_us", "q"),
+        ("attempts", "i"),
+        ("retries", "i"),
+        ("consumer", "i"),
+        ("state", "B"),
+        ("reason", "B"),
+    )
+
+    def __init__(self, start: int, answer: Frame) -> None:
+        self.offset_start = start
+        self.offset_end: int = answer.fields["next"]
+        self.now_us: int = answer.fields["time_us"]
+        self.consumers: list[str] = answer.fields["consumers"]
+        self.count: int = answer.fields["count"]
+        self.columns: dict[str, memoryview] = {}
+        at = 0
+        for name, typecode in self.COLUMNS:
+            end = at + self.count * calcsize(typecode)
+            self.columns[name] = answer.body[at:end].cast(typecode)  # type: ignore[call-overload]
+            at = end
+
+    def ranges(self) -> list[tuple[int, int]]:
+        return list(zip(self.columns["first"], self.columns["end"], strict=True))
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """What is between the runs."""
+        gaps: list[tuple[int, int]] = []
+        at = self.offset_start
+        for first, end in (*self.ranges(), (self.offset_end, self.offset_end)):
+            if at < first:
+                gaps.append((at, first))
+            at = end
+        return gaps
+
+    def row_of(self, offset: int) -> int:
+        """The run that an offset is in; -1 where it is gone."""
+        row = bisect_right(self.columns["first"], offset) - 1
+        return row if row >= 0 and offset < self.columns["end"][row] else -1
+
+
+async def ask_states(
+    link: Link, queue: str, start: int, end: int, runs_max: int, only: str | None = None
+) -> Runs:
+    """How the messages of a range stand, from its beginning on; the answer says how far it goes."""
+    answer = await link.call(
+        "states", {"queue": queue, "start": start, "end": end, "runs_max": runs_max, "only": only}
+    )
+    return Runs(start, answer)
+
+
+# --- together --------------------------------------------------------------------------------------
+
+
+def message_fields(message: Seen, runs: Runs) -> Fields:
+    """A message as the API shows it; `runs` must cover its offset."""
+    row = runs.row_of(message.offset)
+    columns = runs.columns
+    fields: Fields = {
+        "offset": message.offset,
+        "id": message.id,
+        "state": GONE,
+        "time": iso_time(message.time_us),
+        "ttl": None,
+        "expires": None,
+        "retries": None,
+        "attempts": None,
+        "reason": None,
+        "consumer": None,
+        "protocol": message.protocol,
+        "value_base64": b64encode(message.value).decode(),
+    }
+    if row < 0:
+        return fields
+    word = STATE_WORDS[State(columns["state"][row])]
+    expires_us, retries = columns["expires_us"][row], columns["retries"][row]
+    expires_us = message.expires_us if expires_us == AS_STORED else expires_us
+    retries = message.retries if retries == AS_STORED else retries
+    fields["state"] = word
+    fields["attempts"] = columns["attempts"][row]
+    fields["reason"] = Reason(columns["reason"][row]).label or None
+    if expires_us > 0:
+        fields["expires"] = iso_time(expires_us)
+        if word != "dead":  # A dead letter waits for ever.
+            fields["ttl"] = max(-((runs.now_us - expires_us) // MICROSECONDS), 0)
+    if retries >= 0:
+        fields["retries"] = retries
+    if columns["consumer"][row] >= 0:
+        fields["consumer"] = runs.consumers[columns["consumer"][row]]
+    return fields

@@ -1,0 +1,40 @@
+"""Site: what the handlers of the API work with, made once when the process starts."""
+
+import asyncio
+from collections import Counter
+
+from penstock.control.frames import Fields
+from penstock.http.auth import Guard
+from penstock.http.link import Link
+from penstock.http.mirror import Mirror
+from penstock.http.readers import ReaderPool
+from penstock.http.stages import Stages
+
+
+class Site:
+    """Owns everything that outlives a request."""
+
+    def __init__(self, link: Link, hello: Fields) -> None:
+        self.link = link
+        self.hello = hello
+        self.guard = Guard(hello["tokens"])
+        self.data: str = hello["data"]
+        self.body_bytes_max: int = hello["body_bytes_max"]
+        self.payload_bytes_max: int = hello["payload_bytes_max"]
+        self.readers = ReaderPool(self.data)
+        self.mirror = Mirror(link)
+        self.stages = Stages(
+            self.data, link, seconds=hello["stage_seconds"], bytes_max=hello["stages_bytes_max"]
+        )
+        self.requests: Counter[tuple[str, str, str]] = Counter()  # answered: method, route, class of status
+        self.stopping = asyncio.Event()  # set when answers that never end should end
+
+    async def start(self) -> None:
+        """Begin what runs beside the requests."""
+        self.mirror.start()
+        await self.stages.start()
+
+    async def close(self) -> None:
+        await self.mirror.stop()
+        await self.stages.stop()
+        self.readers.close()

@@ -1,0 +1,77 @@
+"""The patterns of `like`: `%` is any characters, also none; `_` is one; behind a backslash, only itself.
+
+A pattern is split at its `%` into pieces. The first must begin the text, the last must end it, and each of
+the others is looked for once, behind the one before: the leftmost place is always good enough, because it
+leaves most room. So the time is bounded by the length of the text times the length of the longest piece,
+and nothing is tried twice. A piece with `_` in it is a regular expression of single characters; there is
+no repetition in it that could be matched in two ways.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+_PART: Final = re.compile(r"\\(?P<literal>[%_\\])|(?P<wild>[%_])|(?P<plain>[^%_\\]+)", re.DOTALL)
+_ONE: Final = None
+"""What stands for `_` in a piece."""
+
+
+class _Piece(NamedTuple):
+    """What stands between two `%`: functions of a text and a place in it."""
+
+    characters: int
+    is_at: Callable[[str, int], object]  # true where the piece begins at that place
+    find: Callable[[str, int], int]  # the first place from there on; -1: none
+
+
+def matcher(pattern: str) -> Callable[[str], bool]:
+    """Whether a whole text matches `pattern`, whose backslashes are known to be in order."""
+    first, *others = map(_piece, _split(pattern))
+    if not others:
+        return lambda text: len(text) == first.characters and bool(first.is_at(text, 0))
+    *middle, last = others
+    characters_min = first.characters + sum(piece.characters for piece in others)
+
+    def matches(text: str) -> bool:
+        if len(text) < characters_min or not first.is_at(text, 0):
+            return False
+        at = first.characters
+        for piece in middle:
+            at = piece.find(text, at)
+            if at < 0:
+                return False
+            at += piece.characters
+        end = len(text) - last.characters
+        return end >= at and bool(last.is_at(text, end))
+
+    return matches
+
+
+def _split(pattern: str) -> list[list[str | None]]:
+    """The pieces of a pattern, character by character."""
+    pieces: list[list[str | None]] = [[]]
+    for part in _PART.finditer(pattern):
+        if part["wild"] == "%":
+            pieces.append([])
+        elif part["wild"]:
+            pieces[-1].append(_ONE)
+        else:
+            pieces[-1].extend(part["literal"] or part["plain"])
+    return pieces
+
+
+def _piece(characters: list[str | None]) -> _Piece:
+    if _ONE not in characters:
+        text = "".join(filter(None, characters))
+        return _Piece(
+            len(text),
+            lambda whole, at: whole.startswith(text, at),
+            lambda whole, at: whole.find(text, at),
+        )
+    expression = re.compile("".join("." if c is _ONE else re.escape(c) for c in characters), re.DOTALL)
+
+    def find(whole: str, at: int) -> int:
+        found = expression.search(whole, at)
+        return found.start() if found else -1
+
+    return _Piece(len(characters), expression.match, find)

@@ -1,0 +1,163 @@
+"""Readers over HTTP: they say where they are, are listed with their lag, and are let go of."""
+
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from tests.http.api import Api, Reply
+from tests.http.conftest import StartBroker
+from tests.server.harness import until
+
+
+def put(api: Api, name: str, positions: dict[str, int], **fields: object) -> Reply:
+    return api.ask("PUT", f"/v1/readers/{quote(name, safe='')}", {"positions": positions, **fields})
+
+
+def held(api: Api, name: str, positions: dict[str, int], **fields: object) -> dict[str, Any]:
+    reply = put(api, name, positions, **fields)
+    assert reply.status == 200, reply
+    reader: dict[str, Any] = reply.json
+    return reader
+
+
+def without_lease(reader: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in reader.items() if key != "lease_seconds_left"}
+
+
+def test_a_reader_is_shown_with_its_lag(api: Api) -> None:
+    api.send("lag-a", b"1", b"2", b"3")
+    api.send("lag-b", b"1")
+    reader = held(api, "lag", {"lag-a": 1, "lag-b": 1}, lease_seconds=30)
+    assert 25 < reader["lease_seconds_left"] <= 30
+    assert without_lease(reader) == {
+        "name": "lag",
+        "view": "messages",
+        "queues": [
+            {"queue": "lag-a", "position": 1, "end": 3, "lag": 2, "capped": False},
+            {"queue": "lag-b", "position": 1, "end": 1, "lag": 0, "capped": False},
+        ],
+    }
+    api.send("lag-b", b"2")
+    shown = api.get("/v1/readers/lag")
+    assert [it["lag"] for it in shown["queues"]] == [2, 1]
+    (listed,) = [it for it in api.get("/v1/readers")["readers"] if it["name"] == "lag"]
+    assert without_lease(listed) == without_lease(shown)
+    assert api.ask("DELETE", "/v1/readers/lag").status == 204
+
+
+def test_positions_are_replaced_as_a_whole(api: Api) -> None:
+    for queue in ("whole-a", "whole-b", "whole-c"):
+        api.send(queue, b"1", b"2")
+    held(api, "whole", {"whole-a": 0, "whole-b": 0})
+    reader = held(api, "whole", {"whole-b": 1, "whole-c": 2})
+    assert [(it["queue"], it["position"]) for it in reader["queues"]] == [("whole-b", 1), ("whole-c", 2)]
+    assert without_lease(api.get("/v1/readers/whole")) == without_lease(reader)
+
+
+def test_events_are_counted_by_their_numbers(api: Api) -> None:
+    api.send("told", b"1", b"2")
+    api.post("/v1/queues/told/purge")
+    reader = held(api, "told", {"told": 1}, view="events")
+    (queue,) = reader["queues"]
+    assert reader["view"] == "events"
+    assert queue["end"] == api.get("/v1/queues/told")["event_end"] > 2
+    assert queue["lag"] == queue["end"] - 1
+
+
+def test_an_unknown_queue_is_named_and_nothing_changes(api: Api) -> None:
+    api.send("there", b"1")
+    before = held(api, "unknown", {"there": 0})
+    reply = put(api, "unknown", {"there": 1, "not-there": 0})
+    assert reply.problem == "queue-not-found"
+    assert "'not-there'" in reply.json["detail"]
+    assert without_lease(api.get("/v1/readers/unknown")) == without_lease(before)
+
+
+@pytest.mark.parametrize("name", ["a/b", "größe", "with blank", "%41", "x" * 200, "."])
+def test_names(api: Api, name: str) -> None:
+    api.send("names", b"1")
+    path = f"/v1/readers/{quote(name, safe='')}"
+    assert held(api, name, {"names": 0})["name"] == name
+    assert api.get(path)["name"] == name
+    assert name in [it["name"] for it in api.get("/v1/readers")["readers"]]
+    assert api.ask("DELETE", path).status == 204
+    for method in ("GET", "DELETE"):
+        assert api.ask(method, path).problem == "reader-not-found"
+
+
+def test_readers_are_listed_by_name(api: Api) -> None:
+    api.send("listed", b"1")
+    for name in ("list-b", "list-c", "list-a"):
+        held(api, name, {"listed": 0})
+    names = [it["name"] for it in api.get("/v1/readers")["readers"]]
+    assert names == sorted(names)
+    assert {"list-a", "list-b", "list-c"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({}, "positions"),
+        ({"positions": {}}, "1 to 1000"),
+        ({"positions": {"q": -1}}, "whole number"),
+        ({"positions": {"q": "1"}}, "whole number"),
+        ({"positions": {"q": 1.5}}, "whole number"),
+        ({"positions": {"q.dead": 1}}, "dead letters"),
+        ({"positions": {"a\ud800": 1}}, "not text"),
+        ({"positions": {str(number): 0 for number in range(1001)}}, "1 to 1000"),
+        ({"positions": {"q": 0}, "view": "state"}, "messages, events"),
+        ({"positions": {"q": 0}, "lease_seconds": 0}, "1 to"),
+        ({"positions": {"q": 0}, "lease_seconds": 3601}, "lease-seconds-max"),
+        ({"positions": {"q": 0}, "lease": 1}, "lease_seconds"),
+    ],
+)
+def test_what_is_wrong_is_named(api: Api, body: dict[str, Any], words: str) -> None:
+    reply = api.ask("PUT", "/v1/readers/wrong", body)
+    assert reply.problem == "bad-request"
+    assert words in reply.json["detail"]
+    assert api.ask("GET", "/v1/readers/wrong").problem == "reader-not-found"
+
+
+@pytest.mark.parametrize("name", ["a%0Ab", "x" * 201, "%7F"])
+def test_names_that_none_can_have(api: Api, name: str) -> None:
+    assert api.ask("PUT", f"/v1/readers/{name}", {"positions": {"q": 0}}).problem == "bad-request"
+
+
+def test_bounds_of_leases_and_of_readers(start_broker: StartBroker) -> None:
+    broker = start_broker("--http-lease-seconds-max", "30", "--http-readers-max", "2")
+    with Api(broker.ports["http"]) as api:
+        api.send("orders", b"1")
+        assert held(api, "one", {"orders": 0})["lease_seconds_left"] <= 30
+        assert put(api, "one", {"orders": 0}, lease_seconds=31).problem == "bad-request"
+        held(api, "two", {"orders": 0})
+        refused = put(api, "three", {"orders": 0})
+        assert refused.problem == "conflict"
+        assert "readers-max" in refused.json["detail"]
+        held(api, "two", {"orders": 1})  # one that is there may go on
+        assert api.ask("DELETE", "/v1/readers/one").status == 204
+        held(api, "three", {"orders": 0})
+
+
+def test_a_lease_that_has_ended_makes_room_for_another_reader(start_broker: StartBroker) -> None:
+    broker = start_broker("--http-readers-max", "1")
+    with Api(broker.ports["http"]) as api:
+        api.send("orders", b"1")
+        held(api, "one", {"orders": 0}, lease_seconds=1)
+        until(lambda: put(api, "two", {"orders": 0}).status == 200, "the lease to end")
+        assert put(api, "one", {"orders": 0}).problem == "conflict"
+
+
+def test_a_reader_outlives_restarts_but_not_its_lease(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    with Api(broker.ports["http"]) as api:
+        api.send("orders", b"1", b"2")
+        held(api, "long", {"orders": 1}, lease_seconds=600)
+        held(api, "short", {"orders": 1}, lease_seconds=1)
+    broker.kill()
+    broker.start()
+    with Api(broker.ports["http"]) as api:
+        (queue,) = api.get("/v1/readers/long")["queues"]
+        assert (queue["queue"], queue["position"]) == ("orders", 1)
+        until(lambda: api.get("/v1/readers/short")["lease_seconds_left"] == 0, "the lease to end")
+        assert api.get("/v1/readers/long")["lease_seconds_left"] > 500

@@ -1,0 +1,267 @@
+"""The broker as a whole over HTTP: alive, ready, engine, connections; with disks and processes that fail."""
+
+import errno
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from penstock import __version__
+from penstock.client import PhpmqClient, RqClient, SspqClient
+from tests.http.api import Api
+from tests.http.conftest import StartBroker
+from tests.server.harness import BrokerProcess, phpmq, until
+
+
+def promised(api: Api, path: str) -> dict[str, Any]:
+    """The schema of an answer, from the document that the broker serves."""
+    document = api.get("/openapi.json")
+    (content,) = document["paths"][path]["get"]["responses"]["200"]["content"].values()
+    return {**content["schema"], "components": document["components"]}
+
+
+# --- Alive and ready ---
+
+
+def test_alive_and_ready(api: Api) -> None:
+    assert api.get("/healthz") == {"status": "ok"}
+    assert api.get("/readyz") == {"ready": True}
+
+
+def test_the_first_page_says_where_to_look(api: Api) -> None:
+    reply = api.ask("GET", "/")
+    assert reply.status == 200
+    assert reply.headers["content-type"] == "text/plain; charset=utf-8"
+    (line,) = reply.body.decode().splitlines()
+    assert __version__ in line
+    assert "/openapi.json" in line
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz", "/readyz", "/metrics", "/v1/engine", "/v1/connections"])
+def test_heads_have_no_body(api: Api, path: str) -> None:
+    reply = api.ask("HEAD", path)
+    assert reply.status == 200
+    assert reply.body == b""
+
+
+def test_nobody_needs_a_token_to_ask_for_health(start_broker: StartBroker, tmp_path: Path) -> None:
+    config = tmp_path / "penstock.toml"
+    config.write_text('[[http.tokens]]\nname = "p"\nrole = "read"\ntoken = "prometheus-0123456789"\n')
+    broker = start_broker("--config", str(config))
+    with Api(broker.ports["http"]) as anyone:
+        for path in ("/", "/healthz", "/readyz", "/openapi.json"):
+            assert anyone.ask("GET", path).status == 200
+        for path in ("/metrics", "/v1/engine", "/v1/connections", "/v1/events"):
+            reply = anyone.ask("GET", path)
+            assert (reply.status, reply.problem) == (401, "unauthorized")
+    with Api(broker.ports["http"], "prometheus-0123456789") as api:
+        for path in ("/metrics", "/v1/engine", "/v1/connections"):
+            assert api.ask("GET", path).status == 200
+
+
+def test_a_broker_that_does_not_answer_is_alive_but_not_ready(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    with Api(broker.ports["http"]) as api:
+        assert api.get("/readyz") == {"ready": True}
+        broker.signal(signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            reply = api.ask("GET", "/readyz")
+            took = time.monotonic() - began
+            assert (reply.status, reply.problem) == (503, "unavailable")
+            assert "not answered" in reply.json["detail"]
+            assert reply.headers["retry-after"] == "1"
+            assert 1.5 < took < 10
+            assert api.get("/healthz") == {"status": "ok"}
+        finally:
+            broker.signal(signal.SIGCONT)
+        until(lambda: api.ask("GET", "/readyz").status == 200, "the broker to be ready again")
+
+
+class SmallDisk(BrokerProcess):
+    """A broker whose disk is a small one that nobody else sees, and that goes with it."""
+
+    def __init__(self, folder: Path, size_mib: int, *flags: str) -> None:
+        self._disk = folder / "disk"
+        self._disk.mkdir()
+        self._size_mib = size_mib
+        super().__init__(folder, "--data", str(self._disk / "data"), *flags)
+
+    def command(self) -> list[str]:
+        mount = f'mount -t tmpfs -o size={self._size_mib}m tmpfs "{self._disk}" && exec "$@"'
+        return ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh", *super().command()]
+
+    @property
+    def ballast(self) -> Path:
+        """A file beside the log, as the broker's process sees it."""
+        return Path(f"/proc/{self.pid}/root{self._disk}/ballast")
+
+    def fill(self) -> None:
+        """Leave no byte free."""
+        with self.ballast.open("ab", buffering=0) as file:
+            for size in (1 << 20, 1 << 12):
+                try:
+                    while True:
+                        file.write(bytes(size))
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run(
+            ["unshare", "--map-root-user", "--mount", "true"], capture_output=True, check=False
+        ).returncode
+    ):
+        pytest.skip("this system does not let us have a file system of our own")
+    segment = ("--log-segment-bytes", str(1 << 20))
+    broker = SmallDisk(tmp_path, 16, "--http", "127.0.0.1:0", *segment)
+    broker.start()
+    yield broker
+    if broker.running:
+        broker.kill()
+
+
+def test_a_full_disk_is_not_ready_until_there_is_room(small_disk: SmallDisk) -> None:
+    with (
+        Api(small_disk.ports["http"]) as api,
+        PhpmqClient(f"phpmq://127.0.0.1:{small_disk.ports['phpmq']}") as mq,
+    ):
+        api.send("orders", b"x")
+        small_disk.fill()
+        for _ in range(64):
+            mq.send("orders", bytes(100_000))
+        until(lambda: api.ask("GET", "/readyz").status == 503, "the disk to be full")
+        reply = api.ask("GET", "/readyz")
+        assert reply.problem == "unavailable"
+        assert "disk" in reply.json["detail"]
+        engine = api.get("/v1/engine")
+        assert engine["full"] is True
+        assert engine["failed"] is None
+        mq.send("orders", b"waits")
+        until(
+            lambda: any(it["held_back"] for it in api.get("/v1/connections")["connections"]),
+            "the sender to be held back",
+        )
+        assert api.get("/healthz") == {"status": "ok"}
+        small_disk.ballast.unlink()
+        until(lambda: api.ask("GET", "/readyz").status == 200, "room to be found")
+        until(lambda: api.get("/v1/queues/orders")["ready"] == 66, "what waited to be taken in")
+
+
+# --- The engine ---
+
+
+def test_the_engine(broker: BrokerProcess, api: Api) -> None:
+    before = api.get("/v1/engine")
+    jsonschema_rs.validate(promised(api, "/v1/engine"), before)
+    api.send("engine", b"x" * 10_000)
+    after = api.get("/v1/engine")
+    assert after["engine"] == "log"
+    assert after["data"] == str(broker.folder / "data")
+    assert after["opening"] == 1
+    assert after["position"] > before["position"] + 10_000
+    assert after["segments"] >= 1
+    assert after["log_bytes"] > 0
+    room = shutil.disk_usage(broker.folder)
+    assert after["disk_bytes_total"] == pytest.approx(room.total, rel=0.1)
+    assert after["disk_bytes_free"] == pytest.approx(room.free, rel=0.2)
+    assert (after["full"], after["failed"], after["damage"]) == (False, None, [])
+    assert after["sync"]["count"] > before["sync"]["count"]
+    assert after["sync"]["seconds_sum"] > before["sync"]["seconds_sum"]
+    assert 0 < after["sync"]["last_seconds"] < 10
+    assert 0 < after["sync"]["p50_seconds"] <= after["sync"]["p99_seconds"] < 10
+    assert after["durability"] == "commit"
+    assert after["readers"] == 0
+    assert after["version"] == __version__
+    assert after["uptime_seconds"] > before["uptime_seconds"] > 0
+
+
+def test_damage_is_told(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    with Api(broker.ports["http"]) as api:
+        api.send("hurt", *[b"%d" % number * 1000 for number in range(5)])
+    broker.kill()
+    (segment,) = (broker.folder / "data").glob("*.seg")
+    content = bytearray(segment.read_bytes())
+    content[content.index(b"3" * 1000)] ^= 1
+    segment.write_bytes(content)
+    broker.start()
+    with Api(broker.ports["http"]) as api:
+        bytes_told, offsets_told = api.get("/v1/engine")["damage"]
+        assert segment.name in bytes_told
+        assert "'hurt'" in offsets_told
+        assert api.get("/readyz") == {"ready": True}
+
+
+# --- Connections ---
+
+
+def test_connections(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    hosts = {name: f"{name}://127.0.0.1:{broker.ports[name]}" for name in ("phpmq", "sspq", "rq")}
+    with Api(broker.ports["http"]) as api:
+        assert api.get("/v1/connections") == {"connections": []}
+        api.send("work", *[b"x"] * 5)
+        with (
+            PhpmqClient(hosts["phpmq"]) as mq,
+            SspqClient(hosts["sspq"]) as sspq,
+            RqClient(hosts["rq"]) as rq,
+        ):
+            held = list(mq.consume("work", prefetch=3, count=3))
+            for dead in mq.consume("work.dead", timeout=0.1):
+                pytest.fail(f"nothing is dead: {dead}")
+            sspq.send(b"x")
+            sspq.flush()
+            rq.serve("ask", lambda request: request.body).wait_turn(timeout=10)
+            until(lambda: len(api.get("/v1/connections")["connections"]) == 3, "three connections")
+            answer = api.get("/v1/connections")
+            jsonschema_rs.validate(promised(api, "/v1/connections"), answer)
+            found = {it["protocol"]: it for it in answer["connections"]}
+            assert set(found) == {"phpmq", "sspq", "rq"}
+            for protocol, it in found.items():
+                assert it["name"].startswith(f"{protocol}:127.0.0.1:")
+                assert it["peer"].startswith("127.0.0.1:")
+                assert it["peer"] in it["name"]
+                assert 0 <= it["connected_seconds"] < 20
+                assert (it["blocked"], it["held_back"]) == (False, False)
+            assert found["phpmq"]["held"] == 3
+            assert {"queue": "work", "dead": True} in found["phpmq"]["consumes"]
+            assert found["rq"]["consumes"] == [{"queue": "ask", "dead": False}]
+            assert found["sspq"]["consumes"] == []
+            mq.ack_many(held)
+        until(lambda: api.get("/v1/connections") == {"connections": []}, "all of them to be gone")
+
+
+def test_hundreds_of_connections_are_all_listed(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    with Api(broker.ports["http"]) as api:
+        wires = [broker.wire("phpmq") for _ in range(600)]
+        try:
+            until(lambda: len(api.get("/v1/connections")["connections"]) == 600, "all of them")
+            names = {it["name"] for it in api.get("/v1/connections")["connections"]}
+            assert len(names) == 600
+        finally:
+            for wire in wires:
+                wire.close()
+
+
+def test_who_does_not_read_is_blocked(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    with Api(broker.ports["http"]) as api, broker.wire("phpmq") as wire:
+        with PhpmqClient(f"phpmq://127.0.0.1:{broker.ports['phpmq']}") as mq:
+            mq.send_many("big", [bytes(1_000_000)] * 40)
+        wire.say(phpmq(2, (1, b"big"), (4, b"100")))  # It asks for a hundred, and reads nothing.
+        until(
+            lambda: any(it["blocked"] for it in api.get("/v1/connections")["connections"]),
+            "the connection to be blocked",
+        )

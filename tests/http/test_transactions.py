@@ -1,0 +1,400 @@
+"""Transactions: exactly what was committed is in the log, once, whoever is killed meanwhile."""
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.engines.log.reader import LogReader
+from penstock.engines.log.state import TRANSACTIONS_MAX
+from penstock.http.commits import AT_ONCE_BYTES, AT_ONCE_MESSAGES, CHUNK_BYTES
+from penstock.http.stages import LOG_ROOM_BYTES, STAGES_MAX
+from tests.http.api import NDJSON, Api, Reply
+from tests.http.conftest import StartBroker
+from tests.server.harness import ROOT, WAIT_SECONDS, BrokerProcess, until
+
+LINE_BYTES = 60_000
+"""Few large lines make a large transaction without much ado."""
+
+NOBODY = (ConnectionError, http.client.HTTPException, TimeoutError)
+"""What a caller sees of a process that is gone."""
+
+
+def lines(*values: str) -> bytes:
+    return b"".join(json.dumps({"value": value}).encode() + b"\n" for value in values)
+
+
+def stage(api: Api, key: str, queue: str, *values: str) -> str:
+    reply = api.ask(
+        "POST", "/v1/stages", lines(*values), {"Content-Type": NDJSON}, transaction=key, queue=queue
+    )
+    assert reply.status == 200, reply
+    return str(reply.json["stage"])
+
+
+def commit(api: Api, key: str, *stages: str) -> Reply:
+    return api.ask("POST", "/v1/transactions", {"transaction": key, "stages": list(stages)})
+
+
+def committed(api: Api, key: str, *stages: str) -> dict[str, Any]:
+    reply = commit(api, key, *stages)
+    assert reply.status == 200, reply
+    fields: dict[str, Any] = reply.json
+    assert (fields["transaction"], fields["state"]) == (key, "committed")
+    return fields
+
+
+def stored(broker: BrokerProcess, queue: str) -> list[str]:
+    """What is in the log, in order."""
+    with LogReader(str(broker.folder / "data")) as reader:
+        known = reader.queue(queue)
+        if known is None:
+            return []
+        return [
+            message.decode()
+            for block in reader.messages(queue, 0, known.offset_end)
+            for message in block.messages()
+        ]
+
+
+def stage_files(broker: BrokerProcess) -> list[Path]:
+    return [path for path in (broker.folder / "data" / "stages").iterdir() if path.name != "lock"]
+
+
+def large_values(name: str, count: int) -> list[str]:
+    return [f"{name}-{number:04d}".ljust(LINE_BYTES, ".") for number in range(count)]
+
+
+def second_of(broker: BrokerProcess) -> int:
+    """The process of the API."""
+    (pid,) = Path(f"/proc/{broker.pid}/task/{broker.pid}/children").read_text().split()
+    return int(pid)
+
+
+# --- commit and abort ---
+
+
+def test_a_commit_stores_the_stages_named_in_their_order_and_drops_the_others(
+    api: Api, broker: BrokerProcess
+) -> None:
+    first = stage(api, "attempts", "attempts", "a1", "a2")
+    stage(api, "attempts", "attempts", "b1")  # a try of the second task that failed half-way
+    second = stage(api, "attempts", "attempts", "b1", "b2")
+    fields = committed(api, "attempts", second, first)
+    assert fields["repeated"] is False
+    assert fields["stored"] == [{"queue": "attempts", "offset_start": 0, "offset_end": 4}]
+    assert stored(broker, "attempts") == ["b1", "b2", "a1", "a2"]
+    state = api.get("/v1/transactions/attempts")
+    assert state == {
+        "transaction": "attempts",
+        "state": "committed",
+        "committing": False,
+        "stages": [],
+        "stored": fields["stored"],
+    }
+    assert stage_files(broker) == []
+
+
+def test_a_commit_counts_once_whatever_it_names_the_second_time(api: Api, broker: BrokerProcess) -> None:
+    first = stage(api, "twice", "twice", "one")
+    answer = committed(api, "twice", first)
+    other = stage(api, "twice", "twice", "two")  # the batch is replayed from its beginning
+    for stages in ((first,), (), ("f" * 32,), (other,)):
+        assert committed(api, "twice", *stages) == {**answer, "repeated": True}
+    assert stored(broker, "twice") == ["one"]
+    assert stage_files(broker) == []
+
+
+def test_commits_at_the_same_time_are_one(api: Api, broker: BrokerProcess) -> None:
+    for key, values in (("race", ["small"]), ("large race", large_values("race", 200))):
+        stages = [stage(api, key, key, *values[at : at + 100]) for at in range(0, len(values), 100)]
+        answers: list[dict[str, Any]] = []
+
+        def ask(key: str, stages: list[str], answers: list[dict[str, Any]]) -> None:
+            with Api(broker.ports["http"]) as api:
+                answers.append(committed(api, key, *stages))
+
+        threads = [threading.Thread(target=ask, args=(key, stages, answers)) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_SECONDS)
+        assert sorted(answer["repeated"] for answer in answers) == [False] + [True] * 5
+        assert len({json.dumps(answer["stored"]) for answer in answers}) == 1
+        assert stored(broker, key) == values
+    assert stage_files(broker) == []
+
+
+def test_nothing_is_committed_in_part(api: Api, broker: BrokerProcess) -> None:
+    mine = stage(api, "mine", "apart", "mine")
+    theirs = stage(api, "theirs", "apart", "theirs")
+    for stages in ((mine, theirs), (mine, "f" * 32)):
+        assert commit(api, "mine", *stages).problem == "stage-not-found"
+    assert stored(broker, "apart") == []
+    assert commit(api, "mine", mine, mine).problem == "bad-request"
+    assert commit(api, "mine", "../lock").problem == "bad-request"
+    committed(api, "mine", mine)
+    committed(api, "theirs", theirs)
+    assert stored(broker, "apart") == ["mine", "theirs"]
+
+
+def test_a_transaction_without_stages_is_one(api: Api) -> None:
+    assert committed(api, "empty")["stored"] == []
+    assert committed(api, "empty")["repeated"] is True
+    assert api.get("/v1/transactions/empty")["state"] == "committed"
+
+
+def test_abort(api: Api, broker: BrokerProcess) -> None:
+    first = stage(api, "given/up", "given-up", "x")
+    path = "/v1/transactions/given%2Fup"
+    for _ in range(2):
+        assert api.ask("DELETE", path).json == {"transaction": "given/up", "state": "aborted"}
+    assert api.ask("GET", path).problem == "transaction-not-found"
+    assert stage_files(broker) == []
+    assert commit(api, "given/up", first).problem == "stage-not-found"
+    # The key can be used again.
+    again = stage(api, "given/up", "given-up", "y")
+    committed(api, "given/up", again)
+    assert api.ask("DELETE", path).json == {"transaction": "given/up", "state": "committed"}
+    assert stored(broker, "given-up") == ["y"]
+    assert committed(api, "given/up")["repeated"] is True
+
+
+def test_a_damaged_stage_is_never_committed(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    with Api(broker.ports["http"]) as api:
+        damaged = {name: stage(api, name, "orders", "fine", name) for name in ("body", "head", "cut")}
+        fine = stage(api, "body", "orders", "fine")
+    for name, at in (("body", -2), ("head", 20)):
+        path = broker.folder / "data" / "stages" / f"{damaged[name]}.stage"
+        data = bytearray(path.read_bytes())
+        data[at] ^= 1
+        path.write_bytes(data)
+    path = broker.folder / "data" / "stages" / f"{damaged['cut']}.stage"
+    path.write_bytes(path.read_bytes()[:-1])
+    for restarted in (False, True):
+        if restarted:
+            broker.kill()
+            broker.start()
+        with Api(broker.ports["http"]) as api:
+            for name, stage_id in damaged.items():
+                reply = commit(api, name, stage_id)
+                assert reply.problem == "conflict", (name, reply)
+                assert stage_id in reply.json["detail"]
+                assert api.ask("GET", "/v1/queues/orders").problem == "queue-not-found"
+    assert "a stage is damaged, and is never committed" in broker.log()
+    with Api(broker.ports["http"]) as api:
+        committed(api, "body", fine)
+    assert stored(broker, "orders") == ["fine"]
+
+
+# --- large ones ---
+
+
+def test_a_large_transaction(api: Api, broker: BrokerProcess) -> None:
+    values = large_values("large", 400)  # 24 MB
+    stages = [stage(api, "large", "large", *values[at : at + 100]) for at in range(0, 400, 100)]
+    answer = committed(api, "large", *stages)
+    assert answer["stored"] == [{"queue": "large", "offset_start": 0, "offset_end": 400}]
+    assert stored(broker, "large") == values
+    assert committed(api, "large", *stages) == {**answer, "repeated": True}
+    assert stage_files(broker) == []
+
+
+def test_a_full_queue_holds_up_a_large_one_which_then_ends_by_itself(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    settings = tmp_path / "penstock.toml"
+    settings.write_text('[queue."full"]\nmax-bytes = 10_000_000\n')
+    broker = start_broker("--config", str(settings))
+    values = large_values("full", 300)  # 18 MB
+    with Api(broker.ports["http"]) as api:
+        stages = [stage(api, "full", "full", *values[at : at + 100]) for at in range(0, 300, 100)]
+        for _ in range(2):
+            reply = commit(api, "full", *stages)
+            assert reply.problem == "queue-full"
+            assert reply.headers["retry-after"]
+        assert api.ask("DELETE", "/v1/transactions/full").problem == "conflict"
+        state = api.get("/v1/transactions/full")
+        assert (state["state"], state["committing"]) == ("open", True)
+        assert 0 < api.get("/v1/queues/full")["ready"] < 300
+    # It also survives a restart; and goes on as soon as there is room.
+    broker.kill()
+    broker.start()
+    with Api(broker.ports["http"]) as api:
+        assert commit(api, "full", *stages).problem == "queue-full"
+        assert api.post("/v1/queues/full/purge")["purged"] > 0
+        until(
+            lambda: api.get("/v1/transactions/full")["state"] == "committed",
+            "the large commit to end by itself",
+        )
+        assert committed(api, "full")["repeated"] is True
+    assert stored(broker, "full") == values
+
+
+# --- killed ---
+
+
+@pytest.mark.parametrize("who", ["first", "second"])
+def test_killed_between_stage_and_commit(start_broker: StartBroker, who: str) -> None:
+    broker = start_broker()
+    with Api(broker.ports["http"]) as api:
+        first = stage(api, "key", "orders", "one", "two")
+    if who == "first":
+        broker.kill()
+        broker.start()
+    else:
+        os.kill(second_of(broker), signal.SIGKILL)
+    with Api(broker.ports["http"]) as api:
+        assert [it["stage"] for it in api.get("/v1/transactions/key")["stages"]] == [first]
+        answer = committed(api, "key", first)
+        assert answer["repeated"] is False
+    if who == "first":
+        broker.kill()
+        broker.start()
+    else:
+        os.kill(second_of(broker), signal.SIGKILL)
+    with Api(broker.ports["http"]) as api:
+        assert committed(api, "key", first) == {**answer, "repeated": True}
+        assert api.ask("DELETE", "/v1/transactions/key").json["state"] == "committed"
+    assert stored(broker, "orders") == ["one", "two"]
+
+
+ROUNDS = 6
+
+
+class Caller:
+    """Commits a transaction, again and again until it is answered, whoever is killed meanwhile."""
+
+    def __init__(self, broker: BrokerProcess, key: str, stages: list[str]) -> None:
+        self._broker = broker
+        self._key = key
+        self._stages = stages
+        self.answer: dict[str, Any] | None = None
+        self.fault: Reply | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        deadline = time.monotonic() + 3 * WAIT_SECONDS
+        while time.monotonic() < deadline:
+            with contextlib.suppress(*NOBODY), Api(self._broker.ports["http"]) as api:
+                reply = commit(api, self._key, *self._stages)
+                if reply.status == 200:
+                    self.answer = reply.json
+                    return
+                if reply.status != 503:
+                    self.fault = reply
+                    return
+
+    def wait(self) -> dict[str, Any]:
+        self._thread.join(4 * WAIT_SECONDS)
+        assert self.answer is not None, self.fault
+        return self.answer
+
+
+@pytest.mark.parametrize("who", ["first", "second", "both"])
+def test_killed_at_any_moment_of_large_commits(start_broker: StartBroker, who: str) -> None:
+    """Seeded, so that the moments are many; what is stored is what was committed, in whichever round."""
+    rng = random.Random(f"large commits, {who}")
+    broker = start_broker()
+    wanted: Counter[str] = Counter()
+    for round_ in range(ROUNDS):
+        key = f"round-{round_}"
+        with Api(broker.ports["http"]) as api:
+            parts = [large_values(f"{key}-{part}", rng.randint(60, 120)) for part in range(3)]
+            stages = [stage(api, key, "orders", *part) for part in parts]
+            stage(api, key, "orders", *large_values(f"{key}-failed", 5))
+            stage(api, f"{key}-open", "orders", f"{key}-open")
+            given_up = stage(api, f"{key}-aborted", "orders", f"{key}-aborted")
+            api.ask("DELETE", f"/v1/transactions/{key}-aborted")
+        wanted.update(value for part in parts for value in part)
+        caller = Caller(broker, key, stages)
+        for _ in range(rng.randint(1, 2)):
+            time.sleep(rng.uniform(0.0, 0.5))  # any moment: nothing waits for it
+            if who != "first":
+                with contextlib.suppress(ValueError, ProcessLookupError):  # it is being started
+                    os.kill(second_of(broker), signal.SIGKILL)
+            if who != "second":
+                broker.kill()
+                broker.start()
+        answer = caller.wait()
+        assert sum(it["offset_end"] - it["offset_start"] for it in answer["stored"]) == sum(map(len, parts))
+        with Api(broker.ports["http"]) as api:
+            assert committed(api, key)["stored"] == answer["stored"]
+            assert commit(api, f"{key}-aborted", given_up).problem == "stage-not-found"
+            assert api.get(f"/v1/transactions/{key}-open")["state"] == "open"
+    assert Counter(stored(broker, "orders")) == wanted
+    assert len(stage_files(broker)) == ROUNDS, "what is open is still there"
+
+
+@pytest.mark.parametrize("who", ["first", "second"])
+def test_a_large_commit_that_nobody_asks_about_again_ends_by_itself(
+    start_broker: StartBroker, who: str
+) -> None:
+    broker = start_broker()
+    folder = broker.folder / "data" / "stages"
+    values = large_values("alone", 600)  # 36 MB
+
+    def ask_once() -> None:
+        with contextlib.suppress(*NOBODY), Api(broker.ports["http"]) as api:
+            commit(api, "alone", *stages)
+
+    with Api(broker.ports["http"]) as api:
+        stages = [stage(api, "alone", "alone", *values[at : at + 200]) for at in range(0, 600, 200)]
+    caller = threading.Thread(target=ask_once)
+    caller.start()
+    until(lambda: any(folder.glob("*.intent")), "the commit to begin")
+    if who == "first":
+        broker.kill()
+        caller.join(WAIT_SECONDS)
+        broker.start()
+    else:
+        os.kill(second_of(broker), signal.SIGKILL)
+        caller.join(WAIT_SECONDS)
+    until(lambda: not any(folder.glob("*.intent")), "the commit to be finished")
+    assert stage_files(broker) == []
+    assert stored(broker, "alone") == values
+    with Api(broker.ports["http"]) as api:
+        assert api.get("/v1/transactions/alone")["state"] == "committed"
+
+
+# --- the documentation ---
+
+
+@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("jq")), reason="the example needs curl and jq")
+def test_the_example_of_the_documentation(start_broker: StartBroker) -> None:
+    text = (ROOT / "docs" / "transactions.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    (answer,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    broker = start_broker()
+    script = script.replace("127.0.0.1:9180", f"127.0.0.1:{broker.ports['http']}")
+    for repeated in (False, True):
+        result = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert json.loads(result.stdout) == {**json.loads(answer), "repeated": repeated}
+
+
+def test_the_documentation_knows_the_bounds() -> None:
+    text = " ".join((ROOT / "docs" / "transactions.md").read_text(encoding="utf-8").split())
+    for words in (
+        f"Up to {AT_ONCE_BYTES >> 20} MiB of payload and {AT_ONCE_MESSAGES:,} messages",
+        f"chunks of about {CHUNK_BYTES >> 20} MiB",
+        f"the last {TRANSACTIONS_MAX:,} keys",
+        f"less than {LOG_ROOM_BYTES >> 20} MiB",
+        f"and be {STAGES_MAX:,}",
+    ):
+        assert words in text
