@@ -21,6 +21,7 @@ time is answered by a callback, on the broker's own thread.
     counts      what has happened in a queue since the engine was opened
     changed     which queues `describe` shows otherwise than before
     info        how the engine itself stands
+    confirm     a call back when all that has happened until now is durable
     trim        let go of what retention no longer asks for
 
 A dead letter stays where it is, so a door is a flag (`dead=True`), never another queue.
@@ -375,6 +376,8 @@ class Engine(Protocol):
     def release_retention(self, name: str, now_us: int, *, queue: str | None = None) -> None: ...
 
     def readers(self) -> list[ReaderInfo]: ...
+
+    def confirm(self, now_us: int, call: Callable[[EngineFailed | None], None]) -> None: ...
 
     def trim(self, now_us: int) -> None: ...
 

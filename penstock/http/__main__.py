@@ -37,7 +37,7 @@ async def serve(link_fd: int, listen_fd: int) -> None:
     start_logging(hello["log_level"], hello["log_format"])
     site = Site(link, hello)
     config = uvicorn.Config(
-        App(site, all_routes()),
+        App(site, all_routes(hello["lease_seconds_max"])),
         http=BoundedProtocol,
         ws="none",
         lifespan="off",

@@ -35,9 +35,6 @@ from penstock.http.route import (
 
 VIEWS: Final = ("messages", "events")
 LEASE_SECONDS: Final = 60
-LEASE_SECONDS_MAX: Final = 30 * 86_400
-"""No broker allows more; `[http] lease-seconds-max` may allow less."""
-
 POSITIONS_MAX: Final = 1000
 
 SCHEMAS: Final[Mapping[str, Schema]] = {
@@ -95,20 +92,13 @@ async def get_reader(call: Call) -> Response:
 
 async def put_reader(call: Call) -> Response:
     fields = await call.fields()
-    most: int = call.site.hello["lease_seconds_max"]
-    lease_seconds = min(LEASE_SECONDS, most) if fields["lease_seconds"] is None else fields["lease_seconds"]
-    if lease_seconds > most:
-        raise Problem(
-            "bad-request",
-            f"field 'lease_seconds': use at most {most}, the limit of [http] lease-seconds-max, and renew it",
-        )
     answer, _ = await call.site.link.call(
         "hold_reader",
         {
             "name": call["name"],
             "view": fields["view"],
             "positions": fields["positions"],
-            "lease_seconds": lease_seconds,
+            "lease_seconds": fields["lease_seconds"],
             "readers_max": call.site.hello["readers_max"],
         },
     )
@@ -150,6 +140,23 @@ ROUTES: Final = (
         tag="readers",
     ),
     Route(
+        "DELETE",
+        "/v1/readers/{name}",
+        delete_reader,
+        Role.OPERATE,
+        "Let go of everything that a reader holds.",
+        None,
+        params=(_READER,),
+        problems=("reader-not-found",),
+        answer_media="",
+        tag="readers",
+    ),
+)
+
+
+def put_route(lease_seconds_max: int) -> Route:
+    """The route whose bound is a setting of the broker."""
+    return Route(
         "PUT",
         "/v1/readers/{name}",
         put_reader,
@@ -168,24 +175,12 @@ ROUTES: Final = (
                 ),
                 Field(
                     "lease_seconds",
-                    Whole(1, LEASE_SECONDS_MAX),
-                    f"until when it holds; {LEASE_SECONDS} where it does not say",
+                    Whole(1, lease_seconds_max),
+                    "how long it holds, from now on",
+                    default=min(LEASE_SECONDS, lease_seconds_max),
                 ),
             )
         ),
         problems=("queue-not-found", "conflict", "unsupported-media-type"),
         tag="readers",
-    ),
-    Route(
-        "DELETE",
-        "/v1/readers/{name}",
-        delete_reader,
-        Role.OPERATE,
-        "Let go of everything that a reader holds.",
-        None,
-        params=(_READER,),
-        problems=("reader-not-found",),
-        answer_media="",
-        tag="readers",
-    ),
-)
+    )

@@ -84,10 +84,7 @@ async def post_stage(call: Call) -> Response:
 async def post_transaction(call: Call) -> Response:
     fields = await call.fields()
     key: str = fields["transaction"]
-    stage_ids: list[str] = fields["stages"]
-    if len(set(stage_ids)) < len(stage_ids):
-        raise Problem("bad-request", "field 'stages': a stage is named twice; name each once")
-    stored, repeated = await call.site.stages.commit(key, stage_ids)
+    stored, repeated = await call.site.stages.commit(key, fields["stages"])
     return answer_json(
         {
             "transaction": key,
@@ -157,7 +154,7 @@ ROUTES: Final = (
                 Field("transaction", _KEY, "the key of the transaction", required=True),
                 Field(
                     "stages",
-                    ListOf(_STAGE_ID, STAGES_MAX, items_min=0),
+                    ListOf(_STAGE_ID, STAGES_MAX, items_min=0, unique=True),
                     "ids of the stages that count; all others of this transaction are dropped",
                     required=True,
                 ),

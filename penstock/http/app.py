@@ -13,6 +13,7 @@ Rules that always hold:
 """
 
 import asyncio
+import contextlib
 import difflib
 import json
 import logging
@@ -34,6 +35,8 @@ from penstock.http.site import Site
 log = logging.getLogger("penstock.http")
 
 QUERY_CHARACTERS_MAX: Final = 64 * 1024
+DISCARD_BYTES_MAX: Final = 1 << 30
+DISCARD_SECONDS_MAX: Final = 10.0
 NO_ROUTE: Final = "(none)"
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
 LIST_PART: Final = 200
@@ -66,16 +69,30 @@ class Call:
         """The whole body; a Problem where it is larger than allowed."""
         most = self.site.body_bytes_max if bytes_max is None else bytes_max
         length = self.request.headers.get("content-length", "")
-        if length.isdigit() and int(length[:18]) > most:
-            raise _too_large(most)
         parts: list[bytes] = []
-        gathered = 0
-        async for chunk in self.request.stream():
-            gathered += len(chunk)
-            if gathered > most:
-                raise _too_large(most)
-            parts.append(chunk)
+        gathered = int(length[:18]) if length.isdigit() else 0
+        if gathered <= most:
+            gathered = 0
+            async for chunk in self.request.stream():
+                gathered += len(chunk)
+                if gathered > most:
+                    break
+                parts.append(chunk)
+        if gathered > most:
+            parts.clear()
+            await self._discard()
+            raise _too_large(most)
         return b"".join(parts)
+
+    async def _discard(self) -> None:
+        """Read on without keeping anything: most callers hear an answer only when they have sent all."""
+        gathered = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_SECONDS_MAX):
+                async for chunk in self.request.stream():
+                    gathered += len(chunk)
+                    if gathered > DISCARD_BYTES_MAX:
+                        return
 
     async def fields(self) -> dict[str, Any]:
         """The members of a JSON body, checked by the route's row; defaults where they are absent."""
@@ -116,7 +133,7 @@ def check_fields(given: object, fields: tuple[Field, ...]) -> dict[str, Any]:
 
 
 def _too_large(most: int) -> Problem:
-    # What is still on its way is not read: the connection cannot be used any more.
+    # Some of it may still be on its way: the connection cannot be used any more.
     return Problem(
         "body-too-large",
         f"the body has more than {most} bytes, the limit of [http] body-bytes-max; send less at a time",

@@ -10,6 +10,9 @@ Rules that always hold:
   * Only what is synced is shown. Who holds a message now is not among it, see `broker/life.py`.
   * The walk is one of the bulk readers': it has their threads, and rests every `REST_EVENTS`.
 
+Measured, with 10 M events in 100,000 blocks behind the message: 0.25 s where headers alone tell that they are
+about others, 1 s where every block has to be looked into (2.3 s without numpy).
+
 How it fails: a walk of more than `EVENTS_MAX` events is the problem `unavailable`, which says what to use
 instead. Blocks that are damaged are left out, and the log of this process tells so.
 """

@@ -74,6 +74,8 @@ class Whole(Kind):
         return self.check(int(text))
 
     def check(self, value: object) -> object:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # to JSON, 2.0 is a whole number too
         if isinstance(value, int) and not isinstance(value, bool) and self.lowest <= value <= self.highest:
             return value
         raise self._wrong()
@@ -181,6 +183,7 @@ class ListOf(Kind):
     item: Kind
     items_max: int
     items_min: int = 1
+    unique: bool = False
 
     def parse(self, text: str) -> object:
         return self.check([self.item.parse(part) for part in text.split(",")])
@@ -188,7 +191,10 @@ class ListOf(Kind):
     def check(self, value: object) -> object:
         if not isinstance(value, list) or not self.items_min <= len(value) <= self.items_max:
             raise WrongValue(f"use a list of {self.items_min} to {self.items_max} items")
-        return [self.item.check(item) for item in value]
+        items = [self.item.check(item) for item in value]
+        if self.unique and len(set(items)) < len(items):
+            raise WrongValue("an item is there twice; name each once")
+        return items
 
     def schema(self) -> Schema:
         return {
@@ -196,6 +202,7 @@ class ListOf(Kind):
             "items": self.item.schema(),
             "minItems": self.items_min,
             "maxItems": self.items_max,
+            **({"uniqueItems": True} if self.unique else {}),
         }
 
 

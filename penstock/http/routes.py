@@ -30,9 +30,10 @@ _PARTS = (
 )
 
 
-def all_routes() -> tuple[Route, ...]:
+def all_routes(lease_seconds_max: int) -> tuple[Route, ...]:
     """Every route, that of the document itself included."""
     routes = [route for part in _PARTS for route in part.ROUTES]
+    routes.append(api_readers.put_route(lease_seconds_max))
     schemas: dict[str, Schema] = {}
     for part in _PARTS:
         schemas |= part.SCHEMAS

@@ -240,7 +240,19 @@ def _states(context: Context, fields: Fields, body: memoryview, answer: Answer) 
 
 def _pause(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
     context.operator.pause(fields["queue"], fields["paused"], context.server.now_us())
-    answer({"paused": fields["paused"]})
+    _when_safe(context, answer, {"paused": fields["paused"]})
+
+
+def _when_safe(context: Context, answer: Answer, result: Fields) -> None:
+    """Tell what was done when it is synced: a crash does not take back what somebody was told."""
+
+    def confirmed(error: EngineFailed | None) -> None:
+        if error is None:
+            answer(result)
+        else:
+            context.refuse(answer, error)
+
+    context.engine.confirm(context.server.now_us(), confirmed)
 
 
 def _purge(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
@@ -282,7 +294,7 @@ def _take_steps(context: Context, steps: Iterator[int], answer: Answer) -> None:
             return
         total += count or 0
         if count is None or time.monotonic() > until:
-            answer({"count": total, "more": count is not None})
+            _when_safe(context, answer, {"count": total, "more": count is not None})
         else:
             loop.call_soon(take_one)
 
@@ -303,12 +315,12 @@ def _hold_reader(context: Context, fields: Fields, body: memoryview, answer: Ans
         readers_max=fields["readers_max"],
     )
     mine = [reader for reader in context.engine.readers() if reader.name == fields["name"]]
-    answer({"reader": _reader(context, mine, now_us)})
+    _when_safe(context, answer, {"reader": _reader(context, mine, now_us)})
 
 
 def _release_reader(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
     context.operator.release_reader(fields["name"], context.server.now_us())
-    answer({})
+    _when_safe(context, answer, {})
 
 
 def _readers(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:

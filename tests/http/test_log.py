@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -24,8 +24,9 @@ from penstock.engines.log.engine import LogEngine, open_log
 from penstock.engines.log.reader import LogReader, OffsetsMissing
 from penstock.engines.log.state import LogSettings
 from penstock.http import state_view
-from penstock.http.api_log import COLUMNS
+from penstock.http.api_log import COLUMNS, Asking, Wanted, walk
 from penstock.http.looking import STATE_WORDS, Runs
+from penstock.http.problems import Problem
 from penstock.http.readers import WALKS_MAX
 from penstock.http.state_view import STATE_SCHEMA, state_batches
 from tests.engines.folders import NOW_US, QUEUES, SECOND_US, Worker
@@ -366,7 +367,7 @@ def test_a_living_message_that_cannot_be_found_is_an_error(tmp_path: Path) -> No
     engine.close(NOW_US)
 
 
-# --- columns and compression --------------------------------------------------------------------------
+# --- columns --------------------------------------------------------------------------------------
 
 
 def test_the_columns_are_those_of_the_schemas() -> None:
@@ -395,13 +396,6 @@ def test_columns_in_the_order_of_the_question(api: Api, large: str, view: str, c
     assert again.schema.names == columns
 
 
-@pytest.mark.parametrize("compression", ["lz4", "zstd"])
-def test_compression(api: Api, large: str, compression: str) -> None:
-    plain, small = read(api, large), read(api, large, compression=compression)
-    assert len(small.body) < len(plain.body) / 2
-    assert table_of(small).equals(table_of(plain))
-
-
 # --- no ------------------------------------------------------------------------------------------------
 
 
@@ -415,7 +409,6 @@ def test_compression(api: Api, large: str, compression: str) -> None:
         ({"columns": ""}, "columns"),
         ({"columns": "event"}, "the view messages has no column 'event'; it has queue, offset, id, value"),
         ({"view": "events", "columns": "offset,value"}, "the view events has no column 'value'"),
-        ({"compression": "gzip"}, "compression"),
         ({"fail_on_loss": 1}, "fail_on_loss"),
         ({"stat": 1}, "did you mean 'start'"),
     ],
@@ -539,6 +532,60 @@ def test_an_error_in_the_middle_breaks_the_connection(start_broker: StartBroker)
         reply = api.ask("GET", path_of("broken", "log"), start=77_777, end=77_778)
         assert (reply.status, reply.problem) == (500, "internal")
         assert "does not have its checksum" in reply.json["detail"]
+
+
+def first_of(reader: LogReader, queue: str, view: str, start: int) -> object:
+    """The first thing that a walk yields; nobody has to be asked for these."""
+    wanted = Wanted(queue, view, start, None, COLUMNS[view], fail_on_loss=True)
+    return next(walk(reader, wanted, cast(Asking, None)))
+
+
+def test_retention_that_goes_on_after_the_range_was_settled(tmp_path: Path) -> None:
+    worker = Worker(tmp_path, 6, queues=QUEUES[:3])
+    for _ in range(150):
+        worker.turn()
+    worker.engine.flush(worker.now_us)
+    worker.engine.wait()
+    # This one does not look again before it finds files gone.
+    with LogReader(str(tmp_path), maps_max=1) as reader:
+        before = reader.queue("brief")
+        assert before is not None
+        assert first_of(reader, "brief", "messages", before.offset_start) == (
+            before.offset_start,
+            before.offset_end,
+        )
+        for _ in range(6):
+            worker.settle_down()
+            worker.reopen(crash=False)
+        after = worker.engine.describe("brief")
+        for view, start, start_now in [
+            ("messages", before.offset_start, after.offset_start),
+            ("events", before.event_start, after.event_start),
+        ]:
+            assert start < start_now
+            with pytest.raises(Problem, match="retention has removed") as caught:
+                first_of(reader, "brief", view, start)
+            assert caught.value.fields()["offset_start"] == start_now
+            assert caught.value.status == 410
+    worker.engine.close(worker.now_us)
+
+
+def test_a_beginning_that_is_damaged_is_not_put_down_to_retention(tmp_path: Path) -> None:
+    engine = open_log(str(tmp_path), NOW_US)
+    for turn in range(3):
+        engine.append("q", Batch.of([b"x" * 100] * 10), NOW_US + turn)
+        engine.flush(NOW_US + turn)
+        engine.wait()
+    with LogReader(str(tmp_path)) as reader:
+        position = next(reader.messages("q", 10)).header.position
+    for path in tmp_path.glob("*.seg"):
+        with path.open("r+b") as file:
+            file.seek(position + 30)
+            file.write(b"\xff")
+    with LogReader(str(tmp_path)) as reader, pytest.raises(Problem, match="offsets 10 to 19") as caught:
+        first_of(reader, "q", "messages", 10)
+    assert caught.value.status == 500
+    engine.close(NOW_US)
 
 
 # --- clients that go, many at once, and a broker at work ---------------------------------------------------

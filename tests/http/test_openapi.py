@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from tests.http.api import Api
-from tests.server.harness import BrokerProcess
+from tests.server.harness import ROOT, BrokerProcess
 
 RUN_SECONDS_MAX = 240
 EXAMPLES = 10
@@ -51,9 +51,15 @@ def test_what_the_document_promises_holds(tmp_path: Path, broker: BrokerProcess)
     # An answer that never ends is tested in test_events.py.
     command += ["--exclude-path", "/v1/events", "--request-timeout", "20", "--seed", str(seed)]
     command += ["--generation-database", "none", "--continue-on-failure", "--no-color"]
-    environment = os.environ | {"SCHEMATHESIS_HOOKS": "tests.http.openapi_hooks"}
+    environment = os.environ | {"SCHEMATHESIS_HOOKS": "tests.http.openapi_hooks", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=RUN_SECONDS_MAX, env=environment, check=False
+        command,
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS_MAX,
+        env=environment,
+        cwd=tmp_path,  # it leaves a folder behind
+        check=False,
     )
     assert done.returncode == 0, f"seed {seed}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in broker.log()

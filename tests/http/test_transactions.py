@@ -340,9 +340,9 @@ def test_killed_at_any_moment_of_large_commits(start_broker: StartBroker, who: s
     assert len(stage_files(broker)) == ROUNDS, "what is open is still there"
 
 
-@pytest.mark.parametrize("who", ["first", "second"])
+@pytest.mark.parametrize("ending", ["first killed", "second killed", "stopped"])
 def test_a_large_commit_that_nobody_asks_about_again_ends_by_itself(
-    start_broker: StartBroker, who: str
+    start_broker: StartBroker, ending: str
 ) -> None:
     broker = start_broker()
     folder = broker.folder / "data" / "stages"
@@ -357,13 +357,16 @@ def test_a_large_commit_that_nobody_asks_about_again_ends_by_itself(
     caller = threading.Thread(target=ask_once)
     caller.start()
     until(lambda: any(folder.glob("*.intent")), "the commit to begin")
-    if who == "first":
-        broker.kill()
-        caller.join(WAIT_SECONDS)
-        broker.start()
-    else:
+    until(lambda: stored(broker, "alone") != [], "the first chunk")
+    if ending == "second killed":
         os.kill(second_of(broker), signal.SIGKILL)
-        caller.join(WAIT_SECONDS)
+    elif ending == "stopped":
+        assert broker.stop() == 0
+    else:
+        broker.kill()
+    caller.join(WAIT_SECONDS)
+    if not broker.running:
+        broker.start()
     until(lambda: not any(folder.glob("*.intent")), "the commit to be finished")
     assert stage_files(broker) == []
     assert stored(broker, "alone") == values

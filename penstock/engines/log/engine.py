@@ -748,6 +748,14 @@ class LogEngine:
         self._committer.push()
         return True
 
+    def confirm(self, now_us: int, call: Callable[[EngineFailed | None], None]) -> None:
+        """Call when all that has happened until now is synced, as far as there is room to write it."""
+        self._check()
+        self._seal_all(now_us)
+        self._committer.when_synced(call)
+        self._committer.want_sync()
+        self._committer.push()
+
     # --- now and then ----------------------------------------------------------------------------
 
     def tick(self, now_us: int) -> None:
