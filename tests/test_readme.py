@@ -17,14 +17,15 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    process = BrokerProcess(tmp_path_factory.mktemp("readme")).start()
+    process = BrokerProcess(tmp_path_factory.mktemp("readme"), "--http", "127.0.0.1:0").start()
     yield process
     assert process.stop() == 0
 
 
 def shell(command: str, broker: BrokerProcess) -> str:
     words = shlex.split(command.replace(".venv/bin/penstock", f"{shlex.quote(sys.executable)} -m penstock"))
-    environment = os.environ | {"PENSTOCK_URL": f"phpmq://127.0.0.1:{broker.ports['phpmq']}"}
+    protocol = "phpmq" if " receive " in command else "http"
+    environment = os.environ | {"PENSTOCK_URL": f"{protocol}://127.0.0.1:{broker.ports[protocol]}"}
     result = subprocess.run(
         words, env=environment, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
     )
@@ -33,8 +34,9 @@ def shell(command: str, broker: BrokerProcess) -> str:
 
 
 def test_send_and_receive_as_it_says(broker: BrokerProcess) -> None:
-    commands = re.findall(r"^    (\.venv/bin/penstock (?:send|receive) .*)$", README, re.MULTILINE)
-    assert len(commands) == 2
+    words = "send|queues|peek|receive"
+    commands = re.findall(rf"^    (\.venv/bin/penstock (?:{words})\b.*)$", README, re.MULTILINE)
+    assert len(commands) == 4
     assert [shell(command, broker) for command in commands][-1] == "hello\n"
 
 

@@ -1,7 +1,8 @@
 """Redriving: dead letters back behind the tail of their queue, all of them or those that fit.
 
-Without a condition the first process does it by itself. With one, the dead letters are walked in the order of
-their offsets (`letters.py`), judged in a thread, and those that fit are named to the first process in ranges.
+Without a condition the first process does it by itself, for all letters or for those in given ranges. With
+one, the dead letters are walked in the order of their offsets (`letters.py`), judged in a thread, and those
+that fit are named to the first process in ranges.
 
 Rules that always hold:
   * A letter is redriven by the first process alone, and counted by the call that it answered with it: of two
@@ -34,12 +35,14 @@ from penstock.http.route import (
     Body,
     Field,
     Flag,
+    Kind,
     Role,
     Route,
     Schema,
     Text,
     Whole,
     Word,
+    WrongValue,
     object_schema,
     or_null,
 )
@@ -59,7 +62,37 @@ SYNC_SECONDS: Final = 2.0
 
 SYNC_PAUSE_SECONDS: Final = 0.02
 
+RANGES_GIVEN_MAX: Final = 10_000
+"""Ranges that a caller may name at a time: a few milliseconds of judging them."""
+
 REASONS: Final = tuple(sorted(reason.label for reason in DEAD_REASONS))
+
+
+class RangesKind(Kind):
+    """Ranges of offsets, in any order; each is [first, end], the end exclusive."""
+
+    def check(self, value: object) -> Ranges:
+        wrong = WrongValue(
+            f"use a list of 1 to {RANGES_GIVEN_MAX} ranges, each [first, end] with the end exclusive, of "
+            f"whole numbers from 0 to {OFFSET_MAX}"
+        )
+        if not isinstance(value, list) or not 0 < len(value) <= RANGES_GIVEN_MAX:
+            raise wrong
+        ranges: Ranges = []
+        for item in value:  # may be many, so that no kinds of their own judge the numbers
+            if not isinstance(item, list) or len(item) != 2:
+                raise wrong
+            first, end = item
+            if type(first) is not int or type(end) is not int:
+                raise wrong
+            if not (0 <= first <= OFFSET_MAX and 0 <= end <= OFFSET_MAX):
+                raise wrong
+            ranges.append(Range(first, end))
+        return ranges
+
+    def schema(self) -> Schema:
+        bounds = {"type": "array", "items": Whole().schema(), "minItems": 2, "maxItems": 2}
+        return {"type": "array", "items": bounds, "minItems": 1, "maxItems": RANGES_GIVEN_MAX}
 
 
 class _Redrive:
@@ -73,6 +106,9 @@ class _Redrive:
         self._condition = where.parse(fields["where"]) if fields["where"] is not None else None
         self._dry_run: bool = fields["dry_run"]
         self._start: int = fields["from"]
+        self._ranges: Ranges | None = None
+        if fields["ranges"] is not None:
+            self._ranges = letters.merged(fields["ranges"], self._start)
         self._walks = self._condition is not None or self._dry_run or fields["scan_limit"] is not None
         self._letters_left: int = fields["scan_limit"] or OFFSET_MAX
         self._limit_left: int = fields["limit"] or OFFSET_MAX
@@ -99,9 +135,16 @@ class _Redrive:
         }
 
     async def _move_all(self, dead: int) -> None:
-        """Without looking: first died first."""
-        ranges = [Range(self._start, OFFSET_MAX)] if self._start else None
-        self._redriven = await self._move(ranges, min(self._limit_left, dead))
+        """Without looking: first died first; where ranges are given, in a portion of them."""
+        if self._ranges is None:
+            ranges = [Range(self._start, OFFSET_MAX)] if self._start else None
+            self._redriven = await self._move(ranges, min(self._limit_left, dead))
+        else:
+            most = min(self._limit_left, dead)
+            for at in range(0, len(self._ranges), RANGES_MAX):
+                some = self._ranges[at : at + RANGES_MAX]
+                there = sum(end - first for first, end in some)
+                self._redriven += await self._move(some, min(most - self._redriven, there))
         self._looked_at = self._matched = self._redriven
 
     async def _move(self, ranges: Ranges | None, limit: int) -> int:
@@ -120,11 +163,18 @@ class _Redrive:
     # --- with a look at each letter ----------------------------------------------------------------
 
     async def _walk(self, end: int) -> None:
+        ranges = self._ranges
+        if ranges is not None:
+            if not ranges:
+                return
+            self._start, end = ranges[0].first, min(end, ranges[-1].end)
         at_once = self._letters_at_once()
         letters_min = at_once if at_once == LETTERS_MAX_OF_WALKS else 1
         async for runs in letters.dead_runs(
             self._site.link, self._queue, self._start, end, self._reason, letters_min
         ):
+            if ranges is not None:
+                runs = await asyncio.to_thread(letters.within, runs, ranges)
             while runs:
                 await self._check_wanted()
                 part, runs = letters.parted(runs, min(at_once, self._letters_left))
@@ -228,6 +278,11 @@ _FIELDS: Final = (
     ),
     Field("dry_run", Flag(), "change nothing, only count", default=False),
     Field("from", Whole(), "begin at this offset", default=0),
+    Field(
+        "ranges",
+        RangesKind(),
+        "only letters whose offsets are in one of these ranges, each [first, end] with the end exclusive",
+    ),
     Field("scan_limit", Whole(1), "look at no more than so many letters; the answer says where to go on"),
 )
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from penstock.broker.batch import Batch
+from penstock.broker.life import Reason
 from penstock.broker.policy import QueueNameError, check_queue_name
 from penstock.http.app import Call, answer_json
 from penstock.http.bodies import BATCH_BODY, read_parts
@@ -29,12 +30,16 @@ from penstock.http.route import (
     Route,
     Schema,
     Text,
+    Word,
     list_schema,
     object_schema,
 )
 from penstock.http.stage_files import Stage
 
 PROTOCOL: Final = "http"
+PROTOCOL_OF_DEAD: Final = "pipeline"
+"""The door of dead letters: whoever reads the log can tell copies of bad records from what was sent."""
+
 STAGES_MAX: Final = 100_000
 
 _KEY: Final = Text("1 to 200 printable ASCII characters", 200, "[ -~]+")
@@ -69,7 +74,10 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
 async def post_stage(call: Call) -> Response:
     queue: str | None = call["queue"]
     parts: list[tuple[str, Batch]] = []
-    for name, batch in await read_parts(call, queues=queue is None, protocol=PROTOCOL):
+    dead = Reason.of(call["dead"] or "")
+    protocol = PROTOCOL_OF_DEAD if dead else PROTOCOL
+    for name, batch in await read_parts(call, queues=queue is None, protocol=protocol):
+        batch.dead = dead
         its_queue = queue if name is None else name
         assert its_queue is not None, "a body without a queue in each message has one for all"
         try:
@@ -134,6 +142,11 @@ ROUTES: Final = (
         params=(
             Param("transaction", _KEY, "the key of the transaction, which its owner makes up", required=True),
             Param("queue", QueueName(), "the queue of all its messages; without: each message names its own"),
+            Param(
+                "dead",
+                Word((Reason.BAD_RECORD.label,)),
+                "its messages are dead letters from the beginning, for this reason",
+            ),
         ),
         body=Body(
             BATCH_BODY.media,

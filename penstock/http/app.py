@@ -17,7 +17,7 @@ import contextlib
 import difflib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote_to_bytes
@@ -69,30 +69,21 @@ class Call:
         """The whole body; a Problem where it is larger than allowed."""
         most = self.site.body_bytes_max if bytes_max is None else bytes_max
         length = self.request.headers.get("content-length", "")
+        stream = self.request.stream()
         parts: list[bytes] = []
         gathered = int(length[:18]) if length.isdigit() else 0
         if gathered <= most:
             gathered = 0
-            async for chunk in self.request.stream():
+            async for chunk in stream:
                 gathered += len(chunk)
                 if gathered > most:
                     break
                 parts.append(chunk)
         if gathered > most:
             parts.clear()
-            await self._discard()
+            await _discard(stream)
             raise _too_large(most)
         return b"".join(parts)
-
-    async def _discard(self) -> None:
-        """Read on without keeping anything: most callers hear an answer only when they have sent all."""
-        gathered = 0
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DISCARD_SECONDS_MAX):
-                async for chunk in self.request.stream():
-                    gathered += len(chunk)
-                    if gathered > DISCARD_BYTES_MAX:
-                        return
 
     async def fields(self) -> dict[str, Any]:
         """The members of a JSON body, checked by the route's row; defaults where they are absent."""
@@ -107,6 +98,17 @@ class Call:
             except (ValueError, RecursionError) as error:
                 raise Problem("bad-request", f"the body is not JSON: {error}") from None
         return check_fields(given, self.route.body.fields)
+
+
+async def _discard(stream: AsyncIterator[bytes]) -> None:
+    """Read on without keeping anything: most callers hear an answer only when they have sent all."""
+    gathered = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS_MAX):
+            async for chunk in stream:
+                gathered += len(chunk)
+                if gathered > DISCARD_BYTES_MAX:
+                    return
 
 
 def check_fields(given: object, fields: tuple[Field, ...]) -> dict[str, Any]:

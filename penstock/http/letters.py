@@ -15,7 +15,7 @@ Rules that always hold:
   * A letter that cannot be read (a damaged block, which the log tells) fits no condition that asks for it.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple, TypeVar
@@ -84,6 +84,32 @@ def parted(parts: list[_Part], letters_max: int) -> tuple[list[_Part], list[_Par
             return before, behind
         letters_max -= part.end - part.first
     return parts, []
+
+
+def merged(ranges: Ranges, start: int = 0) -> Ranges:
+    """The same offsets, those before `start` left out, in the order of offsets and each once."""
+    found: Ranges = []
+    for first, end in sorted(ranges):
+        first = max(first, start)
+        if found and first <= found[-1].end:
+            found[-1] = Range(found[-1].first, max(found[-1].end, end))
+        elif first < end:
+            found.append(Range(first, end))
+    return found
+
+
+def within(runs: list[DeadRun], ranges: Ranges) -> list[DeadRun]:
+    """What of these runs is in the ranges, which are merged. Both are in order."""
+    found: list[DeadRun] = []
+    at = 0
+    for run in runs:
+        at = bisect_right(ranges, run.first, at, key=lambda it: it.end)
+        behind = bisect_left(ranges, run.end, at, key=lambda it: it.first)
+        found += (
+            run._replace(first=max(first, run.first), end=min(end, run.end))
+            for first, end in ranges[at:behind]
+        )
+    return found
 
 
 async def dead_runs(

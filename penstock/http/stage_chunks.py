@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from penstock.broker.batch import Batch
+from penstock.broker.life import Reason
 from penstock.http.parts import PartsBuilder
 from penstock.http.stage_files import Piece, StageFolder
 
@@ -49,18 +50,19 @@ def plan_chunks(
 
 
 def load_chunk(folder: StageFolder, chunk: Chunk) -> list[tuple[str, Batch]]:
-    """The messages of a chunk, one batch for each queue and door; StageDamaged where a piece is."""
-    doors: dict[str, PartsBuilder] = {}
+    """The messages of a chunk, a batch for each queue, door and reason; StageDamaged where a piece is."""
+    doors: dict[tuple[str, Reason], PartsBuilder] = {}
     for stage_id, pieces in groupby(chunk, key=lambda it: it.stage_id):
         for queue, batch in folder.read(stage_id, [it.piece for it in pieces]):
-            part = doors.setdefault(batch.protocol, PartsBuilder()).of(queue)
+            part = doors.setdefault((batch.protocol, batch.dead), PartsBuilder()).of(queue)
             ends = (
                 array("i", [part.end + bound for bound in batch.bounds[1:]]) if part.end else batch.bounds[1:]
             )
             part.add(batch.payload, ends, batch.ttl_seconds, batch.retries)
     parts: list[tuple[str, Batch]] = []
-    for protocol, builder in doors.items():
+    for (protocol, dead), builder in doors.items():
         for queue_name, batch in builder.finish(protocol):
+            batch.dead = dead
             assert queue_name is not None, "a piece names its queue"
             parts.append((queue_name, batch))
     return parts

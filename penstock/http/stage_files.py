@@ -166,6 +166,7 @@ def _runs(batch: Batch) -> Iterator[Batch]:
             batch.ttl_seconds[first:end] if batch.ttl_seconds is not None else None,
             batch.retries[first:end] if batch.retries is not None else None,
             protocol=batch.protocol,
+            dead=batch.dead,
         )
         first = end
 

@@ -289,14 +289,13 @@ def _take_steps(context: Context, steps: Iterator[int], answer: Answer) -> None:
         nonlocal total
         try:
             count = next(steps, None)
+            total += count or 0
+            if count is None or time.monotonic() > until:
+                _when_safe(context, answer, {"count": total, "more": count is not None})
+            else:
+                loop.call_soon(take_one)
         except Exception as error:  # noqa: BLE001 - nobody else is there to see it
             context.refuse(answer, error)
-            return
-        total += count or 0
-        if count is None or time.monotonic() > until:
-            _when_safe(context, answer, {"count": total, "more": count is not None})
-        else:
-            loop.call_soon(take_one)
 
     take_one()
 

@@ -79,6 +79,21 @@ class Accepting:
         assert [stored.first for stored in came] == sorted(stored.first for stored in came)
         assert [stored.end - stored.first for stored in came] == [i % 3 + 1 for i in range(20)]
 
+    def test_all_that_has_happened_can_be_confirmed(self, rig: Rig) -> None:
+        engine = rig.open({"orders": {"durability": "none"}})
+        engine.append("orders", Batch.of([b"a", b"b"]), rig.now_us)
+        rig.ack("orders", rig.take("orders", 1))
+        engine.pause("orders", True, rig.now_us)
+        came: list[EngineError | None] = []
+        engine.confirm(rig.now_us, came.append)
+        assert came == []
+        assert rig.drive(lambda: bool(came))
+        assert came == [None]
+        assert sum(run.end - run.first for run in engine.events("orders", 0, 9)) == 3
+        rig.engine = rig.harness.crash(rig.now_us)
+        info = rig.engine.describe("orders")
+        assert (info.ready, info.held, info.paused) == (1, 0, True)
+
     def test_work_that_ends_between_append_and_flush_confirms_nothing_too_early(self, rig: Rig) -> None:
         """A group that is on its way does not carry receipts of messages that are not in it."""
         engine = rig.open()
@@ -325,6 +340,32 @@ class Transactions:
         done = rig.transact("key", ("orders", sent), ("mails", sent[:3]))
         assert [s.end - s.first for s in done.stored] == [40, 3]
         assert payloads(rig.take("orders")) == sent
+
+    def test_without_a_key_it_is_all_or_nothing_and_not_remembered(self, rig: Rig) -> None:
+        engine = rig.open({"orders": {"max-bytes": 10}})
+        for number in range(2):
+            done = rig.transact("", ("orders", [b"x"]), ("mails", [b"y"]))
+            assert (done.key, done.repeated, len(done.stored)) == ("", False, 2)
+            assert done.stored[0].first == number
+        with pytest.raises(QueueFull):
+            engine.transact("", [("mails", Batch.of([b"z"])), ("orders", Batch.of([b"x" * 11]))], rig.now_us)
+        assert engine.transaction("") is None
+        rig.restart("crash")
+        assert rig.engine.transaction("") is None
+        assert rig.transact("", ("orders", [b"x"])).repeated is False
+        rig.has("orders", ready=3)
+        rig.has("mails", ready=2)
+
+    def test_what_is_remembered_of_a_key_can_be_asked_for(self, rig: Rig) -> None:
+        engine = rig.open()
+        assert engine.transaction("key") is None
+        done = rig.transact("key", ("orders", [b"x"]), ("mails", [b"y", b"z"]))
+        assert engine.transaction("key") == done.stored
+        assert rig.transact("nothing").stored == engine.transaction("nothing") == []
+        rig.restart("reopen")
+        assert rig.engine.transaction("key") == done.stored
+        assert rig.engine.transaction("nothing") == []
+        assert rig.engine.transaction("other") is None
 
     def test_without_messages_it_is_fine(self, rig: Rig) -> None:
         rig.open()

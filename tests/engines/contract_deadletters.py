@@ -204,6 +204,58 @@ class Redriving:
         assert count_of(engine.redrive("orders", rig.now_us, limit=2)) == 1
         assert payloads(rig.take("orders")) == named("m", 5)
 
+    @pytest.mark.parametrize("by_ranges", [False, True])
+    def test_in_portions_of_a_few_runs(self, rig: Rig, by_ranges: bool) -> None:
+        engine = rig.open()
+        rig.send("orders", named("m", 10))
+        got = rig.take("orders")
+        for message in got[8::-2]:
+            rig.settle("orders", Outcome.REJECT, [message])
+        ranges = [(0, 10)] if by_ranges else None
+        for _ in range(2):
+            fates = engine.redrive("orders", rig.now_us, ranges=ranges, runs_max=2)
+            assert [f.end - f.first for f in fates] == [1, 1]
+        assert count_of(engine.redrive("orders", rig.now_us, ranges=ranges, runs_max=2)) == 1
+        assert payloads(rig.take("orders")) == [b"m-8", b"m-6", b"m-4", b"m-2", b"m-0"]
+
+    def test_one_run_is_one_however_long(self, rig: Rig) -> None:
+        engine = rig.open()
+        rig.send("orders", named("m", 500))
+        rig.settle("orders", Outcome.REJECT, rig.take("orders", 1))
+        rig.engine.settle("orders", "ann", Outcome.REJECT, [(0, 500)], rig.now_us)
+        rig.take("orders")
+        rig.engine.settle("orders", "ann", Outcome.REJECT, [(0, 500)], rig.now_us)
+        fates = engine.redrive("orders", rig.now_us, runs_max=2, limit=400)
+        assert [(f.event, f.reason) for f in fates] == [(Event.REDRIVEN, Reason.REJECTED)] * 2
+        assert count_of(fates) == 400
+        rig.has("orders", ready=400, dead=100)
+
+    def test_by_reason_among_many_of_another(self, rig: Rig) -> None:
+        engine = rig.open()
+        rig.send("orders", named("m", 20), ttl=[1] * 20)
+        got = rig.take("orders", 6)
+        rig.later(seconds=1)
+        engine.expire(rig.now_us)
+        for message in got:
+            rig.settle("orders", Outcome.REJECT, [message])
+        assert count_of(engine.redrive("orders", rig.now_us, reason=Reason.REJECTED, limit=2)) == 2
+        assert payloads(rig.take("orders")) == [b"m-0", b"m-1"]
+        rig.lose("orders")
+        assert count_of(engine.redrive("orders", rig.now_us, reason=Reason.REJECTED)) == 4
+        assert engine.deaths("orders") == {Reason.EXPIRED: 14}
+        assert payloads(rig.take("orders", 3, dead=True)) == [b"m-6", b"m-7", b"m-8"]
+
+    def test_what_came_back_to_its_place_among_the_dead_is_redriven_in_its_turn(self, rig: Rig) -> None:
+        engine = rig.open()
+        rig.kill("orders", named("m", 6))
+        rig.take("orders", 4, dead=True)
+        engine.give_back("orders", "ann", rig.now_us, ranges=[(1, 3)], lost=False)
+        engine.give_back("orders", "ann", rig.now_us, ranges=[(3, 4)])
+        assert count_of(engine.redrive("orders", rig.now_us, limit=4)) == 4
+        engine.give_back("orders", "ann", rig.now_us, lost=False)
+        assert count_of(engine.redrive("orders", rig.now_us)) == 2
+        assert payloads(rig.take("orders")) == [b"m-1", b"m-2", b"m-4", b"m-5", b"m-0", b"m-3"]
+
     def test_not_what_somebody_holds(self, rig: Rig) -> None:
         engine = rig.open()
         rig.kill("orders", ABC)
@@ -290,6 +342,21 @@ class Removing:
         rig.lose("orders")
         assert payloads(rig.take("orders", dead=True)) == [b"a"]
 
+    @pytest.mark.parametrize("dead", [False, True])
+    def test_purge_in_portions(self, rig: Rig, dead: bool) -> None:
+        engine = rig.open()
+        rig.send("orders", named("m", 12))
+        got = rig.take("orders")
+        for message in got[::2]:
+            rig.settle("orders", Outcome.REJECT if dead else Outcome.REQUEUE, [message])
+        moved = [m.offset for m in rig.read("orders") if m.payload in named("m", 12)[::2]][-6:]
+        first = engine.purge("orders", rig.now_us, dead=dead, runs_max=2)
+        assert open_fates(first) == [(o, Event.WITHDRAWN, Reason.PURGED) for o in moved[:2]]
+        assert count_of(engine.purge("orders", rig.now_us, dead=dead, limit=3)) == 3
+        assert count_of(engine.purge("orders", rig.now_us, dead=dead, limit=0)) == 0
+        assert count_of(engine.purge("orders", rig.now_us, dead=dead, runs_max=9)) == 1
+        rig.has("orders", held=6)
+
     def test_purge_takes_what_has_just_been_appended(self, rig: Rig) -> None:
         engine = rig.open()
         rig.send("orders", [b"a"])
@@ -310,6 +377,7 @@ class Removing:
         fates = engine.withdraw("orders", ranges, Reason.TIMEOUT, rig.now_us)
         expected = {moved, got[2].offset, 5}
         assert sorted(open_fates(fates)) == [(o, Event.WITHDRAWN, Reason.TIMEOUT) for o in sorted(expected)]
+        assert {fate.consumer for fate in fates if fate.first == got[2].offset} == {"ann"}
         rig.has("orders", ready=1, held=1)
         assert rig.ack("orders", got[2:3]) == []
         assert len(rig.ack("orders", got[3:4])) == 1

@@ -317,6 +317,45 @@ class ReadersAndPolicies:
         engine.release_retention("audit", rig.now_us)
         assert engine.readers() == [moved]
 
+    def test_a_reader_may_read_several_queues(self, rig: Rig) -> None:
+        engine = rig.open()
+        lease = rig.now_us + 60 * SECOND
+        held = []
+        for position, queue in enumerate(("orders", "mails", "audit")):
+            rig.send(queue, ABC)
+            held.append(ReaderInfo("spark", queue, "messages", position, lease))
+            engine.hold_retention(held[-1], rig.now_us)
+        other = ReaderInfo("other", "mails", "events", 1, lease)
+        engine.hold_retention(other, rig.now_us)
+        assert engine.readers() == [*held, other]
+        assert engine.info().readers == 2
+        engine.release_retention("spark", rig.now_us, queue="mails")
+        assert engine.readers() == [held[0], held[2], other]
+        with pytest.raises(EngineRefused, match="mails"):
+            engine.release_retention("spark", rig.now_us, queue="mails")
+        for how in ("reopen", "crash"):
+            rig.restart(how)
+            assert rig.engine.readers() == [held[0], held[2], other]
+        rig.engine.release_retention("spark", rig.now_us)
+        assert rig.engine.readers() == [other]
+        rig.restart("crash")
+        assert rig.engine.readers() == [other]
+
+    def test_a_lease_that_ended_long_ago_is_forgotten(self, rig: Rig) -> None:
+        engine = rig.open()
+        rig.send("orders", ABC)
+        reader = ReaderInfo("spark", "orders", "messages", 0, rig.now_us + 60 * SECOND)
+        engine.hold_retention(reader, rig.now_us)
+        engine.trim(rig.now_us)
+        rig.later(seconds=61)
+        engine.trim(rig.now_us)
+        assert engine.readers() == [reader]  # somebody may want to know where it was
+        rig.later(seconds=3600)
+        engine.trim(rig.now_us)
+        assert engine.readers() == []
+        rig.restart("crash")
+        assert rig.engine.readers() == []
+
     def test_a_reader_must_make_sense(self, rig: Rig) -> None:
         engine = rig.open()
         rig.send("orders", ABC)

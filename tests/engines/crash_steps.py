@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from penstock.broker.batch import Batch
-from penstock.broker.life import Event, Reason
+from penstock.broker.life import Reason
 from penstock.broker.policy import Policies
 from penstock.broker.words import Outcome, Ranges, Where
 from penstock.engines.interface import (
@@ -381,7 +381,9 @@ class Steps:
             self.disk.capacity_bytes = self.disk.used_bytes + self.rng.choice((0, 1000, 5000))
 
     def wait_a_while(self) -> None:
-        self.model.now_us += self.rng.choice((1, 1000, 1000, SECOND_US // 2, SECOND_US, 20 * SECOND_US, 400 * SECOND_US))
+        self.model.now_us += self.rng.choice(
+            (1, 1000, 1000, SECOND_US // 2, SECOND_US, 20 * SECOND_US, 400 * SECOND_US)
+        )
 
 
 def ranges_of(messages: Sequence[Message]) -> Ranges:

@@ -12,6 +12,7 @@ the workers run only when a step says so, so that everything may be half way whe
 
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from penstock.broker.batch import RETRIES_NONE, Batch, Slice
 from penstock.broker.ids import id_of
 from penstock.broker.life import Event, Reason, State, after
+from penstock.broker.pending import AS_STORED
 from penstock.broker.policy import Policies
 from penstock.broker.words import Outcome, Where
 from penstock.engines.interface import EngineError, Fate, Stored, TransactionDone
@@ -30,6 +32,7 @@ from penstock.engines.log.disk import RealDisk
 from penstock.engines.log.engine import LogEngine
 from penstock.engines.log.state import LogSettings
 from penstock.engines.log.workers import InlineWorker
+from tests.engines.contract_looking import all_states
 
 SECOND = 1_000_000
 START_US = 1_700_000_000 * SECOND
@@ -243,6 +246,8 @@ class LogAgainstModel(RuleBasedStateMachine):
         self.untold: list[tuple[str, int, Event, Reason]] = []  # expired during a take
         self.receipts: list[tuple[int, Stored]] = []
         self.sent = 0
+        self.events_before: dict[str, int] = {}  # this opening, by queue
+        self.delivered: Counter[str] = Counter()  # in this opening
 
     @initialize()
     def open(self) -> None:
@@ -347,6 +352,7 @@ class LogAgainstModel(RuleBasedStateMachine):
 
     def compare(self, name: str, consumer: str, slices: list[Slice], expected: list[int], dead: bool) -> None:
         taken: list[int] = []
+        self.delivered[name] += sum(map(len, slices))
         for piece in slices:
             for i, payload in zip(range(piece.lo, piece.hi), piece.messages(), strict=True):
                 offset = piece.first_offset + i
@@ -538,14 +544,20 @@ class LogAgainstModel(RuleBasedStateMachine):
             self.engine.flush(self.now_us)
             while self.writer.step():
                 self.engine.poll()
+            ends = self.event_ends()
             self.engine.abandon()
         else:
+            ends = self.event_ends()
             self.engine.close(self.now_us)
         self.every_receipt_has_come()
         self.untold = []
         for model in self.models.values():
             model.restart()
+        self.events_before, self.delivered = ends, Counter()
         self.open()
+
+    def event_ends(self) -> dict[str, int]:
+        return {name: self.engine.describe(name).event_end for name in self.engine.queues()}
 
     def read_the_log(self) -> None:
         """Everything from the start of the log on is there, and the events lead to the state."""
@@ -562,14 +574,20 @@ class LogAgainstModel(RuleBasedStateMachine):
             assert set(range(info.offset_start, info.offset_end)) <= found.keys()
             states = dict.fromkeys(entries, State.NEW)
             number = info.event_start
+            counts: Counter[tuple[Event, Reason]] = Counter()
             for run in self.engine.events(name, info.event_start, info.event_end):
                 assert run.event_offset == number
+                if number >= self.events_before.get(name, 0):
+                    counts[run.event, run.reason] += run.end - run.first
                 number += run.end - run.first
                 for offset in range(run.first, run.end) if info.event_start == 0 else ():
                     if run.dispatched_us:
                         states[offset] = after(states[offset], Event.HELD)
                     states[offset] = after(states[offset], run.event)
             assert number == info.event_end
+            if info.event_start <= self.events_before.get(name, 0):
+                counts[Event.HELD, Reason.NONE] = self.delivered[name]
+                assert self.engine.counts(name) == +counts
             if info.event_start == 0:
                 unheld = {State.HELD: State.READY, State.DEAD_HELD: State.DEAD}
                 assert states == {o: unheld.get(e.state, e.state) for o, e in entries.items()}
@@ -592,6 +610,23 @@ class LogAgainstModel(RuleBasedStateMachine):
             assert info.bytes <= sum(len(entry.payload) for entry in from_oldest)
             assert info.bytes >= sum(len(model.entries[o].payload) for o in living)
             assert (info.oldest_us == 0) == (not living)
+            self.states_are_equal(model)
+
+    def states_are_equal(self, model: Model) -> None:
+        found = all_states(self.engine, model.name, len(model.entries), runs_max=3)
+        assert list(found) == model.where(State.READY, State.HELD, State.DEAD, State.DEAD_HELD)
+        deaths: Counter[Reason] = Counter()
+        for offset, looked in found.items():
+            entry = model.entries[offset]
+            is_held = entry.state in (State.HELD, State.DEAD_HELD)
+            is_dead = entry.state in (State.DEAD, State.DEAD_HELD)
+            deaths[entry.reason] += is_dead
+            assert (looked.state, looked.attempts) == (entry.state, entry.attempts)
+            assert looked.reason is (entry.reason if is_dead else Reason.NONE)
+            assert looked.consumer == (entry.consumer if is_held else "")
+            assert looked.retries in (entry.retries, AS_STORED)
+            assert looked.expires_us in (entry.expires_us, AS_STORED)
+        assert self.engine.deaths(model.name) == +deaths
 
     def teardown(self) -> None:
         try:

@@ -5,6 +5,7 @@ The segments have 4 KiB, and a snapshot follows each of them, so a few dozen mes
 
 import errno
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -448,6 +449,112 @@ def test_a_reader_of_one_queue_pins_no_other(make: Make) -> None:
     log.trim()
     assert len(log.read("mails")) == 60
     assert log.info("orders").offset_start > 40  # the last ones share a segment with the first mails
+
+
+def capped(log: Log) -> dict[str, bool]:
+    return {reader.queue: reader.capped for reader in log.engine.readers()}
+
+
+@pytest.mark.parametrize(("view", "factor"), [("messages", 1), ("events", 2)])
+def test_a_reader_that_is_too_far_behind_does_not_fill_the_disk(
+    make: Make, caplog: pytest.LogCaptureFixture, view: str, factor: int
+) -> None:
+    log = make(KEEP_NOTHING, replace(SMALL, reader_bytes_max=3 * 4096))
+    log.work("orders", 20)
+    log.roll()
+    lease_us = log.now_us + 1000 * SECOND
+
+    def hold(position: int) -> None:
+        reader = ReaderInfo("spark", "orders", view, position * factor, lease_us)
+        log.engine.hold_retention(reader, log.now_us)
+        log.trim()
+
+    hold(3)
+    assert (len(log.read("orders")), capped(log)) == (20, {"orders": False})
+    log.work("orders", 200)
+    log.roll()
+    log.trim()
+    left = len(log.read("orders"))
+    assert 20 < left < 100
+    assert sum(log.segments().values()) < 8 * 4096
+    assert capped(log) == {"orders": True}
+    told = [record.getMessage() for record in caplog.records if "too far behind" in record.getMessage()]
+    assert len(told) == 1
+    assert "reader 'spark' of queue 'orders'" in told[0]
+    assert f"from {3 * factor} up to" in told[0]
+    hold(log.info("orders").offset_start + 1)  # it has noticed, and goes on with what there is
+    assert capped(log) == {"orders": False}
+    log.work("orders", 200)
+    log.roll()
+    log.trim()
+    assert capped(log) == {"orders": True}
+    assert len([r for r in caplog.records if "too far behind" in r.getMessage()]) == 2
+
+
+def test_the_cap_counts_for_each_queue_of_a_reader_by_itself(make: Make) -> None:
+    log = make(KEEP_NOTHING, replace(SMALL, reader_bytes_max=5 * 4096))
+    log.work("mails", 10)
+    log.roll()
+    for queue in ("orders", "mails"):
+        log.send(queue, [b"x"])
+        log.ack(queue, log.take(queue))
+        reader = ReaderInfo("spark", queue, "messages", 0, log.now_us + 1000 * SECOND)
+        log.engine.hold_retention(reader, log.now_us)
+    log.work("orders", 300)
+    log.roll()
+    log.trim()
+    assert capped(log) == {"orders": True, "mails": False}
+    assert len(log.read("mails")) == 11
+    assert len(log.read("orders")) < 200
+
+
+def test_without_a_cap_a_reader_holds_everything(make: Make) -> None:
+    log = make(KEEP_NOTHING, replace(SMALL, reader_bytes_max=0))
+    log.send("orders", [b"x"])
+    log.engine.hold_retention(
+        ReaderInfo("spark", "orders", "messages", 0, log.now_us + 1000 * SECOND), log.now_us
+    )
+    log.work("orders", 300)
+    log.roll()
+    log.trim()
+    assert (len(log.read("orders")), capped(log)) == (301, {"orders": False})
+
+
+def test_the_cap_lets_go_of_nothing_that_is_alive_or_within_its_retention(make: Make) -> None:
+    log = make({"*": {"retention-seconds": 100}}, replace(SMALL, reader_bytes_max=1))
+    log.work("orders", 100, keep=lambda i: i == 50)
+    log.engine.hold_retention(
+        ReaderInfo("spark", "orders", "messages", 0, log.now_us + 1000 * SECOND), log.now_us
+    )
+    log.roll()
+    log.trim()
+    assert len(log.read("orders")) == 100
+    assert capped(log) == {"orders": True}
+    log.now_us += 101 * SECOND
+    log.trim()
+    assert log.info("orders").offset_start > 50
+    log.engine.give_back("orders", "ann", log.now_us)
+    assert payloads(log.take("orders")) == [b"%-100d" % 50]
+
+
+def test_readers_of_older_logs_are_found(make: Make) -> None:
+    """They had one queue each, and were released by name."""
+    log = make(KEEP_NOTHING)
+    log.send("orders", [b"x"])
+    log.send("mails", [b"x"])
+    old = {"name": "spark", "view": "messages", "position": 1, "lease_until_us": log.now_us + SECOND}
+    for queue in ("orders", "mails"):
+        log.engine._sealer.control({"op": "reader", "reader": {**old, "queue": queue}}, log.now_us)
+    log.turn()
+    log.crash()
+    assert [(reader.name, reader.queue, reader.position) for reader in log.engine.readers()] == [
+        ("spark", "orders", 1),
+        ("spark", "mails", 1),
+    ]
+    log.engine._sealer.control({"op": "reader-gone", "name": "spark"}, log.now_us)
+    log.turn()
+    log.crash()
+    assert log.engine.readers() == []
 
 
 def test_whoever_is_reading_when_segments_go_reads_on(make: Make) -> None:

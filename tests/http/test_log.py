@@ -316,17 +316,20 @@ def test_states_are_what_the_engine_says(
     assert seen >= {("ready", None), ("held", "ann"), ("held", "bob"), ("dead", None), ("dead", "ann")}
 
 
-def test_states_of_messages_that_go_between_the_question_and_the_read(tmp_path: Path) -> None:
-    """What was settled and removed since the runs were told is left out, without a word."""
+def small_log(folder: Path) -> LogEngine:
+    """1000 messages in small segments, of which nothing that is settled is kept."""
     settings = LogSettings(segment_bytes=16 * 1024, block_bytes=2048, snapshot_blocks=10)
     policies = Policies({"q": {"retention-seconds": 0}})
-    engine = open_log(str(tmp_path), NOW_US, settings=settings, policies=policies)
+    engine = open_log(str(folder), NOW_US, settings=settings, policies=policies)
     for turn in range(100):
         engine.append("q", Batch.of([b"x" * 100] * 10), NOW_US + turn)
         engine.flush(NOW_US + turn)
         engine.wait()
-    reader = LogReader(str(tmp_path))
-    runs = runs_of(engine, "q", 0, 1000, 2000)
+    return engine
+
+
+def remove_half(engine: LogEngine) -> None:
+    """The first half of these is settled, and retention takes it."""
     engine.withdraw("q", [(0, 500)], Reason.OPERATOR, NOW_US)
     for turn in range(4):
         now_us = NOW_US + turn * 10 * SECOND_US
@@ -336,10 +339,18 @@ def test_states_of_messages_that_go_between_the_question_and_the_read(tmp_path: 
         engine.tick(now_us)
         engine.trim(now_us)
         engine.wait()
-    assert engine.describe("q").offset_start > 0
-    batches = list(state_batches(reader, "q", 0, 1000, lambda _: runs))
-    offsets = [offset for batch in batches for offset in batch["offset"].to_pylist()]
-    assert offsets == [*range(500, 1000)]
+
+
+def test_states_of_messages_that_go_between_the_question_and_the_read(tmp_path: Path) -> None:
+    """What was settled and removed since the runs were told is left out, without a word."""
+    engine = small_log(tmp_path)
+    with LogReader(str(tmp_path)) as reader:
+        runs = runs_of(engine, "q", 0, 1000, 2000)
+        remove_half(engine)
+        assert engine.describe("q").offset_start > 0
+        batches = list(state_batches(reader, "q", 0, 1000, lambda _: runs))
+        offsets = [offset for batch in batches for offset in batch["offset"].to_pylist()]
+        assert offsets == [*range(500, 1000)]
     engine.close(NOW_US)
 
 
@@ -540,34 +551,21 @@ def first_of(reader: LogReader, queue: str, view: str, start: int) -> object:
     return next(walk(reader, wanted, cast(Asking, None)))
 
 
-def test_retention_that_goes_on_after_the_range_was_settled(tmp_path: Path) -> None:
-    worker = Worker(tmp_path, 6, queues=QUEUES[:3])
-    for _ in range(150):
-        worker.turn()
-    worker.engine.flush(worker.now_us)
-    worker.engine.wait()
+@pytest.mark.parametrize("view", ["messages", "events"])
+def test_retention_that_goes_on_after_the_range_was_settled(tmp_path: Path, view: str) -> None:
+    engine = small_log(tmp_path)
     # This one does not look again before it finds files gone.
     with LogReader(str(tmp_path), maps_max=1) as reader:
-        before = reader.queue("brief")
-        assert before is not None
-        assert first_of(reader, "brief", "messages", before.offset_start) == (
-            before.offset_start,
-            before.offset_end,
-        )
-        for _ in range(6):
-            worker.settle_down()
-            worker.reopen(crash=False)
-        after = worker.engine.describe("brief")
-        for view, start, start_now in [
-            ("messages", before.offset_start, after.offset_start),
-            ("events", before.event_start, after.event_start),
-        ]:
-            assert start < start_now
-            with pytest.raises(Problem, match="retention has removed") as caught:
-                first_of(reader, "brief", view, start)
-            assert caught.value.fields()["offset_start"] == start_now
-            assert caught.value.status == 410
-    worker.engine.close(worker.now_us)
+        assert first_of(reader, "q", view, 0) == (0, 1000)
+        remove_half(engine)
+        info = engine.describe("q")
+        start = info.event_start if view == "events" else info.offset_start
+        assert start > 0
+        with pytest.raises(Problem, match="retention has removed") as caught:
+            first_of(reader, "q", view, 0)
+        assert caught.value.status == 410
+        assert caught.value.fields()["offset_start"] == start
+    engine.close(NOW_US)
 
 
 def test_a_beginning_that_is_damaged_is_not_put_down_to_retention(tmp_path: Path) -> None:

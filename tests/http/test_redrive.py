@@ -467,5 +467,5 @@ def test_the_document_says_it(api: Api) -> None:
         "post"
     ]
     fields = operation["requestBody"]["content"]["application/json"]["schema"]["properties"]
-    assert set(fields) == {"reason", "where", "limit", "dry_run", "from", "scan_limit"}
+    assert set(fields) == {"reason", "where", "limit", "dry_run", "from", "ranges", "scan_limit"}
     assert not operation["requestBody"]["required"]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -55,6 +56,14 @@ def stored(api: Api, queue: str) -> list[Any]:
         start = page["next"]
 
 
+def lifetime(message: Any) -> float | None:
+    """The TTL that a message came with, in seconds."""
+    if message["expires"] is None:
+        return None
+    accepted, expires = (datetime.fromisoformat(message[name]) for name in ("time", "expires"))
+    return (expires - accepted).total_seconds()
+
+
 def values(api: Api, queue: str) -> list[bytes]:
     return [base64.b64decode(message["value_base64"]) for message in stored(api, queue)]
 
@@ -91,7 +100,7 @@ def test_ttl_and_retries(api: Api, broker: BrokerProcess) -> None:
     api.post("/v1/queues/terms/messages", b"x", ttl=3600, retries=7)
     api.post("/v1/queues/terms/messages", b"y", retries=255)
     api.post("/v1/queues/terms/messages", b"z")
-    terms = [(message["ttl"], message["retries"]) for message in stored(api, "terms")]
+    terms = [(lifetime(message), message["retries"]) for message in stored(api, "terms")]
     assert terms == [(3600, 7), (None, 255), (None, None)]
     api.post("/v1/queues/default/messages", b"for sspq", retries=3)
     with SspqClient(f"sspq://127.0.0.1:{broker.ports['sspq']}") as mq:
@@ -146,7 +155,7 @@ def test_a_batch_of_lines(api: Api) -> None:
     messages = stored(api, "lines")
     assert messages[0]["id"] == ident
     assert values(api, "lines") == [b"a", "é".encode(), b"\xff"]
-    assert [(message["ttl"], message["retries"]) for message in messages] == [
+    assert [(lifetime(message), message["retries"]) for message in messages] == [
         (None, None),
         (60, None),
         (None, 0),
@@ -159,7 +168,7 @@ def test_a_batch_of_arrow(api: Api) -> None:
     reply = batch(api, "arrow", body, ARROW)
     assert (reply.status, reply.json["count"]) == (200, 2)
     assert values(api, "arrow") == [b"a", b"b"]
-    assert [message["ttl"] for message in stored(api, "arrow")] == [None, 60]
+    assert [lifetime(message) for message in stored(api, "arrow")] == [None, 60]
 
 
 @pytest.mark.parametrize("media", [NDJSON, ARROW])

@@ -60,7 +60,7 @@ FLAG_MOVED = 8  # settlements: the columns tail, expires and retries are there
 FLAG_PART = 16  # part of a transaction: void without the block that has FLAG_END
 FLAG_END = 32  # the last block of a transaction
 
-PROTOCOLS = ("", "sspq", "phpmq", "rq", "http", "spark")
+PROTOCOLS = ("", "sspq", "phpmq", "rq", "http", "spark", "pipeline")
 _PROTOCOL_NUMBER = {name: number for number, name in enumerate(PROTOCOLS)}
 
 HEADER_BYTES = 80

@@ -52,7 +52,7 @@ from penstock.engines.log.readers import Readers
 from penstock.engines.log.recovery import recover
 from penstock.engines.log.retention import Trimmer
 from penstock.engines.log.rooms import living_runs
-from penstock.engines.log.sealer import MessageBlock, Sealer
+from penstock.engines.log.sealer import MessageBlock, Sealer, SettlementBlock
 from penstock.engines.log.snapshot import Snapshotter
 from penstock.engines.log.state import (
     FORMAT,
@@ -278,6 +278,8 @@ class LogEngine:
     def append(self, queue: str, batch: Batch, now_us: int, receipt: Receipt | None = None) -> None:
         """Messages for a queue, which is made where there is none."""
         self._check()
+        if batch.dead:
+            raise EngineRefused(f"queue {queue!r}: dead letters are sent in a transaction")
         check_batch(queue, batch)
         self._check_queue(queue, len(batch.payload))
         self._committer.check_room(HEADER_BYTES + len(batch.payload))
@@ -345,6 +347,7 @@ class LogEngine:
         Without a key nothing is remembered: said again, the messages are stored again.
         In steps: each is all or nothing, and stored once; the key counts as committed with the last one.
         A key that has begun is remembered until then, however many others are committed meanwhile.
+        A batch that is `dead` becomes dead letters, which nobody has had before.
         """
         self._check()
         if step is not None and not key:
@@ -368,7 +371,9 @@ class LogEngine:
         payload_bytes: dict[str, int] = {}
         for name, batch in parts:
             check_batch(name, batch)
-            payload_bytes[name] = payload_bytes.get(name, 0) + len(batch.payload)
+            # What is dead takes no room that a queue's max-bytes gives to the living.
+            living_bytes = 0 if batch.dead else len(batch.payload)
+            payload_bytes[name] = payload_bytes.get(name, 0) + living_bytes
         for name, more in payload_bytes.items():
             self._check_queue(name, more)
         self._committer.check_room(sum(HEADER_BYTES + len(batch.payload) for _, batch in parts))
@@ -376,7 +381,7 @@ class LogEngine:
             (self._state.queues.get(name) or self._declare(name, now_us), batch) for name, batch in parts
         ]
         self._seal_all(now_us)
-        blocks: list[MessageBlock] = []
+        blocks: list[MessageBlock | SettlementBlock] = []
         stored: list[tuple[str, int, int, int]] = []
         for queue, batch in accepted:
             first = queue.pending.accept(len(batch))
@@ -384,6 +389,9 @@ class LogEngine:
             stored.append((queue.name, first, first + len(batch), self._state.opening))
             for columns in split_columns(join_batches([batch], now_us), self._settings.block_bytes):
                 blocks.append(self._sealer.message_block(queue, columns, batch.protocol, now_us, FLAG_PART))
+            if batch.dead:
+                rows = queue.bury(first, first + len(batch), batch.dead, now_us)
+                blocks.append(self._sealer.settlement_block(queue, rows, now_us, FLAG_PART))
         fields: dict[str, object] = {"op": "transaction", "key": key, "parts": [part[:3] for part in stored]}
         if step is not None:
             fields |= {"step": step.number, "last": step.last}
@@ -393,7 +401,10 @@ class LogEngine:
             sum(HEADER_BYTES + block.header.body_bytes for block in blocks) + HEADER_BYTES + end.body_bytes
         )
         for block in blocks:
-            self._sealer.add_messages(block, sync=True)
+            if isinstance(block, MessageBlock):
+                self._sealer.add_messages(block, sync=True)
+            else:
+                self._sealer.add_settlements(block, sync=True)
         self._committer.add(end, control, sync=True)
         if step is not None:
             stored = self._state.remember_step(key, step, stored)

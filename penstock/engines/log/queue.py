@@ -15,7 +15,7 @@ from penstock.broker.batch import RETRIES_NONE, Batch, Slice
 from penstock.broker.ids import origin_of
 from penstock.broker.life import Event, Reason
 from penstock.broker.pending import AS_STORED, Hold, Note, Pending, Place
-from penstock.broker.policy import QueuePolicy, after_expiry, after_loss, after_reject
+from penstock.broker.policy import QueuePolicy, after_expiry, after_loss, after_reject, at_birth
 from penstock.broker.ranges import RangeMap
 from penstock.broker.words import Where
 from penstock.engines.interface import EngineFailed, Fate, LogDamaged
@@ -453,6 +453,15 @@ class LogQueue:
         )
 
     # --- without a consumer ----------------------------------------------------------------------
+
+    def bury(self, first: int, end: int, reason: Reason, now_us: int) -> Ledger:
+        """New messages are dead letters at once. The rows that say so belong into the log with them."""
+        others, self.ledger = self.ledger, Ledger()
+        self.pending.lift(first, end)
+        for _ in self._end(first, end, None, *at_birth(self.policy, reason), now_us):
+            pass  # Nobody is told: whoever has sent them knows.
+        rows, self.ledger = self.ledger, others
+        return rows
 
     def withdraw(self, ranges: Sequence[tuple[int, int]], reason: Reason) -> list[Fate]:
         """Living messages, ready ones and those that somebody holds."""

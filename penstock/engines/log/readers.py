@@ -68,16 +68,16 @@ class Readers:
             if _wants(reader, segment, queue.number):
                 self._lost.add(key)
                 span = segment.spans[queue.number]
-                end = span.end_event if reader.view == "events" else span.end_offset
+                events = reader.view == "events"
                 log.warning(
                     "reader %r of queue %r is too far behind: %s from %d up to %d are removed before it has "
                     "read them, and more may follow, because it holds at most %d bytes of the log "
                     "(reader-bytes-max)",
                     reader.name,
                     reader.queue,
-                    "events" if reader.view == "events" else "offsets",
-                    reader.position,
-                    end - 1,
+                    "events" if events else "offsets",
+                    max(reader.position, span.first_event if events else span.first_offset),
+                    (span.end_event if events else span.end_offset) - 1,
                     self._state.settings.reader_bytes_max,
                 )
 

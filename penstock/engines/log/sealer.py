@@ -37,6 +37,16 @@ class MessageBlock:
         self.columns = columns
 
 
+class SettlementBlock:
+    """A settlement block that has its event numbers, but not yet its place in the log."""
+
+    __slots__ = ("buffers", "header")
+
+    def __init__(self, header: Header, buffers: list[Buffer]) -> None:
+        self.header = header
+        self.buffers = buffers
+
+
 class Sealer:
     """Makes blocks. Numbers messages and events in the order in which it is asked."""
 
@@ -135,24 +145,39 @@ class Sealer:
         """The settlements of a queue. False where the disk has no room for them yet."""
         ledger = queue.ledger
         buffers = ledger.parts()
-        header = self.header(KIND_SETTLEMENTS, ledger.flags, queue.number, len(ledger), buffers, now_us)
-        if not self._committer.fits(HEADER_BYTES + header.body_bytes):
+        if not self._committer.fits(HEADER_BYTES + sum(map(len, buffers))):
             return False
+        block = self._settlement_block(queue, ledger, buffers, now_us)
+        queue.ledger = Ledger()
+        # Nobody is promised anything by a settlement: it goes along with the next sync, which comes
+        # within the interval at the latest. A power cut before that delivers the message again.
+        self.add_settlements(block, sync=False)
+        if queue.policy.durability == "commit":
+            self.settlements_wait = True
+        self._note_lazy("none" if queue.policy.durability == "none" else "interval")
+        return True
+
+    def settlement_block(self, queue: LogQueue, ledger: Ledger, now_us: int, flags: int) -> SettlementBlock:
+        """Rows of a queue that do not wait for others, as those of a transaction."""
+        return self._settlement_block(queue, ledger, ledger.parts(), now_us, flags)
+
+    def _settlement_block(
+        self, queue: LogQueue, ledger: Ledger, buffers: list[Buffer], now_us: int, flags: int = 0
+    ) -> SettlementBlock:
+        flags |= ledger.flags
+        header = self.header(KIND_SETTLEMENTS, flags, queue.number, len(ledger), buffers, now_us)
         header.first_offset = ledger.lowest
         header.first_event = queue.next_event
         header.event_count = ledger.event_count
         header.extra = ledger.names_count
         queue.next_event += ledger.event_count
         ledger.count(queue.recorded)
-        queue.ledger = Ledger()
-        # Nobody is promised anything by a settlement: it goes along with the next sync, which comes
-        # within the interval at the latest. A power cut before that delivers the message again.
-        self._committer.add(header, buffers, sync=False)
-        if queue.policy.durability == "commit":
-            self.settlements_wait = True
-        self._note_lazy("none" if queue.policy.durability == "none" else "interval")
-        self._show_when_synced(header)
-        return True
+        return SettlementBlock(header, buffers)
+
+    def add_settlements(self, block: SettlementBlock, sync: bool) -> None:
+        """Give a block its place."""
+        self._committer.add(block.header, block.buffers, sync=sync)
+        self._show_when_synced(block.header)
 
     def _show_when_synced(self, header: Header) -> None:
         queue = self._state.by_number[header.queue]
