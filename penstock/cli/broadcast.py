@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _broadcast(args: argparse.Namespace) -> int:
-    _, url = find_url(args, "rq")
+    _, url = find_url(args)
     body = body_of(args.text)
     with client.RqClient(url, **client_options(args)) as node:
         node.broadcast(args.queue, body)

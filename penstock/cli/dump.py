@@ -22,6 +22,7 @@ from penstock.broker.ids import id_of
 from penstock.broker.life import State
 from penstock.broker.pending import AS_STORED, NO_NOTE
 from penstock.cli.main import EXIT_FAILURE, EXIT_MISUSE
+from penstock.cli.tables import encodable, line
 from penstock.engines.interface import EngineRefused
 from penstock.engines.log.block import (
     FLAG_END,
@@ -353,7 +354,7 @@ def _show_table(rows: Iterable[Row], table: dict[str, int]) -> None:
             if heading is not None:
                 print()
             if heading_now:
-                print(_encodable(heading_now))
+                print(encodable(heading_now))
             print(_line({name: name for name in table}, table))
             heading = heading_now
         print(_line(_cells(row), table))
@@ -376,11 +377,8 @@ def _cells(row: Row) -> Row:
 
 
 def _line(cells: Row, table: dict[str, int]) -> str:
-    parts = []
-    for name, width in table.items():
-        text = safe("-" if cells[name] is None else str(cells[name]))
-        parts.append(text.rjust(width) if name in NUMBERS else text.ljust(width))
-    return "  ".join(parts).rstrip()
+    texts = (safe("-" if cells[name] is None else str(cells[name])) for name in table)
+    return line(texts, table.values(), (name in NUMBERS for name in table))
 
 
 def preview(value: bytes) -> str:
@@ -391,15 +389,10 @@ def preview(value: bytes) -> str:
 
 def safe(text: str) -> str:
     """The text with an escape for everything that a terminal would not just show."""
-    return _encodable("".join(c if c.isprintable() and c != "\\" else _escape(c) for c in text))
+    return encodable("".join(c if c.isprintable() and c != "\\" else _escape(c) for c in text))
 
 
 def _escape(character: str) -> str:
     if "\udc80" <= character <= "\udcff":  # How `surrogateescape` keeps a byte that is no text.
         return f"\\x{ord(character) - 0xDC00:02x}"
     return character.encode("unicode_escape").decode()
-
-
-def _encodable(text: str) -> str:
-    encoding = sys.stdout.encoding or "ascii"
-    return text.encode(encoding, "backslashreplace").decode(encoding)

@@ -1,7 +1,8 @@
 """What `send`, `receive`, `request`, `reply` and `broadcast` share: where to connect, what goes in and out.
 
-The protocol is that of the URL: `--url`, else PENSTOCK_URL, else the default address of `--via`. Bodies are
-bytes on the way in and out; only a terminal gets text, in which nothing can move the cursor.
+The protocol is that of the URL: `--url`, else PENSTOCK_URL, else the default address of `--via`, or of the
+protocol that the command goes over by itself. Bodies are bytes on the way in and out; only a terminal gets
+text, in which nothing can move the cursor.
 
 How it fails: `Misuse` and the clients' `NotSupported` become exit code 2 in `guarded`; every other
 `PenstockError` is a failure, which `penstock.cli.main` prints.
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 URL_VARIABLE = "PENSTOCK_URL"
-VIA_DEFAULT = "phpmq"
+TOKEN_VARIABLE = "PENSTOCK_TOKEN"
 STDIN = "-"
 READ_BYTES = 1 << 16
 PROGRESS_SECONDS = 0.2
@@ -67,44 +68,53 @@ def _log_in_lines() -> None:
 # --- where ---------------------------------------------------------------------------------------------
 
 
-def add_connection(parser: argparse.ArgumentParser, vias: Sequence[str] = ()) -> None:
-    """The options that say where to connect, and `--json`. Without `vias` the protocol is RQ."""
-    if vias:
+def add_connection(parser: argparse.ArgumentParser, vias: Sequence[str] = ("rq",)) -> None:
+    """The options that say where to connect, and `--json`. `vias`: the protocols, the usual one first."""
+    parser.set_defaults(vias=vias, via=None)
+    if len(vias) > 1:
         parser.add_argument(
-            "--via",
-            choices=vias,
-            help=f"the protocol (default: that of the URL, else {VIA_DEFAULT}, until there is an HTTP API)",
+            "--via", choices=vias, help=f"the protocol (default: that of the URL, else {vias[0]})"
         )
     parser.add_argument(
         "--url",
         metavar="URL",
-        help=f"where the broker is, as in {'phpmq' if vias else 'rq'}://HOST:PORT "
+        help=f"where the broker is, as in {vias[0]}://HOST:PORT "
         f"(default: {URL_VARIABLE}, else the protocol's port of this machine)",
     )
+    if "http" in vias:
+        parser.add_argument(
+            "--token",
+            metavar="TOKEN",
+            help=f"http: ours, where the broker has tokens (default: {TOKEN_VARIABLE})",
+        )
     parser.add_argument("--cafile", metavar="FILE", help="TLS: who signs the broker's certificate")
     parser.add_argument("--certfile", metavar="FILE", help="TLS: our own certificate")
     parser.add_argument("--keyfile", metavar="FILE", help="TLS: its key")
     parser.add_argument("--json", action="store_true", help="for programs: one JSON object a line")
 
 
-def find_url(args: argparse.Namespace, via_only: str | None = None) -> tuple[str, str]:
+def find_url(args: argparse.Namespace) -> tuple[str, str]:
     """Protocol and URL that a command line asks for."""
-    via = via_only or args.via
-    if via == "http":
-        raise NotSupported("--via http: this version has no HTTP API yet; use phpmq, sspq or rq")
+    vias = (args.via,) if args.via else args.vias
     given = args.url or os.environ.get(URL_VARIABLE)
     if not given:
-        protocol = via or VIA_DEFAULT
-        return protocol, f"{protocol}://127.0.0.1:{PORTS[protocol]}"
+        return vias[0], f"{vias[0]}://127.0.0.1:{PORTS[vias[0]]}"
     protocol = target_of(given).protocol
-    if via is not None and protocol != via:
+    if protocol not in vias:
         source = "--url" if args.url else URL_VARIABLE
-        raise Misuse(f"{source} is {given}, but this needs {via}; use --url {via}://HOST:PORT")
+        via = f"--via {vias[0]} " if len(args.vias) > 1 and not args.via else ""
+        raise Misuse(
+            f"{source} is {given}, but this needs {' or '.join(vias)}; use {via}--url {vias[0]}://HOST:PORT"
+        )
     return protocol, given
 
 
 def client_options(args: argparse.Namespace) -> ClientOptions:
     return {"cafile": args.cafile, "certfile": args.certfile, "keyfile": args.keyfile}
+
+
+def token_of(args: argparse.Namespace) -> str | None:
+    return args.token or os.environ.get(TOKEN_VARIABLE) or None
 
 
 def check_only(args: argparse.Namespace, protocol: str, only: Mapping[str, Sequence[str]]) -> None:

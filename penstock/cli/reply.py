@@ -71,7 +71,7 @@ def _reply(args: argparse.Namespace) -> int:
         value = getattr(args, option)
         if value is not None and value <= 0:
             raise Misuse(f"--{option} {value:g}: use a number over 0")
-    _, url = find_url(args, "rq")
+    _, url = find_url(args)
     asyncio.run(_serve(args, url))
     return 0
 

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 def _request(args: argparse.Namespace) -> int:
     if args.timeout <= 0:
         raise Misuse(f"--timeout {args.timeout:g}: use a number of seconds over 0")
-    _, url = find_url(args, "rq")
+    _, url = find_url(args)
     body = body_of(args.text)
     with client.RqClient(url, **client_options(args)) as node:
         answer = node.request(args.queue, body, args.timeout)

@@ -1,7 +1,8 @@
 """`penstock send QUEUE [TEXT|-]`: messages for a queue, from the command line or standard input.
 
-Over RQ the broker confirms every message when it is stored. PHPMQ and SSPQ have no receipts: success means
-that the broker has read everything. SSPQ has no queue names either: the listener's settings name the queue.
+Over HTTP and RQ the broker confirms every message when it is stored. PHPMQ and SSPQ have no receipts: success
+means that the broker has read everything. SSPQ has no queue names either: the listener's settings name the
+queue.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from itertools import chain, islice, repeat
 from penstock import client
 from penstock.cli.messaging import (
     STDIN,
+    TOKEN_VARIABLE,
     Misuse,
     Progress,
     add_connection,
@@ -22,14 +24,17 @@ from penstock.cli.messaging import (
     guarded,
     lines_of,
     say_json,
+    token_of,
 )
+from penstock.errors import PenstockError
 
 HELP = "send messages to a queue"
 
 VIAS = ("http", "phpmq", "sspq", "rq")
-ONLY = {"ttl": ("phpmq",), "retries": ("sspq", "rq")}
+ONLY = {"ttl": ("http", "phpmq"), "retries": ("http", "sspq", "rq"), "token": ("http",)}
 """Options that not every protocol has a word for."""
 
+RECEIPTS = ("http", "rq")
 MESSAGES_AT_ONCE = 1000
 
 Send = Callable[[list[bytes]], int]
@@ -40,8 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "text", metavar="TEXT", nargs="?", default=STDIN, help="the message; - or nothing: standard input"
     )
-    parser.add_argument("--ttl", type=int, metavar="S", help="phpmq: expires after so many seconds")
-    parser.add_argument("--retries", type=int, metavar="N", help="sspq, rq: delivered at most 1 + N times")
+    parser.add_argument("--ttl", type=int, metavar="S", help="http, phpmq: expires after so many seconds")
+    parser.add_argument(
+        "--retries", type=int, metavar="N", help="http, sspq, rq: delivered at most 1 + N times"
+    )
     parser.add_argument("--count", type=int, default=1, metavar="N", help="each message so many times")
     parser.add_argument("--lines", action="store_true", help="each line is a message")
     add_connection(parser, VIAS)
@@ -64,7 +71,7 @@ def _send(args: argparse.Namespace) -> int:
             progress.tell(sent)
     progress.end()
     if args.json:
-        say_json(queue=args.queue, via=protocol, sent=sent, receipts=protocol == "rq")
+        say_json(queue=args.queue, via=protocol, sent=sent, receipts=protocol in RECEIPTS)
     return 0
 
 
@@ -75,6 +82,24 @@ def _messages(args: argparse.Namespace) -> Iterator[list[bytes]]:
         copies = chain.from_iterable(repeat(message, args.count) for message in block)
         while messages := list(islice(copies, MESSAGES_AT_ONCE)):
             yield messages
+
+
+@contextmanager
+def _http(args: argparse.Namespace, url: str) -> Iterator[Send]:
+    options = client_options(args)
+    options["token"] = token_of(args)
+    with client.HttpClient(url, **options) as api:
+
+        def send(messages: list[bytes]) -> int:
+            try:
+                receipts = api.send_many(args.queue, messages, ttl=args.ttl, retries=args.retries)
+            except client.Refused as refusal:
+                if refusal.status not in (401, 403):
+                    raise
+                raise PenstockError(f"{refusal} (--token, or {TOKEN_VARIABLE})") from None
+            return sum(receipt.count for receipt in receipts)
+
+        yield send
 
 
 @contextmanager
@@ -96,6 +121,7 @@ def _rq(args: argparse.Namespace, url: str) -> Iterator[Send]:
 
 
 SENDERS: dict[str, Callable[[argparse.Namespace, str], AbstractContextManager[Send]]] = {
+    "http": _http,
     "phpmq": _phpmq,
     "sspq": _sspq,
     "rq": _rq,

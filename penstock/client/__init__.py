@@ -1,4 +1,4 @@
-"""Clients for the three protocols, for threads and for asyncio.
+"""Clients for the three protocols and the HTTP API, for threads and for asyncio.
 
 `connect` and `aconnect` choose the client by the URL's scheme. The clients themselves are here too: who
 wants a type checker to know which one it is writes `PhpmqClient("phpmq://…")`, which is the same.
@@ -16,6 +16,7 @@ from penstock.client.errors import (
     ConnectionLost,
     Declined,
     NotSupported,
+    Refused,
     TimedOut,
     Undelivered,
 )
@@ -23,28 +24,39 @@ from penstock.client.options import ClientOptions
 from penstock.client.url import target_of
 
 if TYPE_CHECKING:
+    from penstock.client.async_http import AsyncHttpClient
     from penstock.client.async_phpmq import AsyncPhpmqClient, AsyncPhpmqMessage
     from penstock.client.async_rq import AsyncRqClient
     from penstock.client.async_sspq import AsyncSspqClient, AsyncSspqMessage
+    from penstock.client.http import HttpClient
+    from penstock.client.http_core import BatchReceipt, PeekedMessage, QueueDetails, QueueInfo, Receipt
     from penstock.client.phpmq import PhpmqClient, PhpmqMessage
     from penstock.client.rq import RqClient, RqServing
     from penstock.client.rq_serving import AsyncServing, RqRequest
     from penstock.client.sspq import SspqClient, SspqMessage
 
 __all__ = [
+    "AsyncHttpClient",
     "AsyncPhpmqClient",
     "AsyncPhpmqMessage",
     "AsyncRqClient",
     "AsyncServing",
     "AsyncSspqClient",
     "AsyncSspqMessage",
+    "BatchReceipt",
     "ClientError",
     "ClientOptions",
     "ConnectionLost",
     "Declined",
+    "HttpClient",
     "NotSupported",
+    "PeekedMessage",
     "PhpmqClient",
     "PhpmqMessage",
+    "QueueDetails",
+    "QueueInfo",
+    "Receipt",
+    "Refused",
     "RqClient",
     "RqRequest",
     "RqServing",
@@ -57,14 +69,21 @@ __all__ = [
 ]
 
 _HOMES: Final = {
+    "AsyncHttpClient": "async_http",
     "AsyncPhpmqClient": "async_phpmq",
     "AsyncPhpmqMessage": "async_phpmq",
     "AsyncRqClient": "async_rq",
     "AsyncServing": "rq_serving",
     "AsyncSspqClient": "async_sspq",
     "AsyncSspqMessage": "async_sspq",
+    "BatchReceipt": "http_core",
+    "HttpClient": "http",
+    "PeekedMessage": "http_core",
     "PhpmqClient": "phpmq",
     "PhpmqMessage": "phpmq",
+    "QueueDetails": "http_core",
+    "QueueInfo": "http_core",
+    "Receipt": "http_core",
     "RqClient": "rq",
     "RqRequest": "rq_serving",
     "RqServing": "rq",
@@ -73,7 +92,7 @@ _HOMES: Final = {
 }
 """In which module of this package a name lives that is imported when it is first used."""
 
-_CLIENTS: Final = {"phpmq": "PhpmqClient", "sspq": "SspqClient", "rq": "RqClient"}
+_CLIENTS: Final = {"phpmq": "PhpmqClient", "sspq": "SspqClient", "rq": "RqClient", "http": "HttpClient"}
 
 
 def __getattr__(name: str) -> Any:
@@ -84,7 +103,7 @@ def __getattr__(name: str) -> Any:
 
 # Any: which client it is depends on the text of the URL, which no type can say.
 def connect(url: str, **options: Unpack[ClientOptions]) -> Any:
-    """A client for threads: `PhpmqClient`, `SspqClient` or `RqClient`, by the scheme of the URL."""
+    """A client for threads: `PhpmqClient`, `SspqClient`, `RqClient` or `HttpClient`, by the URL's scheme."""
     return __getattr__(_CLIENTS[target_of(url).protocol])(url, **options)
 
 

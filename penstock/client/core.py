@@ -77,7 +77,7 @@ def chunks(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
     chunk: list[bytes] = []
     size = 0
     for body in bodies:
-        chunk.append(body if type(body) is bytes else _as_bytes(body))
+        chunk.append(body if type(body) is bytes else as_bytes(body))
         size += len(chunk[-1])
         if size >= CHUNK_BYTES or len(chunk) >= CHUNK_MESSAGES:
             yield chunk
@@ -86,7 +86,8 @@ def chunks(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
         yield chunk
 
 
-def _as_bytes(body: object) -> bytes:
+def as_bytes(body: object) -> bytes:
+    """A message, however the caller holds its bytes."""
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
     raise TypeError(

@@ -1,10 +1,11 @@
-"""What can go wrong between a client and a broker: five errors, each with what was in flight and what to do.
+"""What can go wrong between a client and a broker: six errors, each with what was in flight and what to do.
 
     ClientError
       ConnectionLost   the connection broke, or none could be made
       TimedOut         nothing came in time; it may still come
       Undelivered      the broker says that a request will not be answered, or a message was not stored
       Declined         the broker says that no message will come (SSPQ's NO_RECEIVE)
+      Refused          the HTTP API says no, and why
       NotSupported     the call asks for something that the protocol, or this version, cannot say
 
 All are `PenstockError`, and so end a command as one line. An error never hides a message: what was handed to
@@ -47,6 +48,20 @@ class Undelivered(_InFlight):
 
 class Declined(ClientError):
     """The broker's own word: no message will come, now or from this queue."""
+
+
+class Refused(ClientError):
+    """The HTTP API's own word: no. Programs go by `name` (as in `queue-full`) and `status`."""
+
+    def __init__(self, status: int, name: str, detail: str, *, stored: int = 0) -> None:
+        self.status = status
+        self.name = name
+        """Of the problem, see the API's reference; empty where somebody else than a broker has answered."""
+        self.detail = detail
+        """The broker's own sentence."""
+        self.stored = stored
+        """In an error of `send_many`: how many of its messages, the first ones, are stored nevertheless."""
+        super().__init__(detail + f"; the first {stored} messages of this call are stored" * bool(stored))
 
 
 class NotSupported(ClientError, ValueError):

@@ -4,7 +4,8 @@
 How it fails: `NotSupported`, which names the option and says what would be right.
 """
 
-from dataclasses import dataclass, fields
+import re
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
@@ -29,6 +30,7 @@ class ClientOptions(TypedDict, total=False):
     silence_seconds: float
     drain_seconds: float
     payload_bytes_max: int
+    token: str | None
     cafile: str | None
     certfile: str | None
     keyfile: str | None
@@ -48,6 +50,7 @@ class Options:
     silence_seconds: float = 15.0  # RQ: a silent controller is pinged, and after as long again left
     drain_seconds: float = 10.0  # RQ: how long close() waits for handlers and answers
     payload_bytes_max: int = 64 << 20  # of a message, either way
+    token: str | None = field(default=None, repr=False)  # HTTP: who we are, where the broker has tokens
     cafile: str | None = None  # who signs the broker's certificate; None: what the system trusts
     certfile: str | None = None  # this client's own certificate, where the broker asks for one
     keyfile: str | None = None  # its key, where that is not in the same file
@@ -57,7 +60,7 @@ class Options:
     @classmethod
     def of(cls, **given: Unpack[ClientOptions]) -> "Options":
         """Checked options; what is not given has its default."""
-        names = [field.name for field in fields(cls)]
+        names = [it.name for it in fields(cls)]
         for name in given:
             if name not in names:
                 near = get_close_matches(name, names, n=1)
@@ -83,6 +86,11 @@ class Options:
         if not 1 <= self.payload_bytes_max <= _PAYLOAD_BYTES_TOP:
             raise NotSupported(
                 f"payload_bytes_max is {self.payload_bytes_max}: use 1 to {_PAYLOAD_BYTES_TOP}"
+            )
+        if self.token is not None and not re.fullmatch("[!-~]+", self.token):
+            # Said without the token.
+            raise NotSupported(
+                "token has a character that no token has, or none: use printable ASCII without spaces"
             )
         if self.keyfile is not None and self.certfile is None:
             raise NotSupported("keyfile needs certfile: the key of which certificate?")

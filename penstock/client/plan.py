@@ -80,6 +80,10 @@ class Plan:
         """The search is over."""
         self._connected_at = now
 
+    def ended(self) -> None:
+        """The connection was ended in order, as agreed: no reason to pause before the next one."""
+        self._connected_at = None
+
 
 class Search:
     """One search for a broker that can be reached. Pause before the first attempt, too."""

@@ -4,6 +4,7 @@
     rq://a:13700,b:13700,c             several, in order of preference
     phpmqs://broker.example            TLS
     phpmq+unix:///run/penstock.sock    a Unix socket
+    http://127.0.0.1:9180              the HTTP API, likewise; https:// with TLS
 
 Nothing is opened or looked up here. How it fails: `NotSupported`, which says what would be right.
 """
@@ -15,10 +16,9 @@ from urllib.parse import unquote
 from penstock.client.errors import NotSupported
 from penstock.server.address import Address, AddressError, TcpAddress, UnixAddress, parse_address
 
-PORTS: Final = {"phpmq": 9100, "sspq": 8888, "rq": 13700}
+PORTS: Final = {"phpmq": 9100, "sspq": 8888, "rq": 13700, "http": 9180}
 
 _FORMS: Final = ", ".join(f"{protocol}://HOST:PORT" for protocol in PORTS)
-_HTTP: Final = ("http", "https")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,6 @@ def target_of(url: str) -> Target:
     scheme, mark, rest = url.partition("://")
     if not mark:
         raise NotSupported(f"{url!r} is no URL; use {_FORMS}")
-    if scheme in _HTTP:
-        raise NotSupported(f"{url!r}: this version has no client for the HTTP API yet; use {_FORMS}")
     base = scheme.removesuffix("+unix")
     if base in PORTS and base != scheme:
         return Target(base, (_unix(url, rest),), tls=False)

@@ -44,6 +44,11 @@ def tune(sock: socket.socket) -> None:
 
 def dial(address: Address, context: ssl.SSLContext | None, seconds: float) -> "Wire":
     """Connect, shake hands."""
+    return Wire(open_socket(address, context, seconds))
+
+
+def open_socket(address: Address, context: ssl.SSLContext | None, seconds: float) -> socket.socket:
+    """A socket that blocks, connected; for those who do without a wire."""
     deadline = time.monotonic() + seconds
     if isinstance(address, UnixAddress):
         sock = socket.socket(socket.AF_UNIX)
@@ -53,7 +58,7 @@ def dial(address: Address, context: ssl.SSLContext | None, seconds: float) -> "W
         except OSError:
             sock.close()
             raise
-        return Wire(sock)
+        return sock
     sock = socket.create_connection((address.host, address.port), timeout=seconds)
     try:
         tune(sock)
@@ -64,7 +69,7 @@ def dial(address: Address, context: ssl.SSLContext | None, seconds: float) -> "W
     except OSError:
         sock.close()
         raise
-    return Wire(sock)
+    return sock
 
 
 class Wire:

@@ -10,6 +10,8 @@ Rules that always hold:
   * A call ends. A walk looks at each offset once, up to the tail of its beginning; without a walk no more
     letters are moved than were dead when it began. What dies again is left for the next call.
   * Dead letters that somebody holds stay where they are.
+  * So do bad records, unless somebody asks for them by reason, by ranges, or with a condition about reasons: they
+    are reports of a pipeline about records that it could not read, which no worker of the queue expects.
 
 How it fails: what was redriven stays redriven when a later part fails. A call that is made again goes on.
 """
@@ -104,6 +106,9 @@ class _Redrive:
         self._queue: str = call["queue"]
         self._reason = Reason.of(fields["reason"]) if fields["reason"] is not None else None
         self._condition = where.parse(fields["where"]) if fields["where"] is not None else None
+        asks_reason = self._condition is not None and "reason" in self._condition.columns
+        names_them = self._reason is not None or fields["ranges"] is not None
+        self._spares_bad_records = not names_them and not asks_reason
         self._dry_run: bool = fields["dry_run"]
         self._start: int = fields["from"]
         self._ranges: Ranges | None = None
@@ -120,8 +125,10 @@ class _Redrive:
 
     async def run(self) -> dict[str, Any]:
         """Do it; what there is to say about it."""
-        row = (await self._site.link.call("queue", {"queue": self._queue})).fields["row"]
-        if self._walks:
+        queue = (await self._site.link.call("queue", {"queue": self._queue})).fields
+        row = queue["row"]
+        some_stay = self._spares_bad_records and Reason.BAD_RECORD.label in queue["dead_reasons"]
+        if self._walks or some_stay:
             self._event_end = row["event_end"]
             await self._walk(row["offset_end"])
         else:
@@ -171,7 +178,7 @@ class _Redrive:
         at_once = self._letters_at_once()
         letters_min = at_once if at_once == LETTERS_MAX_OF_WALKS else 1
         async for runs in letters.dead_runs(
-            self._site.link, self._queue, self._start, end, self._reason, letters_min
+            self._site.link, self._queue, self._start, end, self._wants, letters_min
         ):
             if ranges is not None:
                 runs = await asyncio.to_thread(letters.within, runs, ranges)
@@ -185,6 +192,12 @@ class _Redrive:
                     behind = part[-1].end
                     self._next = behind if behind < end else None
                     return
+
+    def _wants(self, run: DeadRun) -> bool:
+        """Whether these letters are to be looked at."""
+        if self._spares_bad_records:
+            return run.reason is not Reason.BAD_RECORD
+        return self._reason in (None, run.reason)
 
     def _letters_at_once(self) -> int:
         condition = self._condition
@@ -310,7 +323,7 @@ ROUTES: Final = (
         "Put dead letters back behind the tail of the queue: all of them, or those that fit.",
         {"$ref": "#/components/schemas/Redriven"},
         (QUEUE,),
-        Body(fields=_FIELDS, required=False, help="Nothing, or {}: all of them."),
+        Body(fields=_FIELDS, required=False, help="Nothing, or {}: all of them but bad records."),
         ("queue-not-found", "unsupported-media-type", "conflict"),
         tag="dead letters",
     ),

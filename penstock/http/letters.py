@@ -16,7 +16,7 @@ Rules that always hold:
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
@@ -113,16 +113,17 @@ def within(runs: list[DeadRun], ranges: Ranges) -> list[DeadRun]:
 
 
 async def dead_runs(
-    link: Link, queue: str, start: int, end: int, reason: Reason | None, letters_min: int
+    link: Link, queue: str, start: int, end: int, wants: Callable[[DeadRun], bool], letters_min: int
 ) -> AsyncIterator[list[DeadRun]]:
-    """The dead letters between two offsets, in order; so many at a time at least, or all that are left."""
+    """The dead letters between two offsets that somebody wants, in order; so many at a time at least, or
+    all that are left."""
     found: list[DeadRun] = []
     at, letters = start, 0
     while at < end:
         runs = await ask_states(link, queue, at, end, RUNS_MAX, "dead")
         at = runs.offset_end
         for run in _runs(runs):
-            if reason in (None, run.reason):
+            if wants(run):
                 found.append(run)
                 letters += run.letters
         if letters >= letters_min:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 
 from penstock.cli import messaging
 from penstock.cli.main import main
-from penstock.client import PhpmqClient, RqClient
+from penstock.client import HttpClient, PhpmqClient, RqClient
 from tests.server.harness import BrokerProcess, until
 
 SECONDS = 20
@@ -28,7 +29,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    process = BrokerProcess(tmp_path_factory.mktemp("broker")).start()
+    process = BrokerProcess(tmp_path_factory.mktemp("broker"), "--http", "127.0.0.1:0").start()
     yield process
     assert process.stop() == 0
     assert "Traceback" not in process.log()
@@ -84,6 +85,56 @@ def test_send_and_receive(broker: BrokerProcess, protocol: str) -> None:
     ended = penstock("receive", queue, "--timeout", "0.1", *where)
     assert (ended.returncode, ended.stdout) == (1, b"")
     assert ended.stderr == f"penstock: queue '{queue}': no message within 0.1 s\n".encode()
+
+
+def test_send_over_http(broker: BrokerProcess) -> None:
+    """The usual way to send; whoever receives does so over another protocol."""
+    where, elsewhere = ("--url", url(broker, "http")), ("--url", url(broker, "phpmq"))
+    assert succeed("send", "over http", "first", "--ttl", "90", "--retries", "7", *where) == b""
+    sent = json.loads(succeed("send", "over http", "-", "--json", *where, stdin=b"\x00\xff\n"))
+    assert sent == {"queue": "over http", "via": "http", "sent": 1, "receipts": True}
+    out = succeed("send", "over http", "--lines", "--count", "1001", "--json", *where, stdin=b"a\nb")
+    assert json.loads(out)["sent"] == 2002
+    with HttpClient(url(broker, "http")) as api:
+        first, second, *others = api.peek("over http", limit=5000)
+        assert first.expires is not None
+        assert (first.value, first.expires - first.time, first.retries) == (
+            b"first",
+            timedelta(seconds=90),
+            7,
+        )
+        assert (second.value, second.ttl, second.retries) == (b"\x00\xff\n", None, None)
+        assert [message.value for message in others] == [b"a"] * 1001 + [b"b"] * 1001
+    assert succeed("receive", "over http", *elsewhere) == b"first\n"
+
+
+def test_tokens(tmp_path: Path) -> None:
+    config = tmp_path / "tokens.toml"
+    config.write_text('[[http.tokens]]\nname = "a"\nrole = "operate"\ntoken = "0123456789abcdef0123"\n')
+    broker = BrokerProcess(tmp_path, "--http", "127.0.0.1:0", "--config", str(config)).start()
+    try:
+        where = ("--url", url(broker, "http"))
+        assert succeed("send", "q", "x", "--token", "0123456789abcdef0123", *where) == b""
+        assert penstock("send", "q", "x", *where, PENSTOCK_TOKEN="0123456789abcdef0123").returncode == 0
+        ended = penstock("send", "q", "x", *where)
+        assert (ended.returncode, ended.stderr) == (
+            1,
+            b"penstock: send a token: Authorization: Bearer TOKEN (--token, or PENSTOCK_TOKEN)\n",
+        )
+        ended = penstock("send", "q", "x", "--token", "wrong one", *where)
+        assert ended.returncode == 2
+        assert b"token has a character that no token has" in ended.stderr
+        with HttpClient(url(broker, "http"), token="0123456789abcdef0123") as api:
+            assert api.queue("q").ready == 2
+    finally:
+        broker.kill()
+
+
+def test_what_the_broker_refuses(broker: BrokerProcess) -> None:
+    ended = penstock("send", "q.dead", "x", "--url", url(broker, "http"))
+    assert (ended.returncode, ended.stdout) == (2, b"")
+    assert b"queue 'q.dead' cannot be sent to" in ended.stderr
+    assert ended.stderr.count(b"\n") == 1
 
 
 def test_lines_and_copies_and_json(broker: BrokerProcess) -> None:
@@ -283,23 +334,43 @@ def test_the_url_of_the_environment(broker: BrokerProcess) -> None:
     assert ended.stdout == b"x\n"
 
 
-def test_nobody_there() -> None:
-    ended = penstock("send", "q", "x", "--url", "phpmq://127.0.0.1:1")
+@pytest.mark.parametrize("protocol", ["phpmq", "http"])
+def test_nobody_there(protocol: str) -> None:
+    ended = penstock("send", "q", "x", "--url", f"{protocol}://127.0.0.1:1")
     assert (ended.returncode, ended.stdout) == (1, b"")
     assert ended.stderr.startswith(
-        b"penstock: no phpmq broker could be reached (1 attempts): 127.0.0.1:1: Conn"
+        b"penstock: no %b broker could be reached (1 attempts): 127.0.0.1:1: Conn" % protocol.encode()
     )
+    assert ended.stderr.count(b"\n") == 1
 
 
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("send q x --via http", "this version has no HTTP API yet; use phpmq, sspq or rq"),
-        ("send q x --url http://127.0.0.1:9180", "no client for the HTTP API yet"),
-        ("send q x --via rq --url phpmq://a", "--url is phpmq://a, but this needs rq"),
+        (
+            "send q x --via rq --url phpmq://a",
+            "--url is phpmq://a, but this needs rq; use --url rq://HOST:PORT",
+        ),
+        (
+            "receive q --url http://a",
+            "--url is http://a, but this needs phpmq or sspq or rq; use --via phpmq --url phpmq://HOST:PORT",
+        ),
+        (
+            "receive q --via rq --url http://a",
+            "--url is http://a, but this needs rq; use --url rq://HOST:PORT",
+        ),
+        (
+            "reply q --exec cat --url http://a",
+            "--url is http://a, but this needs rq; use --url rq://HOST:PORT",
+        ),
+        ("broadcast q x --url http://a", "--url is http://a, but this needs rq; use --url rq://HOST:PORT"),
         ("request q x --url phpmq://a", "--url is phpmq://a, but this needs rq; use --url rq://HOST:PORT"),
-        ("send q x --via rq --ttl 5", "--ttl: rq has no word for it; use --via phpmq"),
-        ("send q x --retries 5", "--retries: phpmq has no word for it; use --via sspq or rq"),
+        ("send q x --via rq --ttl 5", "--ttl: rq has no word for it; use --via http or phpmq"),
+        (
+            "send q x --via phpmq --retries 5",
+            "--retries: phpmq has no word for it; use --via http or sspq or rq",
+        ),
+        ("send q x --via rq --token x", "--token: rq has no word for it; use --via http"),
         ("send q x --count 0", "--count 0: use at least 1"),
         ("receive q --count 0", "--count 0: use at least 1"),
         ("receive q --timeout -1", "--timeout -1: use a number of seconds from 0"),

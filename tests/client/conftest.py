@@ -20,8 +20,8 @@ _KEY = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker with its three usual doors."""
-    process = BrokerProcess(tmp_path_factory.mktemp("broker")).start()
+    """A broker with its four usual doors."""
+    process = BrokerProcess(tmp_path_factory.mktemp("broker"), "--http", "127.0.0.1:0").start()
     yield process
     assert process.stop() == 0
     assert "Traceback" not in process.log()
@@ -72,7 +72,7 @@ class Doors:
 def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     """Every protocol with TLS and over a Unix socket, and an SSPQ listener that only takes messages.
 
-    PHPMQ and SSPQ ask for the client's certificate; RQ does not.
+    PHPMQ and SSPQ ask for the client's certificate; RQ and HTTP do not. HTTP has TLS only.
     """
     folder = tmp_path_factory.mktemp("doors")
     make_certificates(folder)
@@ -86,9 +86,11 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
             for protocol in ("phpmq", "sspq", "rq")
         )
         + f'[[listener]]\nprotocol = "sspq"\naddress = "unix:{folder}/send-only.sock"\nmode = "send-only"\n'
+        + f'[http]\naddress = "localhost:0"\n'
+        f'tls-certificate = "{folder}/server.pem"\ntls-key = "{folder}/server.key"\n'
     )
     off = [part for name in ("sspq", "phpmq", "rq") for part in (f"--{name}", "off")]
-    process = BrokerProcess(folder, "--config", str(config), *off).start()
+    process = BrokerProcess(folder, "--config", str(config), *off, "--http", "localhost:0").start()
     yield Doors(process, folder)
     assert process.stop() == 0
     assert "Traceback" not in process.log()

@@ -26,12 +26,12 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 PROGRAMS = [block for kind, block in BLOCKS if kind == "python"]
 CONSOLES = [block for kind, block in BLOCKS if kind == "console"]
 
-PORTS = {"sspq": "8888", "phpmq": "9100", "rq": "13700"}
+PORTS = {"sspq": "8888", "phpmq": "9100", "rq": "13700", "http": "9180"}
 
 SHELL = """
 penstock() {{
     local via=phpmq previous= word
-    case $1 in request|reply|broadcast) via=rq ;; esac
+    case $1 in send) via=http ;; request|reply|broadcast) via=rq ;; esac
     for word in "$@"; do [ "$previous" = --via ] && via=$word; previous=$word; done
     declare -A ports=({ports})
     "{python}" -m penstock "$@" --url "$via://127.0.0.1:${{ports[$via]}}"

@@ -27,6 +27,10 @@ from penstock.server.address import TcpAddress, UnixAddress
         ("rq://a,a:13700", Target("rq", (TcpAddress("a", 13700),), tls=False)),
         ("rqs://a", Target("rq", (TcpAddress("a", 13700),), tls=True)),
         ("sspqs://a:1", Target("sspq", (TcpAddress("a", 1),), tls=True)),
+        ("http://127.0.0.1", Target("http", (TcpAddress("127.0.0.1", 9180),), tls=False)),
+        ("http://127.0.0.1:1/", Target("http", (TcpAddress("127.0.0.1", 1),), tls=False)),
+        ("https://broker", Target("http", (TcpAddress("broker", 9180),), tls=True)),
+        ("http+unix:///run/a.sock", Target("http", (UnixAddress("/run/a.sock"),), tls=False)),
         ("phpmq+unix:///run/a.sock", Target("phpmq", (UnixAddress("/run/a.sock"),), tls=False)),
         ("rq+unix:///run/%61.sock", Target("rq", (UnixAddress("/run/a.sock"),), tls=False)),
     ],
@@ -43,8 +47,9 @@ def test_a_target_can_be_read() -> None:
     ("url", "complaint"),
     [
         ("127.0.0.1:9100", "is no URL; use phpmq://HOST:PORT"),
-        ("http://127.0.0.1:9180", "no client for the HTTP API yet; use phpmq://"),
-        ("https://a", "no client for the HTTP API yet"),
+        ("httpss://a", "there is no scheme 'httpss'"),
+        ("http://a/v1", "nothing can follow the addresses; use http://HOST:PORT"),
+        ("http://user:pass@a", "a http URL has no user and no password"),
         ("amqp://a", "there is no scheme 'amqp'; use phpmq://"),
         ("phpmqs+unix:///a", "there is no scheme 'phpmqs[+]unix'"),
         ("phpmq://", "a host is missing"),
@@ -78,8 +83,8 @@ def test_a_client_takes_urls_of_its_own_protocol() -> None:
 
 @pytest.mark.parametrize("open_", [connect, aconnect])
 def test_connecting_to_nothing_is_refused_before_anything_is_opened(open_: Any) -> None:
-    with pytest.raises(NotSupported, match="HTTP API"):
-        open_("http://127.0.0.1:9180")
+    with pytest.raises(NotSupported, match="there is no scheme 'amqp'"):
+        open_("amqp://127.0.0.1:9180")
     with pytest.raises(NotSupported, match="there is no option timeout_seconds"):
         open_("phpmq://127.0.0.1:1", timeout_seconds=3)
 
@@ -94,6 +99,11 @@ def test_connecting_to_nothing_is_refused_before_anything_is_opened(open_: Any) 
         ({"reconnect_seconds": -1}, "reconnect_seconds is -1: use a number of seconds over 0 or 0"),
         ({"backoff_seconds_min": 6}, "backoff_seconds_max is 5.0: use at least backoff_seconds_min, 6"),
         ({"payload_bytes_max": 0}, "payload_bytes_max is 0: use 1 to 2147483647"),
+        (
+            {"token": "a b"},
+            "token has a character that no token has, or none: use printable ASCII without spaces$",
+        ),
+        ({"token": ""}, "token has a character that no token has"),
         ({"keyfile": "x"}, "keyfile needs certfile"),
         ({"ssl_context": object(), "verify": False}, "ssl_context has its own certificates"),
     ],
@@ -106,6 +116,13 @@ def test_options_that_cannot_be(options: dict[str, Any], complaint: str) -> None
 def test_options_have_defaults() -> None:
     assert Options.of() == Options()
     assert Options.of(connect_seconds=2, reconnect_seconds=0).connect_seconds == 2
+
+
+def test_a_token_is_not_shown() -> None:
+    assert "secret" not in repr(Options.of(token="secret"))
+    with pytest.raises(NotSupported) as raised:
+        Options.of(token="secret\n")
+    assert "secret" not in str(raised.value)
 
 
 def test_no_tls_without_an_s() -> None:
@@ -125,7 +142,8 @@ def test_what_is_exported_is_there() -> None:
     ("statement", "absent"),
     [
         ("import penstock", {"asyncio", "ssl", "socket", "penstock.client", "penstock.protocols"}),
-        ("import penstock.client.phpmq, penstock.client.sspq", {"asyncio"}),
+        ("import penstock.client.phpmq, penstock.client.sspq", {"asyncio", "http.client"}),
+        ("import penstock.client.http", {"asyncio"}),
     ],
 )
 def test_nothing_is_imported_that_is_not_needed(statement: str, absent: set[str]) -> None:

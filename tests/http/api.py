@@ -57,7 +57,7 @@ class Api:
         path: str,
         body: bytes | dict[str, Any] | None = None,
         headers: dict[str, str] | None = None,
-        **query: object,
+        **query: Any,  # whatever can be written in a query
     ) -> Reply:
         """Ask, and wait for the whole answer. A dict is sent as JSON; a query value of None is left out."""
         sent = dict(headers or {})
@@ -77,18 +77,18 @@ class Api:
         content = response.read()
         return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, content)
 
-    def get(self, path: str, **query: object) -> Any:
+    def get(self, path: str, **query: Any) -> Any:
         """The JSON of an answer that must be a success."""
         reply = self.ask("GET", path, **query)
         assert reply.status == 200, reply
         return reply.json
 
-    def post(self, path: str, body: bytes | dict[str, Any] | None = None, **query: object) -> Any:
+    def post(self, path: str, body: bytes | dict[str, Any] | None = None, **query: Any) -> Any:
         reply = self.ask("POST", path, body, **query)
         assert reply.status == 200, reply
         return reply.json
 
-    def send(self, queue: str, *messages: bytes, **query: object) -> list[int]:
+    def send(self, queue: str, *messages: bytes, **query: Any) -> list[int]:
         """Messages one by one; their offsets."""
         path = f"/v1/queues/{quote(queue, safe='')}/messages"
         return [self.post(path, message, **query)["offset"] for message in messages]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.client import PhpmqClient
-from tests.http.api import Api
+from tests.http.api import NDJSON, Api
 from tests.http.conftest import StartBroker
 from tests.http.morgue import (
     bodies_left,
@@ -114,6 +114,39 @@ def test_by_reason(broker: BrokerProcess, api: Api) -> None:
     assert reasons(api, "reasons") == {"rejected": 2, "expired": 1}
     assert counts(redrive(api, "reasons", reason="bad-record")) == (0, 0, 0)
     assert sorted(bodies_left(broker, "reasons", 3)) == [b"e2", b"e3", b"x1"]
+
+
+def bury(api: Api, queue: str, *records: str) -> None:
+    """Bad records, as a pipeline sends them."""
+    body = b"".join(json.dumps({"value": record}).encode() + b"\n" for record in records)
+    reply = api.ask(
+        "POST",
+        "/v1/stages",
+        body,
+        {"Content-Type": NDJSON},
+        transaction=f"bury/{queue}",
+        queue=queue,
+        dead="bad-record",
+    )
+    assert reply.status == 200, reply
+    api.post("/v1/transactions", {"transaction": f"bury/{queue}", "stages": [reply.json["stage"]]})
+
+
+def test_bad_records_stay_unless_somebody_asks_for_them(broker: BrokerProcess, api: Api) -> None:
+    reject(broker, api, "bad", [b"r1"])
+    bury(api, "bad", "b1", "b2", "b3")
+    assert reasons(api, "bad") == {"rejected": 1, "bad-record": 3}
+    letter = api.get(path_of("bad", "messages"), state="dead")["messages"][1]
+    assert (letter["reason"], letter["protocol"], letter["attempts"]) == ("bad-record", "pipeline", 0)
+    assert counts(redrive(api, "bad", dry_run=True)) == (1, 1, 0)
+    assert counts(redrive(api, "bad", where="offset >= 0")) == (1, 1, 1)
+    take(broker, "bad", 1, lambda message: message.reject())
+    assert counts(redrive(api, "bad")) == (1, 1, 1)
+    assert reasons(api, "bad") == {"bad-record": 3}
+    assert counts(redrive(api, "bad")) == (0, 0, 0)
+    assert counts(redrive(api, "bad", where="reason = 'bad-record' and value = 'b2'")) == (3, 1, 1)
+    assert counts(redrive(api, "bad", reason="bad-record", limit=1)) == (1, 1, 1)
+    assert bodies_left(broker, "bad", 3) == [b"r1", b"b2", b"b1"]
 
 
 @pytest.mark.parametrize(

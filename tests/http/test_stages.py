@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.batch import RETRIES_NONE, Batch
+from penstock.broker.life import Reason
 from penstock.cli.main import main
 from penstock.engines.log.reader import LogReader
 from penstock.http import stage_files
@@ -71,6 +72,18 @@ def some_batch(rng: random.Random, count: int, bytes_max: int) -> Batch:
 
 
 # --- files ---
+
+
+def test_dead_letters_are_staged_apart_from_the_living(folder: StageFolder) -> None:
+    living, dead = (
+        Batch.of([b"a", b"b"], protocol="http"),
+        Batch.of([b"c"] * (PIECE_MESSAGES + 1), protocol="http"),
+    )
+    dead.dead = Reason.BAD_RECORD
+    stages = [written(folder, "key", ("orders", batch)).id for batch in (living, dead, living)]
+    (chunk,) = plan_chunks(folder, stages, 1 << 30, 1 << 30)
+    loaded = [(queue, batch.dead, len(batch)) for queue, batch in load_chunk(folder, chunk)]
+    assert loaded == [("orders", Reason.NONE, 4), ("orders", Reason.BAD_RECORD, PIECE_MESSAGES + 1)]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -1,0 +1,141 @@
+"""Admin: what the commands for operators share: where the broker's HTTP API is, and how it is asked.
+
+Every one of these commands takes `--url`, `--token`, `--cafile` and `--json`. `Admin` asks, over the
+connection of the HTTP client, and returns what the JSON of the answer says. Names are encoded by percents, so
+that a queue named `a/b` is one segment.
+
+How it fails: `Refused` is the broker's own no, in its words; `Unreachable` says where nobody answers and what
+to do. Both end a command with exit code 1, `Misuse` and `NotSupported` with 2 (see `messaging.guarded`).
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from penstock.cli.messaging import TOKEN_VARIABLE, URL_VARIABLE, find_url, token_of
+from penstock.client.errors import ConnectionLost, Refused, TimedOut
+from penstock.client.http import HttpLine
+from penstock.client.http_core import Answer, Request
+from penstock.client.options import Options
+from penstock.client.url import PORTS, parse_url
+from penstock.errors import PenstockError
+from penstock.server.journal import printable
+
+_URL_DEFAULT: Final = f"http://127.0.0.1:{PORTS['http']}"
+ANSWER_SECONDS: Final = 300.0
+"""A redrive with a condition looks at many letters before it answers."""
+
+
+class Unreachable(PenstockError):
+    """Nobody answers there."""
+
+
+def add_admin(parser: argparse.ArgumentParser) -> None:
+    """The options of every command for operators."""
+    parser.set_defaults(via=None, vias=("http",))
+    parser.add_argument(
+        "--url", metavar="URL", help=f"the broker's HTTP API (default: {URL_VARIABLE}, else {_URL_DEFAULT})"
+    )
+    parser.add_argument(
+        "--token", metavar="TOKEN", help=f"where the broker has tokens: ours (default: {TOKEN_VARIABLE})"
+    )
+    parser.add_argument("--cafile", metavar="FILE", help="TLS: who signs the broker's certificate")
+    parser.add_argument("--json", action="store_true", help="for programs: one JSON object a line")
+
+
+def add_queue(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("queue", metavar="QUEUE", help="the queue")
+
+
+def at_least(lowest: int) -> Callable[[str], int]:
+    """The kind of an argument: a whole number."""
+
+    def number(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) < 18 and int(text) >= lowest):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {lowest} on")
+        return int(text)
+
+    return number
+
+
+def say_objects(objects: Iterable[object]) -> None:
+    """One JSON object a line."""
+    for one in objects:
+        print(json.dumps(one))
+
+
+class Admin:
+    """The HTTP API of the broker that a command line names."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        _, self.url = find_url(args)
+        token = token_of(args)
+        options = Options.of(
+            token=token, cafile=args.cafile, operation_seconds=ANSWER_SECONDS, reconnect_seconds=0
+        )
+        self._line = HttpLine(parse_url(self.url, "http"), options)
+        self._headers = {"Accept": "application/json, application/problem+json"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+
+    def __enter__(self) -> "Admin":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._line.close()
+
+    def get(self, *segments: str, **query: object) -> Answer:
+        """What is at an address below /v1; parameters that are None are left out."""
+        return self._ask(Request("GET", _address(("v1", *segments), query), self._headers))
+
+    def outside(self, segment: str) -> Answer:
+        """What is at an address that is not below /v1."""
+        return self._ask(Request("GET", _address((segment,), {}), self._headers))
+
+    def post(self, *segments: str, fields: Mapping[str, Any] | None = None, **query: object) -> Answer:
+        """Do something. It is not repeated by itself: the answer to the first try is the one that counts."""
+        target = _address(("v1", *segments), query)
+        if fields is None:
+            return self._ask(Request("POST", target, self._headers, b"", repeatable=False))
+        headers = {**self._headers, "Content-Type": "application/json"}
+        return self._ask(Request("POST", target, headers, json.dumps(fields).encode(), repeatable=False))
+
+    def pages(self, what: str, *segments: str, by: str, **query: object) -> Iterator[Answer]:
+        """The items of a list that comes in pages; `by` is the parameter that says where a page begins."""
+        following: object = query.pop(by, None)
+        while True:
+            page = self.get(*segments, **{**query, by: following})
+            yield from page[what]
+            following = page["next"]
+            if following is None:
+                return
+
+    def _ask(self, request: Request) -> Answer:
+        try:
+            return self._line.ask(request)
+        except (ConnectionLost, TimedOut) as error:
+            raise Unreachable(
+                f"{self.url}: {printable(str(error))} (`penstock serve` starts one, --url says where it is)"
+            ) from None
+        except Refused as error:
+            detail = printable(error.detail)
+            if error.status in (401, 403):
+                detail = f"{self.url}: {detail} (--token, or {TOKEN_VARIABLE})"
+            elif not error.name:  # whoever has said that is no broker
+                detail = f"{self.url}: {detail}"
+            raise Refused(error.status, error.name, detail) from None
+
+
+def _address(segments: Iterable[str], query: Mapping[str, object]) -> str:
+    path = "".join("/" + quote(segment, safe="", errors="surrogateescape") for segment in segments)
+    words = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in query.items()
+        if value is not None
+    }
+    return f"{path}?{urlencode(words, errors='surrogateescape')}" if words else path

@@ -1,0 +1,137 @@
+"""`penstock doctor`: what is installed, what is missing, and whether machine and broker are in order.
+
+First this machine (`machine.py`), then the broker at `--url`, where there is one. A line a finding: how bad
+it is, what it is about, and what to do. Exit code 1 where something FAILs; a warning is no failure.
+"""
+
+import argparse
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Final
+
+from penstock import __version__
+from penstock.cli import machine, tables
+from penstock.cli.admin import Admin, Unreachable, add_admin, say_objects
+from penstock.cli.machine import Finding, Level
+from penstock.cli.main import EXIT_FAILURE
+from penstock.cli.messaging import URL_VARIABLE, guarded
+from penstock.client import Refused
+from penstock.client.http_core import Answer
+from penstock.server.settings import TABLE
+
+HELP = "say what is installed, what is missing, and whether disk, ports and broker are in order"
+
+DATA: Final = next(setting for setting in TABLE if setting.name == "data")
+
+LAG_MAX: Final = 1_000_000
+"""A reader that is further behind than this holds much."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        DATA.flag, metavar="DIR", help=f"the data folder (default: {DATA.variable}, else {DATA.default})"
+    )
+    add_admin(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    return guarded("doctor", _doctor, args)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    folder = args.data or os.environ.get(DATA.variable) or str(DATA.default)
+    findings = chain(
+        machine.check_packages(),
+        machine.check_data(folder),
+        machine.check_ports(),
+        [machine.check_files()],
+        check_broker(args),
+    )
+    levels: Counter[Level] = Counter()
+    for finding in findings:
+        levels[finding.level] += 1
+        if args.json:
+            say_objects([{**finding._asdict(), "level": finding.level.value}])
+        else:
+            advice = f"; {finding.advice}" if finding.advice else ""
+            print(
+                tables.shown(f"{finding.level.value:4}  {finding.about}: {finding.text}{advice}"), flush=True
+            )
+    if not args.json:
+        failures, warnings = levels[Level.FAIL], levels[Level.WARN]
+        print(f"{tables.counted(failures, 'failure')}, {tables.counted(warnings, 'warning')}")
+    return EXIT_FAILURE if levels[Level.FAIL] else 0
+
+
+# --- the broker --------------------------------------------------------------------------------------------
+
+
+def check_broker(args: argparse.Namespace) -> Iterator[Finding]:
+    """The broker at the URL; that there is none is only bad where somebody has named one."""
+    with Admin(args) as admin:
+        try:
+            admin.outside("healthz")
+            yield Finding(Level.OK, "broker", f"answers at {admin.url}")
+            yield from _check_ready(admin)
+            engine = admin.get("engine")
+            readers = admin.get("readers")["readers"]
+        except Unreachable as error:
+            named = args.url or os.environ.get(URL_VARIABLE)
+            yield Finding(Level.FAIL if named else Level.NOTE, "broker", str(error))
+            return
+        except Refused as error:
+            level = Level.WARN if error.status in (401, 403) else Level.FAIL
+            yield Finding(level, "broker", str(error))
+            return
+    yield from _check_engine(engine)
+    yield from _check_readers(readers)
+
+
+def _check_ready(admin: Admin) -> Iterator[Finding]:
+    try:
+        admin.outside("readyz")
+    except Refused as error:
+        yield Finding(Level.FAIL, "broker", f"is not ready: {error}", "its log on standard error says more")
+    else:
+        yield Finding(Level.OK, "broker", "is ready")
+
+
+def _check_engine(engine: Answer) -> Iterator[Finding]:
+    if engine["version"] == __version__:
+        yield Finding(Level.OK, "broker", f"version {__version__}, like this command")
+    else:
+        text = f"version {engine['version']}, and this command has {__version__}"
+        yield Finding(Level.WARN, "broker", text, "install the same version")
+    if engine["durability"] == "commit":
+        yield Finding(Level.OK, "durability", "commit: what is confirmed is on the disk")
+    else:
+        text = f"{engine['durability']}: a power cut may lose what was confirmed"
+        yield Finding(Level.WARN, "durability", text, "serve with --durability commit where that matters")
+    if engine["failed"]:
+        advice = "see to the disk, then start the broker again"
+        yield Finding(Level.FAIL, "log", f"has failed: {engine['failed']}", advice)
+    elif engine["full"]:
+        yield Finding(Level.FAIL, "log", "the disk is full: new messages wait", "free some room")
+    else:
+        free, total = tables.size(engine["disk_bytes_free"]), tables.size(engine["disk_bytes_total"])
+        yield Finding(
+            Level.OK, "log", f"{tables.size(engine['log_bytes'])} in {engine['data']}, {free} free of {total}"
+        )
+    for place in engine["damage"]:
+        yield Finding(Level.FAIL, "log", f"damaged: {place}", f"penstock verify {engine['data']}")
+
+
+def _check_readers(readers: Sequence[Answer]) -> Iterator[Finding]:
+    for reader in readers:
+        lag = sum(place["lag"] for place in reader["queues"])
+        text = f"holds {tables.counted(lag, reader['view'].removesuffix('s'))} that it has not read"
+        about = f"reader {reader['name']}"
+        if any(place["capped"] for place in reader["queues"]):
+            yield Finding(Level.WARN, about, f"{text}; not all is kept for it", "let it catch up")
+        elif lag > LAG_MAX:
+            advice = f"let it catch up, or end it: DELETE /v1/readers/{reader['name']}"
+            yield Finding(Level.WARN, about, text, advice)
+        else:
+            yield Finding(Level.OK, about, text)

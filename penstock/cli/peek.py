@@ -1,0 +1,154 @@
+"""`penstock peek QUEUE`: looks at messages and consumes nothing; nobody else notices.
+
+A line a message: offset, state, age, attempts, value. On a terminal a value is cut off at the end of the
+line; `--raw` writes the bytes as they are, `--json` everything that is known. With `--history`, what has
+happened to a message follows below it.
+"""
+
+import argparse
+import base64
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+from penstock.cli import tables
+from penstock.cli.admin import Admin, add_admin, add_queue, at_least, say_objects
+from penstock.cli.messaging import Misuse, add_raw, guarded
+from penstock.cli.tables import Column
+from penstock.client.http_core import Answer
+
+HELP = "look at the messages of a queue without taking any"
+
+LIMIT_DEFAULT: Final = 20
+PAGE: Final = 1000
+"""How many the API gives at a time at most."""
+
+STATES: Final = ("ready", "held", "dead", "gone")
+
+COLUMNS: Final = (
+    Column("OFFSET", right=True),
+    Column("STATE"),
+    Column("AGE", right=True),
+    Column("ATTEMPTS", right=True),
+    Column("VALUE"),
+)
+HISTORY: Final = (
+    Column("EVENT"),
+    Column("TIME"),
+    Column("ATTEMPT", right=True),
+    Column("REASON"),
+    Column("CONSUMER"),
+)
+_INDENT: Final = "        "
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_queue(parser)
+    parser.add_argument(
+        "--from",
+        dest="start",
+        type=at_least(0),
+        metavar="OFFSET",
+        help="begin there (default: the first kept)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=at_least(1),
+        default=LIMIT_DEFAULT,
+        metavar="N",
+        help="at most so many (default: %(default)s)",
+    )
+    parser.add_argument("--state", choices=STATES, help="only messages in this state")
+    parser.add_argument("--history", action="store_true", help="with what has happened to each")
+    add_raw(parser)
+    add_admin(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    return guarded("peek", _peek, args)
+
+
+def _peek(args: argparse.Namespace) -> int:
+    if args.raw and (args.json or args.history):
+        raise Misuse("--raw writes nothing but the values; use it without --json and --history")
+    with Admin(args) as admin:
+        found = messages(
+            admin, args.queue, args.limit, start=args.start, state=args.state, history=args.history
+        )
+        if args.raw:
+            for message in found:
+                sys.stdout.buffer.write(body_of(message))
+            sys.stdout.buffer.flush()
+        elif args.json:
+            say_objects(found)
+        else:
+            print("\n".join(_lines(list(found))))
+    return 0
+
+
+def messages(
+    admin: Admin, queue: str, limit: int, *, start: int | None, state: str | None, history: bool = False
+) -> Iterator[Answer]:
+    """The first so many messages, page by page."""
+    pages = admin.pages(
+        "messages",
+        *("queues", queue, "messages"),
+        by="from",
+        limit=min(limit, PAGE),
+        state=state,
+        history=history or None,
+        **{"from": start},
+    )
+    return islice(pages, limit)
+
+
+def body_of(message: Answer) -> bytes:
+    return base64.b64decode(message["value_base64"])
+
+
+def width() -> int | None:
+    """How much of a line a terminal shows; None where there is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _lines(found: Sequence[Answer]) -> list[str]:
+    rows = tables.fitting([_cells(message) for message in found], COLUMNS, width())
+    heading, *lines = tables.table(COLUMNS, rows)
+    below = [_history(message.get("history", ())) for message in found]
+    return [heading, *(line for pair in zip(lines, below, strict=True) for line in (pair[0], *pair[1]))]
+
+
+def _cells(message: Answer) -> list[str]:
+    return [
+        str(message["offset"]),
+        state_of(message),
+        tables.since(message["time"]),
+        tables.NOTHING if message["attempts"] is None else tables.count(message["attempts"]),
+        tables.value(body_of(message)),
+    ]
+
+
+def state_of(message: Answer) -> str:
+    """`ready`, `dead (expired)`, `held by 127.0.0.1:5123#7`."""
+    reason = f" ({message['reason']})" if message["reason"] else ""
+    holder = f" by {message['consumer']}" if message["state"] == "held" and message["consumer"] else ""
+    taken = f", held by {message['consumer']}" if message["state"] == "dead" and message["consumer"] else ""
+    return f"{message['state']}{reason}{holder}{taken}"
+
+
+def _history(events: Sequence[Answer]) -> list[str]:
+    if not events:
+        return []
+    rows = [
+        (
+            event["event"],
+            event["time"],
+            tables.count(event["attempt"]),
+            event["reason"] or tables.NOTHING,
+            event["consumer"] or tables.NOTHING,
+        )
+        for event in events
+    ]
+    return [_INDENT + line for line in tables.table(HISTORY, rows)]

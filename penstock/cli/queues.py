@@ -1,0 +1,165 @@
+"""`penstock queues [PATTERN]`: every queue in a line, once or as it changes.
+
+With `--watch` a terminal is drawn over once a second, as much as fits; elsewhere the tables follow each
+other. A broker that goes away meanwhile is waited for. Ctrl-C is the way to end it, and so a success.
+"""
+
+import argparse
+import logging
+import shutil
+import sys
+import time
+from typing import Final
+
+from penstock.cli import tables
+from penstock.cli.admin import Admin, Unreachable, add_admin, say_objects
+from penstock.cli.messaging import Misuse, guarded
+from penstock.cli.tables import Column
+from penstock.client.http_core import Answer
+
+HELP = "list the queues: what waits, what is held, what is dead, and how fast it moves"
+
+WATCH_SECONDS: Final = 1.0
+
+COLUMNS: Final = (
+    Column("QUEUE"),
+    Column("READY", right=True),
+    Column("HELD", right=True),
+    Column("DEAD", right=True),
+    Column("CONSUMERS", right=True),
+    Column("IN/S", right=True),
+    Column("OUT/S", right=True),
+    Column("OLDEST", right=True),
+    Column("SIZE", right=True),
+    Column(""),
+)
+
+SORTS: Final = (
+    "name",
+    "ready",
+    "held",
+    "dead",
+    "consumers",
+    "rate_in",
+    "rate_out",
+    "oldest_seconds",
+    "bytes",
+)
+
+_HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+_CLEAR, _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[2J", "\x1b[?25l", "\x1b[?25h"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "pattern", metavar="PATTERN", nargs="?", help="only these: * is any text, ? any character"
+    )
+    parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
+    parser.add_argument(
+        "--sort",
+        choices=SORTS,
+        default=SORTS[0],
+        metavar="COLUMN",
+        help=f"by {', '.join(SORTS)}; but for the name, the largest first (default: %(default)s)",
+    )
+    add_admin(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    return guarded("queues", _queues, args)
+
+
+def _queues(args: argparse.Namespace) -> int:
+    if args.pattern == "":
+        raise Misuse("the pattern is empty; leave it out to see every queue")
+    with Admin(args) as admin:
+        if not args.watch:
+            _show(args, _found(admin, args))
+            return 0
+        return _watch(admin, args)
+
+
+def _found(admin: Admin, args: argparse.Namespace) -> list[Answer]:
+    queues = list(admin.pages("queues", "queues", by="after", match=args.pattern))
+    if args.sort != SORTS[0]:  # by name they are sorted already
+        queues.sort(key=lambda queue: queue[args.sort] or 0, reverse=True)
+    return queues
+
+
+def _show(args: argparse.Namespace, queues: list[Answer]) -> None:
+    if args.json:
+        say_objects(queues)
+    else:
+        print("\n".join(lines_of(queues)))
+
+
+def lines_of(queues: list[Answer], rows_max: int | None = None) -> list[str]:
+    """The table, with the totals below; of more than `rows_max` queues the first."""
+    left_out = 0 if rows_max is None else max(len(queues) - rows_max, 0)
+    rows = [_cells(queue["name"], queue) for queue in queues[: len(queues) - left_out]]
+    if left_out:
+        rows.append([f"({left_out:,} more)", *[""] * (len(COLUMNS) - 1)])
+    total = {
+        name: sum(queue[name] for queue in queues)
+        for name in ("ready", "held", "dead", "consumers", "rate_in", "rate_out", "bytes")
+    }
+    oldest = max((queue["oldest_seconds"] or 0 for queue in queues), default=0) or None
+    rows.append(
+        _cells(tables.counted(len(queues), "queue"), {**total, "oldest_seconds": oldest, "paused": False})
+    )
+    return tables.table(COLUMNS, rows)
+
+
+def _cells(name: str, queue: Answer) -> list[str]:
+    return [
+        name,
+        tables.count(queue["ready"]),
+        tables.count(queue["held"]),
+        tables.count(queue["dead"]),
+        tables.count(queue["consumers"]),
+        tables.rate(queue["rate_in"]),
+        tables.rate(queue["rate_out"]),
+        tables.duration(queue["oldest_seconds"]),
+        tables.size(queue["bytes"]),
+        "paused" if queue["paused"] else "",
+    ]
+
+
+# --- watching ----------------------------------------------------------------------------------------------
+
+
+def _watch(admin: Admin, args: argparse.Namespace) -> int:
+    on_terminal = sys.stdout.isatty() and not args.json
+    queues = _found(admin, args)  # where nobody is there from the start, that is a failure
+    # What the client says of lost connections stands in the table's own line for that.
+    logging.getLogger("penstock.client").handlers[:] = [logging.NullHandler()]
+    trouble = ""
+    try:
+        if on_terminal:
+            print(_CLEAR + _HIDE_CURSOR, end="")
+        while True:
+            if on_terminal:
+                _draw(admin.url, queues, trouble)
+            elif trouble:
+                print(trouble, file=sys.stderr, flush=True)
+            else:
+                _show(args, queues)
+                print("" if args.json else "\n", end="", flush=True)
+            time.sleep(WATCH_SECONDS)
+            try:
+                queues, trouble = _found(admin, args), ""
+            except Unreachable as error:
+                trouble = str(error)
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        if on_terminal:
+            print(_SHOW_CURSOR, end="", flush=True)
+
+
+def _draw(url: str, queues: list[Answer], trouble: str) -> None:
+    width, height = shutil.get_terminal_size()
+    # Title, trouble, headings, totals, how many are left out, and the cursor have lines of their own.
+    lines = [f"{url}  {time.strftime('%H:%M:%S')}", trouble, *lines_of(queues, max(height - 6, 1))]
+    cut = (tables.cut(tables.shown(line), width) + _REST_OF_LINE for line in lines)
+    print(_HOME + "\n".join(cut) + "\n" + _REST_OF_SCREEN, end="", flush=True)

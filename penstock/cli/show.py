@@ -1,0 +1,140 @@
+"""`penstock show QUEUE`: everything about one queue."""
+
+import argparse
+from typing import Final
+
+from penstock.cli import tables
+from penstock.cli.admin import Admin, add_admin, add_queue, say_objects
+from penstock.cli.messaging import guarded
+from penstock.cli.tables import Column
+from penstock.client.http_core import Answer
+
+HELP = "show one queue: counts, offsets, policy, dead letters by reason, consumers and readers"
+
+CONSUMERS: Final = (
+    Column("CONSUMER"),
+    Column("PROTOCOL"),
+    Column("PEER"),
+    Column("TAKES"),
+    Column("HELD", right=True),
+    Column("CONNECTED", right=True),
+    Column(""),
+)
+READERS: Final = (
+    Column("READER"),
+    Column("VIEW"),
+    Column("POSITION", right=True),
+    Column("LAG", right=True),
+    Column("LEASE", right=True),
+    Column(""),
+)
+DEATHS: Final = (Column("DEAD LETTERS"), Column("COUNT", right=True))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_queue(parser)
+    add_admin(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    return guarded("show", _show, args)
+
+
+def _show(args: argparse.Namespace) -> int:
+    with Admin(args) as admin:
+        queue = admin.get("queues", args.queue)
+        connections = [
+            connection
+            for connection in admin.get("connections")["connections"]
+            if any(it["queue"] == args.queue for it in connection["consumes"])
+        ]
+        readers = [
+            {**{key: value for key, value in reader.items() if key != "queues"}, **place}
+            for reader in admin.get("readers")["readers"]
+            for place in reader["queues"]
+            if place["queue"] == args.queue
+        ]
+    if args.json:
+        say_objects([{**queue, "connections": connections, "readers": readers}])
+        return 0
+    parts = [_facts(queue), _policy(queue["policy"]), deaths(queue["dead_reasons"])]
+    if connections:
+        parts.append(tables.table(CONSUMERS, [_consumer(args.queue, it) for it in connections]))
+    if readers:
+        parts.append(tables.table(READERS, map(_reader, readers)))
+    print("\n\n".join("\n".join(part) for part in parts if part))
+    return 0
+
+
+def _facts(queue: Answer) -> list[str]:
+    return tables.pairs(
+        [
+            ("queue", queue["name"] + (" (paused)" if queue["paused"] else "")),
+            ("ready", tables.count(queue["ready"])),
+            ("held", tables.count(queue["held"])),
+            ("dead", tables.count(queue["dead"])),
+            ("oldest", tables.duration(queue["oldest_seconds"])),
+            ("size", tables.size(queue["bytes"])),
+            ("in, out", f"{tables.rate(queue['rate_in'])}/s, {tables.rate(queue['rate_out'])}/s"),
+            ("consumers", tables.count(queue["consumers"])),
+            ("offsets", _span(queue["offset_start"], queue["offset_end"])),
+            ("events", _span(queue["event_start"], queue["event_end"])),
+        ]
+    )
+
+
+def _span(start: int, end: int) -> str:
+    return f"{start:,} to {end - 1:,}" if start < end else f"none; the next is {end:,}"
+
+
+def _policy(policy: Answer) -> list[str]:
+    """The policy by the names of its settings; 0 means that there is no such bound."""
+    shown = {
+        "durability": policy["durability"],
+        "retention-seconds": tables.duration(policy["retention_seconds"]),
+        "retention-bytes": tables.size(policy["retention_bytes"])
+        if policy["retention_bytes"]
+        else "no bound",
+        "max-deliveries": tables.count(policy["max_deliveries"]) if policy["max_deliveries"] else "no bound",
+        "max-bytes": tables.size(policy["max_bytes"]) if policy["max_bytes"] else "no bound",
+        "on-expiry": policy["on_expiry"],
+        "dead-letters": "on" if policy["dead_letters"] else "off",
+    }
+    return tables.pairs(shown.items())
+
+
+def deaths(reasons: dict[str, int]) -> list[str]:
+    """How many dead letters there are of each reason; no lines where there is none."""
+    found = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+    rows = [(reason, tables.count(count)) for reason, count in found if count]
+    return tables.table(DEATHS, rows) if rows else []
+
+
+def _consumer(queue: str, connection: Answer) -> list[str]:
+    doors = sorted(
+        {
+            "dead letters" if it["dead"] else "messages"
+            for it in connection["consumes"]
+            if it["queue"] == queue
+        }
+    )
+    return [
+        connection["name"],
+        connection["protocol"],
+        connection["peer"],
+        ", ".join(doors),
+        tables.count(connection["held"]),
+        tables.duration(connection["connected_seconds"]),
+        "slow: does not read what it is sent" if connection["blocked"] else "",
+    ]
+
+
+def _reader(reader: Answer) -> list[str]:
+    return [
+        reader["name"],
+        reader["view"],
+        tables.count(reader["position"]),
+        tables.count(reader["lag"]),
+        tables.duration(reader["lease_seconds_left"]),
+        "so far behind that not all is held for it" if reader["capped"] else "",
+    ]

@@ -1,0 +1,233 @@
+"""The HTTP client for threads: send with a receipt, look at queues and messages.
+
+One connection, kept open and used by one call at a time; any thread may call. It is made again when it was
+lost, with back-off, as by the other clients. One that the broker has closed while nobody used it is found
+out before anything is written. What breaks later leaves a send without a key in doubt, which is told; what
+is safe to repeat (`http_core.py`) is repeated once.
+"""
+
+import http.client
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self, Unpack
+
+from penstock.client.errors import ConnectionLost, reason_of
+from penstock.client.http_core import (
+    Answer,
+    BatchReceipt,
+    HttpCore,
+    PeekedMessage,
+    QueueDetails,
+    QueueInfo,
+    Receipt,
+    Request,
+    answer_of,
+    details_of,
+    lost,
+    message_of,
+    queue_of,
+    receipt_of,
+    receipt_of_batch,
+    timed_out,
+)
+from penstock.client.link import log
+from penstock.client.options import ClientOptions, Options, tls_context
+from penstock.client.plan import Plan
+from penstock.client.url import Target, parse_url
+from penstock.client.wire import CLOSED_BY_BROKER, HANGUP, open_socket
+from penstock.server.address import Address, UnixAddress
+
+
+class HttpClient:
+    """A client of the HTTP API. A context manager: leaving it closes it."""
+
+    def __init__(self, url: str, **options: Unpack[ClientOptions]) -> None:
+        chosen = Options.of(**options)
+        self._core = HttpCore(chosen)
+        self._line = HttpLine(parse_url(url, "http"), chosen)
+        self._line.open()
+
+    def send(
+        self,
+        queue: str,
+        body: bytes,
+        *,
+        ttl: int | None = None,
+        retries: int | None = None,
+        key: str | None = None,
+    ) -> Receipt:
+        """Send a message; when this returns, it is stored.
+
+        It lives `ttl` seconds and is delivered at most 1 + `retries` times. The same `key` for the same
+        message stores it once, however often it is sent.
+        """
+        return receipt_of(self._line.ask(self._core.send(queue, body, ttl, retries, key)))
+
+    def send_many(
+        self,
+        queue: str,
+        bodies: Iterable[bytes],
+        *,
+        ttl: int | None = None,
+        retries: int | None = None,
+        key: str | None = None,
+    ) -> list[BatchReceipt]:
+        """Send messages in batches, each of which is stored as a whole or not at all; their receipts.
+
+        With a `key` the call can be repeated as a whole: what is stored already is not stored again.
+        """
+        requests = self._core.batches(queue, bodies, ttl, retries, key)
+        return [receipt_of_batch(self._line.ask(request)) for request in requests]
+
+    def peek(
+        self, queue: str, from_offset: int | None = None, limit: int = 100, state: str | None = None
+    ) -> list[PeekedMessage]:
+        """Look at messages without taking them, from an offset on (None: the first that is kept).
+
+        `state` shows only those that are ready, held, dead or gone.
+        """
+        messages: list[PeekedMessage] = []
+        while True:
+            page = self._line.ask(self._core.peek(queue, from_offset, limit - len(messages), state))
+            messages += map(message_of, page["messages"])
+            from_offset = page["next"]
+            if from_offset is None or len(messages) >= limit:
+                return messages
+
+    def queues(self) -> list[QueueInfo]:
+        """Every queue, by name."""
+        queues: list[QueueInfo] = []
+        after: str | None = None
+        while True:
+            page = self._line.ask(self._core.queues(after))
+            queues += map(queue_of, page["queues"])
+            after = page["next"]
+            if after is None:
+                return queues
+
+    def queue(self, name: str) -> QueueDetails:
+        """One queue, with its settings. Refused (`queue-not-found`) where there is none."""
+        return details_of(self._line.ask(self._core.queue(name)))
+
+    def close(self) -> None:
+        """End, when a call that is under way has its answer. Nothing is left in doubt by it."""
+        self._line.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class HttpLine:
+    """The connection of a client. See the module's docstring."""
+
+    def __init__(self, target: Target, options: Options) -> None:
+        self._options = options
+        self._context = tls_context(target, options)
+        self._plan = Plan(target, options)
+        self._connection: http.client.HTTPConnection | None = None
+        self._hangup = select.poll()
+        self._lock = threading.Lock()  # the connection; held for as long as a call takes
+        self._closed = threading.Event()
+
+    def open(self) -> None:
+        """Connect, so that a wrong address is told at once."""
+        with self._lock:
+            self._present(patient=False)
+
+    def close(self) -> None:
+        self._closed.set()
+        with self._lock:
+            self._drop("")
+
+    def ask(self, request: Request) -> Answer:
+        """What the broker answers; Refused where that is no."""
+        with self._lock:
+            status, media, body = self._exchange(request)
+        return answer_of(request, status, media, body)
+
+    def _exchange(self, request: Request) -> tuple[int, str, bytes]:
+        tries_left = 2 if request.repeatable else 1
+        while True:
+            connection = self._present()
+            try:
+                self._write(connection, request)
+                response = connection.getresponse()
+                body = response.read()
+            except TimeoutError:
+                self._drop("no answer in time")
+                raise timed_out(self._name, request, self._options.operation_seconds) from None
+            except (OSError, http.client.HTTPException) as error:
+                gone = isinstance(error, http.client.RemoteDisconnected)
+                why = CLOSED_BY_BROKER if gone else reason_of(error)
+                self._drop(why)
+                tries_left -= 1
+                if not tries_left:
+                    raise lost(self._name, request, why) from None
+            except BaseException:
+                # An answer that came now would be taken for that of the next call.
+                self._drop("")
+                raise
+            else:
+                if response.will_close:
+                    self._plan.ended()
+                return response.status, response.headers.get("Content-Type", ""), body
+
+    def _write(self, connection: http.client.HTTPConnection, request: Request) -> None:
+        try:
+            connection.request(request.method, request.target, request.body, dict(request.headers))
+        except (BrokenPipeError, ConnectionResetError):
+            # A broker that does not want the body has said why before it closed.
+            if connection.sock is None:
+                raise
+
+    # --- the connection ----------------------------------------------------------------------------
+
+    @property
+    def _name(self) -> str:
+        return str(self._plan.target)
+
+    def _present(self, *, patient: bool = True) -> http.client.HTTPConnection:
+        connection = self._connection
+        if connection is not None and connection.sock is not None and not self._hangup.poll(0):
+            return connection
+        self._drop("")  # the usual end of a connection that nobody has used for a while
+        search = self._plan.search(time.monotonic(), patient=patient)
+        while True:
+            if self._closed.wait(search.pause):
+                raise ConnectionLost(f"{self._name}: this client is closed; make another one")
+            address = search.address
+            try:
+                sock = open_socket(address, self._context, self._options.connect_seconds)
+            except OSError as error:
+                search.failed(address, error, time.monotonic())
+                continue
+            self._plan.connected(time.monotonic())
+            return self._begin(address, sock)
+
+    def _begin(self, address: Address, sock: socket.socket) -> http.client.HTTPConnection:
+        sock.settimeout(self._options.operation_seconds)
+        host, port = ("localhost", None) if isinstance(address, UnixAddress) else (address.host, address.port)
+        connection = http.client.HTTPConnection(host, port)
+        connection.auto_open = 0  # connections are made here only
+        connection.sock = sock
+        self._hangup = select.poll()
+        self._hangup.register(sock, HANGUP)
+        self._connection = connection
+        return connection
+
+    def _drop(self, why: str) -> None:
+        if self._connection is None:
+            return
+        self._connection.close()
+        self._connection = None
+        if why:
+            log.warning("%s: connection lost: %s", self._name, why)

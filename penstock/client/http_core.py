@@ -1,0 +1,374 @@
+"""The core of the HTTP client: what to ask, and what an answer says. No IO, no clock.
+
+A `Request` is one request of the API, with what must be known about it when its answer does not come:
+whether it may be asked again, and which messages are in doubt.
+
+Rules that always hold:
+  * Only what is safe to repeat is repeated: a look, and a send with a key. A send without a key is not given
+    one in secret: the broker remembers the last 10,000 keys, of everybody, and keys that no one asked for
+    would push out those that somebody relies on.
+  * The messages of `send_many` are cut into batches in the same way every time, and the key of a batch is
+    made of the caller's key and the number of the batch. So the whole call can be repeated, whatever of it
+    was stored before.
+
+How it fails: `NotSupported`, with nothing sent; `Refused`, with the broker's own words.
+"""
+
+import json
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlencode
+
+from penstock.broker.batch import RETRIES_ENDLESS
+from penstock.broker.policy import QueueNameError, check_queue_name, door_of
+from penstock.client.core import as_bytes
+from penstock.client.errors import ConnectionLost, NotSupported, Refused, TimedOut
+from penstock.client.options import Options
+
+BATCH_MESSAGES: Final = 10_000
+BATCH_BYTES: Final = 1 << 20
+"""Of payload. So much is one block of the broker's log, by default."""
+
+PAGE_QUEUES: Final = 10_000
+PAGE_MESSAGES: Final = 1000
+KEY_CHARACTERS_MAX: Final = 200
+TTL_SECONDS_MAX: Final = 10**12
+
+_NDJSON: Final = "application/x-ndjson"
+_BYTES: Final = "application/octet-stream"
+_JSON: Final = "application/json"
+_PROBLEM: Final = "application/problem+json"
+_URN: Final = "urn:penstock:"
+_STATES: Final = ("ready", "held", "dead", "gone")
+
+Answer = Mapping[str, Any]  # what the JSON of an answer says
+T = TypeVar("T")
+
+
+# --- What comes out --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """One message is stored."""
+
+    offset: int
+    id: str
+    repeated: bool  # and was before: the key had been used
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReceipt:
+    """The messages of one batch are stored: offsets from `offset_start` to `offset_end`, exclusive."""
+
+    count: int
+    offset_start: int
+    offset_end: int
+    id_first: str
+    repeated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PeekedMessage:
+    """A message that was looked at, and is where it was."""
+
+    offset: int
+    id: str
+    state: str  # ready, held, dead or gone
+    time: datetime  # when it was accepted
+    ttl: int | None  # seconds left
+    expires: datetime | None
+    retries: int | None  # left
+    attempts: int
+    reason: str | None  # of its death
+    consumer: str | None  # who holds it
+    protocol: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class QueueInfo:
+    """A queue as it is now."""
+
+    name: str
+    ready: int
+    held: int
+    dead: int
+    offset_start: int
+    offset_end: int
+    event_start: int
+    event_end: int
+    bytes: int
+    consumers: int
+    rate_in: float
+    rate_out: float
+    oldest_seconds: float | None
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDetails(QueueInfo):
+    """The same, with why its dead letters died, and the settings that it goes by."""
+
+    dead_reasons: Mapping[str, int] = field(default_factory=dict)
+    policy: Mapping[str, Any] = field(default_factory=dict)
+
+
+# --- What goes out ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request, ready to be written."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes | None = None
+    repeatable: bool = True
+    first: int = 0  # of the messages in it: which one of its call it is
+    count: int = 0  # how many there are in it
+
+
+class HttpCore:
+    """See the module's docstring."""
+
+    def __init__(self, options: Options) -> None:
+        self._payload_bytes_max = options.payload_bytes_max
+        self._headers = {"Accept": f"{_JSON}, {_PROBLEM}"}
+        if options.token is not None:
+            self._headers["Authorization"] = f"Bearer {options.token}"
+
+    def send(
+        self, queue: str, body: bytes, ttl: int | None, retries: int | None, key: str | None, first: int = 0
+    ) -> Request:
+        """One message, as it is."""
+        _check(queue, ttl, retries, key)
+        query = {"ttl": ttl, "retries": retries}
+        message = self._checked(queue, body)
+        return self._post(_path(queue, "messages", **query), _BYTES, message, key, first, 1)
+
+    def batches(
+        self, queue: str, bodies: Iterable[bytes], ttl: int | None, retries: int | None, key: str | None
+    ) -> Iterator[Request]:
+        """Any number of messages, in requests of bounded size. `receipt_of_batch` reads their answers."""
+        _check(queue, ttl, retries, key)
+        more = "".join(
+            f',"{name}":{value}' for name, value in (("ttl", ttl), ("retries", retries)) if value is not None
+        )
+        first = 0
+        for number, batch in enumerate(_batches(self._checked(queue, body) for body in bodies)):
+            its_key = None if key is None else _check_key(f"{key}/{number}")
+            if len(batch) == 1:
+                # As it is: in a line of JSON a large message could be larger than what the broker takes.
+                yield self.send(queue, batch[0], ttl, retries, its_key, first)
+            else:
+                lines = "".join(f"{{{_value(message)}{more}}}\n" for message in batch).encode()
+                yield self._post(_path(queue, "batch"), _NDJSON, lines, its_key, first, len(batch))
+            first += len(batch)
+
+    def queues(self, after: str | None) -> Request:
+        """A page of the list of queues."""
+        query = {"limit": PAGE_QUEUES, "after": after}
+        return self._get(f"/v1/queues?{_query(query)}")
+
+    def queue(self, name: str) -> Request:
+        _check_look(name)
+        return self._get(_path(name))
+
+    def peek(self, queue: str, from_offset: int | None, limit: int, state: str | None) -> Request:
+        """A page of messages, at most `limit` of them."""
+        _check_look(queue)
+        if state is not None and state not in _STATES:
+            raise NotSupported(f"queue {queue!r}: there is no state {state!r}; use {', '.join(_STATES)}")
+        if limit < 1:
+            raise NotSupported(f"queue {queue!r}: limit is {limit}: use at least 1")
+        query = {"from": from_offset, "limit": min(limit, PAGE_MESSAGES), "state": state}
+        return self._get(_path(queue, "messages", **query))
+
+    def _get(self, target: str) -> Request:
+        return Request("GET", target, self._headers)
+
+    def _post(self, target: str, media: str, body: bytes, key: str | None, first: int, count: int) -> Request:
+        headers = {**self._headers, "Content-Type": media}
+        if key is not None:
+            headers["Idempotency-Key"] = key
+        return Request("POST", target, headers, body, key is not None, first, count)
+
+    def _checked(self, queue: str, body: bytes) -> bytes:
+        message = as_bytes(body)
+        if len(message) > self._payload_bytes_max:
+            raise NotSupported(
+                f"queue {queue!r}: a message of {len(message)} bytes; payload_bytes_max of this client is "
+                f"{self._payload_bytes_max}"
+            )
+        return message
+
+
+def _path(queue: str, *words: str, **query: object) -> str:
+    path = "/".join(("/v1/queues", quote(queue, safe=""), *words))
+    text = _query(query)
+    return f"{path}?{text}" if text else path
+
+
+def _query(query: Mapping[str, object]) -> str:
+    return urlencode({name: value for name, value in query.items() if value is not None})
+
+
+def _check_look(queue: str) -> None:
+    name, dead = door_of(queue)
+    if dead:
+        raise NotSupported(
+            f"{queue!r} is the door to the dead letters of {name!r}; look at them with "
+            f"peek({name!r}, state='dead')"
+        )
+    _check_name(queue)
+
+
+def _check_name(queue: str) -> None:
+    try:
+        check_queue_name(queue)
+    except QueueNameError as error:
+        raise NotSupported(str(error)) from None
+
+
+def _check(queue: str, ttl: int | None, retries: int | None, key: str | None) -> None:
+    _check_name(queue)
+    if ttl is not None and not 1 <= ttl <= TTL_SECONDS_MAX:
+        raise NotSupported(f"queue {queue!r}: ttl is {ttl}: use whole seconds from 1 to {TTL_SECONDS_MAX}")
+    if retries is not None and not 0 <= retries <= RETRIES_ENDLESS:
+        raise NotSupported(f"queue {queue!r}: retries is {retries}: use 0 to {RETRIES_ENDLESS}")
+    if key is not None:
+        _check_key(key)
+
+
+def _check_key(key: str) -> str:
+    if len(key) > KEY_CHARACTERS_MAX or not re.fullmatch("[!-~]([ -~]*[!-~])?", key):
+        raise NotSupported(
+            f"key {key!r}: use 1 to {KEY_CHARACTERS_MAX} printable ASCII characters, no space at the ends; "
+            "in send_many the number of the batch is put behind it"
+        )
+    return key
+
+
+def _batches(messages: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Messages in lists of bounded size, in order; one that is larger is alone."""
+    batch: list[bytes] = []
+    size = 0
+    for message in messages:
+        if batch and (size + len(message) > BATCH_BYTES or len(batch) == BATCH_MESSAGES):
+            yield batch
+            batch, size = [], 0
+        batch.append(message)
+        size += len(message)
+    if batch:
+        yield batch
+
+
+_text_in_json = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def _value(message: bytes) -> str:
+    """A message as a member of a JSON object: as text where it is some, because that is shorter."""
+    try:
+        return f'"value":{_text_in_json(message.decode())}'
+    except UnicodeDecodeError:
+        return f'"value_base64":"{b64encode(message).decode()}"'
+
+
+# --- Answers ---------------------------------------------------------------------------------------
+
+
+def answer_of(request: Request, status: int, media: str, body: bytes) -> Answer:
+    """What an answer says; Refused where that is no."""
+    kind = media.partition(";")[0].strip().lower()
+    said: object = None
+    if kind in (_JSON, _PROBLEM):
+        try:
+            said = json.loads(body)
+        except ValueError:
+            said = None
+    if isinstance(said, dict) and status == 200 and kind == _JSON:
+        return said
+    name, detail = (
+        "",
+        f"status {status} and {kind or 'nothing'}: this is no answer of a broker; is the URL right?",
+    )
+    if isinstance(said, dict) and kind == _PROBLEM:
+        name, detail = (
+            str(said.get("type", "")).removeprefix(_URN),
+            str(said.get("detail", f"status {status}")),
+        )
+    raise Refused(status, name, detail, stored=request.first)
+
+
+def receipt_of(answer: Answer) -> Receipt:
+    return _made(Receipt, answer)
+
+
+def receipt_of_batch(answer: Answer) -> BatchReceipt:
+    """The receipt of a batch, also of one that went as a single message."""
+    if "offset" not in answer:
+        return _made(BatchReceipt, answer)
+    one = receipt_of(answer)
+    return BatchReceipt(1, one.offset, one.offset + 1, one.id, one.repeated)
+
+
+def message_of(answer: Answer) -> PeekedMessage:
+    times = {name: _time(answer[name]) for name in ("time", "expires")}
+    return _made(PeekedMessage, {**answer, **times, "value": b64decode(answer["value_base64"])})
+
+
+def queue_of(answer: Answer) -> QueueInfo:
+    return _made(QueueInfo, answer)
+
+
+def details_of(answer: Answer) -> QueueDetails:
+    return _made(QueueDetails, answer)
+
+
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def _made(kind: type[T], answer: Answer) -> T:
+    """An object of the fields that it knows; a newer broker may say more."""
+    known = [it.name for it in fields(kind)]  # type: ignore[arg-type]  # every kind here is a dataclass
+    return kind(**{name: answer[name] for name in known})
+
+
+# --- Without an answer -----------------------------------------------------------------------------
+
+
+def lost(name: str, request: Request, why: str) -> ConnectionLost:
+    """The error of a request whose connection broke before it was answered."""
+    return ConnectionLost(
+        f"{name}: the connection was lost ({why}){_doubt(request)}",
+        in_doubt=request.count,
+        positions=range(request.first, request.first + request.count),
+    )
+
+
+def timed_out(name: str, request: Request, seconds: float) -> TimedOut:
+    """The error of a request that was not answered in time."""
+    return TimedOut(
+        f"{name}: no answer within {seconds:g} s{_doubt(request)}",
+        in_doubt=request.count,
+        positions=range(request.first, request.first + request.count),
+    )
+
+
+def _doubt(request: Request) -> str:
+    if not request.count:
+        return "; ask again"
+    before = f"; the first {request.first} messages of this call are stored" if request.first else ""
+    what = "the message was" if request.count == 1 else f"{request.count} messages were"
+    safe = (
+        "the same call again, with the same key, is safe" if request.repeatable else "a key makes that safe"
+    )
+    again = "" if request.repeatable else ", and sending again may store twice"
+    return f"{before}; it is not known whether {what} stored{again}; {safe}"
