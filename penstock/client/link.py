@@ -29,6 +29,8 @@ from penstock.client.url import Target
 from penstock.client.wire import CLOSED_BY_BROKER, Wire, dial
 from penstock.protocols.errors import PeerViolation
 
+INTERRUPTED = "interrupted"
+
 log = logging.getLogger("penstock.client")
 
 T = TypeVar("T")
@@ -99,7 +101,7 @@ class Link:
             wire.write(data, self._options.operation_seconds)
         except BaseException as error:
             # Also one who was interrupted may be in the middle of a message, which nothing can follow.
-            self._drop(wire, reason_of(error) if isinstance(error, OSError) else "interrupted")
+            self._drop(wire, reason_of(error) if isinstance(error, OSError) else INTERRUPTED)
             raise
 
     def flush(self) -> None:
@@ -202,7 +204,7 @@ class Link:
                 return
             self._wire = None
             self._core.lost(why)
-        if why:
+        if why and why != INTERRUPTED:  # Who interrupts us knows it.
             log.warning("%s: connection lost: %s", self._name, why)
 
     def _connect(self, *, patient: bool = True) -> Wire:
