@@ -56,3 +56,35 @@ apt_get() {
     shift
     as_root env DEBIAN_FRONTEND=noninteractive apt-get -y -o APT::Install-Recommends=false "$verb" "$@"
 }
+
+# java_major: the version of the Java that Spark would use, 17 as in "17.0.2"; nothing where there is none.
+java_major() {
+    local java=java
+    if [ -n "${JAVA_HOME:-}" ]; then
+        java=$JAVA_HOME/bin/java
+    fi
+    # Java 8 and older call themselves 1.8 and the like: 1 is old enough.
+    "$java" -version 2>&1 | sed -n 's/^[a-z]* version "\([0-9]*\).*/\1/p' | head -n 1 || true
+}
+
+# java_new_enough: whether Spark runs with it.
+java_new_enough() { [ "$(java_major)" ] && [ "$(java_major)" -ge 17 ]; }
+
+# java_install: 0 when Spark has its Java, 1 when that is not possible here (the reason is printed).
+java_install() {
+    local package
+    if java_new_enough; then
+        return 0
+    fi
+    if [ -n "${JAVA_HOME:-}" ]; then
+        say "JAVA_HOME is $JAVA_HOME, and there is no Java 17 or newer in it"
+        return 1
+    fi
+    # The default is newer than 17 on newer systems, and older on older ones.
+    for package in default-jre-headless openjdk-17-jre-headless; do
+        if apt_install "$package" && java_new_enough; then
+            return 0
+        fi
+    done
+    return 1
+}

@@ -1,10 +1,16 @@
-"""Helpers of the tests make assertions too; when one fails, pytest shows the values in it."""
+"""What holds for every test: helpers show their values when they fail, and files run side by side.
+
+Tests are handed to processes by file, so that what the tests of a file share (a broker, say) is made once.
+All that use Spark go to one process, first: starting it costs more than most files do.
+"""
 
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
+SPARK = ("spark", "pipeline", "report")
+"""Folders whose tests share one Spark session."""
 
 
 def helpers() -> list[str]:
@@ -17,3 +23,12 @@ def helpers() -> list[str]:
 
 
 pytest.register_assert_rewrite(*helpers())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folder = item.path.relative_to(HERE).parts[0]
+        group = "spark" if folder in SPARK else str(item.path.relative_to(HERE))
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: item.path.relative_to(HERE).parts[0] not in SPARK)
