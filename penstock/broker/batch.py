@@ -14,6 +14,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from penstock.broker.life import Reason
+
 RETRIES_NONE = -1
 """In a retries column: this message came without a retry counter."""
 
@@ -30,7 +32,10 @@ class Batch:
     ttl_seconds: "array[int] | None" = None  # typecode "q"; 0: no TTL
     retries: "array[int] | None" = None  # typecode "h"; RETRIES_NONE: no counter
     reply: "Sequence[bytes] | None" = None  # reply addresses; all messages of the batch have one, or none has
-    protocol: str = ""  # the door it came through: "sspq", "phpmq", "rq", "http", "spark"
+    protocol: str = ""  # the door it came through: "sspq", "phpmq", "rq", "http", "spark", "pipeline"
+    dead: Reason = (
+        Reason.NONE
+    )  # they are dead letters from the beginning, for this reason; in `transact` only
 
     def __len__(self) -> int:
         return len(self.bounds) - 1

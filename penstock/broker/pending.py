@@ -208,13 +208,14 @@ class Pending:
 
     __slots__ = (
         "_deaths",
-        "_held_count",
         "_places_given",
+        "_released",
         "dead",
         "held",
         "notes",
         "ready",
         "tail",
+        "taken",
         "waiting",
     )
 
@@ -223,7 +224,8 @@ class Pending:
         self.ready: RangeMap[None] = RangeMap()
         self.waiting = Line()
         self.held: dict[str, RangeMap[Hold]] = {}  # by consumer; none is empty
-        self._held_count = 0  # of living messages
+        self.taken = 0  # messages that were ever handed to a consumer, living ones and dead letters
+        self._released = 0  # of these, how many were taken from it again
         self.dead = DeadLine()
         self._deaths: dict[int, int] = {}  # dead letters by reason, those that somebody holds included
         self.notes: RangeMap[Note] = RangeMap()
@@ -237,7 +239,8 @@ class Pending:
 
     def held_counts(self) -> tuple[int, int]:
         """How many messages someone holds: living ones, dead letters."""
-        return self._held_count, sum(self._deaths.values()) - self.dead.places.total
+        dead = sum(self._deaths.values()) - self.dead.places.total
+        return self.taken - self._released - dead, dead
 
     def deaths(self) -> dict[Reason, int]:
         """Dead letters by reason, those that somebody holds included."""
@@ -340,9 +343,8 @@ class Pending:
         return run
 
     def hold(self, first: int, end: int, hold: Hold) -> None:
-        if not hold.dead:
-            self._held_count += end - first
-        elif hold.place is not None:
+        self.taken += end - first
+        if hold.dead and hold.place is not None:
             self._died(hold.place.reason, end - first)
         holds = self.held.get(hold.consumer)
         if holds is None:
@@ -374,9 +376,8 @@ class Pending:
         if not holds:
             del self.held[consumer]
         for a, b, hold in mine:
-            if not hold.dead:
-                self._held_count -= b - a
-            elif hold.place is not None:
+            self._released += b - a
+            if hold.dead and hold.place is not None:
                 self._died(hold.place.reason, a - b)
         return mine
 

@@ -324,5 +324,10 @@ def after_expiry(policy: QueuePolicy) -> tuple[Event, Reason]:
     return (Event.DEAD if keep else Event.EXPIRED), Reason.EXPIRED
 
 
+def at_birth(policy: QueuePolicy, reason: Reason) -> tuple[Event, Reason]:
+    """A ready message that was sent as a dead letter, before anybody can have it."""
+    return (Event.DEAD if policy.dead_letters else Event.WITHDRAWN), reason
+
+
 def _end(policy: QueuePolicy) -> Event:
     return Event.DEAD if policy.dead_letters else Event.REJECTED

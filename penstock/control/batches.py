@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Sequence
 
 from penstock.broker.batch import Batch
+from penstock.broker.life import Reason
 from penstock.control.frames import Buffer, Fields, FrameError
 
 
@@ -25,6 +26,8 @@ def pack_batch(batch: Batch) -> tuple[Fields, list[Buffer]]:
         if column is not None:
             fields[name] = True
             buffers.append(column.tobytes())
+    if batch.dead:
+        fields["dead"] = batch.dead.label
     return fields, buffers
 
 
@@ -42,7 +45,8 @@ def unpack_batch(fields: Fields, body: memoryview, at: int) -> tuple[Batch, int]
         ttl, at = _column("q", count, body, at)
     if fields.get("retries"):
         retries, at = _column("h", count, body, at)
-    return Batch(payload, bounds, ttl, retries, None, fields["protocol"]), at
+    dead = Reason.of(fields.get("dead", ""))
+    return Batch(payload, bounds, ttl, retries, None, fields["protocol"], dead), at
 
 
 def pack_batches(batches: Sequence[Batch]) -> tuple[list[Fields], list[Buffer]]:

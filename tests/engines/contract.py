@@ -14,7 +14,7 @@ tests of its own.
 import pytest
 
 from tests.engines.contract_accept import Accepting, Steps, Transactions
-from tests.engines.contract_deadletters import DeadLetters, Redriving, Removing
+from tests.engines.contract_deadletters import DeadLetters, Redriving, Removing, SentDead
 from tests.engines.contract_delivery import GivingBack, Order, Settling, Taking
 from tests.engines.contract_log import Describing, Events, ReadersAndPolicies, Reading
 from tests.engines.contract_looking import Changes, Counting, States, TheEngine
@@ -34,6 +34,7 @@ class EngineContract(
     GivingBack,
     Order,
     DeadLetters,
+    SentDead,
     Redriving,
     Removing,
     Expiry,

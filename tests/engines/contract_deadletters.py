@@ -157,6 +157,85 @@ class DeadLetters:
         assert payloads(rig.take("orders", dead=True)) == [*rest, b"retries"]
 
 
+class SentDead:
+    """A transaction can bring dead letters: in their queue at once, and in nobody's hands before."""
+
+    def test_they_are_dead_from_the_beginning(self, rig: Rig) -> None:
+        rig.open()
+        rig.send("orders", [b"before"])
+        done = rig.transact("key", ("orders", ABC), ("mails", [b"m"]), dead=["orders"])
+        assert [(s.queue, s.end - s.first) for s in done.stored] == [("orders", 3), ("mails", 1)]
+        rig.has("orders", ready=1, dead=3)
+        rig.has("mails", ready=1)
+        assert rig.engine.deaths("orders") == {Reason.BAD_RECORD: 3}
+        assert payloads(rig.take("orders")) == [b"before"]
+        assert payloads(rig.take("orders", dead=True)) == ABC
+
+    def test_both_arrows_are_recorded_and_counted(self, rig: Rig) -> None:
+        engine = rig.open()
+        done = rig.transact("key", ("orders", ABC), dead=["orders"])
+        first = done.stored[0].first
+        told = [(t.offset - first, t.event, t.reason, t.attempt) for t in rig.events("orders")]
+        assert told == [
+            *((i, Event.ACCEPTED, Reason.NONE, 0) for i in range(3)),
+            *((i, Event.DEAD, Reason.BAD_RECORD, 0) for i in range(3)),
+        ]
+        counts = engine.counts("orders")
+        assert (counts[Event.ACCEPTED, Reason.NONE], counts[Event.DEAD, Reason.BAD_RECORD]) == (3, 3)
+
+    def test_the_log_has_them_as_it_has_any_message(self, rig: Rig) -> None:
+        rig.open()
+        rig.transact("key", ("orders", ABC), dead=["orders"])
+        assert payloads(rig.read("orders")) == ABC
+
+    @pytest.mark.parametrize("how", ["reopen", "crash"])
+    def test_after_a_restart_they_are_dead_once(self, rig: Rig, how: str) -> None:
+        rig.open()
+        rig.transact("key", ("orders", ABC), ("orders", [b"d"]), dead=["orders"])
+        rig.restart(how)
+        rig.has("orders", dead=4)
+        assert rig.transact("key", ("orders", ABC), dead=["orders"]).repeated is True
+        rig.has("orders", dead=4)
+
+    def test_redriven_they_are_messages(self, rig: Rig) -> None:
+        engine = rig.open()
+        rig.transact("key", ("orders", ABC), dead=["orders"])
+        assert count_of(engine.redrive("orders", rig.now_us, reason=Reason.BAD_RECORD, limit=2)) == 2
+        assert payloads(rig.take("orders")) == [b"a", b"b"]
+        rig.has("orders", held=2, dead=1)
+
+    def test_they_do_not_expire(self, rig: Rig) -> None:
+        engine = rig.open()
+        batch = Batch.of(ABC, ttl_seconds=[1] * 3)
+        batch.dead = Reason.BAD_RECORD
+        engine.transact("key", [("orders", batch)], rig.now_us)
+        rig.turn()
+        rig.later(seconds=5)
+        assert engine.expire(rig.now_us) == []
+        rig.has("orders", dead=3)
+
+    def test_a_full_queue_takes_them(self, rig: Rig) -> None:
+        rig.open({"orders": {"max-bytes": 2}})
+        rig.send("orders", [b"xx"])
+        rig.transact("key", ("orders", ABC), dead=["orders"])
+        rig.has("orders", ready=1, dead=3)
+
+    def test_where_dead_letters_are_switched_off_they_are_gone(self, rig: Rig) -> None:
+        rig.open({"orders": {"dead-letters": "off"}})
+        rig.transact("key", ("orders", ABC), dead=["orders"])
+        rig.has("orders")
+        ends = [(t.event, t.reason) for t in rig.events("orders")][3:]
+        assert ends == [(Event.WITHDRAWN, Reason.BAD_RECORD)] * 3
+
+    def test_only_a_transaction_brings_them(self, rig: Rig) -> None:
+        engine = rig.open()
+        batch = Batch.of(ABC)
+        batch.dead = Reason.BAD_RECORD
+        with pytest.raises(EngineRefused, match="in a transaction"):
+            engine.append("orders", batch, rig.now_us)
+        assert engine.queues() == []
+
+
 class Redriving:
     """redrive: a dead letter back behind the tail, with a new life and its old id."""
 

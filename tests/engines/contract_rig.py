@@ -217,10 +217,17 @@ class Rig:
         return came, receipt
 
     def transact(
-        self, key: str, *parts: tuple[str, list[bytes]], step: Step | None = None
+        self,
+        key: str,
+        *parts: tuple[str, list[bytes]],
+        step: Step | None = None,
+        dead: Sequence[str] = (),
     ) -> TransactionDone:
+        """All of it, and wait for the receipt. What is for the queues `dead` is dead at once."""
         came: list[TransactionDone | EngineError] = []
         batches = [(queue, Batch.of(messages)) for queue, messages in parts]
+        for queue, batch in batches:
+            batch.dead = Reason.BAD_RECORD if queue in dead else Reason.NONE
         self.engine.transact(key, batches, self.now_us, came.append, step=step)
         self.engine.flush(self.now_us)
         assert self.drive(lambda: bool(came)), f"no receipt for {key}"

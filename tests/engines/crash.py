@@ -15,7 +15,8 @@ What must hold after every end, as `crash_model.py` knows it:
   * invented 0: nothing is there that was never sent, and nothing in another place.
   * What is left is a prefix of what happened, over all queues, and everything in it is exactly as it
     was: order of delivery, order and reasons of dead letters, attempts, retries, expiry, counts.
-  * A transaction is there with all its parts or with none, and once for each key.
+  * A transaction is there with all its parts or with none, and once for each key. Dead letters that it
+    brings are dead from the beginning.
   * No id ever names two payloads, not even one whose message was delivered and then lost.
   * A crash is no damage: nothing is reported.
 """

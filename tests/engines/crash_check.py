@@ -176,6 +176,10 @@ class Checker:
             )
             if whole == {None}:
                 lost.append(transaction)
+                continue
+            for (name, first, end), (_, batch) in zip(transaction.ranges, transaction.parts, strict=True):
+                born = [len(m.lives) > 1 for m in model.queues[name].messages[first:end]]
+                assert not batch.dead or all(born), f"{transaction}: its dead letters are there, and alive"
         model.transactions = [it for it in model.transactions if it not in lost]
         return lost
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from penstock.broker.batch import Batch
 from penstock.broker.life import Reason
-from penstock.broker.policy import Policies
+from penstock.broker.policy import Policies, at_birth
 from penstock.broker.words import Outcome, Ranges, Where
 from penstock.engines.interface import (
     DiskFull,
@@ -132,6 +132,8 @@ class Steps:
         alone = rng.choice((f"key-{self.sent}", f"key-{self.sent}", ""))  # without a key: not remembered
         key, step = self.next_step() if rng.random() < 0.4 else (alone, None)
         parts = [(rng.choice(list(model.queues)), self.batch()) for _ in range(rng.randint(1, 4))]
+        for _, batch in parts:
+            batch.dead = rng.choice((Reason.NONE, Reason.NONE, Reason.BAD_RECORD))
         sizes = {name: len(queue.messages) for name, queue in model.queues.items()}
         ranges = [(name, *model.accept(model.queues[name], batch)) for name, batch in parts]
         turn = model.turn
@@ -154,6 +156,10 @@ class Steps:
                 del model.queues[name].messages[size:]
             self.refused(error)
         else:
+            for (name, first, end), (_, batch) in zip(ranges, parts, strict=True):
+                if batch.dead:
+                    event, reason = at_birth(POLICIES.for_queue(name), batch.dead)
+                    model.happen(model.queues[name], [Fate(first, end, event, reason)])
             model.transactions.append(Transaction(key, parts, ranges, step))
             if rng.random() < 0.2:
                 # The moment that matters for a transaction: the power fails while it is written.

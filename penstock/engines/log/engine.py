@@ -166,7 +166,7 @@ class LogEngine:
             )
         for queue in state.queues.values():
             queue.synced_offset = queue.tail_opened = queue.pending.tail
-            queue.synced_event = queue.next_event
+            queue.synced_event = queue.event_opened = queue.next_event
             if queue.asking:
                 # Whoever asked was connected to the broker that is gone.
                 queue.withdraw([(first, end) for first, end, _ in queue.asking], Reason.REQUESTER_GONE)

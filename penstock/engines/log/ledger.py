@@ -54,6 +54,7 @@ class Ledger:
         "_expires",
         "_first",
         "_length",
+        "_more_than_acks",
         "_moved",
         "_names",
         "_reason",
@@ -77,6 +78,7 @@ class Ledger:
         self._retries = array("h")
         self._attempts = array("i")
         self._moved = False
+        self._more_than_acks = False
         self.event_count = 0
         self.lowest = 0
 
@@ -122,6 +124,8 @@ class Ledger:
             return
         if not rows or first < self.lowest:
             self.lowest = first
+        if event is not Event.ACKED:
+            self._more_than_acks = True
         rows.append(first)
         self._length.append(end - first)
         self._dispatched.append(dispatched_us)
@@ -144,10 +148,16 @@ class Ledger:
             self._attempts.append(note.attempts if note is not None else 0)
 
     def count(self, totals: dict[int, int]) -> None:
-        """Add its events to `totals`, which are by event (times 256) and reason."""
+        """Add its events to `totals`, which are by event (times 256) and reason; all but acks.
+
+        Those are most of what happens, and are known from the number of events.
+        """
+        if not self._more_than_acks:
+            return
         for event, reason, length in zip(self._event, self._reason, self._length, strict=True):
-            key = event << 8 | reason
-            totals[key] = totals.get(key, 0) + length
+            if event != Event.ACKED:
+                key = event << 8 | reason
+                totals[key] = totals.get(key, 0) + length
 
     def parts(self) -> list[Buffer]:
         """The body of the block."""

@@ -61,8 +61,8 @@ class LogQueue:
         self._last_hold: Hold | None = None
         self.pending = Pending()
         self.tail_opened = 0  # the first offset of this opening
-        self.delivered = 0  # messages handed out in this opening
-        self.recorded: dict[int, int] = {}  # events in this opening's settlement blocks, see Ledger.count
+        self.event_opened = 0  # and its first event
+        self.recorded: dict[int, int] = {}  # this opening's settlements that were no acks, see Ledger.count
         self.asking: RangeMap[None] = RangeMap()  # unsettled requests that want a reply
         self.ledger = Ledger()
         self.parts: list[Batch] = []  # accepted, not yet in a block
@@ -89,14 +89,18 @@ class LogQueue:
     def counts(self) -> dict[tuple[Event, Reason], int]:
         """How often each event has happened in this opening. `held` is a delivery, the only one that is
         in no block."""
-        totals = dict(self.recorded)
-        self.ledger.count(totals)
-        happened = {(Event(key >> 8), Reason(key & 255)): count for key, count in totals.items()}
+        others = dict(self.recorded)
+        self.ledger.count(others)
         accepted = self.pending.tail - self.tail_opened
-        for event, count in ((Event.ACCEPTED, accepted), (Event.HELD, self.delivered)):
-            if count:
-                happened[event, Reason.NONE] = count
-        return happened
+        stored = self.next_stored - self.tail_opened
+        settled = self.next_event - self.event_opened - stored + self.ledger.event_count
+        happened = {
+            (Event.ACCEPTED, Reason.NONE): accepted,
+            (Event.HELD, Reason.NONE): self.pending.taken,
+            (Event.ACKED, Reason.NONE): settled - sum(others.values()),
+        }
+        happened |= {(Event(key >> 8), Reason(key & 255)): count for key, count in others.items()}
+        return {what: count for what, count in happened.items() if count}
 
     # --- out ---------------------------------------------------------------------------------
 
@@ -185,7 +189,6 @@ class LogQueue:
         ):
             hold = self._last_hold = Hold(consumer, now_us, origin, place, dead)
         self.pending.hold(first, end, hold)
-        self.delivered += end - first
 
     def _slice(self, block: Messages, lo: int, hi: int) -> Slice:
         header = block.header

@@ -1,0 +1,446 @@
+"""The operator beside a broker and a real engine: what it does is seen by everybody at once."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.broker import operate
+from penstock.broker.batch import Batch
+from penstock.broker.broker import Broker
+from penstock.broker.life import Event, Reason
+from penstock.broker.operate import Draining, Operator
+from penstock.broker.policy import Policies, QueueNameError
+from penstock.broker.words import Cancel, Consume, Outcome, Settle
+from penstock.engines.interface import (
+    EngineError,
+    EngineRefused,
+    QueueFull,
+    QueueUnknown,
+    Stored,
+    TransactionDone,
+)
+from tests.broker.test_broker import FakePort, House, send, settle
+
+
+class Office(House):
+    """A house with an operator in it."""
+
+    def __init__(self, folder: Path, policies: Policies | None = None, queues_max: int = 100_000) -> None:
+        super().__init__(folder, policies)
+        self.turns = 0
+        self.broker = Broker(self.engine, self.want_turn, policies=policies, queues_max=queues_max)
+        self.operator = Operator(self.broker, self.engine)
+
+    def want_turn(self) -> None:
+        self.turns += 1
+
+    def append(self, queue: str, *messages: bytes) -> list[Stored | EngineError]:
+        came: list[Stored | EngineError] = []
+        self.operator.append(queue, Batch.of(messages, protocol="http"), self.now, came.append)
+        return came
+
+    def purge(self, queue: str, *, dead: bool = False) -> int:
+        return sum(self.operator.purge(queue, self.now, dead=dead))
+
+    def kill(self, queue: str, count: int) -> None:
+        """Dead letters, each a run of its own: every second message is acknowledged."""
+        worker = self.port("undertaker")
+        worker.say(Consume(queue, 0))
+        self.append(queue, *[b"%d" % i for i in range(2 * count)])
+        self.turn()
+        first = worker.offsets()[0]
+        origin = worker.origins[first]
+        for offset in range(first, first + 2 * count):
+            outcome = Outcome.ACK if (offset - first) % 2 else Outcome.REJECT
+            worker.say(Settle(queue, outcome, origin, [(offset, offset + 1)]))
+        self.broker.detach(worker, self.now)
+        self.turn()
+
+
+@pytest.fixture
+def office(tmp_path: Path) -> Iterator[Office]:
+    office = Office(tmp_path)
+    yield office
+    office.engine.close(office.now)
+
+
+# --- messages --------------------------------------------------------------------------------
+
+
+def test_what_is_appended_is_handed_out_and_the_receipt_comes_when_it_is_safe(office: Office) -> None:
+    worker = office.port("w")
+    worker.say(Consume("q", 10))
+    office.turn()
+    before = office.turns
+    came = office.append("q", b"a", b"b")
+    assert came == []
+    assert office.turns > before
+    office.turn()
+    assert worker.payloads() == [b"a", b"b"]
+    (stored,) = came
+    assert isinstance(stored, Stored)
+    assert (stored.queue, stored.first, stored.end) == ("q", 0, 2)
+
+
+def test_a_name_that_no_queue_can_have_is_refused(office: Office) -> None:
+    for name in ("", "q.dead", "a\nb", "x" * 300):
+        with pytest.raises(QueueNameError):
+            office.append(name, b"a")
+        with pytest.raises(QueueNameError):
+            office.operator.transact(
+                "k", [("q", Batch.of([b"a"])), (name, Batch.of([b"a"]))], office.now, print
+            )
+    assert office.engine.queues() == []
+
+
+def test_queues_max_counts_here_too(tmp_path: Path) -> None:
+    office = Office(tmp_path, queues_max=2)
+    office.append("a", b"x")
+    office.append("b", b"x")
+    with pytest.raises(EngineRefused, match="queues-max"):
+        office.append("c", b"x")
+    office.append("a", b"x")
+    office.engine.close(office.now)
+
+
+def test_no_room_in_a_queue_is_said_and_nothing_waits(tmp_path: Path) -> None:
+    office = Office(tmp_path, Policies({"*": {"max-bytes": 3}}))
+    office.append("q", b"abc")
+    with pytest.raises(QueueFull):
+        office.append("q", b"d")
+    assert office.broker.holds_back == 0
+    office.engine.close(office.now)
+
+
+def test_a_transaction_is_handed_out_in_all_its_queues(office: Office) -> None:
+    worker = office.port("w")
+    worker.say(Consume("a", 10), Consume("b", 10))
+    office.turn()
+    came: list[TransactionDone | EngineError] = []
+    parts = [("a", Batch.of([b"1"])), ("b", Batch.of([b"2"]))]
+    for _ in range(2):
+        office.operator.transact("key", parts, office.now, came.append)
+    office.turn()
+    assert sorted(worker.payloads()) == [b"1", b"2"]
+    assert [isinstance(done, TransactionDone) and done.repeated for done in came] == [False, True]
+
+
+def test_a_broker_that_stops_takes_nothing_in(office: Office) -> None:
+    office.append("q", b"a")
+    office.broker.drain()
+    with pytest.raises(Draining):
+        office.append("q", b"b")
+    with pytest.raises(Draining):
+        office.operator.transact("k", [("q", Batch.of([b"a"]))], office.now, print)
+    assert office.operator.unready == "the broker is stopping"
+
+
+# --- knobs -----------------------------------------------------------------------------------
+
+
+def test_a_paused_queue_hands_out_nothing_until_it_is_resumed(office: Office) -> None:
+    worker = office.port("w")
+    worker.say(Consume("q", 10))
+    office.append("q", b"a")
+    office.turn()
+    office.operator.pause("q", True, office.now)
+    office.append("q", b"b")
+    office.turn()
+    assert worker.payloads() == [b"a"]
+    office.operator.pause("q", False, office.now)
+    office.turn()
+    assert worker.payloads() == [b"a", b"b"]
+
+
+def test_who_waits_for_one_message_goes_on_waiting_while_the_queue_is_paused(office: Office) -> None:
+    office.append("q", b"a")
+    first, early, late = office.port("f", "sspq"), office.port("e", "sspq"), office.port("l", "sspq")
+    first.say(Consume("q", 1, once=True))
+    office.turn()
+    early.say(Consume("q", 1, once=True))
+    office.operator.pause("q", True, office.now)
+    late.say(Consume("q", 1, once=True))
+    office.turn()
+    assert (early.heard("declined"), late.heard("declined")) == ([], ["q"])
+    office.append("q", b"b")
+    office.operator.pause("q", False, office.now)
+    office.turn()
+    assert early.payloads() == [b"b"]
+
+
+def test_dead_letters_can_be_consumed_again_when_the_queue_is_resumed(office: Office) -> None:
+    office.kill("q", 2)
+    office.operator.pause("q", True, office.now)
+    worker = office.port("w")
+    worker.say(Consume("q", 10, dead=True))
+    office.turn()
+    assert worker.payloads() == []
+    office.operator.pause("q", False, office.now)
+    office.turn()
+    assert len(worker.payloads()) == 2
+
+
+def test_a_purge_leaves_what_somebody_holds(office: Office) -> None:
+    worker = office.port("w")
+    worker.say(Consume("q", 2))
+    office.append("q", *[b"%d" % i for i in range(10)])
+    office.turn()
+    assert office.purge("q") == 8
+    info = office.engine.describe("q")
+    assert (info.ready, info.held) == (0, 2)
+    worker.say(settle(worker, "q", 0))
+    office.turn()
+    assert worker.payloads() == [b"0", b"1"]
+
+
+def test_whoever_asked_is_told_when_the_requests_are_purged(office: Office) -> None:
+    asker = office.port("a", "rq")
+    asker.say(send("q", b"x", b"y", tickets=[7, 8], wants_reply=True))
+    office.append("q", b"plain")
+    office.turn()
+    assert office.purge("q") == 3
+    assert asker.heard("undelivered") == [[7, 8]]
+    assert office.broker.is_drained
+    office.turn()
+
+
+def test_requests_that_are_purged_before_their_receipt_are_told_of_with_it(office: Office) -> None:
+    asker = office.port("a", "rq")
+    asker.say(send("q", b"x", b"y", tickets=[7, 8], wants_reply=True))
+    asker.say(send("q", b"z", tickets=[9], wants_reply=True))
+    office.append("q", b"plain")
+    assert office.purge("q") == 4
+    asker.say(send("q", b"later", tickets=[10], wants_reply=True))
+    assert asker.heard("undelivered") == []
+    office.turn()
+    assert asker.heard("undelivered") == [[7, 8], [9]]
+    worker = office.port("w", "rq")
+    worker.say(Consume("q", 10))
+    office.turn()
+    assert worker.payloads() == [b"later"]
+
+
+def test_purging_many_requests_takes_more_than_one_step(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operate, "MESSAGES_A_STEP", 4)
+    asker = office.port("a", "rq")
+    asker.say(send("q", *[b"x"] * 10, tickets=range(10), wants_reply=True))
+    office.turn()
+    assert list(office.operator.purge("q", office.now)) == [4, 4, 2]
+    assert asker.heard("undelivered") == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_purge_of_many_runs_goes_step_by_step_and_ends(
+    office: Office, monkeypatch: pytest.MonkeyPatch, dead: bool
+) -> None:
+    monkeypatch.setattr(operate, "RUNS_A_STEP", 3)
+    office.kill("q", 10)
+    if not dead:
+        sum(office.operator.redrive("q", office.now))
+    counts = []
+    for count in office.operator.purge("q", office.now, dead=dead):
+        counts.append(count)
+        # What comes meanwhile is not for this purge to take, or it might never end.
+        office.append("q", b"new")
+        if dead:
+            office.engine.take("q", "killer", 1, office.now)
+            office.engine.settle("q", "killer", Outcome.REJECT, [(0, 1 << 40)], office.now)
+    assert counts[:3] == [3, 3, 3]
+    assert sum(counts) == 10
+    info = office.engine.describe("q")
+    assert info.dead + info.ready == len(counts)
+
+
+def test_redriven_letters_are_handed_out_first_died_first(office: Office) -> None:
+    office.kill("q", 5)
+    worker = office.port("w")
+    worker.say(Consume("q", 0))
+    assert sum(office.operator.redrive("q", office.now, limit=2)) == 2
+    office.turn()
+    assert worker.payloads() == [b"0", b"2"]
+    assert sum(office.operator.redrive("q", office.now, reason=Reason.EXPIRED)) == 0
+    assert sum(office.operator.redrive("q", office.now, reason=Reason.REJECTED)) == 3
+    office.turn()
+    assert worker.payloads() == [b"0", b"2", b"4", b"6", b"8"]
+
+
+def test_a_redrive_ends_though_what_it_moves_dies_again_at_once(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operate, "RUNS_A_STEP", 2)
+    office.kill("q", 7)
+    counts = []
+    for count in office.operator.redrive("q", office.now):
+        counts.append(count)
+        office.engine.take("q", "killer", 100, office.now)
+        office.engine.settle("q", "killer", Outcome.REJECT, [(0, 1 << 40)], office.now)
+    assert counts == [2, 2, 2, 1]
+
+
+@pytest.mark.parametrize("runs_a_step", [1, 2, 3, 500])
+def test_ranges_are_redriven_in_portions_whatever_they_look_like(
+    office: Office, monkeypatch: pytest.MonkeyPatch, runs_a_step: int
+) -> None:
+    monkeypatch.setattr(operate, "RUNS_A_STEP", runs_a_step)
+    office.kill("q", 10)  # offsets 0, 2, … 18
+    office.kill("q", 4)  # 20, 22, 24, 26
+    ranges = [(2, 3), (4, 4), (5, 9), (7, 12), (19, 1 << 50), (3, 1)]
+    assert sum(office.operator.redrive("q", office.now, ranges=ranges, limit=6)) == 6
+    assert sum(office.operator.redrive("q", office.now, ranges=ranges)) == 2
+    assert sum(office.operator.redrive("q", office.now, ranges=ranges)) == 0
+    left = office.engine.states("q", 0, 100, 100)
+    dead = [o for o, state in zip(left.first, left.state, strict=True) if state == 3]
+    assert dead == [0, 4, 12, 14, 16, 18]
+    office.turn()
+    worker = office.port("w")
+    worker.say(Consume("q", 0))
+    office.turn()
+    assert sorted(worker.offsets()) == [2, 6, 8, 10, 20, 22, 24, 26]
+
+
+def test_a_queue_that_is_not_there_is_unknown(office: Office) -> None:
+    operator = office.operator
+    for act in (
+        lambda: operator.pause("nowhere", True, office.now),
+        lambda: next(operator.purge("nowhere", office.now)),
+        lambda: next(operator.redrive("nowhere", office.now)),
+        lambda: operator.row("nowhere"),
+        lambda: operator.hold_reader("r", "messages", {"nowhere": 0}, 60, office.now, readers_max=2),
+    ):
+        with pytest.raises(QueueUnknown, match="nowhere"):
+            act()
+
+
+# --- readers ---------------------------------------------------------------------------------
+
+
+def test_a_reader_holds_what_was_said_last_and_nothing_else(office: Office) -> None:
+    for queue in ("a", "b", "c"):
+        office.append(queue, b"x")
+
+    def held() -> list[tuple[str, str, int, int]]:
+        return [
+            (r.queue, r.view, r.position, (r.lease_until_us - office.now) // 1_000_000)
+            for r in office.engine.readers()
+        ]
+
+    office.operator.hold_reader("spark", "messages", {"a": 0, "b": 1}, 60, office.now, readers_max=2)
+    assert held() == [("a", "messages", 0, 60), ("b", "messages", 1, 60)]
+    office.operator.hold_reader("spark", "events", {"b": 2, "c": 0}, 0.5, office.now, readers_max=2)
+    assert held() == [("b", "events", 2, 0), ("c", "events", 0, 0)]
+    with pytest.raises(EngineRefused, match="nowhere"):
+        office.operator.hold_reader("spark", "events", {"a": 0, "nowhere": 0}, 60, office.now, readers_max=2)
+    with pytest.raises(EngineRefused, match="view"):
+        office.operator.hold_reader("spark", "pictures", {"a": 0}, 60, office.now, readers_max=2)
+    with pytest.raises(EngineRefused, match="positions"):
+        office.operator.hold_reader("spark", "events", {}, 60, office.now, readers_max=2)
+    assert len(held()) == 2
+    office.operator.hold_reader("other", "events", {"a": 0}, 60, office.now, readers_max=2)
+    with pytest.raises(EngineRefused, match="readers-max"):
+        office.operator.hold_reader("third", "events", {"a": 0}, 60, office.now, readers_max=2)
+    office.operator.release_reader("other", office.now)
+    office.operator.release_reader("spark", office.now)
+    assert held() == []
+    with pytest.raises(EngineRefused, match="spark"):
+        office.operator.release_reader("spark", office.now)
+
+
+# --- looking ---------------------------------------------------------------------------------
+
+
+def test_a_row_says_how_a_queue_stands(office: Office) -> None:
+    worker, undertaker = office.port("w"), office.port("u")
+    worker.say(Consume("q", 2))
+    undertaker.say(Consume("q", 1, dead=True))
+    office.append("q", b"a", b"b", b"c")
+    office.turn()
+    worker.say(settle(worker, "q", 0), settle(worker, "q", 1, Outcome.REJECT))
+    office.turn()
+    row = office.operator.row("q")
+    assert (row.info.ready, row.info.held, row.info.dead, row.consumers, row.delivered) == (0, 1, 1, 2, 4)
+    assert row.counts == {
+        (Event.ACCEPTED, Reason.NONE): 3,
+        (Event.HELD, Reason.NONE): 4,
+        (Event.ACKED, Reason.NONE): 1,
+        (Event.DEAD, Reason.REJECTED): 1,
+    }
+
+
+def names(office: Office, count: int = 100, *, every: bool = False) -> list[str]:
+    rows, more = office.operator.changed_rows(count, every=every)
+    assert more is False
+    return sorted(row.info.name for row in rows)
+
+
+def test_rows_come_when_a_queue_or_its_consumers_have_changed(office: Office) -> None:
+    office.append("a", b"x")
+    office.append("b", b"x")
+    office.turn()
+    assert names(office) == ["a", "b"]
+    assert names(office) == []
+    worker = office.port("w")
+    worker.say(Consume("a", 0))
+    assert names(office) == ["a"]
+    office.turn()
+    assert names(office) == ["a"]
+    worker.say(Cancel("a"))
+    assert names(office) == ["a"]
+    worker.say(Consume("not yet there", 0))
+    assert names(office) == []
+    assert names(office, every=True) == ["a", "b"]
+    office.broker.detach(worker, office.now)
+    assert names(office) == ["a"]
+
+
+def test_a_round_comes_in_parts_and_ends_whatever_happens_meanwhile(office: Office) -> None:
+    for i in range(7):
+        office.append(f"q{i}", b"x")
+    seen = []
+    more, every = True, True
+    while more:
+        rows, more = office.operator.changed_rows(3, every=every)
+        every = False
+        seen.append([row.info.name for row in rows])
+        office.append("q0", b"y")
+    assert seen == [["q0", "q1", "q2"], ["q3", "q4", "q5"], ["q6"]]
+    assert names(office) == ["q0"]
+
+
+def test_connections_come_in_order_and_in_parts(office: Office) -> None:
+    ports = [office.port(f"p{i}") for i in range(5)]
+    ports[1].say(Consume("q", 2), Consume("q", 1, dead=True))
+    office.append("q", b"a", b"b", b"c")
+    office.turn()
+    office.broker.blocked(ports[3], True)
+    office.broker.detach(ports[0], office.now)
+    first = office.operator.connections(0, 2)
+    assert [(it.port.name, it.consumes, it.held, it.blocked, it.held_back) for it in first] == [
+        ("p1", [("q", False), ("q", True)], 2, False, False),
+        ("p2", [], 0, False, False),
+    ]
+    rest = office.operator.connections(first[-1].number, 10)
+    assert [(it.port.name, it.blocked) for it in rest] == [("p3", True), ("p4", False)]
+    office.broker.blocked(ports[3], False)
+    assert not any(it.blocked for it in office.operator.connections(0, 10))
+
+
+def test_a_sender_without_room_is_held_back(tmp_path: Path) -> None:
+    office = Office(tmp_path, Policies({"*": {"max-bytes": 1}}))
+    sender: FakePort = office.port("s")
+    sender.say(send("q", b"x"), send("q", b"y"))
+    (info,) = office.operator.connections(0, 10)
+    assert info.held_back
+    office.turn()
+    assert office.purge("q") == 1
+    office.tick()
+    (info,) = office.operator.connections(0, 10)
+    assert not info.held_back
+    office.engine.close(office.now)
+
+
+def test_a_broker_at_work_is_ready(office: Office) -> None:
+    assert office.operator.unready == ""
+    assert office.operator.durability == "commit"

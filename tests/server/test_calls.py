@@ -1,0 +1,595 @@
+"""The calls of the private link, each against a real broker and engine; without a link."""
+
+import asyncio
+import json
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import __version__
+from penstock.broker import operate
+from penstock.broker.batch import Batch
+from penstock.broker.life import Reason, State
+from penstock.broker.operate import Draining
+from penstock.broker.policy import Policies, QueueNameError
+from penstock.broker.words import Consume, Outcome
+from penstock.control.batches import pack_batch, pack_batches
+from penstock.control.frames import Buffer, Fields
+from penstock.engines.interface import (
+    SYNC_BOUNDS_SECONDS,
+    DiskFull,
+    EngineFailed,
+    EngineRefused,
+    QueueFull,
+    QueueUnknown,
+    ReaderUnknown,
+)
+from penstock.server import calls
+from penstock.server.calls import CALLS, Context, refusal_of
+from tests.broker.test_broker import FakePort, House, send, settle
+
+ROUNDS_MAX = 10_000
+
+
+class Line(FakePort):
+    """A port that knows where its peer is, as the server's connections do."""
+
+    peer = "127.0.0.1:4711"
+    is_held = False
+
+    def __init__(self, desk: "Desk", name: str, protocol: str = "phpmq") -> None:
+        super().__init__(desk, name, protocol)
+        self.connected_us = desk.now
+
+
+class Said:
+    """An answer that is written down."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[Fields, bytes]] = []
+
+    def __call__(self, fields: Fields, *buffers: Buffer) -> None:
+        self.answers.append((json.loads(json.dumps(fields)), b"".join(buffers)))
+
+    def refuse(self, kind: str, detail: str) -> None:
+        self({"error": {"kind": kind, "detail": detail}})
+
+
+class Desk(House):
+    """A house, and the one who answers the second process's calls in it."""
+
+    def __init__(self, folder: Path, policies: Policies | None = None) -> None:
+        super().__init__(folder, policies)
+        self.started_us = self.now
+        self.failures: list[EngineFailed] = []
+        self.context = Context(self)
+
+    def now_us(self) -> int:
+        return self.now
+
+    def arrival_us(self) -> int:
+        return self.now
+
+    def fail(self, error: EngineFailed) -> None:
+        self.failures.append(error)
+
+    def line(self, name: str, protocol: str = "phpmq") -> Line:
+        line = Line(self, name, protocol)
+        self.broker.attach(line)
+        return line
+
+    def call(self, name: str, fields: Fields | None = None, *buffers: Buffer) -> tuple[Fields, bytes]:
+        """The one answer of a call, whatever it is."""
+        said = Said()
+
+        async def run() -> None:
+            try:
+                CALLS[name](self.context, fields or {}, memoryview(b"".join(buffers)), said)
+            except Exception as error:
+                kind = refusal_of(error)
+                if kind is None:
+                    raise
+                said.refuse(kind, str(error))
+            for _ in range(ROUNDS_MAX):
+                if said.answers:
+                    return
+                self.turn()
+                await asyncio.sleep(0)
+
+        asyncio.run(run())
+        self.turn()
+        (answer,) = said.answers
+        return answer
+
+    def ask(self, name: str, fields: Fields | None = None, *buffers: Buffer) -> Fields:
+        """An answer that is no refusal."""
+        result, body = self.call(name, fields, *buffers)
+        assert "error" not in result, result
+        assert body == b""
+        return result
+
+    def refused(self, name: str, fields: Fields, *buffers: Buffer) -> tuple[str, str]:
+        result, _ = self.call(name, fields, *buffers)
+        return result["error"]["kind"], result["error"]["detail"]
+
+    def append(self, queue: str, *messages: bytes, **columns: Any) -> Fields:
+        fields, buffers = pack_batch(Batch.of(messages, protocol="http", **columns))
+        return self.ask("append", {"queue": queue, "batch": fields}, *buffers)
+
+    def transact(self, key: str, *parts: tuple[str, list[bytes]], **more: Any) -> Fields:
+        fields, buffers = pack_batches([Batch.of(messages) for _, messages in parts])
+        named = [{"queue": queue, "batch": it} for (queue, _), it in zip(parts, fields, strict=True)]
+        return self.ask("transact", {"key": key, "parts": named, **more}, *buffers)
+
+    def kill(self, queue: str, count: int) -> None:
+        """Dead letters at every second of the next offsets, held ones between them."""
+        first = self.append(queue, *[b"x"] * (2 * count))["first"]
+        self.engine.take(queue, "killer", 2 * count, self.now)
+        self.engine.settle(
+            queue,
+            "killer",
+            Outcome.REJECT,
+            [(offset, offset + 1) for offset in range(first, first + 2 * count, 2)],
+            self.now,
+        )
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path)
+    yield desk
+    desk.engine.close(desk.now)
+
+
+# --- refusals ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (QueueUnknown("x"), "no-queue"),
+        (ReaderUnknown("x"), "no-reader"),
+        (DiskFull("x"), "disk-full"),
+        (QueueFull("x"), "queue-full"),
+        (EngineRefused("x"), "refused"),
+        (calls.CallRefused("x"), "refused"),
+        (QueueNameError("x"), "name"),
+        (EngineFailed("x"), "failed"),
+        (Draining("x"), "draining"),
+        (KeyError("x"), None),
+        (ValueError("x"), None),
+    ],
+)
+def test_every_error_has_its_kind(error: Exception, kind: str | None) -> None:
+    assert refusal_of(error) == kind
+
+
+def test_an_error_that_comes_late_is_refused_and_a_failure_is_told(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    for error, kind in ((QueueFull("full"), "queue-full"), (EngineFailed("gone"), "failed")):
+        said = Said()
+        desk.context.refuse(said, error)
+        assert said.answers[0][0] == {"error": {"kind": kind, "detail": str(error)}}
+    assert [str(error) for error in desk.failures] == ["gone"]
+    said = Said()
+    desk.context.refuse(said, ZeroDivisionError("ours"))
+    assert said.answers[0][0]["error"]["kind"] == "bug"
+    assert "failed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("queue", {}),
+        ("states", {"start": 0, "end": 1, "runs_max": 1, "only": None}),
+        ("pause", {"paused": True}),
+        ("purge", {"dead": False}),
+        ("redrive", {"reason": None, "ranges": None, "limit": None}),
+    ],
+)
+def test_a_queue_that_is_not_there(desk: Desk, name: str, more: Fields) -> None:
+    kind, detail = desk.refused(name, {"queue": "nowhere", **more})
+    assert kind == "no-queue"
+    assert "nowhere" in detail
+
+
+# --- messages in -------------------------------------------------------------------------------
+
+
+def test_append_answers_when_it_is_safe(desk: Desk) -> None:
+    answer = desk.append("q", b"a", b"", b"c" * 1000, ttl_seconds=[5, 0, 0], retries=[1, -1, 255])
+    assert (answer["first"], answer["end"], len(answer["origin"])) == (0, 3, 18)
+    (piece,) = desk.engine.read("q", 0, 3)
+    assert piece.messages() == [b"a", b"", b"c" * 1000]
+    assert piece.protocol == "http"
+    assert list(piece.retries or ()) == [1, -1, 255]
+    assert (piece.expires_us or ())[0] == desk.now + 5_000_000
+    assert answer["origin"].encode() == piece.origin
+
+
+def test_append_says_why_not(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, Policies({"*": {"max-bytes": 2}}))
+    fields, buffers = pack_batch(Batch.of([b"abc"]))
+    assert desk.refused("append", {"queue": "q.dead", "batch": fields}, *buffers)[0] == "name"
+    assert desk.refused("append", {"queue": "q", "batch": fields}, *buffers)[0] == "queue-full"
+    desk.broker.drain()
+    assert desk.refused("append", {"queue": "q", "batch": fields}, *buffers)[0] == "draining"
+    desk.engine.close(desk.now)
+
+
+def test_a_transaction_is_stored_once_for_its_key(desk: Desk) -> None:
+    first = desk.transact("k", ("a", [b"1", b"2"]), ("b", [b"3"]), ("a", [b"4"]))
+    assert [part[:3] for part in first["stored"]] == [["a", 0, 2], ["b", 0, 1], ["a", 2, 3]]
+    assert (first["repeated"], first["steps"]) == (False, 0)
+    again = desk.transact("k", ("a", [b"1", b"2"]), ("b", [b"3"]), ("a", [b"4"]))
+    assert again == {**first, "repeated": True}
+    assert desk.ask("transaction", {"key": "k"}) == {"stored": first["stored"], "steps": 0}
+    assert desk.ask("transaction", {"key": "other"}) == {"stored": None, "steps": 0}
+    for offset in (3, 4):
+        assert desk.transact("", ("a", [b"x"]))["stored"][0][1] == offset
+    assert [m for piece in desk.engine.read("a", 0, 9) for m in piece.messages()] == [
+        b"1",
+        b"2",
+        b"4",
+        b"x",
+        b"x",
+    ]
+
+
+def test_a_transaction_in_steps(desk: Desk) -> None:
+    assert desk.transact("k", ("a", [b"1"]), step=[0, False])["steps"] == 1
+    assert desk.ask("transaction", {"key": "k"}) == {"stored": None, "steps": 1}
+    done = desk.transact("k", ("a", [b"2"]), step=[1, True])
+    assert (done["steps"], [part[:3] for part in done["stored"]]) == (0, [["a", 0, 2]])
+    kind, detail = desk.refused("transact", {"key": "n", "parts": [], "step": [3, False]})
+    assert (kind, "step 0" in detail) == ("refused", True)
+
+
+# --- looking at queues -------------------------------------------------------------------------
+
+
+def test_rows_have_everything_and_come_when_they_change(desk: Desk) -> None:
+    worker = desk.line("w")
+    worker.say(Consume("q", 2))
+    desk.append("q", b"aa", b"bb", b"cc")
+    worker.say(settle(worker, "q", 0), settle(worker, "q", 1, Outcome.REJECT))
+    desk.turn()
+    answer = desk.ask("queues", {"all": True})
+    assert (answer["more"], answer["time_us"]) == (False, desk.now)
+    assert answer["queues"] == [
+        {
+            "name": "q",
+            "ready": 0,
+            "held": 1,
+            "dead": 1,
+            "offset_start": 0,
+            "offset_end": 3,
+            "event_start": 0,
+            "event_end": 5,
+            "bytes": 2,
+            "oldest_us": desk.now,
+            "paused": False,
+            "consumers": 1,
+            "delivered": 3,
+            "counts": {"accepted": 3, "held": 3, "acked": 1, "dead:rejected": 1},
+        }
+    ]
+    assert desk.ask("queues", {"all": False})["queues"] == []
+    desk.ask("pause", {"queue": "q", "paused": True})
+    assert [row["paused"] for row in desk.ask("queues", {"all": False})["queues"]] == [True]
+
+
+def test_many_rows_come_in_parts(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "ROWS_MAX", 4)
+    for i in range(10):
+        desk.append(f"q{i}", b"x")
+    seen: list[list[str]] = []
+    more, ask_all = True, True
+    while more:
+        answer = desk.ask("queues", {"all": ask_all})
+        seen.append([row["name"] for row in answer["queues"]])
+        more, ask_all = answer["more"], False
+    assert [len(part) for part in seen] == [4, 4, 2]
+    assert [name for part in seen for name in part] == [f"q{i}" for i in range(10)]
+
+
+def test_one_queue_with_its_deaths_and_its_policy(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, Policies({"q": {"max-deliveries": 3, "retention-bytes": 1000}}))
+    desk.kill("q", 3)
+    answer = desk.ask("queue", {"queue": "q"})
+    assert (answer["row"]["name"], answer["row"]["dead"]) == ("q", 3)
+    assert answer["dead_reasons"] == {"rejected": 3}
+    assert answer["policy"] == {
+        "durability": "commit",
+        "retention_seconds": 86_400,
+        "retention_bytes": 1000,
+        "max_deliveries": 3,
+        "max_bytes": 0,
+        "on_expiry": "dead",
+        "dead_letters": True,
+    }
+    desk.engine.close(desk.now)
+
+
+COLUMNS = (
+    ("first", "q"),
+    ("end", "q"),
+    ("time_us", "q"),
+    ("expires_us", "q"),
+    ("attempts", "i"),
+    ("retries", "i"),
+    ("consumer", "i"),
+    ("state", "B"),
+    ("reason", "B"),
+)
+"""The body of an answer of `states`, as the contract of the link has it."""
+
+
+def states(desk: Desk, only: str | None = None, **more: int) -> tuple[Fields, list[dict[str, int]]]:
+    asked = {"queue": "q", "start": 0, "end": 100, "runs_max": 100, "only": only, **more}
+    fields, body = desk.call("states", asked)
+    columns: dict[str, array[int]] = {}
+    at = 0
+    for name, typecode in COLUMNS:
+        column = columns[name] = array(typecode)
+        size = column.itemsize * fields["count"]
+        column.frombytes(body[at : at + size])
+        at += size
+    assert at == len(body)
+    return fields, [{name: columns[name][i] for name, _ in COLUMNS} for i in range(fields["count"])]
+
+
+def test_states_come_as_columns(desk: Desk) -> None:
+    desk.kill("q", 2)
+    desk.append("q", b"r", b"s", ttl_seconds=[9, 0])
+    desk.engine.give_back("q", "killer", desk.now, ranges=[(3, 4)])
+    fields, runs = states(desk)
+    assert (fields["next"], fields["consumers"], fields["time_us"]) == (100, ["killer"], desk.now)
+    as_stored = {"expires_us": -2, "retries": -2}
+    dead = {"time_us": desk.now, "attempts": 1, "consumer": -1, "state": State.DEAD, **as_stored}
+    ready = {"time_us": 0, "consumer": -1, "state": State.READY, "reason": 0, **as_stored}
+    held = {"time_us": desk.now, "attempts": 0, "consumer": 0, "state": State.HELD, "reason": 0, **as_stored}
+    assert runs == [
+        {"first": 0, "end": 1, "reason": Reason.REJECTED, **dead},
+        {"first": 1, "end": 2, **held},
+        {"first": 2, "end": 3, "reason": Reason.REJECTED, **dead},
+        {"first": 3, "end": 4, "attempts": 1, **ready},
+        {"first": 4, "end": 6, "attempts": 0, **ready},
+    ]
+    for only, firsts in (("ready", [3, 4]), ("held", [1]), ("dead", [0, 2])):
+        assert [run["first"] for run in states(desk, only)[1]] == firsts
+    fields, runs = states(desk, start=1, runs_max=2)
+    assert (fields["count"], fields["next"], runs[-1]["end"]) == (2, 3, 3)
+    assert states(desk, runs_max=-5)[0]["count"] == 1
+    assert states(desk, start=50)[0]["count"] == 0
+
+
+# --- knobs -------------------------------------------------------------------------------------
+
+
+def test_pause_and_resume(desk: Desk) -> None:
+    worker = desk.line("w")
+    worker.say(Consume("q", 0))
+    desk.append("q", b"a")
+    for paused in (True, False):
+        assert desk.ask("pause", {"queue": "q", "paused": paused}) == {"paused": paused}
+        assert desk.engine.is_paused("q") is paused
+        desk.append("q", b"b")
+    assert worker.payloads() == [b"a", b"b", b"b"]
+
+
+@pytest.mark.parametrize("runs_a_step", [1, 500])
+def test_purge_tells_how_many(desk: Desk, monkeypatch: pytest.MonkeyPatch, runs_a_step: int) -> None:
+    monkeypatch.setattr(operate, "RUNS_A_STEP", runs_a_step)
+    desk.kill("q", 20)
+    desk.append("q", b"a", b"b")
+    assert desk.ask("purge", {"queue": "q", "dead": True}) == {"count": 20, "more": False}
+    assert desk.ask("purge", {"queue": "q", "dead": False}) == {"count": 2, "more": False}
+    assert desk.ask("purge", {"queue": "q", "dead": False}) == {"count": 0, "more": False}
+    assert desk.engine.describe("q").held == 20
+
+
+def test_purge_tells_who_waits_for_an_answer(desk: Desk) -> None:
+    asker = desk.line("a", "rq")
+    asker.say(send("q", b"x", tickets=[3], wants_reply=True))
+    desk.turn()
+    assert desk.ask("purge", {"queue": "q", "dead": False})["count"] == 1
+    assert asker.heard("undelivered") == [[3]]
+
+
+def redrive(desk: Desk, **more: Any) -> Fields:
+    return desk.ask("redrive", {"queue": "q", "reason": None, "ranges": None, "limit": None, **more})
+
+
+@pytest.mark.parametrize("runs_a_step", [1, 3, 500])
+def test_redrive_by_reason_ranges_and_limit(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, runs_a_step: int
+) -> None:
+    monkeypatch.setattr(operate, "RUNS_A_STEP", runs_a_step)
+    desk.kill("q", 10)
+    assert redrive(desk, reason="expired")["count"] == 0
+    assert redrive(desk, limit=3) == {"count": 3, "more": False}
+    assert redrive(desk, ranges=[[0, 8], [12, 13]], reason="rejected")["count"] == 2
+    assert redrive(desk, ranges=[[0, 1 << 50]], limit=2)["count"] == 2
+    assert redrive(desk)["count"] == 3
+    assert desk.engine.describe("q").ready == 10
+    assert desk.refused("redrive", {"queue": "q", "reason": "boredom", "ranges": None, "limit": None}) == (
+        "refused",
+        f"no reason 'boredom': one of {', '.join(reason.label for reason in Reason if reason)}",
+    )
+
+
+def test_a_long_redrive_is_asked_to_go_on(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operate, "RUNS_A_STEP", 1)
+    monkeypatch.setattr(calls, "STEPS_SECONDS_MAX", -1.0)
+    desk.kill("q", 2)
+    assert redrive(desk) == {"count": 1, "more": True}
+    assert redrive(desk) == {"count": 1, "more": True}
+    assert redrive(desk) == {"count": 0, "more": False}
+
+
+def test_other_work_goes_on_between_two_steps(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operate, "RUNS_A_STEP", 1)
+    desk.kill("q", 5)
+    said, seen = Said(), []
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+
+        def look() -> None:
+            seen.append(desk.engine.describe("q").dead)
+            if not said.answers:
+                desk.turn()
+                loop.call_soon(look)
+
+        fields = {"queue": "q", "dead": True}
+        CALLS["purge"](desk.context, fields, memoryview(b""), said)
+        look()
+        for _ in range(ROUNDS_MAX):
+            if said.answers:
+                return
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert said.answers[0][0]["count"] == 5
+    assert {4, 3, 2, 1, 0} <= set(seen)
+
+
+def test_a_failure_between_two_steps_is_told(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operate, "RUNS_A_STEP", 1)
+    desk.kill("q", 5)
+    said = Said()
+
+    async def run() -> None:
+        CALLS["purge"](desk.context, {"queue": "q", "dead": True}, memoryview(b""), said)
+        desk.engine._committer.fail(OSError("the disk is on fire"))
+        for _ in range(ROUNDS_MAX):
+            if said.answers:
+                return
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert said.answers[0][0]["error"]["kind"] == "failed"
+    assert "on fire" in str(desk.failures[0])
+
+
+# --- readers -----------------------------------------------------------------------------------
+
+
+def test_a_reader_from_its_first_word_to_its_last(desk: Desk) -> None:
+    desk.append("a", b"1", b"2", b"3")
+    desk.append("b", b"1")
+    hold = {"name": "spark", "view": "messages", "lease_seconds": 60, "readers_max": 9}
+    answer = desk.ask("hold_reader", {**hold, "positions": {"a": 1, "b": 0}})
+    spark = {
+        "name": "spark",
+        "view": "messages",
+        "lease_seconds_left": 60.0,
+        "queues": [
+            {"queue": "a", "position": 1, "end": 3, "lag": 2, "capped": False},
+            {"queue": "b", "position": 0, "end": 1, "lag": 1, "capped": False},
+        ],
+    }
+    assert answer == {"reader": spark}
+    desk.engine.purge("a", desk.now)
+    other = desk.ask(
+        "hold_reader", {**hold, "name": "audit", "view": "events", "positions": {"a": 2}, "lease_seconds": 1}
+    )
+    assert other["reader"]["queues"] == [{"queue": "a", "position": 2, "end": 6, "lag": 4, "capped": False}]
+    assert [reader["name"] for reader in desk.ask("readers")["readers"]] == ["spark", "audit"]
+    desk.now += 70_000_000
+    assert [reader["lease_seconds_left"] for reader in desk.ask("readers")["readers"]] == [0, 0]
+    assert desk.ask("release_reader", {"name": "spark"}) == {}
+    assert desk.refused("release_reader", {"name": "spark"})[0] == "no-reader"
+    assert [reader["name"] for reader in desk.ask("readers")["readers"]] == ["audit"]
+    assert desk.refused("hold_reader", {**hold, "positions": {"a": 0, "nowhere": 0}})[0] == "no-queue"
+
+
+# --- the broker itself -------------------------------------------------------------------------
+
+
+def test_connections_are_shown_in_parts(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "ROWS_MAX", 2)
+    lines = [desk.line(f"phpmq:{i}") for i in range(5)]
+    lines[1].say(Consume("q", 1), Consume("q", 1, dead=True))
+    lines[2].is_held = True
+    desk.append("q", b"a")
+    desk.broker.blocked(lines[1], True)
+    desk.now += 2_500_000
+    first = desk.ask("connections", {"after": 0})
+    assert first["connections"][1] == {
+        "name": "phpmq:1",
+        "protocol": "phpmq",
+        "peer": "127.0.0.1:4711",
+        "connected_seconds": 2.5,
+        "consumes": [{"queue": "q", "dead": False}, {"queue": "q", "dead": True}],
+        "held": 1,
+        "blocked": True,
+        "held_back": False,
+    }
+    found = first["connections"]
+    after = first["next"]
+    while after is not None:
+        part = desk.ask("connections", {"after": after})
+        assert len(part["connections"]) <= 2
+        found += part["connections"]
+        after = part["next"]
+    assert [it["name"] for it in found] == [line.name for line in lines]
+    assert [it["held_back"] for it in found] == [False, False, True, False, False]
+
+
+def test_a_connection_that_consumes_much_is_an_answer_of_its_own(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "CONSUMES_MAX", 3)
+    greedy, modest = desk.line("greedy"), desk.line("modest")
+    greedy.say(*[Consume(f"q{i}", 1) for i in range(5)])
+    modest.say(Consume("q0", 1))
+    first = desk.ask("connections", {"after": 0})
+    assert [it["name"] for it in first["connections"]] == ["greedy"]
+    rest = desk.ask("connections", {"after": first["next"]})
+    assert ([it["name"] for it in rest["connections"]], rest["next"]) == (["modest"], None)
+
+
+def test_nobody_is_connected(desk: Desk) -> None:
+    assert desk.ask("connections", {"after": 0}) == {"connections": [], "next": None}
+
+
+def test_the_engine_says_how_it_is(desk: Desk, tmp_path: Path) -> None:
+    desk.append("q", b"x" * 5000)
+    desk.now += 3_000_000
+    answer = desk.ask("engine")
+    sync = answer.pop("sync")
+    assert (answer.pop("disk_bytes_total") >= answer.pop("disk_bytes_free")) > 0
+    assert answer.pop("position") >= answer.pop("log_bytes") > 5000
+    assert answer.pop("data").startswith(str(tmp_path))
+    assert answer == {
+        "engine": "log",
+        "opening": 1,
+        "segments": 1,
+        "bytes_in_flight": 0,
+        "full": False,
+        "failed": None,
+        "damage": [],
+        "readers": 0,
+        "durability": "commit",
+        "version": __version__,
+        "uptime_seconds": 3.0,
+    }
+    assert sync["count"] == sum(sync["buckets"]) > 0
+    assert len(sync["buckets"]) == len(SYNC_BOUNDS_SECONDS) + 1
+    assert 0 < sync["p50_seconds"] <= sync["p99_seconds"]
+    assert 0 < sync["last_seconds"] <= sync["seconds_sum"]
+
+
+def test_health(desk: Desk) -> None:
+    assert desk.ask("health") == {"ready": True, "reason": ""}
+    desk.broker.drain()
+    assert desk.ask("health") == {"ready": False, "reason": "the broker is stopping"}
+    desk.engine._committer.fail(OSError("the disk is on fire"))
+    answer = desk.ask("health")
+    assert (answer["ready"], "on fire" in answer["reason"]) == (False, True)
