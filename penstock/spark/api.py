@@ -1,0 +1,316 @@
+"""Broker: the HTTP API of a broker, as Spark's driver and executors ask it.
+
+A call is made again where the connection breaks or the broker says that it cannot do it now, with pauses
+that grow, until `retry_seconds` have passed since it last answered: a broker that restarts does not end a
+query. Every call here may be repeated: reading changes nothing, and what writes is idempotent by its key.
+
+Rules that always hold:
+  * One connection, used by one thread at a time and kept open between calls. One that the broker has closed
+    meanwhile is found out before anything is written.
+  * A `Broker` can be pickled, and arrives without its connection.
+  * Only `stream` does not repeat by itself: who reads a body knows from where to go on (`reading.py`).
+
+How it fails, always with one line that a person can act on: `Unreachable` where nobody has answered for too
+long, `Refused` where the broker has said no. `Interrupted` is for those who try again themselves.
+"""
+
+import http.client
+import json
+import logging
+import select
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from penstock.client.errors import reason_of
+from penstock.client.url import parse_url
+from penstock.client.wire import HANGUP, open_socket
+from penstock.errors import PenstockError
+from penstock.server.address import UnixAddress
+from penstock.spark.options import RETRY_SECONDS_DEFAULT
+
+CONNECT_SECONDS: Final = 10.0
+ANSWER_SECONDS: Final = 60.0
+"""Between two bytes of an answer; the broker itself may keep a bulk read waiting for half of that."""
+
+PAUSE_SECONDS_MIN: Final = 0.1
+PAUSE_SECONDS_MAX: Final = 2.0
+FIRST_CONTACT_SECONDS: Final = 5.0
+"""Nobody who has mistyped a URL should wait longer than this to be told so."""
+
+BUSY: Final = frozenset({502, 503, 504})
+"""Statuses of a broker, or of a proxy before it, that may be better in a moment."""
+
+JSON_MEDIA: Final = "application/json"
+ARROW_MEDIA: Final = "application/vnd.apache.arrow.stream"
+_URN: Final = "urn:penstock:"
+
+Answer = Any  # what the JSON of an answer says; docs/http.md has every shape
+
+log = logging.getLogger("penstock.spark")
+
+
+class BrokerError(PenstockError):
+    """The base of what goes wrong between Spark and a broker."""
+
+
+class Interrupted(BrokerError):
+    """The connection broke, or the broker cannot do it now. Worth another try."""
+
+
+class Unreachable(BrokerError):
+    """Nobody has answered for as long as somebody was willing to wait."""
+
+
+class Refused(BrokerError):
+    """The broker says no. `name` is that of the problem, `fields` are all that it says."""
+
+    def __init__(self, text: str, status: int, name: str, fields: dict[str, Any]) -> None:
+        super().__init__(text)
+        self.status = status
+        self.name = name
+        self.fields = fields
+
+
+class Patience:
+    """How long somebody goes on trying: pauses that grow, until nobody has answered for `seconds`."""
+
+    def __init__(
+        self,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._sleep = sleep
+        self._failing_since: float | None = None
+        self._pause = PAUSE_SECONDS_MIN
+
+    def succeeded(self) -> None:
+        """Somebody has answered: the time begins anew."""
+        self._failing_since = None
+        self._pause = PAUSE_SECONDS_MIN
+
+    def failed(self, error: "Interrupted | Refused") -> None:
+        """Returns when it is time for another try; Unreachable where there has been time enough.
+
+        A no that may change is raised itself.
+        """
+        now = self._clock()
+        if self._failing_since is None:
+            self._failing_since = now
+            log.warning("%s; trying again for up to %g s", error, self._seconds)
+        left = self._failing_since + self._seconds - now
+        if left <= 0 and isinstance(error, Refused):
+            raise error
+        if left <= 0:
+            raise Unreachable(
+                f"{error}; tried for {self._seconds:g} s. Is the broker running, and is the option url right?"
+            ) from None
+        self._sleep(min(self._pause, left))
+        self._pause = min(2 * self._pause, PAUSE_SECONDS_MAX)
+
+
+class Broker:
+    """See the module's docstring."""
+
+    def __init__(
+        self, url: str, token: str | None = None, retry_seconds: float = RETRY_SECONDS_DEFAULT
+    ) -> None:
+        self.url = url
+        self.token = token
+        self.retry_seconds = retry_seconds
+        self._target = parse_url(url, "http")
+        self._connection: http.client.HTTPConnection | None = None
+        self._hangup = select.poll()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Broker, (self.url, self.token, self.retry_seconds)
+
+    def in_haste(self) -> "Broker":
+        """The same broker, for the first contact with it: gives up sooner."""
+        return Broker(self.url, self.token, min(self.retry_seconds, FIRST_CONTACT_SECONDS))
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # --- calls -------------------------------------------------------------------------------------
+
+    def get(self, *segments: str, **query: object) -> Answer:
+        """What is at an address below /v1; parameters that are None are left out."""
+        return self.call("GET", segments, query)
+
+    def put(self, *segments: str, fields: dict[str, Any]) -> Answer:
+        return self.call("PUT", segments, {}, json.dumps(fields).encode(), JSON_MEDIA)
+
+    def post(self, *segments: str, fields: dict[str, Any], **query: object) -> Answer:
+        return self.call("POST", segments, query, json.dumps(fields).encode(), JSON_MEDIA)
+
+    def delete(self, *segments: str) -> Answer:
+        return self.call("DELETE", segments, {})
+
+    def call(
+        self,
+        method: str,
+        segments: tuple[str, ...],
+        query: dict[str, object],
+        body: bytes | memoryview | None = None,
+        media: str = JSON_MEDIA,
+    ) -> Answer:
+        """The JSON of the answer (None where it has no body), however often it takes to get one."""
+        target = _target(segments, query)
+        patience = Patience(self.retry_seconds)
+        while True:
+            try:
+                with self._exchange(method, target, body, media) as response:
+                    content = response.read()
+            except Interrupted as error:
+                patience.failed(error)
+                continue
+            return self._json(response.status, content) if content else None
+
+    @contextmanager
+    def stream(self, *segments: str, **query: object) -> "Iterator[Body]":
+        """The body of an answer, to be read piece by piece. Interrupted where that breaks."""
+        with self._exchange("GET", _target(segments, query), None, "") as response:
+            yield Body(response)
+
+    # --- one exchange ------------------------------------------------------------------------------
+
+    @contextmanager
+    def _exchange(
+        self, method: str, target: str, body: bytes | memoryview | None, media: str
+    ) -> Iterator[http.client.HTTPResponse]:
+        """A request and the answer to it, if that is not a no. Leaving before its end ends the connection."""
+        headers = {"Content-Type": media} if body is not None else {}
+        if self.token:
+            headers["Authorization"] = f"Bearer {self.token}"
+        whole = False
+        try:
+            connection = self._present()
+            self._write(connection, method, target, body, headers)
+            response = connection.getresponse()
+            if response.status >= 400:
+                raise self._no(response.status, response.read())
+            yield response
+            whole = response.isclosed()
+        except ssl.SSLCertVerificationError as error:
+            raise BrokerError(
+                f"{self.url}: the certificate there cannot be trusted ({error.verify_message}); "
+                "SSL_CERT_FILE can name a file with who has signed it"
+            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise Interrupted(f"{self.url}: no broker answers there ({_why(error)})") from None
+        finally:
+            if not whole:
+                self.close()
+
+    def _present(self) -> http.client.HTTPConnection:
+        """A connection that is there, as far as can be seen."""
+        connection = self._connection
+        if connection is not None and connection.sock is not None and not self._hangup.poll(0):
+            return connection
+        self.close()
+        context = ssl.create_default_context() if self._target.tls else None
+        (address,) = self._target.addresses
+        sock = open_socket(address, context, CONNECT_SECONDS)
+        sock.settimeout(ANSWER_SECONDS)
+        host, port = ("localhost", None) if isinstance(address, UnixAddress) else (address.host, address.port)
+        connection = self._connection = http.client.HTTPConnection(host, port)
+        connection.auto_open = 0  # connections are made here only
+        connection.sock = sock
+        self._hangup = select.poll()
+        self._hangup.register(sock, HANGUP)
+        return connection
+
+    def _write(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        target: str,
+        body: bytes | memoryview | None,
+        headers: dict[str, str],
+    ) -> None:
+        try:
+            connection.request(method, target, body, headers)
+        except (BrokenPipeError, ConnectionResetError):
+            # A broker that does not want the body has said why before it closed.
+            if connection.sock is None:
+                raise
+
+    def _no(self, status: int, content: bytes) -> BrokerError:
+        fields = self._json(status, content)
+        detail = str(fields.get("detail", f"status {status}")) if isinstance(fields, dict) else ""
+        if status in BUSY:
+            return Interrupted(f"{self.url}: {detail}")
+        if status in (401, 403):
+            detail += "; the option token says who you are"
+        name = str(fields.get("type", "")).removeprefix(_URN) if isinstance(fields, dict) else ""
+        return Refused(f"{self.url}: {detail}", status, name, fields)
+
+    def _json(self, status: int, content: bytes) -> Answer:
+        try:
+            return json.loads(content)
+        except ValueError:
+            if status in BUSY:
+                return {}
+            raise BrokerError(
+                f"{self.url}: whoever answers there is no Penstock broker's HTTP API (status {status}); "
+                "say with the option url where that is"
+            ) from None
+
+
+class Body:
+    """The body of an answer, as a file that pyarrow reads: every piece straight from the socket."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self._response = response
+        self.headers = response.headers
+        self.closed = False
+        self.failure: Exception | None = None
+        """What broke it. Readers of files make errors of their own of it."""
+
+    def read(self, size: int = -1) -> bytes | bytearray:
+        """So many bytes, fewer only at the end."""
+        try:
+            if size < 0:
+                return self._response.read()
+            piece = bytearray(size)
+            view, filled = memoryview(piece), 0
+            while filled < size:
+                count = self._response.readinto(view[filled:])
+                if not count:
+                    return piece[:filled]
+                filled += count
+        except (OSError, http.client.HTTPException) as error:
+            self.failure = error
+            raise
+        return piece
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def _target(segments: tuple[str, ...], query: dict[str, object]) -> str:
+    # Each name is one segment, whatever is in it.
+    path = "/v1" + "".join("/" + quote(segment, safe="") for segment in segments)
+    words = {name: _word(value) for name, value in query.items() if value is not None}
+    return path + (f"?{urlencode(words)}" if words else "")
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, (http.client.RemoteDisconnected, http.client.IncompleteRead)):
+        return "it has closed the connection"
+    if isinstance(error, TimeoutError) and not error.errno:
+        return f"nothing came for {ANSWER_SECONDS:g} s"
+    return reason_of(error)

@@ -1,0 +1,102 @@
+"""Lease: a named reader at the broker, which keeps what a stream has not read yet.
+
+Spark tells a source how far a query has come (`commit`), one batch late, and does not tell it when the query
+ends. So the broker holds for a while only, and a thread renews that while the process lives: when the query
+is gone, so is the process, and the lease ends by itself.
+
+Rules that always hold:
+  * The first hold is made before anything is read, and a no to it ends the query: whoever asked for a reader
+    relies on it.
+  * After that nothing here disturbs the query. What goes wrong is a warning, and is tried again.
+"""
+
+import logging
+import threading
+from typing import Final
+
+from penstock.errors import PenstockError
+from penstock.spark.api import Broker
+from penstock.spark.offsets import Positions
+
+RENEWALS: Final = 3
+"""How often a lease is renewed before it would end, if nothing goes wrong."""
+
+MOVE_SECONDS: Final = 1.0
+"""Positions are told to the broker no more often than this, however short the batches are."""
+
+log = logging.getLogger("penstock.spark")
+
+
+class Lease:
+    """See the module's docstring."""
+
+    def __init__(self, broker: Broker, name: str, view: str) -> None:
+        self._broker = broker  # of nobody else: the thread uses it
+        self._name = name
+        self._view = view
+        self._lock = threading.Lock()
+        self._positions: Positions = {}
+        self._moved = threading.Event()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._capped: set[str] = set()
+        self._renew_seconds = 0.0  # the broker says for how long it holds
+
+    def hold(self, positions: Positions) -> None:
+        """Hold these queues too, from these positions on; those that are held already stay as they are."""
+        with self._lock:
+            new = {queue: position for queue, position in positions.items() if queue not in self._positions}
+            if not new:
+                return
+            self._positions |= new
+            if self._thread is not None:
+                self._moved.set()
+                return
+        self._tell()
+        self._thread = threading.Thread(target=self._renew, name=f"lease {self._name}", daemon=True)
+        self._thread.start()
+
+    def move(self, positions: Positions) -> None:
+        """What is before these positions was read, and need not be kept."""
+        with self._lock:
+            self._positions |= positions
+        self._moved.set()
+
+    def end(self) -> None:
+        """Renew no more; what is held is let go of when the lease ends."""
+        self._ended.set()
+        self._moved.set()
+
+    def _tell(self) -> None:
+        with self._lock:
+            positions = dict(self._positions)
+        if not positions:
+            return
+        answer = self._broker.put(
+            "readers",
+            self._name,
+            fields={"view": self._view, "positions": positions},
+        )
+        self._renew_seconds = answer["lease_seconds_left"] / RENEWALS
+        capped = {row["queue"] for row in answer["queues"] if row["capped"]}
+        for queue in sorted(capped - self._capped):
+            log.warning(
+                "reader %r is so far behind in queue %r that the broker does not keep all of it any more "
+                "(reader-bytes-max)",
+                self._name,
+                queue,
+            )
+        self._capped = capped
+
+    def _renew(self) -> None:
+        while True:
+            self._moved.wait(self._renew_seconds)
+            self._moved.clear()
+            if self._ended.is_set():
+                self._broker.close()
+                return
+            try:
+                self._tell()
+            except PenstockError as error:
+                log.warning("reader %r could not be renewed, which is tried again: %s", self._name, error)
+            self._ended.wait(MOVE_SECONDS)

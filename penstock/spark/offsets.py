@@ -1,0 +1,181 @@
+"""Offsets: where each queue begins and ends, where a query begins in it, and what is gone.
+
+A *position* is the offset of the next message to read (for the view `events`: the number of the next event).
+Streaming offsets are positions by queue, `{"orders": 42}`, which is also what `startingOffsets` takes. A
+queue that they do not name has not been seen yet, and is read from 0 on when it comes.
+
+Rules that always hold:
+  * Ends are synced ends: nothing that a query has seen can be taken back.
+  * Nothing is passed over in silence. A position that is not in the log any more is `DataLost`, or a warning
+    where the user has said that the query shall go on.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+from penstock.errors import PenstockError
+from penstock.spark.api import Broker
+from penstock.spark.options import EARLIEST, LATEST, Bound, ReadOptions, WrongOption
+
+log = logging.getLogger("penstock.spark")
+
+NAMES_CHARACTERS_MAX: Final = 4000
+"""Names of queues, as they are in the address of one request."""
+
+PAGE_QUEUES: Final = 10_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+Positions = dict[str, int]
+
+
+class DataLost(PenstockError):
+    """What a query should read next is not in the log. Says of which queue, which offsets, and what to do."""
+
+
+class Extent(NamedTuple):
+    """What can be read of a queue; the end is exclusive."""
+
+    start: int
+    end: int
+
+
+# --- what there is ---------------------------------------------------------------------------------
+
+
+def extents_of(broker: Broker, options: ReadOptions) -> dict[str, Extent]:
+    """The queues to read, as far as there is something to be read of them, by name."""
+    rows: list[Mapping[str, int | str]] = []
+    if options.subscribe is not None:
+        for names in _portions(options.subscribe):
+            rows += broker.get("offsets", queues=",".join(names))["queues"]
+    else:
+        after = None
+        while True:
+            page = broker.get("offsets", after=after, limit=PAGE_QUEUES)
+            rows += (row for row in page["queues"] if options.wants(row["name"]))
+            after = page["next"]
+            if after is None:
+                break
+    return {str(row["name"]): _extent(row, options.view) for row in rows}
+
+
+def _extent(row: Mapping[str, int | str], view: str) -> Extent:
+    if view == "events":
+        return Extent(int(row["event_start"]), int(row["event_end"]))
+    # A message that lives is in the log, however old it is: the state is complete from 0 on.
+    return Extent(0 if view == "state" else int(row["offset_start"]), int(row["offset_end"]))
+
+
+def _portions(names: Sequence[str]) -> Iterator[list[str]]:
+    """The names in as many lists as there are requests to be made."""
+    portion: list[str] = []
+    characters = 0
+    for name in names:
+        length = len(quote(name, safe="")) + 3
+        if portion and characters + length > NAMES_CHARACTERS_MAX:
+            yield portion
+            portion, characters = [], 0
+        portion.append(name)
+        characters += length
+    yield portion
+
+
+# --- where to begin and to end ---------------------------------------------------------------------
+
+
+def starting_positions(broker: Broker, options: ReadOptions, extents: Mapping[str, Extent]) -> Positions:
+    """Where a new query begins in each queue that is there."""
+    if options.starting_timestamp is not None:
+        moment = _EPOCH + timedelta(microseconds=options.starting_timestamp)
+        time = f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z"
+        view = "events" if options.view == "events" else "messages"
+        return {
+            queue: broker.get("queues", queue, "offset", time=time, view=view)["offset"] for queue in extents
+        }
+    return _positions("startingOffsets", options.starting_offsets, options, extents)
+
+
+def ending_positions(options: ReadOptions, extents: Mapping[str, Extent]) -> Positions:
+    """Where a batch ends in each queue."""
+    return _positions("endingOffsets", options.ending_offsets, options, extents)
+
+
+def _positions(name: str, bound: Bound, options: ReadOptions, extents: Mapping[str, Extent]) -> Positions:
+    if isinstance(bound, int):
+        bound = dict.fromkeys(extents, bound)
+    else:
+        _check_names(name, bound, options, extents)
+    positions: Positions = {}
+    for queue, offset in bound.items():
+        extent = extents.get(queue, Extent(0, 0))
+        if offset > extent.end:
+            raise WrongOption(
+                f"option {name!r}: queue {queue!r}: {offset} is behind the end of what can be read, "
+                f"{extent.end}; use -1 for the end"
+            )
+        positions[queue] = {EARLIEST: extent.start, LATEST: extent.end}.get(offset, offset)
+    # Where nothing is there yet, everything is still to come.
+    return {queue: position for queue, position in positions.items() if queue in extents}
+
+
+def _check_names(
+    name: str, given: Mapping[str, int], options: ReadOptions, extents: Mapping[str, Extent]
+) -> None:
+    """Offsets for single queues must be there for each of them, and for no other."""
+    foreign = [queue for queue in given if not options.wants(queue)]
+    if foreign:
+        raise WrongOption(f"option {name!r} names {_listed(foreign)}, which this query does not read")
+    wanted = options.subscribe if options.subscribe is not None else extents
+    missing = [queue for queue in wanted if queue not in given]
+    if missing:
+        raise WrongOption(
+            f"option {name!r} does not name {_listed(missing)}; name every queue (-2: earliest, -1: latest)"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:5]))
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+# --- what is gone ----------------------------------------------------------------------------------
+
+GO_ON: Final = "set failOnDataLoss to false to go on with what is there"
+_HOLD: Final = f"{GO_ON}. The option reader makes the broker keep what a stream has not read yet"
+_OTHER_LOG: Final = (
+    f"is it another broker, or another data folder? If that is right, begin with a new checkpoint, or {GO_ON}"
+)
+
+
+def kept_position(options: ReadOptions, queue: str, position: int, extent: Extent | None) -> int:
+    """A position that can be read from, as near as possible to the one where a query should go on.
+
+    DataLost where that is another one, unless the query may go on all the same.
+    """
+    if extent is None:
+        if position:
+            lost(options, f"queue {queue!r} is gone, but was read up to {position}", _OTHER_LOG)
+        return 0
+    if position < extent.start:
+        what = f"{counted(options)} {position} to {extent.start - 1}"
+        lost(options, f"queue {queue!r}: {what} were removed by retention before they were read", _HOLD)
+        return extent.start
+    if position > extent.end:
+        lost(options, f"queue {queue!r} ends at {extent.end}, but was read up to {position}", _OTHER_LOG)
+        return extent.start
+    return position
+
+
+def counted(options: ReadOptions) -> str:
+    """What a position counts, in words."""
+    return "events" if options.view == "events" else "offsets"
+
+
+def lost(options: ReadOptions, what: str, advice: str = GO_ON) -> None:
+    """Something is gone: say so, in the way that was asked for."""
+    if options.fail_on_data_loss:
+        raise DataLost(f"{what}; {advice}")
+    log.warning("%s; the query goes on, because failOnDataLoss is false", what)

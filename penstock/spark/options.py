@@ -1,0 +1,362 @@
+"""Options: what a Spark user may say to the source and the sink, as tables, and how it is judged.
+
+Names and meanings are those of Spark's Kafka connector wherever the thing is the same. Spark hands options
+over with their names in lower case, whatever the user wrote, so names are compared that way; messages say
+them as the documentation does.
+
+Rules that always hold:
+  * Nothing that was said is ignored: a name that no table has is refused with the nearest that is there, and
+    so is an option that has no meaning for a batch, or for a stream, with the reason.
+  * Everything is judged here, before anybody is asked anything over the network.
+
+How it fails: `WrongOption`, one sentence that names the option and says what would be right.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from penstock.broker.life import Reason
+from penstock.broker.policy import QueueNameError, check_queue_name, door_of
+from penstock.client.errors import NotSupported
+from penstock.client.url import parse_url
+from penstock.errors import PenstockError
+
+URL_DEFAULT: Final = "http://127.0.0.1:9180"
+RETRY_SECONDS_DEFAULT: Final = 30.0
+VIEWS: Final = ("messages", "events", "state")
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+"""As numbers, these stand for the first offset that is kept and for the end, as in Kafka's connector."""
+
+OFFSET_MAX: Final = (1 << 56) - 1
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+BATCH: Final = "batch"
+STREAM: Final = "stream"
+
+BAD_RECORD: Final = Reason.BAD_RECORD.label
+"""Why something is dead that was sent as a dead letter."""
+
+Bound = int | Mapping[str, int]
+"""Where to begin or end: EARLIEST or LATEST for every queue, or a number for each."""
+
+
+class WrongOption(PenstockError):
+    """An option that cannot be meant. The text names it and says what would be right."""
+
+
+# --- kinds -----------------------------------------------------------------------------------------
+
+
+def _url(text: str) -> str:
+    try:
+        target = parse_url(text, "http")
+    except NotSupported as error:
+        raise WrongOption(str(error)) from None
+    if len(target.addresses) > 1:
+        raise WrongOption("name one broker, as in http://HOST:9180")
+    return text
+
+
+def _text(text: str) -> str:
+    if not text.strip():
+        raise WrongOption("it is empty; leave the option out, or say something")
+    return text.strip()
+
+
+def _queue(text: str) -> str:
+    queue, dead = door_of(text)
+    if dead:
+        raise WrongOption(
+            f"{text!r} is the door to the dead letters of {queue!r}, not a queue; "
+            f"read view 'state' of {queue!r}, where state is 'dead'"
+        )
+    try:
+        check_queue_name(text)
+    except QueueNameError as error:
+        raise WrongOption(str(error)) from None
+    return text
+
+
+def _queues(text: str) -> tuple[str, ...]:
+    names = [name.strip() for name in text.split(",")]
+    chosen = tuple(dict.fromkeys(_queue(name) for name in names if name))
+    if not chosen:
+        raise WrongOption("it names no queue; name one, or several with commas between them")
+    return chosen
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise WrongOption(f"{text!r} is no regular expression: {error}") from None
+    return _text(text)
+
+
+def _view(text: str) -> str:
+    if text.lower() not in VIEWS:
+        raise WrongOption(f"there is no view {text!r}; use one of {', '.join(VIEWS)}")
+    return text.lower()
+
+
+def _flag(text: str) -> bool:
+    words = {"true": True, "false": False}
+    if text.lower() not in words:
+        raise WrongOption(f"{text!r} is not true or false")
+    return words[text.lower()]
+
+
+def _count(text: str) -> int:
+    if re.fullmatch("[0-9]{1,17}", text) is None or int(text) < 1:
+        raise WrongOption(f"{text!r} is not a whole number from 1 on")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text) is None:
+        raise WrongOption(f"{text!r} is not a number of seconds from 0 on")
+    return float(text)
+
+
+def _transaction_id(text: str) -> str:
+    if re.fullmatch("[ -~]{1,200}", text) is None:
+        raise WrongOption(f"{text!r:.250} is not made of 1 to 200 printable ASCII characters")
+    return text
+
+
+def _dead(text: str) -> str:
+    if text != BAD_RECORD:
+        raise WrongOption(f"{text!r} is no reason that can be given; use {BAD_RECORD}")
+    return text
+
+
+_BOUNDS: Final = {"earliest": EARLIEST, "latest": LATEST}
+
+
+def _bound(text: str) -> Bound:
+    word = _BOUNDS.get(text.strip().lower())
+    if word is not None:
+        return word
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict) or not given:
+        raise WrongOption(
+            f"{text!r} is none of earliest, latest and JSON with a number for each queue, "
+            '{"orders": 42} (-2: earliest, -1: latest)'
+        )
+    for queue, offset in given.items():
+        if isinstance(offset, bool) or not isinstance(offset, int) or not EARLIEST <= offset <= OFFSET_MAX:
+            raise WrongOption(
+                f"queue {queue!r}: {json.dumps(offset)} is no offset; "
+                "use a whole number (-2: earliest, -1: latest)"
+            )
+    return {_queue(queue): offset for queue, offset in given.items()}
+
+
+def _time_us(text: str) -> int:
+    text = text.strip()
+    if re.fullmatch("[0-9]{1,15}", text) is not None:
+        return int(text) * 1000
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise WrongOption(
+            f"{text!r} is no time; use ISO 8601, 2030-01-31T12:00:00Z (UTC where it names no zone), "
+            "or milliseconds since 1970"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max((moment - _EPOCH) // timedelta(microseconds=1), 0)
+
+
+# --- tables ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. `refused` says for which kind of query it has no meaning, and why."""
+
+    name: str
+    parse: Callable[[str], object]
+    default: object = None
+    refused: Mapping[str, str] | None = None
+
+
+READING: Final = (
+    Option("url", _url, URL_DEFAULT),
+    Option("token", _text),
+    Option("subscribe", _queues),
+    Option("subscribePattern", _pattern),
+    Option("view", _view, "messages"),
+    Option("startingOffsets", _bound),
+    Option(
+        "endingOffsets",
+        _bound,
+        LATEST,
+        {STREAM: "a stream has no end; read a batch, or use the trigger availableNow"},
+    ),
+    Option("startingTimestamp", _time_us),
+    Option(
+        "maxOffsetsPerTrigger",
+        _count,
+        refused={BATCH: "a batch has no triggers; use endingOffsets to read less"},
+    ),
+    Option("minPartitions", _count),
+    Option("failOnDataLoss", _flag, True),
+    Option(
+        "reader",
+        _text,
+        refused={BATCH: "only a stream lives on to hold retention; PUT /v1/readers/NAME does it by hand"},
+    ),
+    Option("retrySeconds", _seconds, RETRY_SECONDS_DEFAULT),
+)
+WRITING: Final = (
+    Option("url", _url, URL_DEFAULT),
+    Option("token", _text),
+    Option("queue", _queue),
+    Option(
+        "transactionId",
+        _transaction_id,
+        refused={STREAM: "a stream's batches have identities of their own; leave it out"},
+    ),
+    Option(
+        "redrive",
+        _flag,
+        False,
+        {STREAM: "dead letters are read as a batch; write with foreachBatch, a batch at a time"},
+    ),
+    Option("dead", _dead),
+    Option("retrySeconds", _seconds, RETRY_SECONDS_DEFAULT),
+)
+
+_SPARK_S_OWN: Final = frozenset({"checkpointlocation", "queryname"})
+"""Options of a stream's writer that Spark hands on to the sink, though they are meant for itself."""
+
+_INSTEAD: Final = {"path": "name queues with the option subscribe (reading) or queue (writing)"}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What to read. Each field is the option of the same name, in Python's spelling."""
+
+    url: str
+    token: str | None = field(repr=False)
+    subscribe: tuple[str, ...] | None
+    subscribe_pattern: str | None
+    view: str
+    starting_offsets: Bound
+    ending_offsets: Bound
+    starting_timestamp: int | None  # µs since the epoch
+    max_offsets_per_trigger: int | None
+    min_partitions: int | None
+    fail_on_data_loss: bool
+    reader: str | None
+    retry_seconds: float
+
+    def wants(self, queue: str) -> bool:
+        """Whether a queue is one of those to read."""
+        if self.subscribe is not None:
+            return queue in self.subscribe
+        assert self.subscribe_pattern is not None
+        return re.fullmatch(self.subscribe_pattern, queue) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """Where to write to."""
+
+    url: str
+    token: str | None = field(repr=False)
+    queue: str | None
+    transaction_id: str | None
+    redrive: bool
+    dead: str | None  # what is written are dead letters from the beginning, for this reason
+    retry_seconds: float
+
+
+def view_of(options: Mapping[str, str]) -> str:
+    """The view alone: it decides the schema, which Spark asks for before it says what kind of query it is."""
+    return str(_values(options, READING, None)["view"])
+
+
+def read_options(options: Mapping[str, str], kind: str) -> ReadOptions:
+    """The options of a batch or a stream that reads; WrongOption where they cannot be meant."""
+    values = _values(options, READING, kind)
+    if (values["subscribe"] is None) == (values["subscribe_pattern"] is None):
+        raise WrongOption("say what to read, with one of the options subscribe and subscribePattern")
+    if values["view"] == "state" and kind == STREAM:
+        raise WrongOption(
+            "option 'view': the state of messages is a picture of one moment, so view 'state' is read as a "
+            "batch; a stream can read view 'events', which says how it changes"
+        )
+    if values["starting_timestamp"] is not None and values["starting_offsets"] is not None:
+        raise WrongOption("startingOffsets and startingTimestamp both say where to begin; leave one out")
+    if values["starting_offsets"] is None:
+        values["starting_offsets"] = EARLIEST if kind == BATCH else LATEST
+    elif kind == BATCH and _says(values["starting_offsets"], LATEST):
+        raise WrongOption(
+            "option 'startingOffsets': a batch that begins at the latest offset is empty; use earliest"
+        )
+    if kind == BATCH and _says(values["ending_offsets"], EARLIEST):
+        raise WrongOption(
+            "option 'endingOffsets': a batch that ends at the earliest offset is empty; use latest"
+        )
+    return ReadOptions(**values)
+
+
+def _says(bound: Bound, word: int) -> bool:
+    return bound == word if isinstance(bound, int) else word in bound.values()
+
+
+def write_options(options: Mapping[str, str], kind: str) -> WriteOptions:
+    """The options of a batch or a stream that writes, likewise."""
+    known = {name: value for name, value in options.items() if name.lower() not in _SPARK_S_OWN}
+    values = _values(known, WRITING, kind)
+    if values["redrive"] and values["transaction_id"] is not None:
+        raise WrongOption(
+            "option 'transactionId' is not for redriving: what is not dead any more is not redriven again"
+        )
+    if values["redrive"] and values["dead"] is not None:
+        raise WrongOption("option 'dead' is not for redriving; leave one of the two out")
+    return WriteOptions(**values)
+
+
+def _values(options: Mapping[str, str], table: tuple[Option, ...], kind: str | None) -> dict[str, Any]:
+    """Every option of a table by its name in Python's spelling: what was said, or its default."""
+    by_name = {option.name.lower(): option for option in table}
+    values = {_spelled(option.name): option.default for option in table}
+    for name, text in options.items():
+        option = by_name.get(name.lower())
+        if option is None:
+            raise _unknown(name, table)
+        why_not = (option.refused or {}).get(kind or "")
+        if why_not is not None:
+            raise WrongOption(f"option {option.name!r} is not for a {kind}: {why_not}")
+        try:
+            values[_spelled(option.name)] = option.parse(str(text))
+        except WrongOption as error:
+            raise WrongOption(f"option {option.name!r}: {error}") from None
+    return values
+
+
+def _unknown(name: str, table: tuple[Option, ...]) -> WrongOption:
+    instead = _INSTEAD.get(name.lower())
+    if instead is None:
+        names = {option.name.lower(): option.name for option in table}
+        near = difflib.get_close_matches(name.lower(), names, n=1)
+        instead = f"did you mean {names[near[0]]!r}?" if near else f"there are {', '.join(names.values())}"
+    return WrongOption(f"there is no option {name!r}; {instead}")
+
+
+def _spelled(name: str) -> str:
+    """startingOffsets -> starting_offsets"""
+    return re.sub("(?=[A-Z])", "_", name).lower()

@@ -1,0 +1,156 @@
+"""PenstockDataSource: what Spark asks for when somebody says `format("penstock")`.
+
+It knows the columns of each view and hands everything else to its readers and writers. Spark does no column
+pruning for a Python source, so a schema that the user gives does it: only its columns are read and sent.
+
+Rules that always hold:
+  * Nothing is asked over the network here. Spark makes and pickles sources as it likes.
+  * Importing this needs pyspark and nothing more; pyarrow comes in with the first row.
+"""
+
+import difflib
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from penstock.errors import PenstockError
+from penstock.spark.options import BATCH, STREAM, read_options, view_of, write_options
+
+
+class WrongSchema(PenstockError):
+    """A schema that does not go with the view. Says which column, and what it could be."""
+
+
+class Column(NamedTuple):
+    """One column of a view; `nullable`: not every row has it."""
+
+    name: str
+    type: DataType
+    nullable: bool = False
+
+
+_QUEUE: Final = Column("queue", StringType())
+_OFFSET: Final = Column("offset", LongType())
+
+VIEWS: Final[Mapping[str, tuple[Column, ...]]] = {
+    "messages": (
+        _QUEUE,
+        _OFFSET,
+        Column("id", StringType()),
+        Column("value", BinaryType()),
+        Column("timestamp", TimestampType()),
+        Column("protocol", StringType()),
+        Column("expires", TimestampType(), nullable=True),
+        Column("retries", IntegerType(), nullable=True),
+    ),
+    "events": (
+        _QUEUE,
+        Column("event_offset", LongType()),
+        Column("event", StringType()),
+        _OFFSET,
+        Column("id", StringType(), nullable=True),
+        Column("reason", StringType(), nullable=True),
+        Column("consumer", StringType(), nullable=True),
+        Column("attempt", IntegerType()),
+        Column("dispatched", TimestampType(), nullable=True),
+        Column("timestamp", TimestampType()),
+    ),
+    "state": (
+        _QUEUE,
+        _OFFSET,
+        Column("id", StringType()),
+        Column("state", StringType()),
+        Column("attempts", IntegerType()),
+        Column("reason", StringType(), nullable=True),
+        Column("consumer", StringType(), nullable=True),
+        Column("timestamp", TimestampType()),
+        Column("expires", TimestampType(), nullable=True),
+        Column("retries", IntegerType(), nullable=True),
+        Column("value", BinaryType()),
+    ),
+}
+
+
+def schema_of(view: str) -> StructType:
+    """The whole schema of a view. As in any schema that is written down, every column may be null."""
+    return StructType([StructField(column.name, column.type) for column in VIEWS[view]])
+
+
+def check_schema(view: str, schema: StructType) -> StructType:
+    """The schema, where all of its columns are the view's own; WrongSchema otherwise."""
+    columns = {column.name: column for column in VIEWS[view]}
+    if not schema.fields:
+        raise WrongSchema(f"the schema has no column; view {view!r} has {', '.join(columns)}")
+    for number, field in enumerate(schema.fields):
+        column = columns.get(field.name)
+        if column is None:
+            near = difflib.get_close_matches(field.name, columns, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(columns)}"
+            raise WrongSchema(f"view {view!r} has no column {field.name!r}; {hint}")
+        if field.dataType != column.type:
+            raise WrongSchema(
+                f"column {field.name!r} of view {view!r} is {column.type.simpleString()}, not "
+                f"{field.dataType.simpleString()}; read it as that, and cast it afterwards"
+            )
+        if column.nullable and not field.nullable:
+            raise WrongSchema(
+                f"column {field.name!r} of view {view!r} can be null; the schema says it cannot"
+            )
+        if field.name in schema.fieldNames()[:number]:
+            raise WrongSchema(f"the schema has column {field.name!r} twice")
+    return schema
+
+
+class PenstockDataSource(DataSource):
+    """The source and the sink `penstock`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "penstock"
+
+    def schema(self) -> StructType:
+        return schema_of(view_of(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from penstock.spark.reading import BatchReader
+
+        options = read_options(self.options, BATCH)
+        return BatchReader(options, check_schema(options.view, schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from penstock.spark.streaming import StreamReader
+
+        options = read_options(self.options, STREAM)
+        return StreamReader(options, check_schema(options.view, schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        options = write_options(self.options, BATCH)
+        if options.redrive:
+            from penstock.spark.writing_redrive import RedriveWriter
+
+            return RedriveWriter(options, schema, overwrite)
+        from penstock.spark.writing import BatchWriter
+
+        return BatchWriter(options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from penstock.spark.writing import StreamWriter
+
+        return StreamWriter(write_options(self.options, STREAM), schema, overwrite)

@@ -1,0 +1,156 @@
+"""StreamReader: a stream's side of the source, in a process of its own beside Spark's driver.
+
+Spark asks, one call after the other: where to begin (`initialOffset`), how far to go now (`latestOffset`),
+into which tasks that divides (`partitions`), and says what is done (`commit`). What it is told it writes
+down, so that a query that is started again goes on where it was; then `initialOffset` is not asked.
+
+Rules that always hold:
+  * The same start and end are the same messages, whenever they are asked for: a batch can be replayed.
+  * An offset is written with its queues in order, because Spark compares offsets as texts.
+  * Where nothing is new Spark asks again at once. The broker has a rest first, the longer the more it had to
+    do for the last answer: with very many queues that is something.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from penstock.spark.api import Broker
+from penstock.spark.lease import Lease
+from penstock.spark.offsets import Extent, Positions, extents_of, kept_position, starting_positions
+from penstock.spark.options import ReadOptions
+from penstock.spark.reading import Piece, Scan
+from penstock.spark.splits import Range, shares, split
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+IDLE_SHARE: Final = 5
+IDLE_SECONDS_MAX: Final = 1.0
+"""A look that found nothing is followed by a rest of so many times its own length, up to this."""
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """See the module's docstring."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        # Spark makes one of these to ask, and another that it sends to the executors, to read with.
+        self._options = options
+        self._scan = Scan(options, schema)
+        self._broker = Broker(options.url, options.token, options.retry_seconds)
+        self._starts: Positions = {}  # as of the last look
+        self._ends: Positions | None = None  # likewise
+        self._target: Positions | None = None  # of the trigger availableNow
+        self._idle_seconds = 0.0
+        self._lease: Lease | None = None
+
+    # --- where to begin, and how far to go ---------------------------------------------------------
+
+    def initialOffset(self) -> Positions:
+        broker = self._broker.in_haste()
+        try:
+            positions = starting_positions(broker, self._options, extents_of(broker, self._options))
+        finally:
+            broker.close()
+        self._hold(positions)
+        return _in_order(positions)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        most = self._options.max_offsets_per_trigger
+        return ReadMaxRows(most) if most is not None else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = {queue: extent.end for queue, extent in self._look().items()}
+
+    def latestOffset(self, start: Positions, limit: ReadLimit) -> Positions:
+        time.sleep(self._idle_seconds)
+        began = time.monotonic()
+        extents = {
+            queue: extent
+            for queue, extent in self._look().items()
+            if queue in start or (extent.end and (self._target is None or queue in self._target))
+        }
+        positions = {
+            queue: kept_position(self._options, queue, start.get(queue, 0), extent)
+            for queue, extent in extents.items()
+        }
+        for queue in start.keys() - extents.keys():
+            kept_position(self._options, queue, start[queue], None)
+        self._hold(positions)
+        waiting = {queue: self._end(queue, extents) - position for queue, position in positions.items()}
+        if isinstance(limit, ReadMaxRows):
+            waiting = shares(waiting, limit.max_rows)
+        end = _in_order(
+            {queue: position + max(waiting.get(queue, 0), 0) for queue, position in positions.items()}
+        )
+        took = time.monotonic() - began
+        self._idle_seconds = min(IDLE_SHARE * took, IDLE_SECONDS_MAX) if end == start else 0.0
+        return end
+
+    def reportLatestOffset(self) -> Positions | None:
+        return _in_order(self._ends) if self._ends is not None else None
+
+    def _look(self) -> dict[str, Extent]:
+        extents = extents_of(self._broker, self._options)
+        self._starts = {queue: extent.start for queue, extent in extents.items()}
+        self._ends = {queue: extent.end for queue, extent in extents.items()}
+        return extents
+
+    def _end(self, queue: str, extents: Mapping[str, Extent]) -> int:
+        """Where to stop in a queue: at its end, or where it was when availableNow was said."""
+        end = extents[queue].end
+        return end if self._target is None else min(end, self._target.get(queue, 0))
+
+    # --- reading -----------------------------------------------------------------------------------
+
+    def partitions(self, start: Positions, end: Positions) -> Sequence[Piece]:
+        self._hold({queue: start.get(queue, 0) for queue in end})
+        ranges = [
+            Range(queue, self._begin(queue, start.get(queue, 0), stop), stop) for queue, stop in end.items()
+        ]
+        return [Piece(task) for task in split(ranges, self._options.min_partitions)]
+
+    def _begin(self, queue: str, start: int, end: int) -> int:
+        """Where to begin in a queue: where the query is, unless something is lost and it may go on."""
+        if start > end:
+            # The log is not the one that was read. It has begun anew, and so does the query in it.
+            start = 0
+        if not self._options.fail_on_data_loss:
+            start = min(max(start, self._starts.get(queue, 0)), end)
+        return start
+
+    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
+        return self._scan.read(partition.ranges if isinstance(partition, Piece) else ())
+
+    # --- retention ---------------------------------------------------------------------------------
+
+    def commit(self, end: Positions) -> None:
+        if self._lease is not None:
+            self._lease.move(end)
+
+    def stop(self) -> None:
+        if self._lease is not None:
+            self._lease.end()
+        self._broker.close()
+
+    def _hold(self, positions: Positions) -> None:
+        options = self._options
+        if options.reader is None:
+            return
+        if self._lease is None:
+            broker = Broker(options.url, options.token, options.retry_seconds)
+            self._lease = Lease(broker, options.reader, options.view)
+        self._lease.hold(positions)
+
+
+def _in_order(positions: Positions) -> Positions:
+    return dict(sorted(positions.items()))

@@ -1,0 +1,245 @@
+"""What may be said to the source and the sink, and what is answered to everything else."""
+
+import re
+from collections.abc import Mapping
+
+import pytest
+from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from penstock.spark.options import (
+    BATCH,
+    EARLIEST,
+    LATEST,
+    READING,
+    STREAM,
+    WrongOption,
+    read_options,
+    view_of,
+    write_options,
+)
+from penstock.spark.source import VIEWS, WrongSchema, check_schema, schema_of
+
+
+def given(**options: str) -> Mapping[str, str]:
+    """Options as Spark hands them over."""
+    return CaseInsensitiveDict({"subscribe": "orders", **options})
+
+
+# --- defaults --------------------------------------------------------------------------------------
+
+
+def test_a_batch_begins_at_the_earliest_and_ends_at_the_latest() -> None:
+    options = read_options(given(), BATCH)
+    assert options.url == "http://127.0.0.1:9180"
+    assert options.view == "messages"
+    assert (options.starting_offsets, options.ending_offsets) == (EARLIEST, LATEST)
+    assert options.fail_on_data_loss
+    assert options.retry_seconds == 30
+    assert (options.max_offsets_per_trigger, options.min_partitions, options.reader) == (None, None, None)
+
+
+def test_a_stream_begins_at_the_latest() -> None:
+    assert read_options(given(), STREAM).starting_offsets == LATEST
+
+
+@pytest.mark.parametrize("name", ["startingOffsets", "STARTINGOFFSETS", "startingoffsets"])
+def test_case_does_not_matter(name: str) -> None:
+    assert read_options(given(**{name: "earliest"}), STREAM).starting_offsets == EARLIEST
+
+
+def test_every_option_can_be_said() -> None:
+    said = {
+        "url": "https://broker:9180",
+        "token": "secret",
+        "view": "EVENTS",
+        "startingOffsets": '{"orders": 42}',
+        "maxOffsetsPerTrigger": "1000",
+        "minPartitions": "8",
+        "failOnDataLoss": "False",
+        "reader": "nightly",
+        "retrySeconds": "2.5",
+    }
+    options = read_options(given(**said), STREAM)
+    assert options.url == "https://broker:9180"
+    assert options.token == "secret"
+    assert options.view == "events"
+    assert options.starting_offsets == {"orders": 42}
+    assert options.max_offsets_per_trigger == 1000
+    assert options.min_partitions == 8
+    assert not options.fail_on_data_loss
+    assert options.reader == "nightly"
+    assert options.retry_seconds == 2.5
+    only_batch = {"endingOffsets", "startingTimestamp", "subscribe", "subscribePattern"}
+    assert {option.name for option in READING} - said.keys() == only_batch
+
+
+# --- what to read ----------------------------------------------------------------------------------
+
+
+def test_a_list_of_queues() -> None:
+    options = read_options({"subscribe": " a, b ,a,, c/d"}, BATCH)
+    assert options.subscribe == ("a", "b", "c/d")
+    assert options.wants("c/d")
+    assert not options.wants("c")
+
+
+def test_a_pattern_fits_whole_names() -> None:
+    options = read_options({"subscribePattern": "order.|x"}, BATCH)
+    assert [name for name in ("orders", "order", "my-orders", "x", "xx") if options.wants(name)] == [
+        "orders",
+        "x",
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, {"subscribe": "a", "subscribePattern": "b"}])
+def test_one_of_two_says_what_to_read(options: dict[str, str]) -> None:
+    with pytest.raises(WrongOption, match="one of the options subscribe and subscribePattern"):
+        read_options(options, BATCH)
+
+
+# --- times and offsets -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "time_us"),
+    [
+        ("0", 0),
+        ("1700000000123", 1_700_000_000_123_000),
+        ("2023-11-14T22:13:20Z", 1_700_000_000_000_000),
+        ("2023-11-14T23:13:20.000001+01:00", 1_700_000_000_000_001),
+        ("2023-11-14T22:13:20", 1_700_000_000_000_000),
+        ("2023-11-14", 1_699_920_000_000_000),
+        ("1960-01-01", 0),
+    ],
+)
+def test_times(text: str, time_us: int) -> None:
+    assert read_options(given(startingTimestamp=text), STREAM).starting_timestamp == time_us
+
+
+@pytest.mark.parametrize(
+    ("text", "bound"),
+    [
+        ("earliest", EARLIEST),
+        ("Latest", LATEST),
+        ('{"orders": -2}', {"orders": -2}),
+        ('{"orders": -1}', {"orders": -1}),
+        ('{"orders": 0}', {"orders": 0}),
+    ],
+)
+def test_offsets(text: str, bound: object) -> None:
+    assert read_options(given(startingOffsets=text), STREAM).starting_offsets == bound
+
+
+# --- what is refused -------------------------------------------------------------------------------
+
+REFUSED = [
+    (BATCH, "startingOffset", "earliest", "no option 'startingoffset'; did you mean 'startingOffsets'?"),
+    (BATCH, "maxofsetspertriger", "1", "did you mean 'maxOffsetsPerTrigger'?"),
+    (BATCH, "kafka.bootstrap.servers", "x", "there is no option 'kafka.bootstrap.servers'; there are url,"),
+    (BATCH, "path", "orders", "no option 'path'; name queues with the option subscribe"),
+    (BATCH, "url", "ftp://x", "option 'url': 'ftp://x': there is no scheme 'ftp'"),
+    (BATCH, "url", "phpmq://127.0.0.1", "option 'url': 'phpmq://127.0.0.1' is no URL for a http client"),
+    (BATCH, "url", "http://a,b", "option 'url': name one broker"),
+    (BATCH, "token", " ", "option 'token': it is empty"),
+    (BATCH, "subscribe", " , ", "option 'subscribe': it names no queue"),
+    (BATCH, "subscribe", "orders.dead", "the door to the dead letters of 'orders'"),
+    (BATCH, "subscribe", "a\nb", "control character"),
+    (BATCH, "view", "table", "option 'view': there is no view 'table'; use one of messages, events, state"),
+    (STREAM, "view", "state", "view 'state' is read as a batch"),
+    (BATCH, "startingOffsets", "newest", "option 'startingOffsets': 'newest' is none of earliest, latest"),
+    (BATCH, "startingOffsets", "{}", "is none of earliest, latest and JSON"),
+    (BATCH, "startingOffsets", '{"orders": "1"}', "queue 'orders': \"1\" is no offset"),
+    (BATCH, "startingOffsets", '{"orders": -3}', "-3 is no offset"),
+    (BATCH, "startingOffsets", '{"orders": true}', "true is no offset"),
+    (BATCH, "startingOffsets", "latest", "begins at the latest offset is empty"),
+    (BATCH, "startingOffsets", '{"orders": -1}', "begins at the latest offset is empty"),
+    (BATCH, "endingOffsets", "earliest", "ends at the earliest offset is empty"),
+    (STREAM, "endingOffsets", "latest", "'endingOffsets' is not for a stream: a stream has no end"),
+    (BATCH, "maxOffsetsPerTrigger", "5", "'maxOffsetsPerTrigger' is not for a batch"),
+    (STREAM, "maxOffsetsPerTrigger", "0", "option 'maxOffsetsPerTrigger': '0' is not a whole number from 1"),
+    (BATCH, "minPartitions", "two", "option 'minPartitions': 'two' is not a whole number"),
+    (BATCH, "failOnDataLoss", "no", "option 'failOnDataLoss': 'no' is not true or false"),
+    (BATCH, "reader", "x", "'reader' is not for a batch: only a stream lives on"),
+    (BATCH, "retrySeconds", "-1", "option 'retrySeconds': '-1' is not a number of seconds"),
+    (BATCH, "startingTimestamp", "yesterday", "option 'startingTimestamp': 'yesterday' is no time"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "text", "words"), REFUSED)
+def test_what_cannot_be_meant_is_refused_in_words(kind: str, name: str, text: str, words: str) -> None:
+    with pytest.raises(WrongOption, match=re.escape(words)) as refusal:
+        read_options(given(**{name: text}), kind)
+    assert "\n" not in str(refusal.value)
+
+
+def test_two_beginnings_are_refused() -> None:
+    with pytest.raises(WrongOption, match="both say where to begin"):
+        read_options(given(startingOffsets="earliest", startingTimestamp="0"), BATCH)
+
+
+def test_a_pattern_that_is_none_is_refused() -> None:
+    with pytest.raises(WrongOption, match="'orders\\[' is no regular expression"):
+        read_options({"subscribePattern": "orders["}, BATCH)
+
+
+def test_wrong_names_are_refused_with_the_schema_already() -> None:
+    with pytest.raises(WrongOption, match="did you mean 'subscribe'"):
+        view_of({"subscrib": "orders"})
+
+
+# --- writing ---------------------------------------------------------------------------------------
+
+
+def test_writing_options() -> None:
+    options = write_options(CaseInsensitiveDict({"queue": "orders", "transactionId": "t1"}), BATCH)
+    assert (options.queue, options.transaction_id, options.token) == ("orders", "t1", None)
+
+
+def test_spark_s_own_options_are_no_concern_of_the_sink() -> None:
+    assert write_options({"checkpointlocation": "/x", "queue": "q"}, STREAM).queue == "q"
+
+
+def test_a_stream_has_no_transaction_id() -> None:
+    with pytest.raises(WrongOption, match="'transactionId' is not for a stream"):
+        write_options({"transactionid": "t1"}, STREAM)
+
+
+# --- schemas ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_whole_schema_is_right(view: str) -> None:
+    assert check_schema(view, schema_of(view)) == schema_of(view)
+
+
+def test_some_columns_in_any_order() -> None:
+    schema = StructType([StructField("value", schema_of("messages")["value"].dataType), _offset()])
+    assert check_schema("messages", schema) is schema
+
+
+def _offset(nullable: bool = True) -> StructField:
+    return StructField("offset", LongType(), nullable)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (StructType(), "the schema has no column; view 'messages' has queue, offset"),
+        (StructType([StructField("ofset", LongType())]), "no column 'ofset'; did you mean 'offset'?"),
+        (StructType([StructField("zzz", LongType())]), "no column 'zzz'; there are queue, offset"),
+        (
+            StructType([StructField("value", StringType())]),
+            "column 'value' of view 'messages' is binary, not string; read it as that, and cast it",
+        ),
+        (StructType([_offset(), _offset()]), "column 'offset' twice"),
+        (
+            StructType([StructField("expires", schema_of("messages")["expires"].dataType, False)]),
+            "'expires' of view 'messages' can be null",
+        ),
+    ],
+)
+def test_other_schemas_are_refused_in_words(schema: StructType, words: str) -> None:
+    with pytest.raises(WrongSchema, match=re.escape(words)):
+        check_schema("messages", schema)
+    assert check_schema("messages", StructType([_offset(nullable=False)]))
