@@ -11,10 +11,10 @@ ARGS ?=
 # How long `make fuzz` works on each target.
 SECONDS ?= 600
 
-.PHONY: help setup demo test check bench fuzz clean
+.PHONY: help setup demo test check bench bench-spark fuzz clean
 
 help: ## List the commands.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 setup: ## Make the virtual environment .venv with all packages; does nothing when it is up to date.
 	@scripts/setup
@@ -31,6 +31,9 @@ check: ## Run the linter, the formatter's check and the type checker.
 
 bench: ## Measure this tree on this machine, beside Redis and beanstalkd where they can be installed (ARGS="--json FILE").
 	@scripts/bench $(ARGS)
+
+bench-spark: ## Measure Spark with Penstock beside Spark's own reader, about 6 minutes (ARGS="--json FILE").
+	@scripts/bench spark $(ARGS)
 
 fuzz: ## Feed the protocol parsers random bytes, SECONDS=600 for each target.
 	@scripts/fuzz $(SECONDS)

@@ -42,6 +42,9 @@ BETTER = {
     "msg/s": Better.MORE,
     "M msg/s": Better.MORE,
     "MB/s": Better.MORE,
+    "rows/s": Better.MORE,
+    "%": Better.MORE,
+    "x": Better.LESS,
 }
 
 

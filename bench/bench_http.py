@@ -16,13 +16,13 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from statistics import median
 
 import pyarrow as pa
 
 from bench import peers
+from bench.cores import children, pinned
 from bench.loadgen import Spread, drive
 
 RUNS = 3
@@ -174,34 +174,21 @@ def _paced(server: peers.Server, run: int) -> Spread:
 def _bulk_reader(port: int, pin_beside: peers.Server | None) -> Iterator[None]:
     """A reader at full speed; with a server given, it has the last core, with the process of the API."""
     cores = sorted(os.sched_getaffinity(0))
-    pinned: list[int] = []
     reader = subprocess.Popen(
         [sys.executable, "-c", READER, str(port), "on"], stdout=subprocess.PIPE, text=True
     )
-    try:
-        if pin_beside is not None:
-            pinned = [reader.pid, *_children(pin_beside.pid)]
-            for pid in pinned:
-                _pin(pid, {cores[-1]})
-            _pin(pin_beside.pid, set(cores[:-1]))
-        assert reader.stdout is not None
-        if not reader.stdout.readline():
-            raise RuntimeError("the bulk reader ended")
-        yield
-    finally:
-        reader.kill()
-        reader.wait()
-        assert reader.stdout is not None
-        reader.stdout.close()
-        if pin_beside is not None:
-            for pid in (*pinned[1:], pin_beside.pid):
-                _pin(pid, set(cores))
-
-
-def _pin(pid: int, cores: set[int]) -> None:
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        os.sched_setaffinity(int(thread.name), cores)
-
-
-def _children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    with ExitStack() as stack:
+        try:
+            if pin_beside is not None:
+                broker, api = [pin_beside.pid], children(pin_beside.pid)
+                stack.enter_context(pinned(lambda: [reader.pid, *api], {cores[-1]}))
+                stack.enter_context(pinned(lambda: broker, set(cores[:-1])))
+            assert reader.stdout is not None
+            if not reader.stdout.readline():
+                raise RuntimeError("the bulk reader ended")
+            yield
+        finally:
+            reader.kill()
+            reader.wait()
+            assert reader.stdout is not None
+            reader.stdout.close()

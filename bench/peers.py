@@ -120,7 +120,16 @@ def penstock(folder: Path, *, http: bool = False) -> Server:
     """`penstock serve` of this tree, by this interpreter, with its defaults: durability `commit`."""
     anywhere = "127.0.0.1:0"
     command = [sys.executable, "-m", "penstock", "serve", "--data", str(folder / "penstock")]
-    command += ["--sspq", anywhere, "--phpmq", anywhere, "--rq", anywhere, "--http", anywhere if http else "off"]
+    command += [
+        "--sspq",
+        anywhere,
+        "--phpmq",
+        anywhere,
+        "--rq",
+        anywhere,
+        "--http",
+        anywhere if http else "off",
+    ]
     process = subprocess.Popen(
         [*command, "--log-level", "warning"], stdout=subprocess.PIPE, text=True, cwd=_REPOSITORY
     )

@@ -41,7 +41,7 @@ def test_send_and_receive_as_it_says(broker: BrokerProcess) -> None:
 
 
 def test_the_python_example(broker: BrokerProcess) -> None:
-    (source,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    source, _ = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     source = source.replace("127.0.0.1:9100", f"127.0.0.1:{broker.ports['phpmq']}")
     result = subprocess.run(
         [sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT

@@ -35,9 +35,11 @@ COMMANDS: Mapping[str, str] = {
     "purge": "penstock.cli.purge",
     "dead": "penstock.cli.dead",
     "redrive": "penstock.cli.redrive",
+    "report": "penstock.cli.report",
     "verify": "penstock.cli.verify",
     "dump": "penstock.cli.dump",
     "doctor": "penstock.cli.doctor",
+    "pipeline": "penstock.cli.pipeline",
     "demo": "penstock.cli.demo",
     "completion": "penstock.cli.completion",
 }

@@ -18,6 +18,7 @@ from penstock.control.frames import Fields
 from penstock.http.app import App
 from penstock.http.connection import BoundedProtocol
 from penstock.http.link import open_link
+from penstock.http.malloc import keep_freed_memory
 from penstock.http.routes import all_routes
 from penstock.http.site import Site
 from penstock.server.journal import start_logging
@@ -85,6 +86,7 @@ def _gone() -> None:
 
 def main() -> None:
     os.nice(NICENESS)
+    keep_freed_memory()
     try:
         import uvloop
     except ImportError:

@@ -37,6 +37,7 @@ import struct
 import time
 import zlib
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Final, NamedTuple
@@ -155,10 +156,8 @@ def _runs(batch: Batch) -> Iterator[Batch]:
         return
     first = 0
     while first < count:
-        end = first + 1
-        most, limit = min(count, first + PIECE_MESSAGES), bounds[first] + PIECE_BYTES
-        while end < most and bounds[end + 1] <= limit:
-            end += 1
+        most = min(count, first + PIECE_MESSAGES)
+        end = max(bisect_right(bounds, bounds[first] + PIECE_BYTES, first + 1, most + 1) - 1, first + 1)
         start = bounds[first]
         yield Batch(
             batch.payload[start : bounds[end]],

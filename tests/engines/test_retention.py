@@ -24,8 +24,9 @@ from penstock.engines.interface import (
 )
 from penstock.engines.log.disk import RealDisk, RealFile
 from penstock.engines.log.engine import LogEngine
+from penstock.engines.log.keys import TRANSACTIONS_MAX
 from penstock.engines.log.segments import parse_segment_name
-from penstock.engines.log.state import TRANSACTIONS_MAX, UNFINISHED_MAX, LogSettings
+from penstock.engines.log.state import UNFINISHED_MAX, LogSettings
 from penstock.engines.log.workers import InlineWorker
 from tests.engines.contract_rig import (
     SECOND,

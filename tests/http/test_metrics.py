@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from penstock import __version__
 from penstock.client import PhpmqClient, RqClient, SspqClient

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from penstock.engines.log.keys import TRANSACTIONS_MAX
 from penstock.engines.log.reader import LogReader
-from penstock.engines.log.state import TRANSACTIONS_MAX
 from penstock.http.commits import AT_ONCE_BYTES, AT_ONCE_MESSAGES, CHUNK_BYTES
 from penstock.http.stages import LOG_ROOM_BYTES, STAGES_MAX
 from tests.http.api import NDJSON, Api, Reply

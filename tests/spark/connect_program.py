@@ -1,4 +1,5 @@
-"""A Spark Connect program, run by a test in a process of its own: reads a queue as a batch and as a stream.
+"""A Spark Connect program, run by a test in a process of its own: reads a queue as a batch and as a stream,
+and copies it to two others, QUEUE.batch and QUEUE.stream.
 
     python connect_program.py URL QUEUE CHECKPOINT TABLE
 
@@ -33,6 +34,20 @@ def main(url: str, queue: str, checkpoint: str, table: str) -> None:
     )
     query.awaitTermination()
     streamed = spark.read.parquet(table).orderBy("offset").collect()
+    values = batch.load().select("value")
+    values.write.format("penstock").option("url", url).option("queue", f"{queue}.batch").mode("append").save()
+    copying = (
+        stream.option("startingOffsets", "earliest")
+        .load()
+        .select("value")
+        .writeStream.format("penstock")
+        .option("url", url)
+        .option("queue", f"{queue}.stream")
+        .option("checkpointLocation", f"{checkpoint}.copy")
+        .trigger(availableNow=True)
+        .start()
+    )
+    copying.awaitTermination()
     try:
         batch.option("subscrib", "x").load().collect()
         refusal = ""

@@ -1,5 +1,6 @@
 """Spark finds the source by itself: in a fresh process, with nothing registered, classic and Connect."""
 
+import base64
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pyspark_penstock
 from penstock.spark import PenstockDataSource
+from tests.http.api import Api
 from tests.server.harness import ROOT, BrokerProcess
 from tests.spark.rig import send, url_of, values
 
@@ -49,7 +51,7 @@ def test_it_can_be_found_where_pyarrow_is_missing() -> None:
     assert (done.returncode, done.stdout) == (0, "penstock\n"), done.stderr
 
 
-def test_spark_connect_reads_it(broker: BrokerProcess, tmp_path: Path) -> None:
+def test_spark_connect_reads_and_writes(broker: BrokerProcess, api: Api, tmp_path: Path) -> None:
     send(broker, "connect", values(100))
     arguments = [url_of(broker), "connect", str(tmp_path / "checkpoint"), str(tmp_path / "table")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}
@@ -69,3 +71,6 @@ def test_spark_connect_reads_it(broker: BrokerProcess, tmp_path: Path) -> None:
     assert read["batch"] == sent
     assert read["stream"] == sent
     assert "no option 'subscrib'; did you mean 'subscribe'?" in read["refusal"]
+    for copy in ("connect.batch", "connect.stream"):
+        messages = api.get(f"/v1/queues/{copy}/messages", limit=1000)["messages"]
+        assert [base64.b64decode(message["value_base64"]).decode() for message in messages] == sent

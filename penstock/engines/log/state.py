@@ -5,7 +5,6 @@ one. Whatever changes the state in a way that must outlive the process is a bloc
 """
 
 import os
-from collections import deque
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,18 +21,12 @@ from penstock.engines.log.block import (
     read_control,
 )
 from penstock.engines.log.disk import Disk
+from penstock.engines.log.keys import Keys, kind_of
 from penstock.engines.log.ledger import read_rows
 from penstock.engines.log.queue import LogQueue
 from penstock.engines.log.segments import Segments
 
 FORMAT = 1
-TRANSACTIONS_MAX = 10_000
-"""How many committed transaction keys of a kind are remembered, the newest of all queues together. A key
-that comes again while it is remembered adds nothing and gets the first answer; after 10,000 others it is a
-new key, and its messages would be stored again. So whoever repeats a transaction must do so before 10,000
-others have been committed: a replay comes soon after its first try. What stands before the first slash of a
-key is its kind: the keys of one kind do not push out those of another."""
-
 UNFINISHED_MAX = 1000
 """How many transactions may have begun and not ended. Their keys are remembered as long as that takes."""
 
@@ -98,7 +91,7 @@ class LogState:
         self.begins_late = False  # what is missing cannot be told from what retention took
         self.number_last = 0  # the highest that a queue has: numbers are never given twice
         self.transactions: dict[str, list[StoredPart]] = {}  # in the order of their commits
-        self._keys: dict[str, deque[str]] = {}  # the keys of each kind, in the same order
+        self._keys: dict[str, Keys] = {}  # by their kinds
         self.unfinished: dict[str, tuple[int, list[StoredPart]]] = {}  # steps that are stored, and where
         self.readers: dict[ReaderKey, ReaderInfo] = {}
         self.changed: dict[int, LogQueue] = {}  # since the last `take_changed`
@@ -121,12 +114,10 @@ class LogState:
 
     def remember(self, key: str, parts: list[StoredPart]) -> None:
         """A transaction that is whole."""
-        keys = self._keys.setdefault(key[: key.find("/") + 1], deque())
         if key not in self.transactions:
-            keys.append(key)
+            for forgotten in self._keys.setdefault(kind_of(key), Keys()).add(key):
+                del self.transactions[forgotten]
         self.transactions[key] = parts
-        if len(keys) > TRANSACTIONS_MAX:
-            del self.transactions[keys.popleft()]
 
     def steps_of(self, key: str) -> int:
         """How many steps of a transaction are stored that has not had its last one."""

@@ -1,0 +1,230 @@
+"""Analysis: the same orders through a Spark pipeline to Parquet, their sums compared, and a report.
+
+The pipeline is a file, as anybody would write it. It sums up by region and second. A second is written when
+orders have come that are so much later that it is over, which is what a watermark says. So that the last one
+is written too, one more order is sent, which counts nowhere; and beside it a record that is no order, which
+ends in the dead letters.
+
+Rules that always hold:
+  * Spark, its files and what Java prints stay in the folder of the demonstration, or nowhere.
+  * What was stored is compared with what Spark has written, region by region, to the last cent.
+
+Importing this needs the extra `spark`.
+"""
+
+import json
+import shutil
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyspark
+from pyspark.sql import functions as sql
+
+from penstock import __version__
+from penstock.cli.tables import Column
+from penstock.client import HttpClient, PhpmqClient
+from penstock.demo.broker import Broker
+from penstock.demo.orders import NO_ORDER, QUEUE, SCHEMA, Sum, amount, closing_order, sums_of
+from penstock.demo.screen import Screen
+from penstock.pipeline.file import read_pipeline
+from penstock.pipeline.progress import Teller
+from penstock.pipeline.running import Run
+from penstock.report import job, tables
+from penstock.report.figures import figures_of
+from penstock.report.page import About, render
+from penstock.report.period import Period
+from penstock.report.survey import survey
+from penstock.spark.api import Broker as Api
+from penstock.spark.session import local_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WORKER_SECONDS_MAX: Final = 30.0
+SHORT_LIVED_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""What runs for half a minute ends before Java's better compiler pays: it would take half of all CPU time."""
+
+LATER_SECONDS: Final = 2.0
+"""An order that is so much later than another one ends its second: that second, and the watermark's."""
+
+PIPELINE: Final = '''\
+name = "orders"
+
+[source]
+url = {url}
+subscribe = {queue}
+startingOffsets = "earliest"
+
+[parse]
+format = "json"
+schema = {schema}
+
+[[step]]
+sql = """
+select region, window.start as second, count(*) as orders, sum(amount) as amount
+from input group by region, window(timestamp, '1 second')"""
+
+[sink]
+format = "parquet"
+path = {path}
+
+[run]
+trigger = "once"
+checkpoint = {checkpoint}
+watermark = "timestamp, 1 second"
+'''
+
+
+class Analysis:
+    """The second half of the demonstration, step by step."""
+
+    def __init__(self, broker: Broker, screen: Screen, folder: Path) -> None:
+        self._broker = broker
+        self._screen = screen
+        self._folder = folder
+        self.pipeline = folder / "orders.toml"
+        self.parquet = folder / "orders.parquet"
+        self.report = folder / "report.html"
+        self.report_tables = folder / "report-tables"
+
+    def run(self, stored: set[int], number_end: int) -> bool:
+        """Whether Spark's sums are those of the orders that were stored."""
+        began = time.monotonic()
+        self._screen.note("starting Spark, which takes a few seconds")
+        scratch = self._folder / "spark"
+        spark = local_session(
+            "penstock demo",
+            conf={
+                "spark.local.dir": str(scratch),
+                "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+                "spark.log.level": "OFF",
+                "spark.driver.extraJavaOptions": SHORT_LIVED_JAVA,
+            },
+            quiet=True,
+        )
+        # Spark's own handler would tell Java to end its jobs first; here everything ends.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            self._screen.step(f"Spark {pyspark.__version__} runs on this machine")
+            time.sleep(max(began + LATER_SECONDS - time.monotonic(), 0))
+            self._send_two_more(number_end)
+            self._run_pipeline(spark)
+            agree = self._compare(sums_of(stored), self._read_sums(spark))
+            self._screen.section("A report on what happened, from the events")
+            self._make_report(spark)
+        finally:
+            spark.stop()
+            shutil.rmtree(scratch, ignore_errors=True)
+        return agree
+
+    def _send_two_more(self, number_end: int) -> None:
+        with HttpClient(self._broker.url("http")) as sender:
+            sender.send(QUEUE, NO_ORDER)
+            sender.send(QUEUE, closing_order(number_end))
+        with PhpmqClient(self._broker.url("phpmq")) as worker:
+            worker.ack_many(list(worker.consume(QUEUE, count=2, timeout=WORKER_SECONDS_MAX)))
+        self._screen.step(f"HTTP   sent a record that is no order: {NO_ORDER.decode()}")
+        self._screen.note("       and an order that counts nowhere: time goes on, the last second is over")
+
+    # --- the pipeline ------------------------------------------------------------------------------
+
+    def _run_pipeline(self, spark: "SparkSession") -> None:
+        places = {
+            "url": self._broker.url("http"),
+            "queue": QUEUE,
+            "schema": SCHEMA,
+            "path": str(self.parquet),
+            "checkpoint": str(self._folder / "checkpoint"),
+        }
+        # A text in JSON is one in TOML.
+        text = PIPELINE.format_map({name: json.dumps(place) for name, place in places.items()})
+        self.pipeline.write_text(text, encoding="utf-8")
+        self._screen.note(f"a pipeline, {self.pipeline}:")
+        for line in text.splitlines():
+            if line:
+                self._screen.note(f"  | {line}")
+        self._screen.note("running it, until everything that is in the queue is done")
+        teller = Teller("pipeline", self._screen.step, time.monotonic)
+        Run(read_pipeline(str(self.pipeline)), spark, teller, once=True).run()
+        self._screen.step("done")
+        self._show_dead_letter()
+
+    def _show_dead_letter(self) -> None:
+        with HttpClient(self._broker.url("http")) as client:
+            letters = client.peek(QUEUE, state="dead")
+        rows = []
+        for letter in letters:
+            said = json.loads(letter.value)
+            rows.append([f"{said['offset']:,}", str(letter.reason), said["error"]])
+        self._screen.note(f"the record that is no order is a dead letter, as `penstock dead {QUEUE}` shows:")
+        self._screen.table([Column("offset", right=True), Column("reason"), Column("error")], rows)
+
+    def _read_sums(self, spark: "SparkSession") -> Mapping[str, Sum]:
+        rows = (
+            spark.read.parquet(str(self.parquet))
+            .groupBy("region")
+            .agg(sql.sum("orders").alias("orders"), sql.sum("amount").alias("amount"))
+            .collect()
+        )
+        return {row["region"]: Sum(int(row["orders"]), int(row["amount"] * 100)) for row in rows}
+
+    def _compare(self, stored: Mapping[str, Sum], by_spark: Mapping[str, Sum]) -> bool:
+        nothing = Sum(0, 0)
+        rows = [
+            _row(region, stored.get(region, nothing), by_spark.get(region, nothing))
+            for region in sorted(stored.keys() | by_spark.keys())
+        ]
+        rows.append(_row("all", _total(stored), _total(by_spark)))
+        self._screen.step("what was sent, and what is in the Parquet files:")
+        self._screen.table(COMPARED, rows)
+        agree = stored == by_spark
+        self._screen.note(
+            "Every order is there once, to the last cent."
+            if agree
+            else "They differ, which must not be: please tell us."
+        )
+        return agree
+
+    # --- the report --------------------------------------------------------------------------------
+
+    def _make_report(self, spark: "SparkSession") -> None:
+        url = self._broker.url("http")
+        with closing(Api(url)) as api:
+            facts = survey(api)
+            now_us = time.time_ns() // 1000
+            result = job.run(spark, job.Source(url, None, api), facts, Period(None, None), now_us)
+        tables.write_tables(result.tables, self.report_tables)
+        figures = figures_of(result.span, result.tables)
+        about = About(url, datetime.now(UTC).replace(microsecond=0), __version__)
+        self.report.write_text(render(figures, about), encoding="utf-8")
+        self._screen.step(f"{figures.events:,} events of {len(figures.queues)} queues: {self.report}")
+
+
+COMPARED: Final = (
+    Column("region"),
+    Column("sent", right=True),
+    Column("amount", right=True),
+    Column("Spark", right=True),
+    Column("amount", right=True),
+    Column(""),
+)
+
+
+def _row(region: str, stored: Sum, by_spark: Sum) -> list[str]:
+    return [
+        region,
+        f"{stored.orders:,}",
+        amount(stored.cents),
+        f"{by_spark.orders:,}",
+        amount(by_spark.cents),
+        "equal" if stored == by_spark else "DIFFERENT",
+    ]
+
+
+def _total(sums: Mapping[str, Sum]) -> Sum:
+    return Sum(sum(one.orders for one in sums.values()), sum(one.cents for one in sums.values()))

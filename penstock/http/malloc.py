@@ -1,0 +1,29 @@
+"""Malloc: memory that was freed is kept for the next body, as far as that is not much.
+
+A body of some MiB passes through a few buffers of its size, each of which is freed at once. By default the C
+library gives such memory back to the kernel and takes it again page by page, each filled with zeros first.
+Measured for 200 MB that are staged in bodies of 8 MiB: 0.9 s of a core, of which 0.45 s go into that.
+
+What it costs: a process that had large bodies keeps up to `KEPT_BYTES` more than it needs afterwards.
+"""
+
+import ctypes
+from typing import Final
+
+KEPT_BYTES: Final = 64 << 20
+"""Free memory at the end of the heap that is not given back."""
+
+MAPPED_BYTES: Final = 32 << 20
+"""A buffer from this size on is memory of its own and goes back to the kernel; glibc takes no more here."""
+
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+
+
+def keep_freed_memory() -> bool:
+    """Tell the C library; False where it has no such knob, which is no harm."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)) and bool(mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES))

@@ -1,0 +1,82 @@
+"""Functions: the code that a step in Python names, `module:function`.
+
+    def tidy(frame): …                  the result of the step before, to a frame
+    def joined(spark, views): …         the session, and every view by its name, to a frame
+
+A module may stand beside the pipeline's file. What it defines is then sent along with the work, so that
+executors on other machines need not have it.
+
+How it fails: `WrongValue`, which says what is missing.
+"""
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from penstock.pipeline.model import Function
+from penstock.server.setting_kinds import WrongValue
+from penstock.server.settings_given import hint_for
+
+
+def make_importable(folder: str) -> None:
+    """Modules in a folder can be imported, from now on: a module may import others when it is called."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def module_of(function: Function) -> ModuleType:
+    return sys.modules[function.__module__]
+
+
+def is_beside(function: Function, file: str) -> bool:
+    """Whether a function's module stands in the folder of a file, or below."""
+    path = getattr(module_of(function), "__file__", None)
+    folder = os.path.dirname(os.path.abspath(file))
+    return path is not None and os.path.abspath(path).startswith(folder + os.sep)
+
+
+def load_function(path: str) -> tuple[Function, bool]:
+    """The function that a path names, and whether it takes the session and all views."""
+    module_name, colon, name = path.partition(":")
+    if not colon or not all(part.isidentifier() for part in (*module_name.split("."), *name.split("."))):
+        raise WrongValue("use a module and a function in it, as in module:function")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # noqa: BLE001 - whatever a module of the user's raises, it is a mistake to tell
+        raise WrongValue(f"module {module_name!r} cannot be imported: {_told(error)}") from None
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise WrongValue(f"module {module_name!r} has no {name!r}; {_hint(module, part)}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise WrongValue(f"{name!r} of module {module_name!r} is {type(found).__name__}; name a function")
+    return found, _takes_views(found, name)
+
+
+def _takes_views(function: Callable[..., Any], name: str) -> bool:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    required = [it for it in parameters if it.kind in positional and it.default is it.empty]
+    if len(required) not in (1, 2):
+        raise WrongValue(
+            f"{name!r} takes {len(required)} arguments; define {name}(frame), or {name}(spark, views)"
+        )
+    return len(required) == 2
+
+
+def _hint(module: ModuleType, name: str) -> str:
+    own = [
+        it
+        for it, value in vars(module).items()
+        if callable(value) and getattr(value, "__module__", "") == module.__name__ and not it.startswith("_")
+    ]
+    return hint_for(name, {it: it for it in own}, own) if own else "define a function there"
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -1,0 +1,154 @@
+"""RedriveWriter: rows that name dead letters, which go back behind the tails of their queues.
+
+Tasks gather offsets and say them as ranges; the driver hands the ranges to the broker when all tasks are
+done. A letter is not copied: it keeps its offset, id and history.
+
+Rules that always hold:
+  * Nothing is redriven before every task has succeeded.
+  * To redrive again changes nothing: a letter that is not dead any more stays as it is. Where the driver dies
+    half-way, the same query run again finds those letters dead that are left, and redrives them.
+  * Letters that somebody holds, and offsets at which there is no dead letter (any more), are passed over,
+    with a line in the log that says how many.
+
+How it fails: `WrongRow`, `Unreachable`, and the broker's own no. What was redriven stays redriven.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from penstock.spark.api import Broker
+from penstock.spark.options import OFFSET_MAX, WriteOptions
+from penstock.spark.source import WrongSchema
+from penstock.spark.writing_columns import LETTERS, check_columns, refuse_overwrite
+from penstock.spark.writing_stages import WrongRow
+
+RANGES_AT_ONCE: Final = 10_000
+"""As many as the broker takes in one call."""
+
+GATHERED_MAX: Final = 1_000_000
+"""Offsets that a task keeps before it makes ranges of them."""
+
+Numbers = Any  # a numpy array of int64; numpy's own types say less here than the names do
+
+log = logging.getLogger("penstock.spark")
+
+
+@dataclass(frozen=True)
+class Named(WriterCommitMessage):
+    """Letters that a task has named: of each queue ranges, first and end by turns, as bytes of int64."""
+
+    ranges: Mapping[str, bytes]
+
+
+class RedriveWriter(DataSourceArrowWriter):
+    """See the module's docstring."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise refuse_overwrite()
+        if "value" in schema.fieldNames():
+            raise WrongSchema(
+                "column 'value' cannot be written with redrive: a dead letter goes back as it is. Select offset "
+                "and queue; a repaired payload is a new message, and is written without the option redrive"
+            )
+        check_columns(schema, LETTERS, options.queue)
+        self._queue = options.queue
+        self._broker = Broker(options.url, options.token, options.retry_seconds)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Named:
+        gathered: dict[str, _Gathered] = {}
+        for batch in iterator:
+            for queue, offsets in self._by_queue(batch):
+                gathered.setdefault(queue, _Gathered()).add(offsets)
+        return Named({queue: it.ranges().tobytes() for queue, it in gathered.items()})
+
+    def _by_queue(self, batch: pa.RecordBatch) -> Iterator[tuple[str, Numbers]]:
+        offsets = _offsets(batch.column("offset"))
+        if self._queue is not None:
+            yield self._queue, offsets
+            return
+        queue = batch.column("queue")
+        if queue.null_count:
+            raise WrongRow("column 'queue' is null in a row: name the queue of every dead letter")
+        named = queue.dictionary_encode()
+        which = named.indices.to_numpy()
+        for number, name in enumerate(named.dictionary.to_pylist()):
+            yield name, offsets[which == number]
+
+    def commit(self, messages: "Sequence[WriterCommitMessage | None]") -> None:
+        by_queue: dict[str, list[Numbers]] = {}
+        for message in messages:
+            if isinstance(message, Named):
+                for queue, ranges in message.ranges.items():
+                    by_queue.setdefault(queue, []).append(np.frombuffer(ranges, np.int64).reshape(-1, 2))
+        with closing(self._broker):
+            for queue, parts in by_queue.items():
+                self._redrive(queue, merged(np.concatenate(parts)))
+
+    def _redrive(self, queue: str, ranges: Numbers) -> None:
+        redriven = 0
+        for at in range(0, len(ranges), RANGES_AT_ONCE):
+            some = ranges[at : at + RANGES_AT_ONCE].tolist()
+            redriven += self._broker.post("queues", queue, "redrive", fields={"ranges": some})["redriven"]
+        named = int((ranges[:, 1] - ranges[:, 0]).sum())
+        if redriven < named:
+            log.warning(
+                "queue %r: %d letters were named; %d are redriven, which were dead and in nobody's hands",
+                queue,
+                named,
+                redriven,
+            )
+
+    def abort(self, messages: "Sequence[WriterCommitMessage | None]") -> None:
+        """There is nothing to undo: nothing is done before the commit."""
+
+
+class _Gathered:
+    """Offsets of one queue."""
+
+    def __init__(self) -> None:
+        self._ranges = np.empty((0, 2), np.int64)
+        self._new: list[Numbers] = []
+        self._new_count = 0
+
+    def add(self, offsets: Numbers) -> None:
+        self._new.append(np.stack((offsets, offsets + 1), axis=1))
+        self._new_count += len(offsets)
+        if self._new_count >= GATHERED_MAX:
+            self.ranges()
+
+    def ranges(self) -> Numbers:
+        """All of them as ranges, in order."""
+        self._ranges = merged(np.concatenate((self._ranges, *self._new)))
+        self._new, self._new_count = [], 0
+        return self._ranges
+
+
+def merged(ranges: Numbers) -> Numbers:
+    """The same offsets as ranges in order that do not touch."""
+    if not len(ranges):
+        return ranges
+    ranges = ranges[np.argsort(ranges[:, 0], kind="stable")]
+    ends = np.maximum.accumulate(ranges[:, 1])
+    begins = np.ones(len(ranges), bool)
+    begins[1:] = ranges[1:, 0] > ends[:-1]
+    first = np.flatnonzero(begins)
+    last = np.append(first[1:], len(ranges)) - 1
+    return np.stack((ranges[first, 0], ends[last]), axis=1)
+
+
+def _offsets(column: pa.Array) -> Numbers:
+    if column.null_count:
+        raise WrongRow("column 'offset' is null in a row: every row names a dead letter")
+    offsets = column.to_numpy().astype(np.int64)
+    if len(offsets) and (offsets.min() < 0 or offsets.max() >= OFFSET_MAX):
+        raise WrongRow(f"column 'offset' is {offsets.min()} in a row: there is no such offset")
+    return offsets

@@ -1,0 +1,255 @@
+"""`penstock pipeline`: what it says, its exit codes, and that nothing is lost or doubled by killing it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli.main import main
+from tests.pipeline.rig import Rig, orders
+from tests.server.harness import ROOT, until
+from tests.spark.rig import PATIENCE_SECONDS
+
+GOOD = """\
+[source]
+url = "URL"
+subscribe = "orders"
+retrySeconds = 0.2
+[[step]]
+sql = "select value from input"
+[sink]
+format = "penstock"
+queue = "out"
+[run]
+checkpoint = "FOLDER/checkpoint"
+"""
+
+
+def write(folder: Path, name: str, url: str = "http://127.0.0.1:9180", text: str = GOOD) -> str:
+    path = folder / f"{name}.toml"
+    path.write_text(f'name = "{name}"\n' + text.replace("URL", url).replace("FOLDER", f"{folder}/{name}"))
+    return str(path)
+
+
+# --- check -------------------------------------------------------------------------------------------------
+
+
+def test_check_says_what_a_pipeline_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, "one")
+    assert main(["pipeline", "check", path]) == 0
+    assert capsys.readouterr() == (
+        f"{path}: fine: one reads orders, 1 step, writes penstock to out\n"
+        "  not judged without Spark (--spark): [[step]] 1 sql\n",
+        "",
+    )
+    assert main(["pipeline", "check", path, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "file": path,
+        "name": "one",
+        "mistakes": [],
+        "unjudged": ["[[step]] 1 sql"],
+    }
+
+
+def test_check_tells_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, "one", text=GOOD.replace("sql =", "sq =").replace("queue", "quue"))
+    assert main(["pipeline", "check", path]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        f"penstock pipeline: {path}, line 6: [[step]] 1: say what to do, with one of sql and python",
+        f"penstock pipeline: {path}, line 7: [[step]] 1 sq: there is no such setting; did you mean sql?",
+        f"penstock pipeline: {path}, line 10: [sink] quue: there is no such setting; did you mean queue?",
+    ]
+    assert main(["pipeline", "check", path, "--json"]) == 2
+    told = json.loads(capsys.readouterr().out)
+    assert (told["file"], len(told["mistakes"])) == (path, 3)
+
+
+def test_check_sees_what_several_must_not_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = write(tmp_path, "one")
+    other = tmp_path / "other.toml"
+    other.write_text(Path(one).read_text())
+    assert main(["pipeline", "check", one, str(other)]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"penstock pipeline: {other}: name: {one} is called 'one' too; take another",
+        f"penstock pipeline: {other}: [run] checkpoint: {one} has the same; take another",
+    ]
+
+
+# --- run ---------------------------------------------------------------------------------------------------
+
+
+def test_nobody_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    path = write(tmp_path, "one", f"http://127.0.0.1:{port}")
+    assert main(["pipeline", "run", path, "--once"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    (line,) = err.splitlines()
+    assert line.startswith(f"penstock: http://127.0.0.1:{port}: no broker answers there (")
+
+
+def test_the_broker_of_the_command_line_goes_before_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, "one", "http://127.0.0.1:1")
+    monkeypatch.setenv("PENSTOCK_URL", "http://127.0.0.1:2")
+    assert main(["pipeline", "run", path, "--url", "http://127.0.0.1:3"]) == 1
+    assert "http://127.0.0.1:3: no broker" in capsys.readouterr().err
+    assert main(["pipeline", "run", path]) == 1
+    assert "http://127.0.0.1:1: no broker" in capsys.readouterr().err
+    silent = write(tmp_path, "two", text=GOOD.replace('url = "URL"\n', ""))
+    assert main(["pipeline", "run", silent]) == 1
+    assert "http://127.0.0.1:2: no broker" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["check", "--once"], "--once and --master are for run"),
+        (["run", "--spark"], "--spark is for check"),
+        (["run", "more.toml"], "run takes one file"),
+        (["run", "--master", "sc://host"], "--master: a pipeline does not run over Spark Connect"),
+    ],
+)
+def test_misuse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str
+) -> None:
+    assert main(["pipeline", *arguments, write(tmp_path, "one")]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_a_mistake_is_told_before_anything_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, "one", text=GOOD.replace("format", "formt"))
+    assert main(["pipeline", "run", path]) == 2
+    assert "[sink] formt: there is no such setting; did you mean format?" in capsys.readouterr().err
+
+
+# --- killed, stopped, finished -----------------------------------------------------------------------------
+
+
+class Command:
+    """`penstock pipeline run`, as a process of its own."""
+
+    def __init__(self, path: str, *flags: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", "pipeline", "run", path, "--master", "local[2]", *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+            text=True,
+        )
+
+    def object(self) -> dict[str, Any]:
+        """The next object that it says."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, self._process.communicate(timeout=PATIENCE_SECONDS)[1]
+        found = json.loads(line)
+        assert isinstance(found, dict)
+        return found
+
+    def wait_for_batch(self, number: int) -> None:
+        while True:
+            told = self.object()
+            if told["event"] == "batch" and told["number"] >= number:
+                return
+
+    def kill(self) -> None:
+        """kill -9, and see that Java goes, too."""
+        java = self._children()
+        assert java
+        self.signal(signal.SIGKILL)
+        self._process.wait(PATIENCE_SECONDS)
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in java), "Java to end", PATIENCE_SECONDS)
+
+    def _children(self) -> list[str]:
+        return Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+
+    def signal(self, number: int) -> None:
+        os.kill(self._process.pid, number)
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code and what was said, once it has ended."""
+        out, err = self._process.communicate(timeout=4 * PATIENCE_SECONDS)
+        return self._process.returncode, out, err
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.communicate()
+
+
+@contextmanager
+def running(path: str, *flags: str) -> Iterator[Command]:
+    command = Command(path, *flags)
+    try:
+        yield command
+    finally:
+        command.close()
+
+
+RELAY = """\
+[source]
+url = "URL"
+subscribe = "relay"
+startingOffsets = "earliest"
+maxOffsetsPerTrigger = 25
+[parse]
+format = "json"
+schema = "id bigint not null, region string, amount double"
+[[step]]
+sql = "select cast(id as string) as value from input"
+[sink]
+format = "penstock"
+queue = "relayed"
+[run]
+trigger = "50 milliseconds"
+checkpoint = "FOLDER/checkpoint"
+"""
+
+
+def test_killed_stopped_and_finished_everything_is_there_once(rig: Rig) -> None:
+    path = str(rig.write("relay", RELAY))
+    good = orders(600)
+    bad = [b"bad %d" % number for number in range(12)]
+    rig.send("relay", good[:300] + bad[:6])
+    with running(path, "--json") as command:
+        command.wait_for_batch(1)
+        command.kill()
+    rig.send("relay", good[300:] + bad[6:])
+    with running(path, "--json") as command:
+        command.wait_for_batch(3)
+        command.signal(signal.SIGTERM)
+        code, _, err = command.end()
+    assert (code, err) == (0, "")
+    with running(path, "--once") as command:
+        code, out, err = command.end()
+    assert (code, out) == (0, ""), err
+    assert err.splitlines()[0] == "relay: reads relay as json, 1 step, writes penstock to relayed"
+    assert err.splitlines()[-1] == "relay: done"
+    assert Counter(rig.messages("relayed")) == Counter(b"%d" % number for number in range(600))
+    assert Counter(it["value"] for it in rig.bad_records("relay")) == Counter(it.decode() for it in bad)
+
+
+def test_a_failure_of_spark_is_one_line(rig: Rig) -> None:
+    rig.send("one-line", orders(1))
+    text = RELAY.replace('"relay"', '"one-line"').replace("cast(id as string)", "id")
+    with running(str(rig.write("one-line", text)), "--once") as command:
+        code, out, err = command.end()
+    assert (code, out) == (1, "")
+    lines = [line for line in err.splitlines() if not line.startswith("one-line: ")]
+    assert lines == ["penstock: one-line: column 'value' is bigint; cast it to binary or string"]

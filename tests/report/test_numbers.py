@@ -1,0 +1,128 @@
+"""Every number of every table, compared with the same number counted by hand: see reference.py."""
+
+from typing import Any
+
+import pytest
+
+from penstock.report.period import SECOND_US
+from penstock.report.tables import TABLES, schema_of
+from tests.report.conftest import CUT_EVENT, CUT_QUEUE, Made
+from tests.report.reference import Reference, Table, read
+
+COUNTED = [name for name in TABLES if name not in ("coverage", "totals")]
+
+
+@pytest.fixture(scope="module")
+def by_hand(whole: Made) -> Reference:
+    return reference_of(whole, {CUT_QUEUE: CUT_EVENT})
+
+
+@pytest.fixture(scope="module")
+def middle_by_hand(middle: Made) -> Reference:
+    return reference_of(middle, {})
+
+
+def reference_of(made: Made, kept: dict[str, int]) -> Reference:
+    everything = read(made.folder, {one.queue: one.event_end for one in made.facts})
+    reference = Reference(everything, kept, *made.period)
+    assert made.result.span is not None
+    reference.bucket_us = made.result.span.bucket_us
+    return reference
+
+
+def rows_of(made: Made, name: str) -> Table:
+    table = made.result.tables[name]
+    assert table.schema == schema_of(name)
+    rows: Table = table.to_pylist()
+    return rows
+
+
+def same(found: Table, expected: Table) -> None:
+    """Equal, row by row; of a row, the columns that are expected."""
+    assert len(found) == len(expected)
+    for row, right in zip(found, expected, strict=True):
+        assert {name: row[name] for name in right} == right
+
+
+def test_the_traffic_has_something_of_everything(by_hand: Reference) -> None:
+    events = {seen.event for seen in by_hand.events}
+    assert events == {"accepted", "acked", "returned", "requeued", "dead", "redriven", "withdrawn"}
+    reasons = {seen.reason for seen in by_hand.events}
+    assert {
+        "expired",
+        "rejected",
+        "retries-exhausted",
+        "consumer-lost",
+        "consumer-cancelled",
+        "purged",
+    } <= reasons
+    assert by_hand.unknown_waits()[CUT_QUEUE] > 0
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_table_of_everything(whole: Made, by_hand: Reference, name: str) -> None:
+    expected = getattr(by_hand, name)()
+    assert expected
+    same(rows_of(whole, name), expected)
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_table_of_a_time_in_the_middle(middle: Made, middle_by_hand: Reference, name: str) -> None:
+    expected = getattr(middle_by_hand, name)()
+    assert expected
+    same(rows_of(middle, name), expected)
+
+
+def test_messages_from_before_the_period_have_waited_since_then(
+    middle: Made, middle_by_hand: Reference
+) -> None:
+    # The test above would be of little worth if there were none of them.
+    start_us = middle.period.start_us
+    assert start_us is not None
+    accepted_us = {
+        (seen.queue, seen.offset): seen.time_us
+        for seen in middle_by_hand.all_events
+        if seen.event == "accepted"
+    }
+    early = [
+        seen for seen in middle_by_hand.events if accepted_us[seen.queue, seen.offset] < start_us - SECOND_US
+    ]
+    assert len(early) > 20
+    assert any(seen.event == "acked" and seen.attempt == 1 for seen in early)
+    assert any(seen.attempt > 1 for seen in early)
+
+
+@pytest.mark.parametrize("part", ["whole", "middle"])
+def test_totals_and_coverage(
+    part: str, whole: Made, middle: Made, by_hand: Reference, middle_by_hand: Reference
+) -> None:
+    made, reference = (whole, by_hand) if part == "whole" else (middle, middle_by_hand)
+    now: dict[str, dict[str, Any]] = {one.queue: one.columns() for one in made.facts}
+    totals = rows_of(made, "totals")
+    same(totals, reference.totals())
+    for row in totals:
+        assert {name: row[name] for name in row if name in now[row["queue"]]} == {
+            name: value for name, value in now[row["queue"]].items() if name in row
+        }
+    coverage = rows_of(made, "coverage")
+    same(coverage, reference.coverage())
+    cut = {CUT_QUEUE} if part == "whole" else set()
+    assert {row["queue"] for row in coverage if row["cut"]} == cut
+    assert all(row["unsynced_events"] == 0 for row in coverage)
+    assert {row["queue"]: row["event_kept"] for row in coverage} == {
+        one.queue: one.event_start for one in made.facts
+    }
+
+
+def test_what_lives_now_is_what_lived_at_the_end(whole: Made) -> None:
+    living = {one.queue: one.living for one in whole.facts}
+    assert {row["queue"]: row["outstanding_end"] for row in rows_of(whole, "totals")} == living
+    assert sum(living.values()) > 0
+
+
+def test_the_span_is_what_was_asked_for(middle: Made, whole: Made, by_hand: Reference) -> None:
+    assert middle.result.span is not None
+    assert (middle.result.span.start_us, middle.result.span.end_us) == middle.period
+    assert whole.result.span is not None
+    times = [seen.time_us for seen in by_hand.events]
+    assert whole.result.span[:2] == (min(times), max(times) + 1)
