@@ -10,8 +10,8 @@ Rules that always hold:
   * A call ends. A walk looks at each offset once, up to the tail of its beginning; without a walk no more
     letters are moved than were dead when it began. What dies again is left for the next call.
   * Dead letters that somebody holds stay where they are.
-  * So do bad records, unless somebody asks for them by reason, by ranges, or with a condition about reasons: they
-    are reports of a pipeline about records that it could not read, which no worker of the queue expects.
+  * So do bad records, unless somebody asks for them by reason, by ranges, or with a condition about
+    reasons: they are reports of a pipeline about records that it could not read, which no worker expects.
 
 How it fails: what was redriven stays redriven when a later part fails. A call that is made again goes on.
 """

@@ -6,8 +6,8 @@
     stop      tell those who still wait, sync, close, exit 0
 
 A second signal stops at once: what was confirmed is safe, and everything unsettled comes again.
-SIGHUP reads the policies and the tokens again. When the log fails, the server says why and ends with 1: it could
-promise nothing any more.
+SIGHUP reads the policies and the tokens again. When the log fails, the server says why and ends with 1:
+it could promise nothing any more.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class Server:
         self.connection_buffer_bytes = settings.limits.connection_buffer_bytes
         self.journal = Journal()
         self._connections: set[Connection] = set()
-        self._throttled: set[Connection | Control] = set()  # not read from: too much is on its way to the disk
+        self._throttled: set[Connection | Control] = set()  # not read from: the disk is behind
         self._numbers = counter(1)
         self._listening: list[tuple[Listener, asyncio.Server]] = []
         self._turn_wanted = False
