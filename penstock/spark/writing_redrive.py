@@ -57,7 +57,8 @@ class RedriveWriter(DataSourceArrowWriter):
         if "value" in schema.fieldNames():
             raise WrongSchema(
                 "column 'value' cannot be written with redrive: a dead letter goes back as it is. Select "
-                "offset and queue; a repaired payload is a new message, and is written without the option redrive"
+                "offset and queue; a repaired payload is a new message, and is written without the option "
+                "redrive"
             )
         check_columns(schema, LETTERS, options.queue)
         self._queue = options.queue
