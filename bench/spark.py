@@ -2,8 +2,8 @@
 
 One broker, one session on all cores of this machine with the settings of Penstock's own commands, one queue
 of messages of random bytes, which nothing compresses. The same rows as Parquet, written by Spark from the
-queue, are what Spark's own reader gets. Every figure is the median of `RUNS` after one run that does not
-count; ours and Spark's own take turns, so that whatever else the machine does hits both.
+queue, are what Spark's own reader gets. Every figure is the median of `RUNS`, after some that do not count;
+ours and Spark's own take turns, so that whatever else the machine does hits both.
 
 Rules that always hold:
   * A count reads every value (`sum(length(value))`) and is compared with what was sent. So is what the sink
@@ -36,6 +36,9 @@ from penstock.spark.api import Broker
 from penstock.spark.session import local_session
 
 RUNS = 5
+WARMING = 3
+"""Runs that do not count: until then Java has compiled most of what it runs often."""
+
 MESSAGES = 2_000_000
 SIZE_BYTES = 200
 BATCH_MESSAGES = 20_000
@@ -102,7 +105,7 @@ class Bench:
 
     def counting(self) -> Iterator[Row]:
         """Reads everything and keeps three numbers."""
-        # The rows for Spark's own reader; also the run that does not count.
+        # The rows for Spark's own reader.
         self._queue("bulk").write.parquet(self._parquet)
         wholes, pruned, own = self._in_turns(
             lambda: _check(self._queue("bulk")),
@@ -275,12 +278,12 @@ class Bench:
     def _in_turns(*works: Callable[[], None]) -> list[float]:
         """Seconds that each takes."""
         taken: list[list[float]] = [[] for _ in works]
-        for _ in range(RUNS + 1):
+        for _ in range(WARMING + RUNS):
             for seconds, work in zip(taken, works, strict=True):
                 began = time.perf_counter()
                 work()
                 seconds.append(time.perf_counter() - began)
-        return [median(seconds[1:]) for seconds in taken]
+        return [median(seconds[WARMING:]) for seconds in taken]
 
 
 def _check(rows: DataFrame) -> None:

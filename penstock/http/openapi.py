@@ -10,7 +10,7 @@ from penstock import __version__
 from penstock.http.problems import MEDIA, PROBLEMS
 from penstock.http.route import Param, Role, Route, Schema
 
-EVERYWHERE: Final = ("bad-request", "internal", "unavailable")
+EVERYWHERE: Final = ("bad-request", "head-too-large", "internal", "unavailable")
 """Problems that every call can have."""
 
 WITH_ROLE: Final = ("unauthorized", "forbidden")

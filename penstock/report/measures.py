@@ -8,7 +8,7 @@
     deliveries   a row per delivery that ended
 
 Percentiles are by rank: the smallest value that is not below the given part of all. With many values they
-are approximated; their rank is then wrong by at most 1 in `ACCURACY` (in a bucket, `BUCKET_ACCURACY`).
+are approximated, see `tables.ACCURACY`; within a bucket, sooner and more so.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,17 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from penstock.report.period import SECOND_US, Span
-from penstock.report.tables import ATTEMPTS_MAX, EVENTS, FAILED, GONE, OUTCOMES, PERCENTILES
+from penstock.report.tables import (
+    ACCURACY,
+    ATTEMPTS_MAX,
+    BUCKET_ACCURACY,
+    EVENTS,
+    FAILED,
+    GONE,
+    OUTCOMES,
+    PERCENTILES,
+)
 
-ACCURACY: Final = 10_000
-BUCKET_ACCURACY: Final = 1000
 CONNECTIONS_MAX: Final = 100
 """So many connections are named of those with the most deliveries, the most failures, the slowest ones."""
 

@@ -177,7 +177,26 @@ def _queues(figures: Figures, anchors: Mapping[str, str]) -> str:
         "What happened in each queue. Back: deliveries that ended with the message in the queue again. "
         "Dropped: expired, rejected or withdrawn, without becoming a dead letter."
     )
-    return section("queues", "Queues", table(caption, heads, rows, foot), _left_out(figures.queues))
+    return section(
+        "queues", "Queues", table(caption, heads, rows, foot), _now(figures), _left_out(figures.queues)
+    )
+
+
+def _now(figures: Figures) -> str:
+    """How the queues stood when the report was made, as the broker said."""
+    heads = [Head("Queue", number=False), *map(Head, ("Ready", "Held", "Dead letters", "Consumers"))]
+    heads.append(Head("", number=False))
+    names = ("ready_now", "held_now", "dead_now", "consumers_now")
+    rows = [
+        [
+            queue.name,
+            *(words.count(queue.totals[name]) for name in names),
+            "paused" if queue.totals["paused"] else "",
+        ]
+        for queue in figures.queues[:ROWS_MAX]
+    ]
+    foot = ["All queues", *(words.count(figures.total(name)) for name in names), ""]
+    return table("How the queues stood when this report was made", heads, rows, foot)
 
 
 def _left_out(queues: Sequence[QueueFigures]) -> str:

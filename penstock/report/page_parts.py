@@ -8,7 +8,7 @@ from penstock.report.charts import Ranks
 from penstock.report.figures import Figures, Row, failed_of
 from penstock.report.markup import Head, Safe, bad, definitions, section, table, tag
 from penstock.report.period import SECOND_US
-from penstock.report.tables import FAILED
+from penstock.report.tables import ACCURACY, BUCKET_ACCURACY, FAILED
 
 QUEUES_MAX: Final = 12
 """So many queues have charts of their own; all of them are in the tables."""
@@ -39,8 +39,8 @@ TERMS: Final = (
     ("Outstanding", "Messages that are not settled: those that wait, those that are held, and dead letters."),
     (
         "Percentiles",
-        "By rank. Up to 10,000 values they are exact; of more, the rank is wrong by at most 0.01 % (in a "
-        "piece of time, 0.1 % from 1,000 values on).",
+        f"By rank. Up to {ACCURACY // 2:,} values (in a piece of time, {BUCKET_ACCURACY // 2:,}) they are "
+        f"exact; of more, the rank may be wrong by 1 in {ACCURACY:,} (1 in {BUCKET_ACCURACY:,}), rounded up.",
     ),
     ("Times", "UTC, by the clock of the broker."),
 )

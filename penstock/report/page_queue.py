@@ -45,7 +45,7 @@ def _sentence(queue: QueueFigures) -> str:
     totals = queue.totals
     parts = [
         f"{words.counted(totals['accepted'], 'message')} came, {totals['acked']:,} were acknowledged",
-        f"{totals['outstanding_end']:,} are outstanding ({words.signed(queue.grown)})",
+        f"outstanding at the end: {totals['outstanding_end']:,} ({words.signed(queue.grown)})",
     ]
     if totals["redriven"]:
         parts.append(f"{words.counted(totals['redriven'], 'dead letter')} went back")

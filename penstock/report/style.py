@@ -61,7 +61,7 @@ nav ul {{ list-style: none; margin: 1rem 0 0; padding: 0; display: flex; flex-wr
 
 .scroll {{ overflow-x: auto; margin: 0 0 1rem; border: 1px solid var(--rule); border-radius: .5rem; }}
 :focus-visible {{ outline: 2px solid var(--link); outline-offset: 2px; }}
-table {{ border-collapse: collapse; width: 100%; font-size: .9rem; }}
+table {{ border-collapse: separate; border-spacing: 0; width: 100%; font-size: .9rem; }}
 caption {{ caption-side: top; text-align: left; padding: .6rem 0; color: var(--quiet); font-size: .87rem; }}
 caption span {{ position: sticky; left: 0; display: inline-block; padding: 0 .7rem;
   max-width: min(60rem, calc(100vw - 2.2rem)); }}

@@ -42,7 +42,7 @@ def percent(part: float, whole: float) -> str:
     share = 100 * part / whole
     if 0 < share < 0.1:
         return "< 0.1 %"
-    return f"{share:.1f} %" if share < 10 and share != int(share) else f"{share:.0f} %"
+    return f"{share:.1f}".removesuffix(".0") + " %" if share < 10 else f"{share:.0f} %"
 
 
 def seconds(took: float | None) -> str:

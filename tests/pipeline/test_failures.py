@@ -30,7 +30,7 @@ TOLD: list[tuple[str, str]] = [
     ),
     (
         "[PYTHON_EXCEPTION] An exception was thrown: Traceback (most recent call last):\n"
-        '  File "/home/user/steps.py", line 7, in divide\n    return 1 // 0\n'
+        '  File "steps.py", line 7, in divide\n    return 1 // 0\n'
         f"ZeroDivisionError: integer division or modulo by zero\n SQLSTATE: 38000{PLAN}",
         "ZeroDivisionError: integer division or modulo by zero",
     ),

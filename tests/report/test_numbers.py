@@ -1,10 +1,15 @@
 """Every number of every table, compared with the same number counted by hand: see reference.py."""
 
+import math
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from penstock.report.tables import TABLES, schema_of
+from penstock.report import measures
+from penstock.report.period import SECOND_US
+from penstock.report.tables import ACCURACY, BUCKET_ACCURACY, PERCENTILES, TABLES, schema_of
 from tests.report.conftest import CUT_EVENT, CUT_QUEUE, Made
 from tests.report.reference import Reference, Table, read
 
@@ -124,3 +129,30 @@ def test_the_span_is_what_was_asked_for(middle: Made, whole: Made, by_hand: Refe
     assert whole.result.span is not None
     times = [seen.time_us for seen in by_hand.events]
     assert whole.result.span[:2] == (min(times), max(times) + 1)
+
+
+# --- percentiles -----------------------------------------------------------------------------------
+
+
+def test_the_traffic_has_few_enough_values_for_exact_percentiles(whole: Made, middle: Made) -> None:
+    # Otherwise the tables above could not be compared for equality.
+    for made in (whole, middle):
+        for name, counted in (("waiting", "messages"), ("working", "deliveries")):
+            for row in rows_of(made, name):
+                assert row[counted] <= (ACCURACY if row["bucket"] is None else BUCKET_ACCURACY) // 2
+
+
+def test_percentiles_are_as_exact_as_the_page_says(spark: SparkSession) -> None:
+    ranks_off = {}
+    for values in (ACCURACY // 2, ACCURACY, 3 * ACCURACY):
+        # Every value once, mixed up: a value is its own rank.
+        mixed = spark.range(1, values + 1).orderBy(F.hash("id")).select(F.col("id").alias("took_us"))
+        frame = mixed.withColumn("queue", F.lit("q")).repartition(3)
+        (row,) = measures._took(frame, ["queue"], "values", ACCURACY).collect()
+        assert row["values"] == values
+        ranks_off[values] = max(
+            abs(round(row[name] * SECOND_US) - math.ceil(part * values)) for name, part in PERCENTILES.items()
+        )
+    assert ranks_off[ACCURACY // 2] == 0
+    assert ranks_off[ACCURACY] <= 1
+    assert ranks_off[3 * ACCURACY] <= 3
