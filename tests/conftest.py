@@ -25,10 +25,15 @@ def helpers() -> list[str]:
 pytest.register_assert_rewrite(*helpers())
 
 
-@pytest.hookimpl(tryfirst=True)
+def folder_of(item: pytest.Item) -> str:
+    return item.path.relative_to(HERE).parts[0]
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    # Not when all are collected: by then, names have been made of the groups.
+    group = "spark" if folder_of(item) in SPARK else str(item.path.relative_to(HERE))
+    item.add_marker(pytest.mark.xdist_group(group))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        folder = item.path.relative_to(HERE).parts[0]
-        group = "spark" if folder in SPARK else str(item.path.relative_to(HERE))
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: item.path.relative_to(HERE).parts[0] not in SPARK)
+    items.sort(key=lambda item: folder_of(item) not in SPARK)
