@@ -36,6 +36,8 @@ class Batch:
     dead: Reason = (
         Reason.NONE
     )  # they are dead letters from the beginning, for this reason; in `transact` only
+    repairs: "array[int] | None" = None
+    """Typecode "q"; in `transact` only. No new messages: payloads for the dead letters at these offsets."""
 
     def __len__(self) -> int:
         return len(self.bounds) - 1

@@ -29,6 +29,7 @@ from penstock.engines.log.block import (
     FLAG_EXPIRES,
     FLAG_MOVED,
     FLAG_PART,
+    FLAG_REPAIRED,
     FLAG_REPLY,
     FLAG_RETRIES,
     KIND_CONTROL,
@@ -58,6 +59,7 @@ FLAGS = {
     FLAG_MOVED: "moved",
     FLAG_PART: "part",
     FLAG_END: "end",
+    FLAG_REPAIRED: "repaired",
 }
 
 # Column and width; the last of a table has none.

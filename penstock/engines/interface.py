@@ -111,6 +111,7 @@ class TransactionDone(NamedTuple):
     stored: list[Stored]  # of the whole transaction; of one step, where it is not whole
     repeated: bool
     steps: int = 0
+    redriven: int = 0  # dead letters that this call has repaired
 
 
 TransactionReceipt = Callable[[TransactionDone | EngineError], None]
@@ -176,7 +177,8 @@ class ReaderInfo:
 class StateRuns:
     """Living messages in runs that share everything but the offset, by offset; a column per attribute.
 
-    Offsets from the one asked for up to `next` that are in no run are gone.
+    Offsets from the one asked for up to `next` that are in no run are gone. The columns that begin with
+    `repair` are a table of their own: messages whose payload is not the one that they were sent with.
     """
 
     __slots__ = (
@@ -188,6 +190,9 @@ class StateRuns:
         "first",
         "next",
         "reason",
+        "repair_distance",
+        "repair_end",
+        "repair_first",
         "retries",
         "state",
         "time_us",
@@ -205,9 +210,31 @@ class StateRuns:
         self.consumer = array("i")  # index into `consumers`, -1: nobody holds them
         self.state = array("B")  # life.State
         self.reason = array("B")  # life.Reason, of death
+        self.repair_first = array("q")
+        self.repair_end = array("q")
+        self.repair_distance = array("q")  # from an offset to that of its payload among the repaired ones
 
     def __len__(self) -> int:
         return len(self.first)
+
+    def end_at(self, offset: int) -> None:
+        """Leave out what is at or behind an offset."""
+        rows = bisect_left(self.first, offset)
+        for column in (
+            self.first,
+            self.end,
+            self.time_us,
+            self.expires_us,
+            self.attempts,
+            self.retries,
+            self.consumer,
+            self.state,
+            self.reason,
+        ):
+            del column[rows:]
+        if rows and self.end[-1] > offset:
+            self.end[-1] = offset
+        self.next = offset
 
 
 SYNC_BOUNDS_SECONDS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)

@@ -18,6 +18,7 @@ from tests.engines.contract_deadletters import DeadLetters, Redriving, Removing,
 from tests.engines.contract_delivery import GivingBack, Order, Settling, Taking
 from tests.engines.contract_log import Describing, Events, ReadersAndPolicies, Reading
 from tests.engines.contract_looking import Changes, Counting, States, TheEngine
+from tests.engines.contract_repairs import Repairing
 from tests.engines.contract_restart import Restarts
 from tests.engines.contract_rig import Harness, Rig
 from tests.engines.contract_time import Expiry, ExpiryWhileHeld, NewTtl
@@ -36,6 +37,7 @@ class EngineContract(
     DeadLetters,
     SentDead,
     Redriving,
+    Repairing,
     Removing,
     Expiry,
     ExpiryWhileHeld,

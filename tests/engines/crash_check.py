@@ -37,8 +37,8 @@ class Checker:
             assert offset < len(queue.messages), f"{queue.name}: offset {offset} is invented"
             message = queue.messages[offset]
             payload = bytes(piece.payload[piece.bounds[i] : piece.bounds[i + 1]])
-            self._model.ids.shown(piece.origin, offset, payload)
             life = message.lives[0] if as_stored else message.life
+            self._model.ids.shown(piece.origin, offset, payload if life.payload is None else message.payload)
             found = (
                 payload,
                 piece.attempts[i] if piece.attempts is not None else 0,
@@ -49,7 +49,7 @@ class Checker:
                 piece.protocol,
             )
             expected = (
-                message.payload,
+                message.payload if life.payload is None else life.payload,
                 life.attempts,
                 life.retries,
                 life.expires_us,
@@ -112,6 +112,7 @@ class Checker:
         for queue in there:
             self.counts(engine, queue)
             self._log(engine, queue)
+            self._drawer(engine, queue)
         for queue in there:
             self._drain(engine, queue)
         for transaction in model.transactions:
@@ -194,6 +195,15 @@ class Checker:
         assert not missing, f"{queue.name}: offsets {missing} of {info} cannot be read"
         if info.event_start == 0:
             self._events(engine, queue)
+
+    def _drawer(self, engine: LogEngine, queue: QueueModel) -> None:
+        """A new opening keeps exactly the repaired payloads that somebody can still get."""
+        found = engine._state.queues[queue.name]
+        if found.drawer is not None:
+            pending = found.drawer.pending
+            living = {i for first, end in pending.unsettled(0, pending.tail) for i in range(first, end)}
+            used = {i + far for first, end, far in found.repairs for i in range(first, end)}
+            assert living == used, f"{queue.name}: its drawer has {living}, and {used} are in use"
 
     def _events(self, engine: LogEngine, queue: QueueModel) -> None:
         number = 0

@@ -36,6 +36,7 @@ class Life(NamedTuple):
     asks: bool  # an unsettled request: the next opening withdraws it
     died: int = 0  # compares in the order of death
     reason: Reason = Reason.NONE
+    payload: bytes | None = None  # None: the one that it came with
 
 
 class Hold(NamedTuple):
@@ -94,9 +95,16 @@ class QueueModel:
     # --- what happens ----------------------------------------------------------------------------
 
     def happens(
-        self, message: Message, event: Event, reason: Reason, turn: int, expires_us: int | None = None
+        self,
+        message: Message,
+        event: Event,
+        reason: Reason,
+        turn: int,
+        expires_us: int | None = None,
+        payload: bytes | None = None,
     ) -> None:
-        """An arrow of the message's life. `expires_us`: a consumer gave it a new one."""
+        """An arrow of the message's life. `expires_us`: a consumer gave it a new one; `payload`: likewise,
+        whoever has redriven it."""
         life, hold = message.life, message.hold
         self._sequence += 1
         delivered = hold is not None and not hold.dead and reason is not Reason.CONSUMER_CANCELLED
@@ -110,6 +118,7 @@ class QueueModel:
         elif event is Event.REDRIVEN:
             stored = message.lives[0]
             after = Life(READY, 0, stored.retries, 0, self._behind_tail(), asks=False)
+            after = after._replace(payload=life.payload if payload is None else payload)
         elif hold is not None and hold.dead and event in (Event.REQUEUED, Event.RETURNED):
             after = life._replace(died=self._sequence) if event is Event.REQUEUED else life
         elif event in (Event.REQUEUED, Event.RETURNED):
@@ -183,13 +192,18 @@ class QueueModel:
 
     def cut(self, messages: int, happenings: int) -> None:
         """Nothing but the first so many messages and events has ever been."""
-        for happening in reversed(self.happenings[happenings:]):
-            happening.message.lives.pop()
-        del self.happenings[happenings:]
+        self.cut_happenings(len(self.happenings) - happenings)
         del self.messages[messages:]
         for message in self.messages:
             message.hold = None
         self.safe_offset = min(self.safe_offset, messages)
+
+    def cut_happenings(self, count: int) -> None:
+        """The last so many have not happened."""
+        kept = len(self.happenings) - count
+        for happening in reversed(self.happenings[kept:]):
+            happening.message.lives.pop()
+        del self.happenings[kept:]
 
     def withdraw_requests(self, turn: int) -> None:
         """What a new opening does."""

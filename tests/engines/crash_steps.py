@@ -1,10 +1,11 @@
 """The steps of a crash run: each does one thing with the log that a broker does, and tells the model."""
 
 import random
+from array import array
 from collections.abc import Callable, Sequence
 
 from penstock.broker.batch import Batch
-from penstock.broker.life import Reason
+from penstock.broker.life import Event, Reason
 from penstock.broker.policy import Policies, at_birth
 from penstock.broker.words import Outcome, Ranges, Where
 from penstock.engines.interface import (
@@ -57,6 +58,7 @@ class Steps:
             (3, self.transact),
             (3, self.expire),
             (2, self.redrive),
+            (3, self.repair),
             (1, self.withdraw),
             (1, self.purge),
             (1, self.pause),
@@ -277,6 +279,56 @@ class Steps:
         fates = self.engine.redrive(queue.name, self.now_us, reason=reason, ranges=ranges, limit=limit)
         touched(queue, fates, sorted(dead, key=lambda message: message.offset))
         self.model.happen(queue, fates)
+
+    def repair(self) -> None:
+        """Dead letters, and some messages that are none, with other payloads."""
+        rng, model = self.rng, self.model
+        if (queue := self.queue()) is None or not queue.messages:
+            return
+        dead = {message.offset: message for message in queue.dead()}
+        named = [offset for offset in dead if rng.random() < 0.7]
+        named += [rng.randrange(len(queue.messages) + 2) for _ in range(rng.choice((0, 0, 1, 3)))]
+        if rng.random() < 0.5:
+            named.sort()
+        batch = Batch.of(
+            [b"%d. repair of %d" % (self.sent, offset) + b"+" * rng.choice((0, 90)) for offset in named]
+        )
+        batch.repairs = array("q", named)
+        self.sent += 1
+        if not named:
+            return
+        key = rng.choice(("", f"repair-{self.sent}"))
+        events_end = 0
+
+        def receipt(result: TransactionDone | EngineError) -> None:
+            if isinstance(result, EngineError):
+                assert isinstance(result, EngineFailed), result
+                return
+            assert not result.stored
+            if not result.repeated:
+                assert result.redriven == len(repaired), f"{result}: {repaired}"
+                queue.safe_event = max(queue.safe_event, events_end)
+
+        repaired: list[int] = []
+        for offset, payload in zip(named, batch.messages(), strict=True):
+            message = dead.pop(offset, None)
+            if message is not None:
+                repaired.append(offset)
+                queue.happens(message, Event.REDRIVEN, message.life.reason, model.turn, payload=payload)
+        try:
+            self.engine.transact(key, [(queue.name, batch)], self.now_us, receipt)
+        except EngineError as error:
+            queue.cut_happenings(len(repaired))
+            self.refused(error)
+            return
+        model.counts["repaired"] += len(repaired)
+        events_end = self.engine.describe(queue.name).event_end
+        if key and rng.random() < 0.5:
+            self.engine.transact(key, [(queue.name, batch)], self.now_us, receipt)
+        if rng.random() < 0.2:
+            self.flush()
+            self.disk.cut_after(rng.randint(1, 5))
+            self.writer.wait()
 
     def withdraw(self) -> None:
         queue = self.queue()

@@ -19,7 +19,8 @@ A block is a header of 80 bytes and a body, padded to a multiple of 8. All littl
     48  8     time            µs since the epoch
     56  8     synced          every byte of the log before this position was synced when the block
                               was written: a hole below it is damage, a hole above a torn tail
-    64  8     earliest expiry µs since the epoch; 0: none
+    64  8     earliest expiry µs since the epoch; 0: none. Of settlements with FLAG_REPAIRED: where the
+                              first of the new payloads is
     72  4     extra           messages: bytes of payload; settlements: number of consumer names
     76  4     header checksum crc32 of bytes 0 to 75, seeded by the block's log position, so that
                               a block in the wrong place is no block
@@ -59,6 +60,7 @@ FLAG_REPLY = 4
 FLAG_MOVED = 8  # settlements: the columns tail, expires and retries are there
 FLAG_PART = 16  # part of a transaction: void without the block that has FLAG_END
 FLAG_END = 32  # the last block of a transaction
+FLAG_REPAIRED = 64  # settlements: the messages have other payloads from now on, see repairs.py
 
 PROTOCOLS = ("", "sspq", "phpmq", "rq", "http", "spark", "pipeline")
 _PROTOCOL_NUMBER = {name: number for number, name in enumerate(PROTOCOLS)}

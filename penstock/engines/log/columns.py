@@ -58,6 +58,10 @@ def check_batch(queue: str, batch: Batch) -> None:
             f"queue {queue!r}: a retry counter is out of range; use 0 to {RETRIES_ENDLESS}, or "
             f"{RETRIES_NONE} for none"
         )
+    if batch.repairs is not None and (
+        len(batch.repairs) != count or batch.dead or batch.ttl_seconds or batch.retries or batch.reply
+    ):
+        raise EngineRefused(f"queue {queue!r}: repairs are offsets and payloads, one for one, and no more")
     if batch.ttl_seconds is not None:
         check_ttl(queue, min(batch.ttl_seconds))
         check_ttl(queue, max(batch.ttl_seconds))

@@ -97,6 +97,7 @@ def _facts(queue: LogQueue) -> dict[str, Any]:
         "dead": _in_order(pending.dead),
         "notes": [(a, b, tuple(note)) for a, b, note in pending.notes],
         "asking": [(a, b) for a, b, _ in queue.asking],
+        "repairs": list(queue.repairs),
     }
 
 

@@ -50,6 +50,7 @@ from penstock.engines.log.disk import Disk, RealDisk, is_final, is_full
 from penstock.engines.log.queue import LogQueue
 from penstock.engines.log.readers import Readers
 from penstock.engines.log.recovery import recover
+from penstock.engines.log.repairs import cut_batch, drawer_of, is_drawer, left_over, shown
 from penstock.engines.log.retention import Trimmer
 from penstock.engines.log.rooms import living_runs
 from penstock.engines.log.sealer import MessageBlock, Sealer, SettlementBlock
@@ -171,6 +172,11 @@ class LogEngine:
                 # Whoever asked was connected to the broker that is gone.
                 queue.withdraw([(first, end) for first, end, _ in queue.asking], Reason.REQUESTER_GONE)
                 self._dirty[queue.number] = queue
+            if queue.drawer is not None:
+                in_drawer = queue.drawer.pending
+                queue.let_go = left_over(queue.repairs, in_drawer.unsettled(0, in_drawer.tail))
+                if queue.let_go:
+                    self._dirty[queue.number] = queue
         self.flush(now_us)
 
     def close(self, now_us: int) -> None:
@@ -278,8 +284,8 @@ class LogEngine:
     def append(self, queue: str, batch: Batch, now_us: int, receipt: Receipt | None = None) -> None:
         """Messages for a queue, which is made where there is none."""
         self._check()
-        if batch.dead:
-            raise EngineRefused(f"queue {queue!r}: dead letters are sent in a transaction")
+        if batch.dead or batch.repairs is not None:
+            raise EngineRefused(f"queue {queue!r}: dead letters and their repairs are sent in a transaction")
         check_batch(queue, batch)
         self._check_queue(queue, len(batch.payload))
         self._committer.check_room(HEADER_BYTES + len(batch.payload))
@@ -296,7 +302,7 @@ class LogEngine:
     def _check_queue(self, name: str, payload_bytes: int) -> None:
         """Refuse what the queue cannot accept; a queue that is not there yet has its policy already."""
         found = self._state.queues.get(name)
-        if found is None:
+        if found is None or is_drawer(name):
             try:
                 check_queue_name(name)
             except QueueNameError as error:
@@ -347,7 +353,9 @@ class LogEngine:
         Without a key nothing is remembered: said again, the messages are stored again.
         In steps: each is all or nothing, and stored once; the key counts as committed with the last one.
         A key that has begun is remembered until then, however many others are committed meanwhile.
-        A batch that is `dead` becomes dead letters, which nobody has had before.
+        A batch that is `dead` becomes dead letters, which nobody has had before. One of `repairs` is no new
+        messages: the dead letters that it names go back into their queue with these payloads, as far as
+        they are dead and nobody holds them.
         """
         self._check()
         if step is not None and not key:
@@ -371,8 +379,10 @@ class LogEngine:
         payload_bytes: dict[str, int] = {}
         for name, batch in parts:
             check_batch(name, batch)
+            if batch.repairs is not None:
+                self._known(name)
             # What is dead takes no room that a queue's max-bytes gives to the living.
-            living_bytes = 0 if batch.dead else len(batch.payload)
+            living_bytes = 0 if batch.dead or batch.repairs is not None else len(batch.payload)
             payload_bytes[name] = payload_bytes.get(name, 0) + living_bytes
         for name, more in payload_bytes.items():
             self._check_queue(name, more)
@@ -380,10 +390,17 @@ class LogEngine:
         accepted = [
             (self._state.queues.get(name) or self._declare(name, now_us), batch) for name, batch in parts
         ]
+        for queue, batch in accepted:
+            if batch.repairs is not None and queue.drawer is None:
+                self._declare(drawer_of(queue.name), now_us)
         self._seal_all(now_us)
         blocks: list[MessageBlock | SettlementBlock] = []
         stored: list[tuple[str, int, int, int]] = []
+        redriven = 0
         for queue, batch in accepted:
+            if batch.repairs is not None:
+                redriven += self._repair(queue, batch, now_us, blocks)
+                continue
             first = queue.pending.accept(len(batch))
             self._changed[queue.number] = queue
             stored.append((queue.name, first, first + len(batch), self._state.opening))
@@ -412,9 +429,33 @@ class LogEngine:
             self._state.remember(key, stored)
         if receipt is not None:
             done = TransactionDone(
-                key, [self._stored(part) for part in stored], repeated=False, steps=self._state.steps_of(key)
+                key,
+                [self._stored(part) for part in stored],
+                repeated=False,
+                steps=self._state.steps_of(key),
+                redriven=redriven,
             )
             self._committer.when_synced(lambda error: receipt(error or done))
+
+    def _repair(
+        self, queue: LogQueue, batch: Batch, now_us: int, blocks: list[MessageBlock | SettlementBlock]
+    ) -> int:
+        """Dead letters with other payloads back behind the tail; how many it were."""
+        drawer = queue.drawer
+        assert drawer is not None
+        assert batch.repairs is not None
+        first = drawer.pending.tail
+        rows, taken = queue.repair(batch.repairs, first)
+        if not taken:
+            return 0
+        payloads = cut_batch(batch, taken)
+        drawer.pending.accept(len(payloads))
+        for columns in split_columns(join_batches([payloads], now_us), self._settings.block_bytes):
+            blocks.append(self._sealer.message_block(drawer, columns, batch.protocol, now_us, FLAG_PART))
+        blocks.append(self._sealer.repair_block(queue, rows, first, now_us, FLAG_PART))
+        # Payloads of earlier repairs are let go of behind this transaction.
+        self._dirty[queue.number] = self._changed[queue.number] = queue
+        return len(payloads)
 
     def _check_step(self, key: str, step: Step | None, steps: int) -> None:
         if step is None and steps:
@@ -470,6 +511,12 @@ class LogEngine:
                 self._sealer.messages(queue)
             if len(queue.ledger) and not self._sealer.ledger(queue, now_us):
                 kept[queue.number] = queue
+            elif queue.let_go and queue.drawer is not None:
+                drawer = queue.drawer
+                drawer.withdraw(queue.let_go, Reason.PURGED)
+                queue.let_go = []
+                if len(drawer.ledger) and not self._sealer.ledger(drawer, now_us):
+                    kept[drawer.number] = drawer
         self._dirty = kept
         self._committer.settlements_wait = bool(kept)
 
@@ -639,12 +686,12 @@ class LogEngine:
 
     def _known(self, queue: str) -> LogQueue:
         found = self._state.queues.get(queue)
-        if found is None:
+        if found is None or is_drawer(queue):
             raise QueueUnknown(f"there is no queue {queue!r}")
         return found
 
     def queues(self) -> list[str]:
-        return list(self._state.queues)
+        return shown(list(self._state.queues))
 
     def read(self, queue: str, start: int, end: int) -> Iterator[Slice]:
         """The log from `start` to `end`, as far as it is synced."""
@@ -656,7 +703,16 @@ class LogEngine:
 
     def states(self, queue: str, start: int, end: int, runs_max: int, only: State | None = None) -> StateRuns:
         """Where the living messages of a range are; `only` is READY, HELD or DEAD."""
-        return living_runs(self._known(queue).pending, start, end, runs_max, only)
+        found = self._known(queue)
+        runs = living_runs(found.pending, start, end, runs_max, only)
+        for first, stop, distance in found.repairs.walk(start, runs.next):
+            if len(runs.repair_first) == runs_max:
+                runs.end_at(first)
+                break
+            runs.repair_first.append(first)
+            runs.repair_end.append(stop)
+            runs.repair_distance.append(distance)
+        return runs
 
     def describe(self, queue: str) -> QueueInfo:
         return views.describe(self._state, self._known(queue))
@@ -709,7 +765,7 @@ class LogEngine:
         """New settings for every queue, from now on."""
         self._state.policies = policies
         for queue in self._state.queues.values():
-            queue.policy = policies.for_queue(queue.name)
+            queue.policy = self._state.policy_of(queue.name)
 
     # --- readers and retention -------------------------------------------------------------------
 

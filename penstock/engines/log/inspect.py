@@ -35,6 +35,7 @@ from penstock.engines.log.disk import WATERMARK, File, RealDisk, read_whole
 from penstock.engines.log.overlay import TRIES_MAX, LogChanging, OverlayDisk, replayed
 from penstock.engines.log.picture import newest_generations
 from penstock.engines.log.recovery import QUARANTINE
+from penstock.engines.log.repairs import shown
 from penstock.engines.log.scan import find_block, walk_blocks
 from penstock.engines.log.segments import parse_segment_name, segment_name
 from penstock.engines.log.snapshot import (
@@ -250,7 +251,7 @@ class _Inspection:
         report = self.report
         report.segments = len(self._on_disk)
         report.snapshots = len(self._snapshots)
-        report.queues = len(self._state.queues)
+        report.queues = len(shown(list(self._state.queues)))
         report.position = self._end
         return report
 

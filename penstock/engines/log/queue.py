@@ -21,6 +21,7 @@ from penstock.broker.words import Where
 from penstock.engines.interface import EngineFailed, Fate, LogDamaged
 from penstock.engines.log.block import PROTOCOLS, Messages
 from penstock.engines.log.ledger import Ledger
+from penstock.engines.log.repairs import runs_of, up_to, with_payload
 
 Lookup = Callable[[int, int], Messages | None]
 Schedule = Callable[[int, int, int, int], None]  # at_us, queue, first, end
@@ -64,6 +65,9 @@ class LogQueue:
         self.event_opened = 0  # and its first event
         self.recorded: dict[int, int] = {}  # this opening's settlements that were no acks, see Ledger.count
         self.asking: RangeMap[None] = RangeMap()  # unsettled requests that want a reply
+        self.repairs: RangeMap[int] = RangeMap()  # how far off in the drawer payloads are, see repairs.py
+        self.drawer: LogQueue | None = None
+        self.let_go: list[tuple[int, int]] = []  # of the drawer, when what ended them here is in a block
         self.ledger = Ledger()
         self.parts: list[Batch] = []  # accepted, not yet in a block
         self.parts_receipts: list[Callable[[EngineFailed | None], None]] = []  # who waits for these
@@ -117,7 +121,7 @@ class LogQueue:
                 try:
                     block = self._block(first)
                 except LogDamaged as error:
-                    first = self._unreadable(self, first, end, error)
+                    first = self._unreadable(self, first, self._repaired_end(first, end), error)
                     continue
                 stop = min(end, block.header.offset_end)
                 if not dead:
@@ -149,7 +153,28 @@ class LogQueue:
         block = self._lookup(self.number, offset)
         if block is None:
             raise LogDamaged(f"queue {self.name!r}: offset {offset} is alive but not in the log")
-        return block
+        return self._repaired(block, offset) if self.repairs else block
+
+    def _repaired(self, block: Messages, offset: int) -> Messages:
+        """A block as it is delivered from `offset` on, or a part of it, where payloads were repaired."""
+        run = next(self.repairs.walk(offset, block.header.offset_end), None)
+        if run is None:
+            return block
+        first, end, distance = run
+        if offset < first:
+            return up_to(block, first)
+        payloads = self._lookup(self.drawer.number, offset + distance) if self.drawer is not None else None
+        if payloads is None:
+            raise LogDamaged(f"queue {self.name!r}: offset {offset} was repaired, its payload is not there")
+        return with_payload(
+            block, payloads, offset, min(end, payloads.header.offset_end - distance), distance
+        )
+
+    def _repaired_end(self, first: int, end: int) -> int:
+        """Where the messages end that cannot be read with the one at `first`, if its repaired payload is
+        why."""
+        run = next(self.repairs.walk(first, end), None)
+        return run[1] if run is not None and run[0] == first else end
 
     def _lookup_again(self, offset: int) -> Messages | None:
         """The block of a message that was read before; None where it has been damaged since.
@@ -387,6 +412,11 @@ class LogQueue:
         self.pending.to_gone(first, end)
         if self.asking:
             self.asking.cut(first, end)
+        if self.repairs:
+            self._let_go(first, end)
+
+    def _let_go(self, first: int, end: int) -> None:
+        self.let_go += [(a + distance, b + distance) for a, b, distance in self.repairs.cut(first, end)]
 
     def _end(
         self, first: int, end: int, hold: Hold | None, event: Event, reason: Reason, now_us: int
@@ -551,6 +581,30 @@ class LogQueue:
         self._move_to_tail(first, end, Event.REDRIVEN, place.reason, None, Note(0, AS_STORED, 0))
         return Fate(first, end, Event.REDRIVEN, place.reason)
 
+    def repair(self, offsets: "array[int]", drawer_first: int) -> tuple[Ledger, list[tuple[int, int]]]:
+        """Redrive the dead letters at these offsets that nobody holds, to be delivered with other payloads.
+
+        The rows that say so, which belong into the log with the payloads; and which of the offsets it
+        were, as ranges of their indexes: their payloads come into the drawer in that order.
+        """
+        others, self.ledger = self.ledger, Ledger()
+        taken: list[tuple[int, int]] = []
+        at = drawer_first
+        for row, first, end in runs_of(offsets):
+            for a, b, place in self.pending.lift_dead(first, end):
+                self._redriven(a, b, place)
+                self.put_repair(a, b, at - a)
+                taken.append((row + a - first, row + b - first))
+                at += b - a
+        rows, self.ledger = self.ledger, others
+        return rows, taken
+
+    def put_repair(self, first: int, end: int, distance: int) -> None:
+        """The payloads of these messages are in the drawer from now on."""
+        if self.repairs:
+            self._let_go(first, end)
+        self.repairs.add(first, end, distance)
+
     # --- expiry ----------------------------------------------------------------------------------
 
     def _expiries(self, block: Messages, first: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -607,7 +661,7 @@ class LogQueue:
                 try:
                     block = self._block(at)
                 except LogDamaged as error:
-                    stop = self._unreadable(self, at, run_end, error)
+                    stop = self._unreadable(self, at, self._repaired_end(at, run_end), error)
                     pending.lift(at, stop)
                     at = stop
                     continue

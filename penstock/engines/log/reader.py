@@ -42,6 +42,7 @@ from penstock.engines.log.disk import WATERMARK, RealDisk, Watermark
 from penstock.engines.log.mapped import MappedSegments
 from penstock.engines.log.overlay import TRIES_MAX, LogChanging, replayed
 from penstock.engines.log.picture import Picture, QueueView, bounds, newest_generations
+from penstock.engines.log.repairs import is_drawer
 from penstock.engines.log.segments import Segment
 from penstock.engines.log.snapshot import positions_in
 
@@ -154,7 +155,7 @@ class LogReader:
 
     def queues(self) -> dict[str, ReaderQueue]:
         """Every queue by name, as of the last `refresh`."""
-        return {name: _facts(queue) for name, queue in self._picture.queues.items()}
+        return {name: _facts(queue) for name, queue in self._picture.queues.items() if not is_drawer(name)}
 
     def queue(self, name: str) -> ReaderQueue | None:
         """One of them."""

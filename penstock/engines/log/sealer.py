@@ -3,6 +3,7 @@
 from penstock.engines.interface import EngineFailed
 from penstock.engines.log.block import (
     FLAG_EXPIRES,
+    FLAG_REPAIRED,
     FLAG_REPLY,
     FLAG_RETRIES,
     HEADER_BYTES,
@@ -160,6 +161,14 @@ class Sealer:
     def settlement_block(self, queue: LogQueue, ledger: Ledger, now_us: int, flags: int) -> SettlementBlock:
         """Rows of a queue that do not wait for others, as those of a transaction."""
         return self._settlement_block(queue, ledger, ledger.parts(), now_us, flags)
+
+    def repair_block(
+        self, queue: LogQueue, ledger: Ledger, drawer_first: int, now_us: int, flags: int
+    ) -> SettlementBlock:
+        """Rows of messages whose payloads are in the drawer, one behind the other."""
+        block = self.settlement_block(queue, ledger, now_us, flags | FLAG_REPAIRED)
+        block.header.expires_min_us = drawer_first
+        return block
 
     def _settlement_block(
         self, queue: LogQueue, ledger: Ledger, buffers: list[Buffer], now_us: int, flags: int = 0

@@ -65,7 +65,7 @@ def positions_in(names: list[str]) -> list[int]:
 class _Rooms:
     """Where the messages of a queue will be after a crash: a copy."""
 
-    __slots__ = ("asking", "dead", "facts", "held", "moved", "notes", "number", "ready")
+    __slots__ = ("asking", "dead", "facts", "held", "moved", "notes", "number", "ready", "repairs")
 
     def __init__(self, queue: LogQueue) -> None:
         pending = queue.pending
@@ -85,6 +85,7 @@ class _Rooms:
         self.held = [holds.copy() for holds in pending.held.values()]
         self.notes = pending.notes.copy()
         self.asking = queue.asking.copy()
+        self.repairs = queue.repairs.copy()
 
     def put(self, numbers: "array[int]") -> dict[str, object]:
         """Its ranges behind the others; what stands of it in the JSON part."""
@@ -100,7 +101,7 @@ class _Rooms:
         ]
         counts.append(_put(numbers, ((a, b, *note) for a, b, note in self.notes)))
         counts.append(_put(numbers, ((a, b) for a, b, _ in self.asking)))
-        return {**self.facts, "counts": counts}
+        return {**self.facts, "counts": counts, "repairs": _put(numbers, self.repairs)}
 
 
 class Capture:
@@ -272,6 +273,8 @@ def load_snapshot(state: LogState, position: int) -> None:
         _get_pending(source, queue.pending, counts)
         for _ in range(asking):
             queue.asking.add(next(source), next(source), None)
+        for _ in range(entry.get("repairs", 0)):  # older versions wrote none
+            queue.repairs.add(next(source), next(source), next(source))
     for _ in range(meta["timers"]):
         state.timers.add(next(source), next(source), next(source), next(source))
     for base, generation, size, time_max_us, spans in meta["segments"]:

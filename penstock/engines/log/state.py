@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock.broker.life import Event
-from penstock.broker.policy import Policies
+from penstock.broker.policy import Policies, QueuePolicy
 from penstock.broker.timers import Timers
 from penstock.engines.interface import LogDamaged, ReaderInfo, Step
 from penstock.engines.log.block import (
+    FLAG_REPAIRED,
     FLAG_REPLY,
     KIND_CONTROL,
     KIND_MESSAGES,
@@ -24,6 +25,7 @@ from penstock.engines.log.disk import Disk
 from penstock.engines.log.keys import Keys, kind_of
 from penstock.engines.log.ledger import read_rows
 from penstock.engines.log.queue import LogQueue
+from penstock.engines.log.repairs import DRAWER_POLICY, MARK, drawer_of, is_drawer
 from penstock.engines.log.segments import Segments
 
 FORMAT = 1
@@ -54,6 +56,8 @@ class Damage:
     end: int  # offsets; equal to `first` where no message is known to be lost
     text: str
 
+
+_ENDS = frozenset({Event.ACKED, Event.REJECTED, Event.EXPIRED, Event.WITHDRAWN})
 
 StoredPart = tuple[str, int, int, int]  # queue, first, end, opening
 ReaderKey = tuple[str, str]  # its name, a queue
@@ -103,14 +107,29 @@ class LogState:
 
     def declare(self, number: int, name: str) -> LogQueue:
         """A queue that is there from now on."""
-        policy = self.policies.for_queue(name)
         queue = LogQueue(
-            number, name, policy, self.log, self.segments.block_at, self.timers.add, self.unreadable
+            number,
+            name,
+            self.policy_of(name),
+            self.log,
+            self.segments.block_at,
+            self.timers.add,
+            self.unreadable,
         )
+        if is_drawer(name):
+            owner = self.queues.get(name.removeprefix(MARK))
+            if owner is not None:
+                owner.drawer = queue
+        else:
+            # Where damage has taken a declaration, it may be told again behind that of the drawer.
+            queue.drawer = self.queues.get(drawer_of(name))
         self.queues[name] = queue
         self.by_number[number] = queue
         self.number_last = max(self.number_last, number)
         return queue
+
+    def policy_of(self, name: str) -> QueuePolicy:
+        return DRAWER_POLICY if is_drawer(name) else self.policies.for_queue(name)
 
     def remember(self, key: str, parts: list[StoredPart]) -> None:
         """A transaction that is whole."""
@@ -147,7 +166,7 @@ class LogState:
 
     def take_changed(self) -> list[str]:
         """The queues that something has happened to since the last call."""
-        changed = [queue.name for queue in self.changed.values()]
+        changed = [queue.name for queue in self.changed.values() if not is_drawer(queue.name)]
         self.changed.clear()
         return changed
 
@@ -298,6 +317,15 @@ class LogState:
                 self.timers.add(row.note.expires_us, queue.number, row.first, row.end)
             if queue.asking and row.event not in (Event.RETURNED, Event.REQUEUED):
                 queue.asking.cut(row.first, row.end)
+            if queue.repairs and row.event in _ENDS:
+                queue.repairs.cut(row.first, row.end)
+        if header.flags & FLAG_REPAIRED:
+            at = header.expires_min_us
+            for row in read_rows(header, body):
+                for first, end in queue.pending.unsettled(row.first, row.end):
+                    queue.repairs.cut(first, end)
+                    queue.repairs.add(first, end, at - row.first)
+                at += row.end - row.first
 
     def _apply_control(self, fields: dict[str, Any], header: Header) -> None:
         operation = fields["op"]
