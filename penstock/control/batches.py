@@ -4,6 +4,7 @@
     payload   bytes
     ttl       int64[count]      only where some message has one
     retries   int16[count]      likewise
+    repairs   int64[count]      where these are payloads for dead letters: the offsets of those
 
 Reply addresses do not travel: who asks over HTTP gets a receipt, not a reply.
 
@@ -12,17 +13,21 @@ How it fails: `FrameError`, where columns and lengths do not agree.
 
 from array import array
 from collections.abc import Sequence
+from typing import Final
 
 from penstock.broker.batch import Batch
 from penstock.broker.life import Reason
 from penstock.control.frames import Buffer, Fields, FrameError
+
+_WIDTHS: Final = (("ttl", 8), ("retries", 2), ("repairs", 8))
 
 
 def pack_batch(batch: Batch) -> tuple[Fields, list[Buffer]]:
     """What stands in the frame's object for a batch, and its bytes."""
     fields: Fields = {"count": len(batch), "payload": len(batch.payload), "protocol": batch.protocol}
     buffers: list[Buffer] = [batch.bounds.tobytes(), batch.payload]
-    for name, column in (("ttl", batch.ttl_seconds), ("retries", batch.retries)):
+    columns = (("ttl", batch.ttl_seconds), ("retries", batch.retries), ("repairs", batch.repairs))
+    for name, column in columns:
         if column is not None:
             fields[name] = True
             buffers.append(column.tobytes())
@@ -40,13 +45,22 @@ def unpack_batch(fields: Fields, body: memoryview, at: int) -> tuple[Batch, int]
     if len(payload) != payload_bytes or bounds[0] != 0 or bounds[count] != payload_bytes:
         raise FrameError(f"the columns of a batch of {count} messages do not agree with its frame")
     at += payload_bytes
-    ttl = retries = None
+    ttl = retries = repairs = None
     if fields.get("ttl"):
         ttl, at = _column("q", count, body, at)
     if fields.get("retries"):
         retries, at = _column("h", count, body, at)
+    if fields.get("repairs"):
+        repairs, at = _column("q", count, body, at)
     dead = Reason.of(fields.get("dead", ""))
-    return Batch(payload, bounds, ttl, retries, None, fields["protocol"], dead), at
+    return Batch(payload, bounds, ttl, retries, None, fields["protocol"], dead, repairs), at
+
+
+def column_bytes(fields: Fields) -> int:
+    """How many bytes a batch has, by what stands in the frame's object for it."""
+    count: int = fields["count"]
+    length: int = 4 * (count + 1) + fields["payload"]
+    return length + count * sum(width for name, width in _WIDTHS if fields.get(name))
 
 
 def pack_batches(batches: Sequence[Batch]) -> tuple[list[Fields], list[Buffer]]:

@@ -29,9 +29,11 @@ from penstock.http.looking import (
     look_at,
     look_at_one,
     message_fields,
+    with_repairs,
 )
 from penstock.http.problems import Problem
 from penstock.http.route import (
+    BOOLEAN,
     JSON_MEDIA,
     OFFSET,
     OFFSET_MAX,
@@ -77,6 +79,7 @@ async def get_messages(call: Call) -> Response:
         page = await _page_of_all(call.site, queue, call["from"], call["limit"])
     else:
         page = await _page_of_state(call.site, queue, call["from"], call["limit"], state)
+    page = page._replace(seen=await _repaired(call.site, queue, page.seen, page.runs))
     histories = await histories_of(call.site.readers, queue, page.seen) if call["history"] else None
     return await asyncio.to_thread(_answer_page, page, histories)
 
@@ -105,6 +108,7 @@ async def get_message(call: Call) -> Response:
             offset_start=extent.offset_start,
         )
     runs = await ask_states(site.link, queue, offset, offset + 1, 1)
+    (message,) = await _repaired(site, queue, [message], [runs])
     histories = await histories_of(site.readers, queue, [message])
     return await asyncio.to_thread(_answer_message, message, runs, histories)
 
@@ -153,6 +157,13 @@ async def _page_of_state(site: Site, queue: str, start: int, limit: int, state: 
         if look.offset_next is not None or at >= extent.offset_end:
             break
     return Page(seen, parts, _before(at, extent.offset_end))
+
+
+async def _repaired(site: Site, queue: str, seen: list[Seen], parts: list[Runs]) -> list[Seen]:
+    """The same messages with the payloads that their consumers get."""
+    if not any(len(runs.repairs[0]) for runs in parts):
+        return seen
+    return await site.readers.run(with_repairs, queue, seen, parts)
 
 
 async def _nothing(site: Site, queue: str) -> Page:
@@ -226,6 +237,9 @@ _MESSAGE: Final[Mapping[str, Schema]] = {
     "reason": _described(_REASON, "Why it is dead; null: it is not."),
     "consumer": _described(or_null(STRING), "Who holds it; null: nobody."),
     "protocol": _described(_words(PROTOCOLS), "The door that it came through."),
+    "repaired": _described(
+        BOOLEAN, "Whether its payload is another than it was sent with. The log keeps the one that was sent."
+    ),
     "value_base64": {"type": "string", "contentEncoding": "base64"},
 }
 _HISTORY: Final[Schema] = _described(

@@ -23,6 +23,7 @@ from penstock.http.route import (
     STRING,
     Body,
     Field,
+    Flag,
     ListOf,
     Param,
     QueueName,
@@ -75,8 +76,11 @@ async def post_stage(call: Call) -> Response:
     queue: str | None = call["queue"]
     parts: list[tuple[str, Batch]] = []
     dead = Reason.of(call["dead"] or "")
+    repairs: bool = call["redrive"]
+    if dead and repairs:
+        raise Problem("bad-request", "dead and redrive exclude each other; leave one of the two out")
     protocol = PROTOCOL_OF_DEAD if dead else PROTOCOL
-    for name, batch in await read_parts(call, queues=queue is None, protocol=protocol):
+    for name, batch in await read_parts(call, queues=queue is None, repairs=repairs, protocol=protocol):
         batch.dead = dead
         its_queue = queue if name is None else name
         assert its_queue is not None, "a body without a queue in each message has one for all"
@@ -85,6 +89,8 @@ async def post_stage(call: Call) -> Response:
             check_queue_name(its_queue, call.site.hello["queue_name_bytes_max"])
         except QueueNameError as error:
             raise Problem("bad-request", str(error)) from None
+        if repairs:
+            await call.site.link.call("queue", {"queue": its_queue})  # which says no, where there is none
         parts.append((its_queue, batch))
     return answer_json(_stage_fields(await call.site.stages.stage(call["transaction"], parts)))
 
@@ -147,12 +153,20 @@ ROUTES: Final = (
                 Word((Reason.BAD_RECORD.label,)),
                 "its messages are dead letters from the beginning, for this reason",
             ),
+            Param(
+                "redrive",
+                Flag(),
+                "its messages are repaired payloads, each with the offset of a dead letter, which goes back "
+                "into its queue with it, under its id",
+                default=False,
+            ),
         ),
         body=Body(
             BATCH_BODY.media,
-            help=f'{BATCH_BODY.help} Without the parameter queue, each message has "queue" beside these.',
+            help=f'{BATCH_BODY.help} Without the parameter queue, each message has "queue" beside these. '
+            'With redrive, each has "offset", and no "ttl" and "retries".',
         ),
-        problems=("unsupported-media-type", "not-installed", "disk-full"),
+        problems=("unsupported-media-type", "not-installed", "disk-full", "queue-not-found"),
         tag="transactions",
     ),
     Route(
@@ -173,7 +187,14 @@ ROUTES: Final = (
                 ),
             )
         ),
-        problems=("stage-not-found", "conflict", "queue-full", "disk-full", "unsupported-media-type"),
+        problems=(
+            "stage-not-found",
+            "conflict",
+            "queue-not-found",
+            "queue-full",
+            "disk-full",
+            "unsupported-media-type",
+        ),
         tag="transactions",
     ),
     Route(

@@ -3,6 +3,7 @@
     value             binary, string, or the large ones of these; also as a dictionary
     ttl, retries      any integers; null is none
     queue             a string, where the caller allows it
+    offset            integers, where messages are payloads for dead letters; then no ttl and no retries
 
 The buffers are taken as they are: what is done per message is done by numpy, and a batch of the stream
 costs a few calls whatever its size.
@@ -29,20 +30,37 @@ from pyarrow import types
 from penstock.broker.batch import RETRIES_ENDLESS, RETRIES_NONE
 from penstock.broker.policy import QueueNameError, check_queue_name
 from penstock.engines.log.columns import TTL_SECONDS_MAX
-from penstock.http.parts import NO_TTL, RETRIES_RULE, TTL_RULE, Parts, PartsBuilder, too_large
+from penstock.http.parts import (
+    NO_TTL,
+    OFFSET_RULE,
+    RETRIES_RULE,
+    TTL_RULE,
+    Parts,
+    PartsBuilder,
+    too_large,
+)
 from penstock.http.problems import Problem
+from penstock.http.route import OFFSET_MAX
 
 Numbers = Any  # a numpy array; numpy's own types say less here than the names do
 
 COLUMNS: Final = ("value", "ttl", "retries")
+REPAIR_COLUMNS: Final = ("value", "offset")
 VALUE_RULE: Final = "binary, string, large_binary or large_string"
 
 
 def read_arrow(
-    body: bytes, *, payload_bytes_max: int, bytes_max: int, queues: bool = False, protocol: str = "http"
+    body: bytes,
+    *,
+    payload_bytes_max: int,
+    bytes_max: int,
+    queues: bool = False,
+    repairs: bool = False,
+    protocol: str = "http",
 ) -> Parts:
-    """The messages of a body. `queues`: a column names the queue of each; `bytes_max`: of all messages."""
-    reader = _Reader(payload_bytes_max, bytes_max, queues)
+    """The messages of a body. `queues`: a column names the queue of each; `repairs`: another its dead letter;
+    `bytes_max`: of all messages."""
+    reader = _Reader(payload_bytes_max, bytes_max, queues, repairs)
     try:
         _refuse_compressed(pa.BufferReader(body))
         source = pa.BufferReader(body)
@@ -71,28 +89,43 @@ class _Values(NamedTuple):
     data: memoryview
 
 
+class _Others(NamedTuple):
+    """What messages have beside their values; None where no row has it."""
+
+    ttl: Numbers | None
+    retries: Numbers | None
+    repairs: Numbers | None
+
+    def at(self, order: Numbers) -> "_Others":
+        return _Others(*(column[order] if column is not None else None for column in self))
+
+
 class _Reader:
     """One body on its way in."""
 
-    def __init__(self, payload_bytes_max: int, bytes_max: int, queues: bool) -> None:
+    def __init__(self, payload_bytes_max: int, bytes_max: int, queues: bool, repairs: bool) -> None:
         self.parts = PartsBuilder()
         self._payload_bytes_max = payload_bytes_max
         self._bytes_max = bytes_max
         self._queues = queues
+        self._repairs = repairs
         self._rows = 0  # before the present batch
         self._bytes = 0
         self._checked: set[str] = set()  # names of queues
 
     def check_schema(self, schema: pa.Schema) -> None:
         """Whether the columns are those that are taken here, each once and of a type that it can have."""
-        names = (*COLUMNS, "queue") if self._queues else COLUMNS
+        names = REPAIR_COLUMNS if self._repairs else COLUMNS
+        required = names if self._repairs else ("value",)
+        if self._queues:
+            names, required = (*names, "queue"), (*required, "queue")
         for name in schema.names:
             if name not in names:
                 hint = "; the queue is the one of the address" if name == "queue" else ""
                 raise _wrong(f"there is no column {name!r:.100} here; there are {', '.join(names)}{hint}")
             if schema.names.count(name) > 1:
                 raise _wrong(f"there are {schema.names.count(name)} columns {name!r}; send one")
-        for name in ("value", "queue") if self._queues else ("value",):
+        for name in required:
             if name not in schema.names:
                 raise _wrong(f"the column {name!r} is missing")
         for field in schema:
@@ -113,18 +146,21 @@ class _Reader:
         retries = self._numbers(
             columns.get("retries"), "retries", 0, RETRIES_ENDLESS, RETRIES_NONE, "h", RETRIES_RULE
         )
+        repairs = None
+        if self._repairs:
+            self._refuse_nulls(columns["offset"], "offset", "every row is for a dead letter")
+            repairs = self._numbers(columns["offset"], "offset", 0, OFFSET_MAX, 0, "q", OFFSET_RULE)
+        others = _Others(ttl, retries, repairs)
         value = columns["value"]
         self._refuse_nulls(value, "value", "every row is a message")
         self._measure(value)
         if not self._queues:
-            self._add_part(None, self._values(value), 0, len(value), ttl, retries)
+            self._add_part(None, self._values(value), 0, len(value), others)
         else:
-            self._add_by_queue(columns["queue"], value, ttl, retries)
+            self._add_by_queue(columns["queue"], value, others)
         self._rows += batch.num_rows
 
-    def _add_by_queue(
-        self, queue: pa.Array, value: pa.Array, ttl: Numbers | None, retries: Numbers | None
-    ) -> None:
+    def _add_by_queue(self, queue: pa.Array, value: pa.Array, others: _Others) -> None:
         """The messages of each queue together, without a look at each of them."""
         self._refuse_nulls(queue, "queue", "name the queue in every row")
         if not types.is_dictionary(queue.type):
@@ -137,8 +173,7 @@ class _Reader:
         if len(used) > 1:
             order = np.argsort(which, kind="stable")
             value = value.take(pa.array(order))
-            ttl = ttl[order] if ttl is not None else None
-            retries = retries[order] if retries is not None else None
+            others = others.at(order)
             which = which[order]
         values = self._values(value)
         starts = np.searchsorted(which, used, side="left")
@@ -146,25 +181,18 @@ class _Reader:
         for at in np.argsort(firsts):  # in the order in which the queues appeared
             name = names[used[at]]
             self._check_queue(name, int(firsts[at]))
-            self._add_part(name, values, int(starts[at]), int(ends[at]), ttl, retries)
+            self._add_part(name, values, int(starts[at]), int(ends[at]), others)
 
-    def _add_part(
-        self,
-        queue: str | None,
-        values: _Values,
-        lo: int,
-        hi: int,
-        ttl: Numbers | None,
-        retries: Numbers | None,
-    ) -> None:
+    def _add_part(self, queue: str | None, values: _Values, lo: int, hi: int, others: _Others) -> None:
         part = self.parts.of(queue)
         offsets = values.offsets[lo : hi + 1]
         first, end = int(offsets[0]), int(offsets[-1])
         part.add(
             bytes(values.data[first:end]),
             _array("i", (offsets[1:] + (part.end - first)).astype(np.int32)),
-            _array("q", ttl[lo:hi]) if ttl is not None else None,
-            _array("h", retries[lo:hi]) if retries is not None else None,
+            _array("q", others.ttl[lo:hi]) if others.ttl is not None else None,
+            _array("h", others.retries[lo:hi]) if others.retries is not None else None,
+            _array("q", others.repairs[lo:hi]) if others.repairs is not None else None,
         )
 
     # --- columns -----------------------------------------------------------------------------------

@@ -37,8 +37,10 @@ BATCH_BODY: Final = Body(
 )
 
 
-async def read_parts(call: Call, *, queues: bool = False, protocol: str = "http") -> Parts:
-    """The messages in the body of a request. `queues`: each names its queue."""
+async def read_parts(
+    call: Call, *, queues: bool = False, repairs: bool = False, protocol: str = "http"
+) -> Parts:
+    """The messages in the body of a request. `queues`: each names its queue; `repairs`: and a dead letter."""
     media = call.media
     if media not in _MEDIA:
         named = f"the body is {media!r:.100}" if media else "the request has no Content-Type"
@@ -46,10 +48,15 @@ async def read_parts(call: Call, *, queues: bool = False, protocol: str = "http"
     body = await call.body()
     limit = call.site.payload_bytes_max
     if media == NDJSON and len(body) < THREAD_BYTES:
-        return read_ndjson(body, payload_bytes_max=limit, queues=queues, protocol=protocol)
+        return read_ndjson(body, payload_bytes_max=limit, queues=queues, repairs=repairs, protocol=protocol)
     if media == NDJSON:
         return await asyncio.to_thread(
-            read_ndjson, body, payload_bytes_max=limit, queues=queues, protocol=protocol
+            read_ndjson,
+            body,
+            payload_bytes_max=limit,
+            queues=queues,
+            repairs=repairs,
+            protocol=protocol,
         )
     # Always in a thread: the first one waits for a large library.
     return await asyncio.to_thread(
@@ -58,11 +65,14 @@ async def read_parts(call: Call, *, queues: bool = False, protocol: str = "http"
         payload_bytes_max=limit,
         bytes_max=call.site.body_bytes_max,
         queues=queues,
+        repairs=repairs,
         protocol=protocol,
     )
 
 
-def _read_arrow(body: bytes, *, payload_bytes_max: int, bytes_max: int, queues: bool, protocol: str) -> Parts:
+def _read_arrow(
+    body: bytes, *, payload_bytes_max: int, bytes_max: int, queues: bool, repairs: bool, protocol: str
+) -> Parts:
     try:
         from penstock.http.arrow_in import read_arrow  # here, because not every broker has what it needs
     except ImportError:
@@ -72,5 +82,10 @@ def _read_arrow(body: bytes, *, payload_bytes_max: int, bytes_max: int, queues: 
             f"{NDJSON}",
         ) from None
     return read_arrow(
-        body, payload_bytes_max=payload_bytes_max, bytes_max=bytes_max, queues=queues, protocol=protocol
+        body,
+        payload_bytes_max=payload_bytes_max,
+        bytes_max=bytes_max,
+        queues=queues,
+        repairs=repairs,
+        protocol=protocol,
     )

@@ -28,7 +28,7 @@ from penstock.engines.log.block import KIND_MESSAGES
 from penstock.engines.log.reader import Block, Columns, LogReader
 from penstock.engines.log.views import settlement_runs
 from penstock.http.link import Link
-from penstock.http.looking import Runs, ask_states
+from penstock.http.looking import Runs, ask_states, payloads_at
 from penstock.http.where import Condition, Row
 
 RUNS_MAX: Final = 1000
@@ -63,6 +63,7 @@ class DeadRun(NamedTuple):
     attempts: int
     retries: int  # AS_STORED likewise; RETRIES_NONE: it has no such counter
     reason: Reason
+    distance: int | None = None  # to their repaired payloads; None: they have their own
 
     @property
     def letters(self) -> int:
@@ -138,15 +139,34 @@ def _runs(runs: Runs) -> Iterator[DeadRun]:
     column = runs.columns
     for row in range(runs.count):
         if column["state"][row] == State.DEAD:
-            yield DeadRun(
-                column["first"][row],
-                column["end"][row],
-                column["time_us"][row],
-                column["expires_us"][row],
-                column["attempts"][row],
-                column["retries"][row],
-                Reason(column["reason"][row]),
+            yield from _by_payload(
+                DeadRun(
+                    column["first"][row],
+                    column["end"][row],
+                    column["time_us"][row],
+                    column["expires_us"][row],
+                    column["attempts"][row],
+                    column["retries"][row],
+                    Reason(column["reason"][row]),
+                ),
+                runs,
             )
+
+
+def _by_payload(run: DeadRun, runs: Runs) -> Iterator[DeadRun]:
+    """A run in parts: those with repaired payloads, and the others."""
+    firsts, ends, distances = runs.repairs
+    at = run.first
+    for row in range(bisect_right(ends, at), len(firsts)):
+        first, end = max(firsts[row], at), min(ends[row], run.end)
+        if first >= run.end:
+            break
+        if at < first:
+            yield run._replace(first=at, end=first)
+        yield run._replace(first=first, end=end, distance=distances[row])
+        at = end
+    if at < run.end:
+        yield run._replace(first=at)
 
 
 def is_of_runs(condition: Condition) -> bool:
@@ -176,7 +196,10 @@ def matching(
     found: Ranges = []
     asks_bodies = bool(condition.columns & _OF_BODIES)
     for run, block, first, end in _blocks(reader, queue, runs, headers_only=not asks_bodies):
-        for row in _rows(queue, run, block, first, end, condition.columns, consumers):
+        rows = _rows(queue, run, block, first, end, condition.columns, consumers)
+        if run.distance is not None and asks_bodies:
+            rows = _repaired(reader, queue, rows, first, end, run.distance)
+        for row in rows:
             if condition.matches(row, now_us):
                 _add(found, row.offset, row.offset + 1)
     return found
@@ -220,6 +243,17 @@ def _rows(
             value,
             len(value),
         )
+
+
+def _repaired(
+    reader: LogReader, queue: str, rows: Iterator[Row], first: int, end: int, distance: int
+) -> Iterator[Row]:
+    """The same letters with their repaired payloads, as far as these can be read."""
+    payloads = payloads_at(reader, queue, range(first + distance, end + distance))
+    for row in rows:
+        value = payloads.get(row.offset + distance)
+        if value is not None:
+            yield row._replace(value=memoryview(value), value_bytes=len(value))
 
 
 def walk_deaths(reader: LogReader, queue: str, runs: Sequence[DeadRun]) -> Iterator[dict[int, str]]:

@@ -9,6 +9,7 @@ Rules that always hold:
   * States are asked for after it is known what the log has: a message is shown as it stands then.
     Of one that is gone, only the log's part is known.
   * A look is bounded: in messages, in bytes of payload and in bytes of blocks that are read for it.
+  * The payload of a living message is the one that its consumer gets, which may be a repaired one.
 
 How it fails: a block whose checksum is wrong is left out and told in the log of this process; whoever asks
 for one of its messages by offset gets the error.
@@ -26,6 +27,7 @@ from penstock.broker.life import Reason, State
 from penstock.broker.pending import AS_STORED
 from penstock.control.frames import Frame
 from penstock.engines.log.reader import Block, LogReader
+from penstock.engines.log.repairs import drawer_of
 from penstock.http.link import Link
 
 VALUES_BYTES_MAX: Final = 8 << 20
@@ -70,6 +72,7 @@ class Seen(NamedTuple):
     expires_us: int  # 0: never
     retries: int  # -1: none
     value: bytes
+    repaired: bool = False  # the value is not the one that it came with
 
 
 class Look(NamedTuple):
@@ -160,6 +163,46 @@ def look_at_one(reader: LogReader, queue: str, offset: int) -> Seen | None:
     return _messages_of(block, offset, offset + 1)[0]
 
 
+def payloads_at(reader: LogReader, queue: str, offsets: Sequence[int]) -> dict[int, bytes]:
+    """Repaired payloads by their offsets among those of a queue; without those that have been let go of."""
+    found: dict[int, bytes] = {}
+    drawer = drawer_of(queue)
+    wanted = sorted(offsets)
+    row = 0
+    while row < len(wanted):
+        block = _block_from(reader, drawer, wanted[row])
+        if block is None:
+            break
+        bounds, payload, _, _ = block.columns()
+        base, end = block.header.first_offset, block.header.offset_end
+        while row < len(wanted) and wanted[row] < end:
+            i = wanted[row] - base
+            if i >= 0:
+                found[wanted[row]] = bytes(payload[bounds[i] : bounds[i + 1]])
+            row += 1
+    return found
+
+
+def with_repairs(reader: LogReader, queue: str, seen: Sequence[Seen], parts: Sequence["Runs"]) -> list[Seen]:
+    """Messages with the payloads that their consumers get; `parts` are how they stand, in order."""
+    places: dict[int, int] = {}
+    for runs in parts:
+        if len(runs.repairs[0]):
+            for message in seen:
+                distance = runs.repair_of(message.offset)
+                if distance is not None:
+                    places[message.offset] = message.offset + distance
+    if not places:
+        return list(seen)
+    payloads = payloads_at(reader, queue, list(places.values()))
+    return [
+        message._replace(value=payloads[places[message.offset]], repaired=True)
+        if places.get(message.offset) in payloads
+        else message
+        for message in seen
+    ]
+
+
 # --- the first process's part ----------------------------------------------------------------------
 
 
@@ -188,8 +231,13 @@ class Runs:
         self.now_us: int = answer.fields["time_us"]
         self.consumers: list[str] = answer.fields["consumers"]
         self.count: int = answer.fields["count"]
+        self.repairs: list[memoryview] = []
+        """Messages with repaired payloads, in order: first offsets, ends, and how far off payloads are."""
         self.columns: dict[str, memoryview] = {}
-        at = 0
+        at, length = 0, 8 * answer.fields["repairs"]
+        for _ in range(3):
+            self.repairs.append(answer.body[at : at + length].cast("q"))
+            at += length
         for name, typecode in self.COLUMNS:
             end = at + self.count * calcsize(typecode)
             self.columns[name] = answer.body[at:end].cast(typecode)  # type: ignore[call-overload]
@@ -207,6 +255,12 @@ class Runs:
                 gaps.append((at, first))
             at = end
         return gaps
+
+    def repair_of(self, offset: int) -> int | None:
+        """How far off the repaired payload of a message is; None where it has its own."""
+        firsts, ends, distances = self.repairs
+        row = bisect_right(firsts, offset) - 1
+        return distances[row] if row >= 0 and offset < ends[row] else None
 
     def row_of(self, offset: int) -> int:
         """The run that an offset is in; -1 where it is gone."""
@@ -243,6 +297,7 @@ def message_fields(message: Seen, runs: Runs) -> Fields:
         "reason": None,
         "consumer": None,
         "protocol": message.protocol,
+        "repaired": message.repaired,
         "value_base64": b64encode(message.value).decode(),
     }
     if row < 0:

@@ -4,6 +4,7 @@
     {"value_base64": text}     the message is what the text stands for
     "ttl", "retries"           beside it, where wanted; null is as good as absent
     "queue"                    where the caller allows it, and then in every line
+    "offset"                   in every line, where messages are payloads for dead letters; no ttl, no retries
 
 Lines are parsed many at a time, as one JSON array: 1.8 million lines a second of 100 bytes each with
 CPython 3.11, against 0.3 million one by one. That the lines of a chunk together are an array proves that
@@ -27,24 +28,39 @@ from typing import Any, Final
 from penstock.broker.batch import RETRIES_ENDLESS, RETRIES_NONE
 from penstock.broker.policy import QueueNameError, check_queue_name
 from penstock.engines.log.columns import TTL_SECONDS_MAX
-from penstock.http.parts import NO_TTL, RETRIES_RULE, TTL_RULE, Parts, PartsBuilder, too_large
+from penstock.http.parts import (
+    NO_TTL,
+    OFFSET_RULE,
+    RETRIES_RULE,
+    TTL_RULE,
+    Parts,
+    PartsBuilder,
+    too_large,
+)
 from penstock.http.problems import Problem
+from penstock.http.route import OFFSET_MAX
 
 CHUNK_BYTES: Final = 64 * 1024
 """So much is parsed at a time: meanwhile no other thread runs, and the parsed objects take room."""
 
 VALUE_FIELDS: Final = ("value", "value_base64")
 FIELDS: Final = (*VALUE_FIELDS, "ttl", "retries")
+REPAIR_FIELDS: Final = (*VALUE_FIELDS, "offset")
 
 _FORM: Final = '{"value": "…"}'
 _KINDS: Final = {bool: "a Boolean", int: "a number", float: "a number", str: "a text", list: "a list"}
 
 
 def read_ndjson(
-    body: bytes, *, payload_bytes_max: int, queues: bool = False, protocol: str = "http"
+    body: bytes,
+    *,
+    payload_bytes_max: int,
+    queues: bool = False,
+    repairs: bool = False,
+    protocol: str = "http",
 ) -> Parts:
-    """The messages of a body. `queues`: every line names its queue."""
-    reader = _Reader(payload_bytes_max, queues)
+    """The messages of a body. `queues`: every line names its queue; `repairs`: and a dead letter."""
+    reader = _Reader(payload_bytes_max, queues, repairs)
     at, number = 0, 1
     while at < len(body):
         end = body.find(b"\n", at + CHUNK_BYTES) + 1 or len(body)
@@ -58,18 +74,20 @@ def read_ndjson(
 class _Reader:
     """One body on its way in."""
 
-    def __init__(self, payload_bytes_max: int, queues: bool) -> None:
+    def __init__(self, payload_bytes_max: int, queues: bool, repairs: bool) -> None:
         self.parts = PartsBuilder()
         self._payload_bytes_max = payload_bytes_max
         self._queues = queues
-        self._names = frozenset((*FIELDS, "queue") if queues else FIELDS)
+        self._repairs = repairs
+        fields = REPAIR_FIELDS if repairs else FIELDS
+        self._names = frozenset((*fields, "queue") if queues else fields)
         self._checked: set[str] = set()  # names of queues
 
     def add(self, chunk: bytes, number: int) -> None:
         """Whole lines, the first of which has that number."""
         text = _text(chunk, number)
         rows = _all_at_once(text)
-        if rows is not None and not self._queues and self._add_plain(rows):
+        if rows is not None and not self._queues and not self._repairs and self._add_plain(rows):
             return
         self._add_rows(_by_line(text, number) if rows is None else enumerate(rows, number))
 
@@ -93,24 +111,32 @@ class _Reader:
 
     def _add_rows(self, rows: Iterable[tuple[int, Any]]) -> None:
         """Add lines of any form, looking at each."""
-        gathered: dict[str | None, tuple[list[bytes], array[int], array[int]]] = {}
+        gathered: dict[str | None, tuple[list[bytes], array[int], array[int], array[int]]] = {}
         for number, row in rows:
             if type(row) is not dict:
                 raise _wrong(number, f"this is {_kind(row)}; send an object, {_FORM}")
             if not row.keys() <= self._names:
                 raise self._unknown(number, row)
             queue = self._queue(number, row) if self._queues else None
-            values, ttls, retries = gathered.setdefault(queue, ([], array("q"), array("h")))
+            values, ttls, retries, offsets = gathered.setdefault(
+                queue, ([], array("q"), array("h"), array("q"))
+            )
             values.append(self._value(number, row))
+            if self._repairs:
+                offset = _number(number, row, "offset", 0, OFFSET_MAX, -1, OFFSET_RULE)
+                if offset < 0:
+                    raise _wrong(number, f"the field 'offset' is missing; use {OFFSET_RULE}")
+                offsets.append(offset)
             ttls.append(_number(number, row, "ttl", 1, TTL_SECONDS_MAX, NO_TTL, TTL_RULE))
             retries.append(_number(number, row, "retries", 0, RETRIES_ENDLESS, RETRIES_NONE, RETRIES_RULE))
-        for queue, (values, ttls, retries) in gathered.items():
+        for queue, (values, ttls, retries, offsets) in gathered.items():
             part = self.parts.of(queue)
             part.add(
                 b"".join(values),
                 _ends(map(len, values), part.end),
                 ttls if any(ttls) else None,
                 retries if max(retries) != RETRIES_NONE else None,
+                offsets if self._repairs else None,
             )
 
     def _value(self, number: int, row: dict[str, Any]) -> bytes:

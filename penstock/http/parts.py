@@ -22,12 +22,13 @@ NO_TTL: Final = 0
 
 TTL_RULE: Final = f"a whole number of seconds from 1 to {TTL_SECONDS_MAX}"
 RETRIES_RULE: Final = "a whole number from 0 to 255 (255: without end)"
+OFFSET_RULE: Final = "the offset of a dead letter, a whole number from 0 on"
 
 
 class Part:
     """The messages of one queue."""
 
-    __slots__ = ("_bounds", "_pieces", "_retries", "_ttl", "end")
+    __slots__ = ("_bounds", "_pieces", "_repairs", "_retries", "_ttl", "end")
 
     def __init__(self) -> None:
         self.end = 0  # of the payload so far
@@ -35,6 +36,7 @@ class Part:
         self._bounds = array("i", [0])
         self._ttl: array[int] | None = None
         self._retries: array[int] | None = None
+        self._repairs: array[int] | None = None
 
     def add(
         self,
@@ -42,18 +44,29 @@ class Part:
         ends: "array[int]",
         ttl: "array[int] | None" = None,
         retries: "array[int] | None" = None,
+        repairs: "array[int] | None" = None,
     ) -> None:
-        """More messages. `ends` are where each of them ends, counted from the beginning of the whole part."""
+        """More messages. `ends` are where each of them ends, counted from the beginning of the whole part.
+
+        Either all of them are `repairs`, or none is.
+        """
         before = len(self._bounds) - 1
         self._ttl = _joined(self._ttl, ttl, "q", NO_TTL, before, len(ends))
         self._retries = _joined(self._retries, retries, "h", RETRIES_NONE, before, len(ends))
+        if repairs is not None:
+            self._repairs = repairs if self._repairs is None else self._repairs + repairs
         self._pieces.append(payload)
         self._bounds.extend(ends)
         self.end += len(payload)
 
     def batch(self, protocol: str) -> Batch:
         return Batch(
-            b"".join(self._pieces), self._bounds, self._ttl, self._retries, reply=None, protocol=protocol
+            b"".join(self._pieces),
+            self._bounds,
+            self._ttl,
+            self._retries,
+            protocol=protocol,
+            repairs=self._repairs,
         )
 
 

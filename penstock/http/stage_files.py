@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Final, NamedTuple
 
 from penstock.broker.batch import Batch
-from penstock.control.batches import pack_batch, unpack_batch
+from penstock.control.batches import column_bytes, pack_batch, unpack_batch
 from penstock.control.frames import Buffer, Fields, FrameError
 from penstock.engines.log.disk import STAGES
 from penstock.errors import PenstockError
@@ -60,6 +60,9 @@ _HEAD: Final = struct.Struct("<4sII")
 PIECE_BYTES: Final = 1 << 20
 PIECE_MESSAGES: Final = 10_000
 """The most that a piece has, of payload and of messages; a larger message is a piece of its own."""
+
+PIECE_REPAIRS: Final = 500
+"""The same of payloads for dead letters, each of which may be a run of its own to the broker."""
 
 LOCK_SECONDS: Final = 30.0
 LOCK_LOOK_SECONDS: Final = 0.05
@@ -151,12 +154,13 @@ def _encode_head(magic: bytes, fields: Fields) -> bytes:
 def _runs(batch: Batch) -> Iterator[Batch]:
     """The batch in runs that are small enough to be read and sent one by one."""
     bounds, count = batch.bounds, len(batch)
-    if count <= PIECE_MESSAGES and len(batch.payload) <= PIECE_BYTES:
+    messages_max = PIECE_MESSAGES if batch.repairs is None else PIECE_REPAIRS
+    if count <= messages_max and len(batch.payload) <= PIECE_BYTES:
         yield batch
         return
     first = 0
     while first < count:
-        most = min(count, first + PIECE_MESSAGES)
+        most = min(count, first + messages_max)
         end = max(bisect_right(bounds, bounds[first] + PIECE_BYTES, first + 1, most + 1) - 1, first + 1)
         start = bounds[first]
         yield Batch(
@@ -166,6 +170,7 @@ def _runs(batch: Batch) -> Iterator[Batch]:
             batch.retries[first:end] if batch.retries is not None else None,
             protocol=batch.protocol,
             dead=batch.dead,
+            repairs=batch.repairs[first:end] if batch.repairs is not None else None,
         )
         first = end
 
@@ -258,9 +263,7 @@ class StageFolder:
         pieces: list[Piece] = []
         for fields in head["pieces"]:
             batch: Fields = fields["batch"]
-            length = 4 * (batch["count"] + 1) + batch["payload"]
-            length += 8 * batch["count"] if batch.get("ttl") else 0
-            length += 2 * batch["count"] if batch.get("retries") else 0
+            length = column_bytes(batch)
             pieces.append(
                 Piece(
                     fields["queue"], batch, fields["crc"], position, length, batch["count"], batch["payload"]

@@ -34,6 +34,7 @@ from penstock.http.commits import (
     AT_ONCE_MESSAGES,
     CHUNK_BYTES,
     CHUNK_MESSAGES,
+    CHUNKS_AT_WORK,
     Known,
     LargeCommit,
     Range,
@@ -93,7 +94,7 @@ class Stages:
         self._large: dict[str, LargeCommit] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._turn = asyncio.Lock()
+        self._room = asyncio.Semaphore(CHUNKS_AT_WORK)
         self._loads = asyncio.Semaphore(LOADS_MAX)
         self._threads = ThreadPoolExecutor(THREADS, "stage")
 
@@ -281,7 +282,7 @@ class Stages:
 
     def _begin_large(self, intent: Intent) -> LargeCommit:
         commit = LargeCommit(
-            self._folder, self._link, intent, self._turn, self._in_thread, self._drop, self._end_large
+            self._folder, self._link, intent, self._room, self._in_thread, self._drop, self._end_large
         )
         self._large[intent.key] = commit
         self._start_task(commit.run())

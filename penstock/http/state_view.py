@@ -2,7 +2,7 @@
 
 The first process tells how messages stand in runs, a part at a time; the log has the messages. Where a part
 of the runs lies is read block by block, and a few numpy calls per group of blocks pick the living rows and
-give each what its run says. Nothing here runs once per message.
+give each what its run says. Nothing here runs once per message, but for those with repaired payloads.
 
 Rules that always hold:
   * A message is shown once, as it stood when its part was asked for; parts are asked for in the order of
@@ -34,7 +34,7 @@ from penstock.engines.log.arrow import (
     pruned,
 )
 from penstock.engines.log.reader import Block, LogReader, OffsetsMissing
-from penstock.http.looking import STATE_WORDS, Runs
+from penstock.http.looking import STATE_WORDS, Runs, payloads_at
 
 STATE_SCHEMA: Final = pa.schema(
     {
@@ -92,9 +92,10 @@ def _batches(
         if not runs.count:
             continue
         living = _Living(runs)
+        repaired = _Repaired(reader, queue, runs)
         blocks = living_blocks(reader, queue, living, headers_only=headers_only, fail_on_loss=fail_on_loss)
         for group in groups_of(blocks, constants, ROWS_MAX):
-            rows = _Rows(group, living)
+            rows = _Rows(group, living, repaired)
             if rows.count:
                 yield batch_of(rows, schema)
 
@@ -175,12 +176,13 @@ def living_blocks(
 class _Rows:
     """The living messages of a group of blocks. Each method builds the column that it is named after."""
 
-    def __init__(self, group: MessageGroup, living: _Living) -> None:
+    def __init__(self, group: MessageGroup, living: _Living, repaired: "_Repaired") -> None:
         offsets = group.offsets()
         run = np.searchsorted(living.first, offsets, "right") - 1
         alive = (run >= 0) & (offsets < living.end[run])
         self._group = group
         self._living = living
+        self._repaired = repaired
         self._constants = group.constants
         self._picked: Numbers = None if alive.all() else np.flatnonzero(alive)  # None: all of them
         self._offsets = self._pick(offsets)
@@ -241,4 +243,31 @@ class _Rows:
 
     def value(self) -> pa.Array:
         values = self._group.value()
-        return values if self._picked is None else values.take(pa.array(self._picked))
+        picked = values if self._picked is None else values.take(pa.array(self._picked))
+        return self._repaired.instead_of(picked, self._offsets)
+
+
+class _Repaired:
+    """Where the messages of some runs have repaired payloads, and these."""
+
+    def __init__(self, reader: LogReader, queue: str, runs: Runs) -> None:
+        self._reader = reader
+        self._queue = queue
+        self._first, self._end, self._distance = (np.frombuffer(it, np.int64) for it in runs.repairs)
+
+    def instead_of(self, values: pa.Array, offsets: Numbers) -> pa.Array:
+        """The values of messages at these offsets, with the repaired ones in their places.
+
+        One that has been let go of since the runs were told is null: so has its message.
+        """
+        row: Numbers = np.searchsorted(self._first, offsets, "right") - 1
+        hit: Numbers = row >= 0
+        hit[hit] = offsets[hit] < self._end[row[hit]]
+        if not hit.any():
+            return values
+        places = offsets[hit] + self._distance[row[hit]]
+        payloads = payloads_at(self._reader, self._queue, places.tolist())
+        repaired = pa.array([payloads.get(place) for place in places.tolist()], pa.binary())
+        order = np.arange(len(values))
+        order[hit] = len(values) + np.arange(len(places))
+        return pa.concat_arrays([values, repaired]).take(pa.array(order))

@@ -157,7 +157,12 @@ def _transact(context: Context, fields: Fields, body: memoryview, answer: Answer
             context.refuse(answer, result)
         else:
             answer(
-                {"stored": _stored(result.stored), "repeated": result.repeated, "steps": result.steps},
+                {
+                    "stored": _stored(result.stored),
+                    "repeated": result.repeated,
+                    "steps": result.steps,
+                    "redriven": result.redriven,
+                },
             )
 
     step = Step(*fields["step"]) if fields.get("step") is not None else None
@@ -222,7 +227,11 @@ def _states(context: Context, fields: Fields, body: memoryview, answer: Answer) 
             "next": runs.next,
             "consumers": runs.consumers,
             "time_us": context.server.now_us(),
+            "repairs": len(runs.repair_first),
         },
+        runs.repair_first.tobytes(),
+        runs.repair_end.tobytes(),
+        runs.repair_distance.tobytes(),
         runs.first.tobytes(),
         runs.end.tobytes(),
         runs.time_us.tobytes(),

@@ -321,10 +321,6 @@ def write_options(options: Mapping[str, str], kind: str) -> WriteOptions:
     """The options of a batch or a stream that writes, likewise."""
     known = {name: value for name, value in options.items() if name.lower() not in _SPARK_S_OWN}
     values = _values(known, WRITING, kind)
-    if values["redrive"] and values["transaction_id"] is not None:
-        raise WrongOption(
-            "option 'transactionId' is not for redriving: what is not dead any more is not redriven again"
-        )
     if values["redrive"] and values["dead"] is not None:
         raise WrongOption("option 'dead' is not for redriving; leave one of the two out")
     return WriteOptions(**values)

@@ -142,7 +142,7 @@ class PenstockDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         options = write_options(self.options, BATCH)
-        if options.redrive:
+        if options.redrive and "value" not in schema.fieldNames():
             from penstock.spark.writing_redrive import RedriveWriter
 
             return RedriveWriter(options, schema, overwrite)

@@ -12,6 +12,9 @@ The key of a stream's batch is the query's id and the batch's number, which its 
 is run again, by whichever process, has the same key, and the broker stores a key once. A batch write has the
 option `transactionId`, or a key that the driver makes up for this one write.
 
+With the option `redrive`, rows are no new messages but repaired payloads of dead letters, which go back into
+their queues under their ids: all else is the same.
+
 Rules that always hold:
   * Nothing of a row is looked at here: columns go to the broker as Arrow, as they came.
   * What cannot be written is refused on the driver, before a task runs.
@@ -35,7 +38,7 @@ from pyspark.sql.types import StructType
 from penstock.errors import PenstockError
 from penstock.spark.api import Broker
 from penstock.spark.options import WriteOptions
-from penstock.spark.writing_columns import MESSAGES, check_columns, refuse_overwrite
+from penstock.spark.writing_columns import MESSAGES, REPAIRS, check_columns, refuse_overwrite
 from penstock.spark.writing_stages import Stager
 from penstock.spark.writing_transaction import Transaction
 
@@ -65,14 +68,15 @@ class _Sink:
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise refuse_overwrite()
-        check_columns(schema, MESSAGES, options.queue)
+        check_columns(schema, REPAIRS if options.redrive else MESSAGES, options.queue)
         self._queue = options.queue
         self._dead = options.dead
+        self._redrive = options.redrive
         self._broker = Broker(options.url, options.token, options.retry_seconds)
 
     def _stage(self, key: str, batches: "Iterator[pa.RecordBatch]") -> Staged:
         with closing(self._broker):
-            stager = Stager(Transaction(self._broker, key, self._dead), self._queue)
+            stager = Stager(Transaction(self._broker, key, self._dead, self._redrive), self._queue)
             return Staged(key, stager.stage(batches))
 
     def _commit(self, messages: "Sequence[WriterCommitMessage | None]", again: str) -> None:

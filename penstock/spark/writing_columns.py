@@ -51,6 +51,9 @@ LETTERS: Final[Mapping[str, Writable]] = {
 }
 """What names a dead letter that is redriven."""
 
+REPAIRS: Final[Mapping[str, Writable]] = {**LETTERS, "value": MESSAGES["value"]}
+"""The same where it gets another payload."""
+
 
 def check_columns(schema: StructType, table: Mapping[str, Writable], queue: str | None) -> None:
     """Whether all columns can be written, and where to; `queue` is the option."""

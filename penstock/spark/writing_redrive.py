@@ -1,7 +1,8 @@
-"""RedriveWriter: rows that name dead letters, which go back behind the tails of their queues.
+"""RedriveWriter: rows that name dead letters, which go back behind the tails of their queues as they are.
 
-Tasks gather offsets and say them as ranges; the driver hands the ranges to the broker when all tasks are
-done. A letter is not copied: it keeps its offset, id and history.
+Where they go back with repaired payloads, `writing.py` does that. Tasks gather offsets and say them as
+ranges; the driver hands the ranges to the broker when all tasks are done. A letter is not copied: it keeps
+its offset, id and history.
 
 Rules that always hold:
   * Nothing is redriven before every task has succeeded.
@@ -25,8 +26,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from penstock.spark.api import Broker
-from penstock.spark.options import OFFSET_MAX, WriteOptions
-from penstock.spark.source import WrongSchema
+from penstock.spark.options import OFFSET_MAX, WriteOptions, WrongOption
 from penstock.spark.writing_columns import LETTERS, check_columns, refuse_overwrite
 from penstock.spark.writing_stages import WrongRow
 
@@ -54,11 +54,10 @@ class RedriveWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise refuse_overwrite()
-        if "value" in schema.fieldNames():
-            raise WrongSchema(
-                "column 'value' cannot be written with redrive: a dead letter goes back as it is. Select "
-                "offset and queue; a repaired payload is a new message, and is written without the option "
-                "redrive"
+        if options.transaction_id is not None:
+            raise WrongOption(
+                "option 'transactionId' is for redriving with repaired payloads, the column value; without "
+                "them, what is not dead any more is not redriven again"
             )
         check_columns(schema, LETTERS, options.queue)
         self._queue = options.queue

@@ -88,6 +88,7 @@ class Stager:
 _NEVER_NULL: Final = {
     "value": "every row is a message; leave such rows out, or write an empty value",
     "queue": "every message has one; name it, or give one for all with the option queue",
+    "offset": "every row names a dead letter",
 }
 
 

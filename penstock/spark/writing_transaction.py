@@ -36,14 +36,17 @@ class CommitUnknown(BrokerError):
 class Transaction:
     """See the module's docstring."""
 
-    def __init__(self, broker: Broker, key: str, dead: str | None = None) -> None:
+    def __init__(self, broker: Broker, key: str, dead: str | None = None, redrive: bool = False) -> None:
         self._broker = broker
         self._key = key
         self._dead = dead  # its messages are dead letters from the beginning, for this reason
+        self._redrive = redrive  # they are repaired payloads of dead letters
 
     def stage(self, body: memoryview, queue: str | None) -> str:
         """The id of a stage with these rows, an Arrow stream. `queue` is that of all, unless they say."""
         query: dict[str, object] = {"transaction": self._key, "queue": queue, "dead": self._dead}
+        if self._redrive:
+            query["redrive"] = "true"
         answer = self._when_there_is_room(
             lambda: self._broker.call("POST", ("stages",), query, body, ARROW_MEDIA)
         )

@@ -36,6 +36,7 @@ class Stage:
         self._script = script
         self._closes = closes
         self.requests: list[bytes] = []
+        self._ended = threading.Semaphore(0)  # connections
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._play)
@@ -63,6 +64,11 @@ class Stage:
                     guest.sendall(answer)
                     if b"\r\nConnection: close\r\n" in answer or self._closes:
                         break
+            self._ended.release()
+
+    def wait_for_end(self) -> None:
+        """Until one more connection has been closed; the other side's socket knows it by then."""
+        assert self._ended.acquire(timeout=WAIT_SECONDS)
 
     def _hear(self, guest: socket.socket) -> bytes:
         heard = b""
@@ -102,6 +108,7 @@ async def test_a_connection_closed_while_nobody_used_it(kind: Connect) -> None:
         async with kind(broker.url, **QUICK) as api:
             for _ in range(3):
                 assert (await api.send("q", b"x")).offset == 7
+                broker.wait_for_end()
         assert len(broker.requests) == 3
 
 

@@ -432,7 +432,8 @@ def test_the_seconds_that_are_left_are_rounded_up() -> None:
         sizes = {"q": 8, "i": 4, "B": 1}
         columns = [told.get(name, 0).to_bytes(sizes[code], "little") for name, code in Runs.COLUMNS]
         body = b"".join(columns)
-        runs = Runs(0, Frame({"next": 1, "time_us": NOW_US, "consumers": [""], "count": 1}, memoryview(body)))
+        fields = {"next": 1, "time_us": NOW_US, "consumers": [""], "count": 1, "repairs": 0}
+        runs = Runs(0, Frame(fields, memoryview(body)))
         assert message_fields(seen, runs)["ttl"] == ttl
 
 

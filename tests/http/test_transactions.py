@@ -6,7 +6,6 @@ import json
 import os
 import random
 import re
-import shutil
 import signal
 import subprocess
 import threading
@@ -23,6 +22,7 @@ from penstock.http.commits import AT_ONCE_BYTES, AT_ONCE_MESSAGES, CHUNK_BYTES
 from penstock.http.stages import LOG_ROOM_BYTES, STAGES_MAX
 from tests.http.api import NDJSON, Api, Reply
 from tests.http.conftest import StartBroker
+from tests.http.morgue import bodies_left, reject, take
 from tests.server.harness import ROOT, WAIT_SECONDS, BrokerProcess, until
 
 LINE_BYTES = 60_000
@@ -377,10 +377,9 @@ def test_a_large_commit_that_nobody_asks_about_again_ends_by_itself(
 # --- the documentation ---
 
 
-@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("jq")), reason="the example needs curl and jq")
 def test_the_example_of_the_documentation(start_broker: StartBroker) -> None:
     text = (ROOT / "docs" / "transactions.md").read_text(encoding="utf-8")
-    (script,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    script, repair = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     (answer,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
     broker = start_broker()
     script = script.replace("127.0.0.1:9180", f"127.0.0.1:{broker.ports['http']}")
@@ -389,6 +388,14 @@ def test_the_example_of_the_documentation(start_broker: StartBroker) -> None:
             ["bash", "-euo", "pipefail", "-c", script], capture_output=True, text=True, timeout=60, check=True
         )
         assert json.loads(result.stdout) == {**json.loads(answer), "repeated": repeated}
+    with Api(broker.ports["http"]) as api:
+        take(broker, "orders", 3, lambda message: message.reject())
+        reject(broker, api, "orders", [b"wrong"] * 40)
+        first_line, _, _ = script.partition("\n")
+        command = ["bash", "-euo", "pipefail", "-c", f"{first_line}\n{repair}"]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert json.loads(result.stdout)["stored"] == []
+        assert bodies_left(broker, "orders", 2) == [b'{"amount": 12.5}', b'{"amount": 3}']
 
 
 def test_the_documentation_knows_the_bounds() -> None:

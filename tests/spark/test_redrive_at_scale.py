@@ -16,7 +16,7 @@ from penstock.spark.api import Refused
 from penstock.spark.writing_redrive import Named, RedriveWriter, merged
 from penstock.spark.writing_stages import WrongRow
 from tests.http.api import Api
-from tests.http.morgue import bodies_left, ids, path_of, reject
+from tests.http.morgue import bodies_left, ids, path_of, reject, take
 from tests.server.harness import BrokerProcess, until
 from tests.spark.rig import PATIENCE_SECONDS, Queues
 
@@ -83,6 +83,69 @@ def test_many_letters(queues: Queues, api: Api) -> None:
     assert api.get(path_of("letters.many"))["dead"] == 0
 
 
+# --- repairing -------------------------------------------------------------------------------------
+
+
+def test_payloads_are_repaired_by_sql_and_keep_their_ids(
+    broker: BrokerProcess, queues: Queues, api: Api
+) -> None:
+    orders = [b'{"id": %d, "amount": "%d,50"}' % (at, at) for at in range(60)]
+    reject(broker, api, "repair.orders", orders)
+    before = {m["offset"]: m["id"] for m in api.get(path_of("repair.orders", "messages"))["messages"]}
+    dead(queues, "repair.orders").createOrReplaceTempView("letters")
+    repaired = queues.spark.sql(
+        "select queue, offset,"
+        " regexp_replace(cast(value as string), '\"(\\\\d+),(\\\\d+)\"', '$1.$2') as value"
+        " from letters where offset % 3 = 0"
+    )
+    redrive(repaired, queues, transactionId="repair.orders/1")
+    redrive(repaired, queues, transactionId="repair.orders/1")
+    assert api.get(path_of("repair.orders"))["dead"] == 40
+    after = {m["offset"]: m["id"] for m in api.get(path_of("repair.orders", "messages"))["messages"]}
+    assert after == before
+    state = queues.batch("repair.orders", view="state").where("state = 'ready'").select("offset", "value")
+    wanted = {at: b'{"id": %d, "amount": %d.50}' % (at, at) for at in range(0, 60, 3)}
+    assert {row.offset: bytes(row.value) for row in state.collect()} == wanted
+    # The log has what was sent.
+    log = queues.batch("repair.orders").select("offset", "value")
+    assert [bytes(row.value) for row in log.orderBy("offset").collect()] == orders
+    assert bodies_left(broker, "repair.orders", 20) == list(wanted.values())
+
+
+def test_a_commit_that_was_made_is_not_made_again(broker: BrokerProcess, queues: Queues, api: Api) -> None:
+    """A letter that died again since is not repaired twice by the same write."""
+    reject(broker, api, "repair.again", [b"1", b"2"])
+    letters = dead(queues, "repair.again").selectExpr("offset", "concat(cast(value as string), '!') as value")
+    for _ in range(3):
+        redrive(letters, queues, queue="repair.again", transactionId="repair.again/1")
+        ready = api.get(path_of("repair.again"))["ready"]
+        assert sorted(take(broker, "repair.again", ready, lambda m: m.reject()) if ready else []) in (
+            [b"1!", b"2!"],
+            [],
+        )
+    values = {bytes(row.value) for row in dead(queues, "repair.again").collect()}
+    assert values == {b"1!", b"2!"}
+
+
+def test_many_letters_are_repaired(queues: Queues, api: Api) -> None:
+    count = 50_000
+    queues.send("repair.many", (b"%06d" % at for at in range(count)), ttl=[1] * count)
+    until(lambda: api.get(path_of("repair.many"))["dead"] == count, "they expire", PATIENCE_SECONDS)
+    # Every second one is a run of its own.
+    letters = dead(queues, "repair.many").where("offset % 2 = 1")
+    redrive(
+        letters.selectExpr("offset", "concat('repaired ', cast(value as string)) as value"),
+        queues,
+        queue="repair.many",
+    )
+    row = api.get(path_of("repair.many"))
+    assert (row["ready"], row["dead"]) == (count // 2, count // 2)
+    state = queues.batch("repair.many", view="state").where("state = 'ready'")
+    wrong = state.where("cast(value as string) != concat('repaired ', lpad(cast(offset as string), 6, '0'))")
+    assert wrong.count() == 0
+    assert state.count() == count // 2
+
+
 # --- what is refused -------------------------------------------------------------------------------
 
 
@@ -91,12 +154,15 @@ def test_many_letters(queues: Queues, api: Api) -> None:
     [
         (["id as offset"], {}, "say where to write to, with the option queue or a column queue (string)"),
         (["'x' as queue"], {}, "the column 'offset' (bigint) is missing; there are 'queue'"),
+        (["id as offset", "'v' as value"], {"queue": "no such queue"}, "no such queue"),
         (
-            ["id as offset", "'v' as value"],
+            ["id as offset", "1 as value"],
             {"queue": "x"},
-            "column 'value' cannot be written with redrive: a dead letter goes back as it is",
+            "column 'value' is int; cast it to binary or string",
         ),
-        (["id as offset"], {"queue": "x", "transactionId": "t"}, "'transactionId' is not for redriving"),
+        (["id as offset", "'v' as value", "1 as ttl"], {"queue": "x"}, "column 'ttl' cannot be written"),
+        (["'v' as value"], {"queue": "x"}, "the column 'offset' (bigint) is missing"),
+        (["id as offset"], {"queue": "x", "transactionId": "t"}, "'transactionId' is for redriving with"),
         (["id as offset"], {"queue": "no such queue"}, "no such queue"),
     ],
 )

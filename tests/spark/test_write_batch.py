@@ -170,7 +170,9 @@ def test_a_row_that_cannot_be_written_leaves_nothing_behind(
     with pytest.raises(PySparkException) as refusal:
         write(frame, queues, transactionId="write.row", **option)
     assert words in str(refusal.value)
-    assert api.ask("GET", "/v1/transactions/write.row").problem == "transaction-not-found"
+    # The other task may be on its way still, and stage its rows behind the abort; nobody commits them.
+    reply = api.ask("GET", "/v1/transactions/write.row")
+    assert reply.status == 404 or reply.json["state"] == "open"
     for queue in ("q", "write.row"):
         assert api.ask("GET", f"/v1/queues/{queue}").problem == "queue-not-found"
 

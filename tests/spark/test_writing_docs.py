@@ -1,6 +1,7 @@
 """The writing part of docs/spark.md: its examples run, and its tables are those that the sink goes by."""
 
 import re
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
@@ -20,18 +21,26 @@ WRITING_PART = PAGE[PAGE.index("## Writing a batch") :]
 def test_the_examples_run(
     spark: SparkSession, broker: BrokerProcess, queues: Queues, api: Api, tmp_path: Path
 ) -> None:
-    letters = [b'{"region": "north"}', b'{"region": "south"}', b'{"region": "north"}']
+    letters = [b'{"region": "north"}', b'{"region": "south", "amount": 1,5}', b'{"region": "north"}']
     reject(broker, api, "docs.orders", letters)
     blocks = re.findall(r"^```python\n(.*?)^```$", WRITING_PART, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
+    names: dict[str, object] = {"spark": spark}
     for text in blocks:
         text = text.replace("http://127.0.0.1:9180", url_of(broker)).replace('"out/', f'"{tmp_path}/out/')
         text = re.sub('"(orders|written|shouted)"', r'"docs.\1"', text)
-        exec(compile(text, "docs/spark.md", "exec"), {"spark": spark})
+        exec(compile(text, "docs/spark.md", "exec"), names)
     assert queues.values("docs.written") == {b"order %d" % number: 1 for number in range(1000)}
-    assert queues.values("docs.shouted") == {b'{"REGION": "NORTH"}': 2, b'{"REGION": "SOUTH"}': 1}
+    shouted = {b'{"REGION": "NORTH"}': 2, b'{"REGION": "SOUTH", "AMOUNT": 1,5}': 1}
+    assert queues.values("docs.shouted") == shouted
+    # The first two were redriven as they are, and the third one with another payload.
     ready = api.get(path_of("docs.orders", "messages"), state="ready")["messages"]
-    assert [message["offset"] for message in ready] == [0, 2]
+    assert [(message["offset"], message["repaired"]) for message in ready] == [
+        (0, False),
+        (1, True),
+        (2, False),
+    ]
+    assert b64decode(ready[1]["value_base64"]) == b'{"region": "south". "amount": 1.5}'
 
 
 def test_the_options_are_those_that_there_are() -> None:

@@ -2,8 +2,9 @@
 
 A message keeps its offset, id, attributes and history; what a consumer gets is another payload. Blocks
 never change. So the new payloads are stored as the messages of a second queue, the *drawer* of the first,
-which has its name behind a character that no other queue's name can have. A drawer has no consumers and is in
-no list of queues. Everything that keeps messages safe keeps these: checksums, recovery, snapshots, compacting.
+which has its name behind a character that no other queue's name can have. A drawer has no consumers and is
+in no list of queues. Everything that keeps messages safe keeps these: checksums, recovery, snapshots,
+compacting.
 
     orders      offset 7, dead ── repaired ──► offset 7, ready, behind the tail
                                                  │ repairs: 7 is at -4
