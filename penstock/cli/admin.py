@@ -70,11 +70,11 @@ def say_objects(objects: Iterable[object]) -> None:
 class Admin:
     """The HTTP API of the broker that a command line names."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, answer_seconds: float = ANSWER_SECONDS) -> None:
         _, self.url = find_url(args)
         token = token_of(args)
         options = Options.of(
-            token=token, cafile=args.cafile, operation_seconds=ANSWER_SECONDS, reconnect_seconds=0
+            token=token, cafile=args.cafile, operation_seconds=answer_seconds, reconnect_seconds=0
         )
         self._line = HttpLine(parse_url(self.url, "http"), options)
         self._headers = {"Accept": "application/json, application/problem+json"}

@@ -5,6 +5,7 @@ that takes them whatever door they came through; kill -9 in the middle of more o
 everything that was confirmed, delivered and lost. Then Spark: a pipeline sums the same orders up, its sums
 are compared with what was sent, and a report tells what happened.
 
+Where a person watches, the broker then stays up until they have looked around (`penstock/demo/staying.py`).
 What Spark has made is kept, and the last lines say where; the broker's log is kept only in a folder that was
 named. Where Spark or Java is missing, the first half is all there is, and a line says what to install.
 """
@@ -23,6 +24,7 @@ from typing import Final
 from penstock.cli import tables
 from penstock.demo.broker import Broker
 from penstock.demo.screen import Screen
+from penstock.demo.staying import stay, watched
 from penstock.demo.traffic import Traffic
 from penstock.errors import PenstockError
 
@@ -104,6 +106,9 @@ def _show(args: argparse.Namespace, folder: Path, screen: Screen) -> int:
                 right &= _analyse(broker, screen, folder, traffic)
             except SparkMissing as missing:
                 screen.note(f"left out: {missing}")
+        seconds = screen.seconds()
+        if watched():
+            stay(screen, broker.url("http"))
         broker.end(signal.SIGTERM)
     finally:
         broker.end(signal.SIGKILL)
@@ -112,7 +117,7 @@ def _show(args: argparse.Namespace, folder: Path, screen: Screen) -> int:
             shutil.rmtree(folder / LOG, ignore_errors=True)
             shutil.rmtree(folder / "checkpoint", ignore_errors=True)
             (folder / JOURNAL).unlink(missing_ok=True)
-    _say_end(screen, folder, bool(args.data))
+    _say_end(screen, folder, bool(args.data), seconds)
     if not right:
         print("penstock demo: something is wrong with the figures above", file=sys.stderr)
     return 0 if right else 1
@@ -138,8 +143,8 @@ def _results(folder: Path) -> list[str]:
     return [name for name in RESULTS if (folder / name).exists()]
 
 
-def _say_end(screen: Screen, folder: Path, named: bool) -> None:
-    screen.heading(f"Done, in {screen.seconds():.0f} s")
+def _say_end(screen: Screen, folder: Path, named: bool, seconds: float) -> None:
+    screen.heading(f"Done, in {seconds:.0f} s")
     results = _results(folder)
     if not results:
         screen.note("the log was in a temporary folder, and is removed; --data DIR keeps everything")

@@ -69,7 +69,7 @@ PACKAGES: Final = (
     Package("pyarrow", "Arrow bodies and GET /v1/queues/{queue}/log", "pip install 'penstock[arrow]'"),
     Package("pyspark", "Spark", "pip install 'penstock[spark]'"),
     Package("nicegui", "the dashboard", "pip install 'penstock[dashboard]'"),
-    Package("textual", "`penstock top`", "pip install textual"),
+    Package("textual", "`penstock top`", "pip install 'penstock[dashboard]'"),
     Package("nats-py", "clusters on NATS JetStream", "pip install 'penstock[nats]'"),
 )
 

@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, str] = {
     "purge": "penstock.cli.purge",
     "dead": "penstock.cli.dead",
     "redrive": "penstock.cli.redrive",
+    "top": "penstock.cli.top",
     "report": "penstock.cli.report",
     "verify": "penstock.cli.verify",
     "dump": "penstock.cli.dump",

@@ -114,13 +114,14 @@ def width() -> int | None:
 
 
 def _lines(found: Sequence[Answer]) -> list[str]:
-    rows = tables.fitting([_cells(message) for message in found], COLUMNS, width())
+    rows = tables.fitting([cells(message) for message in found], COLUMNS, width())
     heading, *lines = tables.table(COLUMNS, rows)
     below = [_history(message.get("history", ())) for message in found]
     return [heading, *(line for pair in zip(lines, below, strict=True) for line in (pair[0], *pair[1]))]
 
 
-def _cells(message: Answer) -> list[str]:
+def cells(message: Answer) -> list[str]:
+    """A message in the cells of `COLUMNS`."""
     return [
         str(message["offset"]),
         state_of(message),

@@ -9,7 +9,8 @@ import logging
 import shutil
 import sys
 import time
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from penstock.cli import tables
 from penstock.cli.admin import Admin, Unreachable, add_admin, say_objects
@@ -46,15 +47,24 @@ SORTS: Final = (
     "bytes",
 )
 
+SUMMED: Final = ("ready", "held", "dead", "consumers", "rate_in", "rate_out", "bytes")
+"""What the totals are of, but for the oldest."""
+
 _HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 _CLEAR, _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[2J", "\x1b[?25l", "\x1b[?25h"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
+    add_choice(parser)
+    add_admin(parser)
+
+
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    """Which queues, and in which order."""
     parser.add_argument(
         "pattern", metavar="PATTERN", nargs="?", help="only these: * is any text, ? any character"
     )
-    parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
     parser.add_argument(
         "--sort",
         choices=SORTS,
@@ -62,7 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COLUMN",
         help=f"by {', '.join(SORTS)}; but for the name, the largest first (default: %(default)s)",
     )
-    add_admin(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,8 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _queues(args: argparse.Namespace) -> int:
-    if args.pattern == "":
-        raise Misuse("the pattern is empty; leave it out to see every queue")
+    check_choice(args)
     with Admin(args) as admin:
         if not args.watch:
             _show(args, _found(admin, args))
@@ -79,11 +87,25 @@ def _queues(args: argparse.Namespace) -> int:
         return _watch(admin, args)
 
 
+def check_choice(args: argparse.Namespace) -> None:
+    if args.pattern == "":
+        raise Misuse("the pattern is empty; leave it out to see every queue")
+
+
 def _found(admin: Admin, args: argparse.Namespace) -> list[Answer]:
-    queues = list(admin.pages("queues", "queues", by="after", match=args.pattern))
-    if args.sort != SORTS[0]:  # by name they are sorted already
-        queues.sort(key=lambda queue: queue[args.sort] or 0, reverse=True)
-    return queues
+    return in_order(find(admin, args), args.sort)
+
+
+def find(admin: Admin, args: argparse.Namespace) -> list[Answer]:
+    """The queues that a command line asks for, by name."""
+    return list(admin.pages("queues", "queues", by="after", match=args.pattern))
+
+
+def in_order(queues: list[Answer], sort: str) -> list[Answer]:
+    """Queues that come by name in another order: the largest first, and of the same size by name."""
+    if sort == SORTS[0]:
+        return queues
+    return sorted(queues, key=lambda queue: queue[sort] or 0, reverse=True)
 
 
 def _show(args: argparse.Namespace, queues: list[Answer]) -> None:
@@ -99,15 +121,15 @@ def lines_of(queues: list[Answer], rows_max: int | None = None) -> list[str]:
     rows = [_cells(queue["name"], queue) for queue in queues[: len(queues) - left_out]]
     if left_out:
         rows.append([f"({left_out:,} more)", *[""] * (len(COLUMNS) - 1)])
-    total = {
-        name: sum(queue[name] for queue in queues)
-        for name in ("ready", "held", "dead", "consumers", "rate_in", "rate_out", "bytes")
-    }
-    oldest = max((queue["oldest_seconds"] or 0 for queue in queues), default=0) or None
-    rows.append(
-        _cells(tables.counted(len(queues), "queue"), {**total, "oldest_seconds": oldest, "paused": False})
-    )
+    total = {**totals(queues), "paused": False}
+    rows.append(_cells(tables.counted(len(queues), "queue"), total))
     return tables.table(COLUMNS, rows)
+
+
+def totals(queues: Sequence[Answer]) -> dict[str, Any]:
+    """What all of them come to, by the names of the fields."""
+    oldest = max((queue["oldest_seconds"] or 0 for queue in queues), default=0) or None
+    return {**{name: sum(queue[name] for queue in queues) for name in SUMMED}, "oldest_seconds": oldest}
 
 
 def _cells(name: str, queue: Answer) -> list[str]:
@@ -131,8 +153,7 @@ def _cells(name: str, queue: Answer) -> list[str]:
 def _watch(admin: Admin, args: argparse.Namespace) -> int:
     on_terminal = sys.stdout.isatty() and not args.json
     queues = _found(admin, args)  # where nobody is there from the start, that is a failure
-    # What the client says of lost connections stands in the table's own line for that.
-    logging.getLogger("penstock.client").handlers[:] = [logging.NullHandler()]
+    log_nothing()
     trouble = ""
     try:
         if on_terminal:
@@ -155,6 +176,11 @@ def _watch(admin: Admin, args: argparse.Namespace) -> int:
     finally:
         if on_terminal:
             print(_SHOW_CURSOR, end="", flush=True)
+
+
+def log_nothing() -> None:
+    """What the client says of lost connections stands on the screen, in a line of its own."""
+    logging.getLogger("penstock.client").handlers[:] = [logging.NullHandler()]
 
 
 def _draw(url: str, queues: list[Answer], trouble: str) -> None:

@@ -5,6 +5,7 @@ and a terminal shows how far it is. What was redriven before Ctrl-C stays redriv
 """
 
 import argparse
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from penstock.cli import tables
@@ -40,7 +41,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _redrive(args: argparse.Namespace) -> int:
     with Admin(args) as admin:
-        totals = _all_parts(admin, args)
+        progress = Progress("dead letters looked at")
+        try:
+            totals = redrive(admin, args.queue, _fields(args), args.limit, progress.tell)
+        finally:
+            progress.end()
         left = admin.get("queues", args.queue)["dead"]
     if args.json:
         say_objects([{"queue": args.queue, **totals, "left": left}])
@@ -52,26 +57,33 @@ def _redrive(args: argparse.Namespace) -> int:
     return 0
 
 
-def _all_parts(admin: Admin, args: argparse.Namespace) -> dict[str, Any]:
+def _fields(args: argparse.Namespace) -> dict[str, Any]:
     fields: dict[str, Any] = {"dry_run": args.dry_run}
     if args.reason is not None:
         fields["reason"] = args.reason
     if args.where is not None:
         fields |= {"where": args.where, "scan_limit": SCAN}
+    return fields
+
+
+def redrive(
+    admin: Admin,
+    queue: str,
+    fields: Mapping[str, Any],
+    limit: int | None = None,
+    tell: Callable[[int], object] = lambda _looked_at: None,
+) -> dict[str, Any]:
+    """Redrive part by part, or only count where the fields of the call say so; what the parts come to."""
+    dry_run: bool = fields["dry_run"]
     totals = {"looked_at": 0, "matched": 0, "redriven": 0}
-    progress = Progress("dead letters looked at")
-    limit: int | None = args.limit
     following: int | None = 0
-    try:
-        while following is not None and limit != 0:
-            part = {**fields, "from": following} | ({} if limit is None else {"limit": limit})
-            answer = admin.post("queues", args.queue, "redrive", fields=part)
-            for name in totals:
-                totals[name] += answer[name]
-            following = answer["next"]
-            if limit is not None:
-                limit -= answer["matched" if args.dry_run else "redriven"]
-            progress.tell(totals["looked_at"])
-    finally:
-        progress.end()
-    return {**totals, "dry_run": args.dry_run}
+    while following is not None and limit != 0:
+        part = {**fields, "from": following} | ({} if limit is None else {"limit": limit})
+        answer = admin.post("queues", queue, "redrive", fields=part)
+        for name in totals:
+            totals[name] += answer[name]
+        following = answer["next"]
+        if limit is not None:
+            limit -= answer["matched" if dry_run else "redriven"]
+        tell(totals["looked_at"])
+    return {**totals, "dry_run": dry_run}

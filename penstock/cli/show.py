@@ -1,6 +1,7 @@
 """`penstock show QUEUE`: everything about one queue."""
 
 import argparse
+from collections.abc import Iterable
 from typing import Final
 
 from penstock.cli import tables
@@ -43,11 +44,7 @@ def run(args: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace) -> int:
     with Admin(args) as admin:
         queue = admin.get("queues", args.queue)
-        connections = [
-            connection
-            for connection in admin.get("connections")["connections"]
-            if any(it["queue"] == args.queue for it in connection["consumes"])
-        ]
+        connections = consumers_of(args.queue, admin.get("connections")["connections"])
         readers = [
             {**{key: value for key, value in reader.items() if key != "queues"}, **place}
             for reader in admin.get("readers")["readers"]
@@ -57,16 +54,22 @@ def _show(args: argparse.Namespace) -> int:
     if args.json:
         say_objects([{**queue, "connections": connections, "readers": readers}])
         return 0
-    parts = [_facts(queue), _policy(queue["policy"]), deaths(queue["dead_reasons"])]
+    parts = [facts(queue), policy(queue["policy"]), deaths(queue["dead_reasons"])]
     if connections:
-        parts.append(tables.table(CONSUMERS, [_consumer(args.queue, it) for it in connections]))
+        parts.append(tables.table(CONSUMERS, [consumer(args.queue, it) for it in connections]))
     if readers:
         parts.append(tables.table(READERS, map(_reader, readers)))
     print("\n\n".join("\n".join(part) for part in parts if part))
     return 0
 
 
-def _facts(queue: Answer) -> list[str]:
+def consumers_of(queue: str, connections: Iterable[Answer]) -> list[Answer]:
+    """Of all connections those that consume from the queue."""
+    return [it for it in connections if any(taken["queue"] == queue for taken in it["consumes"])]
+
+
+def facts(queue: Answer) -> list[str]:
+    """Its numbers, a name and what it is in a line."""
     return tables.pairs(
         [
             ("queue", queue["name"] + (" (paused)" if queue["paused"] else "")),
@@ -87,7 +90,7 @@ def _span(start: int, end: int) -> str:
     return f"{start:,} to {end - 1:,}" if start < end else f"none; the next is {end:,}"
 
 
-def _policy(policy: Answer) -> list[str]:
+def policy(policy: Answer) -> list[str]:
     """The policy by the names of its settings; 0 means that there is no such bound."""
     shown = {
         "durability": policy["durability"],
@@ -110,7 +113,8 @@ def deaths(reasons: dict[str, int]) -> list[str]:
     return tables.table(DEATHS, rows) if rows else []
 
 
-def _consumer(queue: str, connection: Answer) -> list[str]:
+def consumer(queue: str, connection: Answer) -> list[str]:
+    """A connection that consumes from the queue, in the cells of `CONSUMERS`."""
     doors = sorted(
         {
             "dead letters" if it["dead"] else "messages"

@@ -71,7 +71,8 @@ def shown(text: str) -> str:
 
 def encodable(text: str) -> str:
     """The text with an escape for whatever standard output's encoding does not have."""
-    encoding = sys.stdout.encoding or "ascii"
+    # What stands in for standard output inside `penstock top` takes any text, and so has none.
+    encoding = getattr(sys.stdout, "encoding", "utf-8") or "ascii"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 

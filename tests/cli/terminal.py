@@ -10,7 +10,9 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Mapping, Sequence
 from types import TracebackType
+from typing import Self
 
 from tests.server.harness import WAIT_SECONDS
 
@@ -25,16 +27,27 @@ ENVIRONMENT = {
 class Terminal:
     """`penstock ARGUMENTS` in a terminal of so many lines and columns."""
 
-    def __init__(self, *arguments: str, lines: int = 24, columns: int = 100) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        lines: int = 24,
+        columns: int = 100,
+        around: Mapping[str, str] | None = None,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
         self._outer, inner = pty.openpty()
         fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self._process = subprocess.Popen(
-            [*COMMAND, *arguments], stdin=inner, stdout=inner, stderr=inner, env=ENVIRONMENT
+            [*command, *arguments],
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+            env={**ENVIRONMENT, **(around or {})},
         )
         os.close(inner)
         self.seen = ""
 
-    def __enter__(self) -> "Terminal":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -57,7 +70,15 @@ class Terminal:
         os.write(self._outer, text.encode())
 
     def interrupt(self) -> None:
-        self._process.send_signal(signal.SIGINT)
+        self.signal(signal.SIGINT)
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def hang_up(self) -> None:
+        """The terminal is gone, and the program has to end by itself."""
+        os.close(self._outer)
+        self._process.wait(WAIT_SECONDS)
 
     def end(self) -> int:
         """The exit code; `seen` is whole then."""
@@ -72,5 +93,9 @@ class Terminal:
             data = os.read(self._outer, 1 << 16) if ready else b""
         except OSError:  # how Linux tells that nobody has the other end any more
             return False
-        self.seen += data.decode(errors="replace")
+        self._took(data)
         return bool(data)
+
+    def _took(self, data: bytes) -> None:
+        """More was written."""
+        self.seen += data.decode(errors="replace")
