@@ -19,7 +19,8 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import Final
+from types import FrameType
+from typing import Final, NoReturn
 
 from penstock.cli import tables
 from penstock.demo.broker import Broker
@@ -80,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
     # on purpose.
     logging.getLogger().addHandler(logging.NullHandler())
     print("Penstock: orders through three protocols, kill -9 in the middle of them, and their sums by Spark.")
+    signal.signal(signal.SIGTERM, _leave)
     screen = Screen(sys.stdout)
     if args.data:
         return _show(args, Path(args.data).resolve(), screen)
@@ -92,6 +94,11 @@ def run(args: argparse.Namespace) -> int:
     if not _results(folder):
         folder.rmdir()
     return code
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """End as by Ctrl-C: whoever has started something ends it on the way out."""
+    raise SystemExit(128 + number)
 
 
 def _show(args: argparse.Namespace, folder: Path, screen: Screen) -> int:

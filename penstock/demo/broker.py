@@ -47,8 +47,10 @@ class Broker:
         assert self._process.stdout is not None
         watchdog = threading.Timer(START_SECONDS_MAX, self._process.kill)
         watchdog.start()
-        line = self._process.stdout.readline()
-        watchdog.cancel()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            watchdog.cancel()
         if not line.startswith("penstock ready"):
             said = self._journal.read_text(encoding="utf-8", errors="replace").splitlines()
             raise PenstockError(f"the broker did not start: {said[-1] if said else 'it said nothing'}")

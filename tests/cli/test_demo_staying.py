@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from penstock.demo import staying
+from penstock.engines.log.engine import open_log
 from tests.cli.terminal import Terminal
 from tests.http.api import Api
-from tests.server.harness import until
+from tests.server.harness import ROOT, WAIT_SECONDS, until
 from tests.top.screen import without
 
 DEMO = ("demo", "--no-spark", "--messages", "10")
@@ -108,3 +109,14 @@ def test_the_command_is_named_as_it_was_called(
     monkeypatch.setattr(sys, "argv", [called, "demo"])
     (_, named) = staying.places("http://127.0.0.1:9180")[1]
     assert named == f"{command} top --url http://127.0.0.1:9180"
+
+
+def test_a_demonstration_that_is_ended_leaves_no_broker_behind(tmp_path: Path) -> None:
+    data = tmp_path / "demo"
+    command = [sys.executable, "-m", "penstock", "demo", "--no-spark", "--messages", "1000000"]
+    with subprocess.Popen([*command, "--data", str(data)], stdout=subprocess.DEVNULL, cwd=ROOT) as demo:
+        until(lambda: any(data.rglob("*.seg")), "its broker to have a log")
+        demo.send_signal(signal.SIGTERM)
+        assert demo.wait(WAIT_SECONDS) == 128 + signal.SIGTERM
+    (log,) = {path.parent for path in data.rglob("watermark")}
+    open_log(str(log), 1_800_000_000_000_000).abandon()  # which nobody else has open
