@@ -11,7 +11,7 @@ ARGS ?=
 # How long `make fuzz` works on each target.
 SECONDS ?= 600
 
-.PHONY: help setup demo test check bench bench-spark fuzz clean
+.PHONY: help setup demo test check bench bench-peers bench-spark fuzz clean
 
 help: ## List the commands.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -29,8 +29,11 @@ test: ## Run everything that must hold: linter, formatter, types, all tests (ARG
 check: ## Run the linter, the formatter's check and the type checker.
 	@scripts/check
 
-bench: ## Measure this tree on this machine, beside Redis and beanstalkd where they can be installed (ARGS="--json FILE").
+bench: ## Measure this tree on this machine (ARGS="--json FILE").
 	@scripts/bench $(ARGS)
+
+bench-peers: ## Measure Penstock beside Redis, NATS, RabbitMQ and beanstalkd, about 25 minutes (ARGS="--write-docs").
+	@scripts/bench peers $(ARGS)
 
 bench-spark: ## Measure Spark with Penstock beside Spark's own reader, about 6 minutes (ARGS="--json FILE").
 	@scripts/bench spark $(ARGS)

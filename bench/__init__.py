@@ -1,1 +1,1 @@
-"""Benchmarks: what Penstock costs on this machine. `make bench` runs them, with Redis beside where it can."""
+"""Benchmarks: what Penstock costs on this machine (`make bench`), and its peers (`make bench-peers`)."""

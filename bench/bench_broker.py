@@ -1,25 +1,22 @@
-"""The broker from outside, over its three wires, and peers that do the same work in the same run.
+"""The broker from outside, over its three wires. Beside its peers it stands in `bench.compare`.
 
-One load generator (`bench/loadgen`) drives every server; what a mode measures, and when its clock stops,
-is in docs/benchmarks.md. Each figure is the median of `RUNS`. CPU is the server's user and system time, all
-threads, until it is quiet again, by message. Penstock runs as it is started by `penstock serve`, with
-durability `commit`, from the Python sources.
-
-A peer that is not installed, or fails under the load, is named on standard error and left out. Penstock must
-not fail: what it does not deliver once, whole and settled ends the benchmark.
+The load generator (`bench/loadgen`) drives it; what a mode measures, and when its clock stops, is in
+docs/benchmarks.md. Each figure is the median of `RUNS`. CPU is the server's user and system time, until it is
+quiet again, by message. Penstock runs as it is started by `penstock serve`, with durability
+`commit`, from the Python sources. What it does not deliver once, whole and settled ends the benchmark.
 """
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import count
-from pathlib import Path
 from statistics import median
 
 from bench import peers
-from bench.loadgen import Load, LoadError, Spread, drive
+from bench.loadgen import Load, Spread, drive
+from bench.server import Server, disk_folder
 
 RUNS = 3
 PACED_PER_SECOND = 2_000
@@ -68,49 +65,14 @@ PENSTOCK: tuple[Work | Pace, ...] = (
 )
 
 
-def peer_plan(wire: str, fast: int, slow: int) -> tuple[Work | Pace, ...]:
-    """What Penstock does too; `slow` messages where connections or syncs make a peer slow."""
-    return (
-        Work("window 500, end to end, confirmed", wire, "end-to-end", fast),
-        Work("publish, confirmed", wire, "publish", fast, 0, ("window 500, drain", wire, 0)),
-        Work("32+32 connections, 16 in flight", wire, "many", slow),
-        Pace("paced", wire),
-    )
-
-
-def redis_always(folder: Path) -> peers.Server:
-    return peers.redis(folder, "always")
-
-
-def redis_everysec(folder: Path) -> peers.Server:
-    return peers.redis(folder, "everysec")
-
-
-def beanstalkd_fsync(folder: Path) -> peers.Server:
-    return peers.beanstalkd(folder, fsync=True)
-
-
-def beanstalkd_no_fsync(folder: Path) -> peers.Server:
-    return peers.beanstalkd(folder, fsync=False)
-
-
-SUBJECTS: tuple[tuple[Callable[[Path], peers.Server], tuple[Work | Pace, ...]], ...] = (
-    (peers.penstock, PENSTOCK),
-    (redis_always, peer_plan("redis-streams", 150_000, 100_000)),
-    (redis_everysec, peer_plan("redis-streams", 200_000, 100_000)),
-    (beanstalkd_fsync, peer_plan("beanstalkd", 3_000, 3_000)),
-    (beanstalkd_no_fsync, peer_plan("beanstalkd", 20_000, 20_000)),
-)
-
-
 class Bench:
     """One server under load."""
 
-    def __init__(self, server: peers.Server) -> None:
+    def __init__(self, server: Server) -> None:
         self._server = server
 
-    def rows(self, plan: tuple[Work | Pace, ...]) -> Iterator[Row]:
-        for step in plan:
+    def rows(self) -> Iterator[Row]:
+        for step in PENSTOCK:
             yield from self._paced(step) if isinstance(step, Pace) else self._worked(step)
         yield f"{self._server.name}: resident memory afterwards", self._server.resident_mb(), "MB", 0
 
@@ -173,32 +135,11 @@ class Bench:
 
 def run() -> list[Row]:
     """See the module's docstring."""
-    rows: list[Row] = []
     spec = find_spec("penstock.broker.broker")
     if spec is None or not str(spec.origin).endswith(".py"):
         print("penstock is compiled here: the goals are those of the Python sources", file=sys.stderr)
     busy = os.getloadavg()[0]
     if busy > 0.5:
         print(f"the machine is busy (load {busy:.1f}): it can do better than these figures", file=sys.stderr)
-    for start, plan in SUBJECTS:
-        rows += figures(start, plan)
-    return rows
-
-
-def figures(start: Callable[[Path], peers.Server], plan: tuple[Work | Pace, ...]) -> list[Row]:
-    """What one server does; nothing, and a line that says why, for a peer that cannot be measured."""
-    with peers.disk_folder() as folder:
-        try:
-            server = start(folder)
-        except peers.PeerMissing as missing:
-            print(f"left out: {missing}", file=sys.stderr)
-            return []
-        print(f"measuring {server.name} ...", file=sys.stderr)
-        with server:
-            try:
-                return list(Bench(server).rows(plan))
-            except LoadError as error:
-                if plan is PENSTOCK:
-                    raise
-                print(f"left out: {server.name}: {error}", file=sys.stderr)
-                return []
+    with disk_folder() as folder, peers.penstock(folder) as server:
+        return list(Bench(server).rows())

@@ -24,6 +24,7 @@ import pyarrow as pa
 from bench import peers
 from bench.cores import children, pinned
 from bench.loadgen import Spread, drive
+from bench.server import Server, disk_folder
 
 RUNS = 3
 SINGLE_MESSAGES = 2_000
@@ -75,7 +76,7 @@ class Caller:
 
 def run() -> list[Row]:
     """See the module's docstring."""
-    with peers.disk_folder() as folder, peers.penstock(folder, http=True) as server:
+    with disk_folder() as folder, peers.penstock(folder, http=True) as server:
         port = server.ports["http"]
         return [*_sending(port), *_reading(port), *_beside_a_reader(server)]
 
@@ -132,7 +133,7 @@ def _reading(port: int) -> Iterator[Row]:
     yield f"{name}, bytes", total / median(seconds) / 1e6, "MB/s", 0
 
 
-def _beside_a_reader(server: peers.Server) -> Iterator[Row]:
+def _beside_a_reader(server: Server) -> Iterator[Row]:
     port = server.ports["http"]
     alone = [_paced(server, run) for run in range(RUNS)]
     with _bulk_reader(port, None):
@@ -155,7 +156,7 @@ def _beside_a_reader(server: peers.Server) -> Iterator[Row]:
         yield f"{name}, bulk reader on the other core, p99", p99, "µs", 2 * quiet
 
 
-def _paced(server: peers.Server, run: int) -> Spread:
+def _paced(server: Server, run: int) -> Spread:
     load = drive(
         "phpmq",
         "paced",
@@ -171,7 +172,7 @@ def _paced(server: peers.Server, run: int) -> Spread:
 
 
 @contextmanager
-def _bulk_reader(port: int, pin_beside: peers.Server | None) -> Iterator[None]:
+def _bulk_reader(port: int, pin_beside: Server | None) -> Iterator[None]:
     """A reader at full speed; with a server given, it has the last core, with the process of the API."""
     cores = sorted(os.sched_getaffinity(0))
     reader = subprocess.Popen(

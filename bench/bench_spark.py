@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 
 from bench import peers
+from bench.server import disk_folder
 
 Row = tuple[str, float, str, float]
 
@@ -26,7 +27,7 @@ def run() -> Iterator[Row]:
     busy = os.getloadavg()[0]
     if busy > 0.5:
         print(f"the machine is busy (load {busy:.1f}): it can do better than these figures", file=sys.stderr)
-    with peers.disk_folder() as folder:
+    with disk_folder() as folder:
         try:
             with session(folder) as spark, peers.penstock(folder, http=True) as server:
                 bench = Bench(spark, server, folder)

@@ -20,10 +20,11 @@ def pin(pid: int, cores: set[int]) -> None:
 def children(pid: int) -> list[int]:
     """The processes that a process has started, from whichever of its threads."""
     found: list[int] = []
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        # A thread that has ended meanwhile has left its children to another one.
-        with suppress(FileNotFoundError, ProcessLookupError):
-            found += map(int, (thread / "children").read_text(encoding="ascii").split())
+    with suppress(FileNotFoundError):  # the process itself may have ended meanwhile
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            # A thread that has ended meanwhile has left its children to another one.
+            with suppress(FileNotFoundError, ProcessLookupError):
+                found += map(int, (thread / "children").read_text(encoding="ascii").split())
     return found
 
 

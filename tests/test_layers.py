@@ -48,7 +48,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 }
 """What each pure package may import of Penstock: these modules, and what is in them."""
 
-OPTIONAL = ("nats", "nicegui", "numpy", "pyarrow", "pyspark")
+OPTIONAL = ("nats", "nicegui", "numpy", "pyarrow", "pyspark", "textual")
 """What only an extra installs."""
 
 NEEDS_EXTRA = {"penstock.engines.log.arrow"}
@@ -256,7 +256,7 @@ print("imported", len({modules!r}))
 
 
 def core_modules() -> list[str]:
-    folders = [ROOT / "penstock" / folder for folder in ("broker", "protocols", "engines/log")]
+    folders = [ROOT / "penstock" / folder for folder in ("broker", "protocols", "engines")]
     modules = {module_of(path) for folder in folders for path in folder.rglob("*.py")}
     return sorted({"penstock", *modules} - NEEDS_EXTRA)
 
@@ -278,3 +278,20 @@ def test_a_core_that_needed_an_extra_would_be_found() -> None:
     done = import_without_extras(["penstock", "pyarrow.compute"])
     assert done.returncode == 1
     assert "pyarrow is not installed here" in done.stderr
+
+
+# --- The other engine ---
+
+LOADED = """
+import sys
+import penstock.server.server, penstock.cli.main
+NATS = ("penstock.engines.jetstream", "penstock.protocols.nats")
+print([name for name in sorted(sys.modules) if name.startswith(NATS)])
+"""
+
+
+def test_nothing_of_nats_is_loaded_before_somebody_asks_for_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")

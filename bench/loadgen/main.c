@@ -17,8 +17,14 @@ static const struct mode modes[] = {
      .in_flight_max = 1000},
     {.name = "paced", .produces = true, .consumes = true, .paced = true, .connections = 1, .window = 500},
     {.name = "many", .produces = true, .consumes = true, .connections = 32, .window = 16, .in_flight_max = 16},
+    {.name = "queues", .produces = true, .consumes = true, .moves = true, .connections = 1, .window = 1},
+    {.name = "first", .consumes = true, .first = true, .connections = 1, .window = 1},
+    {.name = "idle", .idles = true, .connections = 10000},
 };
-static const struct wire *const wires[] = {&sspq, &phpmq, &rq, &redis_streams, &redis_lists, &beanstalkd};
+static const struct wire *const wires[] = {&sspq, &phpmq, &rq, &redis_streams, &redis_lists, &beanstalkd,
+                                           &amqp, &amqp_quorum, &amqp_transient, &nats};
+
+enum { UNCONFIRMED_MAX = 5000, UNCONFIRMED_BYTES_MAX = 16 * 1024 * 1024 };
 
 struct settings settings = {
     .host = "127.0.0.1",
@@ -53,10 +59,10 @@ void *allocate(size_t count, size_t size)
 
 static const char usage[] =
     "use: loadgen --wire WIRE --mode MODE --port PORT [--host HOST] [--queue NAME] [--messages N] [--size BYTES]\n"
-    "             [--window N] [--producers N] [--consumers N] [--in-flight N] [--rate PER_SECOND]\n"
+    "             [--window N] [--producers N] [--consumers N] [--in-flight N] [--unconfirmed N] [--rate PER_SECOND]\n"
     "             [--seconds-max S] [--run NUMBER] [--acks each|together]\n"
-    "wires: sspq phpmq rq redis-streams redis-lists beanstalkd\n"
-    "modes: end-to-end publish drain request paced many\n";
+    "wires: sspq phpmq rq redis-streams redis-lists beanstalkd amqp amqp-quorum amqp-transient nats\n"
+    "modes: end-to-end publish drain request paced many queues first idle\n";
 
 static double number(const char *flag, const char *text, double least, double most)
 {
@@ -109,7 +115,9 @@ static void read_settings(int count, char **words)
         else if (!strcmp(flag, "--producers"))
             settings.producers = number(flag, text, 1, 10000);
         else if (!strcmp(flag, "--consumers"))
-            settings.consumers = number(flag, text, 1, 10000);
+            settings.consumers = number(flag, text, 1, 100000);
+        else if (!strcmp(flag, "--unconfirmed"))
+            settings.unconfirmed_max = number(flag, text, 1, 1e9);
         else if (!strcmp(flag, "--in-flight")) {
             settings.in_flight_max = number(flag, text, 0, 1e6);
             has_in_flight = true;
@@ -137,6 +145,10 @@ static void read_settings(int count, char **words)
     settings.in_flight_max = has_in_flight ? settings.in_flight_max : mode->in_flight_max;
     if (!mode->consumes)
         settings.in_flight_max = 0; /* nothing would ever land */
+    if (!settings.unconfirmed_max) {
+        size_t fits = UNCONFIRMED_BYTES_MAX / settings.size_bytes + 1;
+        settings.unconfirmed_max = fits < UNCONFIRMED_MAX ? fits : UNCONFIRMED_MAX;
+    }
 }
 
 /* --- the report ------------------------------------------------------------------------------------- */
@@ -165,14 +177,19 @@ int main(int count, char **words)
     struct outcome outcome = run_it();
     printf("{\"wire\": \"%s\", \"mode\": \"%s\", \"messages\": %" PRIu64 ", \"size\": %zu, \"seconds\": %.6f, "
            "\"per_second\": %.1f, \"sent\": %" PRIu64 ", \"confirmed\": %" PRIu64 ", \"received\": %" PRIu64
-           ", \"acknowledged\": %" PRIu64 ", \"answered\": %" PRIu64,
+           ", \"acknowledged\": %" PRIu64 ", \"answered\": %" PRIu64 ", \"start\": %.6f, \"end\": %.6f",
            settings.wire->name, settings.mode->name, settings.messages, settings.size_bytes, outcome.seconds,
            settings.messages / outcome.seconds, outcome.sent, outcome.confirmed, outcome.received, outcome.acknowledged,
-           outcome.answered);
+           outcome.answered, outcome.start_ns / 1e9, outcome.end_ns / 1e9);
     if (settings.mode->paced) {
         print_spread("latency_us", outcome.latencies_ns, settings.messages);
         print_spread("send_delay_us", outcome.delays_ns, settings.messages);
     }
     printf("}\n");
+    if (settings.mode->idles) {
+        fflush(stdout);
+        while (getchar() != EOF) /* until whoever has started us has seen enough */
+            ;
+    }
     return 0;
 }

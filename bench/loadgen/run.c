@@ -1,4 +1,4 @@
-/* Connections, the loop, and when a run is over.
+/* The loop, and when a run is over.
  *
  * The clock runs from the moment when all connections stand until
  *
@@ -7,25 +7,24 @@
  *                           behind its last message, so that the server has taken in everything before it
  *     consumes              every message has arrived
  *     requests              every message is answered
+ *     first                 one message has arrived
+ *     idles                 all connections stand: here the clock runs from the first one
  *
  * Then, with the clock stopped, that all of it was really acknowledged is proved: by the server's answers
- * where it gives some; on others by ending all connections, waiting until the server has ended them too,
- * and then sending one more message: everything that was not settled would come again before it.
+ * where it gives some; by asking it what is left where that can be asked; on others by ending all connections,
+ * waiting until the server has ended them too, and then sending one more message: everything that was not settled
+ * would come again before it. Where each message has a queue of its own this is done for the last one only.
  */
 
 #include "loadgen.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <time.h>
@@ -37,7 +36,6 @@ enum {
     EVENTS_MAX = 256,
     WAIT_MS = 100,
     SPIN_NS = 60 * 1000, /* paced: this long before a message is due the loop stops sleeping */
-    PATIENCE_SECONDS = 10, /* for what is done outside the loop */
 };
 
 static struct {
@@ -63,93 +61,7 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + now.tv_nsec;
 }
 
-/* --- buffers ------------------------------------------------------------------------------------------ */
-
-uint8_t *room_for(struct buffer *buffer, size_t length)
-{
-    if (buffer->capacity - buffer->end >= length)
-        return buffer->bytes + buffer->end;
-    if (buffer->start) {
-        memmove(buffer->bytes, buffer->bytes + buffer->start, buffer->end - buffer->start);
-        buffer->end -= buffer->start;
-        buffer->start = 0;
-    }
-    if (buffer->capacity - buffer->end < length) {
-        buffer->capacity = 2 * (buffer->end + length);
-        buffer->bytes = realloc(buffer->bytes, buffer->capacity);
-        if (buffer->bytes == NULL)
-            die("no memory for a buffer of %zu bytes", buffer->capacity);
-    }
-    return buffer->bytes + buffer->end;
-}
-
-void append(struct connection *connection, const void *bytes, size_t length)
-{
-    memcpy(room_for(&connection->out, length), bytes, length);
-    connection->out.end += length;
-}
-
-void append_text(struct connection *connection, const char *format, ...)
-{
-    char text[2048];
-    va_list arguments;
-    va_start(arguments, format);
-    int length = vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    if (length >= (int)sizeof text)
-        die("a command of %d bytes: use a shorter --queue", length);
-    append(connection, text, length);
-}
-
-/* --- connections ------------------------------------------------------------------------------------ */
-
-static const char *side(const struct connection *connection)
-{
-    return connection->is_producer ? "producer" : "consumer";
-}
-
-void converse(struct connection *connection, const char *text, const char *answer)
-{
-    char line[512];
-    size_t length = 0;
-    if (send(connection->fd, text, strlen(text), MSG_NOSIGNAL) != (ssize_t)strlen(text))
-        die("%s %u: %s", side(connection), connection->number, strerror(errno));
-    do {
-        ssize_t got = recv(connection->fd, line + length, sizeof line - 1 - length, 0);
-        if (got <= 0)
-            die("%s %u: no answer to '%s'", side(connection), connection->number, text);
-        length += got;
-        line[length] = 0;
-    } while (!strchr(line, '\n') && length < sizeof line - 1);
-    if (strncmp(line, answer, strlen(answer)))
-        die("%s %u: '%s' was answered by '%s'", side(connection), connection->number, text, line);
-}
-
-static void open_connection(struct connection *connection, unsigned number, bool is_producer)
-{
-    memset(connection, 0, sizeof *connection);
-    connection->number = number;
-    connection->is_producer = is_producer;
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found;
-    int wrong = getaddrinfo(settings.host, settings.port, &hints, &found);
-    if (wrong)
-        die("%s:%s: %s", settings.host, settings.port, gai_strerror(wrong));
-    connection->fd = socket(found->ai_family, found->ai_socktype, found->ai_protocol);
-    if (connection->fd < 0 || connect(connection->fd, found->ai_addr, found->ai_addrlen))
-        die("%s:%s: %s", settings.host, settings.port, strerror(errno));
-    freeaddrinfo(found);
-    int on = 1;
-    setsockopt(connection->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    struct timeval patience = {.tv_sec = PATIENCE_SECONDS};
-    setsockopt(connection->fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-    setsockopt(connection->fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-    if (settings.wire->greet)
-        settings.wire->greet(connection);
-    fcntl(connection->fd, F_SETFL, fcntl(connection->fd, F_GETFL) | O_NONBLOCK);
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = connection};
-    if (epoll_ctl(run.epoll, EPOLL_CTL_ADD, connection->fd, &event))
-        die("epoll: %s", strerror(errno));
-}
+/* --- all connections -------------------------------------------------------------------------------- */
 
 static void open_all(unsigned producers_count, unsigned consumers_count)
 {
@@ -158,30 +70,9 @@ static void open_all(unsigned producers_count, unsigned consumers_count)
     run.producers = allocate(producers_count + 1, sizeof *run.producers);
     run.consumers = allocate(consumers_count + 1, sizeof *run.consumers);
     for (unsigned i = 0; i < consumers_count; i++)
-        open_connection(&run.consumers[i], i, false);
+        open_connection(&run.consumers[i], i, false, run.epoll);
     for (unsigned i = 0; i < producers_count; i++)
-        open_connection(&run.producers[i], i, true);
-}
-
-static void flush(struct connection *connection)
-{
-    struct buffer *out = &connection->out;
-    while (out->end > out->start) {
-        ssize_t written = send(connection->fd, out->bytes + out->start, out->end - out->start, MSG_NOSIGNAL);
-        if (written < 0 && errno == EAGAIN)
-            break;
-        if (written < 0)
-            die("%s %u: %s", side(connection), connection->number, strerror(errno));
-        out->start += written;
-    }
-    bool wants_room = out->end > out->start;
-    if (!wants_room)
-        out->start = out->end = 0;
-    if (wants_room != connection->wants_room) {
-        connection->wants_room = wants_room;
-        struct epoll_event event = {.events = EPOLLIN | (wants_room ? EPOLLOUT : 0), .data.ptr = connection};
-        epoll_ctl(run.epoll, EPOLL_CTL_MOD, connection->fd, &event);
-    }
+        open_connection(&run.producers[i], i, true, run.epoll);
 }
 
 static void receive(struct connection *connection)
@@ -228,14 +119,15 @@ void arrived(struct connection *connection, const uint8_t *payload, size_t lengt
         run.latencies_ns[number] = run.now_ns - due_ns(number);
 }
 
-void confirmed(uint64_t number)
+void confirmed(struct connection *connection, uint64_t number)
 {
     see(&run.confirmed, number);
+    connection->unconfirmed--;
 }
 
-void confirmed_next(void)
+void confirmed_next(struct connection *connection)
 {
-    see(&run.confirmed, run.next_confirmed++);
+    confirmed(connection, run.next_confirmed++);
 }
 
 void acknowledged(uint64_t count)
@@ -261,6 +153,11 @@ bool may_ask(void)
     return true;
 }
 
+bool is_more_to_come(void)
+{
+    return run.arrived.count < run.total;
+}
+
 /* --- the loop --------------------------------------------------------------------------------------- */
 
 /* Makes ready what may be sent now. True where there is more than goes out in one go. */
@@ -271,6 +168,8 @@ static bool top_up(struct connection *producer)
             return true;
         if (settings.in_flight_max && producer->in_flight >= settings.in_flight_max)
             break;
+        if (settings.wire->confirms && producer->unconfirmed >= settings.unconfirmed_max)
+            break;
         if (run.delays_ns && run.next < settings.messages) {
             uint64_t now = now_ns(), due = due_ns(run.next);
             if (now < due)
@@ -280,6 +179,7 @@ static bool top_up(struct connection *producer)
         if (run.producer_of && run.next < settings.messages)
             run.producer_of[run.next] = producer->number;
         producer->in_flight++;
+        producer->unconfirmed++;
         settings.wire->send(producer, run.next++);
     }
     bool is_probing = settings.wire->probe && !settings.mode->consumes;
@@ -344,6 +244,8 @@ static void pump(bool (*is_done)(void))
 static bool is_over(void)
 {
     const struct mode *mode = settings.mode;
+    if (mode->first)
+        return run.arrived.count > 0;
     if (mode->requests && run.answered.count < run.total)
         return false;
     if (mode->consumes && run.arrived.count < run.total)
@@ -362,25 +264,39 @@ static bool is_all_acknowledged(void)
     return run.acknowledged == run.total;
 }
 
-static void part_with(struct connection *connection)
+static bool is_through(void)
 {
-    fcntl(connection->fd, F_SETFL, fcntl(connection->fd, F_GETFL) & ~O_NONBLOCK);
-    flush(connection);
-    if (connection->out.end > connection->out.start)
-        die("%s %u: the server does not read", side(connection), connection->number);
-    shutdown(connection->fd, SHUT_WR);
-    uint8_t rest[4096];
-    ssize_t got;
-    do
-        got = recv(connection->fd, rest, sizeof rest, 0);
-    while (got > 0);
-    if (got < 0 && errno != ECONNRESET)
-        die("%s %u: the server did not end the connection: %s", side(connection), connection->number,
-            strerror(errno));
-    close(connection->fd);
-    free(connection->in.bytes);
-    free(connection->out.bytes);
-    free(connection->ids.bytes);
+    return is_over() && (!settings.wire->answers_acks || is_all_acknowledged());
+}
+
+/* Takes one message after the other through queues that are called by its number. */
+static void move_through_queues(void)
+{
+    static char queue[256];
+    const char *name = settings.queue;
+    struct connection *producer = &run.producers[0], *consumer = &run.consumers[0];
+    const struct wire *wire = settings.wire;
+    settings.queue = queue;
+    for (uint64_t number = 0; number < settings.messages; number++) {
+        if (number && wire->leave)
+            wire->leave(consumer);
+        flush(consumer);
+        block(consumer, true);
+        block(producer, true);
+        snprintf(queue, sizeof queue, "%.200s.%06" PRIu64, name, number);
+        if (wire->prepare)
+            wire->prepare();
+        if (wire->greet) {
+            wire->greet(consumer);
+            wire->greet(producer);
+        }
+        block(consumer, false);
+        block(producer, false);
+        consumer->asked = 0;
+        run.total = number + 1;
+        wire->ask(consumer);
+        pump(is_through);
+    }
 }
 
 static void part_with_all(void)
@@ -395,11 +311,26 @@ static void part_with_all(void)
 
 static void prove_settled(void)
 {
+    if (settings.mode->first || settings.mode->idles)
+        return;
     if (!settings.mode->consumes) {
         part_with_all(); /* the answers to probes are back in the queue then */
     } else if (settings.wire->answers_acks) {
         pump(is_all_acknowledged);
+    } else if (settings.wire->is_settled) {
+        part_with_all();
+        open_all(0, 1);
+        block(&run.consumers[0], true);
+        while (!settings.wire->is_settled(&run.consumers[0])) {
+            if (now_ns() > run.deadline_ns)
+                die("all have arrived, and not all are settled after %g s", settings.seconds_max);
+            usleep(10000);
+        }
+        part_with_all();
     } else {
+        for (unsigned i = 0; i < run.consumers_count; i++)
+            flush(&run.consumers[i]);
+        usleep(settings.wire->settles_within_ms * 1000);
         part_with_all();
         run.total++;
         run.next = settings.messages;
@@ -408,6 +339,15 @@ static void prove_settled(void)
         pump(is_over);
         part_with_all();
     }
+}
+
+/* As many as this user may have, for many connections. */
+static void allow_files(void)
+{
+    struct rlimit files;
+    getrlimit(RLIMIT_NOFILE, &files);
+    files.rlim_cur = files.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &files);
 }
 
 static int compare(const void *one, const void *other)
@@ -435,17 +375,27 @@ struct outcome run_it(void)
         struct epoll_event event = {.events = EPOLLIN};
         epoll_ctl(run.epoll, EPOLL_CTL_ADD, run.timer, &event);
     }
-    open_all(mode->produces ? settings.producers : 0, mode->consumes ? settings.consumers : 0);
+    allow_files();
+    if (mode->idles)
+        run.start_ns = now_ns();
+    open_all(mode->produces ? settings.producers : 0, mode->consumes || mode->idles ? settings.consumers : 0);
 
-    run.start_ns = now_ns();
+    if (!mode->idles)
+        run.start_ns = now_ns();
     run.deadline_ns = run.start_ns + (uint64_t)(settings.seconds_max * 1e9);
-    for (unsigned i = 0; i < run.consumers_count; i++)
-        settings.wire->ask(&run.consumers[i]);
-    pump(is_over);
-    double seconds = (now_ns() - run.start_ns) / 1e9;
+    if (mode->moves) {
+        move_through_queues();
+    } else if (!mode->idles) {
+        for (unsigned i = 0; i < run.consumers_count; i++)
+            settings.wire->ask(&run.consumers[i]);
+        pump(is_over);
+    }
+    uint64_t end_ns = now_ns();
 
     struct outcome outcome = {
-        .seconds = seconds,
+        .seconds = (end_ns - run.start_ns) / 1e9,
+        .start_ns = run.start_ns,
+        .end_ns = end_ns,
         .sent = mode->produces ? run.next : 0,
         .confirmed = run.confirmed.count,
         .received = run.arrived.count,

@@ -11,16 +11,21 @@ enum { LINE_BYTES_MAX = 256 };
 
 static const char inserted[] = "INSERTED ", reserved[] = "RESERVED ", deleted[] = "DELETED\r\n";
 
+static char watched[LINE_BYTES_MAX - 16]; /* by the one consumer that moves from queue to queue */
+
 static void beanstalkd_greet(struct connection *connection)
 {
     char text[LINE_BYTES_MAX];
     if (connection->is_producer) {
         snprintf(text, sizeof text, "use %s\r\n", settings.queue);
-        converse(connection, text, "USING");
+        expect(connection, text, "USING");
     } else {
         snprintf(text, sizeof text, "watch %s\r\n", settings.queue);
-        converse(connection, text, "WATCHING 2");
-        converse(connection, "ignore default\r\n", "WATCHING 1");
+        expect(connection, text, "WATCHING 2");
+        snprintf(text, sizeof text, "ignore %s\r\n", *watched ? watched : "default");
+        expect(connection, text, "WATCHING 1");
+        if (settings.mode->moves)
+            snprintf(watched, sizeof watched, "%s", settings.queue);
     }
 }
 
@@ -55,7 +60,7 @@ static size_t beanstalkd_read(struct connection *connection, const uint8_t *byte
         const uint8_t *line = bytes + used;
         size_t line_length = line_end + 1 - line;
         if (begins(line, line_length, inserted)) {
-            confirmed_next();
+            confirmed_next(connection);
         } else if (begins(line, line_length, deleted)) {
             acknowledged(1);
             connection->unacknowledged--;

@@ -146,6 +146,11 @@ static void phpmq_ask(struct connection *connection)
     connection->asked = 1; /* once: a window stays open */
 }
 
+static void phpmq_leave(struct connection *connection)
+{
+    phpmq_consume(connection, 0);
+}
+
 static void phpmq_probe(struct connection *connection)
 {
     phpmq_consume(connection, 1);
@@ -177,6 +182,7 @@ const struct wire phpmq = {
     .prepare = phpmq_prepare,
     .send = phpmq_send,
     .ask = phpmq_ask,
+    .leave = phpmq_leave,
     .probe = phpmq_probe,
     .read = phpmq_read,
 };
@@ -300,7 +306,7 @@ static size_t rq_read(struct connection *connection, const uint8_t *bytes, size_
             rq_settle(connection, id, payload, payload_length);
             break;
         case RQ_DELIVERED:
-            confirmed(id);
+            confirmed(connection, id);
             break;
         case RQ_REPLY:
             if (payload == NULL)

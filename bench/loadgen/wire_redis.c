@@ -92,7 +92,9 @@ static void streams_greet(struct connection *connection)
         return;
     char text[HEAD_BYTES_MAX];
     snprintf(text, sizeof text, "XGROUP CREATE %s g 0 MKSTREAM\r\n", settings.queue);
-    converse(connection, text, "+OK");
+    const char *answer = converse(connection, text);
+    if (strncmp(answer, "+OK", 3) && strncmp(answer, "-BUSYGROUP", 10))
+        die("redis: %s", answer);
 }
 
 static void streams_send(struct connection *connection, uint64_t number)
@@ -102,7 +104,7 @@ static void streams_send(struct connection *connection, uint64_t number)
 
 static void streams_ask(struct connection *connection)
 {
-    if (connection->asked)
+    if (connection->asked || !is_more_to_come())
         return;
     connection->asked = 1;
     append_text(connection, "*11\r\n$10\r\nXREADGROUP\r\n$5\r\nGROUP\r\n$1\r\ng\r\n$%d\r\nc%u\r\n",
@@ -141,7 +143,7 @@ static size_t streams_read(struct connection *connection, const uint8_t *bytes, 
         const uint8_t *at = bytes + used;
         used += token_length;
         if (connection->is_producer) {
-            confirmed_next();
+            confirmed_next(connection);
             continue;
         }
         if (connection->place == PLACE_STREAMS && token.kind == ':') {
@@ -223,7 +225,7 @@ static size_t lists_read(struct connection *connection, const uint8_t *bytes, si
     while (used < length && (token_length = read_token(bytes + used, length - used, &token))) {
         used += token_length;
         if (connection->is_producer) {
-            confirmed_next();
+            confirmed_next(connection);
         } else if (token.kind == '$') {
             arrived(connection, token.text, token.number);
             append(connection, remove_head.bytes, remove_head.length);

@@ -25,6 +25,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from penstock import __version__
+from penstock.build import is_compiled
 from penstock.cli import tables
 from penstock.engines.log.disk import RealDisk
 from penstock.engines.log.state import LogSettings
@@ -79,6 +81,10 @@ JAVA_SECONDS: Final = 20.0
 
 def check_packages() -> Iterator[Finding]:
     yield Finding(Level.OK, "Python", platform.python_version())
+    build = (
+        "compiled" if is_compiled() else "interpreted, which is slower; see docs/benchmarks.md for the other"
+    )
+    yield Finding(Level.OK, "penstock", f"{__version__}, {build}")
     for package in PACKAGES:
         version = version_of(package.name)
         if version is not None:

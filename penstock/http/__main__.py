@@ -15,13 +15,15 @@ from collections.abc import Callable
 import uvicorn
 
 from penstock.control.frames import Fields
+from penstock.dashboard import is_installed
+from penstock.dashboard.start import WEBSOCKET_BYTES_MAX, Dashboard, websocket_protocol
 from penstock.http.app import App
 from penstock.http.connection import BoundedProtocol
 from penstock.http.link import open_link
-from penstock.http.malloc import keep_freed_memory
 from penstock.http.routes import all_routes
 from penstock.http.site import Site
 from penstock.server.journal import start_logging
+from penstock.server.malloc import keep_freed_memory
 from penstock.server.tls import make_context
 
 KEEP_ALIVE_SECONDS = 75
@@ -37,10 +39,15 @@ async def serve(link_fd: int, listen_fd: int) -> None:
     hello = await link.hello
     start_logging(hello["log_level"], hello["log_format"])
     site = Site(link, hello)
+    app = App(site, all_routes(hello["lease_seconds_max"]))
+    dashboard = Dashboard(site, app) if is_installed() else None
+    if dashboard is not None:
+        app.door = dashboard.door
     config = uvicorn.Config(
-        App(site, all_routes(hello["lease_seconds_max"])),
+        app,
         http=BoundedProtocol,
-        ws="none",
+        ws="none" if dashboard is None else websocket_protocol(),
+        ws_max_size=WEBSOCKET_BYTES_MAX,
         lifespan="off",
         loop="none",
         log_config=None,
@@ -70,6 +77,8 @@ async def serve(link_fd: int, listen_fd: int) -> None:
         await server.serve(sockets=[socket.socket(fileno=listen_fd)])
     finally:
         link.on_lost = None
+        if dashboard is not None:
+            await dashboard.stop()
         await site.close()
 
 

@@ -45,6 +45,7 @@ from penstock.http.route import (
     Whole,
     Word,
     WrongValue,
+    list_schema,
     object_schema,
     or_null,
 )
@@ -66,6 +67,9 @@ SYNC_PAUSE_SECONDS: Final = 0.02
 
 RANGES_GIVEN_MAX: Final = 10_000
 """Ranges that a caller may name at a time: a few milliseconds of judging them."""
+
+LIST_LIMIT_MAX: Final = 10_000
+"""Letters whose offsets a dry run tells: as many as ranges may be named in a call."""
 
 REASONS: Final = tuple(sorted(reason.label for reason in DEAD_REASONS))
 
@@ -122,6 +126,9 @@ class _Redrive:
         self._sync_deadline = time.monotonic() + SYNC_SECONDS
         self._looked_at = self._matched = self._redriven = 0
         self._next: int | None = None
+        self._lists: bool = self._dry_run and fields["list_limit"] is not None
+        self._list_left: int = fields["list_limit"] or 0
+        self._listed: Ranges = []
 
     async def run(self) -> dict[str, Any]:
         """Do it; what there is to say about it."""
@@ -133,13 +140,14 @@ class _Redrive:
             await self._walk(row["offset_end"])
         else:
             await self._move_all(row["dead"])
-        return {
+        told = {
             "looked_at": self._looked_at,
             "matched": self._matched,
             "redriven": self._redriven,
             "dry_run": self._dry_run,
             "next": self._next,
         }
+        return {**told, "ranges": self._listed} if self._lists else told
 
     async def _move_all(self, dead: int) -> None:
         """Without looking: first died first; where ranges are given, in a portion of them."""
@@ -218,6 +226,10 @@ class _Redrive:
             self._matched += matched
             if self._dry_run:
                 self._limit_left -= matched
+                if self._list_left:
+                    listed, _ = letters.parted(some, self._list_left)
+                    self._listed += listed
+                    self._list_left -= sum(end - first for first, end in listed)
             else:
                 moved = await self._move(some, matched)
                 self._limit_left -= moved
@@ -297,6 +309,11 @@ _FIELDS: Final = (
         "only letters whose offsets are in one of these ranges, each [first, end] with the end exclusive",
     ),
     Field("scan_limit", Whole(1), "look at no more than so many letters; the answer says where to go on"),
+    Field(
+        "list_limit",
+        Whole(1, LIST_LIMIT_MAX),
+        "with dry_run, tell the offsets of so many of those that fit, as ranges",
+    ),
 )
 
 SCHEMAS: Final[dict[str, Schema]] = {
@@ -310,7 +327,12 @@ SCHEMAS: Final[dict[str, Schema]] = {
                 **or_null(OFFSET),
                 "description": "Where to go on (from), where scan_limit has ended the call; else null.",
             },
-        }
+            "ranges": {
+                **list_schema({"type": "array", "items": OFFSET, "minItems": 2, "maxItems": 2}),
+                "description": "Where the first of those that fit are; only with dry_run and list_limit.",
+            },
+        },
+        optional=("ranges",),
     )
 }
 

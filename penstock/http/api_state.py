@@ -13,6 +13,8 @@ from starlette.responses import PlainTextResponse, Response
 
 from penstock import __version__
 from penstock.control.frames import Fields
+from penstock.dashboard import is_installed
+from penstock.engines.interface import SYNC_BOUNDS_SECONDS
 from penstock.http import events
 from penstock.http.app import Call, answer_json, answer_list
 from penstock.http.link import CallRefused, Link
@@ -31,6 +33,7 @@ from penstock.http.route import (
     or_null,
 )
 
+INSTALL_DASHBOARD: Final = "For a dashboard here: pip install 'penstock[dashboard]', and restart the broker"
 READY_SECONDS_MAX: Final = 2.0
 """A first process that takes longer than this to answer is not ready."""
 
@@ -78,6 +81,13 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
                         "last_seconds": _SECONDS,
                         "p50_seconds": _SECONDS,
                         "p99_seconds": _SECONDS,
+                        "buckets": {
+                            **list_schema(
+                                object_schema({"seconds_max": or_null(NUMBER), "count": _COUNT}),
+                            ),
+                            "description": "How many took at most so long, longer than the bucket before; "
+                            "null: longer than all others.",
+                        },
                     }
                 ),
                 "description": "How long syncs have taken since the broker was started.",
@@ -92,9 +102,8 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
 
 
 async def get_root(call: Call) -> Response:
-    return PlainTextResponse(
-        f"Penstock {__version__}. This version has no dashboard; the API is described at /openapi.json.\n"
-    )
+    pages = "The dashboard is here for browsers" if is_installed() else INSTALL_DASHBOARD
+    return PlainTextResponse(f"Penstock {__version__}. {pages}; the API is described at /openapi.json.\n")
 
 
 async def get_healthz(call: Call) -> Response:
@@ -123,10 +132,12 @@ def _not_ready(reason: str) -> Problem:
 async def get_engine(call: Call) -> Response:
     engine, _ = await call.site.link.call("engine")
     fields = {name: engine[name] for name in SCHEMAS["Engine"]["properties"]}
-    sync = SCHEMAS["Engine"]["properties"]["sync"]["properties"]
-    return answer_json(
-        {**fields, "data": call.site.data, "sync": {name: engine["sync"][name] for name in sync}}
-    )
+    sync = {name: engine["sync"][name] for name in SCHEMAS["Engine"]["properties"]["sync"]["properties"]}
+    sync["buckets"] = [
+        {"seconds_max": bound, "count": count}
+        for bound, count in zip((*SYNC_BOUNDS_SECONDS, None), sync["buckets"], strict=True)
+    ]
+    return answer_json({**fields, "data": call.site.data, "sync": sync})
 
 
 async def get_connections(call: Call) -> Response:

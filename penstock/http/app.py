@@ -19,7 +19,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from starlette.datastructures import Headers
@@ -151,16 +151,30 @@ def _near(name: str, names: Iterable[str]) -> str:
     return f"; there are {', '.join(names)}" if names else "; there are none here"
 
 
+class Door(Protocol):
+    """What the application needs of the dashboard."""
+
+    def takes(self, scope: Scope) -> bool: ...
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
 class App:
     """The ASGI application."""
 
     def __init__(self, site: Site, routes: Iterable[Route]) -> None:
         self._site = site
+        self.door: Door | None = None
+        """Takes what is for the dashboard; None where that is not installed."""
+
         self._routes: dict[int, list[Route]] = {}  # by the number of segments
         for route in routes:
             self._routes.setdefault(len(route.segments), []).append(route)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.door is not None and self.door.takes(scope):
+            await self.door(scope, receive, send)
+            return
         if scope["type"] != "http":
             return
         response: Response

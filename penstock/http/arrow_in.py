@@ -188,7 +188,7 @@ class _Reader:
         offsets = values.offsets[lo : hi + 1]
         first, end = int(offsets[0]), int(offsets[-1])
         part.add(
-            bytes(values.data[first:end]),
+            values.data[first:end],  # copied once, when all of the part is there
             _array("i", (offsets[1:] + (part.end - first)).astype(np.int32)),
             _array("q", others.ttl[lo:hi]) if others.ttl is not None else None,
             _array("h", others.retries[lo:hi]) if others.retries is not None else None,

@@ -5,12 +5,16 @@ listens on this machine only (the settings see to that) and everybody may do eve
 in somebody's browser must not pass for that somebody: a request is refused whose `Host` is no name of
 this machine (a name that an attacker points to it), or whose `Origin` is another site's.
 
+This process has a token of its own, to read: what it reads on behalf of many (the dashboard's feed) has
+no visitor's. It is random, never leaves the process, and counts only where there are tokens.
+
 How it fails: `Problem` unauthorized or forbidden, which never repeats what was shown.
 """
 
 import hashlib
 import hmac
 import ipaddress
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -39,10 +43,28 @@ class Guard:
 
     def __init__(self, tokens: Sequence[Fields]) -> None:
         self._known: tuple[_Known, ...] = ()
+        self.own_token = secrets.token_urlsafe(32)
+        self._own = _Known("dashboard", Role.READ, _digest(self.own_token))
         self.set_tokens(tokens)
 
     def set_tokens(self, tokens: Sequence[Fields]) -> None:
         self._known = tuple(_Known(it["name"], ROLES[it["role"]], _digest(it["token"])) for it in tokens)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are no tokens, and everybody on this machine may do everything."""
+        return not self._known
+
+    def role_of(self, token: str | None) -> Role:
+        """What the owner of a token may do; `ANYONE` where it is not known."""
+        if self.is_open:
+            return Role.ADMIN
+        found = _find(token or "", self._known)
+        return found.role if found is not None else Role.ANYONE
+
+    def name_of(self, token: str | None) -> str:
+        found = _find(token or "", self._known)
+        return found.name if found is not None else ""
 
     def admit(self, headers: Headers, needed: Role) -> str:
         """The name of who asks; a Problem where it may not do that."""
@@ -54,12 +76,7 @@ class Guard:
         scheme, _, shown = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not shown.strip():
             raise _unauthorized("send a token: Authorization: Bearer TOKEN")
-        digest = _digest(shown.strip())
-        found = None
-        # Every token is compared, so that the time taken says nothing about which one was near.
-        for known in self._known:
-            if hmac.compare_digest(known.digest, digest):
-                found = known
+        found = _find(shown.strip(), (*self._known, self._own))
         if found is None:
             raise _unauthorized("this token is not known here; see [[http.tokens]] of the broker's settings")
         if found.role < needed:
@@ -69,6 +86,16 @@ class Guard:
                 f"{needed.name.lower()}",
             )
         return found.name
+
+
+def _find(token: str, among: Sequence[_Known]) -> _Known | None:
+    digest = _digest(token)
+    found = None
+    # Every token is compared, so that the time taken says nothing about which one was near.
+    for known in among:
+        if hmac.compare_digest(known.digest, digest):
+            found = known
+    return found
 
 
 def _digest(token: str) -> bytes:

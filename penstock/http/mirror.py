@@ -5,6 +5,7 @@
                the broker's time is spent on being looked at
     refresh    a round now, for somebody who wants to see what has just happened
     rates      messages per second over the last `WINDOW_SECONDS`, from the counters in the rows
+    samples    how each queue did over the last hour (`samples.py`)
 
 Rules that always hold:
   * A refresh shows what happened before it was asked for. A round that is under way may have passed by
@@ -29,6 +30,7 @@ from typing import Final, NamedTuple, Protocol
 
 from penstock.control.frames import Buffer, Fields, Frame
 from penstock.errors import PenstockError
+from penstock.http.samples import Samples
 
 ROUND_SECONDS_MIN: Final = 1.0
 ROUND_SECONDS_MAX: Final = 30.0
@@ -178,6 +180,7 @@ class Mirror:
         self._running: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
         self._schedule: asyncio.Task[None] | None = None
+        self.samples = Samples()
         self.round_seconds = 0.0
         """How long the last complete round took."""
 
@@ -245,6 +248,7 @@ class Mirror:
         name: str = row["name"]
         sample = Sample(self._clock(), row["offset_end"], row["counts"].get("acked", 0))
         trend = self._trends.get(name)
+        self.samples.put(row, sample.at, is_new=trend is None and self._first_at is not None)
         if trend is None:
             if self._first_at is None:
                 trend = Trend(sample)
@@ -280,6 +284,10 @@ class Mirror:
             self._in_order = True
             self._names.sort()
         return self._names
+
+    def now(self) -> float:
+        """The moment, as samples have it."""
+        return self._clock()
 
     def rates(self, name: str) -> Rates:
         trend = self._trends[name]

@@ -32,7 +32,7 @@ class Part:
 
     def __init__(self) -> None:
         self.end = 0  # of the payload so far
-        self._pieces: list[bytes] = []
+        self._pieces: list[bytes | memoryview] = []
         self._bounds = array("i", [0])
         self._ttl: array[int] | None = None
         self._retries: array[int] | None = None
@@ -40,7 +40,7 @@ class Part:
 
     def add(
         self,
-        payload: bytes,
+        payload: bytes | memoryview,
         ends: "array[int]",
         ttl: "array[int] | None" = None,
         retries: "array[int] | None" = None,

@@ -9,6 +9,7 @@ from penstock.http import (
     api_offsets,
     api_queues,
     api_readers,
+    api_samples,
     api_sending,
     api_stages,
     api_state,
@@ -19,6 +20,7 @@ from penstock.http.route import Role, Route, Schema
 
 _PARTS = (
     api_queues,
+    api_samples,
     api_sending,
     api_messages,
     api_offsets,

@@ -114,13 +114,14 @@ def _options(parse: Parse) -> dict[str, str]:
 
 
 def _from_json(text: Column, parse: Parse) -> Column:
-    """The record inside an object of our own: what stands behind it then makes the whole no JSON.
+    """The record inside an array of our own: what stands behind it then makes the whole no JSON, or the array
+    longer. Only a text that ends our array and begins another one passes, and no mistake makes such a text.
 
     `end` is there only if the whole was not ended early.
     """
-    schema = f"record struct<{parse.schema}>, end int, {_CORRUPT} string"
+    schema = f"records array<struct<{parse.schema}>>, end int, {_CORRUPT} string"
     return sql.from_json(
-        sql.concat(sql.lit('{"record":'), text, sql.lit(',"end":1}')), schema, _options(parse)
+        sql.concat(sql.lit('{"records":['), text, sql.lit('],"end":1}')), schema, _options(parse)
     )
 
 
@@ -135,15 +136,16 @@ def _from_text(text: Column, parse: Parse) -> Column:
 def _record(parse: Parse) -> Column:
     """The record of a row."""
     parsed = sql.col(_ROW).getField("parsed")
-    return parsed.getField("record") if parse.format == "json" else parsed
+    return sql.get(parsed.getField("records"), sql.lit(0)) if parse.format == "json" else parsed
 
 
 def _is_whole(parse: Parse) -> Column:
     """Whether the parser could use all of it."""
     parsed = sql.col(_ROW).getField("parsed")
     if parse.format == "json":
-        corrupt = parsed.getField(_CORRUPT)
-        return parsed.getField("record").isNotNull() & parsed.getField("end").isNotNull() & corrupt.isNull()
+        alone = sql.size(parsed.getField("records")) == 1
+        ended = parsed.getField("end").isNotNull()
+        return _record(parse).isNotNull() & alone & ended & parsed.getField(_CORRUPT).isNull()
     if parse.format == "csv":
         return (sql.length(_text(parse)) > 0) & parsed.getField(_CORRUPT).isNull()
     return sql.lit(True)

@@ -32,6 +32,7 @@ from array import array
 from binascii import unhexlify
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from typing import ClassVar
 
 from penstock.broker.batch import Batch, Slice
 from penstock.broker.ids import ID_DIGITS, ORIGIN_DIGITS, split_id
@@ -122,7 +123,7 @@ _ORIGIN_BYTES = ORIGIN_DIGITS // 2
 class ServerSession:
     """The broker's end of one PHPMQ connection."""
 
-    LOST_TO = Where.PLACE
+    LOST_TO: ClassVar[Where] = Where.PLACE
     """Where a message goes whose consumer is lost."""
 
     def __init__(

@@ -295,12 +295,12 @@ class ControllerSession:
             found.append(offsets[ident])
             tags[ident] = after
         for tag, (idents, found) in groups.items():
-            state = Exchange(tag & _STATE_MASK)
-            if state is Exchange.FREE:
+            exchange = Exchange(tag & _STATE_MASK)
+            if exchange is Exchange.FREE:
                 strays += len(idents)
-            elif state is Exchange.TAKEN:
+            elif exchange is Exchange.TAKEN:
                 self._ignored.add("DELIVERED twice", f"delivery {idents[0]}", len(idents))
-            elif state is Exchange.NOTICE:
+            elif exchange is Exchange.NOTICE:
                 self._settle(self._lanes[tag >> _STATE_BITS], idents, found)
             else:
                 lane = self._lanes[tag >> _STATE_BITS]

@@ -37,6 +37,7 @@ from enum import IntEnum
 from functools import lru_cache
 from io import BytesIO
 from itertools import accumulate
+from typing import ClassVar
 
 from penstock.broker.batch import RETRIES_ENDLESS, RETRIES_NONE, Batch, Slice
 from penstock.protocols.errors import MisuseError, PeerViolation
@@ -351,7 +352,7 @@ class FrameReader:
 class _Headers(dict[int, bytes]):
     """SEND headers by `retries << 32 | size`; bounded, because sizes are the peers' choice."""
 
-    COUNT_MAX = 4096
+    COUNT_MAX: ClassVar[int] = 4096
 
     def __missing__(self, key: int) -> bytes:
         if len(self) >= self.COUNT_MAX:

@@ -28,6 +28,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
+from typing import ClassVar
 
 from penstock.broker.batch import Batch, Slice
 from penstock.broker.words import Command, Consume, Ignored, Outcome, Publish, Settle, Where
@@ -110,7 +111,7 @@ _IGNORED = frozenset(effect for effect in Effect if effect.name.startswith("IGNO
 class ServerSession:
     """The broker's end of one SSPQ connection, which talks to one queue."""
 
-    LOST_TO = Where.TAIL
+    LOST_TO: ClassVar[Where] = Where.TAIL
     """Where a message goes whose consumer is lost, after its retry counter was lowered."""
 
     def __init__(

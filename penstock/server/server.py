@@ -29,6 +29,7 @@ from penstock.server.address import TcpAddress, UnixAddress, remove_stale_socket
 from penstock.server.connection import CONNECTIONS, Connection
 from penstock.server.control import Control
 from penstock.server.journal import Journal, log
+from penstock.server.malloc import keep_freed_memory
 from penstock.server.second import SecondProcess
 from penstock.server.settings import Limits, Listener, Settings, SettingsError
 from penstock.server.settings_read import reloadable_difference
@@ -343,6 +344,7 @@ def serve(settings: Settings, reload: Callable[[], Settings] | None = None) -> i
         return await Server(settings, reload).run()
 
     _allow_files(settings.limits.connections_max)
+    keep_freed_memory()
     try:
         import uvloop
     except ImportError:

@@ -22,7 +22,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
 from penstock.client.errors import reason_of
@@ -31,6 +31,9 @@ from penstock.client.wire import HANGUP, open_socket
 from penstock.errors import PenstockError
 from penstock.server.address import UnixAddress
 from penstock.spark.options import RETRY_SECONDS_DEFAULT
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 CONNECT_SECONDS: Final = 10.0
 ANSWER_SECONDS: Final = 60.0
@@ -276,17 +279,20 @@ class Body:
         self.failure: Exception | None = None
         """What broke it. Readers of files make errors of their own of it."""
 
-    def read(self, size: int = -1) -> bytes | bytearray:
+    def read(self, size: int = -1) -> "bytes | memoryview | pa.Buffer":
         """So many bytes, fewer only at the end."""
+        import pyarrow as pa
+
         try:
             if size < 0:
                 return self._response.read()
-            piece = bytearray(size)
+            # Arrow's memory is not filled with zeros first, and what one batch lets go of the next one gets.
+            piece = pa.allocate_buffer(size)
             view, filled = memoryview(piece), 0
             while filled < size:
                 count = self._response.readinto(view[filled:])
                 if not count:
-                    return piece[:filled]
+                    return view[:filled]
                 filled += count
         except (OSError, http.client.HTTPException) as error:
             self.failure = error

@@ -6,6 +6,8 @@ Spark on this machine (`local[*]`) unless somebody names a master. What is set h
 
 Rules that always hold:
   * Nothing is set on a cluster or a Connect server that is meant for this machine.
+  * A signal that is for this command, such as Ctrl-C, which a terminal sends to a whole group of processes,
+    does not reach Java and its Python workers: whoever runs the command decides what becomes of them.
   * What Java prints while Spark starts is shown only if Spark does not start. After that its standard error
     is ours, and `spark.log.level` says how much comes. With `quiet` nothing comes, not from its Python
     workers either.
@@ -118,7 +120,7 @@ def _start(settings: Mapping[str, str], local: bool, quiet: bool) -> None:
     ear = _Ear()
     launch: Any = launch_gateway  # without types
     try:
-        gateway = launch(conf, {"stderr": ear.mouth})
+        gateway = launch(conf, {"stderr": ear.mouth, "process_group": 0})
         SparkContext(conf=conf, gateway=gateway)
     except Exception as error:
         raise SparkNotStarted(f"Spark did not start: {ear.last_words() or one_line(error)}") from error

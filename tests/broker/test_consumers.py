@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.broker.consumers import UNBOUNDED, Consumers, Joined
+from tests.build import interpreted_only
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction
@@ -326,6 +327,7 @@ def lines_run(action: Callable[[], object]) -> int:
     return count
 
 
+@interpreted_only
 def test_the_cost_of_a_message_does_not_grow_with_the_members() -> None:
     def cost(members: int) -> list[int]:
         consumers: Consumers[int] = Consumers()
@@ -345,6 +347,7 @@ def test_the_cost_of_a_message_does_not_grow_with_the_members() -> None:
     assert all(0 < lines < 50 for lines in cost(2))
 
 
+@interpreted_only
 def test_an_even_split_needs_few_rounds_whatever_the_windows() -> None:
     consumers: Consumers[int] = Consumers()
     for number in range(2000):

@@ -36,6 +36,7 @@ from penstock.engines.log.reader import Block, LogReader, OffsetsMissing, Reader
 from penstock.engines.log.segments import parse_segment_name
 from penstock.engines.log.state import LogSettings
 from penstock.engines.log.workers import InlineWorker
+from tests.build import interpreted_only
 from tests.engines.folders import NOW_US, QUEUES, SECOND_US, Worker
 
 SMALL = LogSettings(segment_bytes=4096, block_bytes=1024, snapshot_blocks=10)
@@ -735,6 +736,7 @@ def test_an_overlay_with_an_end_shows_nothing_behind_it(tmp_path: Path) -> None:
 FORMAT_PAGE = Path(__file__).parent.parent.parent / "docs" / "log-format.md"
 
 
+@interpreted_only
 @pytest.mark.parametrize("module", [layout, ledger], ids=["block", "ledger"])
 def test_the_page_has_the_layouts_of_the_sources(module: ModuleType) -> None:
     page = {" ".join(line.split()) for line in FORMAT_PAGE.read_text().splitlines()}

@@ -8,7 +8,7 @@ behind it: all of these moments are tried, one after the other, with the engine 
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from itertools import count
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
@@ -72,6 +72,7 @@ class EngineLink:
         self.engine = engine
         self.moments = moments
         self.refusals: list[CallRefused] = []  # to give instead of answers, in the middle
+        self.before_answer: Callable[[Fields], Awaitable[None]] | None = None
 
     async def call(self, name: str, fields: Fields | None = None, *buffers: Buffer) -> Frame:
         await asyncio.sleep(0)
@@ -82,6 +83,8 @@ class EngineLink:
             answer = {"stored": _rows(stored), "steps": self.engine.transaction_steps(fields["key"])}
         else:
             answer = self._transact(fields, b"".join(buffers))
+            if self.before_answer is not None:
+                await self.before_answer(fields)
         self.moments.here()
         return Frame(answer, memoryview(b""))
 
@@ -394,6 +397,55 @@ def test_many_large_commits_at_a_time_all_end(run: Run) -> None:
         ranges = [it for stored in await asyncio.gather(*map(commit, keys)) for it in stored]
         assert sum(it.end - it.first for it in ranges) == len(MANY) * len(keys)
         assert rig.stored() == {"orders": Counter(key.encode() + m for key in keys for m in MANY)}
+
+    run(story)
+
+
+def test_chunks_follow_in_order_while_others_wait_for_their_sync(run: Run) -> None:
+    """The receipts of three chunks come when all three have been sent, and not before."""
+    sent: list[int] = []
+    on_their_way = 0
+    three = asyncio.Event()
+
+    async def hold_back(fields: Fields) -> None:
+        nonlocal on_their_way
+        sent.append(fields["step"][0])
+        if not sent[-1]:
+            return
+        on_their_way += 1
+        assert on_their_way <= commits.CHUNKS_AT_WORK
+        if on_their_way == commits.CHUNKS_AT_WORK:
+            three.set()
+        await three.wait()
+        on_their_way -= 1
+
+    async def story(rig: Rig) -> None:
+        rig.link.before_answer = hold_back
+        ids = await stage_many(rig)
+        async with asyncio.timeout(WAIT_SECONDS):
+            await rig.stages.commit("key", ids)
+        assert len(sent) > 1 + commits.CHUNKS_AT_WORK
+        assert sent == list(range(len(sent)))
+        assert rig.stored() == WANTED
+
+    run(story)
+
+
+def test_the_steps_behind_a_refused_one_are_refused_and_sent_again(run: Run) -> None:
+    sent: list[int] = []
+
+    async def note(fields: Fields) -> None:
+        sent.append(fields["step"][0])
+
+    async def story(rig: Rig) -> None:
+        rig.link.before_answer = note
+        rig.link.refusals = [CallRefused("queue-full", "full")]
+        ids = await stage_many(rig)
+        with pytest.raises(CallRefused, match="full"):
+            await rig.stages.commit("key", ids)
+        await rig.settled()
+        assert sent == list(range(len(sent)))  # what the engine has taken, each step once
+        assert rig.stored() == WANTED
 
     run(story)
 

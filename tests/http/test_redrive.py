@@ -332,6 +332,25 @@ def test_dry_run_counts_and_changes_nothing(broker: BrokerProcess, api: Api) -> 
     ]
 
 
+def test_a_dry_run_names_what_fits(broker: BrokerProcess, api: Api) -> None:
+    reject(broker, api, "named", ORDERS)
+    where = "value.region = 'north' or value.region is null"
+
+    def named(**fields: object) -> object:
+        return redrive(api, "named", dry_run=True, **fields)["ranges"]
+
+    assert named(list_limit=100) == [[0, 4]]
+    assert named(list_limit=3) == [[0, 3]]
+    assert named(list_limit=100, where=where) == [[0, 1], [2, 4]]
+    assert named(list_limit=2, where=where) == [[0, 1], [2, 3]]
+    assert named(list_limit=1, where=where, limit=2) == [[0, 1]]
+    assert named(list_limit=5, reason="expired") == []
+    # They can be redriven as they were named; only a dry run names them.
+    answer = redrive(api, "named", ranges=[[0, 1], [2, 4]], list_limit=5)
+    assert "ranges" not in answer
+    assert answer["redriven"] == 3
+
+
 def test_what_somebody_holds_is_left_alone(broker: BrokerProcess, api: Api) -> None:
     reject(broker, api, "hands", [b"0", b"1", b"2"])
     with PhpmqClient(f"phpmq://127.0.0.1:{broker.ports['phpmq']}") as mq:
@@ -500,5 +519,14 @@ def test_the_document_says_it(api: Api) -> None:
         "post"
     ]
     fields = operation["requestBody"]["content"]["application/json"]["schema"]["properties"]
-    assert set(fields) == {"reason", "where", "limit", "dry_run", "from", "ranges", "scan_limit"}
+    assert set(fields) == {
+        "reason",
+        "where",
+        "limit",
+        "dry_run",
+        "from",
+        "ranges",
+        "scan_limit",
+        "list_limit",
+    }
     assert not operation["requestBody"]["required"]

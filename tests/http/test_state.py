@@ -1,9 +1,7 @@
 """The broker as a whole over HTTP: alive, ready, engine, connections; with disks and processes that fail."""
 
-import errno
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ from penstock import __version__
 from penstock.client import PhpmqClient, RqClient, SspqClient
 from tests.http.api import Api
 from tests.http.conftest import StartBroker
+from tests.http.disks import SmallDisk, broker_on_small_disk, damage
 from tests.server.harness import BrokerProcess, phpmq, until
 
 
@@ -84,51 +83,10 @@ def test_a_broker_that_does_not_answer_is_alive_but_not_ready(start_broker: Star
         until(lambda: api.ask("GET", "/readyz").status == 200, "the broker to be ready again")
 
 
-class SmallDisk(BrokerProcess):
-    """A broker whose disk is a small one that nobody else sees, and that goes with it."""
-
-    def __init__(self, folder: Path, size_mib: int, *flags: str) -> None:
-        self._disk = folder / "disk"
-        self._disk.mkdir()
-        self._size_mib = size_mib
-        super().__init__(folder, "--data", str(self._disk / "data"), *flags)
-
-    def command(self) -> list[str]:
-        mount = f'mount -t tmpfs -o size={self._size_mib}m tmpfs "{self._disk}" && exec "$@"'
-        return ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh", *super().command()]
-
-    @property
-    def ballast(self) -> Path:
-        """A file beside the log, as the broker's process sees it."""
-        return Path(f"/proc/{self.pid}/root{self._disk}/ballast")
-
-    def fill(self) -> None:
-        """Leave no byte free."""
-        with self.ballast.open("ab", buffering=0) as file:
-            for size in (1 << 20, 1 << 12):
-                try:
-                    while True:
-                        file.write(bytes(size))
-                except OSError as error:
-                    if error.errno != errno.ENOSPC:
-                        raise
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run(
-            ["unshare", "--map-root-user", "--mount", "true"], capture_output=True, check=False
-        ).returncode
-    ):
-        pytest.skip("this system does not let us have a file system of our own")
-    segment = ("--log-segment-bytes", str(1 << 20))
-    broker = SmallDisk(tmp_path, 16, "--http", "127.0.0.1:0", *segment)
-    broker.start()
-    yield broker
-    if broker.running:
-        broker.kill()
+    with broker_on_small_disk(tmp_path) as broker:
+        yield broker
 
 
 def test_a_full_disk_is_not_ready_until_there_is_room(small_disk: SmallDisk) -> None:
@@ -180,6 +138,11 @@ def test_the_engine(broker: BrokerProcess, api: Api) -> None:
     assert after["sync"]["seconds_sum"] > before["sync"]["seconds_sum"]
     assert 0 < after["sync"]["last_seconds"] < 10
     assert 0 < after["sync"]["p50_seconds"] <= after["sync"]["p99_seconds"] < 10
+    buckets = after["sync"]["buckets"]
+    assert sum(it["count"] for it in buckets) == after["sync"]["count"]
+    bounds = [it["seconds_max"] for it in buckets]
+    assert bounds[-1] is None
+    assert bounds[:-1] == sorted(bounds[:-1])
     assert after["durability"] == "commit"
     assert after["readers"] == 0
     assert after["version"] == __version__
@@ -188,14 +151,7 @@ def test_the_engine(broker: BrokerProcess, api: Api) -> None:
 
 def test_damage_is_told(start_broker: StartBroker) -> None:
     broker = start_broker()
-    with Api(broker.ports["http"]) as api:
-        api.send("hurt", *[b"%d" % number * 1000 for number in range(5)])
-    broker.kill()
-    (segment,) = (broker.folder / "data").glob("*.seg")
-    content = bytearray(segment.read_bytes())
-    content[content.index(b"3" * 1000)] ^= 1
-    segment.write_bytes(content)
-    broker.start()
+    segment = damage(broker, "hurt")
     with Api(broker.ports["http"]) as api:
         bytes_told, offsets_told = api.get("/v1/engine")["damage"]
         assert segment.name in bytes_told

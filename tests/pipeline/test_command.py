@@ -18,7 +18,7 @@ import pytest
 from penstock.cli.main import main
 from tests.pipeline.rig import Rig, orders
 from tests.server.harness import ROOT, until
-from tests.spark.rig import PATIENCE_SECONDS
+from tests.spark.rig import PATIENCE_SECONDS, around_java
 
 GOOD = """\
 [source]
@@ -155,6 +155,8 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=ROOT,
+            env=around_java(),
+            process_group=0,
         )
         self._heard = b""
 
@@ -183,7 +185,7 @@ class Command:
         """kill -9, and see that Java goes, too."""
         java = self._children()
         assert java
-        self.signal(signal.SIGKILL)
+        self._process.kill()
         self._process.wait(PATIENCE_SECONDS)
         until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in java), "Java to end", PATIENCE_SECONDS)
 
@@ -191,7 +193,8 @@ class Command:
         return Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
 
     def signal(self, number: int) -> None:
-        os.kill(self._process.pid, number)
+        """To the whole group, as a terminal does: Java and its workers must not hear of it."""
+        os.killpg(self._process.pid, number)
 
     def end(self) -> tuple[int, str, str]:
         """Exit code and what was said, once it has ended."""

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.build import interpreted_only
+
 SEED = 20240301
 SECONDS = 5
 
 
-@pytest.mark.parametrize("protocol", ["sspq", "phpmq", "rq"])
+@interpreted_only  # The fuzzer finds its way by the branches of the Python.
+@pytest.mark.parametrize("protocol", ["sspq", "phpmq", "rq", "nats"])
 def test_fuzz(tmp_path: Path, protocol: str) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()

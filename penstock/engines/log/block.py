@@ -143,6 +143,26 @@ class Header:
     def offset_end(self) -> int:
         return self.first_offset + self.count
 
+    def copy(self) -> "Header":
+        return Header(
+            self.kind,
+            self.flags,
+            self.protocol,
+            self.queue,
+            self.count,
+            self.opening,
+            self.body_checksum,
+            self.first_offset,
+            self.first_event,
+            self.event_count,
+            self.body_bytes,
+            self.time_us,
+            self.synced,
+            self.expires_min_us,
+            self.extra,
+            self.position,
+        )
+
     def pack(self) -> bytes:
         packed = _HEADER.pack(
             MAGIC,

@@ -26,7 +26,6 @@ How it fails: a payload that cannot be read makes its message one that cannot be
 
 from array import array
 from collections.abc import Iterator, Sequence
-from copy import copy
 from typing import Final
 
 from penstock.broker.batch import Batch
@@ -82,7 +81,7 @@ def cut_batch(batch: Batch, rows: Sequence[tuple[int, int]]) -> Batch:
 
 def with_payload(block: Messages, payloads: Messages, first: int, end: int, distance: int) -> Messages:
     """The messages from `first` to `end` of a block, with payloads out of one block of the drawer."""
-    header = copy(block.header)
+    header = block.header.copy()
     lo, hi = first - header.first_offset, end - header.first_offset
     header.first_offset, header.count = first, end - first
     start = first + distance - payloads.header.first_offset
@@ -98,7 +97,7 @@ def with_payload(block: Messages, payloads: Messages, first: int, end: int, dist
 
 def up_to(block: Messages, end: int) -> Messages:
     """The messages of a block before an offset."""
-    header = copy(block.header)
+    header = block.header.copy()
     header.count = end - header.first_offset
     return Messages(header, block.bounds, block.payload, block.expires, block.retries, block.reply)
 

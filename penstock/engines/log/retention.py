@@ -8,7 +8,6 @@ lie behind the segment, because the settlements in it are needed until then.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from copy import copy
 
 from penstock.engines.interface import EngineFailed, LogDamaged
 from penstock.engines.log.block import (
@@ -267,7 +266,7 @@ def _write_run(target: File, result: Segment, block: Messages, first: int, end: 
     lo, hi = first - old.first_offset, end - old.first_offset
     columns = cut_columns(block, lo, hi)
     parts = message_parts(columns.bounds, columns.payload, columns.expires, columns.retries, columns.reply)
-    header = copy(old)
+    header = old.copy()
     header.flags &= ~(FLAG_PART | FLAG_END)
     header.count = hi - lo
     header.first_offset = first

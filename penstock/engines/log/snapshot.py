@@ -14,7 +14,6 @@ import struct
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator
-from copy import deepcopy
 from typing import Any
 
 from penstock.broker.life import Reason
@@ -116,7 +115,7 @@ class Capture:
         self._rooms = [_Rooms(queue) for queue in state.queues.values()]
         self._timers = state.timers.copy()
         self._segments = [
-            (s.base, s.generation, s.size, s.time_max_us, s.spans if s.sealed else deepcopy(s.spans))
+            (s.base, s.generation, s.size, s.time_max_us, s.spans if s.sealed else _copies(s.spans))
             for s in state.segments.all
         ]
         self._meta: dict[str, Any] = {
@@ -162,6 +161,10 @@ class Capture:
                 for first, end, hold in holds:
                     if not hold.dead:
                         yield AT_ONCE_US, rooms.number, first, end
+
+
+def _copies(spans: dict[int, Span]) -> dict[int, Span]:
+    return {queue: Span(*span.facts()) for queue, span in spans.items()}
 
 
 def _put(numbers: "array[int]", rows: Iterable[tuple[int, ...]]) -> int:

@@ -1,0 +1,179 @@
+"""The page of connections: who is connected, what they consume and hold, and who is in trouble."""
+
+import time
+from collections import Counter
+from typing import Any, Final
+
+from penstock.control.frames import Fields
+from penstock.dashboard import words
+from penstock.dashboard.alerts import Alert, Alerts
+from penstock.dashboard.layout import style, tag
+from penstock.dashboard.pages import queue_href
+from penstock.dashboard.poll import Poll, watch
+from penstock.dashboard.table import Column, Filter, LiveTable, Row
+from penstock.dashboard.tile import Tile
+from penstock.dashboard.view import View
+
+QUEUES_SHOWN: Final = 4
+"""Of a connection; of more it is told how many."""
+
+QUEUES_SEARCHED: Final = 100
+PHPMQ_PORT: Final = 9100
+"""Where PHPMQ listens unless a setting says otherwise."""
+
+PROTOCOLS: Final = {"phpmq": "PHPMQ", "sspq": "SSPQ", "rq": "RQ"}
+TROUBLES: Final = {"blocked": "Blocked", "held_back": "Held back"}
+
+COLUMNS: Final = (
+    Column("name", "Connection", head=True),
+    Column("protocol_name", "Protocol"),
+    Column("peer", "Peer", help="Where it comes from"),
+    Column("consumes", "Consumes", "links", help="The queues that it has asked for", sortable=False),
+    Column("held", "Held", "count", help="Messages that it has and has not settled"),
+    Column("since", "Connected", "since", help="How long it has been connected"),
+    Column("state", "State", "badges", help="Blocked: does not read. Held back: waits to be read"),
+)
+FILTERS: Final = (
+    Filter("protocol", "Protocol", list(PROTOCOLS.items())),
+    Filter("trouble", "State", list(TROUBLES.items())),
+)
+
+CONNECTIONS: Final = Poll("/v1/connections", lambda answer: len(answer["connections"]))
+
+
+async def build(view: View) -> None:
+    style("state.css")
+    tag("h1", "Connections")
+    alerts = Alerts()
+    with tag("div", classes="ps-tiles"):
+        tiles = _Tiles()
+    table = LiveTable(
+        "Connections",
+        COLUMNS,
+        key="name",
+        noun="connection",
+        sort="name",
+        search="Find a connection or a queue",
+        searched=("name", "queues"),
+        filters=FILTERS,
+        url_state=True,
+    )
+    with table:
+        _first_steps(view)
+    shown: dict[str, Row] = {}
+
+    def show(answer: Any, is_first: bool) -> None:
+        nonlocal shown
+        connections: list[Fields] = answer["connections"]
+        now = time.time()
+        rows = {it["name"]: _row(it, now, shown.get(it["name"])) for it in connections}
+        if is_first:
+            table.load(rows.values())
+        else:
+            table.drop([name for name in shown if name not in rows])
+            table.patch([row for name, row in rows.items() if row != shown.get(name)])
+        shown = rows
+        tiles.show(connections)
+        alerts.show(_alerts(connections))
+
+    watch(view, CONNECTIONS, show)
+
+
+class _Tiles:
+    """The totals."""
+
+    def __init__(self) -> None:
+        self._all = Tile("Connections", "connections")
+        self._consuming = Tile("Consuming", "consuming")
+        self._held = Tile("Held messages", "held")
+        self._blocked = Tile("Blocked", "blocked")
+        self._held_back = Tile("Held back", "held_back")
+
+    def show(self, connections: list[Fields]) -> None:
+        protocols = Counter(it["protocol"] for it in connections)
+        spread = ", ".join(
+            f"{words.count(protocols[key])} {name}" for key, name in PROTOCOLS.items() if protocols[key]
+        )
+        consuming = sum(bool(it["consumes"]) for it in connections)
+        blocked = sum(it["blocked"] for it in connections)
+        held_back = sum(it["held_back"] for it in connections)
+        self._all.show(words.count(len(connections)), spread)
+        others = len(connections) - consuming
+        self._consuming.show(words.count(consuming), f"{words.count(others)} only send" if others else "")
+        self._held.show(words.count(sum(it["held"] for it in connections)), "sent to them, not settled")
+        self._blocked.show(words.count(blocked), "do not read", "warn" if blocked else "")
+        self._held_back.show(words.count(held_back), "wait for room", "warn" if held_back else "")
+
+
+def _row(connection: Fields, now: float, before: Row | None) -> Row:
+    consumes = connection["consumes"]
+    links = [
+        [it["queue"], queue_href(it["queue"]), "dead letters" if it["dead"] else ""]
+        for it in consumes[:QUEUES_SHOWN]
+    ]
+    if len(consumes) > QUEUES_SHOWN:
+        links.append([f"and {words.count(len(consumes) - QUEUES_SHOWN)} more", "", ""])
+    trouble = next((key for key in TROUBLES if connection[key]), "")
+    return {
+        "name": connection["name"],
+        "peer": connection["peer"],
+        "protocol": connection["protocol"],
+        "protocol_name": PROTOCOLS.get(connection["protocol"], connection["protocol"]),
+        "consumes": links,
+        "queues": "\n".join(it["queue"] for it in consumes[:QUEUES_SEARCHED]),
+        "held": connection["held"],
+        # The moment does not change, so the row does not only because a second has passed.
+        "since": before["since"] if before else round(now - connection["connected_seconds"], 1),
+        "trouble": trouble,
+        "state": [[TROUBLES[key].lower(), "warn"] for key in TROUBLES if connection[key]],
+        "row_class": "ps-row-warn" if trouble else "",
+    }
+
+
+def _alerts(connections: list[Fields]) -> list[Alert]:
+    found = []
+    if blocked := sum(it["blocked"] for it in connections):
+        found.append(
+            Alert(
+                "warn",
+                "1 connection is blocked"
+                if blocked == 1
+                else f"{words.count(blocked)} connections are blocked",
+                "Who is blocked does not read what is sent to it, so nothing more is sent to it until it "
+                "does; other consumers of the same queues go on. Look at the consumer: it is busy, stopped, "
+                "or its network is slow. A smaller prefetch leaves more for the others.",
+            )
+        )
+    if held_back := sum(it["held_back"] for it in connections):
+        found.append(
+            Alert(
+                "warn",
+                "1 sender is held back"
+                if held_back == 1
+                else f"{words.count(held_back)} senders are held back",
+                "There is no room for what they send: the disk or the queue is full, or more comes than can "
+                "be written. The broker reads from them again when there is room; nothing is lost meanwhile.",
+                href="/engine",
+                link="See the engine",
+            )
+        )
+    return found
+
+
+def _first_steps(view: View) -> None:
+    """What to do where nobody is connected."""
+    host = view.request.url.hostname or "localhost"
+    where = f"[{host}]" if ":" in host else host
+    with tag("section", classes="ps-empty"):
+        tag("h2", "Nobody is connected")
+        tag("p", "Programs connect over PHPMQ, SSPQ or RQ. In Python, where PHPMQ has its usual port:")
+        tag(
+            "pre",
+            "from penstock import connect\n\n"
+            f'with connect("phpmq://{where}:{PHPMQ_PORT}") as mq:\n'
+            '    for message in mq.consume("orders"):\n'
+            "        message.ack()",
+            "ps-code",
+            tabindex="0",
+        )
+        tag("p", "Who connects appears here by itself. Calls over HTTP are no connections.")

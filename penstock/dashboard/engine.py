@@ -1,0 +1,281 @@
+"""The page of the engine: disk, log, syncs, who holds retention; above all, what is wrong and what to do."""
+
+from typing import Any, Final
+
+from nicegui.elements.mixins.text_element import TextElement
+
+from penstock.control.frames import Fields
+from penstock.dashboard import words
+from penstock.dashboard.alerts import Alert, Alerts
+from penstock.dashboard.feed import Health, Tick
+from penstock.dashboard.layout import badge, fact, facts, panel, style, tag
+from penstock.dashboard.poll import Poll, watch
+from penstock.dashboard.readers import READERS, holds, is_capped, lag_of, reader_href
+from penstock.dashboard.syncs import SyncPanel, SyncTrail, latency
+from penstock.dashboard.tile import Tile
+from penstock.dashboard.view import View
+
+FREE_SHARE_LITTLE: Final = 0.1
+"""With less of the disk free than this, somebody should look after it."""
+
+HOLDERS_SHOWN: Final = 5
+DAMAGE_SHOWN: Final = 10
+
+DURABILITY: Final = {
+    "commit": "commit: a receipt waits for the sync to disk",
+    "interval": "interval: a receipt waits for the write, which is synced soon after",
+    "none": "none: a receipt waits for nothing",
+}
+LONG_FACTS: Final = ("Folder", "Durability")
+
+SYNCS: Final = SyncTrail()
+ENGINE: Final = Poll("/v1/engine", lambda answer: 1, SYNCS.told)
+
+
+async def build(view: View) -> None:
+    style("state.css")
+    tag("h1", "Engine")
+    alerts = Alerts()
+    with tag("div", classes="ps-tiles"):
+        tiles = _Tiles()
+    with tag("div", classes="ps-columns"):
+        with tag("div", classes="ps-column"):
+            disk = _Disk()
+            holders = _Holders()
+            log = _Log()
+        with tag("div", classes="ps-column"):
+            syncs = SyncPanel()
+    engine: Fields | None = None
+    health = view.feed.health
+
+    def show_state() -> None:
+        if engine is not None:
+            alerts.show(_alerts(engine, health))
+            tiles.show(engine, health)
+
+    def tick(tick: Tick) -> None:
+        nonlocal health
+        if tick.health != health:
+            health = tick.health
+            show_state()
+
+    def show(answer: Any, is_first: bool) -> None:
+        nonlocal engine
+        engine = answer
+        show_state()
+        disk.show(answer)
+        log.show(answer)
+        syncs.show(answer["sync"], SYNCS.trail, is_first)
+
+    view.on_tick(tick)
+    watch(view, ENGINE, show)
+    watch(view, READERS, lambda answer, is_first: holders.show(answer["readers"]))
+
+
+# --- what is wrong -------------------------------------------------------------------------------
+
+
+def _alerts(engine: Fields, health: Health) -> list[Alert]:
+    found = []
+    verify = f"penstock verify {engine['data']}"
+    if engine["failed"]:
+        found.append(
+            Alert(
+                "bad",
+                "The log has failed",
+                f"{engine['failed']}. Nothing is written any more. Look after the disk, check the log with "
+                f"the command below, then start the broker again.",
+                verify,
+            )
+        )
+    elif engine["full"]:
+        found.append(
+            Alert(
+                "bad",
+                "The disk is full",
+                "New messages are not taken: their senders wait. Make room beside the log, let readers catch "
+                "up, or shorten retention; the broker goes on by itself. Nothing that was accepted is lost.",
+                href="/readers",
+                link="See who holds retention",
+            )
+        )
+    elif not health.ready:
+        found.append(Alert("bad", "The broker is not ready", f"It says: {health.reason}."))
+    if engine["damage"]:
+        damage = engine["damage"]
+        lines = damage[:DAMAGE_SHOWN]
+        if len(damage) > DAMAGE_SHOWN:
+            lines = [*lines, f"and {words.count(len(damage) - DAMAGE_SHOWN)} more"]
+        found.append(
+            Alert(
+                "bad",
+                "The log is damaged",
+                "What was found damaged is left out, and copied to a quarantine file beside the log. The "
+                "rest is served. Check the disk, and see what the log lacks:",
+                verify,
+                lines,
+            )
+        )
+    if not engine["full"] and _free_share(engine) < FREE_SHARE_LITTLE:
+        found.append(
+            Alert(
+                "warn",
+                "There is little room on the disk",
+                f"{words.size(engine['disk_bytes_free'])} are free. When there is none, senders have to "
+                f"wait. Make room, or shorten the retention of queues that keep much.",
+            )
+        )
+    return found
+
+
+def _free_share(engine: Fields) -> float:
+    total: int = engine["disk_bytes_total"]
+    free: int = engine["disk_bytes_free"]
+    return free / total if total else 0.0
+
+
+# --- parts of the page ---------------------------------------------------------------------------
+
+
+class _Tiles:
+    """What to see first."""
+
+    def __init__(self) -> None:
+        self._state = Tile("State", "state")
+        self._free = Tile("Free on the disk", "disk_bytes_free")
+        self._log = Tile("Log", "log_bytes")
+        self._sync = Tile("Sync, 99 % within", "p99_seconds")
+        self._up = Tile("Running for", "uptime_seconds")
+
+    def show(self, engine: Fields, health: Health) -> None:
+        word, kind = _state(engine, health)
+        self._state.show(word, f"durability {engine['durability']}", kind)
+        share = _free_share(engine)
+        self._free.show(
+            words.size(engine["disk_bytes_free"]),
+            f"{100 * share:.0f} % of {words.size(engine['disk_bytes_total'])}",
+            "warn" if share < FREE_SHARE_LITTLE else "",
+        )
+        segments = engine["segments"]
+        self._log.show(
+            words.size(engine["log_bytes"]),
+            f"in {words.count(segments)} segment{'' if segments == 1 else 's'}",
+        )
+        sync = engine["sync"]
+        if sync["count"]:
+            self._sync.show(latency(sync["p99_seconds"]), f"half within {latency(sync['p50_seconds'])}")
+        else:
+            self._sync.show("–", "no sync yet")
+        self._up.show(words.age(engine["uptime_seconds"]), f"Penstock {engine['version']}")
+
+
+def _state(engine: Fields, health: Health) -> tuple[str, str]:
+    if engine["failed"]:
+        return "Failed", "bad"
+    if engine["full"]:
+        return "Full", "bad"
+    if not health.ready:
+        return "Not ready", "bad"
+    return ("Damaged", "bad") if engine["damage"] else ("Ready", "")
+
+
+class _Disk:
+    """What the disk is used for, as a bar."""
+
+    def __init__(self) -> None:
+        with panel("Disk"):
+            with tag("div", classes="ps-disk", role="img") as bar:
+                self._bar = bar
+                self._log_part = tag("span", classes="ps-disk-log")
+                self._other_part = tag("span", classes="ps-disk-other")
+            with tag("ul", classes="ps-disk-legend"):
+                self._log = _legend("ps-disk-log", "Log")
+                self._other = _legend("ps-disk-other", "Everything else")
+                self._free = _legend("ps-disk-free", "Free")
+
+    def show(self, engine: Fields) -> None:
+        total, free, log = engine["disk_bytes_total"], engine["disk_bytes_free"], engine["log_bytes"]
+        other = max(total - free - log, 0)
+        texts = [words.size(log), words.size(other), words.size(free)]
+        for element, text in zip((self._log, self._other, self._free), texts, strict=True):
+            element.set_text(text)
+        self._log_part.style(replace=f"width: {100 * log / total if total else 0:.2f}%")
+        self._other_part.style(replace=f"width: {100 * other / total if total else 0:.2f}%")
+        self._bar.props["aria-label"] = (
+            f"Of {words.size(total)}: log {texts[0]}, everything else {texts[1]}, free {texts[2]}"
+        )
+
+
+def _legend(part: str, label: str) -> TextElement:
+    with tag("li"):
+        tag("i", classes=part)
+        tag("span", label)
+        return tag("b", "–")
+
+
+class _Holders:
+    """Who holds retention, the furthest behind first."""
+
+    def __init__(self) -> None:
+        self._shown: list[tuple[str, int, int, bool]] | None = None
+        with panel("Retention is held by"):
+            self._box = tag("div", classes="ps-holders")
+            self._note = tag("p", "", "ps-hint")
+            tag("a", "All readers", href="/readers")
+
+    def show(self, readers: list[Fields]) -> None:
+        holding = sorted(filter(holds, readers), key=lambda it: (-lag_of(it), it["name"]))
+        first = [(it["name"], lag_of(it), len(it["queues"]), is_capped(it)) for it in holding[:HOLDERS_SHOWN]]
+        more = len(holding) - len(first)
+        if not first:
+            self._note.set_text("Nobody. What is settled stays as long as the retention of its queue says.")
+        elif more:
+            self._note.set_text(f"and {words.count(more)} more")
+        else:
+            self._note.set_text(
+                "What they have not read is kept for them, up to [log] reader-bytes-max each."
+            )
+        if first == self._shown:
+            return
+        self._shown = first
+        self._box.clear()
+        self._box.set_visibility(bool(first))
+        with self._box:
+            for name, lag, queues, capped in first:
+                with tag("p", data_reader=name):
+                    tag("a", name, href=reader_href(name))
+                    if capped:
+                        badge("capped", "bad")
+                    plural = "" if queues == 1 else "s"
+                    tag(
+                        "span", f"{words.count(lag)} behind in {words.count(queues)} queue{plural}", "ps-hint"
+                    )
+
+
+class _Log:
+    """The rest that is known, as a list."""
+
+    def __init__(self) -> None:
+        with panel("Log"), facts():
+            self._values = {label: fact(label) for label in _facts({})}
+            for label in LONG_FACTS:
+                self._values[label].classes("ps-fact-long")
+
+    def show(self, engine: Fields) -> None:
+        for label, text in _facts(engine).items():
+            self._values[label].set_text(text)
+
+
+def _facts(engine: Fields) -> dict[str, str]:
+    """Names and values; without an engine, only the names count."""
+    durability = str(engine.get("durability", ""))
+    return {
+        "Engine": str(engine.get("engine", "")),
+        "Folder": str(engine.get("data", "")),
+        "Segments": words.count(engine.get("segments", 0)),
+        "On the disk": words.size(engine.get("log_bytes", 0)),
+        "Written since it was made": words.size(engine.get("position", 0)),
+        "In flight": words.size(engine.get("bytes_in_flight", 0)),
+        "Openings": words.count(engine.get("opening", 0)),
+        "Durability": DURABILITY.get(durability, durability),
+    }

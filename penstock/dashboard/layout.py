@@ -1,0 +1,185 @@
+"""Layout: the frame that all pages share, and the blocks that they are built of.
+
+    header   name, navigation, the broker's state, light or dark, sign-out
+    banner   what is wrong with the broker; of a lost link, the browser itself tells (`assets/page.js`)
+    main     the page
+
+Text is always set as text: nothing here, and nothing in a page, makes HTML of data.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nicegui import ui
+from nicegui.elements.mixins.text_element import TextElement
+
+from penstock.dashboard.feed import Health, Tick
+from penstock.dashboard.pages import PAGES
+from penstock.dashboard.view import View
+
+
+def tag(name: str, text: str = "", classes: str = "", **attributes: str) -> TextElement:
+    """An HTML element with text. `aria_label="…"` becomes the attribute `aria-label`."""
+    element = TextElement(tag=name, text=text)
+    if classes:
+        element.classes(classes)
+    for key, value in attributes.items():
+        element.props[key.rstrip("_").replace("_", "-")] = value
+    return element
+
+
+@contextlib.contextmanager
+def frame(view: View) -> Iterator[None]:
+    """Put what is made within it between the header and the end of the page."""
+    client = view.client
+    with client.layout:
+        _header(view).move(target_index=0)
+        _banner(view).move(target_index=1)
+        tag("a", "Skip to the content", "ps-skip", href="#main").move(target_index=0)
+    client.content.classes("ps-content").props["id"] = "main"
+    client.content.props["tabindex"] = "-1"
+    with client.content:
+        yield
+
+
+def _header(view: View) -> ui.element:
+    header = tag("header", classes="ps-header")
+    with header:
+        with tag("a", classes="ps-brand", href="/", aria_label="Penstock, queues"):
+            tag("img", src="/_penstock/favicon.svg", alt="", width="22", height="22")
+            tag("span", "Penstock")
+        with tag("nav", classes="ps-nav", aria_label="Pages"):
+            for page in PAGES:
+                if page.in_navigation and page.is_there:
+                    link = tag("a", page.title, href=page.path)
+                    if view.page.is_within(page):
+                        link.props["aria-current"] = "page"
+        tag("span", classes="ps-grow")
+        _state(view)
+        if view.session.name:
+            tag("span", view.session.name, "ps-who", title=f"role: {view.session.role.name.lower()}")
+            with tag("form", method="post", action="/sign-out"):
+                tag("button", "Sign out", "ps-button ps-quiet", type="submit")
+        tag("button", "Auto", "ps-button ps-quiet ps-theme", type="button", data_ps_theme="")
+    return header
+
+
+def _banner(view: View) -> ui.element:
+    banner = tag("div", "", "ps-banner", role="alert")
+    banner.set_visibility(False)
+    shown = Health()
+
+    def tick(tick: Tick) -> None:
+        nonlocal shown
+        if tick.health != shown:
+            shown = tick.health
+            banner.set_text("" if shown.ready else f"The broker is not ready: {shown.reason}")
+            banner.set_visibility(not shown.ready)
+
+    view.on_tick(tick)
+    return banner
+
+
+def _state(view: View) -> None:
+    """One word about the broker. That the link to it is lost, the browser sees by itself."""
+    state = tag("span", "Connecting", "ps-state", role="status")
+    shown: bool | None = None
+
+    def tick(tick: Tick) -> None:
+        nonlocal shown
+        if tick.health.ready != shown:
+            shown = tick.health.ready
+            state.set_text("Ready" if shown else "Not ready")
+            words = ("ps-state-ok", "ps-state-bad")
+            state.classes(add=words[not shown], remove=words[shown])
+
+    view.on_tick(tick)
+
+
+# --- blocks ------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def heading(title: str) -> Iterator[None]:
+    """The page's title; what is made within it stands at the right of it."""
+    with tag("div", classes="ps-heading"):
+        tag("h1", title)
+        with tag("div", classes="ps-actions"):
+            yield
+
+
+@contextlib.contextmanager
+def panel(title: str = "", classes: str = "") -> Iterator[TextElement]:
+    """A part of a page, with a title where it has one."""
+    with tag("section", classes=f"ps-panel {classes}") as section:
+        if title:
+            section.props["aria-label"] = title
+            tag("h2", title)
+        yield section
+
+
+@contextlib.contextmanager
+def facts() -> Iterator[None]:
+    """A list of names and values; fill it with `fact`."""
+    with tag("dl", classes="ps-facts"):
+        yield
+
+
+def fact(label: str, text: str = "–") -> TextElement:
+    """One name and its value. The element of the value, for `set_text`."""
+    with tag("div"):
+        tag("dt", label)
+        return tag("dd", text)
+
+
+def badge(text: str, kind: str = "") -> TextElement:
+    """A word with a colour: "", "ok", "warn" or "bad"."""
+    return tag("span", text, f"ps-badge ps-{kind}" if kind else "ps-badge")
+
+
+def button(text: str, on_click: Callable[[], Any], kind: str = "") -> TextElement:
+    """A button: "", "quiet", "primary" or "danger". `on_click` may be a coroutine function."""
+    element = tag("button", text, f"ps-button ps-{kind}" if kind else "ps-button", type="button")
+    element.on("click", lambda: on_click(), args=[])
+    return element
+
+
+async def confirm(title: str, text: str, action: str, *, word: str = "", kind: str = "danger") -> bool:
+    """Ask before something is done. With `word`, the visitor has to type it first."""
+    with ui.dialog() as dialog, tag("div", classes="ps-panel ps-dialog", role="document"):
+        dialog.props["aria-label"] = title
+        tag("h2", title)
+        tag("p", text)
+        typed = None
+        if word:
+            tag("p", f"To go on, type: {word}")
+            typed = ui.input().props('outlined dense autofocus autocomplete="off"').classes("ps-input")
+            typed.props["aria-label"] = f"Type {word} to go on"
+        with tag("div", classes="ps-actions"):
+            button("Cancel", lambda: dialog.submit(False), "quiet")
+            go = button(action, lambda: dialog.submit(True), kind)
+    if typed is not None:
+        field = typed
+
+        def judge() -> None:
+            go.props.set_bool("disabled", field.value != word)
+
+        judge()
+        field.on_value_change(judge)
+    answer = await dialog
+    if not dialog.is_deleted:  # else the page was closed meanwhile
+        dialog.delete()
+    return bool(answer) and (typed is None or typed.value == word)
+
+
+def style(file: str) -> None:
+    """Load a style sheet of the page's own, a file of `assets`."""
+    ui.add_head_html(f'<link rel="stylesheet" href="/_penstock/{file}">')
+
+
+def nothing_here(title: str = "There is nothing at this address") -> None:
+    """What there is to see where there is nothing."""
+    with tag("section", classes="ps-empty"):
+        tag("h1", title)
+        tag("a", "See all queues", href="/")

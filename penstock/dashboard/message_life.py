@@ -1,0 +1,152 @@
+"""The way of one message through its life, as steps to be drawn: from its events, and how it stands now.
+
+The API tells of every event but `held`: a delivery is written down with its ending, which carries the
+moment of dispatch. So a step `held` stands before each such ending. How it stands now is the last step,
+where it is not gone.
+
+Rules that always hold:
+  * Steps are in the order of the events. What is between two of them is told with the first: in which state
+    the message was, and for how long.
+  * Of a very long life the beginning and the end are drawn, and between them how many steps are not.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from penstock.dashboard import words
+
+STEPS_FIRST: Final = 12
+STEPS_LAST: Final = 60
+
+Message = Mapping[str, Any]  # as the API shows it, with its history
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """How an event is told, and what it leads to."""
+
+    title: str
+    color: str  # of its mark: in, out, ok, warn, bad
+    state: str = ""  # what the message is then; empty: it is gone
+
+
+WORDS: Final[Mapping[str, Word]] = {
+    "accepted": Word("Accepted", "in", "waited"),
+    "held": Word("Handed out", "out", "held"),
+    "acked": Word("Acknowledged", "ok"),
+    "returned": Word("Returned to its place", "warn", "waited"),
+    "requeued": Word("Requeued behind the tail", "warn", "waited"),
+    "rejected": Word("Rejected and thrown away", "bad"),
+    "expired": Word("Expired", "bad"),
+    "dead": Word("Died", "bad", "dead"),
+    "redriven": Word("Redriven behind the tail", "in", "waited"),
+    "withdrawn": Word("Withdrawn", "bad"),
+}
+NOW: Final[Mapping[str, Word]] = {
+    "ready": Word("Waits for a consumer", "now"),
+    "held": Word("Is with its consumer", "now"),
+    "dead": Word("Is a dead letter", "now"),
+}
+BACK: Final = frozenset({"returned", "requeued"})
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One mark of the line."""
+
+    event: str  # "now" for how it stands, "left-out" for what is not drawn
+    title: str
+    color: str
+    at: float | None  # seconds since 1970; None: not known
+    when: str = ""  # the same in words; the day where it is another than that of the step before
+    facts: tuple[tuple[str, str], ...] = ()  # name, value
+    between: str = ""  # what it was until the next step, and how long
+
+
+def steps_of(message: Message, now: float) -> list[Step]:
+    """All steps of a message, as far as its history is kept."""
+    steps: list[Step] = []
+    dead = False  # among the dead letters: what is returned lies there again
+    for event in message["history"]:
+        attempt = event["attempt"]
+        if event["dispatched"] is not None:
+            held = _facts(("to", event["consumer"]), ("attempt", str(attempt)))
+            steps.append(_step("held", event["dispatched"], held))
+        # Whose verdict it was, the step before has told.
+        consumer = None if event["dispatched"] is not None else event["consumer"]
+        reason = "had died of" if event["event"] == "redriven" else "reason"
+        step = _step(event["event"], event["time"], _facts((reason, event["reason"]), ("by", consumer)))
+        if event["event"] == "accepted":
+            step = replace(step, facts=_facts(("through", message["protocol"])))
+        if event["event"] in BACK and dead:
+            step = replace(step, title="Back among the dead letters", between="dead")
+        dead = event["event"] == "dead" or (dead and event["event"] in BACK)
+        steps.append(step)
+    state, consumer = message["state"], message["consumer"]
+    if state in NOW:
+        word = NOW[state]
+        attempts = str(message["attempts"]) if consumer else None
+        title = "Is held as a dead letter" if state == "dead" and consumer else word.title
+        steps.append(
+            Step("now", title, word.color, now, facts=_facts(("by", consumer), ("attempt", attempts)))
+        )
+    return _shortened(_with_times(steps))
+
+
+Facts = tuple[tuple[str, str], ...]
+
+
+def _facts(*given: tuple[str, str | None]) -> Facts:
+    return tuple((name, value) for name, value in given if value)
+
+
+def _step(event: str, time: str, facts: Facts) -> Step:
+    word = WORDS[event]
+    at = datetime.fromisoformat(time).timestamp()
+    return Step(event, word.title, word.color, at, facts=facts, between=word.state)
+
+
+def _with_times(steps: Sequence[Step]) -> list[Step]:
+    told: list[Step] = []
+    day = ""
+    for step, behind in zip(steps, [*steps[1:], None], strict=True):
+        if step.at is None or step.event == "now":
+            told.append(step)
+            continue
+        moment = datetime.fromtimestamp(step.at, UTC)
+        when = f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}"
+        if day != f"{moment:%Y-%m-%d}":
+            day = f"{moment:%Y-%m-%d}"
+            when = f"{day} {when} UTC"
+        between = ""
+        if behind is not None and behind.at is not None:
+            between = f"{_between(step, behind)} {span(behind.at - step.at)}"
+        told.append(replace(step, when=when, between=between))
+    return told
+
+
+def _between(step: Step, behind: Step) -> str:
+    if behind.event == "now":
+        # Who holds it now is known, and not since when.
+        known = {"waited": "waits for", "dead": "dead for"}
+        return known.get(step.between, "for") if "by" not in dict(behind.facts) else "handed out within"
+    return {"waited": "waited", "held": "held for", "dead": "dead for"}.get(step.between, "after")
+
+
+def _shortened(steps: list[Step]) -> list[Step]:
+    left_out = len(steps) - STEPS_FIRST - STEPS_LAST
+    if left_out <= 1:
+        return steps
+    gap = Step("left-out", f"{left_out:,} more steps", "none", None)
+    return [*steps[:STEPS_FIRST], gap, *steps[-STEPS_LAST:]]
+
+
+def span(seconds: float) -> str:
+    """A duration; those that are short to the millisecond."""
+    if seconds < 0.001:
+        return "<1 ms"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 9.95 else words.age(seconds)

@@ -1,0 +1,140 @@
+"""The first page: totals on top, then every queue, as they change."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from nicegui.elements.mixins.text_element import TextElement
+
+from penstock.control.frames import Fields
+from penstock.dashboard import words
+from penstock.dashboard.chart import Chart, Series
+from penstock.dashboard.feed import Tick, Totals
+from penstock.dashboard.layout import tag
+from penstock.dashboard.pages import queue_href
+from penstock.dashboard.table import Column, LiveTable, Row
+from penstock.dashboard.view import View
+
+SPARK_SECONDS: Final = 120.0
+
+COLUMNS: Final = (
+    Column("name", "Queue", "link", head=True, badges="state"),
+    Column("rate_in", "In", "rate", unit="/s", help="Messages accepted per second, over the last seconds"),
+    Column("rate_out", "Out", "rate", unit="/s", help="Messages settled per second, over the last seconds"),
+    Column("ready", "Ready", "count", help="Messages that wait for a consumer"),
+    Column("held", "Held", "count", help="Messages that a consumer has and has not settled"),
+    Column("oldest_at", "Oldest", "since", help="Age of the oldest message that is not settled"),
+    Column("dead", "Dead", "count", alarm="bad", help="Dead letters"),
+    Column("consumers", "Consumers", "count"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A tile: one of the totals."""
+
+    field: str
+    label: str
+    say: Callable[[Any], str]  # a number, or None where there is none
+    kind: str
+    color: str
+    unit: str = ""
+    alarm: bool = False  # anything but 0 stands out
+
+
+FIGURES: Final = (
+    Figure("rate_in", "In", words.rate, "rate", "in", "/s"),
+    Figure("rate_out", "Out", words.rate, "rate", "out", "/s"),
+    Figure("ready", "Ready", words.count, "count", "ready"),
+    Figure("held", "Held", words.count, "count", "muted"),
+    Figure("oldest_seconds", "Oldest", words.age, "age", "warn"),
+    Figure("dead", "Dead", words.count, "count", "dead", alarm=True),
+)
+
+
+class _Tile:
+    """One total: its name, its value, and how it went lately."""
+
+    def __init__(self, figure: Figure) -> None:
+        self.figure = figure
+        with tag("section", classes="ps-tile", aria_label=figure.label):
+            tag("h2", figure.label)
+            with tag("p", classes="ps-tile-value"):
+                self._value: TextElement = tag("span", "–", data_total=figure.field)
+                if figure.unit:
+                    tag("span", figure.unit, "ps-unit")
+            self.chart = Chart(
+                f"{figure.label}, the last two minutes",
+                [Series(figure.label, figure.color)],
+                kind=figure.kind,
+                unit=figure.unit,
+                height=36,
+                axes=False,
+                area=True,
+                span_seconds=SPARK_SECONDS,
+            )
+
+    def show(self, totals: Totals) -> None:
+        value: float | None = getattr(totals, self.figure.field)
+        self._value.set_text(self.figure.say(value))
+        if self.figure.alarm:
+            self._value.classes(**{"add" if value else "remove": "ps-text-bad"})
+
+    def point(self, totals: Totals) -> tuple[float, float | None]:
+        return totals.at, getattr(totals, self.figure.field)
+
+
+async def build(view: View) -> None:
+    tag("h1", "Queues", "ps-hidden")
+    with tag("div", classes="ps-tiles"):
+        tiles = [_Tile(figure) for figure in FIGURES]
+    table = LiveTable(
+        "Queues",
+        COLUMNS,
+        key="name",
+        noun="queue",
+        sort="name",
+        search="Find a queue",
+        url_state=True,
+    )
+    with table:
+        _first_steps(view)
+
+    def opened() -> None:
+        history = list(view.feed.history)
+        for tile in tiles:
+            tile.chart.load([tile.point(totals) for totals in history])
+        if view.feed.complete:
+            table.load([_new_row(queue) for queue in view.feed.rows.values()])
+
+    def tick(tick: Tick) -> None:
+        for tile in tiles:
+            tile.show(tick.totals)
+            tile.chart.push(tile.point(tick.totals))
+        if tick.is_first:
+            table.load([_new_row(queue) for queue in view.feed.rows.values()])
+        elif tick.changed:
+            table.patch([_new_row(queue) for queue in tick.changed])
+
+    view.on_open(opened)
+    view.on_tick(tick)
+
+
+def _new_row(queue: Fields) -> Row:
+    return {
+        "name": queue["name"],
+        "href": queue_href(queue["name"]),
+        "state": [["paused", "warn"]] if queue["paused"] else [],
+        **{column.key: queue[column.key] for column in COLUMNS[1:]},
+    }
+
+
+def _first_steps(view: View) -> None:
+    """What to do where there is no queue."""
+    with tag("section", classes="ps-empty"):
+        tag("h2", "No queue yet")
+        tag("p", "A queue is there with its first message. Send one from a terminal:")
+        token = " --token TOKEN" if view.session.name else ""
+        url = str(view.request.base_url).rstrip("/")
+        tag("pre", f"penstock send orders 'hello' --url {url}{token}", "ps-code", tabindex="0")
+        tag("p", "It appears here by itself.")

@@ -1,0 +1,58 @@
+"""The table of pages: where each is, what it is called, and which module builds it.
+
+A module has `async def build(view: View) -> None`, which puts the page's elements into the frame. A row
+whose module is not there is left out, of the navigation too.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote, urlencode
+
+if TYPE_CHECKING:
+    from penstock.dashboard.view import View
+
+Builder = Callable[["View"], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One row."""
+
+    path: str  # as Starlette has it, with parameters as {name} or {name:path}
+    title: str
+    module: str
+    in_navigation: bool = True
+
+    @property
+    def is_there(self) -> bool:
+        return importlib.util.find_spec(self.module) is not None
+
+    def is_within(self, other: "Page") -> bool:
+        """Whether the navigation shows it as `other`: a queue's page is one of the queues'."""
+        return self == other or (other.path == "/" and self.path.startswith("/queue/"))
+
+    def builder(self) -> Builder:
+        build: Builder = importlib.import_module(self.module).build
+        return build
+
+
+PAGES: Final = (
+    Page("/", "Queues", "penstock.dashboard.overview"),
+    Page("/queue/{queue:path}", "Queue", "penstock.dashboard.queue", in_navigation=False),
+    Page("/connections", "Connections", "penstock.dashboard.connections"),
+    Page("/readers", "Readers", "penstock.dashboard.readers"),
+    Page("/engine", "Engine", "penstock.dashboard.engine"),
+)
+
+
+def queue_href(queue: str, **query: object) -> str:
+    """The address of a queue's page, or of a part of it. A value of None is left out of the query."""
+    words = {name: value for name, value in query.items() if value is not None}
+    path = f"/queue/{quote(queue, safe='')}"
+    # A browser takes "." and ".." out of a path, however they are written.
+    if queue in (".", ".."):
+        path, words = "/queue/", {"name": queue, **words}
+    return f"{path}?{urlencode(words)}" if words else path

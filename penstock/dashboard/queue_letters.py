@@ -1,0 +1,336 @@
+"""A queue's dead letters: how many for which reason, which of them fit a condition, and back with them.
+
+Who may only read sees the reasons and the letters. Who may operate also counts those that fit a condition
+(a dry run of the API), sees the first of them, and redrives them; admins throw them away.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from nicegui import ui
+from nicegui.events import GenericEventArguments
+
+from penstock.broker.life import DEAD_REASONS
+from penstock.control.frames import Fields
+from penstock.dashboard import words
+from penstock.dashboard.caller import ApiError, queue_path
+from penstock.dashboard.layout import button, confirm, panel, tag
+from penstock.dashboard.pages import queue_href
+from penstock.dashboard.queue_blocks import columns, counted, terminal
+from penstock.dashboard.queue_messages import message_row, message_table
+from penstock.dashboard.redriving import BAD_RECORD, LISTED, Progress, Wish, count, redrive
+from penstock.dashboard.table import Row
+from penstock.dashboard.view import View
+from penstock.http.route import Role
+
+PAGES_MAX: Final = 20
+"""How many pages of dead letters are gone through for those of one reason."""
+
+PAGE_ROWS: Final = 200
+LOOK_SECONDS: Final = 2.0
+LIMIT_MAX: Final = 10**15
+
+REASONS: Final[Mapping[str, str]] = {
+    "rejected": "a consumer said: never again",
+    "expired": "its time was over",
+    "retries-exhausted": "its retry counter had run down",
+    "too-many-deliveries": "it reached the queue's max-deliveries",
+    "undeliverable": "it could not be delivered",
+    BAD_RECORD: "a pipeline could not read a record, and reports it",
+}
+assert set(REASONS) == {reason.label for reason in DEAD_REASONS}
+
+EXAMPLES: Final = (
+    "value.region = 'north' and value.amount >= 100",
+    "died > '-15m' and attempts < 3",
+    "value like '%timed out%' or consumer is null",
+)
+COLUMNS: Final = (
+    "Columns: reason, died, attempts, consumer, protocol, timestamp, expires, retries, offset, id, value, "
+    "value_bytes; and value.field of a payload that is JSON."
+)
+
+
+async def build(view: View, row: Fields) -> None:
+    _Letters(view, row)
+
+
+class _Letters:
+    """See the module's docstring."""
+
+    def __init__(self, view: View, row: Fields) -> None:
+        self._view = view
+        self._queue: str = row["name"]
+        self._reasons: dict[str, int] = row["dead_reasons"]
+        self._dead: int = row["dead"]
+        asked = view.request.query_params.get("reason")
+        self._reason = asked if asked in REASONS else None
+        self._stopping = False
+        with columns():
+            with panel("Reasons"):
+                self._bars = tag("div", classes="ps-reasons", role="group", aria_label="Reasons")
+                if view.may(Role.ADMIN):
+                    with tag("div", classes="ps-actions ps-apart"):
+                        self._purge_button = button("Purge dead letters…", self._purge)
+            if view.may(Role.OPERATE):
+                self._form()
+        with panel(classes="ps-browse") as section:
+            section.props["aria-label"] = "Dead letters"
+            self._title = tag("h2", "Dead letters")
+            self._table = message_table("Dead letters", "There are no dead letters here.")
+            self._more = tag("p", "", "ps-help")
+        command = ["redrive", self._queue, "--dry-run"]
+        terminal(view, ["dead", self._queue], command)
+        self._draw()
+        view.on_open(lambda: view.later(self._load))
+        view.every(LOOK_SECONDS, self._look_again)
+
+    # --- reasons ---------------------------------------------------------------------------------
+
+    def _draw(self) -> None:
+        most = max(self._reasons.values(), default=0)
+        self._bars.clear()
+        with self._bars:
+            if not self._reasons:
+                tag("p", "No letter is dead.", "ps-help")
+                return
+            self._bar(None, "all", "", self._dead, 0)
+            for reason, number in sorted(self._reasons.items(), key=lambda it: -it[1]):
+                self._bar(reason, reason, REASONS[reason], number, number / most)
+
+    def _bar(self, reason: str | None, name: str, meaning: str, number: int, share: float) -> None:
+        with tag("button", classes="ps-reason", type="button", data_reason=name) as bar:
+            bar.props["aria-pressed"] = str(reason == self._reason).lower()
+            tag("span", name, "ps-reason-name")
+            tag("span", words.count(number), "ps-reason-count")
+            if meaning:
+                tag("span", meaning, "ps-reason-meaning")
+                with tag("span", classes="ps-reason-bar", aria_hidden="true"):
+                    tag("i").style(f"width: {max(share * 100, 1):.1f}%")
+
+        async def choose() -> None:
+            await self._choose(reason)
+
+        bar.on("click", choose, args=[])
+
+    async def _choose(self, reason: str | None) -> None:
+        self._reason = reason
+        self._draw()
+        ui.navigate.history.replace(queue_href(self._queue, part="dead", reason=reason))
+        if self._view.may(Role.OPERATE):
+            self._say("")
+        await self._view.run(self._load)
+
+    async def _look_again(self) -> None:
+        row = self._view.feed.rows.get(self._queue)
+        if row is not None and row["dead"] != self._dead:
+            await self._look()
+
+    async def _look(self) -> None:
+        row = await self._view.api.get(queue_path(self._queue))
+        self._dead = row["dead"]
+        if row["dead_reasons"] != self._reasons:
+            self._reasons = row["dead_reasons"]
+            self._draw()
+
+    # --- the list --------------------------------------------------------------------------------
+
+    async def _load(self) -> None:
+        """The first letters of the reason that is chosen."""
+        rows: list[Row] = []
+        at: int | None = 0
+        for _ in range(PAGES_MAX):
+            answer = await self._view.api.get(
+                queue_path(self._queue, "messages"), state="dead", limit=PAGE_ROWS, **{"from": at}
+            )
+            for message in answer["messages"]:
+                if self._reason in (None, message["reason"]) and len(rows) <= LISTED:
+                    rows.append(message_row(self._queue, message))
+            at = answer["next"]
+            if at is None or len(rows) > LISTED:
+                break
+        which = f"Dead letters: {self._reason}" if self._reason else "Dead letters"
+        self._list(which, rows[:LISTED], at is not None or len(rows) > LISTED)
+
+    async def _load_ranges(self, ranges: tuple[tuple[int, int], ...], more: bool) -> None:
+        """The letters that a dry run has named."""
+        wanted = [offset for first, end in ranges for offset in range(first, end)]
+        rows: list[Row] = []
+        while wanted:
+            answer = await self._view.api.get(
+                queue_path(self._queue, "messages"), state="dead", limit=PAGE_ROWS, **{"from": wanted[0]}
+            )
+            found = {message["offset"]: message for message in answer["messages"]}
+            rows += [message_row(self._queue, found[offset]) for offset in wanted if offset in found]
+            behind = max(found, default=wanted[0]) + 1
+            wanted = [offset for offset in wanted if offset >= behind]
+        self._list("Dead letters that fit", rows, more)
+
+    def _list(self, title: str, rows: list[Row], more: bool) -> None:
+        self._title.set_text(title)
+        self._table.load(rows)
+        self._more.set_text(f"The first {len(rows)} are shown." if more and rows else "")
+
+    # --- redrive ---------------------------------------------------------------------------------
+
+    def _form(self) -> None:
+        with panel("Redrive"), tag("form", classes="ps-redrive") as form:
+            tag(
+                "p",
+                "Puts dead letters back behind the tail of the queue: those of the reason that is chosen, "
+                "that fit the condition. Bad records only where that reason is chosen, or the condition asks "
+                "for reasons.",
+                "ps-help",
+            )
+            tag("label", "Condition", for_="ps-where")
+            self._where = tag(
+                "input",
+                id="ps-where",
+                name_="where",
+                type="text",
+                maxlength="10000",
+                placeholder=EXAMPLES[0],
+                autocomplete="off",
+                spellcheck="false",
+                aria_describedby="ps-where-wrong",
+            )
+            self._wrong = tag("p", "", "ps-wrong", id="ps-where-wrong", role="alert")
+            with tag("details", classes="ps-terminal"):
+                tag("summary", "What can stand in a condition")
+                tag("p", COLUMNS, "ps-help")
+                tag("pre", "\n".join(EXAMPLES), "ps-code", tabindex="0", role="group", aria_label="Examples")
+            with tag("div", classes="ps-bar"):
+                tag("label", "At most", for_="ps-limit")
+                tag(
+                    "input", id="ps-limit", name_="limit", type="number", min="1", step="1", placeholder="all"
+                )
+                with tag("div", classes="ps-actions ps-apart"):
+                    self._go = [
+                        tag("button", "Dry run", "ps-button", type="submit", name_="do", value="count"),
+                        tag(
+                            "button",
+                            "Redrive…",
+                            "ps-button ps-primary",
+                            type="submit",
+                            name_="do",
+                            value="redrive",
+                        ),
+                    ]
+            self._result = tag("p", "", "ps-result", role="status")
+            with tag("div", classes="ps-bar") as self._progress_box:
+                self._progress = tag("progress", aria_label="Redriven so far", max="1", value="0")
+                button("Stop", self._stop)
+            self._progress_box.set_visibility(False)
+        form.on(
+            "submit.prevent",
+            self._submitted,
+            js_handler="(event) => emit(Object.fromEntries(new FormData(event.target, event.submitter)))",
+        )
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _say(self, text: str, wrong: str = "") -> None:
+        self._result.set_text(text)
+        self._wrong.set_text(wrong)
+        self._where.props["aria-invalid"] = "true" if wrong else "false"
+        self._where.update()
+
+    def _busy(self, busy: bool) -> None:
+        for element in self._go:
+            element.props.set_bool("disabled", busy)
+
+    async def _submitted(self, event: GenericEventArguments) -> None:
+        given: dict[str, Any] = event.args
+        limit = str(given.get("limit", "")).strip()
+        wish = Wish(
+            self._reason,
+            str(given.get("where", "")).strip() or None,
+            min(int(limit), LIMIT_MAX) if limit.isdigit() and int(limit) else None,
+        )
+        self._busy(True)
+        try:
+            await self._carry_out(wish, given.get("do") == "redrive")
+        finally:
+            if not self._view.client.is_deleted:
+                self._busy(False)
+
+    async def _carry_out(self, wish: Wish, really: bool) -> None:
+        try:
+            progress = await self._count(wish)
+            if really and progress.matched and await self._asked(wish, progress):
+                await self._redrive(wish, progress.matched)
+        except ApiError as error:
+            # The API's word about a condition stands at the condition.
+            if error.problem == "bad-request" and wish.where is not None:
+                self._say("", str(error))
+            else:
+                self._say("")
+                self._view.notify(str(error), wrong=True)
+
+    async def _count(self, wish: Wish) -> Progress:
+        progress = Progress()
+        self._say("Counting…")
+        async for progress in count(self._view.api, self._queue, wish):
+            if self._view.client.is_deleted:
+                return Progress()
+            self._say(
+                f"Counting: {words.count(progress.matched)} of {counted(progress.looked_at, 'dead letter')}…"
+            )
+        total = max(self._dead, progress.looked_at)
+        self._say(
+            f"{words.count(progress.matched)} of {counted(total, 'dead letter')} would be redriven. "
+            "Nothing was changed."
+        )
+        shown = sum(end - first for first, end in progress.ranges)
+        await self._load_ranges(progress.ranges, progress.matched > shown)
+        return progress
+
+    async def _asked(self, wish: Wish, progress: Progress) -> bool:
+        number = counted(progress.matched, "dead letter")
+        return await confirm(
+            f"Redrive {number}",
+            f"{number} of {self._queue} will go back behind its tail, to be consumed again. Deliveries count "
+            "from 0 again, and what had a time to live has none any more.",
+            f"Redrive {words.count(progress.matched)}",
+            kind="primary",
+        )
+
+    async def _redrive(self, wish: Wish, matched: int) -> None:
+        self._stopping = False
+        self._progress_box.set_visibility(True)
+        progress = Progress()
+        try:
+            async for progress in redrive(self._view.api, self._queue, wish, matched):
+                if self._view.client.is_deleted:  # whoever leaves the page stops it
+                    return
+                self._progress.props["value"] = f"{progress.redriven / matched:.3f}"
+                self._progress.update()
+                self._say(f"Redriven {words.count(progress.redriven)} of {words.count(matched)}…")
+                if self._stopping:
+                    break
+        finally:
+            if not self._view.client.is_deleted:
+                self._progress_box.set_visibility(False)
+        await self._look()
+        self._say(f"Redriven {counted(progress.redriven, 'dead letter')}; {words.count(self._dead)} left.")
+        await self._load()
+
+    async def _purge(self) -> None:
+        view, queue = self._view, self._queue
+        await self._look()
+
+        async def do() -> None:
+            answer = await view.api.post(queue_path(queue, "purge"), dead=True)
+            view.notify(f"Purged {counted(answer['purged'], 'dead letter')} of {queue}")
+            await self._look()
+            await self._load()
+
+        if await confirm(
+            "Purge the dead letters",
+            f"{counted(self._dead, 'dead letter')} will be thrown away, for whatever reason they died. This "
+            "cannot be undone.",
+            "Purge",
+            word=queue,
+        ):
+            await view.run(do)

@@ -1,0 +1,190 @@
+"""A queue's messages: a page of them, in whatever state or in one, from an offset on. Looking takes nothing.
+
+Rules that always hold:
+  * A page stays as it is until its visitor asks for another or for a fresh look: nothing moves by itself.
+  * In all states the newest come first; in one state the oldest, which is the order of consumers.
+  * State and offset are in the address.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from nicegui import ui
+from nicegui.events import GenericEventArguments
+
+from penstock.control.frames import Fields
+from penstock.dashboard import payload
+from penstock.dashboard.caller import Caller, queue_path
+from penstock.dashboard.layout import button, panel, tag
+from penstock.dashboard.pages import queue_href
+from penstock.dashboard.queue_blocks import Choice, terminal
+from penstock.dashboard.table import Column, LiveTable, Row
+from penstock.dashboard.view import View
+
+PAGE_ROWS: Final = 50
+CALLS_MAX: Final = 10
+"""How often the API is asked for one page: large payloads make its answers short."""
+
+STATES: Final[Mapping[str, str]] = {
+    "all": "All",
+    "ready": "Ready",
+    "held": "Held",
+    "dead": "Dead",
+    "gone": "Gone",
+}
+STATE_KINDS: Final[Mapping[str, str]] = {"ready": "ok", "held": "", "dead": "bad", "gone": ""}
+OFFSET_MAX: Final = 10**17 - 1
+
+COLUMNS: Final = (
+    Column("offset", "Offset", "link", head=True, sortable=False),
+    Column("state", "State", "badges", sortable=False),
+    Column("at", "Age", "since", sortable=False),
+    Column("attempts", "Attempts", "count", sortable=False),
+    Column("size", "Size", "size", sortable=False),
+    Column("preview", "Payload", sortable=False),
+)
+
+
+def message_row(queue: str, message: Mapping[str, Any]) -> Row:
+    """A message of the API as a row of a table, the oldest first."""
+    state, reason, consumer = message["state"], message["reason"], message["consumer"]
+    badges = [[state, STATE_KINDS[state]]]
+    if reason:
+        badges.append([reason, ""])
+    if consumer and state == "dead":
+        badges.append(["held", ""])
+    if message["repaired"]:
+        badges.append(["repaired", "warn"])
+    return {
+        "offset": message["offset"],
+        "href": queue_href(queue, offset=message["offset"]),
+        "state": badges,
+        "at": datetime.fromisoformat(message["time"]).timestamp(),
+        "attempts": message["attempts"],
+        "size": payload.size_of(message["value_base64"]),
+        "preview": payload.preview(message["value_base64"]) or "(empty)",
+        "place": message["offset"],
+    }
+
+
+def message_table(caption: str, empty: str) -> LiveTable:
+    table = LiveTable(caption, COLUMNS, key="offset", noun="message", sort="place", page_rows=1000)
+    table.classes("ps-messages")
+    with table:
+        tag("p", empty, "ps-empty")
+    return table
+
+
+async def build(view: View, row: Fields) -> None:
+    _Messages(view, row)
+
+
+class _Messages:
+    """The page of messages, and what turns it."""
+
+    def __init__(self, view: View, row: Fields) -> None:
+        self._view = view
+        self._queue: str = row["name"]
+        query = view.request.query_params
+        self._state = query["state"] if query.get("state") in STATES else "all"
+        asked = query.get("from", "")
+        self._from: int | None = int(asked) if asked.isdigit() and int(asked) <= OFFSET_MAX else None
+        self._before: list[int] = []  # where the pages before this one began
+        self._next: int | None = None
+        with panel(classes="ps-browse") as section:
+            section.props["aria-label"] = "Messages"
+            with tag("div", classes="ps-bar"):
+                self._choice = Choice("State", STATES, self._state, self._choose)
+                self._form()
+                button("Refresh", self._refresh)
+            self._table = message_table("Messages", "There is no message here.")
+            with tag("nav", classes="ps-pager", aria_label="Pages of messages"):
+                self._older = button("← Older", self._go_older)
+                self._range = tag("span", "", role="status")
+                self._newer = button("Newer →", self._go_newer)
+        terminal(
+            view,
+            ["peek", self._queue, "--limit", "20"],
+            ["peek", self._queue, "--state", "ready", "--history"],
+        )
+        view.on_open(lambda: view.later(self._load))
+
+    def _form(self) -> None:
+        with tag("form", classes="ps-jump") as form:
+            tag("label", "Go to offset", for_="ps-jump")
+            tag(
+                "input", id="ps-jump", name_="offset", type="text", inputmode="numeric", pattern="[0-9]{1,17}"
+            )
+            tag("button", "Go", "ps-button", type="submit")
+        form.on(
+            "submit.prevent",
+            self._jump,
+            js_handler="(event) => emit(new FormData(event.target).get('offset'))",
+        )
+
+    # --- what the visitor does -------------------------------------------------------------------
+
+    async def _choose(self, state: str) -> None:
+        self._state, self._from = state, None
+        self._before.clear()
+        await self._view.run(self._load)
+
+    async def _jump(self, event: GenericEventArguments) -> None:
+        text = str(event.args)
+        if text.isascii() and text.isdigit() and int(text) <= OFFSET_MAX:
+            self._from = int(text)
+            self._before.clear()
+            await self._view.run(self._load)
+
+    async def _refresh(self) -> None:
+        await self._view.run(self._load)
+
+    async def _go_older(self) -> None:
+        if self._state == "all":
+            self._from = max((self._from or 0) - PAGE_ROWS, 0)
+        else:
+            self._from = self._before.pop() if self._before else 0
+        await self._view.run(self._load)
+
+    async def _go_newer(self) -> None:
+        if self._next is not None:
+            if self._state != "all":
+                self._before.append(self._from or 0)
+            self._from = self._next
+            await self._view.run(self._load)
+
+    # --- pages -----------------------------------------------------------------------------------
+
+    async def _load(self) -> None:
+        row = await self._view.api.get(queue_path(self._queue))
+        state = None if self._state == "all" else self._state
+        if self._from is None and state is None:
+            self._from = max(row["offset_end"] - PAGE_ROWS, row["offset_start"])
+        rows, self._next = await read_page(self._view.api, self._queue, self._from or 0, state)
+        self._table.load([{**it, "place": -it["offset"]} for it in rows] if state is None else rows)
+        self._tell(row, rows)
+        ui.navigate.history.replace(
+            queue_href(self._queue, part="messages", state=state, **{"from": self._from})
+        )
+
+    def _tell(self, row: Fields, rows: list[Row]) -> None:
+        first_of_all = row["offset_start"] if self._state == "all" else 0
+        self._older.props.set_bool("disabled", not self._before and (self._from or 0) <= first_of_all)
+        self._newer.props.set_bool("disabled", self._next is None)
+        self._range.set_text(f"Offsets {rows[0]['offset']} to {rows[-1]['offset']}" if rows else "")
+
+
+async def read_page(api: Caller, queue: str, start: int, state: str | None) -> tuple[list[Row], int | None]:
+    """Messages from an offset on, and where the next page begins; None: there is none."""
+    rows: list[Row] = []
+    at: int | None = start
+    for _ in range(CALLS_MAX):
+        answer = await api.get(
+            queue_path(queue, "messages"), limit=PAGE_ROWS - len(rows), state=state, **{"from": at}
+        )
+        rows += [message_row(queue, message) for message in answer["messages"]]
+        at = answer["next"]
+        if at is None or len(rows) >= PAGE_ROWS:
+            break
+    return rows, at

@@ -1,0 +1,125 @@
+"""One reader, as the page of readers shows it: where it is in each queue, its lag over time, its release."""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from penstock.control.frames import Fields
+from penstock.dashboard import words
+from penstock.dashboard.chart import Chart, Series
+from penstock.dashboard.layout import badge, button, confirm, fact, facts, tag
+from penstock.dashboard.pages import queue_href
+from penstock.dashboard.poll import TRAIL_SECONDS, Trail
+from penstock.dashboard.table import Column, LiveTable, Row
+from penstock.dashboard.view import View
+from penstock.http.route import Role
+
+COLUMNS: Final = (
+    Column("queue", "Queue", "link", head=True, badges="state"),
+    Column("position", "Position", "count", help="What it reads next"),
+    Column("end", "End", "count", help="What comes next in the queue"),
+    Column("lag", "Lag", "count", help="How much it has not read yet"),
+)
+VIEWS: Final = {"messages": "Messages, by offset", "events": "Events, by number"}
+
+
+class ReaderPanel:
+    """See the module's docstring. Nothing is seen of it while there is no reader to show."""
+
+    def __init__(self, view: View, release: Callable[[str], Awaitable[None]]) -> None:
+        self._view = view
+        self._release = release
+        self._name = ""
+        self._lag = 0
+        self._shown: dict[str, Row] = {}
+        with tag("section", classes="ps-panel ps-reader", id="reader", aria_labelledby="reader-name") as box:
+            self._box = box
+            with tag("div", classes="ps-heading"):
+                with tag("div", classes="ps-reader-name"):
+                    self._title = tag("h2", "", id="reader-name")
+                    self._capped = badge("capped", "bad")
+                    self._ended = badge("lease ended", "warn")
+                if view.may(Role.OPERATE):
+                    self._button = button("Release", self._ask)
+            self._gone = tag(
+                "p", "There is no such reader (any more): it was released, or its lease has ended."
+            )
+            with tag("div", classes="ps-reader-rest") as rest:
+                self._rest = rest
+                with facts():
+                    self._reads = fact("Reads")
+                    self._lag_text = fact("Lag")
+                    self._queues = fact("Queues")
+                    self._lease = fact("Lease left")
+                self._chart = Chart(
+                    "Lag while this page is open",
+                    [Series("Lag", "ready")],
+                    height=140,
+                    area=True,
+                    span_seconds=TRAIL_SECONDS,
+                )
+                self._table = LiveTable(
+                    "Queues of the reader",
+                    COLUMNS,
+                    key="queue",
+                    noun="queue",
+                    sort="-lag",
+                )
+        box.set_visibility(False)
+
+    def show(self, name: str, reader: Fields | None, trail: Trail, is_first: bool) -> None:
+        """How it is now; None: there is none of that name."""
+        is_first = is_first or name != self._name
+        self._name = name
+        self._box.set_visibility(bool(name))
+        self._title.set_text(name)
+        self._gone.set_visibility(reader is None)
+        self._rest.set_visibility(reader is not None)
+        if self._view.may(Role.OPERATE):
+            self._button.set_visibility(reader is not None)
+        self._capped.set_visibility(reader is not None and any(it["capped"] for it in reader["queues"]))
+        self._ended.set_visibility(reader is not None and not reader["lease_seconds_left"])
+        if reader is None:
+            return
+        queues: list[Fields] = reader["queues"]
+        self._lag = sum(it["lag"] for it in queues)
+        self._reads.set_text(VIEWS.get(reader["view"], str(reader["view"])))
+        self._lag_text.set_text(words.count(self._lag))
+        self._queues.set_text(words.count(len(queues)))
+        left = reader["lease_seconds_left"]
+        self._lease.set_text(words.age(left) if left else "ended: nothing is kept for it")
+        if is_first:
+            self._chart.load(list(trail.points))
+        else:
+            self._chart.push(trail.points[-1])
+        self._show_queues(queues, is_first)
+
+    def _show_queues(self, queues: list[Fields], is_first: bool) -> None:
+        rows = {it["queue"]: _row(it) for it in queues}
+        if is_first:
+            self._table.load(rows.values())
+        else:
+            self._table.drop([name for name in self._shown if name not in rows])
+            self._table.patch([row for name, row in rows.items() if row != self._shown.get(name)])
+        self._shown = rows
+
+    async def _ask(self) -> None:
+        name = self._name
+        if await confirm(
+            f"Release the reader {name}?",
+            f"Nothing is kept for it any more: retention may remove what it has not read, which is "
+            f"{words.count(self._lag)} now, and what is removed cannot be read again. A program that still "
+            f"reads under this name takes hold again of what is there, with its next step.",
+            "Release",
+        ):
+            await self._view.run(lambda: self._release(name))
+
+
+def _row(queue: Fields) -> Row:
+    return {
+        "queue": queue["queue"],
+        "href": queue_href(queue["queue"]),
+        "position": queue["position"],
+        "end": queue["end"],
+        "lag": queue["lag"],
+        "state": [["capped", "bad"]] if queue["capped"] else [],
+    }

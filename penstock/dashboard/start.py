@@ -1,0 +1,62 @@
+"""Start: the dashboard's parts put together, for the second process. Imports NiceGUI when somebody comes."""
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from starlette.types import ASGIApp
+
+from penstock.dashboard.caller import Caller
+from penstock.dashboard.door import Door
+from penstock.dashboard.feed import Feed
+from penstock.http.site import Site
+
+if TYPE_CHECKING:
+    from penstock.dashboard.web import Web
+
+WEBSOCKET_BYTES_MAX: Final = 1 << 20
+"""What a browser may say at once; what pages say is a few hundred bytes."""
+
+
+class Dashboard:
+    """Owns the door, and behind it the feed and the pages once there was a visit."""
+
+    def __init__(self, site: Site, api: ASGIApp) -> None:
+        self._site = site
+        self._api = api
+        self._feed: Feed | None = None
+        self._web: Web | None = None
+        self.door = Door(site, self._start)
+
+    async def _start(self) -> ASGIApp:
+        # Half a second of work, and 40 MB: in a thread, so that the API goes on answering.
+        web = await asyncio.to_thread(_import, self._site.data)
+        self._feed = Feed(Caller(self._api, lambda: self._site.guard.own_token))
+        self._web = web(self._api, self._feed)
+        return await self._web.start()
+
+    async def stop(self) -> None:
+        if self._feed is not None:
+            await self._feed.stop()
+        if self._web is not None:
+            await self._web.stop()
+
+
+def _import(data: str) -> "type[Web]":
+    # NiceGUI looks for a storage beneath the folder that the process was started in; ours has none.
+    os.environ["NICEGUI_STORAGE_PATH"] = os.path.join(data, "dashboard")
+    from penstock.dashboard.web import Web
+
+    return Web
+
+
+def websocket_protocol() -> type[asyncio.Protocol]:
+    """What uvicorn makes of a connection that becomes a websocket; imported with the first of them."""
+
+    def make(**given: Any) -> asyncio.Protocol:  # uvicorn's own, passed through
+        from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+        return WebSocketsSansIOProtocol(**given)
+
+    # uvicorn only calls it.
+    return cast(type[asyncio.Protocol], make)

@@ -1,0 +1,1 @@
+"""NATS JetStream: many brokers, one replicated store."""

@@ -1,0 +1,88 @@
+"""What can go wrong between a broker and NATS, by what the caller can do about it.
+
+* `LinkError`: a server cannot be reached, or does not want us. Somebody must look at it.
+* `LinkLost`: the connection broke before an answer came. What was asked for may have happened or not; ask
+  again if it may happen twice, or under the same message id.
+* `NoAnswer`: the connection is there, and no answer came in time. The same goes for it.
+* `JetStreamError`: JetStream answered, and says no. `again` says whether the same may work in a moment.
+"""
+
+from penstock.errors import PenstockError
+from penstock.protocols.nats_jetstream import NO_RESPONDERS, Failure
+
+
+class JetStreamTrouble(PenstockError):
+    """The base of all of them."""
+
+
+class LinkError(JetStreamTrouble):
+    """No connection could be made. `refused` when it is our credentials that are wrong."""
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
+
+
+class LinkLost(JetStreamTrouble):
+    """The connection broke, or was not there."""
+
+
+class NoAnswer(JetStreamTrouble):
+    """Nobody answered in time."""
+
+
+AGAIN = frozenset(
+    {
+        10004,  # incomplete results: a node did not answer
+        10007,  # the asset is not assigned to this server (yet)
+        10008,  # JetStream temporarily unavailable: no meta leader
+        10009,  # not the leader: it has just moved
+        10023,  # insufficient resources: a node is behind
+        10041,  # Raft: a proposal did not go through
+        10077,  # the stream's store failed, or is about to be stopped
+        10118,  # the stream has no leader
+        10119,  # the consumer has no leader
+        10158,  # a message of this id is being stored at this moment
+        10163,  # the last sequence of a subject is not known yet, after a change of leader
+        10167,  # too many requests
+        10176,  # an atomic batch is incomplete: its leader has changed
+        10202,  # a member is being changed
+        10208,  # a fast batch is unknown: its leader has changed
+        10210,  # too many atomic batches at once
+        10211,  # too many fast batches at once
+        10226,  # the stream is being changed
+    }
+)
+"""Errors that pass by themselves. All others stay until somebody changes something."""
+
+NOT_FOUND = frozenset({10014, 10037, 10059})
+"""No such consumer, message, stream."""
+
+WRONG_LAST = frozenset({10071, 10164})
+"""Compare and set: somebody else was first."""
+
+EXISTS = frozenset({10013, 10058, 10148})
+"""A consumer or a stream of that name is there, with other settings."""
+
+
+class JetStreamError(JetStreamTrouble):
+    """JetStream says no."""
+
+    def __init__(self, what: str, failure: Failure) -> None:
+        again = failure.err_code in AGAIN or failure.code in (NO_RESPONDERS, 429)
+        now = "it may work in a moment" if again else "it will not work before something is changed"
+        super().__init__(f"{what}: JetStream says {failure.text!r} (error {failure.err_code}); {now}")
+        self.failure = failure
+        self.again = again
+
+    @property
+    def not_found(self) -> bool:
+        return self.failure.err_code in NOT_FOUND
+
+    @property
+    def wrong_last(self) -> bool:
+        return self.failure.err_code in WRONG_LAST
+
+    @property
+    def exists(self) -> bool:
+        return self.failure.err_code in EXISTS

@@ -1,0 +1,168 @@
+"""Real brokers, and a real browser that looks at them.
+
+The browser is Chromium, the package of that name in Debian, which `make setup` installs. Playwright only
+drives it. One browser serves all tests of a module; every visit is a profile of its own, without cookies.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
+
+from tests.http.api import Api
+from tests.server import harness
+from tests.server.harness import BrokerProcess
+
+BROWSER_SECONDS = 60.0
+"""A browser and the two processes of a broker, where other tests run too: nobody is in a hurry."""
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+StartBroker = Callable[..., BrokerProcess]
+Visit = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium, running. Not for longer than a module: while Playwright drives, no other loop can run."""
+    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        pytest.fail(
+            "there is no browser to test the dashboard with; on Debian, as root: apt-get install chromium; "
+            "or name one that is there: CHROMIUM=/path/to/chromium"
+        )
+    expect.set_options(timeout=BROWSER_SECONDS * 1000)
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=found, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Visit]:
+    """Opens pages: `visit(broker, "/path")`.
+
+    `width`, `dark`: of the window. `context`: another page of the same visitor. `cookies`: as Playwright
+    has them. `forgive`: parts of errors that belong to the test. Every other error that a page writes to
+    its console, or throws, or makes by asking another host, fails the test when it ends.
+    """
+    contexts: list[BrowserContext] = []
+    errors: list[str] = []
+
+    def open_page(
+        broker: BrokerProcess,
+        path: str = "/",
+        *,
+        width: int = 1280,
+        dark: bool = False,
+        forgive: Sequence[str] = (),
+        context: BrowserContext | None = None,
+        host: str = "127.0.0.1",
+    ) -> Page:
+        base = f"http://{host}:{broker.ports['http']}"
+        if context is None:
+            context = browser.new_context(
+                base_url=base,
+                viewport={"width": width, "height": 800},
+                color_scheme="dark" if dark else "light",
+                reduced_motion="reduce",
+            )
+            context.set_default_timeout(BROWSER_SECONDS * 1000)
+            contexts.append(context)
+        page = context.new_page()
+
+        def wrong(what: str) -> None:
+            if not any(part in what for part in forgive):
+                errors.append(what)
+
+        def said(it: ConsoleMessage) -> None:
+            if it.type in ("error", "warning"):
+                wrong(f"console: {it.text}")
+
+        page.on("console", said)
+        page.on("pageerror", lambda it: wrong(f"page: {it}"))
+        page.on("request", lambda it: None if _is_here(it.url, base) else wrong(f"asks {it.url}"))
+        page.goto(base + path)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert errors == []
+
+
+def _is_here(url: str, base: str) -> bool:
+    return url.startswith((base + "/", base.replace("http:", "ws:") + "/", "data:", "blob:"))
+
+
+def axe(page: Page) -> None:
+    """Nothing on the page is seriously in the way of people who cannot see, hear or point."""
+    # Not to load style sheets once more: the broker of a page may be gone.
+    options = {"resultTypes": ["violations"], "preload": False}
+    found = Axe().run(page, options=options).response["violations"]
+    bad = [
+        f"{it['id']} ({it['impact']}): {it['help']}; {[node['html'][:200] for node in it['nodes'][:5]]}"
+        for it in found
+        if it["impact"] in ("serious", "critical")
+    ]
+    assert bad == []
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Poll for what a browser shows; the end is bounded and named."""
+    harness.until(condition, what, BROWSER_SECONDS)
+
+
+def fits(page: Page) -> None:
+    """Nothing makes the page as a whole scroll sideways."""
+    wide, window = page.evaluate("(it => [it.scrollWidth, it.clientWidth])(document.documentElement)")
+    assert wide <= window, (wide, window)
+
+
+@pytest.fixture
+def start_broker(tmp_path: Path) -> Iterator[StartBroker]:
+    """Starts brokers in folders of their own, and sees to it that none outlives the test."""
+    started: list[BrokerProcess] = []
+
+    def start(*flags: str, folder: str = "broker", env: dict[str, str] | None = None) -> BrokerProcess:
+        where = tmp_path / folder
+        where.mkdir(exist_ok=True)
+        http = () if "--http" in flags else ("--http", "127.0.0.1:0")
+        broker = BrokerProcess(where, *http, *flags, env=env)
+        started.append(broker)
+        return broker.start()
+
+    yield start
+    for broker in started:
+        if broker.running:
+            broker.kill()
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for all tests of a module: use a queue name of your own in each test."""
+    broker = BrokerProcess(tmp_path_factory.mktemp("broker"), "--http", "127.0.0.1:0").start()
+    yield broker
+    if broker.running:
+        broker.kill()
+
+
+@pytest.fixture
+def api(broker: BrokerProcess) -> Iterator[Api]:
+    """A caller of the module's broker."""
+    with Api(broker.ports["http"]) as api:
+        yield api

@@ -1,0 +1,170 @@
+"""The page of the engine in a browser: its figures are the API's; what is wrong is told with what to do."""
+
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from penstock.client import PhpmqClient
+from penstock.dashboard import words
+from penstock.dashboard.syncs import labels, latency
+from tests.dashboard.conftest import StartBroker, Visit, axe, fits
+from tests.dashboard.test_link import NOBODY, restart
+from tests.http.api import Api
+from tests.http.disks import broker_on_small_disk, damage
+from tests.server.harness import BrokerProcess, until
+
+PATH = "/engine"
+
+
+def total(page: Page, field: str) -> str:
+    return page.locator(f'[data-total="{field}"]').inner_text()
+
+
+def fact(page: Page, label: str) -> str:
+    return page.locator(".ps-facts > div", has=page.get_by_text(label, exact=True)).locator("dd").inner_text()
+
+
+def bars(page: Page) -> dict[str, str]:
+    rows = page.get_by_role("table", name="Syncs by their time").locator("tbody tr").all()
+    return {row.locator("th").inner_text(): row.locator("td").last.inner_text() for row in rows}
+
+
+def test_the_figures_are_the_apis(start_broker: StartBroker, visit: Visit) -> None:
+    broker = start_broker()
+    with Api(broker.ports["http"]) as api:
+        page = visit(broker, PATH)
+        for _ in range(3):
+            for _ in range(7):
+                api.send("orders", bytes(10_000))
+
+            def same() -> bool:
+                engine: dict[str, Any] = api.get("/v1/engine")
+                sync, buckets = engine["sync"], engine["sync"]["buckets"]
+                return (
+                    fact(page, "Syncs since the start") == words.count(sync["count"])
+                    and fact(page, "Last") == latency(sync["last_seconds"])
+                    and fact(page, "99 % within")
+                    == total(page, "p99_seconds")
+                    == latency(sync["p99_seconds"])
+                    and fact(page, "Half within") == latency(sync["p50_seconds"])
+                    and fact(page, "On the disk")
+                    == total(page, "log_bytes")
+                    == words.size(engine["log_bytes"])
+                    and fact(page, "Written since it was made") == words.size(engine["position"])
+                    and list(bars(page).values()) == [words.count(it["count"]) for it in buckets]
+                    and list(bars(page)) == labels(buckets)
+                )
+
+            until(same, "the page to show what the API says")
+        engine = api.get("/v1/engine")
+        assert total(page, "state") == "Ready"
+        assert fact(page, "Folder") == engine["data"]
+        assert fact(page, "Openings") == "1"
+        assert fact(page, "Durability").startswith("commit: ")
+        share = engine["disk_bytes_free"] / engine["disk_bytes_total"]
+        assert float(re.sub("[^0-9.]", "", total(page, "disk_bytes_free"))) > 0
+        expect(
+            page.get_by_text(f"{100 * share:.0f} % of {words.size(engine['disk_bytes_total'])}")
+        ).to_be_visible()
+        expect(page.get_by_role("img", name="Sync latency while this page is open: now Mean")).to_be_visible()
+        expect(page.get_by_text("Nobody. What is settled stays")).to_be_visible()
+
+
+def test_who_holds_retention(start_broker: StartBroker, visit: Visit) -> None:
+    broker = start_broker()
+    wild = "<script>alert(1)</script>"
+    with Api(broker.ports["http"]) as api:
+        api.send("orders", *[b"x"] * 2000)
+        api.ask("PUT", "/v1/readers/near", {"positions": {"orders": 1999}})
+        api.ask("PUT", "/v1/readers/%3Cscript%3Ealert(1)%3C%2Fscript%3E", {"positions": {"orders": 0}})
+        page = visit(broker, PATH)
+        holders = page.locator(".ps-holders p")
+        expect(holders).to_have_text(
+            [f"{wild}2,000 behind in 1 queue", "near1 behind in 1 queue"], use_inner_text=False
+        )
+        assert page.locator("main script").count() == 0
+        page.get_by_role("link", name=wild).click()
+        page.wait_for_url("**/readers?reader=*")
+        until(lambda: page.locator("#reader-name").inner_text() == wild, "the reader's page")
+
+
+def test_damage_is_told_with_what_to_do(start_broker: StartBroker, visit: Visit) -> None:
+    broker = start_broker("--http", "127.0.0.1:0")
+    segment = damage(broker, "hurt")
+    page = visit(broker, PATH)
+    alert = page.get_by_role("region", name="The log is damaged")
+    expect(alert).to_contain_text(segment.name)
+    expect(alert).to_contain_text("'hurt'")
+    expect(alert.locator("pre")).to_have_text(f"penstock verify {broker.folder / 'data'}")
+    assert total(page, "state") == "Damaged"
+    axe(page)
+
+
+def test_a_full_disk_is_told_until_there_is_room(tmp_path: Path, visit: Visit) -> None:
+    with broker_on_small_disk(tmp_path) as small:
+        page = visit(small, PATH)
+        with PhpmqClient(f"phpmq://127.0.0.1:{small.ports['phpmq']}") as mq:
+            mq.send("orders", b"x")
+            small.fill()
+            for _ in range(64):
+                mq.send("orders", bytes(100_000))
+            expect(page.get_by_role("region", name="The disk is full")).to_contain_text("their senders wait")
+            assert total(page, "state") == "Full"
+            expect(page.get_by_role("status").filter(has_text="Not ready")).to_be_visible()
+            axe(page)
+            small.ballast.unlink()
+            expect(page.get_by_role("region", name="The disk is full")).to_be_hidden()
+            until(lambda: total(page, "state") == "Ready", "the engine to be ready again")
+
+
+def test_a_broker_that_does_not_answer_is_told(start_broker: StartBroker, visit: Visit) -> None:
+    broker = start_broker()
+    page = visit(broker, PATH)
+    until(lambda: total(page, "state") == "Ready", "the page to be there")
+    broker.signal(signal.SIGSTOP)
+    try:
+        expect(page.get_by_text("What is shown here may be old").first).to_be_visible()
+        expect(page.get_by_role("region", name="The broker is not ready")).to_be_visible()
+        axe(page)
+    finally:
+        broker.signal(signal.SIGCONT)
+    until(lambda: total(page, "state") == "Ready", "the broker to be ready again")
+    expect(page.get_by_text("What is shown here may be old").first).to_be_hidden()
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 375])
+def test_everybody_can_use_it(broker: BrokerProcess, api: Api, visit: Visit, dark: bool, width: int) -> None:
+    api.send("usable", b"x")
+    api.ask("PUT", f"/v1/readers/{'a-name-that-is-much-too-long-' * 6}", {"positions": {"usable": 0}})
+    page = visit(broker, PATH, width=width, dark=dark)
+    expect(page.locator(".ps-holders p")).to_have_count(1)
+    until(lambda: total(page, "state") == "Ready", "the page to be filled")
+    axe(page)
+    fits(page)
+
+
+def test_it_comes_back_with_the_broker(start_broker: StartBroker, visit: Visit) -> None:
+    broker = start_broker()
+    page = visit(broker, PATH, forgive=NOBODY)
+    until(lambda: fact(page, "Openings") == "1", "the page to be there")
+    broker.kill()
+    again = restart(broker, broker.ports["http"])
+    try:
+        until(lambda: fact(page, "Openings") == "2", "the page to live again")
+    finally:
+        again.kill()
+
+
+def test_words_of_times() -> None:
+    assert [latency(it) for it in (0.0, 0.00025, 0.0041, 0.12, 1.5)] == [
+        "0.00 ms",
+        "0.25 ms",
+        "4.1 ms",
+        "120 ms",
+        "1.5 s",
+    ]

@@ -1,0 +1,258 @@
+"""A message's page: its life is the API's events, its payload stays text, whatever it is."""
+
+import json
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from penstock.dashboard import payload
+from penstock.dashboard.message_life import STEPS_FIRST, STEPS_LAST, steps_of
+from tests.dashboard.conftest import Visit, axe, fits, until
+from tests.http.api import NDJSON, Api
+from tests.http.morgue import path_of, phpmq, reject, take
+from tests.server.harness import WAIT_SECONDS, BrokerProcess
+
+WILD = (
+    "<script>alert(1)</script><img src=x onerror=alert(1)> {{7*7}} ${7*7} "
+    '<a href="javascript:alert(1)">here</a> \u202egnirts\u202c \x1b[31mred\x00 \u200bzero'
+)
+
+
+def steps(page: Page) -> list[str]:
+    return [str(item.get_attribute("data-event")) for item in page.locator(".ps-life > li").all()]
+
+
+def shown(page: Page) -> str:
+    return page.locator(".ps-payload").inner_text()
+
+
+# --- its life ----------------------------------------------------------------------------------------
+
+
+def test_the_life_that_is_drawn_is_what_happened(broker: BrokerProcess, api: Api, visit: Visit) -> None:
+    api.send("life", b'{"order": 4711}')
+    take(broker, "life", 1)
+    take(broker, "life", 1, lambda message: message.requeue())
+    take(broker, "life", 1, lambda message: message.reject())
+    page = visit(broker, "/queue/life?offset=0")
+    told = api.get(path_of("life", "messages/0"))
+    events = [event["event"] for event in told["history"]]
+    assert events == ["accepted", "returned", "requeued", "dead"]
+    assert steps(page) == ["accepted", "held", "returned", "held", "requeued", "held", "dead", "now"]
+    items = page.locator(".ps-life > li")
+    for item, event in zip(
+        [it for it in items.all() if it.get_attribute("data-event") not in ("held", "now")],
+        told["history"],
+        strict=True,
+    ):
+        moment = item.locator("time").get_attribute("datetime") or ""
+        assert moment[:23] == event["time"][:23]
+        if event["reason"]:
+            expect(item).to_contain_text(event["reason"])
+    for at, item in enumerate(it for it in items.all() if it.get_attribute("data-event") == "held"):
+        expect(item).to_contain_text(f"attempt {at + 1}")
+        expect(item).to_contain_text(told["history"][at + 1]["consumer"])
+        expect(item).to_contain_text("held for")
+    expect(items.first).to_contain_text("through http")
+    expect(items.first).to_contain_text("waited")
+    expect(items.last).to_contain_text("Is a dead letter")
+    axe(page)
+    # By click it goes back, and what happens to it then is drawn by itself.
+    page.get_by_role("button", name="Redrive", exact=True).click()
+    until(lambda: steps(page)[-2:] == ["redriven", "now"], "the redrive to be drawn")
+    assert api.get(path_of("life"))["dead"] == 0
+    expect(page.get_by_role("button", name="Redrive", exact=True)).to_be_hidden()
+    with phpmq(broker) as mq:
+        message = next(mq.consume("life", prefetch=1, count=1, timeout=WAIT_SECONDS))
+        expect(page.locator('[data-event="now"]')).to_contain_text("Is with its consumer")
+        holder = api.get(path_of("life", "messages/0"))["consumer"]
+        expect(page.locator('[data-event="now"]')).to_contain_text(holder)
+        message.ack()
+    until(lambda: steps(page)[-2:] == ["held", "acked"], "its end to be drawn")
+    expect(page.locator(".ps-queue-title .ps-badge")).to_have_text("gone")
+
+
+def event(name: str, at: int, **more: Any) -> dict[str, Any]:
+    given = {"reason": None, "consumer": None, "attempt": 0, "dispatched": None}
+    return {"event": name, "time": f"2026-11-15T{at // 60:02d}:{at % 60:02d}:00.500Z", **given, **more}
+
+
+def life(state: str, *history: dict[str, Any], consumer: str | None = None) -> list[tuple[str, str]]:
+    message = {"state": state, "consumer": consumer, "attempts": 2, "protocol": "rq", "history": history}
+    return [(step.event, step.between) for step in steps_of(message, 1794787200.0)]
+
+
+def test_what_was_between_two_steps() -> None:
+    held = {"consumer": "c", "attempt": 1, "dispatched": "2026-11-15T10:00:00.500Z"}
+    assert life(
+        "gone",
+        event("accepted", 0),
+        event("dead", 602, reason="rejected", **held),
+        event("returned", 720, consumer="d", attempt=1, dispatched="2026-11-15T11:00:00.500Z"),
+        event("withdrawn", 780, reason="purged"),
+    ) == [
+        ("accepted", "waited 10 h"),
+        ("held", "held for 2 min"),
+        ("dead", "dead for 58 min"),
+        ("held", "held for 1 h"),
+        ("returned", "dead for 1 h"),
+        ("withdrawn", ""),
+    ]
+    assert life("ready", event("accepted", 0))[-1] == ("now", "")
+
+
+def test_a_very_long_life_is_shortened() -> None:
+    history = [event("accepted", 0)]
+    for at in range(1, 400):
+        history.append(event("returned", at, consumer="c", attempt=at, dispatched=history[-1]["time"]))
+    drawn = life("ready", *history)
+    assert len(drawn) == STEPS_FIRST + 1 + STEPS_LAST
+    assert drawn[STEPS_FIRST][0] == "left-out"
+    assert (drawn[0][0], drawn[-1][0]) == ("accepted", "now")
+
+
+# --- its payload -------------------------------------------------------------------------------------
+
+
+def test_nothing_in_a_payload_does_anything(broker: BrokerProcess, api: Api, visit: Visit) -> None:
+    api.send("wild", WILD.encode(), json.dumps({"text": WILD, WILD: [WILD]}, ensure_ascii=False).encode())
+    for path in ("/queue/wild?offset=0", "/queue/wild?offset=1", "/queue/wild?part=messages"):
+        page = visit(broker, path)
+        page.on("dialog", lambda it: pytest.fail(it.message))
+        place = page.locator(".ps-payload, tr[data-key='0'] [data-column='preview']")
+        expect(place).to_contain_text("<script>alert(1)</script><img src=x onerror=alert(1)> {{7*7}} ${7*7}")
+        text = place.inner_text()
+        assert "\\u202egnirts\\u202c" in text
+        assert "\\x00" in text.replace("\\u0000", "\\x00")
+        assert not set(text) & set("\u202e\u202c\x1b\x00\u200b")
+        assert page.locator("main script, main img, main a[href^='javascript']").count() == 0
+
+
+def test_the_forms_of_a_payload(broker: BrokerProcess, api: Api, visit: Visit) -> None:
+    api.send(
+        "forms",
+        b'{"a": [1, 2.50, "x"], "a": {}, "big": 12345678901234567890.10}',
+        b"caf\xc3\xa9",
+        b"\xff\x00A",
+        b"",
+    )
+    page = visit(broker, "/queue/forms?offset=0")
+    # Laid out, and otherwise as it was sent: a field that is there twice, and what a float would lose.
+    assert shown(page) == (
+        '{\n  "a": [\n    1,\n    2.50,\n    "x"\n  ],\n  "a": {},\n  "big": 12345678901234567890.10\n}'
+    )
+    page.get_by_role("button", name="Text").click()
+    until(lambda: shown(page).startswith('{"a": [1, 2.50'), "the text as it was sent")
+    page.get_by_role("button", name="Hex").click()
+    until(lambda: shown(page).startswith("00000000  7b 22 61 22 3a 20 5b 31  2c 20"), "hexadecimal digits")
+    assert shown(page).splitlines()[0].endswith('  {"a": [1, 2.50, ')
+    page = visit(broker, "/queue/forms?offset=1")
+    assert shown(page) == "café"
+    assert page.get_by_role("button", name="JSON").count() == 0
+    page = visit(broker, "/queue/forms?offset=2")
+    assert shown(page).split() == ["00000000", "ff", "00", "41", "..A"]
+    assert page.get_by_role("button", name="Text").count() == 0
+    page = visit(broker, "/queue/forms?offset=3")
+    assert shown(page) == "(empty)"
+
+
+def test_a_large_payload_is_shown_in_part_and_downloaded_whole(
+    broker: BrokerProcess, api: Api, visit: Visit
+) -> None:
+    value = bytes(range(256)) * 4096
+    text = b"[" + b"1234567, " * 130_000 + b"0]"
+    api.send("large", value, text)
+    page = visit(broker, "/queue/large?offset=0")
+    assert len(shown(page)) < 100_000
+    expect(page.locator(".ps-note")).to_have_text(
+        "The first 8,192 of 1,048,576 bytes. Download it to see all."
+    )
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download").click()
+    assert download.value.suggested_filename == "large-0.bin"
+    assert download.value.path().read_bytes() == value
+    page = visit(broker, "/queue/large?offset=1")
+    assert shown(page).startswith("[\n  1234567,\n  1234567,")
+    expect(page.locator(".ps-note")).to_contain_text("The first 65,536 characters.")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download").click()
+    assert download.value.suggested_filename == "large-1.json"
+    assert download.value.path().read_bytes() == text
+
+
+def test_a_repaired_message_says_so(broker: BrokerProcess, api: Api, visit: Visit) -> None:
+    reject(broker, api, "mended", [b"wrong"])
+    line = json.dumps({"offset": 0, "value": "right"}).encode()
+    stage = api.ask(
+        "POST",
+        "/v1/stages",
+        line,
+        {"Content-Type": NDJSON},
+        transaction="mended",
+        redrive="true",
+        queue="mended",
+    ).json["stage"]
+    api.post("/v1/transactions", {"transaction": "mended", "stages": [stage]})
+    page = visit(broker, "/queue/mended?offset=0")
+    expect(page.locator(".ps-queue-title")).to_contain_text("repaired")
+    assert shown(page) == "right"
+    page = visit(broker, "/queue/mended?part=messages")
+    expect(page.locator('tr[data-key="0"] [data-column="state"] .ps-badge')).to_have_text(
+        ["ready", "repaired"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "laid_out"),
+    [
+        (b"[]", "[]"),
+        (b'{"a":{},"b":[]}', '{\n  "a": {},\n  "b": []\n}'),
+        (b'[{"a":"]}{[,:"}]', '[\n  {\n    "a": "]}{[,:"\n  }\n]'),
+        (b' {"\\u202e":"\\""}', '{\n  "\\u202e": "\\""\n}'),
+        (b"[" * 900 + b"]" * 900, None),
+        (b"[" * 200_000, None),
+        (b'{"a":1', None),
+        (b"7", None),
+        (b"[1]\xff", None),
+    ],
+)
+def test_json_is_laid_out(value: bytes, laid_out: str | None) -> None:
+    found = payload.as_json(value)
+    if laid_out is not None:
+        assert found is not None
+        assert found.text == laid_out
+        assert json.loads(found.text) == json.loads(value)
+    elif found is not None:
+        assert len(found.text) <= payload.TEXT_CHARACTERS_MAX
+
+
+# --- for everybody -----------------------------------------------------------------------------------
+
+
+def test_what_is_not_there(broker: BrokerProcess, api: Api, visit: Visit) -> None:
+    api.send("short", b"x")
+    page = visit(broker, "/queue/short?offset=7", forgive=["404"])
+    expect(page.get_by_role("heading", name="has no message at offset 7")).to_be_visible()
+    axe(page)
+    page = visit(broker, "/queue/short?offset=-1")
+    expect(page.get_by_role("heading", name="short", exact=True)).to_be_visible()
+    page = visit(broker, "/queue/short?offset=" + "9" * 30)
+    expect(page.get_by_role("heading", name="short", exact=True)).to_be_visible()
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 375])
+def test_everybody_can_use_it(broker: BrokerProcess, api: Api, visit: Visit, dark: bool, width: int) -> None:
+    queue = f"usable-{width}-{dark}"
+    api.send(queue, json.dumps({"word": "x" * 3000, "list": list(range(100))}).encode(), retries=3)
+    take(broker, queue, 1)
+    take(broker, queue, 1, lambda message: message.reject())
+    page = visit(broker, f"/queue/{queue}?offset=0", width=width, dark=dark)
+    page.locator(".ps-life > li").first.wait_for()
+    axe(page)
+    fits(page)
+    page.get_by_role("button", name="Hex").click()
+    until(lambda: shown(page).startswith("00000000"), "hexadecimal digits")
+    axe(page)
+    fits(page)

@@ -1,0 +1,131 @@
+"""JetStream's API against a real server: streams, consumers, reading, leases, atomic batches."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from penstock.engines.jetstream.api import BATCH_MESSAGES_MAX, JetStream
+from penstock.engines.jetstream.cluster import Cluster
+from penstock.engines.jetstream.errors import JetStreamError
+from penstock.protocols.errors import MisuseError
+from penstock.protocols.nats_jetstream import read_direct_seqs, read_direct_times_us
+from tests.nats.cluster import api, linked, stream_settings
+
+Body = Callable[[JetStream], Awaitable[None]]
+
+
+def with_api(node: Cluster, body: Body) -> None:
+    async def run() -> None:
+        async with linked(node.nodes[0].url) as link:
+            await body(api(link))
+
+    asyncio.run(run())
+
+
+def test_streams(node: Cluster) -> None:
+    async def body(js: JetStream) -> None:
+        assert (await js.account())["api"]["errors"] == 0
+        settings = stream_settings("made", 1)
+        assert (await js.create_stream(settings))["did_create"]
+        await js.create_stream(settings)
+        with pytest.raises(JetStreamError, match=r"error 10058\); it will not work before") as caught:
+            await js.create_stream({**settings, "max_msgs": 5})
+        assert caught.value.exists
+        assert not caught.value.again
+        assert (await js.update_stream({**settings, "max_msgs": 5}))["config"]["max_msgs"] == 5
+        assert "made" in await js.stream_names()
+        for n in range(5):
+            assert await js.put("q.made", b"%d" % n) == n + 1
+        for seq in (2, 2, 99):
+            await js.delete_message("made", seq)
+        assert await js.purge("made", before_seq=4) == 2
+        state = (await js.stream("made"))["state"]
+        assert (state["first_seq"], state["last_seq"], state["messages"]) == (4, 5, 2)
+        await js.delete_stream("made")
+        await js.delete_stream("made")
+        with pytest.raises(JetStreamError, match="stream not found") as caught:
+            await js.stream("made")
+        assert caught.value.not_found
+
+    with_api(node, body)
+
+
+def test_reading_a_range_skips_holes(node: Cluster) -> None:
+    async def body(js: JetStream) -> None:
+        await js.create_stream(stream_settings("range", 1))
+        assert len(await js.read("range", 1, 10)) == 0
+        for n in range(1, 11):
+            await js.put("q.range", b"%d" % n)
+        await js.delete_message("range", 4)
+        found = await js.read("range", 3, 4)
+        assert read_direct_seqs(found.headers) == [3, 5, 6, 7]
+        assert found.payloads == [b"3", b"5", b"6", b"7"]
+        times_us = read_direct_times_us(found.headers)
+        assert times_us == sorted(times_us)
+        assert len(await js.read("range", 11, 10)) == 0
+        assert len(await js.read("range", 1, 10, bytes_max=1)) >= 1
+
+    with_api(node, body)
+
+
+def test_a_lease_is_taken_once(node: Cluster) -> None:
+    async def body(js: JetStream) -> None:
+        await js.create_stream(
+            stream_settings("leases", 1, subjects=["lease.>"], max_msgs_per_subject=1, allow_rollup_hdrs=True)
+        )
+        assert await js.last("leases", "lease.a") is None
+        first = await js.put("lease.a", b"me", last_seq=0)
+        with pytest.raises(JetStreamError, match="wrong last sequence") as caught:
+            await js.put("lease.a", b"you", last_seq=0)
+        assert caught.value.wrong_last
+        second = await js.put("lease.a", b"me, longer", last_seq=first)
+        held = await js.last("leases", "lease.a")
+        assert held is not None
+        assert (held.seq, held.subject, held.payload) == (second, b"lease.a", b"me, longer")
+        await js.put("lease.b", b"other", last_seq=0)
+        found = await js.last_of("leases", ["lease.>"])
+        assert {one.subject: one.payload for one in found} == {
+            b"lease.a": b"me, longer",
+            b"lease.b": b"other",
+        }
+        winners = await asyncio.gather(
+            *(js.put("lease.c", b"%d" % n, last_seq=0) for n in range(10)), return_exceptions=True
+        )
+        assert sum(isinstance(winner, int) for winner in winners) == 1
+
+    with_api(node, body)
+
+
+def test_an_id_is_stored_once(node: Cluster) -> None:
+    async def body(js: JetStream) -> None:
+        await js.create_stream(stream_settings("ids", 1))
+        assert await js.put("q.ids", b"a", message_id="x") == 1
+        assert await js.put("q.ids", b"a", message_id="x") == 1
+        assert await js.put("q.ids", b"b", message_id="y", stream="ids") == 2
+        with pytest.raises(JetStreamError, match="expected stream does not match"):
+            await js.put("q.ids", b"c", stream="other")
+
+    with_api(node, body)
+
+
+def test_an_atomic_batch_is_stored_whole_or_not_at_all(node: Cluster) -> None:
+    async def body(js: JetStream) -> None:
+        await js.create_stream(stream_settings("atomic", 1))
+        messages = [
+            ("q.atomic", [(b"Nats-Msg-Id", b"t-%d" % n)], b"%d" % n) for n in range(BATCH_MESSAGES_MAX)
+        ]
+        assert await js.commit_batch("t", messages) == BATCH_MESSAGES_MAX
+        # The same again: the ids say that it has happened.
+        with pytest.raises(JetStreamError, match="contains duplicate message id") as caught:
+            await js.commit_batch("t", messages)
+        assert caught.value.failure.err_code == 10201
+        wrong = [("q.atomic", [(b"Nats-Expected-Last-Sequence", b"7")], b"x"), ("q.atomic", [], b"y")]
+        with pytest.raises(JetStreamError, match="wrong last sequence"):
+            await js.commit_batch("u", wrong)
+        assert (await js.stream("atomic"))["state"]["messages"] == BATCH_MESSAGES_MAX
+        assert await js.commit_batch("v", [("q.atomic", [], b"alone")]) == BATCH_MESSAGES_MAX + 1
+        with pytest.raises(MisuseError, match="1001 messages cannot be one batch"):
+            await js.commit_batch("w", messages + messages[:1])
+
+    with_api(node, body)
