@@ -11,7 +11,7 @@ ARGS ?=
 # How long `make fuzz` works on each target.
 SECONDS ?= 600
 
-.PHONY: help setup demo test check bench bench-peers bench-spark fuzz clean
+.PHONY: help setup demo test test-compiled check bench bench-peers bench-spark fuzz clean
 
 help: ## List the commands.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -19,12 +19,14 @@ help: ## List the commands.
 setup: ## Make the virtual environment .venv with all packages; does nothing when it is up to date.
 	@scripts/setup
 
-demo: ## Show in the terminal what Penstock does.
-	@scripts/setup
-	@.venv/bin/penstock demo
+demo: ## Show in the terminal what Penstock does, and then in the browser.
+	@scripts/demo
 
 test: ## Run everything that must hold: linter, formatter, types, all tests (ARGS="tests/cli -x" for a part).
 	@scripts/test $(ARGS)
+
+test-compiled: ## Run all tests once more, on the hot modules compiled by mypyc.
+	@scripts/test --compiled $(ARGS)
 
 check: ## Run the linter, the formatter's check and the type checker.
 	@scripts/check

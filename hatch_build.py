@@ -1,17 +1,18 @@
 """Compiling the hot modules with mypyc: for a wheel, and for this tree.
 
-The same sources run interpreted, which is what `pip install` without a compiler gives. Compiled, what is done per
-message and per chunk costs less. Two ways to get it:
+The same sources run interpreted, which is what `pip install` without a compiler gives. Compiled, what is done
+per message and per chunk costs less. Two ways to get it:
 
     HATCH_BUILD_HOOK_ENABLE_CUSTOM=true pip wheel .     a wheel with compiled modules, for this platform
-    python hatch_build.py build/compiled                a copy of the package with compiled modules beside their sources
+    python hatch_build.py build/compiled                a copy of this tree with them (`scripts/compile`)
 
 Rules that always hold:
-  * Nothing is written into the source tree: a compiled module there would be taken by whoever runs the sources.
-  * What is compiled is a list. A module belongs on it when it runs per message or per chunk of the broker's own
-    process; those that inherit from classes of others (asyncio's protocols) cannot.
+  * Nothing is written into the source tree: a compiled module there would be taken by all who run them.
+  * What is compiled is a list. A module belongs on it when it runs per message or per chunk in the broker's
+    own process; those that inherit from classes of others (asyncio's protocols) cannot.
 """
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -62,32 +63,28 @@ _SETUP = """
 import sys
 from mypyc.build import mypycify
 from setuptools import setup
-setup(name="penstock", packages=[], ext_modules=mypycify(["--strict", *sys.argv[3:]], opt_level="3", debug_level="0"),
-      script_args=sys.argv[1:3])
+modules = mypycify(["--strict", *sys.argv[3:]], opt_level="3", debug_level="0")
+setup(name="penstock", packages=[], ext_modules=modules, script_args=sys.argv[1:3])
 """
 
 
 def compile_into(folder: Path) -> list[Path]:
-    """Put a copy of the package into a folder, and compiled modules beside their sources; which those are."""
-    shutil.rmtree(folder / "penstock", ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(ROOT / "penstock", folder / "penstock", ignore=shutil.ignore_patterns("__pycache__"))
-    # Its own name for the folder of C sources, and none of the settings of this project.
+    """Put the compiled modules into a folder, each in its place; which they are."""
     with tempfile.TemporaryDirectory() as work:
-        shutil.copytree(ROOT / "penstock", Path(work, "penstock"), ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / "penstock", Path(work, "penstock"), ignore=shutil.ignore_patterns("__pycache__")
+        )
         command = [sys.executable, "-c", _SETUP, "build_ext", "--inplace", *MODULES]
-        done = subprocess.run(command, cwd=work, capture_output=True, text=True, env={**os.environ, "MYPYPATH": ""})
+        done = subprocess.run(command, cwd=work, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"the modules were not compiled:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
         made: list[Path] = []
         for library in sorted(Path(work).rglob("*.so")):
             place = library.relative_to(work)
-            if place.parts[0] == "build":
-                continue
-            # What all modules share lies beside the package; it is imported by its own name.
-            target = folder / place
-            shutil.copy2(library, target)
-            made.append(target)
+            if place.parts[0] != "build":
+                # What all modules share lies beside the package, and is imported by a name of its own.
+                (folder / place).parent.mkdir(parents=True, exist_ok=True)
+                made.append(Path(shutil.copy2(library, folder / place)))
     return made
 
 
@@ -108,15 +105,38 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             shutil.rmtree(self._folder)
 
 
+# --- for this tree ---------------------------------------------------------------------------------
+
+
+def fingerprint() -> str:
+    """What the compiled modules are made from, and by whom."""
+    digest = hashlib.sha256(sys.version.encode())
+    sources = [ROOT / "hatch_build.py", *(ROOT / "penstock").glob("*.py")]
+    for package in ("broker", "engines", "protocols"):
+        sources += (ROOT / "penstock" / package).rglob("*.py")
+    for source in sorted(sources):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def main() -> None:
+    """Make a folder that is this tree with compiled modules; compile only what is not there yet."""
     folder = Path(sys.argv[1])
-    made = compile_into(folder)
-    # Everything else of the project by its place, so that tests and benchmarks find it beside the package.
+    libraries = folder.parent / "libraries" / fingerprint()
+    if not libraries.exists():
+        print(f"compiling {len(MODULES)} modules (some two minutes, once)", flush=True)
+        unfinished = libraries.with_suffix(".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        compile_into(unfinished)
+        unfinished.rename(libraries)
+    shutil.rmtree(folder, ignore_errors=True)
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "penstock", folder / "penstock", ignore=ignore)
+    shutil.copytree(libraries, folder, dirs_exist_ok=True)
+    # Everything else of the project in its place, so that tests and benchmarks find it beside the package.
     for place in ROOT.iterdir():
-        link = folder / place.name
-        if place.name not in ("penstock", "build", ".git", ".venv") and not link.exists():
-            link.symlink_to(os.path.relpath(place, folder))
-    print(f"{len(made)} compiled modules in {folder}")
+        if place.name not in ("penstock", "build", ".git", ".venv"):
+            (folder / place.name).symlink_to(os.path.relpath(place, folder))
 
 
 if __name__ == "__main__":
