@@ -44,6 +44,8 @@ MODULES = (
     "penstock/engines/log/sealer.py",
     "penstock/engines/log/segments.py",
     "penstock/engines/log/state.py",
+    "penstock/engines/log/transactions.py",
+    "penstock/engines/log/views.py",
     "penstock/protocols/phpmq.py",
     "penstock/protocols/phpmq_read.py",
     "penstock/protocols/phpmq_runs.py",

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 from penstock.broker.batch import Batch, Slice
 from penstock.broker.life import Event, Reason, State
-from penstock.broker.policy import Policies, QueueNameError, check_queue_name
+from penstock.broker.policy import Policies
 from penstock.broker.words import Outcome, Ranges, Where
 from penstock.engines.interface import (
     EngineFailed,
@@ -24,46 +24,39 @@ from penstock.engines.interface import (
     EngineRefused,
     EventRun,
     Fate,
-    QueueFull,
     QueueInfo,
-    QueueUnknown,
     ReaderInfo,
     ReaderUnknown,
     Receipt,
     StateRuns,
     Step,
     Stored,
-    TransactionDone,
     TransactionReceipt,
 )
 from penstock.engines.log import views
 from penstock.engines.log.block import (
-    FLAG_END,
-    FLAG_PART,
     HEADER_BYTES,
-    KIND_CONTROL,
-    control_parts,
 )
-from penstock.engines.log.columns import check_batch, check_ttl, join_batches, split_columns
+from penstock.engines.log.columns import check_batch, check_ttl
 from penstock.engines.log.committer import Committer
 from penstock.engines.log.disk import Disk, RealDisk, is_final, is_full
 from penstock.engines.log.queue import LogQueue
 from penstock.engines.log.readers import Readers
 from penstock.engines.log.recovery import recover
-from penstock.engines.log.repairs import cut_batch, drawer_of, is_drawer, left_over, shown
+from penstock.engines.log.repairs import left_over, shown
 from penstock.engines.log.retention import Trimmer
 from penstock.engines.log.rooms import living_runs
-from penstock.engines.log.sealer import MessageBlock, Sealer, SettlementBlock
+from penstock.engines.log.sealer import Sealer
 from penstock.engines.log.snapshot import Snapshotter
 from penstock.engines.log.state import (
     FORMAT,
-    UNFINISHED_MAX,
     Damage,
     LogSettings,
     LogState,
     damage_fields,
     reader_fields,
 )
+from penstock.engines.log.transactions import Transactions
 from penstock.engines.log.workers import ThreadWorker, Worker
 
 TAKE_BYTES = 1024 * 1024
@@ -93,6 +86,7 @@ class LogEngine:
             self._has_failed,
         )
         self._sealer = Sealer(state, self._committer)
+        self._transactions = Transactions(state, self._committer, self._sealer, self._seal_all, self._mark)
         self._readers = Readers(state)
         self._trimmer = Trimmer(state, self._readers, keeper, self._when_safe, self._committer.fail)
         self._snapshotter = Snapshotter(state, self._committer, keeper)
@@ -287,9 +281,9 @@ class LogEngine:
         if batch.dead or batch.repairs is not None:
             raise EngineRefused(f"queue {queue!r}: dead letters and their repairs are sent in a transaction")
         check_batch(queue, batch)
-        self._check_queue(queue, len(batch.payload))
+        views.check_queue(self._state, queue, len(batch.payload))
         self._committer.check_room(HEADER_BYTES + len(batch.payload))
-        found = self._state.queues.get(queue) or self._declare(queue, now_us)
+        found = self._state.queues.get(queue) or self._sealer.declare(queue, now_us)
         first = self._gather(found, batch, now_us)
         if receipt is not None:
             stored = Stored(queue, first, first + len(batch), found.origin(self._state.opening))
@@ -298,30 +292,6 @@ class LogEngine:
             else:
                 # It waits with the messages: a group that goes out before their block is not theirs.
                 found.parts_receipts.append(lambda error: receipt(error or stored))
-
-    def _check_queue(self, name: str, payload_bytes: int) -> None:
-        """Refuse what the queue cannot accept; a queue that is not there yet has its policy already."""
-        found = self._state.queues.get(name)
-        if found is None or is_drawer(name):
-            try:
-                check_queue_name(name)
-            except QueueNameError as error:
-                raise EngineRefused(str(error)) from error
-        max_bytes = (found.policy if found is not None else self._state.policies.for_queue(name)).max_bytes
-        if not max_bytes:
-            return
-        living = views.living_bytes(self._state.segments, found) if found is not None else 0
-        if living + payload_bytes > max_bytes:
-            raise QueueFull(
-                f"queue {name!r}: {payload_bytes} more bytes would be over its max-bytes of "
-                f"{max_bytes}; wait until consumers have settled some"
-            )
-
-    def _declare(self, name: str, now_us: int) -> LogQueue:
-        number = self._state.number_last + 1
-        queue = self._state.declare(number, name)
-        self._sealer.control({"op": "queue", "number": number, "name": name}, now_us)
-        return queue
 
     def _gather(self, queue: LogQueue, batch: Batch, now_us: int) -> int:
         parts = queue.parts
@@ -348,147 +318,20 @@ class LogEngine:
         *,
         step: Step | None = None,
     ) -> None:
-        """All of these messages or none, once for each key, whatever happens meanwhile.
-
-        Without a key nothing is remembered: said again, the messages are stored again.
-        In steps: each is all or nothing, and stored once; the key counts as committed with the last one.
-        A key that has begun is remembered until then, however many others are committed meanwhile.
-        A batch that is `dead` becomes dead letters, which nobody has had before. One of `repairs` is no new
-        messages: the dead letters that it names go back into their queue with these payloads, as far as
-        they are dead and nobody holds them.
-        """
+        """See `Transactions.transact`."""
         self._check()
-        if step is not None and not key:
-            raise EngineRefused("a transaction in steps needs a key that names it")
-        known = self.transaction(key)
-        if known is not None:
-            if receipt is not None:
-                done = TransactionDone(key, known, repeated=True)
-                # It may have been committed a moment ago: the answer waits for the same sync.
-                self._committer.when_synced(lambda error: receipt(error or done))
-                self._committer.want_sync()
-            return
-        steps = self._state.steps_of(key)
-        if step is not None and step.number < steps:
-            if receipt is not None:
-                early = TransactionDone(key, [], repeated=True, steps=steps)
-                self._committer.when_synced(lambda error: receipt(error or early))
-                self._committer.want_sync()
-            return
-        self._check_step(key, step, steps)
-        payload_bytes: dict[str, int] = {}
-        for name, batch in parts:
-            check_batch(name, batch)
-            if batch.repairs is not None:
-                self._known(name)
-            # What is dead takes no room that a queue's max-bytes gives to the living.
-            living_bytes = 0 if batch.dead or batch.repairs is not None else len(batch.payload)
-            payload_bytes[name] = payload_bytes.get(name, 0) + living_bytes
-        for name, more in payload_bytes.items():
-            self._check_queue(name, more)
-        self._committer.check_room(sum(HEADER_BYTES + len(batch.payload) for _, batch in parts))
-        accepted = [
-            (self._state.queues.get(name) or self._declare(name, now_us), batch) for name, batch in parts
-        ]
-        for queue, batch in accepted:
-            if batch.repairs is not None and queue.drawer is None:
-                self._declare(drawer_of(queue.name), now_us)
-        self._seal_all(now_us)
-        blocks: list[MessageBlock | SettlementBlock] = []
-        stored: list[tuple[str, int, int, int]] = []
-        redriven = 0
-        for queue, batch in accepted:
-            if batch.repairs is not None:
-                redriven += self._repair(queue, batch, now_us, blocks)
-                continue
-            first = queue.pending.accept(len(batch))
-            self._changed[queue.number] = queue
-            stored.append((queue.name, first, first + len(batch), self._state.opening))
-            for columns in split_columns(join_batches([batch], now_us), self._settings.block_bytes):
-                blocks.append(self._sealer.message_block(queue, columns, batch.protocol, now_us, FLAG_PART))
-            if batch.dead:
-                rows = queue.bury(first, first + len(batch), batch.dead, now_us)
-                blocks.append(self._sealer.settlement_block(queue, rows, now_us, FLAG_PART))
-        fields: dict[str, object] = {"op": "transaction", "key": key, "parts": [part[:3] for part in stored]}
-        if step is not None:
-            fields |= {"step": step.number, "last": step.last}
-        control = control_parts(fields)
-        end = self._sealer.header(KIND_CONTROL, FLAG_PART | FLAG_END, 0, 0, control, now_us)
-        self._committer.reserve(
-            sum(HEADER_BYTES + block.header.body_bytes for block in blocks) + HEADER_BYTES + end.body_bytes
-        )
-        for block in blocks:
-            if isinstance(block, MessageBlock):
-                self._sealer.add_messages(block, sync=True)
-            else:
-                self._sealer.add_settlements(block, sync=True)
-        self._committer.add(end, control, sync=True)
-        if step is not None:
-            stored = self._state.remember_step(key, step, stored)
-        elif key:
-            self._state.remember(key, stored)
-        if receipt is not None:
-            done = TransactionDone(
-                key,
-                [self._stored(part) for part in stored],
-                repeated=False,
-                steps=self._state.steps_of(key),
-                redriven=redriven,
-            )
-            self._committer.when_synced(lambda error: receipt(error or done))
-
-    def _repair(
-        self, queue: LogQueue, batch: Batch, now_us: int, blocks: list[MessageBlock | SettlementBlock]
-    ) -> int:
-        """Dead letters with other payloads back behind the tail; how many it were."""
-        drawer = queue.drawer
-        assert drawer is not None
-        assert batch.repairs is not None
-        first = drawer.pending.tail
-        rows, taken = queue.repair(batch.repairs, first)
-        if not taken:
-            return 0
-        payloads = cut_batch(batch, taken)
-        drawer.pending.accept(len(payloads))
-        for columns in split_columns(join_batches([payloads], now_us), self._settings.block_bytes):
-            blocks.append(self._sealer.message_block(drawer, columns, batch.protocol, now_us, FLAG_PART))
-        blocks.append(self._sealer.repair_block(queue, rows, first, now_us, FLAG_PART))
-        # Payloads of earlier repairs are let go of behind this transaction.
-        self._dirty[queue.number] = self._changed[queue.number] = queue
-        return len(payloads)
-
-    def _check_step(self, key: str, step: Step | None, steps: int) -> None:
-        if step is None and steps:
-            raise EngineRefused(
-                f"transaction {key!r} comes in steps, of which {steps} are stored: go on with step {steps}"
-            )
-        if step is not None and step.number > steps:
-            raise EngineRefused(
-                f"transaction {key!r}: this is step {step.number}, and {steps} are stored: send step {steps}"
-            )
-        if step is not None and not steps and len(self._state.unfinished) >= UNFINISHED_MAX:
-            raise EngineRefused(
-                f"{UNFINISHED_MAX} transactions have begun and not ended: finish some of them first"
-            )
+        self._transactions.transact(key, parts, now_us, receipt, step=step)
 
     def transaction(self, key: str) -> list[Stored] | None:
         """Where a committed transaction's messages are; None where the key is not known (any more).
 
         It may have been committed a moment ago: only a receipt says that it is safe.
         """
-        known = self._state.transactions.get(key)
-        if known is None:
-            return None
-        # A queue whose name is lost by damage has no origin to tell.
-        return [self._stored(part) for part in known if part[0] in self._state.queues]
+        return self._transactions.stored(key)
 
     def transaction_steps(self, key: str) -> int:
         """How many steps of a transaction are stored that has not had its last one; 0 of any other."""
         return self._state.steps_of(key)
-
-    def _stored(self, part: tuple[str, int, int, int]) -> Stored:
-        name, first, end, opening = part
-        return Stored(name, first, end, self._state.queues[name].origin(opening))
 
     # --- blocks ----------------------------------------------------------------------------------
 
@@ -498,6 +341,9 @@ class LogEngine:
         if not self._dirty:
             self._snapshotter.consider()
         self._committer.push()
+
+    def _mark(self, queue: LogQueue) -> None:
+        self._dirty[queue.number] = self._changed[queue.number] = queue
 
     def _seal_all(self, now_us: int) -> None:
         if self._committer.failed is not None:
@@ -685,10 +531,7 @@ class LogEngine:
     # --- looking ---------------------------------------------------------------------------------
 
     def _known(self, queue: str) -> LogQueue:
-        found = self._state.queues.get(queue)
-        if found is None or is_drawer(queue):
-            raise QueueUnknown(f"there is no queue {queue!r}")
-        return found
+        return views.known_queue(self._state, queue)
 
     def queues(self) -> list[str]:
         return shown(list(self._state.queues))

@@ -70,6 +70,13 @@ class Sealer:
         parts = control_parts(fields)
         self._committer.add(self.header(KIND_CONTROL, 0, 0, 0, parts, now_us), parts, sync=True)
 
+    def declare(self, name: str, now_us: int) -> LogQueue:
+        """A queue that is there from now on."""
+        number = self._state.number_last + 1
+        queue = self._state.declare(number, name)
+        self.control({"op": "queue", "number": number, "name": name}, now_us)
+        return queue
+
     def messages(self, queue: LogQueue) -> None:
         """The gathered batches of a queue: one block, or a few where they are large."""
         batches, queue.parts = queue.parts, []

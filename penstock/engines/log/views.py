@@ -9,10 +9,19 @@ from collections.abc import Iterator
 
 from penstock.broker.batch import Slice
 from penstock.broker.life import Event, Reason
-from penstock.engines.interface import EventRun, LogDamaged, QueueInfo
+from penstock.broker.policy import QueueNameError, check_queue_name
+from penstock.engines.interface import (
+    EngineRefused,
+    EventRun,
+    LogDamaged,
+    QueueFull,
+    QueueInfo,
+    QueueUnknown,
+)
 from penstock.engines.log.block import KIND_MESSAGES, PROTOCOLS, Header
 from penstock.engines.log.ledger import read_rows
 from penstock.engines.log.queue import LogQueue, Oldest
+from penstock.engines.log.repairs import is_drawer
 from penstock.engines.log.scan import read_body
 from penstock.engines.log.segments import Segments
 from penstock.engines.log.state import LogState
@@ -190,3 +199,30 @@ def _bytes_from(segments: Segments, queue: LogQueue, offset: int) -> int:
         elif span.end_offset > offset:
             total += segments.bytes_from(segment, queue.number, offset)
     return total
+
+
+def known_queue(state: LogState, name: str) -> LogQueue:
+    """A queue that is there for others; QueueUnknown where there is none."""
+    found = state.queues.get(name)
+    if found is None or is_drawer(name):
+        raise QueueUnknown(f"there is no queue {name!r}")
+    return found
+
+
+def check_queue(state: LogState, name: str, payload_bytes: int) -> None:
+    """Refuse what the queue cannot accept; a queue that is not there yet has its policy already."""
+    found = state.queues.get(name)
+    if found is None or is_drawer(name):
+        try:
+            check_queue_name(name)
+        except QueueNameError as error:
+            raise EngineRefused(str(error)) from error
+    max_bytes = (found.policy if found is not None else state.policies.for_queue(name)).max_bytes
+    if not max_bytes:
+        return
+    living = living_bytes(state.segments, found) if found is not None else 0
+    if living + payload_bytes > max_bytes:
+        raise QueueFull(
+            f"queue {name!r}: {payload_bytes} more bytes would be over its max-bytes of "
+            f"{max_bytes}; wait until consumers have settled some"
+        )
