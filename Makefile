@@ -20,7 +20,8 @@ setup: ## Make the virtual environment .venv with all packages; does nothing whe
 	@scripts/setup
 
 demo: ## Show in the terminal what Penstock does, and then in the browser.
-	@scripts/demo
+	@scripts/setup
+	@.venv/bin/penstock demo
 
 test: ## Run everything that must hold: linter, formatter, types, all tests (ARGS="tests/cli -x" for a part).
 	@scripts/test $(ARGS)
