@@ -44,6 +44,7 @@ BETTER = {
     "MB/s": Better.MORE,
     "rows/s": Better.MORE,
     "%": Better.MORE,
+    "% core": Better.LESS,
     "x": Better.LESS,
 }
 

@@ -76,7 +76,7 @@ def deliveries(sizes: list[int], source: random.Random) -> bytes:
 
 
 def answers() -> bytes:
-    said = [b'{"stream":"orders","seq":%d}' % n for n in range(MESSAGES)]
+    said = [b'{"stream":"orders","seq":%d}' % n for n in range(1, MESSAGES + 1)]
     return b"".join(
         b"MSG %b%013d 1 %d\r\n%b\r\n" % (INBOX, n, len(text), text) for n, text in enumerate(said)
     )

@@ -38,12 +38,12 @@ class Failure:
 
 @dataclass(slots=True)
 class PublishAnswers:
-    """Answers to publishes, by number. `seqs` is 0 where there is a failure."""
+    """Answers to publishes, each at its place. A number may be answered for more than once."""
 
     numbers: Sequence[int]
-    seqs: Sequence[int]
-    duplicates: list[int] = field(default_factory=list)  # numbers that were stored before
-    failures: dict[int, Failure] = field(default_factory=dict)  # by number
+    seqs: Sequence[int]  # 0 where there is a failure
+    duplicates: list[int] = field(default_factory=list)  # the places of those that were stored before
+    failures: dict[int, Failure] = field(default_factory=dict)  # by place
 
 
 @dataclass(slots=True)
@@ -87,17 +87,17 @@ def read_publish_answers(numbers: Sequence[int], payloads: Sequence[bytes]) -> P
     if seqs is not None:
         return PublishAnswers(numbers, seqs)
     answers = PublishAnswers(numbers, seqs := [])
-    for number, payload in zip(numbers, payloads, strict=True):
+    for place, payload in enumerate(payloads):
         said = read_object(payload)
         failure = failure_of(said)
         seq = said.get("seq", 0)
         if failure is not None:
-            answers.failures[number] = failure
+            answers.failures[place] = failure
             seq = 0
         elif not isinstance(seq, int) or seq < 1:
             raise _wrong("a stream's answer has no sequence number", payload)
         elif said.get("duplicate"):
-            answers.duplicates.append(number)
+            answers.duplicates.append(place)
         seqs.append(seq)
     return answers
 
@@ -114,7 +114,7 @@ def _plain_seqs(payloads: Sequence[bytes]) -> list[int] | None:
     digits = text.replace(head, b"").split(b"}")
     if digits.pop() or len(digits) != len(payloads) or not b"".join(digits).isdigit():
         return None
-    if text != head + (b"}" + head).join(digits) + b"}" or b"" in digits:
+    if text != head + (b"}" + head).join(digits) + b"}" or b"" in digits or b"0" in digits:
         return None
     return list(map(int, digits))
 

@@ -9,7 +9,7 @@ from penstock.engines.jetstream.api import BATCH_MESSAGES_MAX, JetStream
 from penstock.engines.jetstream.cluster import Cluster
 from penstock.engines.jetstream.errors import JetStreamError
 from penstock.protocols.errors import MisuseError
-from penstock.protocols.nats_jetstream import read_direct_seqs, read_direct_times_us
+from penstock.protocols.nats_jetstream import Failure, read_direct_seqs, read_direct_times_us
 from tests.nats.cluster import api, linked, stream_settings
 
 Body = Callable[[JetStream], Awaitable[None]]
@@ -21,6 +21,23 @@ def with_api(node: Cluster, body: Body) -> None:
             await body(api(link))
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("failure", "again"),
+    [
+        (Failure(503, 0, "nobody listens"), True),
+        (Failure(503, 10008, "JetStream system temporarily unavailable"), True),
+        (Failure(503, 10076, "JetStream not enabled"), False),
+        (Failure(429, 10210, "atomic publish too many inflight"), True),
+        (Failure(404, 0, "No Messages"), False),
+        (Failure(400, 10071, "wrong last sequence: 2"), False),
+    ],
+)
+def test_an_error_says_whether_it_passes(failure: Failure, again: bool) -> None:
+    error = JetStreamError("question", failure)
+    assert error.again is again
+    assert ("it may work in a moment" in str(error)) is again
 
 
 def test_streams(node: Cluster) -> None:

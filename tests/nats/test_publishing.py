@@ -14,7 +14,7 @@ from penstock.engines.jetstream.publisher import Publisher, Run
 from penstock.protocols.errors import MisuseError
 from penstock.protocols.nats_headers import header_lines, value_of
 from penstock.protocols.nats_jetstream import read_direct_seqs, read_flow_answer
-from penstock.protocols.nats_write import encode_publishes
+from penstock.protocols.nats_write import encode_publishes, publish
 from tests.nats.cluster import Hearing, api, leader_of, linked, stream_settings, until
 from tests.nats.conftest import Start
 
@@ -110,6 +110,41 @@ def test_a_stream_that_comes_later_gets_what_waited_for_it(node: Cluster) -> Non
             await until("all are answered", lambda: len(ended) == 11)
             stored = await everything(js, "later")
             assert [payload for _, _, payload in stored] == [b"%d" % n for n in range(1100)]
+
+    asyncio.run(run())
+
+
+def test_answers_that_come_twice_or_change_count_once(node: Cluster) -> None:
+    """Somebody who plays the stream answers as streams were seen to do around a change of leader."""
+    busy = b'{"error":{"code":409,"err_code":10158,"description":"in process"},"stream":"S","seq":0}'
+
+    async def run() -> None:
+        async with linked(node.nodes[0].url) as link:
+            stream = Hearing()
+            link.subscribe(b"q.played", stream)
+            publisher = Publisher(link, "q.played", id_head=b"me-", answer_seconds=60.0)
+            ended: list[Run] = []
+            one = publisher.publish(b"abcd", range(5), done=ended.append)
+            await until("they came", lambda: len(stream.payloads) == 4)
+            replies = stream.batches[0].replies
+
+            def answer(*said: tuple[int, bytes]) -> None:
+                link.write(b"".join(publish(replies[place], payload) for place, payload in said))
+
+            def stored(seq: int) -> bytes:
+                return b'{"stream":"S","seq":%d}' % seq
+
+            answer((0, stored(11)), (1, stored(12)))
+            await until("they are counted", lambda: one.left == 2)
+            answer((0, stored(11)), (1, stored(12)), (2, busy), (2, stored(13)))
+            await until("the new one is counted", lambda: one.left == 1)
+            assert not ended
+            answer((0, stored(11)), (3, stored(14)), (3, stored(14)))
+            await until("it has ended", lambda: bool(ended))
+            assert list(one.seqs) == [11, 12, 13, 14]
+            answer((3, stored(14)))  # nobody waits for it any more
+            assert len(ended) == 1
+            publisher.close()
 
     asyncio.run(run())
 

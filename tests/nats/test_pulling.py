@@ -2,22 +2,36 @@
 
 import asyncio
 
+import pytest
+
 from penstock.engines.jetstream.api import JetStream
 from penstock.engines.jetstream.cluster import Cluster
 from penstock.engines.jetstream.link import Link
 from penstock.engines.jetstream.publisher import Publisher, Run
 from penstock.engines.jetstream.puller import Puller
+from penstock.protocols.errors import MisuseError
 from penstock.protocols.nats import Messages
 from penstock.protocols.nats_jetstream import read_deliveries
 from penstock.protocols.nats_write import Settling, encode_settlings, encode_settlings_confirmed
 from tests.nats.cluster import Hearing, api, leader_of, linked, stream_settings, until
 from tests.nats.conftest import Start
 
+CONSUMER_STEPS_DOWN = "CONSUMER.LEADER.STEPDOWN.moved.workers"
+STREAM_STEPS_DOWN = "STREAM.LEADER.STEPDOWN.moved"
+
 
 class Worker:
     """Takes messages, and acknowledges them at once if it is told to."""
 
-    def __init__(self, link: Link, stream: str, *, acks: bool = True, heartbeat_seconds: float = 0.5) -> None:
+    def __init__(
+        self,
+        link: Link,
+        stream: str,
+        *,
+        acks: bool = True,
+        heartbeat_seconds: float = 0.5,
+        expires_seconds: float = 2.0,
+    ) -> None:
         self.seqs: list[int] = []
         self.tries: list[int] = []
         self.payloads: list[bytes] = []
@@ -29,7 +43,7 @@ class Worker:
             "workers",
             messages=self._take,
             ended=self.endings.append,
-            expires_seconds=2.0,
+            expires_seconds=expires_seconds,
             heartbeat_seconds=heartbeat_seconds,
         )
         self._link = link
@@ -56,11 +70,11 @@ async def make(js: JetStream, name: str, replicas: int, **settings: object) -> N
     await js.create_consumer(name, {**consumer, **settings})
 
 
-async def fill(link: Link, name: str, count: int) -> None:
+async def fill(link: Link, name: str, count: int, id_head: bytes = b"fill-") -> None:
     ended: list[Run] = []
-    publisher = Publisher(link, f"q.{name}", id_head=b"fill-")
+    publisher = Publisher(link, f"q.{name}", id_head=id_head, answer_seconds=1.0)
     publisher.publish(b"x" * count, range(count + 1), done=ended.append)
-    await until("all are stored", lambda: bool(ended))
+    await until("all are stored", lambda: bool(ended), 60)
     publisher.close()
 
 
@@ -82,8 +96,10 @@ def test_no_more_comes_than_is_wanted(node: Cluster) -> None:
             assert worker.seqs == list(range(1, 1001))
             assert set(worker.tries) == {1}
             assert worker.puller.wanted == 1300
-            info = await js.consumer("credit", "workers")
-            assert info["num_ack_pending"] == 0
+            # Acknowledgements without a confirmation: it may take a moment.
+            async with asyncio.timeout(20):
+                while (info := await js.consumer("credit", "workers"))["num_ack_pending"]:
+                    await asyncio.sleep(0.01)
             assert info["ack_floor"]["stream_seq"] == 1000
 
     asyncio.run(run())
@@ -103,6 +119,20 @@ def test_a_pull_that_expired_is_followed_by_another(node: Cluster) -> None:
             await until("they came", lambda: len(worker.seqs) == 5)
             assert worker.puller.losses == 0
             worker.puller.close()
+
+    asyncio.run(run())
+
+
+def test_a_pull_that_no_consumer_takes_is_told(node: Cluster) -> None:
+    async def run() -> None:
+        async with linked(node.nodes[0].url) as link:
+            await make(api(link), "narrow", 1, max_batch=5)
+            worker = Worker(link, "narrow")
+            worker.puller.want(10)
+            await until("it is told", lambda: bool(worker.endings))
+            assert worker.endings == ["Exceeded MaxRequestBatch of 5"]
+            with pytest.raises(MisuseError, match=r"no pull of 2 s has heartbeats every 1\.5 s"):
+                Worker(link, "narrow", heartbeat_seconds=1.5)
 
     asyncio.run(run())
 
@@ -146,6 +176,27 @@ def test_what_is_returned_comes_first_and_counts_its_tries(node: Cluster) -> Non
     asyncio.run(run())
 
 
+def test_a_leader_that_steps_down_says_so_and_nothing_waits_for_it(start: Start) -> None:
+    cluster = start(3)
+
+    async def run() -> None:
+        async with linked(*cluster.urls) as link:
+            js = api(link)
+            await make(js, "moved", 3)
+            worker = Worker(link, "moved", heartbeat_seconds=10.0, expires_seconds=20.0)
+            worker.puller.want(1000)
+            for count, who in ((100, CONSUMER_STEPS_DOWN), (200, STREAM_STEPS_DOWN)):
+                await js.consumer("moved", "workers")
+                await js.call(who)
+                await fill(link, "moved", 100, f"{count}-".encode())
+                await until("they came", lambda: len(set(worker.seqs)) == count)  # noqa: B023
+            assert worker.puller.losses == 0
+            assert worker.puller.wanted == 1000 - len(worker.seqs)
+            worker.puller.close()
+
+    asyncio.run(run())
+
+
 def test_heartbeats_that_stop_are_noticed_and_the_rest_is_pulled(start: Start) -> None:
     cluster = start(3)
 
@@ -167,16 +218,9 @@ def test_heartbeats_that_stop_are_noticed_and_the_rest_is_pulled(start: Start) -
             leader.kill()
             await until("the silence is noticed", lambda: worker.puller.losses > 0)
             await leader_of(cluster, "hard")
-            await fill_more(link, 500)
+            await fill(link, "hard", 500, b"more-")
             await until("the rest came", lambda: len(set(worker.seqs)) == 1000, 60)
             assert set(worker.seqs) == set(range(1, 1001))
             worker.puller.close()
-
-    async def fill_more(link: Link, count: int) -> None:
-        ended: list[Run] = []
-        publisher = Publisher(link, "q.hard", id_head=b"more-", answer_seconds=1.0)
-        publisher.publish(b"y" * count, range(count + 1), done=ended.append)
-        await until("all are stored", lambda: bool(ended), 60)
-        publisher.close()
 
     asyncio.run(run())

@@ -34,7 +34,7 @@ Answer = dict[str, Any]
 """JSON in the server's terms: `Any`."""
 
 _PAUSE_SECONDS = 0.1
-_DELETE_FAILED = 10057  # for any reason, among them that there is nothing to delete
+_DELETE_FAILED = (10043, 10057)  # of one node and of a cluster, for any reason: also that nothing is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class JetStream:
     # --- asking ----------------------------------------------------------------------------------
 
     async def call(self, name: str, question: Settings | None = None) -> Answer:
-        """One question to `$JS.API.` and its answer, without an error in it; asked again while it may help."""
+        """One question to `$JS.API.` and its answer, without an error in it; asked again if it may help."""
         subject = nats_write.subject_bytes(f"$JS.API.{name}")
         payload = json.dumps(question).encode() if question is not None else b""
         deadline = asyncio.get_running_loop().time() + self._patience_seconds
@@ -114,7 +114,7 @@ class JetStream:
         try:
             await self.call(f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": True})
         except JetStreamError as error:
-            if error.failure.err_code != _DELETE_FAILED or await self._is_there(stream, seq):
+            if error.failure.err_code not in _DELETE_FAILED or await self._is_there(stream, seq):
                 raise
 
     async def _is_there(self, stream: str, seq: int) -> bool:

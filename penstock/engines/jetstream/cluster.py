@@ -14,7 +14,7 @@ How it fails: `ClusterError`, with the node, what it did, and the end of its log
 
 import json
 import os
-import random
+import secrets
 import shutil
 import signal
 import socket
@@ -88,7 +88,7 @@ def _free_ports(count: int) -> list[int]:
     """Ports that nobody listens on at this moment."""
     ports: list[int] = []
     while len(ports) < count:
-        port = random.choice(_PORTS)
+        port = secrets.choice(_PORTS)  # whoever else chooses at this moment must not choose the same
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -212,6 +212,8 @@ class Cluster:
             for node in self.nodes:
                 node.start()
             try:
+                for node in self.nodes:  # also one that has ended already: `wait_ready` lets the dead rest
+                    self._wait_for(node, WAIT_SECONDS)
                 self.wait_ready()
             except ClusterError:
                 self.stop()

@@ -39,7 +39,7 @@ AGAIN = frozenset(
         10009,  # not the leader: it has just moved
         10023,  # insufficient resources: a node is behind
         10041,  # Raft: a proposal did not go through
-        10077,  # the stream's store failed, or is about to be stopped
+        10077,  # the stream cannot store it: it or its disk is full, or it is being stopped
         10118,  # the stream has no leader
         10119,  # the consumer has no leader
         10158,  # a message of this id is being stored at this moment
@@ -69,7 +69,8 @@ class JetStreamError(JetStreamTrouble):
     """JetStream says no."""
 
     def __init__(self, what: str, failure: Failure) -> None:
-        again = failure.err_code in AGAIN or failure.code in (NO_RESPONDERS, 429)
+        # A status has no error code of its own: nobody listens at the moment.
+        again = failure.err_code in AGAIN or (failure.code, failure.err_code) == (NO_RESPONDERS, 0)
         now = "it may work in a moment" if again else "it will not work before something is changed"
         super().__init__(f"{what}: JetStream says {failure.text!r} (error {failure.err_code}); {now}")
         self.failure = failure

@@ -29,7 +29,7 @@ from penstock.engines.jetstream.errors import AGAIN
 from penstock.engines.jetstream.link import Link, Watcher
 from penstock.protocols import nats_write
 from penstock.protocols.nats import Messages, Status
-from penstock.protocols.nats_jetstream import Failure, PublishAnswers, read_numbers, read_publish_answers
+from penstock.protocols.nats_jetstream import Failure, read_numbers, read_publish_answers
 
 ANSWER_SECONDS = 3.0
 AGAIN_SECONDS = 0.1
@@ -39,7 +39,7 @@ AGAIN_SECONDS = 0.1
 class Run:
     """Messages that were published together."""
 
-    __slots__ = ("count", "done", "failures", "first", "frames", "left", "sends", "sent", "seqs")
+    __slots__ = ("count", "done", "failures", "first", "frames", "left", "sends", "sent", "seqs", "upto")
 
     def __init__(self, first: int, count: int, frames: bytes, done: "Callable[[Run], None]") -> None:
         self.first = first  # the number of its first message
@@ -49,6 +49,9 @@ class Run:
         self.seqs = array("Q", bytes(8 * count))  # where they are in the stream; 0: no answer, or refused
         self.failures: dict[int, Failure] = {}  # by place in the run: what was refused for good
         self.left = count  # without an answer
+        self.upto = (
+            0  # so many of the first ones have an answer, and no other; -1: it is not as simple as that
+        )
         self.sends = 0
         self.sent = 0.0  # when, by the loop's clock
 
@@ -137,17 +140,19 @@ class Publisher(Watcher):
             if run is None:  # it has ended: this is the answer to what was sent again
                 at += 1
                 continue
-            # Answers nearly always come in the order of the publishes: one slice of them for the whole run.
+            # Answers nearly always come once, and in the order of the publishes: one slice for the whole run.
             lo = numbers[at] - run.first
             hi = min(run.count, lo + len(numbers) - at)
             end = at + hi - lo
             in_order = numbers[at:end] == list(range(numbers[at], numbers[at] + hi - lo))
-            if run.sends == 1 and not answers.failures and in_order:
+            if lo == run.upto and in_order and not answers.failures:
                 run.seqs[lo:hi] = array("Q", answers.seqs[at:end])
                 run.left -= hi - lo
+                run.upto = hi
                 at = end
             else:
-                self._answer_one(run, lo, at, answers)
+                run.upto = -1
+                self._answer_one(run, lo, answers.seqs[at], answers.failures.get(at))
                 at += 1
             if not run.left:
                 self._end(run)
@@ -155,12 +160,12 @@ class Publisher(Watcher):
             self._leaderless = False
             self._send_all()
 
-    def _answer_one(self, run: Run, place: int, at: int, answers: PublishAnswers) -> None:
+    def _answer_one(self, run: Run, place: int, seq: int, failure: Failure | None) -> None:
+        """One answer. A message that was sent again may be answered for again, or by a new leader too."""
         if run.seqs[place] or place in run.failures:
             return
-        failure = answers.failures.get(answers.numbers[at])
         if failure is None:
-            run.seqs[place] = answers.seqs[at]
+            run.seqs[place] = seq
         elif failure.err_code in AGAIN:
             return
         else:

@@ -11,7 +11,8 @@ Rules that always hold:
   * A pull that ends (expired, its leader moved, the consumer was made anew) is followed by the next one as
     long as something is wanted. One that ends because of an error waits a moment before.
 
-How it fails: `ended` is told when a consumer or its stream is gone; nothing is pulled from then on.
+How it fails: `ended` is told when a consumer or its stream is gone, or does not take such pulls; nothing is
+pulled from then on.
 """
 
 import asyncio
@@ -20,11 +21,15 @@ from collections.abc import Callable
 
 from penstock.engines.jetstream.link import Link, Watcher
 from penstock.protocols import nats_write
+from penstock.protocols.errors import MisuseError
 from penstock.protocols.nats import Messages, Status
 from penstock.protocols.nats_headers import value_of
 
 HEARTBEAT = 100
-GONE_TEXTS = ("consumer deleted", "stream deleted", "consumer is push based")
+BAD_REQUEST = 400
+FINAL_TEXTS = ("consumer deleted", "stream deleted", "consumer is push based", "exceeded maxrequest")
+"""Among the words of a 409, which mostly means that a leader has moved, or that too many pulls wait."""
+
 AGAIN_SECONDS = 0.1
 _NANOSECONDS = 1_000_000_000
 
@@ -45,6 +50,11 @@ class Puller(Watcher):
         bytes_max: int = 0,
     ) -> None:
         """Every batch goes to `messages`; `ended` is called with the reason when no more can come."""
+        if 2 * heartbeat_seconds > expires_seconds:
+            raise MisuseError(
+                f"nats: no pull of {expires_seconds:g} s has heartbeats every {heartbeat_seconds:g} s; "
+                "it must be twice as long"
+            )
         self.losses = 0  # how often the heartbeats stopped
         self._link = link
         self._subject = nats_write.subject_bytes(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}")
@@ -133,7 +143,7 @@ class Puller(Watcher):
         if status.code == HEARTBEAT or self._gone:
             return
         text = status.text.lower()
-        if any(words in text for words in GONE_TEXTS):
+        if status.code == BAD_REQUEST or any(words in text for words in FINAL_TEXTS):
             self._gone = True
             self._ended(status.text)
             return

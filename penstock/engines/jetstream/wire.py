@@ -153,12 +153,11 @@ class Wire(asyncio.BufferedProtocol):
     async def _shake_hands(self) -> None:
         server, options = self.server, self._options
         name = server.tls_name or server.host
-        tls = options.tls or ssl.create_default_context()
         transport, _ = await self._loop.create_connection(
             lambda: self,
             server.host,
             server.port,
-            ssl=tls if options.tls_first else None,
+            ssl=self._tls() if options.tls_first else None,
             server_hostname=name if options.tls_first else None,
         )
         self._transport = transport
@@ -169,12 +168,15 @@ class Wire(asyncio.BufferedProtocol):
                 raise LinkError(
                     f"NATS server {server}: does not offer TLS, which is asked for; set it up there"
                 )
-            upgraded = await self._loop.start_tls(transport, self, tls, server_hostname=name)
+            upgraded = await self._loop.start_tls(transport, self, self._tls(), server_hostname=name)
             self._transport = cast(asyncio.Transport, upgraded)
         self._transport.set_write_buffer_limits(high=options.buffer_bytes)
         self._transport.write(self._hello() + nats_write.PING)
         await self._welcome
         self._pings = self._loop.call_later(options.ping_seconds, self._ping)
+
+    def _tls(self) -> ssl.SSLContext:
+        return self._options.tls or ssl.create_default_context()
 
     def _hello(self) -> bytes:
         credentials = self._options.credentials
