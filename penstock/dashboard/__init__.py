@@ -8,6 +8,7 @@ it everything here but `door` stays unimported, and `/` says how to install it.
     sessions   who has signed in
     caller     calls of the API within this process
     feed       the queues as they change, read once for all pages
+    poll       answers that are asked for now and then, once for all pages
     web        NiceGUI, started with the first visit
     pages      the table of pages
     view       what the builder of a page works with

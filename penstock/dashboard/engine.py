@@ -69,7 +69,7 @@ async def build(view: View) -> None:
 
     view.on_tick(tick)
     watch(view, ENGINE, show)
-    watch(view, READERS, lambda answer, is_first: holders.show(answer["readers"]))
+    watch(view, READERS, lambda answer, is_first: holders.show(answer["readers"]), tells=False)
 
 
 # --- what is wrong -------------------------------------------------------------------------------
@@ -270,8 +270,8 @@ def _facts(engine: Fields) -> dict[str, str]:
     """Names and values; without an engine, only the names count."""
     durability = str(engine.get("durability", ""))
     return {
-        "Engine": str(engine.get("engine", "")),
         "Folder": str(engine.get("data", "")),
+        "Engine": str(engine.get("engine", "")),
         "Segments": words.count(engine.get("segments", 0)),
         "On the disk": words.size(engine.get("log_bytes", 0)),
         "Written since it was made": words.size(engine.get("position", 0)),

@@ -38,12 +38,13 @@ FORMS: Final[Mapping[str, tuple[str, Callable[[bytes], payload.Shown | None]]]] 
 FILE_ENDS: Final = {"json": "json", "text": "txt", "hex": "bin"}
 
 
-async def build(view: View, offset: int) -> None:
+async def build(view: View, offset: int, offset_end: int) -> None:
+    """`offset_end`: of the queue's log."""
     queue = view.queue
     view.set_title(f"{queue} {offset}")
     crumbs(("Queues", "/"), (queue, queue_href(queue)), ("Messages", queue_href(queue, part="messages")))
     try:
-        page = _Message(view, offset)
+        page = _Message(view, offset, offset_end)
         await page.look()
     except ApiError as error:
         if error.status not in (404, 410):
@@ -57,10 +58,11 @@ async def build(view: View, offset: int) -> None:
 class _Message:
     """The page of a message."""
 
-    def __init__(self, view: View, offset: int) -> None:
+    def __init__(self, view: View, offset: int, offset_end: int) -> None:
         self._view = view
         self._queue = view.queue
         self._offset = offset
+        self._offset_end = offset_end
         self._message: Fields = {}
         self._value = b""
         self._look_cost = 0.0  # seconds
@@ -100,7 +102,8 @@ class _Message:
         """To the neighbours, whatever state they are in."""
         if self._offset:
             tag("a", "← Older", "ps-button", href=queue_href(self._queue, offset=self._offset - 1))
-        tag("a", "Newer →", "ps-button", href=queue_href(self._queue, offset=self._offset + 1))
+        if self._offset + 1 < self._offset_end:
+            tag("a", "Newer →", "ps-button", href=queue_href(self._queue, offset=self._offset + 1))
 
     def _show(self) -> None:
         """Draw what has changed; what only grows older is told anew where it stands."""

@@ -87,11 +87,8 @@ def steps_of(message: Message, now: float) -> list[Step]:
     state, consumer = message["state"], message["consumer"]
     if state in NOW:
         word = NOW[state]
-        attempts = str(message["attempts"]) if consumer else None
         title = "Is held as a dead letter" if state == "dead" and consumer else word.title
-        steps.append(
-            Step("now", title, word.color, now, facts=_facts(("by", consumer), ("attempt", attempts)))
-        )
+        steps.append(Step("now", title, word.color, now, facts=_facts(("by", consumer))))
     return _shortened(_with_times(steps))
 
 
@@ -128,11 +125,11 @@ def _with_times(steps: Sequence[Step]) -> list[Step]:
 
 
 def _between(step: Step, behind: Step) -> str:
-    if behind.event == "now":
-        # Who holds it now is known, and not since when.
-        known = {"waited": "waits for", "dead": "dead for"}
-        return known.get(step.between, "for") if "by" not in dict(behind.facts) else "handed out within"
-    return {"waited": "waited", "held": "held for", "dead": "dead for"}.get(step.between, "after")
+    if behind.event != "now":
+        return {"waited": "waited", "held": "held for", "dead": "dead for"}.get(step.between, "after")
+    if "by" in dict(behind.facts):
+        return "since then"  # who holds it is known, and not since when
+    return {"waited": "has waited", "dead": "dead for"}.get(step.between, "for")
 
 
 def _shortened(steps: list[Step]) -> list[Step]:

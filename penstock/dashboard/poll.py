@@ -13,6 +13,7 @@ How it fails: the page says that its figures are old, and why; the next turn tri
 """
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -36,25 +37,30 @@ class Poll:
     """See the module's docstring. `rows` says how many rows an answer has; `told` hears every answer once."""
 
     def __init__(
-        self, path: str, rows: Callable[[Any], int], told: Callable[[float, Any], None] | None = None
+        self,
+        path: str,
+        rows: Callable[[Any], int],
+        told: Callable[[float, Any], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = path
         self._rows = rows
         self._told = told
+        self._clock = clock
         self._asking = asyncio.Lock()
         self._answer: Any = None  # whatever the API's document promises
-        self._due_at = 0.0  # of the monotonic clock
+        self._due_at = -math.inf  # of the clock
         self.turn = 0
         """How many answers have come."""
 
     def expire(self) -> None:
         """The answer is known to be old: the next page asks again."""
-        self._due_at = 0.0
+        self._due_at = -math.inf
 
     async def read(self, api: Caller) -> Any:
         """The newest answer."""
         async with self._asking:
-            if time.monotonic() >= self._due_at:
+            if self._clock() >= self._due_at:
                 try:
                     async with asyncio.timeout(ANSWER_SECONDS_MAX):
                         self._answer = await api.get(self._path)
@@ -64,7 +70,7 @@ class Poll:
                     ) from None
                 self.turn += 1
                 pause_seconds = max(TURN_SECONDS, self._rows(self._answer) / ROWS_PER_SECOND)
-                self._due_at = time.monotonic() + pause_seconds - EARLY_SECONDS
+                self._due_at = self._clock() + pause_seconds - EARLY_SECONDS
                 if self._told is not None:
                     self._told(time.time(), self._answer)
             return self._answer
@@ -88,8 +94,8 @@ Show = Callable[[Any, bool], None]
 """Takes an answer, and whether the browser knows nothing yet."""
 
 
-def watch(view: View, poll: Poll, show: Show) -> None:
-    """Show every answer while the page is open. A place for what goes wrong is made here."""
+def watch(view: View, poll: Poll, show: Show, *, tells: bool = True) -> None:
+    """Show every answer while the page is open. What goes wrong is told here, unless others tell it."""
     notice = tag("p", "", "ps-notice", role="alert")
     notice.set_visibility(False)
     shown = 0
@@ -104,7 +110,7 @@ def watch(view: View, poll: Poll, show: Show) -> None:
             answer = await poll.read(view.api)
         except ApiError as error:
             notice.set_text(f"What is shown here may be old: {error}. This page goes on asking.")
-            notice.set_visibility(True)
+            notice.set_visibility(tells)
             return
         notice.set_visibility(False)
         if poll.turn != shown:

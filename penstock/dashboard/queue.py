@@ -22,7 +22,7 @@ from penstock.dashboard.caller import ApiError, queue_path
 from penstock.dashboard.feed import Tick
 from penstock.dashboard.layout import badge, button, confirm, style, tag
 from penstock.dashboard.pages import queue_href
-from penstock.dashboard.queue_blocks import counted, crumbs
+from penstock.dashboard.queue_blocks import counted, crumbs, whole
 from penstock.dashboard.view import View
 from penstock.http.route import Role
 
@@ -33,8 +33,6 @@ PARTS: Final[Mapping[str, tuple[str, Part]]] = {
     "messages": ("Messages", queue_messages.build),
     "dead": ("Dead letters", queue_letters.build),
 }
-
-OFFSET_DIGITS_MAX: Final = 17
 
 NUMBERS: Final[Sequence[tuple[str, str, Callable[[Any], str], str]]] = (
     ("rate_in", "In", words.rate, "/s"),
@@ -60,9 +58,9 @@ async def build(view: View) -> None:
             raise
         _not_there(view)
         return
-    offset = view.request.query_params.get("offset", "")
-    if offset.isascii() and offset.isdigit() and len(offset) <= OFFSET_DIGITS_MAX:
-        await message.build(view, int(offset))
+    offset = whole(view.request.query_params.get("offset", ""))
+    if offset is not None:
+        await message.build(view, offset, row["offset_end"])
         return
     part = view.request.query_params.get("part", "")
     part = part if part in PARTS else ""

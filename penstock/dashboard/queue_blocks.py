@@ -1,6 +1,7 @@
 """What the parts of a queue's page share: where one is, choices, commands for a terminal, words."""
 
 import contextlib
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,11 @@ from penstock.dashboard.view import View
 def counted(number: int, noun: str) -> str:
     """1 message, 1,234 messages."""
     return f"{words.count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def whole(text: str) -> int | None:
+    """A whole number that somebody typed; None where it is none, or too large for an offset."""
+    return int(text) if re.fullmatch("[0-9]{1,16}", text) is not None else None
 
 
 def crumbs(*links: tuple[str, str]) -> None:

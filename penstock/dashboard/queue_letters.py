@@ -5,9 +5,10 @@ Who may only read sees the reasons and the letters. Who may operate also counts 
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from nicegui import ui
+from nicegui.elements.mixins.text_element import TextElement
 from nicegui.events import GenericEventArguments
 
 from penstock.broker.life import DEAD_REASONS
@@ -16,7 +17,7 @@ from penstock.dashboard import words
 from penstock.dashboard.caller import ApiError, queue_path
 from penstock.dashboard.layout import button, confirm, panel, tag
 from penstock.dashboard.pages import queue_href
-from penstock.dashboard.queue_blocks import columns, counted, terminal
+from penstock.dashboard.queue_blocks import columns, counted, terminal, whole
 from penstock.dashboard.queue_messages import message_row, message_table
 from penstock.dashboard.redriving import BAD_RECORD, LISTED, Progress, Wish, count, redrive
 from penstock.dashboard.table import Row
@@ -28,7 +29,6 @@ PAGES_MAX: Final = 20
 
 PAGE_ROWS: Final = 200
 LOOK_SECONDS: Final = 2.0
-LIMIT_MAX: Final = 10**15
 
 REASONS: Final[Mapping[str, str]] = {
     "rejected": "a consumer said: never again",
@@ -51,6 +51,14 @@ COLUMNS: Final = (
 )
 
 
+class _Bar(NamedTuple):
+    """How many letters died for a reason."""
+
+    button: TextElement
+    number: TextElement
+    fill: TextElement | None
+
+
 async def build(view: View, row: Fields) -> None:
     _Letters(view, row)
 
@@ -61,17 +69,18 @@ class _Letters:
     def __init__(self, view: View, row: Fields) -> None:
         self._view = view
         self._queue: str = row["name"]
-        self._reasons: dict[str, int] = row["dead_reasons"]
         self._dead: int = row["dead"]
+        self._reasons = _reasons_of(row)
         asked = view.request.query_params.get("reason")
         self._reason = asked if asked in REASONS else None
         self._stopping = False
+        self._drawn: dict[str | None, _Bar] | None = None  # by reason; None as one: all of them
         with columns():
             with panel("Reasons"):
                 self._bars = tag("div", classes="ps-reasons", role="group", aria_label="Reasons")
                 if view.may(Role.ADMIN):
                     with tag("div", classes="ps-actions ps-apart"):
-                        self._purge_button = button("Purge dead letters…", self._purge)
+                        button("Purge dead letters…", self._purge)
             if view.may(Role.OPERATE):
                 self._form()
         with panel(classes="ps-browse") as section:
@@ -79,8 +88,7 @@ class _Letters:
             self._title = tag("h2", "Dead letters")
             self._table = message_table("Dead letters", "There are no dead letters here.")
             self._more = tag("p", "", "ps-help")
-        command = ["redrive", self._queue, "--dry-run"]
-        terminal(view, ["dead", self._queue], command)
+        terminal(view, ["dead", self._queue], ["redrive", self._queue, "--dry-run"])
         self._draw()
         view.on_open(lambda: view.later(self._load))
         view.every(LOOK_SECONDS, self._look_again)
@@ -88,30 +96,41 @@ class _Letters:
     # --- reasons ---------------------------------------------------------------------------------
 
     def _draw(self) -> None:
-        most = max(self._reasons.values(), default=0)
-        self._bars.clear()
-        with self._bars:
-            if not self._reasons:
-                tag("p", "No letter is dead.", "ps-help")
-                return
-            self._bar(None, "all", "", self._dead, 0)
-            for reason, number in sorted(self._reasons.items(), key=lambda it: -it[1]):
-                self._bar(reason, reason, REASONS[reason], number, number / most)
+        """The bars; those that are there stay, and with them the keyboard's place."""
+        numbers: dict[str | None, int] = {}
+        if self._reasons:
+            order = sorted(self._reasons, key=lambda it: -self._reasons[it])
+            numbers = {None: self._dead, **{reason: self._reasons[reason] for reason in order}}
+        if self._drawn is None or numbers.keys() != self._drawn.keys():
+            self._bars.clear()
+            with self._bars:
+                if not numbers:
+                    tag("p", "No letter is dead.", "ps-help")
+                self._drawn = {reason: self._bar(reason) for reason in numbers}
+        most = max(self._reasons.values(), default=1)
+        for reason, bar in self._drawn.items():
+            bar.button.props["aria-pressed"] = str(reason == self._reason).lower()
+            bar.button.update()
+            bar.number.set_text(words.count(numbers[reason]))
+            if bar.fill is not None:
+                bar.fill.style(f"width: {max(numbers[reason] / most * 100, 1):.1f}%")
 
-    def _bar(self, reason: str | None, name: str, meaning: str, number: int, share: float) -> None:
-        with tag("button", classes="ps-reason", type="button", data_reason=name) as bar:
-            bar.props["aria-pressed"] = str(reason == self._reason).lower()
+    def _bar(self, reason: str | None) -> "_Bar":
+        fill: TextElement | None = None
+        name = reason or "all"
+        with tag("button", classes="ps-reason", type="button", data_reason=name) as element:
             tag("span", name, "ps-reason-name")
-            tag("span", words.count(number), "ps-reason-count")
-            if meaning:
-                tag("span", meaning, "ps-reason-meaning")
+            number = tag("span", "", "ps-reason-count")
+            if reason is not None:
+                tag("span", REASONS[reason], "ps-reason-meaning")
                 with tag("span", classes="ps-reason-bar", aria_hidden="true"):
-                    tag("i").style(f"width: {max(share * 100, 1):.1f}%")
+                    fill = tag("i")
 
         async def choose() -> None:
             await self._choose(reason)
 
-        bar.on("click", choose, args=[])
+        element.on("click", choose, args=[])
+        return _Bar(element, number, fill)
 
     async def _choose(self, reason: str | None) -> None:
         self._reason = reason
@@ -129,9 +148,8 @@ class _Letters:
     async def _look(self) -> None:
         row = await self._view.api.get(queue_path(self._queue))
         self._dead = row["dead"]
-        if row["dead_reasons"] != self._reasons:
-            self._reasons = row["dead_reasons"]
-            self._draw()
+        self._reasons = _reasons_of(row)
+        self._draw()
 
     # --- the list --------------------------------------------------------------------------------
 
@@ -242,12 +260,9 @@ class _Letters:
 
     async def _submitted(self, event: GenericEventArguments) -> None:
         given: dict[str, Any] = event.args
-        limit = str(given.get("limit", "")).strip()
-        wish = Wish(
-            self._reason,
-            str(given.get("where", "")).strip() or None,
-            min(int(limit), LIMIT_MAX) if limit.isdigit() and int(limit) else None,
-        )
+        where = str(given.get("where", "")).strip()
+        # No number, or 0, is as good as none: all that fit.
+        wish = Wish(self._reason, where or None, whole(str(given.get("limit", "")).strip()) or None)
         self._busy(True)
         try:
             await self._carry_out(wish, given.get("do") == "redrive")
@@ -334,3 +349,7 @@ class _Letters:
             word=queue,
         ):
             await view.run(do)
+
+
+def _reasons_of(row: Fields) -> dict[str, int]:
+    return {reason: number for reason, number in row["dead_reasons"].items() if number}

@@ -18,7 +18,7 @@ from penstock.dashboard import payload
 from penstock.dashboard.caller import Caller, queue_path
 from penstock.dashboard.layout import button, panel, tag
 from penstock.dashboard.pages import queue_href
-from penstock.dashboard.queue_blocks import Choice, terminal
+from penstock.dashboard.queue_blocks import Choice, terminal, whole
 from penstock.dashboard.table import Column, LiveTable, Row
 from penstock.dashboard.view import View
 
@@ -34,7 +34,6 @@ STATES: Final[Mapping[str, str]] = {
     "gone": "Gone",
 }
 STATE_KINDS: Final[Mapping[str, str]] = {"ready": "ok", "held": "", "dead": "bad", "gone": ""}
-OFFSET_MAX: Final = 10**17 - 1
 
 COLUMNS: Final = (
     Column("offset", "Offset", "link", head=True, sortable=False),
@@ -88,8 +87,7 @@ class _Messages:
         self._queue: str = row["name"]
         query = view.request.query_params
         self._state = query["state"] if query.get("state") in STATES else "all"
-        asked = query.get("from", "")
-        self._from: int | None = int(asked) if asked.isdigit() and int(asked) <= OFFSET_MAX else None
+        self._from = whole(query.get("from", ""))  # None: not chosen
         self._before: list[int] = []  # where the pages before this one began
         self._next: int | None = None
         with panel(classes="ps-browse") as section:
@@ -114,7 +112,7 @@ class _Messages:
         with tag("form", classes="ps-jump") as form:
             tag("label", "Go to offset", for_="ps-jump")
             tag(
-                "input", id="ps-jump", name_="offset", type="text", inputmode="numeric", pattern="[0-9]{1,17}"
+                "input", id="ps-jump", name_="offset", type="text", inputmode="numeric", pattern="[0-9]{1,16}"
             )
             tag("button", "Go", "ps-button", type="submit")
         form.on(
@@ -131,9 +129,9 @@ class _Messages:
         await self._view.run(self._load)
 
     async def _jump(self, event: GenericEventArguments) -> None:
-        text = str(event.args)
-        if text.isascii() and text.isdigit() and int(text) <= OFFSET_MAX:
-            self._from = int(text)
+        offset = whole(str(event.args).strip())
+        if offset is not None:
+            self._from = offset
             self._before.clear()
             await self._view.run(self._load)
 

@@ -147,7 +147,7 @@ class _Redrive:
             "dry_run": self._dry_run,
             "next": self._next,
         }
-        return {**told, "ranges": self._listed} if self._lists else told
+        return {**told, "ranges": letters.merged(self._listed)} if self._lists else told
 
     async def _move_all(self, dead: int) -> None:
         """Without looking: first died first; where ranges are given, in a portion of them."""

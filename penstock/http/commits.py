@@ -59,8 +59,8 @@ CHUNK_BYTES: Final = 4 << 20
 CHUNK_MESSAGES: Final = 50_000
 
 CHUNKS_AT_WORK: Final = 3
-"""Chunks of all large commits that are read, sent or synced at a time. Each of these is the work of another
-process, or of the disk; measured for 400 MB: one chunk after the other takes twice as long as three."""
+"""Chunks of all large commits that are read, sent or synced at a time: the work of this process, of the first
+one, and of the disk."""
 
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.5, 15.0
 

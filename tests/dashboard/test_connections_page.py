@@ -12,7 +12,7 @@ from penstock.client import PhpmqClient, RqClient, SspqClient
 from tests.dashboard.conftest import StartBroker, Visit, axe, fits
 from tests.dashboard.test_link import NOBODY, restart
 from tests.http.api import Api
-from tests.http.disks import SmallDisk, broker_on_small_disk
+from tests.http.disks import broker_on_small_disk
 from tests.server.harness import BrokerProcess, phpmq, until
 
 PATH = "/connections"
@@ -122,17 +122,16 @@ def test_find_sort_and_filter(start_broker: StartBroker, visit: Visit) -> None:
         page.get_by_role("button", name="Held").click()
         first = names(page)[0]
         assert cell(page, first, "held") == "2"
-        page.get_by_label("Protocol").select_option("PHPMQ")
+        page.get_by_role("combobox", name="Protocol").select_option("PHPMQ")
         assert len(names(page)) == 2
         expect(page.locator(".ps-live-count")).to_have_text("2 of 3 connections")
-        page.keyboard.press("Escape")
         page.get_by_role("searchbox").fill("ELSEWHERE")  # the name of a queue
         assert len(names(page)) == 1
         assert names(page)[0] != first
         assert "protocol=phpmq" in page.url
         page.reload()
         until(lambda: len(names(page)) == 1, "the same after a reload")
-        page.get_by_label("State").select_option("Blocked")
+        page.get_by_role("combobox", name="State").select_option("Blocked")
         expect(page.get_by_text("Nothing here matches")).to_be_visible()
         page.get_by_role("button", name="Show all").click()
         assert len(names(page)) == 3
@@ -155,22 +154,22 @@ def test_who_does_not_read_is_marked_and_explained(start_broker: StartBroker, vi
 
 
 def test_senders_that_wait_for_room_are_marked(tmp_path: Path, visit: Visit) -> None:
-    with broker_on_small_disk(tmp_path) as small:
-        _see_held_back(small, visit)
-
-
-def _see_held_back(small: SmallDisk, visit: Visit) -> None:
-    page = visit(small, PATH)
-    with PhpmqClient(url(small, "phpmq")) as mq:
+    with broker_on_small_disk(tmp_path) as small, PhpmqClient(url(small, "phpmq")) as mq:
+        page = visit(small, PATH)
         mq.send("orders", b"x")
         small.fill()
         for _ in range(64):
             mq.send("orders", bytes(100_000))
-        expect(page.get_by_role("heading", name="1 sender is held back")).to_be_visible()
-        assert total(page, "held_back") == "1"
-        expect(page.locator("tbody .ps-badge")).to_have_text("held back")
+        told_so = page.get_by_role("heading", name="1 sender is held back")
+
+        def is_told() -> bool:
+            # Room for one small message is found now and then: only who goes on sending stays held back.
+            mq.send("orders", b"waits")
+            return told_so.is_visible() and total(page, "held_back") == "1"
+
+        until(is_told, "the sender to be marked")
         small.ballast.unlink()
-        expect(page.get_by_role("heading", name="1 sender is held back")).to_be_hidden()
+        expect(told_so).to_be_hidden()
 
 
 def test_two_thousand_connections(start_broker: StartBroker, visit: Visit) -> None:

@@ -127,13 +127,13 @@ def test_a_broker_that_does_not_answer_is_told(start_broker: StartBroker, visit:
     until(lambda: total(page, "state") == "Ready", "the page to be there")
     broker.signal(signal.SIGSTOP)
     try:
-        expect(page.get_by_text("What is shown here may be old").first).to_be_visible()
+        expect(page.locator(".ps-notice:visible")).to_be_visible()
         expect(page.get_by_role("region", name="The broker is not ready")).to_be_visible()
         axe(page)
     finally:
         broker.signal(signal.SIGCONT)
     until(lambda: total(page, "state") == "Ready", "the broker to be ready again")
-    expect(page.get_by_text("What is shown here may be old").first).to_be_hidden()
+    expect(page.locator(".ps-notice:visible")).to_have_count(0)
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
