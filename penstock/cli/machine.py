@@ -81,9 +81,7 @@ JAVA_SECONDS: Final = 20.0
 
 def check_packages() -> Iterator[Finding]:
     yield Finding(Level.OK, "Python", platform.python_version())
-    build = (
-        "compiled" if is_compiled() else "interpreted, which is slower; see docs/benchmarks.md for the other"
-    )
+    build = "compiled" if is_compiled() else "interpreted; compiled it is faster"
     yield Finding(Level.OK, "penstock", f"{__version__}, {build}")
     for package in PACKAGES:
         version = version_of(package.name)

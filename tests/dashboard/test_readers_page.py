@@ -150,7 +150,11 @@ def test_leases_that_ended_and_readers_that_are_capped_are_marked(
         for _ in range(40):
             api.send("orders", bytes(100_000))
         until(lambda: "capped" in cell(page, "Readers", "behind", "name"), "the reader to be capped")
-        assert "capped" in cell(page, "Queues of the reader", "orders", "queue")
+        # The two tables are drawn one behind the other.
+        until(
+            lambda: "capped" in cell(page, "Queues of the reader", "orders", "queue"),
+            "its queue to be marked",
+        )
         assert total(page, "capped") in ("1", "2")
         expect(page.get_by_text("holds at most [log] reader-bytes-max")).to_be_visible()
         axe(page)

@@ -225,7 +225,9 @@ def runs_of(engine: LogEngine, queue: str, start: int, end: int, runs_max: int) 
     """As the first process answers."""
     runs = engine.states(queue, start, end, runs_max)
     fields = {"count": len(runs), "next": runs.next, "consumers": runs.consumers, "time_us": NOW_US}
-    body = b"".join(getattr(runs, name).tobytes() for name, _ in Runs.COLUMNS)
+    fields["repairs"] = len(runs.repair_first)
+    names = ["repair_first", "repair_end", "repair_distance", *(name for name, _ in Runs.COLUMNS)]
+    body = b"".join(getattr(runs, name).tobytes() for name in names)
     return Runs(start, Frame(fields, memoryview(body)))
 
 

@@ -356,7 +356,7 @@ sys.modules["pyarrow"] = None
 from penstock.http.bodies import _read_arrow
 from penstock.http.problems import Problem
 try:
-    _read_arrow(b"", payload_bytes_max=1, bytes_max=1, queues=False, protocol="http")
+    _read_arrow(b"", payload_bytes_max=1, bytes_max=1, queues=False, repairs=False, protocol="http")
 except Problem as problem:
     print(problem.status, problem.name, problem.detail)
 """
