@@ -118,5 +118,5 @@ def test_a_demonstration_that_is_ended_leaves_no_broker_behind(tmp_path: Path) -
         until(lambda: any(data.rglob("*.seg")), "its broker to have a log")
         demo.send_signal(signal.SIGTERM)
         assert demo.wait(WAIT_SECONDS) == 128 + signal.SIGTERM
-    (log,) = {path.parent for path in data.rglob("watermark")}
+    (log,) = {path.parent for path in data.rglob("*.seg")}
     open_log(str(log), 1_800_000_000_000_000).abandon()  # which nobody else has open
