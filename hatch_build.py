@@ -90,7 +90,7 @@ def compile_into(folder: Path) -> list[Path]:
     return made
 
 
-class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
+class CustomBuildHook(BuildHookInterface):
     """Off by default; see the module's docstring for how it is switched on."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

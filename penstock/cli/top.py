@@ -68,7 +68,7 @@ def _check_terminal() -> None:
 
 def _check_textual() -> None:
     try:
-        import textual  # noqa: F401
+        import textual  # noqa: F401 - whether it can be imported is what is asked
     except ImportError:
         raise TextualMissing("`penstock top` needs Textual: pip install 'penstock[dashboard]'") from None
 

@@ -67,11 +67,7 @@ async def build(view: View) -> None:
         connections: list[Fields] = answer["connections"]
         now = time.time()
         rows = {it["name"]: _row(it, now, shown.get(it["name"])) for it in connections}
-        if is_first:
-            table.load(rows.values())
-        else:
-            table.drop([name for name in shown if name not in rows])
-            table.patch([row for name, row in rows.items() if row != shown.get(name)])
+        table.follow(rows, shown, whole=is_first)
         shown = rows
         tiles.show(connections)
         alerts.show(_alerts(connections))

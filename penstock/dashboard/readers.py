@@ -101,11 +101,7 @@ async def build(view: View) -> None:
         if not is_named and chosen not in {it["name"] for it in readers}:
             chosen = max(readers, key=lag_of)["name"] if readers else ""
         rows = {it["name"]: _row(it, chosen) for it in readers}
-        if is_first:
-            table.load(rows.values())
-        else:
-            table.drop([name for name in shown if name not in rows])
-            table.patch([row for name, row in rows.items() if row != shown.get(name)])
+        table.follow(rows, shown, whole=is_first)
         shown = rows
         tiles.show(readers)
         alerts.show(_alerts(readers))

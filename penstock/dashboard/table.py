@@ -99,6 +99,14 @@ class LiveTable(Element, component=ASSETS / "table.js"):
         if keys:
             self.run_method("drop", list(keys))
 
+    def follow(self, rows: Mapping[str, Row], before: Mapping[str, Row], *, whole: bool) -> None:
+        """These rows, by their keys, where `before` were shown; `whole`: the browser knows nothing yet."""
+        if whole:
+            self.load(rows.values())
+            return
+        self.drop([key for key in before if key not in rows])
+        self.patch([row for key, row in rows.items() if row != before.get(key)])
+
 
 def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
     remaining = iter(rows)

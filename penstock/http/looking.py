@@ -240,6 +240,7 @@ class Runs:
             at += length
         for name, typecode in self.COLUMNS:
             end = at + self.count * calcsize(typecode)
+            # The stub wants to see the letter, and here it is a variable.
             self.columns[name] = answer.body[at:end].cast(typecode)  # type: ignore[call-overload]
             at = end
 

@@ -7,13 +7,12 @@ drives it. One browser serves all tests of a module; every visit is a profile of
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 
-from tests.http.api import Api
+from tests.http.conftest import StartBroker, api, broker, start_broker
 from tests.server import harness
 from tests.server.harness import BrokerProcess
 
@@ -32,8 +31,10 @@ FLAGS = (
     "--disable-sync",
 )
 
-StartBroker = Callable[..., BrokerProcess]
 Visit = Callable[..., Page]
+
+# Brokers are those of the tests of the HTTP API.
+__all__ = ["StartBroker", "Visit", "api", "broker", "browser", "start_broker", "visit"]
 
 
 @pytest.fixture(scope="module")
@@ -131,38 +132,3 @@ def fits(page: Page) -> None:
     """Nothing makes the page as a whole scroll sideways."""
     wide, window = page.evaluate("(it => [it.scrollWidth, it.clientWidth])(document.documentElement)")
     assert wide <= window, (wide, window)
-
-
-@pytest.fixture
-def start_broker(tmp_path: Path) -> Iterator[StartBroker]:
-    """Starts brokers in folders of their own, and sees to it that none outlives the test."""
-    started: list[BrokerProcess] = []
-
-    def start(*flags: str, folder: str = "broker", env: dict[str, str] | None = None) -> BrokerProcess:
-        where = tmp_path / folder
-        where.mkdir(exist_ok=True)
-        http = () if "--http" in flags else ("--http", "127.0.0.1:0")
-        broker = BrokerProcess(where, *http, *flags, env=env)
-        started.append(broker)
-        return broker.start()
-
-    yield start
-    for broker in started:
-        if broker.running:
-            broker.kill()
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for all tests of a module: use a queue name of your own in each test."""
-    broker = BrokerProcess(tmp_path_factory.mktemp("broker"), "--http", "127.0.0.1:0").start()
-    yield broker
-    if broker.running:
-        broker.kill()
-
-
-@pytest.fixture
-def api(broker: BrokerProcess) -> Iterator[Api]:
-    """A caller of the module's broker."""
-    with Api(broker.ports["http"]) as api:
-        yield api

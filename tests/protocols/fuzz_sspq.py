@@ -20,25 +20,11 @@ with atheris.instrument_imports(include=["penstock.protocols"]):
     from penstock.broker.batch import Slice
     from penstock.protocols.errors import PeerViolation
     from penstock.protocols.sspq_session import ClientSession, ServerSession, State
+    from tests.protocols.fuzzing import search
     from tests.protocols.test_sspq import cut, in_chunks, plainly
     from tests.protocols.vectors_sspq import FAULTS, ROWS
 
-CUTS = 4
-PREFIX_BYTES = CUTS + 5
-REPEATS_MAX = 48
 LIMIT_BYTES = 300
-
-
-def check(data: bytes) -> None:
-    """One input. Whatever it raises is a finding."""
-    if len(data) < PREFIX_BYTES:
-        return
-    repeats, size, flip = data[CUTS] % REPEATS_MAX + 1, data[CUTS + 1], data[CUTS + 4]
-    body = data[PREFIX_BYTES:]
-    stream = bytearray(body[:size] * repeats + body[size:])
-    if stream:
-        stream[int.from_bytes(data[CUTS + 2 : CUTS + 4]) % len(stream)] ^= flip
-    check_stream(bytes(stream), data[:CUTS])
 
 
 def check_stream(stream: bytes, cuts: bytes) -> None:
@@ -66,22 +52,5 @@ def check_stream(stream: bytes, cuts: bytes) -> None:
         client.salvage()
 
 
-def seeds(corpus: Path) -> None:
-    """The vectors as a beginning: once, many times over, and many times over with something spoiled."""
-    for number, data in enumerate([row.data for row in ROWS] + [fault.data for fault in FAULTS]):
-        size = min(len(data), 255)
-        for variant, (repeats, where, flip) in enumerate([(0, 0, 0), (39, 0, 0), (39, 999, 1)]):
-            prefix = bytes((*[0] * CUTS, repeats, size, *where.to_bytes(2), flip))
-            (corpus / f"vector-{number:02}-{variant}").write_bytes(prefix + data)
-
-
-def main() -> None:
-    corpora = [Path(argument) for argument in sys.argv[1:] if not argument.startswith("-")]
-    if corpora:
-        seeds(corpora[0])
-    atheris.Setup(sys.argv, check)
-    atheris.Fuzz()
-
-
 if __name__ == "__main__":
-    main()
+    search(check_stream, [row.data for row in ROWS] + [fault.data for fault in FAULTS])

@@ -143,8 +143,9 @@ class Header:
     def offset_end(self) -> int:
         return self.first_offset + self.count
 
-    def copy(self) -> "Header":
-        return Header(
+    def _values(self) -> tuple[int, ...]:
+        """What it is made from, in the order of the layout; the position, which is not stored, last."""
+        return (
             self.kind,
             self.flags,
             self.protocol,
@@ -163,25 +164,11 @@ class Header:
             self.position,
         )
 
+    def copy(self) -> "Header":
+        return Header(*self._values())
+
     def pack(self) -> bytes:
-        packed = _HEADER.pack(
-            MAGIC,
-            self.kind,
-            self.flags,
-            self.protocol,
-            self.queue,
-            self.count,
-            self.opening,
-            self.body_checksum,
-            self.first_offset,
-            self.first_event,
-            self.event_count,
-            self.body_bytes,
-            self.time_us,
-            self.synced,
-            self.expires_min_us,
-            self.extra,
-        )
+        packed = _HEADER.pack(MAGIC, *self._values()[:-1])
         return packed + _CHECKSUM.pack(zlib.crc32(packed, _seed(self.position)))
 
 
@@ -274,6 +261,7 @@ class BodyReader:
         self._at = 0
 
     def column(self, count: int, typecode: str, width: int) -> Sequence[int]:
+        # The stub wants to see the letter, and here it is a variable.
         column: Sequence[int] = self.raw(count * width).cast(typecode)  # type: ignore[call-overload]
         return column
 
