@@ -109,22 +109,29 @@ class JetStream:
         said = await self.call(f"STREAM.PURGE.{name}", {"seq": before_seq})
         return int(said["purged"])
 
+    async def purge_subject(self, name: str, subject: str) -> int:
+        """Delete every message of a subject; how many there were."""
+        said = await self.call(f"STREAM.PURGE.{name}", {"filter": subject})
+        return int(said["purged"])
+
+    async def subjects(self, name: str, filter_subject: str) -> dict[str, int]:
+        """The subjects of a stream that have messages, and how many."""
+        found: dict[str, int] = {}
+        while True:
+            question = {"subjects_filter": filter_subject, "offset": len(found)}
+            said = await self.call(f"STREAM.INFO.{name}", question)
+            page = said["state"].get("subjects") or {}
+            found |= page
+            if not page or len(found) >= said.get("total", 0):
+                return found
+
     async def delete_message(self, stream: str, seq: int) -> None:
         """Take one message out of a stream; it leaves a hole. One that is not there is deleted."""
         try:
             await self.call(f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": True})
         except JetStreamError as error:
-            if error.failure.err_code not in _DELETE_FAILED or await self._is_there(stream, seq):
+            if error.failure.err_code not in _DELETE_FAILED or await self.message(stream, seq) is not None:
                 raise
-
-    async def _is_there(self, stream: str, seq: int) -> bool:
-        try:
-            await self.call(f"STREAM.MSG.GET.{stream}", {"seq": seq})
-        except JetStreamError as error:
-            if error.not_found:
-                return False
-            raise
-        return True
 
     # --- consumers -------------------------------------------------------------------------------
 
@@ -172,8 +179,19 @@ class JetStream:
 
     async def last(self, stream: str, subject: str) -> Stored | None:
         """The last message of a subject, as the leader has it: what was stored before is seen."""
+        return await self._get(stream, {"last_by_subj": subject})
+
+    async def message(self, stream: str, seq: int) -> Stored | None:
+        """One message, as the leader has it; None where there is none (any more)."""
+        return await self._get(stream, {"seq": seq})
+
+    async def next_message(self, stream: str, seq: int) -> Stored | None:
+        """The first message from a sequence number on, as the leader has it."""
+        return await self._get(stream, {"seq": seq, "next_by_subj": ">"})
+
+    async def _get(self, stream: str, question: Settings) -> Stored | None:
         try:
-            said = await self.call(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
+            said = await self.call(f"STREAM.MSG.GET.{stream}", question)
         except JetStreamError as error:
             if error.not_found:
                 return None

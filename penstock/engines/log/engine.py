@@ -246,6 +246,10 @@ class LogEngine:
     def damage(self) -> Sequence[Damage]:
         return self._state.damage
 
+    def report_damage(self, damage: Damage) -> None:
+        """What somebody else has found out about the stored bytes: it goes into the report and the log."""
+        self._state.tell(damage)
+
     @property
     def opening(self) -> int:
         return self._state.opening

@@ -1,0 +1,105 @@
+"""The engine contract, unchanged, run by the cluster's engine on a real cluster of three nodes."""
+
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.policy import Policies
+from penstock.engines.jetstream.cluster import Cluster
+from penstock.engines.jetstream.engine import StreamEngine, make_streams, open_stream_log
+from penstock.engines.jetstream.names import LogNames
+from penstock.engines.jetstream.replica import Replica
+from penstock.engines.jetstream.servers import parse_server
+from penstock.engines.jetstream.station import Station
+from penstock.engines.log.state import LogSettings
+from tests.engines.contract import EngineContract, Harness
+
+SMALL = LogSettings(segment_bytes=16 * 1024, block_bytes=2048, cache_bytes=4096, snapshot_blocks=16)
+
+
+class StreamHarness:
+    """A log of its own for every test; every opening after a crash begins with an empty folder."""
+
+    identity_stays = True
+
+    def __init__(self, station: Station, folder: Path, replicas: int = 3) -> None:
+        self._station = station
+        self._folder = folder
+        self._folders = 0
+        self._names = LogNames(f"t{secrets.token_hex(6)}")
+        self._policies = Policies()
+        self._engine: StreamEngine | None = None
+        self._replica: Replica
+        station.ask(make_streams(station, self._names, replicas))
+
+    def open(self, now_us: int, policies: Policies) -> StreamEngine:
+        self._policies = policies
+        self._folders += 1
+        self._replica = Replica(self._station.api, self._names, str(self._folder / str(self._folders)))
+        return self._open(now_us)
+
+    def _open(self, now_us: int) -> StreamEngine:
+        self._station.ask(self._replica.begin())
+        self._engine = open_stream_log(
+            self._station,
+            self._names,
+            self._replica,
+            now_us,
+            settings=SMALL,
+            policies=self._policies,
+            wake=lambda: None,
+        )
+        return self._engine
+
+    def _opened(self) -> StreamEngine:
+        assert self._engine is not None
+        return self._engine
+
+    def reopen(self, now_us: int) -> StreamEngine:
+        self._opened().close(now_us)
+        return self._open(now_us)
+
+    def crash(self, now_us: int) -> StreamEngine:
+        self._opened().abandon()
+        return self.open(now_us, self._policies)
+
+    def drive(self, until: Callable[[], bool], seconds: float) -> bool:
+        engine = self._opened()
+        engine.poll()
+        if until():
+            return True
+        engine.wait()
+        return until()
+
+    def end(self) -> None:
+        if self._engine is not None:
+            self._engine.abandon()
+            assert not self._engine.damage
+        for stream in (self._names.stream, self._names.state_stream):
+            self._station.ask(self._station.api.delete_stream(stream))
+
+
+@pytest.fixture(scope="module")
+def station(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Station]:
+    cluster = Cluster(tmp_path_factory.mktemp("nats"), 3)
+    try:
+        cluster.start()
+        station = Station.open(parse_server(node.url) for node in cluster.nodes)
+        try:
+            yield station
+        finally:
+            station.close()
+    finally:
+        cluster.stop()
+
+
+class TestStreamEngine(EngineContract):
+    @pytest.fixture
+    def harness(self, station: Station, tmp_path: Path) -> Iterator[Harness]:
+        harness = StreamHarness(station, tmp_path)
+        try:
+            yield harness
+        finally:
+            harness.end()
