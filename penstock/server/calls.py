@@ -75,9 +75,13 @@ class Answer(Protocol):
 class Host(Protocol):
     """What a handler needs of the server."""
 
-    broker: Broker
-    engine: LogEngine
     started_us: int
+
+    @property
+    def broker(self) -> Broker: ...
+
+    @property
+    def engine(self) -> LogEngine: ...
 
     def now_us(self) -> int: ...
 
@@ -422,7 +426,7 @@ def _engine(context: Context, fields: Fields, body: memoryview, answer: Answer) 
 
 def _health(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
     reason = context.operator.unready
-    answer({"ready": not reason, "reason": reason})
+    answer({"ready": not reason, "reason": reason, "cluster": context.engine.info().cluster})
 
 
 CALLS: Final[dict[str, Handler]] = {

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, cast
 
 from penstock.broker import words
 from penstock.broker.batch import Batch, Slice
+from penstock.broker.home import Home
 from penstock.broker.words import Command, Where
 from penstock.engines.interface import EngineFailed
 from penstock.protocols import phpmq, phpmq_session, rq, rq_controller, sspq_session
@@ -63,7 +64,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = ""
         self.connected_us = 0
         self._server = server
-        self._broker = server.broker
+        self._broker = server.home
         self._listener = listener
         self._restricted = listener.mode != "both" or listener.queues != ("*",)
         self._transport: asyncio.Transport | None = None
@@ -210,6 +211,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def broadcast(self, queue: str, batch: Batch) -> None:
         """See `delivered`."""
+
+    def move(self, home: Home) -> None:
+        """Its words go elsewhere from now on, where it is attached already."""
+        self._broker = home
 
     def hold(self, held: bool) -> None:
         self._hold(1, held)

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from itertools import count as counter
 
 from penstock.broker.broker import Broker
+from penstock.broker.home import Home
 from penstock.engines.interface import EngineFailed
 from penstock.engines.log.engine import LogEngine, open_log
 from penstock.server.address import TcpAddress, UnixAddress, remove_stale_socket
@@ -78,21 +79,42 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self.started_us = self.now_us()
         sys.setswitchinterval(SWITCH_SECONDS)
-        self.engine: LogEngine = open_log(
-            settings.data,
+        self._second = SecondProcess(self, settings, settings.http) if settings.http is not None else None
+        self._engine: LogEngine | None = None
+        self.home: Home
+        self._open()
+
+    def _open(self) -> None:
+        """Have somewhere for messages to go to, before anybody can send some."""
+        self._engine = open_log(
+            self._settings.data,
             self.now_us(),
-            settings=settings.log,
-            policies=settings.policies,
+            settings=self._settings.log,
+            policies=self._settings.policies,
             wake=self._wake,
         )
-        self.broker = Broker(
-            self.engine,
+        self.home = self._make_broker(self._engine)
+
+    def _make_broker(self, engine: LogEngine) -> Broker:
+        return Broker(
+            engine,
             self._want_turn,
-            policies=settings.policies,
-            queue_name_bytes_max=settings.limits.queue_name_bytes_max,
-            queues_max=settings.limits.queues_max,
+            policies=self._settings.policies,
+            queue_name_bytes_max=self.limits.queue_name_bytes_max,
+            queues_max=self.limits.queues_max,
         )
-        self._second = SecondProcess(self, settings, settings.http) if settings.http is not None else None
+
+    @property
+    def broker(self) -> Broker:
+        """The broker, where it is in this process."""
+        assert isinstance(self.home, Broker), "this broker does not lead"
+        return self.home
+
+    @property
+    def engine(self) -> LogEngine:
+        """The log, where it is this process that writes it."""
+        assert self._engine is not None, "this broker does not have the log"
+        return self._engine
 
     @staticmethod
     def now_us() -> int:
@@ -122,11 +144,14 @@ class Server:
             gc.freeze()  # what is there now stays: there is no need to look at it again
             gc.set_threshold(*GARBAGE_THRESHOLDS)
             print(self.ready_line(), flush=True)  # noqa: T201 - the contract with whoever started us
-            log.info("ready", extra={"facts": {"data": self._settings.data, "opening": self.engine.opening}})
+            log.info("ready", extra={"facts": self._facts()})
             await self._done.wait()
         finally:
             await self._close_everything()
         return self._exit
+
+    def _facts(self) -> dict[str, object]:
+        return {"data": self._settings.data, "opening": self.engine.opening}
 
     async def _listen(self) -> None:
         for listener in self._settings.listeners:
@@ -178,19 +203,19 @@ class Server:
             connection.say_closing()
         if self._second is not None:
             self._second.ask_to_stop(self._settings.drain_seconds)
-        self.broker.drain()
+        self.home.drain()
         self._loop.call_later(self._settings.drain_seconds, self._done.set)
         self._loop.call_later(GRACE_SECONDS, self._dismiss)
 
     def _dismiss(self) -> None:
         """What was sent before the stop has been read by now: let those go who hold nothing."""
         self._dismissed = True
-        self.broker.dismiss()
+        self.home.dismiss()
         self._check_drained()
 
     def _check_drained(self) -> None:
         answered = self._second is None or not self._second.open_calls
-        if self._dismissed and self.broker.is_drained and answered:
+        if self._dismissed and self.home.is_drained and answered:
             self._done.set()
 
     def _asked_to_reload(self) -> None:
@@ -202,7 +227,7 @@ class Server:
             log.error("settings not read again, the old ones stay: %s", error)
             return
         reload = reloadable_difference(self._settings, settings)
-        self.broker.set_policies(reload.policies)
+        self.home.set_policies(reload.policies)
         if self._second is not None and reload.tokens is not None:
             self._second.set_tokens(reload.tokens)
             log.info("tokens of the HTTP API read again: there are %d", len(reload.tokens))
@@ -218,26 +243,30 @@ class Server:
 
     async def _close_everything(self) -> None:
         now_us = self.now_us()
-        if self.engine.failed is None:
-            self.broker.end_requests(now_us)
+        failed = self._engine is not None and self._engine.failed is not None
+        if not failed:
+            self.home.end_requests(now_us)
         for _, server in self._listening:
             server.close()
         for connection in list(self._connections):
             connection.close()
-            if self.engine.failed is None:
-                self.broker.detach(connection, now_us)
+            if not failed:
+                self.home.detach(connection, now_us)
         deadline = time.monotonic() + LAST_WORDS_SECONDS
         while self._connections and time.monotonic() < deadline:
             await asyncio.sleep(0.01)  # the last words to peers are still being written
         if self._second is not None:
             await self._second.stop(LAST_WORDS_SECONDS)
-        self.engine.close(self.now_us())
+        await self._close_engine()
         self.journal.flush()
         for listener, _ in self._listening:
             if isinstance(listener.address, UnixAddress):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(listener.address.path)
         log.info("stopped")
+
+    async def _close_engine(self) -> None:
+        self.engine.close(self.now_us())
 
     # --- turns -----------------------------------------------------------------------------------
 
@@ -250,7 +279,7 @@ class Server:
         self._turn_wanted = False
         self._arrival_us = 0
         try:
-            self.broker.turn(self.now_us())
+            self.home.turn(self.now_us())
         except EngineFailed as error:
             self.fail(error)
         if self._stopping:
@@ -262,11 +291,14 @@ class Server:
             self._loop.call_soon_threadsafe(self._poll)
 
     def _poll(self) -> None:
-        self.engine.poll()
-        if self.engine.failed is not None:
-            self.fail(self.engine.failed)
+        engine = self._engine
+        if engine is None:
             return
-        if self._throttled and self.engine.bytes_in_flight < self.limits.in_flight_bytes // 2:
+        engine.poll()
+        if engine.failed is not None:
+            self.fail(engine.failed)
+            return
+        if self._throttled and engine.bytes_in_flight < self.limits.in_flight_bytes // 2:
             throttled, self._throttled = self._throttled, set()
             for connection in throttled:
                 connection.hold_for_server(False)
@@ -278,9 +310,9 @@ class Server:
         self._ticks += 1
         now_us = self.now_us()
         try:
-            self.broker.tick(now_us)
-            if self._ticks % TRIM_TICKS == 0:
-                self.engine.trim(now_us)
+            self.home.tick(now_us)
+            if self._ticks % TRIM_TICKS == 0 and self._engine is not None:
+                self._engine.trim(now_us)
         except EngineFailed as error:
             self.fail(error)
             return
@@ -315,7 +347,7 @@ class Server:
 
     def check_in_flight(self, connection: Connection | Control) -> None:
         """A sender that is faster than the disk is not read from until the disk has caught up."""
-        if self.engine.bytes_in_flight > self.limits.in_flight_bytes:
+        if self._engine is not None and self._engine.bytes_in_flight > self.limits.in_flight_bytes:
             self._throttled.add(connection)
             connection.hold_for_server(True)
 
