@@ -43,6 +43,7 @@ def penstock(
     http: bool = False,
     command: Sequence[str] = (sys.executable, "-m", "penstock"),
     environment: Mapping[str, str] | None = None,
+    more: Sequence[str] = (),
 ) -> Server:
     """`penstock serve` of this tree, by this interpreter, with its defaults: durability `commit`."""
     anywhere = "127.0.0.1:0"
@@ -50,6 +51,7 @@ def penstock(
     words += ["--limits-connections-max", str(CONNECTIONS_MAX), "--http", anywhere if http else "off"]
     for protocol in ("sspq", "phpmq", "rq"):
         words += [f"--{protocol}", anywhere]
+    words += more
     process = spawn(words, environment=environment, folder=_REPOSITORY, is_heard=True)
     assert process.stdout is not None
     with killed_on_failure(Server("Penstock", process, {})):

@@ -216,6 +216,12 @@ class Connection(asyncio.BufferedProtocol):
         """Its words go elsewhere from now on, where it is attached already."""
         self._broker = home
 
+    def drop(self) -> None:
+        """Close at once: what it holds and waits for is not known here any more."""
+        if self._transport is not None:
+            self._closing = True
+            self._transport.abort()
+
     def hold(self, held: bool) -> None:
         self._hold(1, held)
 

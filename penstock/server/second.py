@@ -91,6 +91,11 @@ class SecondProcess:
         host, port, *_ = self._socket.getsockname()
         return TcpAddress(host, port)
 
+    def second_door(self) -> socket.socket:
+        """The same listening socket once more, for whoever answers while there is no process."""
+        assert self._socket is not None
+        return self._socket.dup()
+
     def start(self) -> None:
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
@@ -153,8 +158,8 @@ class SecondProcess:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
-    async def stop(self, seconds: float) -> None:
-        """Let it finish what is open; it is gone when this returns."""
+    async def rest(self, seconds: float) -> None:
+        """Let it finish what is open; it is gone when this returns. The door stays, for the next `start`."""
         self.ask_to_stop(seconds)
         if self._watching is not None:
             try:
@@ -163,6 +168,12 @@ class SecondProcess:
                 if self._process is not None:
                     self._process.kill()
                 await self._watching
+            self._watching = None
+        self._stopping.clear()
+
+    async def stop(self, seconds: float) -> None:
+        """The same for good."""
+        await self.rest(seconds)
         if self._socket is not None:
             self._socket.close()
         if isinstance(self._http.address, UnixAddress):
@@ -201,6 +212,7 @@ class SecondProcess:
         return {
             "version": __version__,
             "data": os.path.abspath(self._settings.data),
+            "cluster": None if isinstance(self._settings.engine, str) else self._settings.cluster.name,
             "address": str(self.address),
             "tokens": self._token_fields(),
             "tls_certificate": http.tls_certificate,

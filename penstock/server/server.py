@@ -133,9 +133,7 @@ class Server:
         """Serve until told to stop; the exit code."""
         try:
             await self._listen()
-            if self._second is not None:
-                await self._second.listen()
-                self._second.start()
+            await self._open_http()
             for name in ("SIGTERM", "SIGINT"):
                 self._loop.add_signal_handler(getattr(signal, name), self._asked_to_stop, name)
             self._loop.add_signal_handler(signal.SIGHUP, self._asked_to_reload)
@@ -177,6 +175,11 @@ class Server:
                     error.errno, f"{listener.protocol} listener {address}: {error.strerror}"
                 ) from error
             self._listening.append((listener, server))
+
+    async def _open_http(self) -> None:
+        if self._second is not None:
+            await self._second.listen()
+            self._second.start()
 
     def ready_line(self) -> str:
         parts = []
@@ -282,6 +285,8 @@ class Server:
             self.home.turn(self.now_us())
         except EngineFailed as error:
             self.fail(error)
+        if self._throttled:
+            self.engine.hurry()
         if self._stopping:
             self._check_drained()
 
@@ -302,6 +307,8 @@ class Server:
             throttled, self._throttled = self._throttled, set()
             for connection in throttled:
                 connection.hold_for_server(False)
+        if self._throttled:
+            self.engine.hurry()
 
     def _tick(self) -> None:
         if self._done.is_set():
@@ -369,11 +376,15 @@ def _allow_files(connections_max: int) -> None:
         )
 
 
-def serve(settings: Settings, reload: Callable[[], Settings] | None = None) -> int:
+def serve(
+    settings: Settings,
+    reload: Callable[[], Settings] | None = None,
+    kind: Callable[[Settings, Callable[[], Settings] | None], Server] = Server,
+) -> int:
     """Run a server in this process until it is told to stop; its exit code."""
 
     async def main() -> int:
-        return await Server(settings, reload).run()
+        return await kind(settings, reload).run()
 
     _allow_files(settings.limits.connections_max)
     keep_freed_memory()

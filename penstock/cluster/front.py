@@ -1,0 +1,378 @@
+"""Front: the server of a cluster's front-end, and which part it plays.
+
+A front-end has listeners, connections and sessions as every server has. Where their words go depends on who
+leads (`engines/jetstream/lease.py`):
+
+    following   to the leader, over the relay (`away.py`); HTTP too, byte by byte (`pipe.py`). Meanwhile the
+    local copy of the log is kept up with the stream, so that taking over is quick. leading     to a broker
+    in this process, on the log (`engines/jetstream/engine.py`); other front-ends come to the relay
+    (`host.py`). The HTTP API has its process, as on one machine.
+    unsure      as leading, and nothing is handed out: somebody else may be about to lead.
+
+From following to leading nobody loses a connection: what clients hold and wait for moves to the new broker,
+here or elsewhere. From leading to following there is no such way: what the others have done meanwhile is
+not known here, so that all clients are disconnected, and come again.
+
+Rules that always hold:
+  * One change at a time. What a change was for may be over when it ends: it is looked at again then.
+  * A log that has failed is let go of, and its local copy is thrown away. Whether this front-end leads
+    again is for the lease to say.
+
+How it fails: a cluster that cannot be used is told at the start, before anything listens (`checks.py`).
+Later, a cluster that does not answer is waited for. A local disk that fails ends the front-end.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from penstock import __version__
+from penstock.cluster.away import Away
+from penstock.cluster.checks import Finding, Level, check, refuse
+from penstock.cluster.host import RelayHost
+from penstock.cluster.info import cluster_info
+from penstock.cluster.nodes import front_end_id, servers_of, wire_options
+from penstock.engines.interface import EngineError, EngineFailed
+from penstock.engines.jetstream.engine import StreamEngine, make_streams, open_stream_log
+from penstock.engines.jetstream.errors import JetStreamTrouble
+from penstock.engines.jetstream.lease import Claim, Election, Role, View
+from penstock.engines.jetstream.names import LogNames
+from penstock.engines.jetstream.replica import LOG, Replica
+from penstock.engines.jetstream.station import Station
+from penstock.server.address import TcpAddress, parse_address
+from penstock.server.journal import log
+from penstock.server.server import LAST_WORDS_SECONDS, Server
+from penstock.server.settings import Settings, SettingsError
+
+KEEP_UP_SECONDS: Final = 0.5
+LOOK_SECONDS: Final = 5.0
+"""How often files that are gone from the stream are looked for, and how its nodes are."""
+
+JOIN_SECONDS: Final = 30.0
+"""How long the start waits for somebody to lead."""
+
+CLAIMS_SECONDS: Final = 3.0
+"""How long a new leader waits for front-ends to say what their clients hold."""
+
+CLOSE_SECONDS: Final = 5.0
+"""How long a stop waits for the cluster to store the last of the log."""
+
+
+class Front(Server):
+    """See the module's docstring."""
+
+    _away: Away
+    _station: Station
+    _replica: Replica
+    _election: Election
+
+    def __init__(self, settings: Settings, reload: Callable[[], Settings] | None = None) -> None:
+        self._folder = settings.data
+        self._cluster = settings.cluster
+        self._names = LogNames(settings.cluster.name)
+        # A number that was used in an earlier life must not count as used in this one.
+        self._member = f"{front_end_id(settings.cluster)}-{secrets.token_hex(2)}"
+        self._secret = secrets.token_hex(16)
+        self._findings: list[Finding] = []
+        self._stream: dict[str, Any] | None = None  # what JetStream says of the log's stream
+        self._relay: socket.socket | None = None
+        self._relay_address: TcpAddress
+        self._view = View()
+        self._leader_before = ""
+        self._linked = False  # to the leader
+        self._host: RelayHost | None = None
+        self._pipe: Any = None
+        self._stirred = asyncio.Event()
+        self._joined = asyncio.Event()
+        self._steering: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._lost: EngineFailed | None = None  # why the log that we led is of no use any more
+        super().__init__(replace(settings, data=os.path.join(settings.data, LOG)), reload)
+
+    def _open(self) -> None:
+        self.home = self._away = self._make_away()
+
+    def _make_away(self) -> Away:
+        return Away(
+            self._member,
+            self._want_turn,
+            connection_buffer_bytes=self.connection_buffer_bytes,
+            on_link=self._link_changed,
+        )
+
+    # --- life ------------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        try:
+            await self._join()
+        except BaseException:
+            await self._leave()
+            raise
+        return await super().run()
+
+    async def _join(self) -> None:
+        """Connect, make sure of the cluster, and take part in it."""
+        settings = self._settings
+        options = wire_options(self._cluster)
+        try:
+            self._station = await asyncio.to_thread(Station.open, servers_of(settings), options)
+        except JetStreamTrouble as error:
+            raise SettingsError(f"engine: {error}") from None
+        self._findings = await self._asked(check(self._station.api, self._station.link.info, settings))
+        for finding in self._findings:
+            if finding.level is Level.WARN:
+                log.warning("%s", finding)
+        refuse(self._findings)
+        await self._asked(make_streams(self._station, self._names, self._cluster.replicas))
+        os.makedirs(self._folder, exist_ok=True)
+        self._replica = Replica(self._station.api, self._names, self._folder)
+        await self._asked(self._replica.begin())
+        if self._second is not None:
+            await self._second.listen()
+        listen = self._cluster.listen
+        self._relay = socket.create_server((listen.host, listen.port), backlog=256)
+        host, port, *_ = self._relay.getsockname()
+        self._relay_address = self._cluster.advertise or TcpAddress(host, port)
+        self._election = Election(
+            self._station,
+            self._names,
+            self._member,
+            offer=self._offer,
+            facts=self._said_of_us,
+            changed=self._seen,
+        )
+        await self._asked(self._election.start())
+        self._steering = self._loop.create_task(self._steer(), name="steering")
+        self._steering.add_done_callback(self._steered)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._joined.wait(), JOIN_SECONDS)
+        if not self._joined.is_set():
+            log.warning("nobody leads the cluster so far; clients are accepted, and wait")
+
+    async def _asked(self, work: Any) -> Any:
+        """What a coroutine comes to on the station's loop. Any: whatever it returns."""
+        return await asyncio.wrap_future(self._station.start(work))
+
+    def _offer(self, term: int) -> Claim:
+        return Claim(self._member, term, str(self._relay_address), self._secret, __version__)
+
+    def _said_of_us(self) -> dict[str, Any]:
+        return {"id": self._member, "version": __version__}
+
+    async def _open_http(self) -> None:
+        """The door is open already, and who answers there is a matter of roles."""
+
+    async def _close_engine(self) -> None:
+        await self._leave()
+
+    async def _leave(self) -> None:
+        """Let go of everything, in an order that lets somebody else go on at once."""
+        if self._steering is not None:
+            self._steering.cancel()
+            await asyncio.gather(self._steering, return_exceptions=True)
+            self._steering = None
+        await self._stop_keeping_up()
+        if self._pipe is not None:
+            self._pipe.close()
+        if self._host is not None:
+            self._host.close()
+        engine, self._engine = self._engine, None
+        if isinstance(engine, StreamEngine):
+            await asyncio.to_thread(engine.close_within, CLOSE_SECONDS, self.now_us())
+        elif hasattr(self, "_replica"):
+            self._replica.leave(self._replica.applied)
+        if hasattr(self, "_election"):
+            await self._asked(self._election.stop())
+        if self._relay is not None:
+            self._relay.close()
+        if self._second is not None:
+            await self._second.stop(LAST_WORDS_SECONDS)
+        if hasattr(self, "_station"):
+            await asyncio.to_thread(self._station.close)
+
+    def _facts(self) -> dict[str, object]:
+        return {"data": self._folder, "cluster": self._names.log, "member": self._member}
+
+    # --- who leads -------------------------------------------------------------------------------
+
+    def _seen(self, view: View) -> None:
+        """On the station's loop: the lease has changed."""
+        seen = View(view.role, view.claim, dict(view.members))
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody cares any more
+            self._loop.call_soon_threadsafe(self._look, seen)
+
+    def _look(self, view: View) -> None:
+        if view.claim.leader not in (self._member, ""):
+            self._leader_before = view.claim.leader
+        self._view = view
+        self._stirred.set()
+
+    def _steered(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("stopping: %s", error, exc_info=error)
+            self._exit = 1
+            self._done.set()
+
+    async def _steer(self) -> None:
+        """One change after the other, until the view and what we do agree."""
+        while True:
+            await self._stirred.wait()
+            self._stirred.clear()
+            if self._lost is not None:
+                await self._step_down()
+            role, claim = self._view.role, self._view.claim
+            if role is Role.FOLLOWING:
+                if self._engine is not None:
+                    await self._step_down()
+                self._follow(claim)
+            elif self._engine is None:
+                await self._lead(claim)
+            else:
+                self.broker.suspend(role is Role.UNSURE)
+
+    def _follow(self, claim: Claim) -> None:
+        if self._keeping is None:
+            self._keeping = self._loop.create_task(self._keep_up(), name="keeping up")
+        if self._pipe is None and self._second is not None:
+            from penstock.cluster.pipe import HttpPipe
+
+            self._pipe = HttpPipe(self._second.second_door(), self._leader_link)
+        if claim.leader and claim.leader != self._member:
+            self._away.connect(relay_of(claim), claim.secret, claim.term)
+        else:
+            self._away.lost("nobody leads the cluster")
+
+    async def _lead(self, claim: Claim) -> None:
+        began = time.monotonic()
+        await self._stop_keeping_up()
+        try:
+            engine = await asyncio.to_thread(
+                open_stream_log,
+                self._station,
+                self._names,
+                self._replica,
+                self.now_us(),
+                settings=self._settings.log,
+                policies=self._settings.policies,
+                wake=self._wake,
+            )
+        except (EngineError, JetStreamTrouble) as error:
+            log.warning("the log could not be opened, and is tried again: %s", error)
+            await asyncio.sleep(KEEP_UP_SECONDS)
+            self._stirred.set()
+            return
+        engine.facts = self._cluster_info
+        broker = self._make_broker(engine)
+        # Who led before has nothing to claim: its clients are gone with it, or will be told to come again.
+        others = set(self._view.members) - {self._member, self._leader_before}
+        assert self._relay is not None
+        self._host = RelayHost(
+            broker,
+            engine,
+            secret=self._secret,
+            term=claim.term,
+            now_us=self.arrival_us,
+            on_failed=self.fail,
+            connection_buffer_bytes=self.connection_buffer_bytes,
+            http=self._second.address if self._second is not None else None,
+            expected=others,
+            claims_seconds=CLAIMS_SECONDS,
+        )
+        self._engine = engine
+        self._away.lost("this front-end leads")
+        self._away.move_to(broker, engine, self.now_us())
+        for connection in self._connections:
+            connection.move(broker)
+        self.home = broker
+        await self._host.listen(self._relay.dup())
+        if self._pipe is not None:
+            self._pipe.close()
+            self._pipe = None
+        if self._second is not None:
+            self._second.start()
+        log.info("leading after %.1f s: %d queues", time.monotonic() - began, len(engine.queues()))
+        self._joined.set()
+
+    async def _step_down(self) -> None:
+        """Somebody else leads, or nobody knows what has become of our log: begin anew."""
+        engine, self._engine, self._lost = self._engine, None, None
+        log.warning("this front-end leads no more: its clients are disconnected, and can come again")
+        if self._host is not None:
+            self._host.close()
+            self._host = None
+        self.home = self._away = self._make_away()
+        for connection in list(self._connections):
+            connection.move(self._away)
+            connection.drop()
+        if self._second is not None:
+            await self._second.rest(LAST_WORDS_SECONDS)
+        if isinstance(engine, StreamEngine):
+            await asyncio.to_thread(engine.abandon)
+
+    def fail(self, error: EngineFailed) -> None:
+        """The log says that it is of no use any more: somebody else writes it, most likely."""
+        if self._lost is None:
+            self._lost = error
+            log.error("%s", error)
+            self._stirred.set()
+
+    # --- following -------------------------------------------------------------------------------
+
+    def _link_changed(self, up: bool, why: str) -> None:
+        """The relay's link to the leader has come up, or is down."""
+        if up:
+            self._joined.set()
+        elif self._view.role is Role.FOLLOWING:
+            if self._linked:
+                log.warning("no link to the leader: %s", why)
+            self._station.soon(self._election.suspect)
+        self._linked = up
+
+    def _leader_link(self) -> tuple[TcpAddress, str, int] | None:
+        """Where the leader's relay is, its secret and its term; None where nobody leads."""
+        claim = self._view.claim
+        return (relay_of(claim), claim.secret, claim.term) if claim.leader else None
+
+    async def _keep_up(self) -> None:
+        """The local copy follows the stream."""
+        looked = 0.0
+        while True:
+            try:
+                await self._asked(self._replica.catch_up())
+                if time.monotonic() - looked > LOOK_SECONDS:
+                    looked = time.monotonic()
+                    await self._asked(self._replica.drop_removed())
+            except JetStreamTrouble as error:
+                log.debug("the copy of the log waits: %s", error)
+            await asyncio.sleep(KEEP_UP_SECONDS)
+
+    async def _stop_keeping_up(self) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+            self._keeping = None
+
+    # --- for people ------------------------------------------------------------------------------
+
+    def _cluster_info(self) -> dict[str, Any]:
+        return cluster_info(
+            name=self._names.log,
+            own=self._member,
+            leader=self._view.claim.leader,
+            members=self._view.members,
+            stream=self._stream,
+            findings=self._findings,
+        )
+
+
+def relay_of(claim: Claim) -> TcpAddress:
+    """Where other front-ends reach the leader."""
+    address = parse_address(claim.relay)
+    assert isinstance(address, TcpAddress), claim.relay
+    return address
