@@ -11,17 +11,16 @@ ARGS ?=
 # How long `make fuzz` works on each target.
 SECONDS ?= 600
 
-.PHONY: help setup demo test test-compiled check bench bench-peers bench-spark fuzz clean
+.PHONY: help setup demo test test-compiled check bench bench-cluster bench-peers bench-spark fuzz clean
 
 help: ## List the commands.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 setup: ## Make the virtual environment .venv with all packages; does nothing when it is up to date.
 	@scripts/setup
 
 demo: ## Show in the terminal what Penstock does, and then in the browser.
-	@scripts/setup
-	@.venv/bin/penstock demo
+	@scripts/demo
 
 test: ## Run everything that must hold: linter, formatter, types, all tests (ARGS="tests/cli -x" for a part).
 	@scripts/test $(ARGS)
@@ -37,6 +36,9 @@ bench: ## Measure this tree on this machine (ARGS="--json FILE").
 
 bench-peers: ## Measure Penstock beside Redis, NATS, RabbitMQ and beanstalkd, about 25 minutes (ARGS="--write-docs").
 	@scripts/bench peers $(ARGS)
+
+bench-cluster: ## Measure three NATS nodes with two front-ends on this machine, about a minute (ARGS="--json FILE").
+	@scripts/bench cluster $(ARGS)
 
 bench-spark: ## Measure Spark with Penstock beside Spark's own reader, about 6 minutes (ARGS="--json FILE").
 	@scripts/bench spark $(ARGS)

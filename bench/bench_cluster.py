@@ -5,11 +5,13 @@ other relays to it; each figure is taken through one of them, by its name. CPU i
 processes alone, both of them together where messages pass through both. All six programs and the load
 generator share the cores that there are: on a machine with two, the nodes take most of them.
 
-    publish        RQ, each message confirmed when it is stored on the nodes end to end     PHPMQ, a window
-    of 500; RQ, with confirmations request        RQ, one after the other, requester and consumer at
-    different front-ends; Python clients, whose own time is in it
+    publish        RQ, each message confirmed when it is stored on the nodes
+    end to end     PHPMQ, a window of 500; RQ, with confirmations
+    request        RQ, one after the other, requester and consumer at different front-ends; the clients are
+                   written in Python, and their own time is in it
 """
 
+import os
 import statistics
 import time
 from collections.abc import Iterator
@@ -34,8 +36,8 @@ GENERATOR_QUEUE = "bench"
 
 
 @contextmanager
-def running() -> Iterator[tuple[Server, Server]]:
-    """The front-end that leads, and the one that follows."""
+def running() -> Iterator[tuple[Server, Server, Cluster]]:
+    """The front-end that leads, the one that follows, and the nodes."""
     with disk_folder() as folder, ExitStack() as stack:
         nodes = Cluster(folder / "nats", 3)
         stack.callback(nodes.stop)
@@ -45,6 +47,7 @@ def running() -> Iterator[tuple[Server, Server]]:
         yield (
             stack.enter_context(_front_end(folder / "leader", words)),
             stack.enter_context(_front_end(folder / "follower", words)),
+            nodes,
         )
 
 
@@ -54,47 +57,53 @@ def _front_end(folder: Path, words: tuple[str, ...]) -> Server:
 
 
 def run() -> list[Row]:
-    with running() as (leader, follower):
+    with running() as (leader, follower, nodes):
         runs = iter(range(1, 1 << 20))
         rows: list[Row] = []
-        for title, server in (("the leader", leader), ("a follower", follower)):
+        for title, server in (("leader", leader), ("follower", follower)):
             for name, wire, mode, goal in (
                 ("publish, RQ confirmed", "rq", "publish", PUBLISH_GOAL),
                 ("end to end, PHPMQ", "phpmq", "end-to-end", END_TO_END_GOAL),
                 ("end to end, RQ confirmed", "rq", "end-to-end", END_TO_END_GOAL),
             ):
-                taken = [_measure(server, (leader, follower), wire, mode, next(runs)) for _ in range(ROUNDS)]
-                rate = statistics.median(rate for rate, _, _ in taken)
-                rows.append((f"{name}, through {title}", rate, "msg/s", goal))
-                entrance = statistics.median(cost for _, cost, _ in taken)
-                rows.append(
-                    (f"{name}, through {title}: CPU of that front-end", entrance, "µs/msg", CPU_GOAL_US)
-                )
-                if server is follower:
-                    both = statistics.median(cost for _, _, cost in taken)
-                    rows.append((f"{name}, through {title}: CPU of both", both, "µs/msg", 0))
+                taken = [
+                    _measure(server, [leader, follower], nodes, wire, mode, next(runs)) for _ in range(ROUNDS)
+                ]
+                middle = [statistics.median(column) for column in zip(*taken, strict=True)]
+                what = f"{name}, {title}"
+                rows.append((what, middle[0], "msg/s", goal))
+                rows.append((f"{what}: CPU of that front-end", middle[1], "µs/msg", CPU_GOAL_US))
+                rows.append((f"{what}: CPU of both front-ends", middle[2], "µs/msg", 0))
+                rows.append((f"{what}: CPU of the three nodes", middle[3], "µs/msg", 0))
         times_ms = sorted(_requests(leader, follower))
-        rows.append(
-            ("request and reply, RQ across both: p50", times_ms[len(times_ms) // 2], "ms", REQUEST_GOAL_MS)
-        )
-        rows.append(("request and reply, RQ across both: p99", times_ms[len(times_ms) * 99 // 100], "ms", 0))
+        p50, p99 = times_ms[len(times_ms) // 2], times_ms[len(times_ms) * 99 // 100]
+        rows.append(("request and reply, RQ across both: p50", p50, "ms", REQUEST_GOAL_MS))
+        rows.append(("request and reply, RQ across both: p99", p99, "ms", 0))
         return rows
 
 
 def _measure(
-    server: Server, both: tuple[Server, Server], wire: str, mode: str, run: int
-) -> tuple[float, float, float]:
-    """Messages a second; what one of them cost the front-end that it came through, and both, in µs of CPU."""
-    before = {it.pid: it.quiet_cpu_seconds() for it in both}
+    server: Server, fronts: list[Server], nodes: Cluster, wire: str, mode: str, run: int
+) -> tuple[float, float, float, float]:
+    """Messages a second; and µs of CPU for each: of the front-end it came through, of both, of the nodes."""
+
+    def cpu_seconds() -> tuple[float, float, float]:
+        each = {front.pid: front.quiet_cpu_seconds() for front in fronts}
+        return each[server.pid], sum(each.values()), sum(_cpu_seconds(node.pid) for node in nodes.nodes)
+
+    before = cpu_seconds()
     load = loadgen.drive(
         wire, mode, server.ports[wire], queue=f"{GENERATOR_QUEUE}-{run}", messages=MESSAGES, run=run
     )
-    spent = {it.pid: it.quiet_cpu_seconds() - before[it.pid] for it in both}
-    return (
-        load.per_second,
-        spent[server.pid] / load.messages * 1e6,
-        sum(spent.values()) / load.messages * 1e6,
+    own, both, below = (
+        (after - start) / load.messages * 1e6 for start, after in zip(before, cpu_seconds(), strict=True)
     )
+    return load.per_second, own, both, below
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _requests(one: Server, other: Server) -> list[float]:

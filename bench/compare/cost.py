@@ -51,7 +51,7 @@ def costs(variant: Variant, scale: Scale) -> Iterator[Cost]:
 def _system_calls(variant: Variant, subject: Subject, scale: Scale) -> list[tuple[float, str]]:
     """For each work: how many in all, and the most frequent ones."""
     found = []
-    with disk_folder() as folder, peers.penstock(folder, http=True, command=variant.command) as server:
+    with disk_folder() as folder, penstock_setting(variant).start(folder) as server:
         for work in COUNTED:
             _drive(server, subject, work, scale)
             with _traced(server, folder / "strace") as report:
@@ -115,6 +115,7 @@ def _allocations(variant: Variant, subject: Subject, scale: Scale) -> list[float
             "LD_PRELOAD": str(library),
             "PYTHONMALLOC": "malloc",
             "BENCH_ALLOCATIONS": str(counter),
+            **variant.environment,
         }
         with peers.penstock(folder, http=True, command=variant.command, environment=environment) as server:
             for work in COUNTED:

@@ -2,12 +2,14 @@
 
 A setting is one server process with its flags; it is started once for each round and serves all its
 subjects. How many messages a run has is chosen so that it takes about a second there, and has no other
-meaning. A new way to build Penstock is a new row of `VARIANTS`.
+meaning. Penstock is there in two builds, `VARIANTS`: the sources of this tree, and its compiled modules where
+`scripts/bench` could make them and says by `BENCH_COMPILED` in which folder they are.
 """
 
+import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -41,13 +43,24 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A way in which Penstock was built, and the command that runs it."""
+    """A way in which Penstock was built, and how it is run."""
 
     name: str
-    command: tuple[str, ...]
+    command: tuple[str, ...] = (sys.executable, "-m", "penstock")
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
-VARIANTS = (Variant("interpreted", (sys.executable, "-m", "penstock")),)
+def variants(compiled_folder: str | None) -> tuple[Variant, ...]:
+    """Both builds, or only the sources where there is no other."""
+    interpreted = Variant("interpreted")
+    if compiled_folder is None:
+        return (interpreted,)
+    # The folder in which it is started has the sources, and is not looked into.
+    environment = {"PYTHONPATH": compiled_folder, "PYTHONSAFEPATH": "1"}
+    return interpreted, Variant("compiled", environment=environment)
+
+
+VARIANTS = variants(os.environ.get("BENCH_COMPILED"))
 
 ALL_SCENES = ("backlog", "idle", "queues")
 PENSTOCK = "Penstock"
@@ -66,7 +79,7 @@ def penstock_setting(variant: Variant) -> Setting:
     return Setting(
         PENSTOCK,
         "penstock serve (durability commit)",
-        partial(peers.penstock, http=True, command=variant.command),
+        partial(peers.penstock, http=True, command=variant.command, environment=variant.environment),
         (
             Subject(
                 named("PHPMQ"),

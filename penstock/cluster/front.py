@@ -38,6 +38,7 @@ from penstock.cluster.checks import Finding, Level, check, refuse
 from penstock.cluster.host import RelayHost
 from penstock.cluster.info import cluster_info
 from penstock.cluster.nodes import front_end_id, servers_of, wire_options
+from penstock.cluster.pipe import HttpPipe
 from penstock.engines.interface import EngineError, EngineFailed
 from penstock.engines.jetstream.engine import StreamEngine, make_streams, open_stream_log
 from penstock.engines.jetstream.errors import JetStreamTrouble
@@ -45,6 +46,7 @@ from penstock.engines.jetstream.lease import Claim, Election, Role, View
 from penstock.engines.jetstream.names import LogNames
 from penstock.engines.jetstream.replica import LOG, Replica
 from penstock.engines.jetstream.station import Station
+from penstock.engines.log.disk import RealDisk
 from penstock.server.address import TcpAddress, parse_address
 from penstock.server.journal import log
 from penstock.server.server import LAST_WORDS_SECONDS, Server
@@ -80,6 +82,7 @@ class Front(Server):
         self._member = f"{front_end_id(settings.cluster)}-{secrets.token_hex(2)}"
         self._secret = secrets.token_hex(16)
         self._findings: list[Finding] = []
+        self._own: RealDisk | None = None  # the folder, locked: nobody else works on the copy of the log
         self._stream: dict[str, Any] | None = None  # what JetStream says of the log's stream
         self._relay: socket.socket | None = None
         self._relay_address: TcpAddress
@@ -87,11 +90,12 @@ class Front(Server):
         self._leader_before = ""
         self._linked = False  # to the leader
         self._host: RelayHost | None = None
-        self._pipe: Any = None
+        self._pipe: HttpPipe | None = None
         self._stirred = asyncio.Event()
         self._joined = asyncio.Event()
         self._steering: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._lost: EngineFailed | None = None  # why the log that we led is of no use any more
         super().__init__(replace(settings, data=os.path.join(settings.data, LOG)), reload)
 
@@ -130,7 +134,8 @@ class Front(Server):
                 log.warning("%s", finding)
         refuse(self._findings)
         await self._asked(make_streams(self._station, self._names, self._cluster.replicas))
-        os.makedirs(self._folder, exist_ok=True)
+        self._own = RealDisk(self._folder)
+        self._own.lock()
         self._replica = Replica(self._station.api, self._names, self._folder)
         await self._asked(self._replica.begin())
         if self._second is not None:
@@ -148,6 +153,7 @@ class Front(Server):
             changed=self._seen,
         )
         await self._asked(self._election.start())
+        self._looking = self._loop.create_task(self._look_at_nodes(), name="looking at nodes")
         self._steering = self._loop.create_task(self._steer(), name="steering")
         self._steering.add_done_callback(self._steered)
         with contextlib.suppress(TimeoutError):
@@ -177,6 +183,8 @@ class Front(Server):
             self._steering.cancel()
             await asyncio.gather(self._steering, return_exceptions=True)
             self._steering = None
+        if self._looking is not None:
+            self._looking.cancel()
         await self._stop_keeping_up()
         if self._pipe is not None:
             self._pipe.close()
@@ -187,6 +195,8 @@ class Front(Server):
             await asyncio.to_thread(engine.close_within, CLOSE_SECONDS, self.now_us())
         elif hasattr(self, "_replica"):
             self._replica.leave(self._replica.applied)
+        if self._own is not None:
+            self._own.unlock()
         if hasattr(self, "_election"):
             await self._asked(self._election.stop())
         if self._relay is not None:
@@ -195,6 +205,24 @@ class Front(Server):
             await self._second.stop(LAST_WORDS_SECONDS)
         if hasattr(self, "_station"):
             await asyncio.to_thread(self._station.close)
+
+    # A front-end that leads and stops has work for others until the end: only its own clients are sent away.
+    # Those of other front-ends stay connected there, and are attached anew at the next leader.
+
+    def _drain_home(self) -> None:
+        if self._engine is None:
+            super()._drain_home()
+
+    def _dismiss_home(self) -> None:
+        if self._engine is None:
+            super()._dismiss_home()
+        else:
+            self.broker.send_away(self._connections)
+
+    def _home_is_drained(self) -> bool:
+        if self._engine is None:
+            return super()._home_is_drained()
+        return self.broker.has_nothing_of(self._connections)
 
     def _facts(self) -> dict[str, object]:
         return {"data": self._folder, "cluster": self._names.log, "member": self._member}
@@ -240,8 +268,6 @@ class Front(Server):
         if self._keeping is None:
             self._keeping = self._loop.create_task(self._keep_up(), name="keeping up")
         if self._pipe is None and self._second is not None:
-            from penstock.cluster.pipe import HttpPipe
-
             self._pipe = HttpPipe(self._second.second_door(), self._leader_link)
         if claim.leader and claim.leader != self._member:
             self._away.connect(relay_of(claim), claim.secret, claim.term)
@@ -357,6 +383,14 @@ class Front(Server):
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
             self._keeping = None
+
+    async def _look_at_nodes(self) -> None:
+        while True:
+            try:
+                self._stream = await self._asked(self._station.api.stream(self._names.stream))
+            except JetStreamTrouble as error:
+                log.debug("nobody tells how the nodes are: %s", error)
+            await asyncio.sleep(LOOK_SECONDS)
 
     # --- for people ------------------------------------------------------------------------------
 

@@ -206,20 +206,29 @@ class Server:
             connection.say_closing()
         if self._second is not None:
             self._second.ask_to_stop(self._settings.drain_seconds)
-        self.home.drain()
+        self._drain_home()
         self._loop.call_later(self._settings.drain_seconds, self._done.set)
         self._loop.call_later(GRACE_SECONDS, self._dismiss)
 
     def _dismiss(self) -> None:
         """What was sent before the stop has been read by now: let those go who hold nothing."""
         self._dismissed = True
-        self.home.dismiss()
+        self._dismiss_home()
         self._check_drained()
 
     def _check_drained(self) -> None:
         answered = self._second is None or not self._second.open_calls
-        if self._dismissed and self.home.is_drained and answered:
+        if self._dismissed and self._home_is_drained() and answered:
             self._done.set()
+
+    def _drain_home(self) -> None:
+        self.home.drain()
+
+    def _dismiss_home(self) -> None:
+        self.home.dismiss()
+
+    def _home_is_drained(self) -> bool:
+        return self.home.is_drained
 
     def _asked_to_reload(self) -> None:
         if self._reload is None:

@@ -12,9 +12,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.server.address import FORMS, AddressError, parse_address
+from penstock.server.address import FORMS, AddressError, TcpAddress, parse_address
 
 OFF: Final = "off"
+LOG: Final = "log"
+EVERY_NETWORK: Final = ("0.0.0.0", "::")
 SECRET_CHARACTERS_MIN: Final = 16
 
 
@@ -27,7 +29,10 @@ class Kind(ABC):
 
     metavar: str = ""  # what stands for a value in the command's help
     words: tuple[str, ...] = ()  # every possible value, where there are few
-    secret: bool = False  # a value must not be shown, not even a wrong one
+
+    def hides(self, value: object) -> bool:
+        """Whether a value must not be shown, not even a wrong one."""
+        return False
 
     def from_text(self, text: str) -> object:
         """What `text` would be in the file; the text itself where it is text there, or can be nothing."""
@@ -174,7 +179,8 @@ class Name(Kind):
 class Secret(Kind):
     """A text that is worth as much as a password, and can stand in a header of HTTP as it is."""
 
-    secret = True
+    def hides(self, value: object) -> bool:
+        return True
 
     def check(self, value: object) -> object:
         if isinstance(value, str) and re.fullmatch(f"[!-~]{{{SECRET_CHARACTERS_MIN},}}", value):
@@ -185,12 +191,123 @@ class Secret(Kind):
         return f"at least {SECRET_CHARACTERS_MIN} printable ASCII characters without blanks"
 
 
-class OnlyLog(Text):
-    """The engine, in a version that has one."""
+# --- of clusters -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Switch(Kind):
+    """Yes or no. As a flag it can stand alone, for yes."""
+
+    words: tuple[str, ...] = ("true", "false")
+
+    def from_text(self, text: str) -> object:
+        return {"true": True, "false": False}.get(text, text)
 
     def check(self, value: object) -> object:
-        if isinstance(value, str) and value.startswith("nats://"):
-            raise WrongValue("this version has no NATS engine yet; use log")
-        if value != "log":
+        if isinstance(value, bool):
+            return value
+        raise self.refuse()
+
+    def wanted(self) -> str:
+        return "true or false"
+
+
+@dataclass(frozen=True, slots=True)
+class Label(Kind):
+    """A name that becomes a part of a subject of NATS, where a dot would part it."""
+
+    metavar: str = "NAME"
+
+    def check(self, value: object) -> object:
+        if isinstance(value, str) and re.fullmatch("[A-Za-z0-9_-]{1,64}", value):
+            return value
+        raise self.refuse()
+
+    def wanted(self) -> str:
+        return "1 to 64 letters, digits and any of _ -"
+
+
+@dataclass(frozen=True, slots=True)
+class LogName(Kind):
+    """The name of a cluster's log, as `engines/jetstream/names.py` takes it."""
+
+    metavar: str = "NAME"
+
+    def check(self, value: object) -> object:
+        if isinstance(value, str) and re.fullmatch("[a-z0-9][a-z0-9-]{0,31}", value):
+            return value
+        raise self.refuse()
+
+    def wanted(self) -> str:
+        return "1 to 32 small letters, digits and hyphens"
+
+
+@dataclass(frozen=True, slots=True)
+class Reach(Kind):
+    """An address of TCP; where others connect to, it is one that they can reach, with a port of its own."""
+
+    may_be_any: bool  # port 0, or all networks: to listen on
+    metavar: str = "ADDR"
+
+    def check(self, value: object) -> object:
+        if not isinstance(value, str):
             raise self.refuse()
-        return value
+        try:
+            address = parse_address(value)
+        except AddressError as error:
+            raise WrongValue(error.problem.replace(FORMS, self.wanted())) from None
+        if not isinstance(address, TcpAddress):
+            raise self.refuse()
+        if not self.may_be_any and (not address.port or address.host in EVERY_NETWORK):
+            raise WrongValue("nobody can connect to that; use the HOST:PORT that other front-ends reach")
+        return address
+
+    def wanted(self) -> str:
+        return "HOST:PORT or [IPV6]:PORT"
+
+
+@dataclass(frozen=True, slots=True)
+class Urls(Kind):
+    """URLs of HTTP, parted by commas."""
+
+    metavar: str = "URLS"
+
+    def check(self, value: object) -> object:
+        if not isinstance(value, str):
+            raise self.refuse()
+        urls = tuple(url.strip().rstrip("/") for url in value.split(","))
+        if not all(re.fullmatch(r"https?://[^\s/@?#]+(:[0-9]{1,5})?", url) for url in urls):
+            raise self.refuse()
+        return urls
+
+    def wanted(self) -> str:
+        return "http://HOST:PORT, of several with commas between them"
+
+
+@dataclass(frozen=True, slots=True)
+class Engine(Kind):
+    """Where messages live: "log", or the URLs of NATS servers as a tuple, each with its scheme."""
+
+    metavar: str = "URL"
+
+    def hides(self, value: object) -> bool:
+        return "@" in str(value)  # what stands before it may be a password
+
+    def check(self, value: object) -> object:
+        if value == LOG:
+            return value
+        if not isinstance(value, str) or not re.match("(nats|tls)://", value):
+            raise self.refuse()
+        # Whoever has no cluster loads nothing of it.
+        from penstock.engines.jetstream.servers import ServerListError, parse_servers
+
+        try:
+            parse_servers(value)
+        except ServerListError as error:
+            raise WrongValue(error) from None
+        scheme = value.partition("://")[0]
+        urls = (url.strip() for url in value.split(","))
+        return tuple(url if "://" in url else f"{scheme}://{url}" for url in urls)
+
+    def wanted(self) -> str:
+        return "log, or nats://HOST:PORT,HOST:PORT,… (tls:// for TLS)"

@@ -27,14 +27,19 @@ from penstock.engines.log.state import LogSettings
 from penstock.errors import PenstockError
 from penstock.server.address import Address, TcpAddress
 from penstock.server.setting_kinds import (
+    Engine,
     Kind,
+    Label,
     Listen,
+    LogName,
     Name,
-    OnlyLog,
+    Reach,
     Seconds,
     Secret,
+    Switch,
     Text,
     Texts,
+    Urls,
     Whole,
     Word,
 )
@@ -62,7 +67,7 @@ class Limits:
     queue_name_bytes_max: int = 255
     queues_max: int = 100_000
     connection_buffer_bytes: int = 1 << 20  # waiting to be sent to one connection
-    in_flight_bytes: int = 16 << 20  # accepted and not yet in the log, in all
+    in_flight_bytes: int = 8 << 20  # accepted and not yet in the log, in all
     packets_per_message_max: int = 5  # PHPMQ
     consumed_queues_max: int = 1024  # by one connection
 
@@ -130,12 +135,34 @@ class HttpSettings:
     place: str = field(default="", compare=False)  # the file that says what only a file can say
 
 
+_RELAY_ADDRESS: Final = TcpAddress("127.0.0.1", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """How front-ends share a log on NATS. The user's names have hyphens where these have underscores."""
+
+    name: str = "penstock"  # of the log; front-ends with the same one share it
+    id: str | None = None  # of this front-end; None: made of the host's name and the process's number
+    listen: TcpAddress = _RELAY_ADDRESS  # where other front-ends connect while this one leads
+    advertise: TcpAddress | None = None  # where they reach that; None: where it really listens
+    replicas: int = 3
+    credentials: str | None = None  # a .creds file, or one with the seed of an nkey
+    tls_ca: str | None = None  # files in PEM form; None: what the system trusts
+    tls_certificate: str | None = None  # what this front-end shows to the NATS servers
+    tls_key: str | None = None
+    monitor: tuple[str, ...] = ()  # http://HOST:PORT of the monitoring of every node
+
+
+_CLUSTER: Final = ClusterSettings()
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that `penstock serve` goes by."""
 
     data: str
-    engine: str
+    engine: str | tuple[str, ...] = field(repr=False)  # "log", or URLs, which may hold a password
     listeners: tuple[Listener, ...]
     http: HttpSettings | None  # None: off
     durability: str
@@ -145,6 +172,8 @@ class Settings:
     limits: Limits
     log: LogSettings
     policies: Policies = field(compare=False)  # has no equality of its own
+    allow_unsafe_sync: bool = False
+    cluster: ClusterSettings = _CLUSTER  # means something only with an engine of URLs
 
 
 # --- The table -----------------------------------------------------------------------------
@@ -156,7 +185,7 @@ class Setting:
 
     name: str
     kind: Kind
-    default: str | int | float  # as it would stand in the file
+    default: str | int | float | None  # as it would stand in the file; None: it is not there
     help: str
     section: str = ""  # of the file; empty: above all sections
     field: str = ""  # where `Settings` has it; empty: in one of the listeners
@@ -166,6 +195,13 @@ class Setting:
     def label(self) -> str:
         """How the file has it."""
         return f"[{self.section}] {self.name}" if self.section else self.name
+
+    @property
+    def default_text(self) -> str:
+        """The default as people read it."""
+        if self.default is None:
+            return "none"
+        return str(self.default).lower() if isinstance(self.default, bool) else str(self.default)
 
     @property
     def dest(self) -> str:
@@ -180,9 +216,15 @@ class Setting:
         return "PENSTOCK_" + self.dest.upper()
 
 
-_DEFAULTS: Final = {"limits": Limits(), "http": HttpSettings(), "log": LogSettings()}
+_DEFAULTS: Final = {
+    "limits": Limits(),
+    "http": HttpSettings(),
+    "log": LogSettings(),
+    "cluster": _CLUSTER,
+}
 _INT32_MAX = 2**31 - 1  # the ends of payloads in a batch are 32-bit numbers
 _MONTH_SECONDS = 30 * 86_400
+_PEM: Final = Text("a file in PEM form", "FILE")
 
 
 def _number(section: str, name: str, lowest: int, highest: int, text: str) -> Setting:
@@ -192,12 +234,35 @@ def _number(section: str, name: str, lowest: int, highest: int, text: str) -> Se
     return Setting(name, Whole(lowest, highest), default, text, section, f"{section}.{attribute}")
 
 
+def _of_cluster(name: str, kind: Kind, text: str) -> Setting:
+    """A row of `[cluster]` that is no number."""
+    attribute = name.replace("-", "_")
+    value = getattr(_CLUSTER, attribute)
+    return Setting(name, kind, str(value) if value else None, text, "cluster", f"cluster.{attribute}")
+
+
 TABLE: Final[tuple[Setting, ...]] = (
     Setting(
-        "data", Text("a folder", "DIR"), "./penstock-data", "the folder of the embedded log", field="data"
+        "data",
+        Text("a folder", "DIR"),
+        "./penstock-data",
+        "the folder of the embedded log; with NATS, of the copy of it that is at hand",
+        field="data",
     ),
     Setting(
-        "engine", OnlyLog("log", "URL"), "log", "where messages live: log, the embedded log", field="engine"
+        "engine",
+        Engine(),
+        "log",
+        "where messages live: log, the embedded log, or the servers of a NATS cluster with JetStream",
+        field="engine",
+    ),
+    Setting(
+        "allow-unsafe-sync",
+        Switch(),
+        False,
+        "with NATS: start also where nodes do not sync every write, so that a power cut may lose what was"
+        " confirmed",
+        field="allow_unsafe_sync",
     ),
     Setting("sspq", Listen(), "127.0.0.1:8888", "where SSPQ clients connect"),
     Setting("sspq-queue", Text("the name of a queue", "NAME"), "default", "the queue that SSPQ clients use"),
@@ -315,6 +380,22 @@ TABLE: Final[tuple[Setting, ...]] = (
         1 << 50,
         "bytes of the log that retention keeps for one reader of a queue; 0: no cap",
     ),
+    _of_cluster("name", LogName(), "the log, shared by all front-ends that have the same name here"),
+    _of_cluster(
+        "id", Label(), "this front-end's own name; without one, that of the host and the process's number"
+    ),
+    _of_cluster("listen", Reach(may_be_any=True), "where other front-ends connect while this one leads"),
+    _of_cluster("advertise", Reach(may_be_any=False), "where they reach that; without it, where it listens"),
+    _number("cluster", "replicas", 1, 5, "nodes that have a copy of the log each"),
+    _of_cluster("credentials", Text("a file", "FILE"), "a NATS .creds file, or one with the seed of an nkey"),
+    _of_cluster(
+        "tls-ca", _PEM, "who signs the certificates of the nodes; without it, whom the system trusts"
+    ),
+    _of_cluster("tls-certificate", _PEM, "what this front-end shows to the nodes, where they ask for it"),
+    _of_cluster("tls-key", _PEM, "the certificate's private key, without a passphrase"),
+    _of_cluster(
+        "monitor", Urls(), "the monitoring of every node, where the start looks whether it syncs every write"
+    ),
 )
 
 SECTIONS: Final[Mapping[str, tuple[Setting, ...]]] = {
@@ -343,10 +424,10 @@ class ListenerKey(FileKey):
 
 _CERTIFICATE = (
     "tls-certificate",
-    Text("a file in PEM form", "FILE"),
+    _PEM,
     "turns TLS on: its certificate, and what leads to the root",
 )
-_KEY = ("tls-key", Text("a file in PEM form", "FILE"), "the certificate's private key, without a passphrase")
+_KEY = ("tls-key", _PEM, "the certificate's private key, without a passphrase")
 
 LISTENER_KEYS: Final[tuple[ListenerKey, ...]] = (
     ListenerKey("protocol", Word(PROTOCOLS), "what its clients speak", required=True),
@@ -361,7 +442,7 @@ LISTENER_KEYS: Final[tuple[ListenerKey, ...]] = (
     ListenerKey(*_KEY),
     ListenerKey(
         "tls-client-ca",
-        Text("a file in PEM form", "FILE"),
+        _PEM,
         "clients must show a certificate that was signed by one of these",
     ),
     ListenerKey(

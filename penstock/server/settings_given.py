@@ -132,7 +132,7 @@ def check(kind: Kind, value: object, spot: Spot) -> Given:
     except WrongValue as error:
         quoted = spot.file is not None and isinstance(value, str) and kind.from_text(value) is not value
         shown = str(value).lower() if isinstance(value, bool) else _SHORT.repr(value)
-        said = "" if kind.secret else f" = {shown}"
+        said = "" if kind.hides(value) else f" = {shown}"
         raise spot.wrong(f"{error}{', without quotes' if quoted else ''}", said) from None
 
 

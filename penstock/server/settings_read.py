@@ -2,7 +2,7 @@
 
 A flag beats the environment, the environment beats the file, the file beats the default. The names and
 kinds are in `settings.py`; what only a file can say (`[[listener]]`, `[queue."…"]`) is read here too, but for
-the HTTP API's (`settings_http.py`).
+the HTTP API's (`settings_http.py`). What a cluster's settings add up to is in `settings_cluster.py`.
 
 Rules that always hold:
   * Every value that is given is checked, also one that another source overrules.
@@ -24,6 +24,7 @@ from typing import Any, Final
 from penstock.broker.policy import Policies, PolicyError, QueueNameError, QueuePolicy, check_queue_name
 from penstock.engines.log.state import LogSettings
 from penstock.server.address import Address, addresses_clash
+from penstock.server.setting_kinds import LOG, Switch
 from penstock.server.settings import (
     CONFIG_FLAG,
     CONFIG_VARIABLE,
@@ -39,6 +40,7 @@ from penstock.server.settings import (
     SettingsError,
     Token,
 )
+from penstock.server.settings_cluster import cluster_settings
 from penstock.server.settings_given import (
     File,
     Given,
@@ -96,6 +98,10 @@ _GROUPS: Final = {
     "limits": ("limits", "What clients can make the broker hold; in the file, these are keys of [limits]."),
     "http": ("http", "What the HTTP API allows; in the file, these are keys of [http]."),
     "log": ("log", "How the embedded log keeps its files; in the file, these are keys of [log]."),
+    "cluster": (
+        "cluster",
+        "How front-ends share a log on NATS; in the file, these are keys of [cluster].",
+    ),
 }
 
 
@@ -109,12 +115,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for section, settings in SECTIONS.items():
         group = parser.add_argument_group(*_GROUPS[section])
         for setting in settings:
+            is_switch = isinstance(setting.kind, Switch)
             group.add_argument(
                 setting.flag,
                 dest=setting.dest,
                 metavar=setting.kind.metavar or None,
                 choices=_Offered(setting.kind.words) if setting.kind.words else None,
-                help=f"{setting.help} (default: {setting.default})",
+                help=f"{setting.help} (default: {setting.default_text})",
+                nargs="?" if is_switch else None,
+                const="true" if is_switch else None,
             )
 
 
@@ -123,7 +132,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _given(args: argparse.Namespace, environ: Mapping[str, str], file: File | None) -> dict[str, Given]:
     """The value of every setting, by its label: the default, and what the sources lay over it."""
-    given = {s.label: check(s.kind, s.default, Spot("default", s.label)) for s in TABLE}
+    given = {s.label: _default(s) for s in TABLE}
     if file is not None:
         given.update(_given_in_file(file))
     variables = {setting.variable: setting for setting in TABLE}
@@ -145,6 +154,11 @@ def _given(args: argparse.Namespace, environ: Mapping[str, str], file: File | No
             spot = Spot("command line", setting.flag)
             given[setting.label] = check(setting.kind, setting.kind.from_text(by_flag), spot)
     return given
+
+
+def _default(setting: Setting) -> Given:
+    spot = Spot("default", setting.label)
+    return Given(None, spot) if setting.default is None else check(setting.kind, setting.default, spot)
 
 
 def _given_in_file(file: File) -> Iterator[tuple[str, Given]]:
@@ -268,11 +282,16 @@ def load(args: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
     doors = [(listener.setting, listener.address, spot) for listener, spot in listeners]
     if http is not None:
         doors.append(("http", http.address, given["http"].spot))
+    cluster = cluster_settings(given, values["cluster"])
+    if top["engine"] != LOG:
+        doors.append(("[cluster] listen", cluster.listen, given["[cluster] listen"].spot))
     _check_clashes(doors)
     log["interval_us"] = round(log.pop("interval_seconds") * 1_000_000)
     return Settings(
         data=top["data"],
         engine=top["engine"],
+        allow_unsafe_sync=top["allow_unsafe_sync"],
+        cluster=cluster,
         listeners=tuple(listener for listener, _ in listeners),
         http=http,
         durability=top["durability"],

@@ -1,7 +1,8 @@
-"""TLS: the context of a door of the broker, from the files that its settings name.
+"""TLS: the context of a door of the broker, or of its way to others, from the files that its settings name.
 
 TLS 1.2 or newer. With a client CA a client without a certificate that it signed is turned away in the
-handshake; without one, nobody is asked for a certificate. What the system trusts plays no part.
+handshake; without one, nobody is asked for a certificate. What the system trusts plays no part at a door; on
+the way to others it counts where no CA is named.
 
 How it fails: `SettingsError`, with the door, the setting, the file and what is wrong with it. That comes
 when a door is about to open, not when settings are read: reading them touches no other file.
@@ -40,6 +41,19 @@ def make_context(owner: str, certificate: str, key: str, client_ca: str | None =
     if client_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
         _load_trusted(context, owner, "tls-client-ca", client_ca)
+    return context
+
+
+def client_context(
+    owner: str, ca: str | None = None, certificate: str | None = None, key: str | None = None
+) -> ssl.SSLContext:
+    """What a connection of ours to others is encrypted with; without a CA, the system says whom to trust."""
+    context = ssl.create_default_context() if ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if ca is not None:
+        _load_trusted(context, owner, "tls-ca", ca)
+    if certificate is not None and key is not None:
+        _load_chain(context, owner, certificate, key)
     return context
 
 

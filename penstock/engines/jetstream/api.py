@@ -1,8 +1,7 @@
 """JetStream's API over a link: streams, consumers, single messages, leases, atomic batches.
 
-Everything here is a question with an answer, for what is done seldom; what happens for every message is in
-`publisher.py` and `puller.py`. A method's name is what the API calls the thing, and its settings are the
-API's own, as dictionaries: a stream has fifty of them, and we would only repeat their names.
+Everything here is a question with an answer. A method's name is what the API calls the thing, and its
+settings are the API's own, as dictionaries: a stream has fifty of them, and we would only repeat their names.
 
 What passes by itself (no leader, a node that is just starting, an answer that did not come) is tried again
 for up to `patience_seconds`, where trying again is safe: questions that read, and those whose repetition
@@ -109,9 +108,12 @@ class JetStream:
         said = await self.call(f"STREAM.PURGE.{name}", {"seq": before_seq})
         return int(said["purged"])
 
-    async def purge_subject(self, name: str, subject: str) -> int:
-        """Delete every message of a subject; how many there were."""
-        said = await self.call(f"STREAM.PURGE.{name}", {"filter": subject})
+    async def purge_subject(self, name: str, subject: str, *, before_seq: int = 0) -> int:
+        """Delete the messages of a subject, all or those before a sequence number; how many there were."""
+        question: Answer = {"filter": subject}
+        if before_seq:
+            question["seq"] = before_seq
+        said = await self.call(f"STREAM.PURGE.{name}", question)
         return int(said["purged"])
 
     async def subjects(self, name: str, filter_subject: str) -> dict[str, int]:
@@ -157,13 +159,20 @@ class JetStream:
 
     # --- reading ---------------------------------------------------------------------------------
 
-    async def read(self, stream: str, seq: int, count: int, *, bytes_max: int = 0) -> Messages:
+    async def read(
+        self, stream: str, seq: int, count: int, *, bytes_max: int = 0, only: str = ""
+    ) -> Messages:
         """Up to `count` messages from a sequence number on, straight from one of the stream's nodes.
 
-        Which node answers is not ours to choose, and one that is behind may not have the newest messages yet.
-        `read_direct_seqs` says which ones came: holes are skipped.
+        `only` names the subject to read. Which node answers is not ours to choose, and one that is behind may
+        not have the newest messages yet. `read_direct_seqs` says which ones came: holes are skipped. However
+        few bytes are asked for, one message comes if there is one.
         """
-        question = {"seq": seq, "batch": count, **({"max_bytes": bytes_max} if bytes_max else {})}
+        question: Answer = {"seq": seq, "batch": count}
+        if bytes_max:
+            question["max_bytes"] = bytes_max
+        if only:
+            question["next_by_subj"] = only
         subject = nats_write.subject_bytes(f"$JS.API.DIRECT.GET.{stream}")
         return await self._gather(subject, json.dumps(question).encode())
 
@@ -185,9 +194,9 @@ class JetStream:
         """One message, as the leader has it; None where there is none (any more)."""
         return await self._get(stream, {"seq": seq})
 
-    async def next_message(self, stream: str, seq: int) -> Stored | None:
-        """The first message from a sequence number on, as the leader has it."""
-        return await self._get(stream, {"seq": seq, "next_by_subj": ">"})
+    async def next_message(self, stream: str, seq: int, only: str = ">") -> Stored | None:
+        """The first message from a sequence number on, as the leader has it; of one subject, if named."""
+        return await self._get(stream, {"seq": seq, "next_by_subj": only})
 
     async def _get(self, stream: str, question: Settings) -> Stored | None:
         try:

@@ -9,16 +9,20 @@ Rules that always hold:
   * One record is under way at a time: the next goes out when the one before is stored.
   * It is tried until it is stored, or until somebody else has written, or until `stop`: a cluster that has no
     leader, or no room, for a minute or a day, costs that time and no record.
-  * Once overtaken, it writes nothing any more.
+  * What has ended it, has ended it for good: once overtaken or stopped it sends nothing any more. A record
+    that it gave up may be stored or not, so its number must not be used for another one.
+  * What it takes out of the stream is at most what it knew of: nothing that another has written since goes.
 
-How it fails: `Overtaken`, for good. `StationClosed` when it is stopped while it tries. `trouble` says
-meanwhile what it waits for.
+How it fails: `Overtaken`, or `StationClosed` when it was stopped; both for good. `trouble` says meanwhile
+what it waits for.
 """
 
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 
+from penstock.engines.jetstream.api import JetStream
 from penstock.engines.jetstream.errors import JetStreamError, JetStreamTrouble, LinkLost, NoAnswer
 from penstock.engines.jetstream.names import LogNames
 from penstock.engines.jetstream.records import HEAD_BYTES_MAX, Kind, Record, RecordDamaged, read_record
@@ -44,14 +48,25 @@ class Overtaken(JetStreamTrouble):
 class Appender:
     """See the module's docstring. Its calls wait, from the log's threads."""
 
-    def __init__(self, station: Station, names: LogNames, writer: int, seq_last: int) -> None:
+    def __init__(
+        self,
+        station: Station,
+        names: LogNames,
+        writer: int,
+        seq_last: int,
+        records: dict[str, int] | None = None,
+    ) -> None:
+        """`records` says how many records each file has; it is kept so."""
         self._station = station
+        # Everything is tried again here, where somebody may call `stop` meanwhile.
+        self._api = JetStream(station.requests, answer_seconds=ANSWER_SECONDS, patience_seconds=0.0)
         self._names = names
         self.writer = writer
         self.seq_last = seq_last  # of the stream, as far as we know
+        self._records = records if records is not None else {}
         self._number = 0
         self._turn = asyncio.Lock()
-        self._overtaken: Overtaken | None = None
+        self._ended: JetStreamTrouble | None = None
         self._stopped = False
         self.trouble = ""  # what it waits for at this moment
 
@@ -99,21 +114,26 @@ class Appender:
 
         async def purge() -> None:
             async with self._turn:
-                if self._overtaken is not None:
-                    raise self._overtaken
-                await self._station.api.purge_subject(self._names.stream, self._names.file(name))
+                self._check()
+                await self._until_done(lambda: self._try_purge(name))
+                self._records.pop(name, None)
 
         self._station.ask(purge())
 
     def stop(self) -> None:
-        """Try no more. Whoever waits is told."""
+        """Try no more. Whoever waits is told, after `ANSWER_SECONDS` at the latest."""
         self._stopped = True
 
-    # --- one record, on the station's loop ---------------------------------------------------------
+    # --- on the station's loop ---------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._stopped and self._ended is None:
+            self._ended = StationClosed(f"nothing more is written to {self._names.stream}: stopped")
+        if self._ended is not None:
+            raise self._ended
 
     async def _append(self, kind: Kind, name: str, position: int, data: memoryview, *, more: bool) -> None:
-        if self._overtaken is not None:
-            raise self._overtaken
+        self._check()
         payload = Record(kind, name, position, self.writer, self._number, more, data).pack()
         headers = header_block(
             [
@@ -123,13 +143,24 @@ class Appender:
             ]
         )
         subject = nats_write.subject_bytes(self._names.file(name))
+        try:
+            self.seq_last = await self._until_done(lambda: self._try(subject, payload, headers))
+        except BaseException as error:
+            if self._ended is None:
+                self._ended = StationClosed(f"a record of {self._names.stream} was given up: {error}")
+            raise
+        self._number += 1
+        self._records[name] = self._records.get(name, 0) + 1
+
+    async def _until_done(self, attempt: Callable[[], Awaitable[tuple[int, str]]]) -> int:
+        """What the attempt comes to when it is not 0; until then, it says why."""
         began = told = time.monotonic()
         while True:
-            seq, why = await self._try(subject, payload, headers)
-            if seq:
+            done, why = await attempt()
+            if done:
                 break
             if self._stopped:
-                raise StationClosed(f"stopped while a record waited to be stored: {why}")
+                raise StationClosed(f"stopped while the log waited to be stored: {why}")
             self.trouble = why
             if time.monotonic() - told > TELL_SECONDS:
                 told = time.monotonic()
@@ -138,8 +169,16 @@ class Appender:
         if self.trouble:
             self.trouble = ""
             log.info("the log is stored again, after %.1f s", time.monotonic() - began)
-        self._number += 1
-        self.seq_last = seq
+        return done
+
+    async def _try_purge(self, name: str) -> tuple[int, str]:
+        try:
+            await self._api.purge_subject(
+                self._names.stream, self._names.file(name), before_seq=self.seq_last + 1
+            )
+        except JetStreamTrouble as error:
+            return 0, str(error)
+        return 1, ""
 
     async def _try(self, subject: bytes, payload: bytes, headers: bytes) -> tuple[int, str]:
         """Its sequence number, or why it has none yet."""
@@ -155,33 +194,34 @@ class Appender:
             return int(answer["seq"]), ""
         refusal = JetStreamError(self._names.stream, failure)
         if refusal.wrong_last:
-            return await self._who_was_first(str(refusal)), str(refusal)
+            return await self._who_was_first(str(refusal))
         return 0, str(refusal)
 
-    async def _who_was_first(self, why: str) -> int:
+    async def _who_was_first(self, why: str) -> tuple[int, str]:
         """Something stands where our record should. It may be our own, whose answer was lost long ago."""
         try:
-            stored = await self._station.api.message(self._names.stream, self.seq_last + 1)
-        except JetStreamTrouble:
-            return 0
+            stored = await self._api.message(self._names.stream, self.seq_last + 1)
+            if stored is None:
+                # What was written there may be purged again.
+                info = await self._api.stream(self._names.stream)
+                last = int(info["state"]["last_seq"])
+                if last == self.seq_last:
+                    return 0, why  # it is on its way
+                if last < self.seq_last:
+                    return 0, (
+                        f"stream {self._names.stream} ends with record {last}, and {self.seq_last} had been "
+                        f"stored: its nodes have lost what is between; restore them"
+                    )
+        except JetStreamTrouble as error:
+            return 0, f"{why}; {error}"
         if stored is not None:
             try:
                 record = read_record(stored.payload)
             except RecordDamaged:
                 record = None
             if record is not None and (record.writer, record.number) == (self.writer, self._number):
-                return stored.seq
-        elif not await self._is_behind():
-            return 0
-        self._overtaken = Overtaken(
+                return stored.seq, ""
+        self._ended = Overtaken(
             f"another broker has written to {self._names.stream} behind record {self.seq_last}: {why}"
         )
-        raise self._overtaken
-
-    async def _is_behind(self) -> bool:
-        """Whether the stream has gone on without us. (What was written there may be purged again.)"""
-        try:
-            info = await self._station.api.stream(self._names.stream)
-        except JetStreamTrouble:
-            return False
-        return int(info["state"]["last_seq"]) > self.seq_last
+        raise self._ended

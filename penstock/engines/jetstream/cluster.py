@@ -23,7 +23,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -142,6 +142,7 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
+                process_group=0,  # a Ctrl-C is for whoever has started it: it stops its nodes in order
             )
 
     def stop(self, seconds: float = WAIT_SECONDS) -> None:
@@ -193,12 +194,24 @@ class Node:
 class Cluster:
     """One node, or three that replicate."""
 
-    def __init__(self, folder: Path, nodes: int = 3, *, name: str = "penstock", settings: str = "") -> None:
-        """`settings` are lines that every node's configuration ends with: TLS, credentials, limits."""
+    def __init__(
+        self,
+        folder: Path,
+        nodes: int = 3,
+        *,
+        name: str = "penstock",
+        settings: str = "",
+        ports: Sequence[Ports] = (),
+    ) -> None:
+        """`settings` are lines that every node's configuration ends with: TLS, credentials, limits.
+
+        Without `ports`, one for each node, free ones are chosen.
+        """
         self.folder = folder
         self.name = name
         self.nodes = [Node(f"{name}-{n}", folder / f"node-{n}") for n in range(1, nodes + 1)]
         self._settings = settings
+        self._ports = list(ports)
 
     @property
     def urls(self) -> list[str]:
@@ -218,7 +231,7 @@ class Cluster:
             except ClusterError:
                 self.stop()
                 taken = any("address already in use" in node.log() for node in self.nodes)
-                if not taken or attempt == _START_ATTEMPTS:
+                if not taken or attempt == _START_ATTEMPTS or self._ports:
                     raise
                 self.nodes[0].ports.client = 0
             else:
@@ -227,8 +240,9 @@ class Cluster:
 
     def _choose_ports(self) -> None:
         free = iter(_free_ports(3 * len(self.nodes)))
-        for node in self.nodes:
-            node.ports = Ports(next(free), next(free), next(free))
+        chosen = self._ports or [Ports(next(free), next(free), next(free)) for _ in self.nodes]
+        for node, ports in zip(self.nodes, chosen, strict=True):
+            node.ports = ports
         for node in self.nodes:
             node.folder.mkdir(parents=True, exist_ok=True)
             (node.folder / "server.conf").write_text(self._config(node), encoding="utf-8")

@@ -85,12 +85,12 @@ class StreamDisk:
     def __init__(self, path: str, appender: Appender, index: RecordIndex) -> None:
         self._local = RealDisk(path)
         self.path = path
-        self._appender = appender
+        self.appender = appender
         self._index = index
         self._names: dict[int, list[tuple[bool, str]]] = {}  # by thread: (it goes, a file), not told yet
 
     def _opened(self, name: str, local: RealFile) -> "StreamFile | RealFile":
-        return StreamFile(name, local, self._appender, self._index) if is_shared(name) else local
+        return StreamFile(name, local, self.appender, self._index) if is_shared(name) else local
 
     def create(self, name: str, size: int) -> "StreamFile | RealFile":
         return self._opened(name, self._open_local(name, os.O_CREAT | os.O_TRUNC))
@@ -124,10 +124,10 @@ class StreamDisk:
         with _as_os_error():
             for name in dict.fromkeys(name for goes, name in waiting if not goes and name not in gone):
                 with open(self.where(name), "rb") as file:
-                    self._appender.send_file(name, file.read())
+                    self.appender.send_file(name, file.read())
             for name in gone:
                 if not os.path.exists(self.where(name)):
-                    self._appender.remove(name)
+                    self.appender.remove(name)
 
     def names(self) -> list[str]:
         return self._local.names()

@@ -13,26 +13,34 @@ again, if it is still yours to lead. `JetStreamTrouble` where the cluster does n
 """
 
 import secrets
+import threading
 from collections.abc import Callable
+from typing import Any
 
 from penstock.broker.policy import Policies
-from penstock.engines.interface import EngineInfo
+from penstock.engines.interface import EngineFailed, EngineInfo, LogInUse
 from penstock.engines.jetstream.appender import Appender
 from penstock.engines.jetstream.disk import StreamDisk
+from penstock.engines.jetstream.errors import JetStreamTrouble
 from penstock.engines.jetstream.names import LogNames
 from penstock.engines.jetstream.replica import Replica
 from penstock.engines.jetstream.station import Station
 from penstock.engines.log.engine import LogEngine
-from penstock.engines.log.state import Damage, LogSettings
-from penstock.engines.log.workers import ThreadWorker
+from penstock.engines.log.state import Damage, LogSettings, LogState
+from penstock.engines.log.workers import ThreadWorker, Worker
 
 
 class StreamEngine(LogEngine):
     """See the module's docstring. `open_stream_log` opens one."""
 
-    _appender: Appender
-    _replica: Replica
-    _names: LogNames
+    _replica: Replica | None = None  # of a log that is open
+    facts: Callable[[], dict[str, Any]] | None = None
+    """What people should see of the cluster. JSON: `Any`."""
+
+    def __init__(self, state: LogState, writer: Worker, keeper: Worker) -> None:
+        super().__init__(state, writer, keeper)
+        assert isinstance(state.disk, StreamDisk)
+        self._appender = state.disk.appender
 
     @property
     def seq_last(self) -> int:
@@ -47,20 +55,37 @@ class StreamEngine(LogEngine):
     def info(self) -> EngineInfo:
         info = super().info()
         info.engine = "jetstream"
+        info.cluster = self.facts() if self.facts is not None else None
         return info
 
     def close(self, now_us: int) -> None:
-        """Store everything, and leave the folder as something to go on from."""
+        """Store everything, and leave the folder as something to go on from.
+
+        Where not everything could be stored, the folder has more than the stream: it is not gone on from.
+        """
         super().close(now_us)
         self._appender.stop()
-        if self.failed is None:
+        committer = self._committer
+        everything = committer.idle and committer.synced == committer.position
+        if self.failed is None and everything and self._replica is not None:
             self._replica.leave(self._appender.seq_last)
+
+    def close_within(self, seconds: float, now_us: int) -> None:
+        """The same; a cluster that has not stored the rest by then does not get it any more."""
+        patience = threading.Timer(seconds, self._appender.stop)
+        patience.start()
+        try:
+            self.close(now_us)
+        finally:
+            patience.cancel()
+            patience.join()
 
     def abandon(self) -> None:
         """Write nothing more. The folder may hold what the stream does not, so it is emptied."""
         self._appender.stop()
         super().abandon()
-        self._replica.wipe()
+        if self._replica is not None:
+            self._replica.wipe()
 
 
 async def make_streams(station: Station, names: LogNames, replicas: int) -> None:
@@ -84,14 +109,10 @@ def open_stream_log(
     """Lead the log: everything that is in the stream is recovered, and whoever wrote it before writes no
     more."""
 
-    async def catch_up() -> int:
-        seq = await replica.catch_up()
-        await replica.drop_removed()
-        return seq
-
-    seq_last = station.ask(catch_up())
+    seq_last = station.ask(replica.complete())
     replica.set_watermark()
-    appender = Appender(station, names, secrets.randbits(63), seq_last)
+    unfinished = replica.unfinished()
+    appender = Appender(station, names, secrets.randbits(63), seq_last, replica.records)
     disk = StreamDisk(replica.path, appender, replica.index)
     try:
         engine = StreamEngine.open(
@@ -102,14 +123,22 @@ def open_stream_log(
             writer=ThreadWorker("penstock-writer", wake),
             keeper=ThreadWorker("penstock-keeper", wake),
         )
+    except LogInUse:
+        raise  # the folder is somebody else's
     except BaseException:
         # What it wrote before it failed may be here and not there.
         replica.wipe()
         raise
     assert isinstance(engine, StreamEngine)
-    engine._appender = appender
+    try:
+        disk.sync_names()  # of what recovery has renamed and removed, on this thread
+        for name in unfinished:
+            appender.remove(name)  # who began it is overtaken by now, and does not go on with it
+    except (OSError, JetStreamTrouble) as error:
+        engine.abandon()
+        replica.wipe()
+        raise EngineFailed(f"the log in {replica.path} cannot be opened: {error}") from error
     engine._replica = replica
-    engine._names = names
     for text in replica.reports:
         engine.report_damage(Damage(f"stream {names.stream}", 0, "", 0, 0, text))
     return engine

@@ -116,9 +116,7 @@ class Election:
             if self.view.role is not Role.FOLLOWING:
                 claim = Claim(term=self.view.claim.term)
                 await self._put(LEASE, asdict(claim), self._seq)
-            await self._api.purge_subject(
-                self._names.state_stream, self._names.state(_MEMBER + self._member)
-            )
+            await self._api.purge_subject(self._names.state_stream, self._names.state(_MEMBER + self._member))
         except JetStreamTrouble as error:
             log.warning("the cluster was not told that this broker stops: %s", error)
 

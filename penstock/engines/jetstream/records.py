@@ -3,9 +3,9 @@
 The log that a cluster shares is the embedded log (`engines/log`), and its disk is a stream. A record is one
 thing that has happened to one file of it:
 
-    write      bytes at a position of a file, which is made where there is none piece      one piece of a
-    whole file, which is there when its last piece is (snapshots, compacted segments) truncate   a file ends
-    at a position from now on
+    write      bytes at a position of a file, which is made where there is none
+    piece      a piece of a whole file, which is there when its last piece is (snapshots, compacted segments)
+    truncate   a file ends at a position from now on
 
 Each carries a checksum over everything else in it, so that a flipped bit is found before a byte is used;
 and who wrote it, with that writer's running number, so that a record can be told from any other, and a gap
@@ -15,6 +15,7 @@ there when a writer has died was never confirmed, and is passed over.
 Nothing in a record is in the machine's own byte order: little endian throughout.
 """
 
+import re
 import struct
 import zlib
 from enum import IntEnum
@@ -29,12 +30,17 @@ HEAD_BYTES_MAX: Final = _HEAD.size + 255
 """What a record is longer than its bytes, at most: file names of the log are short."""
 
 _MORE: Final = 1
+_NAME: Final = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+"""What a file of the log may be called: none of another folder, whoever wrote the record."""
 
 
 class Kind(IntEnum):
     WRITE = 1
     PIECE = 2
     TRUNCATE = 3
+
+
+_KINDS: Final = frozenset(Kind)
 
 
 class RecordDamaged(PenstockError):
@@ -85,9 +91,12 @@ def read_record(payload: bytes) -> Record:
     start = _HEAD.size + name_bytes
     if len(payload) != start + size:
         raise RecordDamaged(f"has {len(payload)} bytes and says {start + size}")
+    name = payload[_HEAD.size : start]
+    if kind not in _KINDS or flags & ~_MORE or not _NAME.fullmatch(name):
+        raise RecordDamaged(f"says kind {kind}, flags {flags}, file {name!r}: this version knows none such")
     return Record(
         Kind(kind),
-        payload[_HEAD.size : start].decode(),
+        name.decode(),
         position,
         writer,
         number,

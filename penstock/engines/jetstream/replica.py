@@ -10,13 +10,17 @@ be trusted.
 
 Rules that always hold:
   * Records are applied in the order of the stream; a write of several records when the last of them is there.
-  * What a record says is used only if its checksum holds. One that does not, or is missing, is asked for once
-    more, of the stream's leader: another node may have it whole. What nobody has is told in `reports`, and
-    leaves a hole, in which the log's own recovery finds no block and says which messages that concerns.
+  * What a record says is used only if its checksum holds.
+  * A node whose store is damaged leaves out, without a word, what it cannot read, and still counts it. So
+    before anybody leads, the records of every file are counted (`complete`), and a file that has fewer than
+    it should, a damaged one, or a hole, is read anew, several times: which node answers is chance, and
+    another one may have it whole. What nobody has is told in `reports`, and leaves a hole, in which the log's
+    own recovery finds no block and says which messages that concerns.
   * A file that the stream does not have any more goes.
 
-How it fails: `JetStreamTrouble` when the cluster does not answer; asked again it goes on where it was. An
-`OSError` of the local disk is the caller's.
+How it fails: `JetStreamTrouble` when the cluster does not answer; asked again it goes on where it was.
+`LogInUse` when a broker leads from this folder at this moment. An `OSError` of the local disk is the
+caller's.
 """
 
 import json
@@ -28,12 +32,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
-from penstock.engines.jetstream.api import JetStream
+from penstock.engines.jetstream.api import JetStream, Stored
 from penstock.engines.jetstream.names import LogNames
 from penstock.engines.jetstream.records import Kind, Record, RecordDamaged, read_record
 from penstock.engines.log.committer import SPARE
 from penstock.engines.log.disk import STAGES, WATERMARK, RealDisk, Watermark
 from penstock.engines.log.segments import parse_segment_name
+from penstock.protocols.nats_headers import value_of
 from penstock.protocols.nats_jetstream import read_direct_seqs
 
 LOG: Final = "log"
@@ -42,7 +47,10 @@ _STATE: Final = "replica"
 _PART: Final = ".tmp"  # what the log's recovery removes as unfinished
 READ_MESSAGES: Final = 500
 READ_BYTES: Final = 8 << 20
-MEND_RECORDS_MAX: Final = 10_000
+READINGS_MAX: Final = 12
+"""Of a file that is not whole. With one bad node of three, once in half a million it is always asked."""
+
+_SETTLE_ATTEMPTS: Final = 10
 
 log = logging.getLogger("penstock.nats")
 
@@ -88,8 +96,10 @@ class Replica:
         self.applied = 0  # the last record that is in the files
         self.reports: list[str] = []
         self._born = ""  # when the stream was made: another one of the same name is another log
-        self._open: list[tuple[int, Record]] = []  # the records of a write that is not whole yet
-        self._last: dict[str, int] = {}  # by file: its last record
+        self._open: dict[str, list[tuple[int, Record]]] = {}  # by file: a write that is not whole yet
+        self._suspects: set[str] = set()  # files in which something is damaged, or missing
+        self._nothing_from = 0  # from this record on, nothing came when the stream said that it had more
+        self.records: dict[str, int] = {}  # by file: how many it has; kept by whoever leads, too
         self.index: RecordIndex
 
     # --- the folder ------------------------------------------------------------------------------
@@ -98,23 +108,40 @@ class Replica:
         """Find out what the folder is worth: go on from it, or begin anew."""
         info = await self._api.stream(self._names.stream)
         self._born = str(info["created"])
+        self._check_free()
         known = self._read_state()
-        if known is not None and known <= int(info["state"]["last_seq"]):
+        last = int(info["state"]["last_seq"])
+        if known is not None and known <= last:
             self.applied = known
             self.index = RecordIndex(os.path.join(self._folder, RECORDS))
-        else:
-            self.wipe()
+            return
+        self.wipe()
+        if known is not None:
+            self._report(
+                f"stream {self._names.stream} ends with record {last}, and had record {known} when this "
+                f"broker was stopped: its nodes have lost what is between"
+            )
+
+    def _check_free(self) -> None:
+        """Somebody who leads from this folder would lose its files under its feet."""
+        os.makedirs(self.path, exist_ok=True)
+        disk = RealDisk(self.path)
+        disk.lock()
+        disk.unlock()
 
     def _read_state(self) -> int | None:
         """The record up to which the folder goes. The note is used once: the files change from now on."""
         path = os.path.join(self._folder, _STATE)
         try:
             with open(path) as file:
-                fields = json.load(file)
+                stream, applied, records = json.load(file)
             os.unlink(path)
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, TypeError):
             return None
-        return int(fields["applied"]) if fields.get("stream") == self._born else None
+        if stream != self._born:
+            return None
+        self.records = records
+        return int(applied)
 
     def wipe(self) -> None:
         """Forget everything: the next time, all of it is read again."""
@@ -125,82 +152,146 @@ class Replica:
         os.makedirs(self.path, exist_ok=True)
         self.index = RecordIndex(os.path.join(self._folder, RECORDS))
         self.applied = 0
-        self._open = []
-        self._last = {}
+        self.reports = []
+        self.records = {}
+        self._open = {}
+        self._suspects = set()
+        self._nothing_from = 0
 
     def leave(self, applied: int) -> None:
-        """The files hold everything up to that record, and nothing else: they can be used the next time."""
+        """The files hold everything up to that record, and nothing else: they can be used the next time.
+
+        Not while a write is only half here: the first half of it is nowhere but in memory.
+        """
+        if self._open or self._suspects:
+            return
         temporary = os.path.join(self._folder, _STATE + ".new")
         with open(temporary, "w") as file:
-            json.dump({"stream": self._born, "applied": applied}, file)
+            json.dump([self._born, applied, self.records], file)
         os.rename(temporary, os.path.join(self._folder, _STATE))
 
     # --- keeping up ------------------------------------------------------------------------------
 
     async def catch_up(self) -> int:
-        """Apply everything that the stream has at this moment; the sequence number of its last record."""
+        """Apply everything that the stream has at this moment; the sequence number of the last record."""
         info = await self._api.stream(self._names.stream)
         last = int(info["state"]["last_seq"])
         while self.applied < last:
-            found = await self._api.read(
-                self._names.stream, self.applied + 1, READ_MESSAGES, bytes_max=READ_BYTES
-            )
-            seqs = read_direct_seqs(found.headers)
-            if seqs:
-                for seq, payload in zip(seqs, found.payloads, strict=True):
-                    await self._take(seq, payload)
-                continue
-            # A node may be behind the leader; and what is left may have been taken out.
-            stored = await self._api.next_message(self._names.stream, self.applied + 1)
-            if stored is None:
+            found = await self._read(self.applied + 1)
+            if not found:
+                # A node may be behind the leader; and what is left may have been taken out.
+                stored = await self._api.next_message(self._names.stream, self.applied + 1)
+                found = [stored] if stored is not None else []
+            for stored in found:
+                self._take(stored)
+            if not found:
+                self._nothing_from = self.applied + 1
                 self.applied = last
-            else:
-                await self._take(stored.seq, stored.payload)
+        return self.applied
+
+    async def _read(self, seq: int, only: str = "") -> list[Stored]:
+        """The next records from a sequence number on, as one of the nodes has them; of one file, if named."""
+        found = await self._api.read(
+            self._names.stream,
+            seq,
+            READ_MESSAGES,
+            bytes_max=READ_BYTES,
+            only=self._names.file(only) if only else "",
+        )
+        return [
+            Stored(seq, value_of(headers, b"Nats-Subject") or b"", headers, payload)
+            for seq, headers, payload in zip(
+                read_direct_seqs(found.headers), found.headers, found.payloads, strict=True
+            )
+        ]
+
+    def _take(self, stored: Stored) -> None:
+        name = self._names.name_of(stored.subject.decode())
+        self.records[name] = self.records.get(name, 0) + 1
+        try:
+            hole = self._apply(stored.seq, _record_of(name, stored.payload))
+        except RecordDamaged as damage:
+            hole = str(damage)
+        if hole:
+            self._suspects.add(name)
+        self.applied = stored.seq
+
+    # --- making sure -----------------------------------------------------------------------------
+
+    async def complete(self) -> int:
+        """Catch up, and see that nothing is missing, for whoever wants to lead; the last record."""
+        for _ in range(_SETTLE_ATTEMPTS):  # whoever led before may still write
+            last = await self.catch_up()
+            counts = await self._counts()
+            info = await self._api.stream(self._names.stream)
+            if int(info["state"]["last_seq"]) == last:
+                break
+        for name, count in sorted(counts.items()):
+            if name in self._suspects or self.records.get(name, 0) < count:
+                await self._read_anew(name, count)
+        await self._look_for_end(last)
+        self._drop(set(counts))
+        # What is only half there now stays so: from now on somebody else writes.
+        self._open = {}
+        self._suspects = set()
         return last
 
-    async def _take(self, seq: int, payload: bytes) -> None:
-        record = await self._whole(seq, payload)
-        if record is None:
-            self._flush()
-        else:
-            end = self._end_of(record.name)
-            if record.kind is Kind.WRITE and record.position > end:
-                await self._mend(record, seq, end)
-            self._apply(seq, record)
-        self.applied = seq
+    async def _counts(self) -> dict[str, int]:
+        """By file: how many records the stream has of it."""
+        subjects = await self._api.subjects(self._names.stream, self._names.files)
+        return {self._names.name_of(subject): count for subject, count in subjects.items()}
 
-    async def _whole(self, seq: int, payload: bytes) -> Record | None:
-        try:
-            return read_record(payload)
-        except RecordDamaged as damage:
-            stored = await self._api.message(self._names.stream, seq)
-            if stored is not None:
-                with suppress(RecordDamaged):
-                    record = read_record(stored.payload)
-                    log.warning("record %d of %s: one node's copy %s", seq, self._names.stream, damage)
-                    return record
-            self._report(f"record {seq} of stream {self._names.stream} {damage}: it is not used")
-            return None
-
-    async def _mend(self, record: Record, seq: int, end: int) -> None:
-        """There is a hole before this record: the node that we read from may not have all that it should."""
-        first = self._last.get(record.name, 0) + 1
-        for missing in range(max(first, seq - MEND_RECORDS_MAX), seq):
-            stored = await self._api.message(self._names.stream, missing)
-            if stored is None:
-                continue
+    async def _read_anew(self, name: str, count: int) -> None:
+        """A file that is not whole: whatever any node has of it."""
+        payloads: dict[int, bytes] = {}
+        whole: set[int] = set()
+        for _ in range(READINGS_MAX):
+            seq = 1
+            while found := await self._read(seq, name):
+                for stored in found:
+                    if stored.seq not in whole:
+                        payloads[stored.seq] = stored.payload
+                        with suppress(RecordDamaged):
+                            _record_of(name, stored.payload)
+                            whole.add(stored.seq)
+                seq = found[-1].seq + 1
+            if len(whole) >= count:
+                break
+        self._forget(name)
+        what = f"stream {self._names.stream}, file {name}"
+        for seq, payload in sorted(payloads.items()):
             try:
-                other = read_record(stored.payload)
-            except RecordDamaged:
-                continue
-            if other.name == record.name and other.kind is Kind.WRITE:
-                self._apply(missing, other)
-        end = self._end_of(record.name)
-        if record.position > end:
-            self._report(
-                f"stream {self._names.stream}: bytes {end} to {record.position - 1} of {record.name} are "
-                f"missing before record {seq}"
-            )
+                hole = self._apply(seq, _record_of(name, payload))
+            except RecordDamaged as damage:
+                hole = f"record {seq} {damage}: it is not used"
+            if hole:
+                self._report(f"{what}: {hole}")
+        if len(payloads) < count:
+            self._report(f"{what}: {count - len(payloads)} of {count} records are missing")
+        if len(whole) < count:
+            self._flush(name)  # its last record may be the one that nobody has
+        else:
+            log.warning("%s: one node's copy is damaged, and another one's is whole", what)
+        self.records[name] = max(count, len(payloads))  # what is missing has been told
+
+    async def _look_for_end(self, last: int) -> None:
+        """Nobody ever takes out the last record: where there is none, it is lost."""
+        if not 0 < self._nothing_from <= last:
+            return
+        for _ in range(READINGS_MAX):
+            if await self._read(self._nothing_from):
+                return  # it was read with the rest of its file
+        self._report(
+            f"stream {self._names.stream}: it says that its last record is {last}, and has none behind "
+            f"{self._nothing_from - 1}: the last ones are missing"
+        )
+
+    def _forget(self, name: str) -> None:
+        for path in (name, name + _PART):
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(self.path, path))
+        self.index.forget(name)
+        self._open.pop(name, None)
 
     def _report(self, text: str) -> None:
         if text not in self.reports:
@@ -209,65 +300,83 @@ class Replica:
 
     # --- applying --------------------------------------------------------------------------------
 
-    def _end_of(self, name: str) -> int:
-        """Where the next bytes of a file are expected."""
-        waiting = max((record.end for _, record in self._open if record.name == name), default=0)
-        try:
-            return max(waiting, os.stat(os.path.join(self.path, name)).st_size)
-        except FileNotFoundError:
-            return waiting
-
-    def _apply(self, seq: int, record: Record) -> None:
-        if self._open:
-            _, before = self._open[-1]
-            if (record.writer, record.number) != (before.writer, before.number + 1):
+    def _apply(self, seq: int, record: Record) -> str:
+        """What is missing before this record; empty: nothing."""
+        name = record.name
+        waiting = self._open.get(name)
+        if waiting:
+            before = waiting[-1][1]
+            if record.writer != before.writer:
                 # Its writer died in the middle of it: nobody was told that it is safe.
-                self._open = []
-        self._last[record.name] = seq
+                del self._open[name]
+            elif record.number != before.number + 1:
+                # Its writer went on, so it was whole once: what is left of it is good.
+                self._flush(name)
+        hole = ""
+        if record.kind is not Kind.PIECE or record.position:
+            end = self._end_of(name if record.kind is not Kind.PIECE else name + _PART)
+            if record.position > end:
+                hole = f"bytes {end} to {record.position - 1} are missing before record {seq}"
         if record.kind is Kind.WRITE:
-            self._open.append((seq, record))
+            self._open.setdefault(name, []).append((seq, record))
             if not record.more:
-                self._flush()
+                self._flush(name)
         elif record.kind is Kind.PIECE:
             self._piece(record)
         else:
-            os.truncate(os.path.join(self.path, record.name), record.position)
+            self._put(name, b"", record.position)
+        return hole
 
-    def _flush(self) -> None:
+    def _end_of(self, name: str) -> int:
+        """Where the next bytes of a file are expected."""
+        if name in self._open:
+            return self._open[name][-1][1].end
+        try:
+            return os.stat(os.path.join(self.path, name)).st_size
+        except FileNotFoundError:
+            return 0
+
+    def _flush(self, name: str) -> None:
         """All records of a write are there: now it has happened."""
-        whole, self._open = self._open, []
-        for seq, record in whole:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
-            fd = os.open(os.path.join(self.path, record.name), flags, 0o640)
-            try:
-                _write_all(fd, record.data, record.position)
-            finally:
-                os.close(fd)
-            if parse_segment_name(record.name) is not None:
-                self.index.note(record.name, record.position, seq)
+        for seq, record in self._open.pop(name, ()):
+            self._put(name, record.data, record.position)
+            if parse_segment_name(name) is not None:
+                self.index.note(name, record.position, seq)
 
     def _piece(self, record: Record) -> None:
-        path = os.path.join(self.path, record.name)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (0 if record.position else os.O_TRUNC)
-        fd = os.open(path + _PART, flags, 0o640)
-        try:
-            _write_all(fd, record.data, record.position)
-        finally:
-            os.close(fd)
+        self._put(record.name + _PART, record.data, record.position)
         if not record.more:
+            path = os.path.join(self.path, record.name)
             os.rename(path + _PART, path)
             self.index.forget(record.name)
+
+    def _put(self, name: str, data: bytes | memoryview, position: int) -> None:
+        """A file from this position on. Whoever writes at a place had nothing behind it, so nothing stays."""
+        fd = os.open(os.path.join(self.path, name), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            os.ftruncate(fd, position)
+            _write_all(fd, data, position)
+        finally:
+            os.close(fd)
 
     # --- what is gone ------------------------------------------------------------------------------
 
     async def drop_removed(self) -> None:
         """Files that the stream does not have any more go, and so do the unfinished ones."""
-        subjects = await self._api.subjects(self._names.stream, self._names.files)
-        there = {self._names.name_of(subject) for subject in subjects}
-        for name in self._shared_names():
-            if name not in there:
-                os.unlink(os.path.join(self.path, name))
-                self.index.forget(name)
+        self._drop(set(await self._counts()))
+
+    def _drop(self, there: set[str]) -> None:
+        for name in {*self._shared_names(), *self.records} - there:
+            self._forget(name)
+            self.records.pop(name, None)
+
+    def unfinished(self) -> list[str]:
+        """Files of which the stream has something, and that are not there: their writer died over them.
+
+        None where something is damaged, because then they may be all that is left.
+        """
+        there = set(self._shared_names())
+        return [] if self.reports else sorted(set(self.records) - there)
 
     def _shared_names(self) -> Iterator[str]:
         return filter(is_shared, sorted(os.listdir(self.path)))
@@ -282,6 +391,13 @@ class Replica:
         watermark = Watermark(os.path.join(self.path, WATERMARK), writable=True)
         watermark.set(max(ends, default=0))
         watermark.close()
+
+
+def _record_of(name: str, payload: bytes) -> Record:
+    record = read_record(payload)
+    if record.name != name:
+        raise RecordDamaged(f"is one of file {record.name}, and stands in {name}")
+    return record
 
 
 def _write_all(fd: int, data: bytes | memoryview, position: int) -> None:

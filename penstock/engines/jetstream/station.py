@@ -55,6 +55,7 @@ class Station:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="penstock-nats", daemon=True)
         self._closed = False
+        self._gate = threading.Lock()  # nothing is handed over any more once `close` has begun
         self.link: Link
         self.requests: Requests
         self.api: JetStream
@@ -93,10 +94,11 @@ class Station:
 
     def start(self, work: Coroutine[Any, Any, _T]) -> "concurrent.futures.Future[_T]":
         """The same without waiting."""
-        if self._closed:
-            work.close()
-            raise StationClosed("the link to NATS is closed")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._gate:
+            if not self._closed:
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work.close()
+        raise StationClosed("the link to NATS is closed")
 
     def soon(self, call: Callable[[], None]) -> None:
         """Call something on the station's loop."""
@@ -104,9 +106,10 @@ class Station:
 
     def close(self) -> None:
         """End the link and the thread. What is still asked for is told so."""
-        if self._closed:
-            return
-        self._closed = True
+        with self._gate:
+            if self._closed:
+                return
+            self._closed = True
 
         async def end() -> None:
             mine = asyncio.current_task()

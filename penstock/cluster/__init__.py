@@ -1,0 +1,1 @@
+"""A cluster: front-ends that share one log on NATS JetStream."""

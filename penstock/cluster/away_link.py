@@ -1,0 +1,148 @@
+"""AwayLink: a follower's end of the link to the leader, from the attempt to connect to the end.
+
+Public names: `AwayLink`, `Dialer`.
+
+`Dialer` keeps a link to the leader that it was last told of: it connects, says hello, and where that fails
+or the link ends it tries again, soon at first and then every second, until it is told of another leader or
+of none.
+
+How it fails: it does not; why there is no link is told to `on_down`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from penstock.cluster.frames import Frame, Hello, Kind, decode_json, encode_hello, violation
+from penstock.cluster.link import Link
+from penstock.server.address import TcpAddress
+
+PAUSE_SECONDS_MIN: Final = 0.05
+PAUSE_SECONDS_MAX: Final = 1.0
+CONNECT_SECONDS: Final = 3.0
+
+
+class AwayLink(Link):
+    """See the module's docstring."""
+
+    def __init__(self, hello: Hello, dialer: "Dialer") -> None:
+        super().__init__()
+        self._hello = hello
+        self._dialer = dialer
+        self._welcome = False
+
+    def on_open(self) -> None:
+        self.write(encode_hello(self._hello))
+
+    def on_frame(self, frame: Frame) -> None:
+        if self._welcome:
+            self._dialer.on_frame(frame)
+            return
+        if frame.kind is not Kind.WELCOME:
+            raise violation(f"a leader that begins with {frame.kind.name}, not with WELCOME", frame.position)
+        if len(frame.body):
+            self.close(f"the leader refused it: {decode_json(frame).get('refused')}")
+            return
+        self._welcome = True
+        self.trust()
+        self._dialer.welcomed(self)
+
+    def on_received(self) -> None:
+        if self._welcome:
+            self._dialer.on_received()
+
+    def on_lost(self, why: str) -> None:
+        self._dialer.link_ended(self, why)
+
+
+class Dialer:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        on_up: Callable[[AwayLink], None],
+        on_down: Callable[[str], None],
+        on_frame: Callable[[Frame], None],
+        on_received: Callable[[], None],
+    ) -> None:
+        self._on_up = on_up
+        self._on_down = on_down
+        self.on_frame = on_frame
+        self.on_received = on_received
+        self._loop = asyncio.get_running_loop()
+        self._target: tuple[TcpAddress, Hello] | None = None
+        self._link: AwayLink | None = None  # the one that counts, welcome or not
+        self._is_up = False
+        self._pause_seconds = PAUSE_SECONDS_MIN
+        self._attempt: asyncio.Task[None] | None = None
+        self._again: asyncio.TimerHandle | None = None
+
+    def dial(self, address: TcpAddress, hello: Hello) -> None:
+        """This is the leader from now on."""
+        if self._target == (address, hello) and (self._link is not None or self._attempt is not None):
+            return
+        self.hang_up("there is another leader")
+        self._target = (address, hello)
+        self._pause_seconds = PAUSE_SECONDS_MIN
+        self._try()
+
+    def hang_up(self, why: str) -> None:
+        """There is no leader from now on."""
+        self._target = None
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        if self._attempt is not None:
+            self._attempt.cancel()
+            self._attempt = None
+        link, self._link = self._link, None
+        if link is not None:
+            link.abort(why)
+            self._down(why)
+
+    def _try(self) -> None:
+        self._again = None
+        self._attempt = self._loop.create_task(self._connect())
+
+    async def _connect(self) -> None:
+        assert self._target is not None
+        address, hello = self._target
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, link = await self._loop.create_connection(
+                    lambda: AwayLink(hello, self), address.host, address.port
+                )
+        except (OSError, TimeoutError) as error:
+            self._attempt = None
+            why = str(error) or "it does not answer"
+            self._on_down(f"the leader's relay at {address} cannot be reached: {why}")
+            self._try_again()
+            return
+        self._attempt = None
+        self._link = link
+        if not link.is_open:
+            self.link_ended(link, "the leader closed it at once")
+
+    def _try_again(self) -> None:
+        if self._target is not None and self._again is None:
+            self._again = self._loop.call_later(self._pause_seconds, self._try)
+            self._pause_seconds = min(2 * self._pause_seconds, PAUSE_SECONDS_MAX)
+
+    def welcomed(self, link: AwayLink) -> None:
+        if self._target is None:
+            link.abort("there is no leader any more")
+            return
+        self._link = link
+        self._is_up = True
+        self._pause_seconds = PAUSE_SECONDS_MIN
+        self._on_up(link)
+
+    def link_ended(self, link: AwayLink, why: str) -> None:
+        if link is self._link:
+            self._link = None
+            self._down(why)
+            self._try_again()
+
+    def _down(self, why: str) -> None:
+        self._is_up = False
+        self._on_down(why)

@@ -1,0 +1,288 @@
+"""Frames of the relay: what a follower and the leader say to each other over one TCP link.
+
+Public names: `Kind`, `Frame`, `Body`, `Reader`, `Hello`, `encode_frame`, `encode_hello`, `decode_hello`,
+`encode_json`, `decode_json`, `violation`. What stands in the bodies of frames is in `columns.py` (messages)
+and `sayings.py` (words).
+
+    uint32  length of the body    little endian, as everything in the log is
+    uint8   kind                  see `Kind`
+    uint8   flag                  its meaning is the kind's: a door, a lane, yes or no
+    uint16  0
+    uint32  port                  the follower's number of a connection; 0 where the frame speaks of none
+    bytes   body
+
+The first frame of a link is `HELLO` from the follower, the second `WELCOME` from the leader, whose body is
+empty, or says in JSON why the link is refused and closed. A link of the kind `http` carries plain bytes
+from then on, one of the kind `words` frames.
+
+Rules that always hold:
+  * Frames come out in the order in which they went in, whole, however the socket cut them.
+  * A frame that is whole in a chunk is not copied: its body is a view that holds until the next chunk. One
+    that is not is gathered in a buffer of its size, which is allocated once.
+  * No frame is larger than the reader's bound. Until the hello has been judged, that is a small one.
+
+How it fails: `PeerViolation`, which ends the link. Both ends are ours: it is a fault of ours, or a stranger.
+"""
+
+import json
+import struct
+from array import array
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+from penstock.protocols.errors import PeerViolation
+
+Buffer = bytes | bytearray | memoryview
+Fields = dict[str, Any]  # what JSON can say; each reader of one checks its own
+
+MAGIC: Final = "penstock-relay"
+VERSION: Final = 1
+HELLO_BYTES_MAX: Final = 4096
+FRAME_BYTES_MAX: Final = (1 << 30) + (1 << 28)
+"""The largest batch that the log takes, and its columns."""
+
+_HEADER: Final = struct.Struct("<IBBHI")
+HEADER_BYTES: Final = _HEADER.size
+_TEXT_BYTES: Final = struct.Struct("<I")
+
+
+class Kind(IntEnum):
+    """What a frame says. Both ends have the same version: the numbers may change with it."""
+
+    HELLO = 1
+    WELCOME = 2
+    # From the follower.
+    ATTACH = 10
+    DETACH = 11
+    WORDS = 12
+    PUBLISH = 13
+    CLAIM = 14
+    RESUMED = 15
+    ROOM = 16
+    IDLE = 17
+    BLOCKED = 18
+    RETURN = 19
+    # From the leader.
+    DELIVER = 40
+    CONSUMING = 41
+    DECLINE = 42
+    DELIVERED = 43
+    REPLIES = 44
+    UNDELIVERED = 45
+    BROADCAST = 46
+    HOLD = 47
+    FINISH = 48
+    LOG = 49
+    STORED = 50
+    REFUSED = 51
+    SETTLED = 52
+
+
+_KINDS: Final = {int(kind): kind for kind in Kind}
+
+
+class Frame(NamedTuple):
+    """One frame, whole. The body holds until the reader gets its next chunk."""
+
+    kind: Kind
+    flag: int
+    port: int
+    body: memoryview
+    position: int  # of its first byte in the stream, for errors
+
+
+class Hello(NamedTuple):
+    """Who opens a link, and what for."""
+
+    kind: str  # "words" or "http"
+    front_end: str  # the id of the follower
+    secret: str
+    term: int  # of the leader that it means to speak to
+
+
+def violation(message: str, position: int, offending: Buffer = b"") -> PeerViolation:
+    return PeerViolation("relay", message, position=position, offending=bytes(offending[:32]))
+
+
+def encode_frame(kind: Kind, *buffers: Buffer, port: int = 0, flag: int = 0) -> bytes:
+    """One frame as bytes of its own: what it was made of may change afterwards."""
+    length = sum(map(len, buffers))
+    if length > FRAME_BYTES_MAX:
+        raise ValueError(f"a {kind.name} frame of {length} bytes; at most {FRAME_BYTES_MAX} fit the relay")
+    return b"".join((_HEADER.pack(length, kind, flag, 0, port), *buffers))
+
+
+def encode_json(fields: Fields) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def decode_json(frame: Frame) -> Fields:
+    try:
+        fields = json.loads(bytes(frame.body))
+    except ValueError as error:
+        raise violation(f"a {frame.kind.name} frame without JSON ({error})", frame.position) from None
+    if not isinstance(fields, dict):
+        raise violation(f"a {frame.kind.name} frame with a {type(fields).__name__}", frame.position)
+    return fields
+
+
+def encode_hello(hello: Hello) -> bytes:
+    return encode_frame(Kind.HELLO, encode_json({"magic": MAGIC, "version": VERSION, **hello._asdict()}))
+
+
+def decode_hello(frame: Frame) -> Hello:
+    """The hello of a link; a violation where the peer speaks something else, or another version."""
+    if frame.kind is not Kind.HELLO:
+        raise violation(f"a link that begins with {frame.kind.name}, not with HELLO", frame.position)
+    fields = decode_json(frame)
+    if fields.get("magic") != MAGIC or fields.get("version") != VERSION:
+        raise violation(
+            f"a peer of version {fields.get('version')!r}, this is {VERSION}: run one Penstock everywhere",
+            frame.position,
+        )
+    try:
+        return Hello(
+            str(fields["kind"]), str(fields["front_end"]), str(fields["secret"]), int(fields["term"])
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise violation(f"a hello that lacks or spoils {error}", frame.position) from None
+
+
+class Reader:
+    """Received chunks to frames."""
+
+    __slots__ = ("_gathered", "_have", "_head", "_position", "frame_bytes_max")
+
+    def __init__(self, frame_bytes_max: int = HELLO_BYTES_MAX) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        self._head = b""  # of a header that was cut
+        self._gathered: memoryview | None = None  # a frame that is not whole yet
+        self._have = 0  # bytes of it
+        self._position = 0
+
+    def feed(self, data: Buffer) -> Iterator[Frame]:
+        """The frames that are whole now. Take all of them before the chunk is reused.
+
+        The bound is looked at anew for every frame, so that it may be raised between two.
+        """
+        view = memoryview(data)
+        at, end = 0, len(view)
+        while True:
+            if self._gathered is not None:
+                part = view[at : at + len(self._gathered) - self._have]
+                self._gathered[self._have : self._have + len(part)] = part
+                self._have += len(part)
+                at += len(part)
+                if self._have < len(self._gathered):
+                    return
+                whole, self._gathered = self._gathered, None
+                yield self._frame(whole, 0, len(whole))
+                continue
+            if self._head:
+                part = view[at : at + HEADER_BYTES - len(self._head)]
+                self._head += bytes(part)
+                at += len(part)
+                if len(self._head) < HEADER_BYTES:
+                    return
+                head, self._head = self._head, b""
+                self._gather(head, head)
+                continue
+            left = end - at
+            if left < HEADER_BYTES:
+                self._head = bytes(view[at:])
+                return
+            stop = at + self._frame_bytes(view[at : at + HEADER_BYTES])
+            if stop > end:
+                self._gather(view[at : at + HEADER_BYTES], view[at:])
+                return
+            yield self._frame(view, at, stop)
+            at = stop
+
+    def _frame_bytes(self, head: Buffer) -> int:
+        length: int = _HEADER.unpack(head)[0]
+        if length > self.frame_bytes_max:
+            raise violation(
+                f"a frame of {length} bytes, at most {self.frame_bytes_max} are allowed", self._position, head
+            )
+        return HEADER_BYTES + length
+
+    def _gather(self, head: Buffer, begun: Buffer) -> None:
+        self._gathered = memoryview(bytearray(self._frame_bytes(head)))
+        self._gathered[: len(begun)] = begun
+        self._have = len(begun)
+
+    def _frame(self, view: memoryview, start: int, stop: int) -> Frame:
+        _, number, flag, zero, port = _HEADER.unpack_from(view, start)
+        kind = _KINDS.get(number)
+        if kind is None or zero:
+            raise violation(f"no frame has the kind {number}", self._position, view[start:stop])
+        frame = Frame(kind, flag, port, view[start + HEADER_BYTES : stop], self._position)
+        self._position += stop - start
+        return frame
+
+
+class Body:
+    """Reads a frame's body from front to end; whatever does not fit is a violation."""
+
+    __slots__ = ("_at", "_frame", "_view")
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+        self._view = frame.body
+        self._at = 0
+
+    def bad(self, what: str) -> PeerViolation:
+        frame = self._frame
+        return violation(f"a {frame.kind.name} frame with {what}", frame.position + self._at, self._view)
+
+    def raw(self, count: int) -> memoryview:
+        """The next bytes, as a view."""
+        end = self._at + count
+        if end > len(self._view):
+            raise self.bad(f"{len(self._view)} bytes, of which {end} are needed")
+        view = self._view[self._at : end]
+        self._at = end
+        return view
+
+    def numbers(self, form: struct.Struct) -> tuple[Any, ...]:
+        return form.unpack(self.raw(form.size))
+
+    def text(self) -> str:
+        (length,) = self.numbers(_TEXT_BYTES)
+        try:
+            return str(self.raw(length), "utf-8")
+        except UnicodeDecodeError as error:
+            raise self.bad(f"a text that is not UTF-8 ({error})") from None
+
+    def short(self) -> bytes:
+        """A few bytes behind their number."""
+        return bytes(self.raw(self.raw(1)[0]))
+
+    def column(self, typecode: str, count: int) -> "array[int]":
+        """Numbers of one width, as an array of its own."""
+        column = array(typecode)
+        column.frombytes(self.raw(column.itemsize * count))
+        return column
+
+    def rest(self) -> memoryview:
+        return self.raw(len(self._view) - self._at)
+
+    @property
+    def left(self) -> int:
+        return len(self._view) - self._at
+
+    def end(self) -> None:
+        if self.left:
+            raise self.bad(f"{self.left} bytes too many")
+
+
+def text_bytes(text: str) -> bytes:
+    """What `Body.text` reads."""
+    encoded = text.encode()
+    return _TEXT_BYTES.pack(len(encoded)) + encoded
+
+
+def short_bytes(value: bytes) -> bytes:
+    """What `Body.short` reads."""
+    return bytes((len(value),)) + value

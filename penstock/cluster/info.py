@@ -1,0 +1,64 @@
+"""A front-end and its cluster as people see it: what `EngineInfo.cluster` holds, and `GET /v1/engine` shows.
+
+    name      of the log
+    id        of this front-end
+    role      "leader" or "follower"
+    leader    the id of the front-end that leads; empty: nobody does at the moment
+    members   every front-end, each with its id and its role
+    nodes     every NATS node that has a copy of the log: its name, its state ("leader", "current", "behind"
+              or "offline"), and by how many records it is behind
+    checks    what the checks at the start came to (`checks.py`)
+
+Everything in it is plain JSON.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from penstock.cluster.checks import Finding
+
+LEADER: Final = "leader"
+FOLLOWER: Final = "follower"
+
+
+def cluster_info(
+    *,
+    name: str,
+    own: str,
+    leader: str,
+    members: Iterable[str],
+    stream: Mapping[str, Any] | None,
+    findings: Sequence[Finding],
+) -> dict[str, Any]:
+    """The picture. `own`, `leader` and `members` are ids; `stream` is what JetStream says of the log's."""
+    return {
+        "name": name,
+        "id": own,
+        "role": _role(own, leader),
+        "leader": leader,
+        "members": [{"id": member, "role": _role(member, leader)} for member in sorted({own, *members})],
+        "nodes": nodes_of(stream) if stream is not None else [],
+        "checks": [finding.row() for finding in findings],
+    }
+
+
+def _role(member: str, leader: str) -> str:
+    return LEADER if member == leader else FOLLOWER
+
+
+def nodes_of(stream: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The nodes that have a copy of a stream, by the answer of JetStream about it, in the order of names."""
+    cluster = stream.get("cluster") or {}
+    found = [
+        {"name": str(replica["name"]), "state": _state(replica), "behind": int(replica.get("lag", 0))}
+        for replica in cluster.get("replicas") or ()
+    ]
+    if cluster.get("leader"):
+        found.append({"name": str(cluster["leader"]), "state": LEADER, "behind": 0})
+    return sorted(found, key=lambda node: str(node["name"]))
+
+
+def _state(replica: Mapping[str, Any]) -> str:
+    if replica.get("offline"):
+        return "offline"
+    return "current" if replica.get("current") else "behind"

@@ -1,0 +1,151 @@
+"""Lanes: how published messages travel from a follower to the leader, in order, and are stored once.
+
+Public names: `Item`, `Part`, `Shipment`, `Lane`, `pack_shipment`, `unpack_shipment`, `series_of`,
+`number_of`.
+
+What the connections of a follower publish in one turn of its loop becomes a *shipment*: a number, and a batch
+for each queue. A lane counts its shipments from 0; the leader stores them in that order, each as one
+transaction whose key ends with the number. So the newest key of a lane tells of every number whether it is
+stored, and a shipment that is sent again after a lost link or under a new leader is stored once.
+
+    lane 0    the main one; many shipments may be on their way
+    lane 1    for what was refused for lack of room: one at a time, tried again and again
+
+Rules that always hold:
+  * A refused shipment was not stored, and none behind it in its lane: the leader ignores what was sent before
+    the follower heard of it (`epoch`, which begins with 0 on every link). The follower takes all of them
+    back, and their batches travel again under new numbers.
+  * A number that was stored is never used for anything else.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from penstock.broker.batch import Batch
+from penstock.broker.words import Publish
+from penstock.cluster.columns import pack_batches, unpack_batch
+from penstock.cluster.frames import Body, Frame, Kind, encode_frame, text_bytes
+from penstock.cluster.seats import Seat
+
+MAIN, AGAIN = 0, 1
+SHIPMENT_BYTES: Final = 1 << 20
+"""About how much payload goes into one; a larger batch goes alone."""
+
+_SHIPMENT: Final = struct.Struct("<qqI")
+
+
+class Item(NamedTuple):
+    """What one connection has published in one chunk, for one queue."""
+
+    seat: Seat
+    publish: Publish
+    alone: bool = False  # in a shipment of its own: one with others was refused, nobody knows for whose sake
+
+
+class Part:
+    """What a shipment has for one queue."""
+
+    __slots__ = ("items", "protocol", "queue")
+
+    def __init__(self, queue: str, protocol: str) -> None:
+        self.queue = queue
+        self.protocol = protocol
+        self.items: list[Item] = []
+
+
+class Shipment:
+    """Numbered, and on its way."""
+
+    __slots__ = ("number", "parts", "payload_bytes")
+
+    def __init__(self, number: int, items: Iterable[Item]) -> None:
+        self.number = number
+        self.payload_bytes = 0
+        parts: dict[tuple[str, str], Part] = {}
+        for item in items:
+            key = item.publish.queue, item.publish.batch.protocol
+            part = parts.get(key)
+            if part is None:
+                part = parts[key] = Part(*key)
+            part.items.append(item)
+            self.payload_bytes += len(item.publish.batch.payload)
+        self.parts = list(parts.values())
+
+    def items(self) -> list[Item]:
+        return [item for part in self.parts for item in part.items]
+
+
+class Lane:
+    """What is on its way, in order."""
+
+    __slots__ = ("epoch", "flag", "next_number", "payload_bytes", "sent")
+
+    def __init__(self, flag: int) -> None:
+        self.flag = flag
+        self.epoch = 0  # of this link: how many refusals have been heard of
+        self.next_number = 0
+        self.sent: deque[Shipment] = deque()
+        self.payload_bytes = 0
+
+    def ship(self, items: Iterable[Item]) -> bytes:
+        """The frame of a new shipment."""
+        shipment = Shipment(self.next_number, items)
+        self.next_number += 1
+        self.sent.append(shipment)
+        self.payload_bytes += shipment.payload_bytes
+        return self.frame(shipment)
+
+    def frame(self, shipment: Shipment) -> bytes:
+        return pack_shipment(self.flag, self.epoch, shipment)
+
+    def stored(self, number: int) -> list[Shipment]:
+        """Those up to that number, which are on their way no more."""
+        done: list[Shipment] = []
+        while self.sent and self.sent[0].number <= number:
+            done.append(self._left(self.sent.popleft()))
+        return done
+
+    def refused(self, number: int) -> list[Shipment]:
+        """The one of that number and all behind it, which are on their way no more."""
+        self.epoch += 1
+        back: list[Shipment] = []
+        while self.sent and self.sent[-1].number >= number:
+            back.append(self._left(self.sent.pop()))
+        back.reverse()
+        return back
+
+    def _left(self, shipment: Shipment) -> Shipment:
+        self.payload_bytes -= shipment.payload_bytes
+        return shipment
+
+
+def pack_shipment(lane: int, epoch: int, shipment: Shipment) -> bytes:
+    buffers = [_SHIPMENT.pack(epoch, shipment.number, len(shipment.parts))]
+    for part in shipment.parts:
+        batches = [item.publish.batch for item in part.items]
+        buffers.append(text_bytes(part.queue))
+        buffers += pack_batches(batches, part.protocol)  # type: ignore[arg-type]
+    return encode_frame(Kind.PUBLISH, *buffers, flag=lane)
+
+
+def unpack_shipment(frame: Frame) -> tuple[int, int, list[tuple[str, Batch]]]:
+    """Epoch, number, and a batch for each queue."""
+    body = Body(frame)
+    epoch, number, count = body.numbers(_SHIPMENT)
+    parts = [(body.text(), unpack_batch(body)) for _ in range(count)]
+    body.end()
+    if frame.flag not in (MAIN, AGAIN) or not parts:
+        raise body.bad(f"{count} parts in lane {frame.flag}")
+    return epoch, number, parts
+
+
+def series_of(front_end: str, lane: int) -> str:
+    """What the keys of a lane's transactions begin with."""
+    return f"relay/{front_end}/{lane}/"
+
+
+def number_of(key: str | None) -> int:
+    """The number of the shipment that was stored under a key; -1: none was."""
+    return int(key.rpartition("/")[2]) if key is not None else -1

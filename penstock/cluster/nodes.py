@@ -1,0 +1,55 @@
+"""How to reach the NATS servers that the settings name, and what this front-end is called there.
+
+Here the files are opened that `[cluster]` names: credentials and certificates. Nothing here connects.
+
+How it fails: `SettingsError`, with the setting, the file and what is wrong with it; nothing secret is shown.
+"""
+
+import os
+import re
+import socket
+from pathlib import Path
+
+from penstock.engines.jetstream.credentials import Credentials, CredentialsError, read_credentials
+from penstock.engines.jetstream.servers import Server, parse_servers
+from penstock.engines.jetstream.wire import WireOptions
+from penstock.server.settings import ClusterSettings, Settings, SettingsError
+from penstock.server.tls import client_context
+
+_ID_CHARACTERS_MAX = 64
+
+
+def servers_of(settings: Settings) -> list[Server]:
+    """The servers that `engine` names."""
+    if isinstance(settings.engine, str):
+        raise SettingsError(f"engine = {settings.engine!r}: names no NATS server; use nats://HOST:PORT")
+    return parse_servers(",".join(settings.engine))
+
+
+def front_end_id(cluster: ClusterSettings) -> str:
+    """What this front-end is called: as the settings say, or by its host and its process."""
+    if cluster.id is not None:
+        return cluster.id
+    process = f"-{os.getpid()}"
+    host = re.sub("[^A-Za-z0-9_-]", "-", socket.gethostname())
+    return host[: _ID_CHARACTERS_MAX - len(process)] + process
+
+
+def wire_options(cluster: ClusterSettings) -> WireOptions:
+    """How to connect to each of them."""
+    encrypted = cluster.tls_ca is not None or cluster.tls_certificate is not None
+    tls = (
+        client_context("[cluster]", cluster.tls_ca, cluster.tls_certificate, cluster.tls_key)
+        if encrypted
+        else None
+    )
+    return WireOptions(name=f"penstock {front_end_id(cluster)}", credentials=_credentials(cluster), tls=tls)
+
+
+def _credentials(cluster: ClusterSettings) -> Credentials:
+    if cluster.credentials is None:
+        return Credentials()
+    try:
+        return read_credentials(Path(cluster.credentials))
+    except CredentialsError as error:
+        raise SettingsError(f"[cluster] credentials: {error}") from None

@@ -1,0 +1,126 @@
+"""RemotePort: a connection of another front-end, as a port of this broker.
+
+Public names: `RemotePort`, `PortLink`.
+
+What the broker tells it becomes a frame of its link. How much it can take is reckoned here, from what was
+delivered and what the follower has told: bytes that have left its buffers, and deliveries that it has
+places for (`told_room`).
+
+Rules that always hold:
+  * Never more is under way to a client than its buffer may hold, whatever the link holds besides.
+  * A port whose link has ended takes nothing and says nothing; the broker is about to be told.
+"""
+
+import struct
+from array import array
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from penstock.broker.batch import Batch, Slice
+from penstock.broker.words import Where
+from penstock.cluster.columns import pack_batches, pack_slices
+from penstock.cluster.frames import Kind, encode_frame, encode_json, text_bytes
+
+_TIME: Final = struct.Struct("<q")
+_COUNT: Final = struct.Struct("<I")
+ROOM_PART: Final = 8
+"""A client gets no more while less than this part of its buffer is free: it would come in crumbs."""
+
+
+class PortLink(Protocol):
+    """What a port needs of its link."""
+
+    is_full: bool
+
+    def write(self, frame: bytes) -> None: ...
+
+    def broadcast(self, port: int, queue: str, batch: Batch) -> None: ...
+
+
+class RemotePort:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        link: PortLink,
+        number: int,
+        name: str,
+        protocol: str,
+        lost_to: Where,
+        peer: str,
+        connected_us: int,
+        buffer_bytes: int,
+        count_room: int,
+    ) -> None:
+        self.name = name
+        self.protocol = protocol
+        self.lost_to = lost_to
+        self.peer = peer
+        self.connected_us = connected_us
+        self.number = number
+        self.is_held = False  # not read from
+        self.blocked = False  # its client does not read
+        self._link = link
+        self._buffer_bytes = buffer_bytes
+        self._bytes = 0  # delivered
+        self._count = 0
+        self._drained = 0  # of these bytes, how many have left the follower
+        self._count_told = 0  # deliveries that the follower had seen when it told its room
+        self._room_told = count_room
+
+    # --- room ------------------------------------------------------------------------------------
+
+    def bytes_room(self) -> int:
+        room = self._buffer_bytes - (self._bytes - self._drained)
+        return 0 if self._link.is_full or room * ROOM_PART < self._buffer_bytes else room
+
+    def count_room(self) -> int:
+        return self._room_told - (self._count - self._count_told)
+
+    def drained(self, drained: int, count: int, room: int) -> None:
+        """What the follower has told."""
+        self._drained, self._count_told, self._room_told = drained, count, room
+
+    # --- words -----------------------------------------------------------------------------------
+
+    def deliver(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> None:
+        for piece in slices:
+            self._bytes += piece.payload_bytes
+            self._count += len(piece)
+        self._say(Kind.DELIVER, text_bytes(queue), _TIME.pack(now_us), *pack_slices(slices), flag=dead)
+
+    def consuming(self, queue: str, dead: bool) -> None:
+        self._say(Kind.CONSUMING, queue.encode(), flag=dead)
+
+    def decline(self, queue: str, dead: bool) -> None:
+        self._say(Kind.DECLINE, queue.encode(), flag=dead)
+
+    def delivered(self, tickets: Sequence[int]) -> None:
+        self._say(Kind.DELIVERED, array("I", tickets).tobytes())
+
+    def replies(self, tickets: Sequence[int], answers: Batch) -> None:
+        self._say(
+            Kind.REPLIES,
+            _COUNT.pack(len(tickets)),
+            array("I", tickets).tobytes(),
+            *pack_batches([answers], answers.protocol),
+        )
+
+    def undelivered(self, tickets: Sequence[int]) -> None:
+        self._say(Kind.UNDELIVERED, array("I", tickets).tobytes())
+
+    def broadcast(self, queue: str, batch: Batch) -> None:
+        self._link.broadcast(self.number, queue, batch)
+
+    def hold(self, held: bool) -> None:
+        self.is_held = held
+        self._say(Kind.HOLD, flag=held)
+
+    def finish(self) -> None:
+        self._say(Kind.FINISH)
+
+    def log(self, text: str, count: int) -> None:
+        self._say(Kind.LOG, encode_json({"text": text, "count": count}))
+
+    def _say(self, kind: Kind, *buffers: bytes | bytearray | memoryview, flag: bool = False) -> None:
+        self._link.write(encode_frame(kind, *buffers, port=self.number, flag=flag))

@@ -1,0 +1,152 @@
+"""Seat: what a follower remembers of one connection, so that a new leader can go on with it.
+
+Public names: `Seat`, `Demand`, `Saying`, `Held`.
+
+Rules that always hold:
+  * What a client has and has not settled is in `holds`, with the origin of its ids.
+  * A connection is read from while no reason against it is set (`Held`); the port hears only of changes.
+"""
+
+from collections import deque
+from enum import IntFlag
+
+from penstock.broker import words
+from penstock.broker.batch import Slice
+from penstock.broker.port import Port
+from penstock.broker.ranges import RangeMap
+from penstock.broker.words import Ranges
+
+Door = tuple[str, bool]  # queue, and whether its dead letters
+
+
+class Held(IntFlag):
+    """Why a connection is not read from."""
+
+    LEADER = 1  # the leader has no room for its requests
+    WINDOW = 2  # too much is on its way to the leader, or there is none
+    REFUSED = 4  # there is no room for its messages
+
+
+class Demand:
+    """A standing demand, as the client has stated it last."""
+
+    __slots__ = ("active", "command", "unanswered")
+
+    def __init__(self, command: words.Consume) -> None:
+        self.command = command
+        self.unanswered = 1  # how often the client has asked and was not told
+        self.active = False  # it was in force at the leader
+
+
+class Saying:
+    """Settlements of one connection that are not known to be durable."""
+
+    __slots__ = ("claims", "commands", "number", "seat")
+
+    def __init__(
+        self,
+        number: int,
+        seat: "Seat",
+        commands: list[words.Command],
+        claims: list[tuple[Door, bytes, Ranges]],
+    ) -> None:
+        self.number = number
+        self.seat = seat
+        self.commands = commands
+        self.claims = claims  # what the client held of the messages that they speak of
+
+
+class Seat:
+    """See the module's docstring."""
+
+    __slots__ = (
+        "asked",
+        "blocked",
+        "closing",
+        "counts_room",
+        "demands",
+        "finishing",
+        "gathered",
+        "gone",
+        "held",
+        "holds",
+        "idle",
+        "number",
+        "port",
+        "received_bytes",
+        "received_count",
+        "told_bytes",
+        "told_count",
+        "told_room",
+        "unsettled",
+        "unstored",
+        "waiting",
+    )
+
+    def __init__(self, port: Port, number: int) -> None:
+        self.port = port
+        self.number = number
+        self.demands: dict[Door, Demand] = {}
+        self.holds: dict[Door, RangeMap[bytes]] = {}  # with the origins of their ids; none is empty
+        self.asked: set[int] = set()  # tickets of requests that the leader knows
+        self.waiting: deque[words.Publish] = deque()  # refused for lack of room, and what came behind that
+        self.gathered = 0  # batches that are on no way yet
+        self.unstored = 0  # batches that are on their way, or gathered
+        self.unsettled = 0  # sayings that are not known to be durable
+        self.held = Held(0)
+        self.closing = False
+        self.finishing = False  # the leader has nothing pending for it any more
+        self.idle = False
+        self.blocked = False
+        self.gone = False
+        self.received_bytes = 0  # payload delivered over this link
+        self.received_count = 0
+        self.told_bytes = 0  # how much of that the leader knows to have left our buffers
+        self.told_count = 0
+        self.told_room = 0
+        self.counts_room = False  # the protocol bounds the number of deliveries
+
+    def hold(self, reason: Held, held: bool) -> None:
+        before = self.held
+        self.held = before | reason if held else before & ~reason
+        if bool(before) != bool(self.held) and not self.gone:
+            self.port.hold(bool(self.held))
+
+    def took(self, door: Door, slices: list[Slice]) -> None:
+        """Messages that the client has from now on."""
+        holds = self.holds.get(door)
+        if holds is None:
+            holds = self.holds[door] = RangeMap()
+        for piece in slices:
+            first, end = piece.offset_start, piece.offset_end
+            if holds:
+                holds.cut(first, end)
+            holds.add(first, end, piece.origin)
+
+    def let_go(self, door: Door, origin: bytes, ranges: Ranges) -> Ranges:
+        """What the client names of what it holds; it does not hold that any more."""
+        holds = self.holds.get(door)
+        if holds is None:
+            return []
+        gone: Ranges = []
+        for first, end in ranges:
+            pieces = holds.find(first, end)
+            if all(piece[2] == origin for piece in pieces):
+                holds.cut(first, end)
+                gone += [(a, b) for a, b, _ in pieces]
+                continue
+            for a, b, its_origin in pieces:
+                if its_origin == origin:
+                    holds.cut(a, b)
+                    gone.append((a, b))
+        if not holds:
+            del self.holds[door]
+        return gone
+
+    def claims(self) -> list[tuple[Door, bytes, Ranges]]:
+        """All that the client holds, by door and origin."""
+        found: dict[tuple[Door, bytes], Ranges] = {}
+        for door, holds in self.holds.items():
+            for first, end, origin in holds:
+                found.setdefault((door, origin), []).append((first, end))
+        return [(door, origin, ranges) for (door, origin), ranges in found.items()]

@@ -1,0 +1,275 @@
+"""Sending: the messages that a follower's clients publish, from their chunk to the leader's receipt.
+
+Public names: `Sending`.
+
+    gathered    came in this turn, or there is no leader, or too much is on its way; requests too
+    main lane   on its way, in order
+    waiting     of one connection: refused for lack of room, and whatever it has published since
+    again lane  of all that waits, one batch at a time, tried again a few times a second
+
+Rules that always hold:
+  * What one connection sends to one queue is stored in the order in which it came.
+  * A connection of which something waits, or that finds the window full, is not read from.
+  * Lack of room in one queue does not delay those who send to others for longer than one refusal takes.
+
+How it fails: what the leader refuses for good is told to the client where its protocol has a word for it, and
+logged; nothing else is dropped while the connection is there.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from penstock.broker.words import Publish
+from penstock.cluster.away_link import AwayLink
+from penstock.cluster.lanes import AGAIN, MAIN, SHIPMENT_BYTES, Item, Lane, Shipment
+from penstock.cluster.seats import Held, Seat
+
+WINDOW_BYTES: Final = 8 << 20
+"""How much payload may be on its way or gathered before connections that publish are held."""
+
+SHIPMENTS_MAX: Final = 32
+"""How many shipments may be on their way. While the leader's disk is busy, they grow instead."""
+
+
+class Sending:
+    """See the module's docstring."""
+
+    def __init__(
+        self, say_request: Callable[[Seat, Publish], None], may_finish: Callable[[Seat], None]
+    ) -> None:
+        self._say_request = say_request
+        self._may_finish = may_finish
+        self._link: AwayLink | None = None
+        self._main = Lane(MAIN)
+        self._again = Lane(AGAIN)
+        self._gathered: deque[Item] = deque()
+        self._gathered_bytes = 0
+        self._held: dict[Seat, None] = {}  # for the window's sake
+        self._refused: dict[Seat, None] = {}  # of which something waits
+        self._full: set[str] = set()  # queues that were found full since the last tick
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._main.sent or self._again.sent or self._gathered or self._refused)
+
+    @property
+    def held_count(self) -> int:
+        return len(self._held.keys() | self._refused.keys())
+
+    # --- links -----------------------------------------------------------------------------------
+
+    def link_up(self, link: AwayLink) -> None:
+        """Everything that is not known to be stored, under its numbers."""
+        self._link = link
+        for lane in (self._main, self._again):
+            lane.epoch = 0
+            for shipment in lane.sent:
+                link.write(lane.frame(shipment))
+
+    def link_down(self) -> None:
+        self._link = None
+
+    # --- in --------------------------------------------------------------------------------------
+
+    def publish(self, seat: Seat, command: Publish) -> None:
+        if seat.waiting:
+            seat.waiting.append(command)
+            return
+        self._gathered.append(Item(seat, command))
+        self._gathered_bytes += len(command.batch.payload)
+        seat.gathered += 1
+        seat.unstored += 1
+        if self._main.payload_bytes + self._gathered_bytes > WINDOW_BYTES:
+            self._held[seat] = None
+            seat.hold(Held.WINDOW, True)
+
+    def leave(self, seat: Seat) -> None:
+        """Its connection is gone. What is on its way or gathered goes on, what waits for room does not."""
+        seat.waiting.clear()
+        self._refused.pop(seat, None)
+        self._held.pop(seat, None)
+
+    # --- out -------------------------------------------------------------------------------------
+
+    def send(self) -> None:
+        """The end of a turn: what has gathered, as far as the window allows."""
+        link, main, gathered = self._link, self._main, self._gathered
+        while link is not None and gathered:
+            if len(main.sent) >= SHIPMENTS_MAX or main.payload_bytes >= WINDOW_BYTES:
+                return
+            items = self._next_items()
+            if items:
+                link.write(main.ship(items))
+
+    def _next_items(self) -> list[Item]:
+        items: list[Item] = []
+        size = 0
+        gathered = self._gathered
+        while gathered and size < SHIPMENT_BYTES:
+            item = gathered[0]
+            seat, publish, alone = item
+            more = len(publish.batch.payload)
+            if items and (alone or publish.wants_reply or size + more > SHIPMENT_BYTES):
+                break
+            gathered.popleft()
+            self._gathered_bytes -= more
+            seat.gathered -= 1
+            if seat.waiting:
+                seat.unstored -= 1
+                seat.waiting.append(publish)
+            elif publish.wants_reply:
+                seat.unstored -= 1
+                if not seat.gone:
+                    self._say_request(seat, publish)
+            else:
+                items.append(item)
+                size += more
+                if alone:
+                    break
+        return items
+
+    # --- what the leader says ----------------------------------------------------------------------
+
+    def stored(self, lane_flag: int, number: int) -> None:
+        """Everything up to that number is durable."""
+        if lane_flag == AGAIN:
+            for shipment in self._again.stored(number):
+                self._waited(shipment)
+            self.retry()
+            return
+        for shipment in self._main.stored(number):
+            for part in shipment.parts:
+                for seat, publish, _ in part.items:
+                    seat.unstored -= 1
+                    if seat.gone:
+                        continue
+                    if publish.tickets is not None:
+                        seat.port.delivered(publish.tickets)
+                    if seat.finishing:
+                        self._may_finish(seat)
+        self.send()
+        if self._held and self._main.payload_bytes + self._gathered_bytes <= WINDOW_BYTES // 2:
+            held, self._held = self._held, {}
+            for seat in held:
+                seat.hold(Held.WINDOW, False)
+
+    def _waited(self, shipment: Shipment) -> None:
+        """There was room for the first that waits of a connection."""
+        ((seat, publish, _),) = shipment.items()
+        if seat.gone:
+            return
+        seat.waiting.popleft()
+        if publish.tickets is not None:
+            seat.port.delivered(publish.tickets)
+        self._released(seat)
+
+    def _released(self, seat: Seat) -> None:
+        if not seat.waiting:
+            self._refused.pop(seat, None)
+            seat.hold(Held.REFUSED, False)
+            self._may_finish(seat)
+
+    def refused(self, lane_flag: int, number: int, fault: set[int], full: bool, text: str) -> None:
+        """A shipment was not stored for the sake of some of its parts (none: nobody knows which), and none
+        behind it."""
+        if lane_flag == AGAIN:
+            for shipment in self._again.refused(number):
+                self._refused_again(shipment, full, text)
+            self.retry()
+            return
+        back = self._main.refused(number)
+        if not back:
+            return
+        first = back[0]
+        if not fault and len(first.parts) == 1:
+            fault = {0}
+        at_fault = [item for at in sorted(fault) if at < len(first.parts) for item in first.parts[at].items]
+        others = [item for at, part in enumerate(first.parts) if at not in fault for item in part.items]
+        if full:
+            for item in at_fault:
+                self._wait(item)
+        elif len(at_fault) == 1:
+            self._drop(at_fault[0].seat, at_fault[0].publish, text)
+            at_fault[0].seat.unstored -= 1
+        else:
+            # One of them spoils it for all: each by itself is judged alone.
+            others = [item._replace(alone=True) for item in (at_fault or others)] + (
+                others if at_fault else []
+            )
+        others += [item for shipment in back[1:] for item in shipment.items()]
+        self._gathered.extendleft(reversed(others))
+        for item in others:
+            item.seat.gathered += 1
+            self._gathered_bytes += len(item.publish.batch.payload)
+        self.send()
+        self.retry()
+
+    def _wait(self, item: Item) -> None:
+        seat = item.seat
+        seat.unstored -= 1
+        if not seat.gone:
+            seat.waiting.append(item.publish)
+            self._refused[seat] = None
+            seat.hold(Held.REFUSED, True)
+            self._full.add(item.publish.queue)
+
+    def _drop(self, seat: Seat, publish: Publish, text: str) -> None:
+        if seat.gone:
+            return
+        seat.port.log(f"refused: {text}", len(publish.batch))
+        if publish.tickets is not None:
+            seat.port.undelivered(publish.tickets)
+        if seat.finishing:
+            self._may_finish(seat)
+
+    def _refused_again(self, shipment: Shipment, full: bool, text: str) -> None:
+        ((seat, publish, _),) = shipment.items()
+        if full:
+            self._full.add(publish.queue)
+        elif not seat.gone:
+            seat.waiting.popleft()
+            self._drop(seat, publish, text)
+            self._released(seat)
+
+    # --- what waits for room -----------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Some times a second: there may be room."""
+        self._full.clear()
+        self.retry()
+
+    def retry(self) -> None:
+        """Send the next that waits, of the connection whose turn it is."""
+        link = self._link
+        if link is None or self._again.sent:
+            return
+        for seat in list(self._refused):
+            while seat.waiting and seat.waiting[0].wants_reply:
+                self._say_request(seat, seat.waiting.popleft())
+            if not seat.waiting:
+                self._released(seat)
+            elif seat.waiting[0].queue not in self._full:
+                del self._refused[seat]
+                self._refused[seat] = None  # behind the others
+                link.write(self._again.ship([Item(seat, seat.waiting[0])]))
+                return
+
+    # --- the end -----------------------------------------------------------------------------------
+
+    def take_all(self) -> tuple[list[tuple[int, Shipment]], list[Item]]:
+        """Everything that is not known to be stored, in order: with a number in a lane, or without one."""
+        numbered = [(lane.flag, shipment) for lane in (self._main, self._again) for shipment in lane.sent]
+        on_way = {id(item.publish) for shipment in self._again.sent for item in shipment.items()}
+        others = [
+            Item(seat, publish)
+            for seat in self._refused
+            for publish in seat.waiting
+            if id(publish) not in on_way
+        ]
+        others += self._gathered
+        for seat in [*self._held, *self._refused]:
+            seat.waiting.clear()
+            seat.hold(Held.WINDOW | Held.REFUSED, False)
+        self.__init__(self._say_request, self._may_finish)  # type: ignore[misc]
+        return numbered, others
