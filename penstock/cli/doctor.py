@@ -1,10 +1,12 @@
 """`penstock doctor`: what is installed, what is missing, and whether machine and broker are in order.
 
-First this machine (`machine.py`), then the broker at `--url`, where there is one. A line a finding: how bad
-it is, what it is about, and what to do. Exit code 1 where something FAILs; a warning is no failure.
+First this machine (`machine.py`), then the NATS cluster that the settings name, if they name one, then the
+broker at `--url`, where there is one. A line a finding: how bad it is, what it is about, and what to do. Exit
+code 1 where something FAILs; a warning is no failure.
 """
 
 import argparse
+import asyncio
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,11 +21,14 @@ from penstock.cli.main import EXIT_FAILURE
 from penstock.cli.messaging import URL_VARIABLE, guarded
 from penstock.client import Refused
 from penstock.client.http_core import Answer
-from penstock.server.settings import TABLE
+from penstock.server.settings import CONFIG_FLAG, CONFIG_VARIABLE, TABLE, SettingsError
 
 HELP = "say what is installed, what is missing, and whether disk, ports and broker are in order"
 
-DATA: Final = next(setting for setting in TABLE if setting.name == "data")
+DATA, ENGINE = (next(setting for setting in TABLE if setting.name == name) for name in ("data", "engine"))
+
+LEVELS: Final = {"ok": Level.OK, "warn": Level.WARN, "fail": Level.FAIL}
+"""What the checks of a cluster call them."""
 
 LAG_MAX: Final = 1_000_000
 """A reader that is further behind than this holds much."""
@@ -32,6 +37,16 @@ LAG_MAX: Final = 1_000_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         DATA.flag, metavar="DIR", help=f"the data folder (default: {DATA.variable}, else {DATA.default})"
+    )
+    parser.add_argument(
+        ENGINE.flag,
+        metavar="URL",
+        help=f"a NATS cluster to look at, as `penstock serve` would be given it (default: {ENGINE.variable})",
+    )
+    parser.add_argument(
+        CONFIG_FLAG,
+        metavar="FILE",
+        help=f"the settings of `penstock serve`: the cluster that they name (default: {CONFIG_VARIABLE})",
     )
     add_admin(parser)
 
@@ -47,6 +62,7 @@ def _doctor(args: argparse.Namespace) -> int:
         machine.check_data(folder),
         machine.check_ports(),
         [machine.check_files()],
+        check_cluster(args),
         check_broker(args),
     )
     levels: Counter[Level] = Counter()
@@ -63,6 +79,35 @@ def _doctor(args: argparse.Namespace) -> int:
         failures, warnings = levels[Level.FAIL], levels[Level.WARN]
         print(f"{tables.counted(failures, 'failure')}, {tables.counted(warnings, 'warning')}")
     return EXIT_FAILURE if levels[Level.FAIL] else 0
+
+
+# --- the NATS cluster --------------------------------------------------------------------------------------
+
+
+def check_cluster(args: argparse.Namespace) -> Iterator[Finding]:
+    """The NATS cluster that a front-end with these settings would use; nothing where they name none."""
+    named = (args.engine, args.config, os.environ.get(ENGINE.variable), os.environ.get(CONFIG_VARIABLE))
+    if not any(named):
+        return
+    # Whoever has no cluster loads nothing of it.
+    from penstock.server.settings_read import load
+
+    try:
+        settings = load(args, os.environ)
+        if isinstance(settings.engine, str):
+            return
+        from penstock.cluster.checks import check_servers
+
+        findings = asyncio.run(check_servers(settings))
+    except SettingsError as error:
+        yield Finding(Level.FAIL, "settings", str(error))
+        return
+    yield from _of_cluster("nats", [finding.row() for finding in findings])
+
+
+def _of_cluster(about: str, checks: Sequence[Answer]) -> Iterator[Finding]:
+    for check in checks:
+        yield Finding(LEVELS[check["level"]], f"{about} {check['name']}", check["text"], check["advice"])
 
 
 # --- the broker --------------------------------------------------------------------------------------------
@@ -109,6 +154,11 @@ def _check_engine(engine: Answer) -> Iterator[Finding]:
     else:
         text = f"{engine['durability']}: a power cut may lose what was confirmed"
         yield Finding(Level.WARN, "durability", text, "serve with --durability commit where that matters")
+    cluster = engine.get("cluster")  # a broker of an older version does not say
+    if cluster is not None:
+        text = f"{cluster['role']} of {tables.counted(len(cluster['members']), 'front-end')}"
+        yield Finding(Level.OK, "cluster", f"front-end {cluster['id']}, {text}")
+        yield from _of_cluster("cluster", cluster["checks"])
     if engine["failed"]:
         advice = "see to the disk, then start the broker again"
         yield Finding(Level.FAIL, "log", f"has failed: {engine['failed']}", advice)

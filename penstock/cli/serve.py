@@ -6,13 +6,14 @@ on standard error.
 """
 
 import argparse
+import gc
 import os
 import sys
 
 from penstock.engines.interface import LogInUse
+from penstock.server import settings_cluster, settings_http
 from penstock.server.journal import log, start_logging
 from penstock.server.settings import SettingsError
-from penstock.server.settings_http import warnings
 from penstock.server.settings_read import add_arguments, load
 
 __all__ = ["HELP", "add_arguments", "run"]
@@ -26,14 +27,21 @@ EXIT_IN_USE = 3
 
 def run(args: argparse.Namespace) -> int:
     # The server brings the event loop and the protocols; help and wrong settings do not need them.
+    gc.disable()
     from penstock.server.server import serve
 
+    gc.freeze()  # Modules stay: the collection before the ready line, 10 ms with them, leaves them out.
+    gc.enable()
     try:
         settings = load(args, os.environ)
         start_logging(settings.log_level, settings.log_format)
-        for line in warnings(settings):
+        for line in (*settings_http.warnings(settings), *settings_cluster.warnings(settings)):
             log.warning("%s", line)
-        return serve(settings, reload=lambda: load(args, os.environ))
+        if isinstance(settings.engine, str):
+            return serve(settings, lambda: load(args, os.environ))
+        from penstock.cluster.front import Front
+
+        return serve(settings, lambda: load(args, os.environ), Front)
     except SettingsError as error:
         return _say(error, EXIT_SETTINGS)
     except LogInUse as error:

@@ -119,7 +119,7 @@ class Look:
 async def look(info: Said, settings: Settings) -> Look:
     """Ask the monitoring of all nodes at once."""
     found = Look(guessed=not settings.cluster.monitor)
-    urls = settings.cluster.monitor or tuple(
+    urls = settings.cluster.monitor or dict.fromkeys(
         f"http://{f'[{server.host}]' if ':' in server.host else server.host}:{MONITOR_PORT}"
         for server in servers_of(settings)
     )

@@ -59,6 +59,8 @@ LOOK_SECONDS: Final = 5.0
 JOIN_SECONDS: Final = 30.0
 """How long the start waits for somebody to lead."""
 
+DOUBT_SECONDS: Final = 0.1
+
 CLAIMS_SECONDS: Final = 3.0
 """How long a new leader waits for front-ends to say what their clients hold."""
 
@@ -87,6 +89,7 @@ class Front(Server):
         self._relay: socket.socket | None = None
         self._relay_address: TcpAddress
         self._view = View()
+        self._doubt: asyncio.TimerHandle | None = None  # looks again whether we still lead
         self._leader_before = ""
         self._linked = False  # to the leader
         self._host: RelayHost | None = None
@@ -262,7 +265,26 @@ class Front(Server):
             elif self._engine is None:
                 await self._lead(claim)
             else:
-                self.broker.suspend(role is Role.UNSURE)
+                self._make_sure()
+
+    def _turn(self) -> None:
+        # A process that was stopped for a while finds out here, before it hands out what may be with others.
+        if self._engine is not None and self._doubt is None and not self._election.is_sure:
+            self._make_sure()
+        super()._turn()
+
+    def _make_sure(self) -> None:
+        """Hand out messages only as long as nobody else can."""
+        if self._engine is None:
+            return
+        sure = self._view.role is Role.LEADING and self._election.is_sure
+        self.broker.suspend(not sure)
+        if not sure and self._doubt is None:
+            self._doubt = self._loop.call_later(DOUBT_SECONDS, self._still_in_doubt)
+
+    def _still_in_doubt(self) -> None:
+        self._doubt = None
+        self._make_sure()
 
     def _follow(self, claim: Claim) -> None:
         if self._keeping is None:
@@ -296,7 +318,7 @@ class Front(Server):
         engine.facts = self._cluster_info
         broker = self._make_broker(engine)
         # Who led before has nothing to claim: its clients are gone with it, or will be told to come again.
-        others = set(self._view.members) - {self._member, self._leader_before}
+        others = set(self._election.view.members) - {self._member, self._leader_before}
         assert self._relay is not None
         self._host = RelayHost(
             broker,
@@ -399,7 +421,7 @@ class Front(Server):
             name=self._names.log,
             own=self._member,
             leader=self._view.claim.leader,
-            members=self._view.members,
+            members=self._election.view.members,  # the lease tells of changes of its own only
             stream=self._stream,
             findings=self._findings,
         )

@@ -19,6 +19,8 @@ from penstock.cluster.checks import Finding
 
 LEADER: Final = "leader"
 FOLLOWER: Final = "follower"
+SILENT_NS: Final = 5_000_000_000
+"""A replica that the leader has not heard of for so long is not there: it says something every second."""
 
 
 def cluster_info(
@@ -59,6 +61,8 @@ def nodes_of(stream: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _state(replica: Mapping[str, Any]) -> str:
-    if replica.get("offline"):
-        return "offline"
-    return "current" if replica.get("current") else "behind"
+    if replica.get("current"):
+        return "current"
+    # JetStream calls offline only who has said goodbye; one that was killed has just not been heard of.
+    gone = replica.get("offline") or int(replica.get("active", 0)) > SILENT_NS
+    return "offline" if gone else "behind"

@@ -1,4 +1,4 @@
-"""The page of the engine: disk, log, syncs, who holds retention; above all, what is wrong and what to do."""
+"""The page of the engine: disk, log, syncs, retention, cluster; above all, what is wrong and what to do."""
 
 from typing import Any, Final
 
@@ -7,6 +7,7 @@ from nicegui.elements.mixins.text_element import TextElement
 from penstock.control.frames import Fields
 from penstock.dashboard import words
 from penstock.dashboard.alerts import Alert, Alerts
+from penstock.dashboard.cluster import ClusterPanel, cluster_alerts
 from penstock.dashboard.feed import Health, Tick
 from penstock.dashboard.layout import badge, fact, facts, panel, style, tag
 from penstock.dashboard.poll import Poll, watch
@@ -40,6 +41,7 @@ async def build(view: View) -> None:
         tiles = _Tiles()
     with tag("div", classes="ps-columns"):
         with tag("div", classes="ps-column"):
+            cluster = ClusterPanel()
             disk = _Disk()
             holders = _Holders()
             log = _Log()
@@ -65,6 +67,7 @@ async def build(view: View) -> None:
         show_state()
         disk.show(answer)
         log.show(answer)
+        cluster.show(answer["cluster"])
         syncs.show(answer["sync"], SYNCS.trail, is_first)
 
     view.on_tick(tick)
@@ -125,7 +128,7 @@ def _alerts(engine: Fields, health: Health) -> list[Alert]:
                 f"wait. Make room, or shorten the retention of queues that keep much.",
             )
         )
-    return found
+    return [*found, *cluster_alerts(engine["cluster"])]
 
 
 def _free_share(engine: Fields) -> float:

@@ -10,6 +10,7 @@ time is answered by a callback, on the broker's own thread.
     take        the next messages for a consumer, as slices of stored blocks
     settle      a consumer's verdict on what it holds
     give_back   what a consumer leaves behind: lost, cancelled
+    resume      what a consumer had when the broker before this one ended, and still has
     withdraw    taken out by the sender or an operator
     purge       everything that nobody holds taken out, living or dead
     redrive     dead letters back behind the tail
@@ -22,6 +23,7 @@ time is answered by a callback, on the broker's own thread.
     changed     which queues `describe` shows otherwise than before
     info        how the engine itself stands
     confirm     a call back when all that has happened until now is durable
+    durable_end up to which offset the messages of a queue are durable
     trim        let go of what retention no longer asks for
 
 A dead letter stays where it is, so a door is a flag (`dead=True`), never another queue.
@@ -37,7 +39,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from penstock.broker.batch import Batch, Slice
 from penstock.broker.life import Event, Reason, State
@@ -289,6 +291,8 @@ class EngineInfo:
     damage: list[str]
     sync: SyncInfo
     readers: int  # names, not queues
+    # A front-end and its NATS cluster, as JSON (`cluster/info.py`); None: messages are on this machine alone.
+    cluster: dict[str, Any] | None = None
 
 
 class Engine(Protocol):
@@ -307,6 +311,8 @@ class Engine(Protocol):
     ) -> None: ...
 
     def transaction(self, key: str) -> list[Stored] | None: ...
+
+    def transaction_newest(self, series: str) -> str | None: ...
 
     def transaction_steps(self, key: str) -> int: ...
 
@@ -348,6 +354,10 @@ class Engine(Protocol):
         where: Where = Where.PLACE,
         lost: bool = True,
     ) -> list[Fate]: ...
+
+    def resume(
+        self, queue: str, consumer: str, ranges: Ranges, now_us: int, *, origin: bytes, dead: bool = False
+    ) -> Ranges: ...
 
     def withdraw(self, queue: str, ranges: Ranges, reason: Reason, now_us: int) -> list[Fate]: ...
 
@@ -405,6 +415,8 @@ class Engine(Protocol):
     def readers(self) -> list[ReaderInfo]: ...
 
     def confirm(self, now_us: int, call: Callable[[EngineFailed | None], None]) -> None: ...
+
+    def durable_end(self, queue: str) -> int: ...
 
     def trim(self, now_us: int) -> None: ...
 

@@ -41,6 +41,42 @@ _COUNT: Final[Schema] = {"type": "integer", "format": "int64", "minimum": 0}
 _SECONDS: Final[Schema] = {"type": "number", "minimum": 0}
 
 SCHEMAS: Final[Mapping[str, Schema]] = {
+    "Cluster": object_schema(
+        {
+            "name": {**STRING, "description": "Of the log that the front-ends share."},
+            "id": {**STRING, "description": "Of the front-end that answers."},
+            "role": {"type": "string", "enum": ["leader", "follower"]},
+            "leader": {**STRING, "description": "The front-end that leads; empty: none does at the moment."},
+            "members": list_schema(
+                object_schema({"id": STRING, "role": {"type": "string", "enum": ["leader", "follower"]}})
+            ),
+            "nodes": {
+                **list_schema(
+                    object_schema(
+                        {
+                            "name": STRING,
+                            "state": {"type": "string", "enum": ["leader", "current", "behind", "offline"]},
+                            "behind": {**_COUNT, "description": "Records that it has yet to store."},
+                        }
+                    )
+                ),
+                "description": "The NATS nodes that have a copy of the log.",
+            },
+            "checks": {
+                **list_schema(
+                    object_schema(
+                        {
+                            "name": STRING,
+                            "level": {"type": "string", "enum": ["ok", "warn", "fail"]},
+                            "text": STRING,
+                            "advice": {**STRING, "description": "What to do; empty: nothing."},
+                        }
+                    )
+                ),
+                "description": "What the checks of the NATS cluster came to when the front-end started.",
+            },
+        }
+    ),
     "Connection": object_schema(
         {
             "name": {**STRING, "description": "Its name in the log and in the events."},
@@ -94,6 +130,10 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             },
             "durability": {"type": "string", "enum": ["commit", "interval", "none"]},
             "readers": {**_COUNT, "description": "Named readers that hold retention."},
+            "cluster": {
+                **or_null({"$ref": "#/components/schemas/Cluster"}),
+                "description": "The front-ends and the NATS nodes that share this log; null: there are none.",
+            },
             "version": STRING,
             "uptime_seconds": NUMBER,
         }
@@ -122,7 +162,15 @@ async def get_readyz(call: Call) -> Response:
         raise _not_ready(str(error)) from None
     if not health["ready"]:
         raise _not_ready(health["reason"])
-    return answer_json({"ready": True})
+    return answer_json({"ready": True, **_in_cluster(health["cluster"])})
+
+
+def _in_cluster(cluster: Fields | None) -> Fields:
+    """What everybody may know of a cluster, without a token: `/v1/engine` says the rest."""
+    if cluster is None:
+        return {}
+    warnings = [check["name"] for check in cluster["checks"] if check["level"] != "ok"]
+    return {"role": cluster["role"], "warnings": warnings}
 
 
 def _not_ready(reason: str) -> Problem:
@@ -207,7 +255,17 @@ ROUTES: Final = (
         get_readyz,
         Role.ANYONE,
         "Whether the broker may be given traffic; the problem says why not.",
-        object_schema({"ready": {"type": "boolean", "enum": [True]}}),
+        object_schema(
+            {
+                "ready": {"type": "boolean", "enum": [True]},
+                "role": {"type": "string", "enum": ["leader", "follower"]},
+                "warnings": {
+                    **list_schema(STRING),
+                    "description": "Checks of the NATS cluster that /v1/engine says more about.",
+                },
+            },
+            optional=("role", "warnings"),
+        ),
         tag="broker",
     ),
     Route(

@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ from penstock.cli import doctor, machine
 from penstock.cli.machine import Finding, Level
 from penstock.cli.main import main
 from penstock.client.url import PORTS
+from penstock.cluster import checks
+from penstock.cluster.info import cluster_info
+from penstock.engines.jetstream.cluster import Cluster
 from tests.http.api import Api
 from tests.http.conftest import StartBroker
 from tests.server.harness import BrokerProcess
@@ -22,7 +26,7 @@ from tests.server.harness import BrokerProcess
 
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PENSTOCK_URL", "PENSTOCK_TOKEN", "PENSTOCK_DATA"):
+    for name in ("PENSTOCK_URL", "PENSTOCK_TOKEN", "PENSTOCK_DATA", "PENSTOCK_ENGINE", "PENSTOCK_CONFIG"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -293,6 +297,14 @@ ENGINE = {
     "durability": "commit",
     "version": penstock.__version__,
 }
+CLUSTER = cluster_info(
+    name="eu",
+    own="f1",
+    leader="f1",
+    members=["f2"],
+    stream=None,
+    findings=[checks.Finding("sync", checks.Level.WARN, "who knows", "ask")],
+)
 
 
 @pytest.mark.parametrize(
@@ -309,6 +321,9 @@ ENGINE = {
         ({"full": True}, Level.FAIL, "log", "the disk is full: new messages wait"),
         ({"damage": ["segment 1"]}, Level.FAIL, "log", "damaged: segment 1"),
         ({}, Level.OK, "log", "1.0 MiB in penstock-data, 5.0 GiB free of 10.0 GiB"),
+        ({"cluster": None}, Level.OK, "log", "1.0 MiB in penstock-data, 5.0 GiB free of 10.0 GiB"),
+        ({"cluster": CLUSTER}, Level.WARN, "cluster sync", "who knows"),
+        ({"cluster": {**CLUSTER, "checks": []}}, Level.OK, "cluster", "front-end f1, leader of 2 front-ends"),
     ],
 )
 def test_the_engine(facts: dict[str, object], level: Level, what: str, text: str) -> None:
@@ -361,3 +376,47 @@ def test_a_broker_that_wants_a_token(
     assert "--token" in finding.text
     assert main(["doctor", "--json", *where, "--token", "0123456789abcdef"]) == 0
     assert about(told(capsys), "durability")
+
+
+# --- the NATS cluster ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nats(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path / "nats", 1)
+    try:
+        yield cluster.start()
+    finally:
+        cluster.stop()
+
+
+def test_a_cluster_is_looked_at_without_a_broker(
+    nats: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PORTS, "http", 1)
+    monkeypatch.setenv("PENSTOCK_CLUSTER_MONITOR", f"http://127.0.0.1:{nats.nodes[0].ports.monitor}")
+    arguments = ["doctor", "--data", str(tmp_path / "data"), "--json", "--engine", nats.urls[0]]
+    assert main(arguments) == 1
+    (replicas,) = about(told(capsys), "nats replicas")
+    assert replicas.level is Level.FAIL
+    monkeypatch.setenv("PENSTOCK_CLUSTER_REPLICAS", "1")
+    assert main(arguments) == 0
+    findings = told(capsys)
+    assert about(findings, "nats connection") == [Finding(Level.OK, "nats connection", f"to {nats.urls[0]}")]
+    (sync,) = about(findings, "nats sync")
+    assert sync == Finding(Level.OK, "nats sync", "every write is synced by penstock-1")
+
+
+def test_a_cluster_of_the_settings_file_is_looked_at(
+    nats: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PORTS, "http", 1)
+    config = tmp_path / "penstock.toml"
+    monitor = f"http://127.0.0.1:{nats.nodes[0].ports.monitor}"
+    config.write_text(f'engine = "{nats.urls[0]}"\n[cluster]\nreplicas = 1\nmonitor = "{monitor}"\n')
+    assert main(["doctor", "--data", str(tmp_path / "data"), "--json", "--config", str(config)]) == 0
+    assert about(told(capsys), "nats sync")
+    config.write_text("engine = 1\n")
+    assert main(["doctor", "--data", str(tmp_path / "data"), "--json", "--config", str(config)]) == 1
+    (wrong,) = about(told(capsys), "settings")
+    assert "line 1: engine = 1: use log, or nats://" in wrong.text

@@ -11,6 +11,7 @@ from playwright.sync_api import Page, expect
 from penstock.client import PhpmqClient
 from penstock.dashboard import words
 from penstock.dashboard.syncs import labels, latency
+from penstock.engines.jetstream.cluster import Cluster
 from tests.dashboard.conftest import StartBroker, Visit, axe, fits
 from tests.dashboard.test_link import NOBODY, restart
 from tests.http.api import Api
@@ -158,6 +159,47 @@ def test_it_comes_back_with_the_broker(start_broker: StartBroker, visit: Visit) 
         until(lambda: fact(page, "Openings") == "2", "the page to live again")
     finally:
         again.kill()
+
+
+def rows_of(page: Page, table: str) -> list[list[str]]:
+    rows = page.get_by_role("table", name=table, exact=True).locator("tbody tr").all()
+    return [row.locator("th, td").all_inner_texts() for row in rows]
+
+
+def test_a_cluster_is_shown_with_what_is_wrong_with_it(tmp_path: Path, visit: Visit) -> None:
+    nodes = Cluster(tmp_path / "nats", 3)
+    flags = ("--http", "127.0.0.1:0", "--cluster-id", "front-1", "--allow-unsafe-sync")
+    try:
+        front_end = BrokerProcess(tmp_path, "--engine", ",".join(nodes.start().urls), *flags).start()
+        try:
+            page = visit(front_end, PATH)
+            expect(page.get_by_role("region", name="Cluster", exact=True)).to_be_visible()
+            assert fact(page, "Role") == "leader"
+            assert fact(page, "Leader") == fact(page, "This front-end")
+            assert rows_of(page, "Front-ends") == [[fact(page, "Leader"), "leader"]]
+            until(lambda: len(rows_of(page, "NATS nodes")) == 3, "the nodes to be shown", 30.0)
+            checks = {name: level for name, level, _ in rows_of(page, "Checks")}
+            assert (checks["version"], checks["sync"]) == ("ok", "warn")
+            alert = page.get_by_role("region", name="The NATS cluster is not as it should be")
+            expect(alert).to_contain_text("sync: nobody says whether the nodes sync every write")
+            axe(page)
+            fits(page)
+            leader = next(name for name, state, _ in rows_of(page, "NATS nodes") if state == "leader")
+            other = next(node for node in nodes.nodes if node.name != leader)
+            other.kill()
+            expect(page.get_by_role("region", name="A NATS node is offline")).to_contain_text(other.name)
+            assert [other.name, "offline"] in [row[:2] for row in rows_of(page, "NATS nodes")]
+            axe(page)
+        finally:
+            front_end.kill()
+    finally:
+        nodes.stop()
+
+
+def test_without_a_cluster_there_is_no_word_of_one(broker: BrokerProcess, visit: Visit) -> None:
+    page = visit(broker, PATH)
+    until(lambda: total(page, "state") == "Ready", "the page to be filled")
+    expect(page.get_by_role("region", name="Cluster", exact=True)).to_be_hidden()
 
 
 def test_words_of_times() -> None:

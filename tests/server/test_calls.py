@@ -576,6 +576,7 @@ def test_the_engine_says_how_it_is(desk: Desk, tmp_path: Path) -> None:
         "failed": None,
         "damage": [],
         "readers": 0,
+        "cluster": None,
         "durability": "commit",
         "version": __version__,
         "uptime_seconds": 3.0,
@@ -587,9 +588,13 @@ def test_the_engine_says_how_it_is(desk: Desk, tmp_path: Path) -> None:
 
 
 def test_health(desk: Desk) -> None:
-    assert desk.ask("health") == {"ready": True, "reason": ""}
+    assert desk.ask("health") == {"ready": True, "reason": "", "cluster": None}
+    desk.broker.suspend(True)
+    assert desk.ask("health")["reason"].startswith("the cluster does not answer: ")
+    desk.broker.suspend(False)
+    assert desk.ask("health")["ready"] is True
     desk.broker.drain()
-    assert desk.ask("health") == {"ready": False, "reason": "the broker is stopping"}
+    assert desk.ask("health") == {"ready": False, "reason": "the broker is stopping", "cluster": None}
     desk.engine._committer.fail(OSError("the disk is on fire"))
     answer = desk.ask("health")
     assert (answer["ready"], "on fire" in answer["reason"]) == (False, True)

@@ -57,6 +57,10 @@ def value_of(settings: Settings, setting: Setting) -> object:
     value: Any = settings
     for name in setting.field.split("."):
         value = getattr(value, name)
+    if isinstance(value, TcpAddress):
+        return str(value)
+    if isinstance(value, tuple):
+        return ",".join(value) or None
     return value / 1_000_000 if setting.field == "log.interval_us" else value
 
 
@@ -136,7 +140,8 @@ def test_settings_cannot_be_changed(read: Source) -> None:
 
 OTHER: Mapping[str, tuple[str, str]] = {
     "data": ("/one", "/two"),
-    "engine": ("log", "log"),
+    "engine": ("nats://a:4222,nats://b:4222", "tls://c"),
+    "allow-unsafe-sync": ("true", "false"),
     "sspq": ("127.0.0.1:1", "unix:/two"),
     "sspq-queue": ("one", "two"),
     "phpmq": ("[::1]:1", "off"),
@@ -147,6 +152,15 @@ OTHER: Mapping[str, tuple[str, str]] = {
     "log-level": ("debug", "error"),
     "log-format": ("json", "text"),
     "[log] interval-seconds": ("0.01", "1.5"),
+    "[cluster] name": ("one", "two-2"),
+    "[cluster] id": ("one", "two-2"),
+    "[cluster] listen": ("0.0.0.0:1", "[::1]:0"),
+    "[cluster] advertise": ("10.0.0.1:1", "broker.example:2"),
+    "[cluster] credentials": ("one.creds", "two.nk"),
+    "[cluster] tls-ca": ("one.pem", "two.pem"),
+    "[cluster] tls-certificate": ("one.pem", "two.pem"),
+    "[cluster] tls-key": ("one.key", "two.key"),
+    "[cluster] monitor": ("http://a:8222", "https://b:8222,http://[::1]:8222"),
 }
 """Two values for every setting that is not a whole number."""
 
@@ -160,7 +174,8 @@ def two_values(setting: Setting) -> tuple[str, str]:
 def in_toml(setting: Setting, text: str) -> str:
     value = setting.kind.from_text(text)
     header = f"[{setting.section}]\n" if setting.section else ""
-    return f"{header}{setting.name} = {value if not isinstance(value, str) else chr(34) + value + chr(34)}\n"
+    shown = f'"{value}"' if isinstance(value, str) else str(value).lower()
+    return f"{header}{setting.name} = {shown}\n"
 
 
 @pytest.mark.parametrize("label", BY_LABEL)
@@ -187,6 +202,7 @@ def test_names_are_the_documented_ones() -> None:
     assert [setting.flag for setting in SECTIONS[""]] == [
         "--data",
         "--engine",
+        "--allow-unsafe-sync",
         "--sspq",
         "--sspq-queue",
         "--phpmq",
@@ -250,8 +266,10 @@ def test_no_setting_is_mistaken_for_a_variable_of_others(read: Source) -> None:
         ("--durability comit", "--durability = 'comit': use commit, interval or none"),
         ("--durability ''", "--durability = '': use commit, interval or none"),
         ("--data ''", "--data = '': use a folder"),
-        ("--engine lag", "--engine = 'lag': use log"),
-        ("--engine nats://a", "--engine = 'nats://a': this version has no NATS engine yet; use log"),
+        (
+            "--engine lag",
+            "--engine = 'lag': use log, or nats://HOST:PORT,HOST:PORT,… (tls:// for TLS)",
+        ),
         ("--drain-seconds -1", "--drain-seconds = -1.0: use a number of seconds from 0 to 86400"),
         ("--drain-seconds nan", "--drain-seconds = 'nan': use a number of seconds from 0 to 86400"),
         ("--log-level loud", "--log-level = 'loud': use debug, info, warning or error"),
@@ -700,10 +718,10 @@ def test_every_setting_reloads_or_needs_a_restart(read: Source) -> None:
 def test_help_shows_every_setting_with_its_default() -> None:
     text = " ".join(parser().format_help().split())
     for setting in TABLE:
-        shown = f"{setting.help} (default: {setting.default})"
+        shown = f"{setting.help} (default: {setting.default_text})"
         # argparse breaks lines within words that have hyphens.
         assert shown.replace(" ", "") in text.replace(" ", ""), setting.label
-        assert f"{setting.flag} " in text
+        assert f"{setting.flag} " in text or f"[{setting.flag}" in text
 
 
 def test_completion_offers_words_and_paths() -> None:

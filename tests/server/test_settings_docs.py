@@ -47,11 +47,18 @@ def rows(section: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("heading", "section"),
-    [("Above all sections", ""), ("`[limits]`", "limits"), ("`[http]`", "http"), ("`[log]`", "log")],
+    [
+        ("Above all sections", ""),
+        ("`[limits]`", "limits"),
+        ("`[http]`", "http"),
+        ("`[log]`", "log"),
+        ("`[cluster]`", "cluster"),
+    ],
 )
 def test_the_reference_has_every_setting_and_nothing_else(heading: str, section: str) -> None:
     assert rows(heading) == [
-        f"| `{setting.name}` | `{setting.default}` | {setting.kind.wanted()} | {setting.help} |"
+        f"| `{setting.name}` | {'none' if setting.default is None else f'`{setting.default_text}`'}"
+        f" | {setting.kind.wanted()} | {setting.help} |"
         for setting in SECTIONS[section]
     ] + [
         f"| `{key.name}` | {f'`{HttpSettings().address}`' if key.name == 'address' else 'none'}"
@@ -82,11 +89,12 @@ def test_the_reference_has_every_section() -> None:
         "`[http]`",
         "`[[http.tokens]]`",
         "`[log]`",
+        "`[cluster]`",
         "`[[listener]]`",
         '`[queue."PATTERN"]`',
         "Reading the settings again",
     ]
-    assert list(SECTIONS) == ["", "limits", "http", "log"]
+    assert list(SECTIONS) == ["", "limits", "http", "log", "cluster"]
 
 
 def test_the_reference_has_everything_a_listener_can_say() -> None:

@@ -6,7 +6,7 @@ a writer that has been overtaken by another is told so by its very next record. 
 brokers from writing one log: leases and clocks only decide who tries.
 
 Rules that always hold:
-  * One record is under way at a time: the next goes out when the one before is stored.
+  * One record is under way at a time: the next goes out when the one before is stored. Removals do not wait.
   * It is tried until it is stored, or until somebody else has written, or until `stop`: a cluster that has no
     leader, or no room, for a minute or a day, costs that time and no record.
   * What has ended it, has ended it for good: once overtaken or stopped it sends nothing any more. A record
@@ -110,13 +110,13 @@ class Appender:
         self._station.ask(cut())
 
     def remove(self, name: str) -> None:
-        """Take a file out of the stream, for good."""
+        """Take a file out of the stream, for good. It waits for no record: that may wait for its room."""
 
         async def purge() -> None:
-            async with self._turn:
-                self._check()
-                await self._until_done(lambda: self._try_purge(name))
-                self._records.pop(name, None)
+            self._check()
+            before_seq = self.seq_last + 1
+            await self._until_done(lambda: self._try_purge(name, before_seq))
+            self._records.pop(name, None)
 
         self._station.ask(purge())
 
@@ -171,11 +171,9 @@ class Appender:
             log.info("the log is stored again, after %.1f s", time.monotonic() - began)
         return done
 
-    async def _try_purge(self, name: str) -> tuple[int, str]:
+    async def _try_purge(self, name: str, before_seq: int) -> tuple[int, str]:
         try:
-            await self._api.purge_subject(
-                self._names.stream, self._names.file(name), before_seq=self.seq_last + 1
-            )
+            await self._api.purge_subject(self._names.stream, self._names.file(name), before_seq=before_seq)
         except JetStreamTrouble as error:
             return 0, str(error)
         return 1, ""

@@ -12,6 +12,7 @@ How it fails: `EngineFailed` where another broker has written meanwhile: bring t
 again, if it is still yours to lead. `JetStreamTrouble` where the cluster does not answer.
 """
 
+import os
 import secrets
 import threading
 from collections.abc import Callable
@@ -133,7 +134,9 @@ def open_stream_log(
     try:
         disk.sync_names()  # of what recovery has renamed and removed, on this thread
         for name in unfinished:
-            appender.remove(name)  # who began it is overtaken by now, and does not go on with it
+            # Who began it is overtaken by now, and does not go on with it. We may have begun it anew.
+            if not os.path.exists(disk.where(name)):
+                appender.remove(name)
     except (OSError, JetStreamTrouble) as error:
         engine.abandon()
         replica.wipe()

@@ -205,12 +205,17 @@ class Election:
         self.view.role = Role.LEADING
 
     def _check_sure(self) -> None:
-        if self.view.role is Role.LEADING and time.monotonic() - self._renewed > UNSURE_SECONDS:
+        if self.view.role is Role.LEADING and not self.is_sure:
             log.warning(
                 "the lease could not be renewed for %.1f s: nothing is handed out until it can",
                 time.monotonic() - self._renewed,
             )
             self.view.role = Role.UNSURE
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether nobody else can have taken the lease, by this machine's own clock. From any thread."""
+        return time.monotonic() - self._renewed <= UNSURE_SECONDS
 
     async def resign(self) -> None:
         """We hold the lease and cannot lead: somebody else shall."""

@@ -30,7 +30,7 @@ import shutil
 from array import array
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.engines.jetstream.api import JetStream, Stored
 from penstock.engines.jetstream.names import LogNames
@@ -85,6 +85,15 @@ class RecordIndex:
         return pairs
 
 
+class _Note(NamedTuple):
+    """How a folder was left."""
+
+    stream: str  # when it was made
+    applied: int
+    records: dict[str, int]
+    sizes: dict[str, int]
+
+
 class Replica:
     """See the module's docstring. Everything that waits runs on the loop of the link."""
 
@@ -111,14 +120,15 @@ class Replica:
         self._check_free()
         known = self._read_state()
         last = int(info["state"]["last_seq"])
-        if known is not None and known <= last:
-            self.applied = known
+        if known is not None and known.applied <= last and known.sizes == self._sizes():
+            self.applied = known.applied
+            self.records = known.records
             self.index = RecordIndex(os.path.join(self._folder, RECORDS))
             return
         self.wipe()
-        if known is not None:
+        if known is not None and known.applied > last:
             self._report(
-                f"stream {self._names.stream} ends with record {last}, and had record {known} when this "
+                f"stream {self._names.stream} ends with record {last}, and had record {known.applied} when this "
                 f"broker was stopped: its nodes have lost what is between"
             )
 
@@ -129,19 +139,27 @@ class Replica:
         disk.lock()
         disk.unlock()
 
-    def _read_state(self) -> int | None:
-        """The record up to which the folder goes. The note is used once: the files change from now on."""
+    def _read_state(self) -> _Note | None:
+        """How the folder was left. The note is used once: the files change from now on."""
         path = os.path.join(self._folder, _STATE)
         try:
             with open(path) as file:
-                stream, applied, records = json.load(file)
-            os.unlink(path)
+                note = _Note(*json.load(file))
         except (FileNotFoundError, ValueError, TypeError):
             return None
-        if stream != self._born:
-            return None
-        self.records = records
-        return int(applied)
+        os.unlink(path)
+        _sync(self._folder)
+        return note if note.stream == self._born else None
+
+    def _sizes(self) -> dict[str, int]:
+        """Of all files that belong to the copy. Somebody may have deleted some, and left the others."""
+        return {
+            os.path.join(part, entry.name): entry.stat().st_size
+            for part in (LOG, RECORDS)
+            if os.path.isdir(os.path.join(self._folder, part))
+            for entry in os.scandir(os.path.join(self._folder, part))
+            if part == RECORDS or is_shared(entry.name)
+        }
 
     def wipe(self) -> None:
         """Forget everything: the next time, all of it is read again."""
@@ -161,14 +179,20 @@ class Replica:
     def leave(self, applied: int) -> None:
         """The files hold everything up to that record, and nothing else: they can be used the next time.
 
-        Not while a write is only half here: the first half of it is nowhere but in memory.
+        Not while a write is only half here: the first half of it is nowhere but in memory. And not before the
+        disk has them: a power cut must not leave the note and take the files.
         """
         if self._open or self._suspects:
             return
+        sizes = self._sizes()
+        for name in (*sizes, LOG, RECORDS):
+            _sync(os.path.join(self._folder, name))
         temporary = os.path.join(self._folder, _STATE + ".new")
         with open(temporary, "w") as file:
-            json.dump([self._born, applied, self.records], file)
+            json.dump(_Note(self._born, applied, self.records, sizes), file)
+        _sync(temporary)
         os.rename(temporary, os.path.join(self._folder, _STATE))
+        _sync(self._folder)
 
     # --- keeping up ------------------------------------------------------------------------------
 
@@ -257,6 +281,7 @@ class Replica:
                 seq = found[-1].seq + 1
             if len(whole) >= count:
                 break
+        known = len(self.reports)
         self._forget(name)
         what = f"stream {self._names.stream}, file {name}"
         for seq, payload in sorted(payloads.items()):
@@ -270,7 +295,7 @@ class Replica:
             self._report(f"{what}: {count - len(payloads)} of {count} records are missing")
         if len(whole) < count:
             self._flush(name)  # its last record may be the one that nobody has
-        else:
+        if len(self.reports) == known:
             log.warning("%s: one node's copy is damaged, and another one's is whole", what)
         self.records[name] = max(count, len(payloads))  # what is missing has been told
 
@@ -398,6 +423,14 @@ def _record_of(name: str, payload: bytes) -> Record:
     if record.name != name:
         raise RecordDamaged(f"is one of file {record.name}, and stands in {name}")
     return record
+
+
+def _sync(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _write_all(fd: int, data: bytes | memoryview, position: int) -> None:

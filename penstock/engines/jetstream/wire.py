@@ -1,7 +1,7 @@
 """One connection to one NATS server: the socket, the handshake, and the pings that show it is alive.
 
 A `Wire` lives from a connection's beginning to its end; who makes the next one is `link.py`. Received bytes
-land in a buffer that all wires share and are events before the next byte is read.
+land in a buffer that all wires of a thread share and are events before the next byte is read.
 
 The handshake: the server says INFO; TLS begins, if either side wants it; we say CONNECT and PING; PONG means
 that we are in, -ERR why we are not.
@@ -18,6 +18,7 @@ import asyncio
 import errno
 import os
 import ssl
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -42,7 +43,16 @@ from penstock.protocols.nats import (
 )
 
 RECEIVE_BYTES = 256 * 1024
-_receive_buffer = memoryview(bytearray(RECEIVE_BYTES))
+
+
+class _Received(threading.local):
+    """Loops of other threads receive at the same moment: each has a buffer of its own."""
+
+    def __init__(self) -> None:
+        self.buffer = memoryview(bytearray(RECEIVE_BYTES))
+
+
+_received = _Received()
 
 REFUSALS = (
     "authorization violation",
@@ -102,6 +112,7 @@ class Wire(asyncio.BufferedProtocol):
         self._loop = loop
         self._owner = owner
         self._options = options
+        self._buffer = _received.buffer
         self._reader = Reader(frame_bytes_max=options.frame_bytes_max)
         self._transport: asyncio.Transport | None = None
         self._greeting: asyncio.Future[None] = loop.create_future()  # INFO came
@@ -203,12 +214,12 @@ class Wire(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return _receive_buffer
+        return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         self._heard = True
         try:
-            events = self._reader.feed(_receive_buffer[:nbytes])
+            events = self._reader.feed(self._buffer[:nbytes])
         except PeerViolation as violation:
             self._act(self._reader.salvage())
             self.drop(f"broke the protocol: {violation}")

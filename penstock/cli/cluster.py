@@ -1,0 +1,186 @@
+"""`penstock cluster up`: a NATS cluster and two front-ends on this machine, to try things out on.
+
+It stays until Ctrl-C (or SIGTERM), and then stops everything in order; a second Ctrl-C ends it at once. With
+`--folder` the data is kept and continued the next time; without, it is in a temporary folder that is removed.
+A process that ends meanwhile is told, with the last that it said: killing one is what this is for.
+
+Exit codes: 0 stopped, 1 somebody did not start or nobody is left, 2 misuse.
+"""
+
+import argparse
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.cli import tables
+from penstock.cli.admin import at_least
+from penstock.cli.main import EXIT_FAILURE
+from penstock.cli.messaging import Misuse, guarded
+
+if TYPE_CHECKING:
+    from penstock.cluster.up import LocalCluster
+
+HELP = "start a NATS cluster and front-ends on this machine, to try them out"
+
+LOOK_SECONDS: Final = 0.5
+NODES: Final = (1, 3, 5)
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+QUEUE: Final = "orders"
+PORT_BASE_MAX: Final = 65_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("up",), help="start it, and stay until Ctrl-C")
+    parser.add_argument(
+        "--folder",
+        metavar="DIR",
+        help="keep the data here and go on from it the next time (default: a temporary folder)",
+    )
+    parser.add_argument(
+        "--nodes", type=int, choices=NODES, default=3, help="NATS nodes (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--front-ends",
+        type=at_least(0),
+        default=2,
+        metavar="N",
+        help="brokers that share the log (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--port-base",
+        type=at_least(1),
+        metavar="PORT",
+        help="front-ends from this port on, ten apart, and nodes from 100 above it (default: free ports)",
+    )
+    parser.add_argument("--json", action="store_true", help="for programs: the addresses as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    return guarded("cluster", _up, args)
+
+
+def _up(args: argparse.Namespace) -> int:
+    from penstock.cluster.up import NODE_PORTS_FROM, PORTS_EACH, LocalCluster
+
+    if args.front_ends > NODE_PORTS_FROM // PORTS_EACH:
+        raise Misuse(f"--front-ends {args.front_ends}: use at most {NODE_PORTS_FROM // PORTS_EACH}")
+    if args.port_base is not None and args.port_base > PORT_BASE_MAX:
+        raise Misuse(f"--port-base {args.port_base}: use at most {PORT_BASE_MAX}")
+    folder = Path(args.folder or tempfile.mkdtemp(prefix="penstock-cluster-")).absolute()
+    local = LocalCluster(folder, args.nodes, args.front_ends, args.port_base)
+    try:
+        with _ended_by_signals(local.kill) as ending:
+            try:
+                if not args.json:
+                    count = tables.counted(args.front_ends, "front-end")
+                    print(f"starting {tables.counted(args.nodes, 'NATS node')} and {count} …", flush=True)
+                local.start()
+                _say(local, args)
+                code = _stay(local)
+            except _Enough:
+                code = 0
+                print("stopping; Ctrl-C once more ends it at once", file=sys.stderr, flush=True)
+            finally:
+                ending.begun = True
+                local.stop()
+    finally:
+        if not args.folder:
+            shutil.rmtree(folder, ignore_errors=True)
+    return code
+
+
+def _stay(local: "LocalCluster") -> int:
+    """Until a signal; or until nobody is left."""
+    while local.running:
+        for it in local.ended():
+            print(f"{it.name} {it.how}; the last that it said:", file=sys.stderr)
+            for line in it.last_lines:
+                print(f"    {line}", file=sys.stderr)
+            print(f"    to start it again: {it.command}", file=sys.stderr, flush=True)
+        time.sleep(LOOK_SECONDS)
+    print("penstock cluster: nobody is left", file=sys.stderr)
+    return EXIT_FAILURE
+
+
+# --- what it says ------------------------------------------------------------------------------------------
+
+
+def _say(local: "LocalCluster", args: argparse.Namespace) -> None:
+    if args.json:
+        print(json.dumps(_addresses(local)), flush=True)
+        return
+    columns = [tables.Column(title) for title in ("", "clients", "monitoring", "log")]
+    nodes = [
+        (node.name, node.url, f"http://127.0.0.1:{node.ports.monitor}", str(node.folder / "server.log"))
+        for node in local.cluster.nodes
+    ]
+    lines = tables.table(columns, nodes)
+    if local.front_ends:
+        doors = list(local.front_ends[0].addresses)
+        titles = [tables.Column(title) for title in ("", *doors)]
+        rows = [(it.name, *(it.addresses[door] for door in doors)) for it in local.front_ends]
+        lines += ["", *tables.table(titles, rows), "", *_to_try(local)]
+    print("\n".join(["", *lines, "", f"data and logs are in {local.folder}; Ctrl-C stops everything"]))
+    sys.stdout.flush()
+
+
+def _addresses(local: "LocalCluster") -> dict[str, Any]:
+    return {
+        "folder": str(local.folder),
+        "engine": ",".join(local.cluster.urls),
+        "nodes": [
+            {"name": node.name, "url": node.url, "monitor": f"http://127.0.0.1:{node.ports.monitor}"}
+            for node in local.cluster.nodes
+        ],
+        "front_ends": [{"name": it.name, **it.addresses} for it in local.front_ends],
+    }
+
+
+def _to_try(local: "LocalCluster") -> Iterator[str]:
+    first, last = local.front_ends[0].addresses, local.front_ends[-1].addresses
+    yield "to try:"
+    yield f"  penstock send {QUEUE} hello --url http://{first['http']}"
+    yield f"  penstock receive {QUEUE} --url phpmq://{last['phpmq']}"
+    yield f"  curl http://{last['http']}/v1/engine"
+    yield f"  in a browser: http://{last['http']}/engine"
+
+
+# --- signals -----------------------------------------------------------------------------------------------
+
+
+class _Enough(BaseException):
+    """A signal said so."""
+
+
+class _Ending:
+    """What a signal does: the first one ends the stay, and once the end has begun, one more hurries it."""
+
+    def __init__(self, hurry: Callable[[], None]) -> None:
+        self._hurry = hurry
+        self.begun = False
+
+    def __call__(self, _number: int, _frame: FrameType | None) -> None:
+        if self.begun:
+            self._hurry()
+        else:
+            self.begun = True
+            raise _Enough
+
+
+@contextmanager
+def _ended_by_signals(hurry: Callable[[], None]) -> Iterator[_Ending]:
+    ending = _Ending(hurry)
+    before = {number: signal.signal(number, ending) for number in ENDING}
+    try:
+        yield ending
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
