@@ -27,8 +27,6 @@ from penstock.server.malloc import keep_freed_memory
 from penstock.server.tls import make_context
 
 KEEP_ALIVE_SECONDS = 75
-NICENESS = 5
-"""Where both processes want the same core, messages go first."""
 
 log = logging.getLogger("penstock.http")
 
@@ -94,7 +92,6 @@ def _gone() -> None:
 
 
 def main() -> None:
-    os.nice(NICENESS)
     keep_freed_memory()
     try:
         import uvloop

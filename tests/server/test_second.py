@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import penstock
+from penstock.server.second import NICENESS
 from tests.http.api import Api
 from tests.server.harness import WAIT_SECONDS, BrokerProcess
 
@@ -48,6 +49,14 @@ def test_the_ready_line_names_the_api_and_callers_wait_for_it(tmp_path: Path) ->
     broker = started(tmp_path)
     assert f"http=127.0.0.1:{broker.ports['http']}" in broker.ready_line
     second_of(broker)
+    assert broker.stop() == 0
+
+
+def test_where_both_want_a_core_messages_go_first(tmp_path: Path) -> None:
+    broker = started(tmp_path)
+    pid = second_of(broker)
+    nicer_by = os.getpriority(os.PRIO_PROCESS, pid) - os.getpriority(os.PRIO_PROCESS, broker.pid)
+    assert nicer_by == NICENESS
     assert broker.stop() == 0
 
 

@@ -37,10 +37,11 @@ class MappedSegments:
         return self._disk.where(segment.name)
 
     def view(self, segment: Segment) -> memoryview:
-        """The whole file of a segment."""
+        """The file of a segment: all that the segment is known to have, and maybe more."""
         name = segment.name
         view = self._maps.get(name)
-        if view is not None:
+        # A file for which no room was set aside has grown since it was mapped.
+        if view is not None and len(view) >= segment.size:
             self._maps.move_to_end(name)
             return view
         fd = os.open(self._disk.where(name), os.O_RDONLY | os.O_CLOEXEC)
@@ -50,14 +51,17 @@ class MappedSegments:
         finally:
             os.close(fd)
         self._maps[name] = view
+        self._maps.move_to_end(name)
         while len(self._maps) > self._maps_max:
             self._maps.popitem(last=False)
         return view
 
     def headers(self, segment: Segment, start: int, end: int) -> Iterator[Header]:
         """The valid headers from log position `start` to `end`; what is not valid is stepped over."""
-        view = self.view(segment)
         base, at = segment.base, start
+        if len(self._maps.get(segment.name, b"")) < end - base:
+            self._maps.pop(segment.name, None)  # as it was when it had less
+        view = self.view(segment)
         while at < end:
             header = read_header(view, at - base, at)
             if header is None or header.end > end:

@@ -185,6 +185,12 @@ class LogReader:
             origin = self._origins[key] = origin_of(*key)
         return origin
 
+    def file_at(self, position: int) -> tuple[str, int]:
+        """The name of the file that has a log position, and the position of its first byte."""
+        segments = self._picture.segments
+        segment = segments[bisect_right(segments, position, key=lambda segment: segment.base) - 1]
+        return segment.name, segment.base
+
     def _known(self, queue: str) -> QueueView:
         found = self._picture.queues.get(queue)
         if found is None:

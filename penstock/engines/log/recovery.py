@@ -68,7 +68,6 @@ class _Recovery:
         """Remove what is left of unfinished work; base → generation of the segments."""
         newest: dict[int, int] = {}
         twice: set[int] = set()
-        removed = False
         for name in self._disk.names():
             parsed = parse_segment_name(name)
             if parsed is not None:
@@ -87,10 +86,8 @@ class _Recovery:
             parsed = parse_segment_name(name)
             outdated = parsed is not None and parsed[1] < newest[parsed[0]]
             if outdated or name.startswith(SPARE) or name.endswith(".tmp"):
+                # Not synced: where the disk forgets this, the next opening does it again.
                 self._disk.remove(name)
-                removed = True
-        if removed:
-            self._disk.sync_names()
         return newest
 
     def _load_snapshot(self) -> int:
@@ -375,17 +372,18 @@ class _Recovery:
     def _cut(self, segment: Segment, file: File, position: int, at: int) -> None:
         """Take the torn tail off the disk, for good."""
         segments = self._state.segments
-        for later in segments.all[at + 1 :]:
-            segments.replace(later, None)
-            self._disk.remove(later.name)
+        gone = segments.all[at + 1 :]
         if position == segment.base:
-            segments.replace(segment, None)
-            self._disk.remove(segment.name)
-        else:
+            gone.append(segment)
+        for it in gone:
+            segments.replace(it, None)
+            self._disk.remove(it.name)
+        if position > segment.base:
             file.truncate(position - segment.base)
             file.sync()
             segment.size = segment.limit = position - segment.base
-        self._disk.sync_names()
+        if gone:
+            self._disk.sync_names()
 
     def _write_again(self) -> None:
         """Make sure of the last blocks, which the process before this one may not have synced.

@@ -68,7 +68,9 @@ def find_block(file: File, base: int, start: int, end: int) -> Header | None:
         data = file.read(at - base, min(CHUNK_BYTES + HEADER_BYTES, end - at))
         if len(data) < HEADER_BYTES:
             return None
-        place = data.find(MAGIC)
+        # Room that was never written is zeros, and a whole segment of them may have to be looked at before
+        # a broker can start: one byte is found eight times as fast as four.
+        place = data.find(MAGIC) if MAGIC[0] in data else -1
         while place >= 0:
             if (at + place) % 8 == 0 and place + HEADER_BYTES <= len(data):
                 header = read_header(data, place, at + place)

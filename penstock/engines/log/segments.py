@@ -6,7 +6,8 @@ name, which holds only messages that are still alive.
 
 Memory: per segment and queue one `Span`; per block an index entry of 32 bytes, for the segment
 that is written to and the few that were read last; and `cache_bytes` of blocks, the newest
-first of all. An index is never stored: walking the headers of a segment makes it again.
+first of all, and more only while they are not in the files. An index is never stored: walking
+the headers of a segment makes it again.
 """
 
 import re
@@ -214,7 +215,7 @@ class Segments:
         self._opened: OrderedDict[int, Segment] = OrderedDict()
         self.all: list[Segment] = []
         self._holding: dict[int, tuple[list[int], list[Segment]]] = {}
-        self.written = 0  # log position up to which blocks can be read from the files
+        self._written = 0
         self.replaced = 0  # how often a segment has gone or been replaced
 
     # --- which segments there are --------------------------------------------------------------
@@ -462,6 +463,16 @@ class Segments:
 
     # --- the cache -------------------------------------------------------------------------------
 
+    @property
+    def written(self) -> int:
+        """The log position up to which blocks can be read from the files."""
+        return self._written
+
+    @written.setter
+    def written(self, position: int) -> None:
+        self._written = position
+        self._shrink()
+
     def cache(self, block: Messages) -> None:
         """Keep a block, and let go of the oldest that can be read again from the files."""
         position = block.header.position
@@ -469,9 +480,13 @@ class Segments:
             return
         self._cache[position] = block
         self._cached_bytes += block.header.body_bytes
+        self._shrink()
+
+    def _shrink(self) -> None:
+        """Down to what the cache may hold, as far as the rest is in the files."""
         while self._cached_bytes > self._cache_bytes_max and len(self._cache) > 1:
             oldest = next(iter(self._cache))
-            if oldest >= self.written:
+            if oldest >= self._written:
                 break
             self._uncache(oldest)
 

@@ -134,9 +134,20 @@ class LogState:
     def remember(self, key: str, parts: list[StoredPart]) -> None:
         """A transaction that is whole."""
         if key not in self.transactions:
-            for forgotten in self._keys.setdefault(kind_of(key), Keys()).add(key):
+            for forgotten in self._keys_of(key).add(key):
                 del self.transactions[forgotten]
         self.transactions[key] = parts
+
+    def _keys_of(self, key: str) -> Keys:
+        kind = kind_of(key)
+        found = self._keys.get(kind)
+        if found is None:
+            found = self._keys[kind] = Keys(kind)
+        return found
+
+    def newest_key(self, series: str) -> str | None:
+        """Of the transactions whose keys begin so, up to the last slash, the one that was committed last."""
+        return self._keys_of(series).newest(series)
 
     def steps_of(self, key: str) -> int:
         """How many steps of a transaction are stored that has not had its last one."""
