@@ -72,6 +72,16 @@ apt_get() {
     as_root env DEBIAN_FRONTEND=noninteractive apt-get -y -o APT::Install-Recommends=false "$verb" "$@"
 }
 
+# use_compiled: what is started from here on runs the compiled modules, where they can be had without installing
+# anything. One line says so, or why not.
+use_compiled() {
+    if scripts/compile --as-it-is; then
+        # Nobody finds the sources before them: neither in the folder where they are started nor as installed.
+        export PYTHONPATH=$PWD/build/compiled${PYTHONPATH:+:$PYTHONPATH} PYTHONSAFEPATH=1
+        say "the hot modules run compiled (build/compiled)"
+    fi
+}
+
 # java_major: the version of the Java that Spark would use, 17 as in "17.0.2"; nothing where there is none.
 java_major() {
     local java=java

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.build import COMPILED
+
 ROOT = Path(__file__).parent.parent
 
 IMPURE = frozenset(
@@ -43,16 +45,18 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "penstock.broker.ids",
         "penstock.broker.policy",
         "penstock.broker.words",
+        "penstock.build",
     ),
     "penstock.broker": ("penstock.broker", "penstock.engines.interface", "penstock.errors"),
 }
 """What each pure package may import of Penstock: these modules, and what is in them."""
 
-OPTIONAL = ("nats", "nicegui", "numpy", "pyarrow", "pyspark", "textual")
-"""What only an extra installs."""
+OF_COMPILED = () if COMPILED else ("librt", "mypy_extensions")
+OPTIONAL = ("nats", "nicegui", "numpy", "pyarrow", "pyspark", "textual", *OF_COMPILED)
+"""What only an extra installs, or a wheel with compiled modules."""
 
-NEEDS_EXTRA = {"penstock.engines.log.arrow"}
-"""Core modules that are imported only where their extra is installed."""
+NEEDS_EXTRA = {"penstock.engines.log.arrow", "penstock.protocols.loops"}
+"""Core modules that are imported only where what they need is installed."""
 
 
 # --- The checker ---

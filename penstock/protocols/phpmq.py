@@ -167,12 +167,19 @@ class Dispatched:
 
 @dataclass(slots=True)
 class Settled:
-    """A run of verdicts of one kind (004, 005 or 006) on messages of one queue."""
+    """A run of verdicts of one kind (004, 005 or 006) on messages of one queue whose ids are equally long."""
 
     type_: MessageType
     queue: str
-    ids: Sequence[bytes]
+    joined: bytes  # the ids, one after the other
+    id_bytes: int  # of each
+    count: int
     ttl_seconds: int = 0  # 005 only: the new TTL, 0 for none
+
+    @property
+    def ids(self) -> list[bytes]:
+        """One by one. For tests and tools; nothing on the hot path calls it."""
+        return [self.joined[i * self.id_bytes : (i + 1) * self.id_bytes] for i in range(self.count)]
 
 
 Event = Sent | ConsumeRequested | Dispatched | Settled

@@ -317,7 +317,8 @@ class Reader:
             self._runs.add(ConsumeRequested(queue, count, self.dialect, self._start))
             return
         if type_ in SETTLEMENTS:
-            self._runs.of(type_, queue, ttl_seconds).ids.append(packets[PacketType.ID])
+            id_ = packets[PacketType.ID]
+            self._runs.of(type_, queue, ttl_seconds, len(id_)).ids.append(id_)
         else:
             self._file(queue, packets, ttl_seconds)
         self._shapes.learn(type_, queue, self.dialect, packets)
@@ -329,6 +330,7 @@ class Reader:
             self._runs.close()
         run = self._runs.of(self._type, queue)
         run.payloads.append(content)
+        run.sizes.append(len(content))
         if ttl_seconds:
             run.note_ttl(ttl_seconds, 1)
         if self._type is MessageType.DISPATCH:

@@ -5,7 +5,8 @@
 type, queue and dialect, packets in the usual order. All that differs between such messages are a few
 digits and the contents, so a message is recognised by looking its head (everything before its content)
 up in a dict. A group of messages that are equal but for their contents is taken apart by one compiled
-`Struct`; that was right exactly if putting it together again gives the bytes that came.
+`Struct`; that was right exactly if putting it together again gives the bytes that came. The compiled build
+compares and copies byte by byte instead (`loops`).
 
 Rules that always hold:
   * `Shapes` knows only what `learn` was shown after `phpmq_read.Reader` had checked it, and lengths within
@@ -22,6 +23,7 @@ from itertools import accumulate
 
 from penstock.broker.batch import Batch
 from penstock.broker.ids import ID_DIGITS
+from penstock.build import COMPILED
 from penstock.protocols.phpmq import (
     LENGTH_DIGITS_BELIEVED,
     MESSAGE_HEADER_BYTES,
@@ -38,6 +40,9 @@ from penstock.protocols.phpmq import (
     Settled,
 )
 
+if COMPILED:
+    from penstock.protocols import loops
+
 _GROUP = 32  # equal messages that are taken apart together
 _WALK = 256  # messages that are walked over before equal ones are looked for again
 _CACHE_MAX = 1024  # sizes, heads or TTLs that are remembered for a connection
@@ -48,25 +53,29 @@ _LEAD_BYTES = MESSAGE_HEADER_BYTES + 1 + 36 + 1  # always enough to know how lon
 class Run:
     """Messages of one type and queue in a row."""
 
-    __slots__ = ("ids", "payloads", "queue", "ttl_seconds", "ttls", "type_")
+    __slots__ = ("id_bytes", "ids", "payloads", "queue", "sizes", "ttl_seconds", "ttls", "type_")
 
-    def __init__(self, type_: MessageType, queue: str, ttl_seconds: int) -> None:
+    def __init__(self, type_: MessageType, queue: str, ttl_seconds: int, id_bytes: int) -> None:
         self.type_ = type_
         self.queue = queue
         self.ttl_seconds = ttl_seconds  # of settlements: one for all
-        self.payloads: list[bytes] = []
+        self.id_bytes = id_bytes  # the same
+        self.payloads: list[bytes] = []  # one by one, or many of them in one piece
+        self.sizes: list[int] = []  # of each payload
         self.ttls: list[int] = []  # of payloads: as far as the last one that has a TTL
-        self.ids: list[bytes] = []
+        self.ids: list[bytes] = []  # of dispatches: one by one; of settlements as the payloads
 
     def note_ttl(self, ttl_seconds: int, count: int) -> None:
         """The last `count` payloads have this TTL, and those before them none where none is noted."""
-        self.ttls += [0] * (len(self.payloads) - count - len(self.ttls)) + [ttl_seconds] * count
+        self.ttls += [0] * (len(self.sizes) - count - len(self.ttls)) + [ttl_seconds] * count
 
     def event(self) -> Event:
         if self.type_ in SETTLEMENTS:
-            return Settled(self.type_, self.queue, self.ids, self.ttl_seconds)
-        bounds = array("i", accumulate(map(len, self.payloads), initial=0))
-        batch = Batch(b"".join(self.payloads), bounds, protocol=PROTOCOL)
+            joined = b"".join(self.ids)
+            # An empty id can be told only by its place in the list, and never comes in one piece with others.
+            count = len(joined) // self.id_bytes if self.id_bytes else len(self.ids)
+            return Settled(self.type_, self.queue, joined, self.id_bytes, count, self.ttl_seconds)
+        batch = Batch(b"".join(self.payloads), _bounds_of(self.sizes), protocol=PROTOCOL)
         if any(self.ttls):
             self.note_ttl(0, 0)
             batch.ttl_seconds = array("q", self.ttls)
@@ -82,12 +91,18 @@ class Runs:
         self._events: list[Event] = []
         self._run: Run | None = None
 
-    def of(self, type_: MessageType, queue: str, ttl_seconds: int = 0) -> Run:
+    def of(self, type_: MessageType, queue: str, ttl_seconds: int = 0, id_bytes: int = ID_DIGITS) -> Run:
         """The run at hand if it is of that kind, or else a new one. The caller adds to it."""
         run = self._run
-        if run is None or (run.type_, run.queue, run.ttl_seconds) != (type_, queue, ttl_seconds):
+        if (
+            run is None
+            or run.type_ != type_
+            or run.queue != queue
+            or run.ttl_seconds != ttl_seconds
+            or run.id_bytes != id_bytes
+        ):
             self.close()
-            run = self._run = Run(type_, queue, ttl_seconds)
+            run = self._run = Run(type_, queue, ttl_seconds, id_bytes)
         return run
 
     def close(self) -> None:
@@ -112,6 +127,14 @@ class Runs:
 def _group_of(head: int, size: int, tail: int) -> Callable[[bytes, int], tuple[bytes, ...]]:
     """Takes the contents out of `_GROUP` messages that are equal but for them."""
     return struct.Struct(f"{head}x{size}s{tail}x" * _GROUP).unpack_from
+
+
+def _bounds_of(sizes: list[int]) -> "array[int]":
+    if COMPILED:
+        return array("i", loops.bounds_of(sizes))
+    bounds = list(accumulate(sizes, initial=0))
+    # An array that is made from numbers takes twice as long.
+    return array("i", struct.pack(f"{len(bounds)}i", *bounds))
 
 
 def _take_groups(data: bytes, at: int, head: bytes, size: int, tail: bytes, contents: list[bytes]) -> int:
@@ -258,6 +281,8 @@ class Shapes:
         return size
 
     def _take_sent(self, shape: _Shape, data: bytes, at: int, runs: Runs) -> int:
+        if COMPILED and not shape.ttl:
+            return self._take_sent_compiled(shape, data, at, runs)
         head_bytes, known, line_break = shape.head_bytes, shape.sizes.get, shape.line_break
         run: Run | None = None
         while True:
@@ -272,12 +297,14 @@ class Shapes:
             payloads = run.payloads
             before = len(payloads)
             at = _take_groups(data, at, head, size, data[stop : tail[1]], payloads)
+            taken = len(payloads) - before
+            run.sizes += [size] * taken
             if tail[0]:
-                run.note_ttl(tail[0], len(payloads) - before)
+                run.note_ttl(tail[0], taken)
             if shape.ttl:
                 at = self._walk_with_ttl(shape, data, at, run)
                 continue
-            add, break_bytes, end = payloads.append, len(line_break), len(data)
+            add, add_size, break_bytes, end = payloads.append, run.sizes.append, len(line_break), len(data)
             for _ in range(_WALK):
                 start = at + head_bytes
                 head = data[at:start]
@@ -291,14 +318,28 @@ class Shapes:
                 if after > end or (break_bytes and data[stop:after] != line_break):
                     break
                 add(data[start:stop])
+                add_size(size)
                 at = after
+
+    def _take_sent_compiled(self, shape: _Shape, data: bytes, at: int, runs: Runs) -> int:
+        line_break = shape.line_break
+        digits = shape.head_bytes - len(shape.prefix) - len(line_break)
+        payloads: list[bytes] = []
+        sizes: list[int] = []
+        size_max = self._payload_bytes_max
+        at = loops.take_sized(data, at, shape.prefix, digits, line_break, size_max, payloads, sizes)
+        if sizes:
+            run = runs.of(shape.type_, shape.queue)
+            run.payloads += payloads
+            run.sizes += sizes
+        return at
 
     def _walk_with_ttl(self, shape: _Shape, data: bytes, at: int, run: Run) -> int:
         head_bytes, known, line_break_bytes = shape.head_bytes, shape.sizes.get, len(shape.line_break)
         ttl_head_bytes, end = shape.ttl_head_bytes, len(data)
         digits_of, value_of = self._ttl_digits.get, self._ttl_values.get
         run.note_ttl(0, 0)
-        add_payload, add_ttl = run.payloads.append, run.ttls.append
+        add_payload, add_size, add_ttl = run.payloads.append, run.sizes.append, run.ttls.append
         for _ in range(_WALK):
             start = at + head_bytes
             head = data[at:start]
@@ -317,6 +358,7 @@ class Shapes:
             if ttl_seconds is None or after > end:
                 break
             add_payload(data[start:stop])
+            add_size(size)
             add_ttl(ttl_seconds)
             at = after
         return at
@@ -330,6 +372,9 @@ class Shapes:
                 break
             ttl_seconds = tail[0]
             ids = runs.of(shape.type_, shape.queue, ttl_seconds).ids
+            if COMPILED:
+                at = loops.take_fixed(data, at, prefix, ID_DIGITS, data[stop : tail[1]], ids)
+                continue
             at = _take_groups(data, at, prefix, ID_DIGITS, data[stop : tail[1]], ids)
             for _ in range(_WALK):
                 start = at + head_bytes
@@ -369,7 +414,9 @@ class Shapes:
                 run = runs.of(shape.type_, shape.queue)
                 run.note_ttl(0, 0)
                 add_payload, add_id, add_ttl = run.payloads.append, run.ids.append, run.ttls.append
+                add_size = run.sizes.append
             add_payload(data[start:stop])
+            add_size(size)
             add_id(data[id_end - ID_DIGITS : id_end])
             if ttl:
                 add_ttl(ttl_seconds)

@@ -48,6 +48,7 @@ from penstock.broker.words import (
     Settle,
     Where,
 )
+from penstock.build import COMPILED
 from penstock.protocols import phpmq
 from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.phpmq import (
@@ -63,6 +64,9 @@ from penstock.protocols.phpmq import (
 )
 from penstock.protocols.phpmq_read import Reader
 from penstock.protocols.phpmq_write import TtlPacket, Writer
+
+if COMPILED:
+    from penstock.protocols import loops
 
 
 class ConsumeMode(Enum):
@@ -242,7 +246,17 @@ class ServerSession:
     ) -> None:
         queue, dead = door
         outcome = OUTCOMES[event.type_]
-        by_origin, foreign = split_ids(event.ids)
+        if event.id_bytes != ID_DIGITS:
+            _note(ignored, IGNORED_FOREIGN_ID, event.queue, event.count)
+            return
+        if COMPILED:
+            named = loops.offset_ranges(event.joined, ID_DIGITS, ORIGIN_DIGITS)
+            # More than one range of acknowledgements may be fewer in another order.
+            if named is not None and (len(named) == 1 or outcome is not Outcome.ACK):
+                origin = event.joined[:ORIGIN_DIGITS]
+                commands.append(Settle(queue, outcome, origin, named, event.ttl_seconds, dead))
+                return
+        by_origin, foreign = split_ids(event.joined)
         for origin, offsets in by_origin.items():
             ranges = ranges_of(offsets)
             if outcome is Outcome.ACK and len(ranges) > 1:
@@ -262,14 +276,13 @@ def _note(ignored: dict[str, Ignored], reason: str, queue: str, count: int) -> N
     ignored.setdefault(reason, Ignored(reason, 0, f"queue {queue!r}")).count += count
 
 
-def split_ids(ids: Sequence[bytes]) -> tuple[dict[bytes, list[int]], int]:
-    """Ids as offsets by origin, in their order, and how many cannot be ours.
+def split_ids(joined: bytes) -> tuple[dict[bytes, list[int]], int]:
+    """Ids, one after the other, as offsets by origin, in their order, and how many cannot be ours.
 
     The common case, well-formed ids of one origin, is done for all ids together.
     """
-    joined = b"".join(ids)
-    count = len(ids)
-    if not joined.translate(None, _HEX_DIGITS) and set(map(len, ids)) == {ID_DIGITS}:
+    count = len(joined) // ID_DIGITS
+    if count and not joined.translate(None, _HEX_DIGITS):
         raw = bytearray(unhexlify(joined))
         if all(raw[at::_ID_BYTES].count(raw[at]) == count for at in range(_ORIGIN_BYTES)):
             # The last byte of the origin stands where the offset's number needs a zero.
@@ -277,11 +290,11 @@ def split_ids(ids: Sequence[bytes]) -> tuple[dict[bytes, list[int]], int]:
             numbers = array("Q", bytes(raw))
             if sys.byteorder == "little":
                 numbers.byteswap()
-            return {bytes(ids[0][:ORIGIN_DIGITS]): numbers[1::2].tolist()}, 0
+            return {joined[:ORIGIN_DIGITS]: numbers[1::2].tolist()}, 0
     by_origin: dict[bytes, list[int]] = {}
     foreign = 0
-    for id_ in ids:
-        parts = split_id(id_)
+    for at in range(0, len(joined), ID_DIGITS):
+        parts = split_id(joined[at : at + ID_DIGITS])
         if parts is None:
             foreign += 1
         else:

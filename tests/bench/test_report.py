@@ -10,7 +10,7 @@ from bench.compare import chart, page
 from bench.compare.cost import calls_by_name
 from bench.compare.goals import GOALS, Verdict, verdicts
 from bench.compare.results import Cost, Results, Sample
-from bench.compare.subjects import PENSTOCK, SETTINGS, VARIANTS, chosen
+from bench.compare.subjects import PENSTOCK, SETTINGS, VARIANTS, chosen, penstock_setting, variants
 from bench.compare.tables import all_tables, as_markdown, as_text
 from bench.compare.works import FULL, QUICK, TITLES, WORKS
 from bench.loadgen import Load, Spread
@@ -179,3 +179,12 @@ def test_the_page_of_this_tree_has_the_marks_and_shows_the_chart() -> None:
     assert page.replaced(text, "x") != text
     for linked in re.findall(r"!\[[^]]*\]\(([^)]+)\)", text):
         assert (Path(page.DOCS) / linked).is_file()
+
+
+def test_penstock_is_there_in_both_builds_where_it_was_compiled() -> None:
+    assert [variant.name for variant in variants(None)] == ["interpreted"]
+    interpreted, compiled = variants("/the/build")
+    assert not interpreted.environment
+    assert compiled.environment == {"PYTHONPATH": "/the/build", "PYTHONSAFEPATH": "1"}
+    names = [subject.name for subject in penstock_setting(compiled).subjects]
+    assert names == ["Penstock PHPMQ, compiled", "Penstock RQ, compiled", "Penstock SSPQ, compiled"]

@@ -264,7 +264,7 @@ def test_split_ids_gives_each_origin_its_offsets_in_order(named: list[tuple[byte
     expected: dict[bytes, list[int]] = {}
     for origin, offset in named:
         expected.setdefault(origin, []).append(offset)
-    assert split_ids([id_of(origin, offset) for origin, offset in named]) == (expected, 0)
+    assert split_ids(b"".join(id_of(origin, offset) for origin, offset in named)) == (expected, 0)
 
 
 @given(st.lists(st.integers(0, 12), max_size=30))
