@@ -289,6 +289,7 @@ class Front(Server):
     def _follow(self, claim: Claim) -> None:
         if self._keeping is None:
             self._keeping = self._loop.create_task(self._keep_up(), name="keeping up")
+            self._keeping.add_done_callback(self._steered)
         if self._pipe is None and self._second is not None:
             self._pipe = HttpPipe(self._second.second_door(), self._leader_link)
         if claim.leader and claim.leader != self._member:

@@ -128,8 +128,8 @@ class Replica:
         self.wipe()
         if known is not None and known.applied > last:
             self._report(
-                f"stream {self._names.stream} ends with record {last}, and had record {known.applied} when this "
-                f"broker was stopped: its nodes have lost what is between"
+                f"stream {self._names.stream} ends with record {last}, and had record {known.applied} when "
+                f"this broker was stopped: its nodes have lost what is between"
             )
 
     def _check_free(self) -> None:

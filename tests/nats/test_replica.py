@@ -1,0 +1,597 @@
+"""The local copy of a cluster's log: the same bytes as its leader has, or a report of what is not there."""
+
+import json
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from penstock.engines.interface import LogInUse
+from penstock.engines.jetstream.appender import Appender
+from penstock.engines.jetstream.cluster import Cluster, Node
+from penstock.engines.jetstream.errors import JetStreamError
+from penstock.engines.jetstream.names import LogNames
+from penstock.engines.jetstream.records import Kind, read_record
+from penstock.engines.jetstream.replica import Replica
+from penstock.engines.jetstream.station import Station
+from tests.nats.conftest import Start
+from tests.nats.streams import TestLog, files_in, last_seq, name_of, new_log, station_at, stored_in, wait_for
+
+FILE = "00000000000000000000.seg"
+SNAPSHOT = "snapshot-00000000000000000000"
+EVERYTHING = 1 << 50
+SEED = int(os.environ.get("PENSTOCK_TEST_SEED", random.randrange(10**6)))
+
+
+@pytest.fixture(scope="module")
+def station(node: Cluster) -> Iterator[Station]:
+    with station_at(node.nodes[0].url) as station:
+        yield station
+
+
+def replica_of(station: Station, names: LogNames, folder: Path) -> Replica:
+    replica = Replica(station.api, names, str(folder))
+    station.ask(replica.begin())
+    return replica
+
+
+def completed(station: Station, names: LogNames, folder: Path) -> Replica:
+    replica = replica_of(station, names, folder)
+    station.ask(replica.complete())
+    return replica
+
+
+# --- the same bytes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [SEED, SEED + 1, SEED + 2])
+def test_a_copy_has_the_bytes_of_the_leader(station: Station, tmp_path: Path, seed: int) -> None:
+    """One that is made at once, and one that follows all the while."""
+    log = TestLog(station, new_log(station), tmp_path / "leader", seed=seed)
+    follower = replica_of(station, log.names, tmp_path / "follower")
+    log.open()
+    seen: set[str] = set()
+    for _ in range(12):
+        log.work(15)
+        seen |= set(log.files())
+        station.ask(follower.catch_up())
+        if log.rng.random() < 0.5:
+            station.ask(follower.drop_removed())
+    log.work(5)
+    station.ask(follower.complete())
+    fresh = completed(station, log.names, tmp_path / "fresh")
+    there = log.files()
+    for replica in (follower, fresh):
+        copied = files_in(replica.path)
+        # What is removed from a snapshot on waits for the next one before the stream is told.
+        late = {name for name in copied.keys() - there.keys() if name.startswith("snapshot-")}
+        assert {name: copied[name] for name in copied.keys() - late} == there, f"seed {seed}"
+        assert replica.reports == []
+        assert replica.unfinished() == []
+    removed = seen - there.keys()
+    kinds = {name[20:] for name in there} | {name[20:] for name in removed}
+    assert {".seg", ".1.seg"} <= kinds, f"seed {seed} has no compacted segment"
+    assert [name for name in removed if name.endswith(".seg")], f"seed {seed} has removed no segment"
+    assert len([name for name in there if name.startswith("snapshot-")]) >= 2
+    log.kill()
+    after = log.again(tmp_path / "after")
+    after.open()
+    assert sorted(after.served()) == sorted(log.living), f"seed {seed}"
+    assert not after.engine.damage
+    after.engine.abandon()
+
+
+def test_every_byte_is_found_by_its_record(station: Station, tmp_path: Path) -> None:
+    """The index of a copy, and that of the leader: from which record on the bytes of a segment are found."""
+    log = TestLog(station, new_log(station), tmp_path / "leader")
+    log.open()
+    log.work(40)
+    fresh = completed(station, log.names, tmp_path / "fresh")
+    stored = {it.seq: read_record(it.payload) for it in stored_in(station, log.names)}
+    for index in (log.replica.index, fresh.index):
+        segments = [name for name in log.files() if name.endswith(".seg") and name.count(".") == 1]
+        assert segments
+        for name in segments:
+            pairs = index.read(name)
+            positions, seqs = pairs[::2], pairs[1::2]
+            starts = {record.position: seq for seq, record in stored.items() if record.name == name}
+            assert positions[0] == 0
+            for position, seq in zip(positions, seqs, strict=True):
+                assert seq <= starts[position]
+    log.kill()
+
+
+# --- what a folder is worth --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stopped(station: Station, tmp_path: Path) -> TestLog:
+    """A log that was closed as it should be."""
+    log = TestLog(station, new_log(station), tmp_path / "leader")
+    log.open()
+    log.work(40)
+    log.engine.close(log.now_us)
+    return log
+
+
+def test_a_folder_is_used_again_after_a_clean_stop(stopped: TestLog, station: Station) -> None:
+    before = stopped.files()
+    inodes = {name: os.stat(os.path.join(stopped.replica.path, name)).st_ino for name in before}
+    again = stopped.again(stopped.folder)
+    station.ask(again.replica.begin())
+    assert again.replica.applied == last_seq(station, stopped.names)
+    station.ask(again.replica.complete())
+    assert again.files() == before
+    assert {n: os.stat(os.path.join(again.replica.path, n)).st_ino for n in before} == inodes
+    assert again.replica.reports == []
+    # The note counts once.
+    station.ask(again.replica.begin())
+    assert again.replica.applied == 0
+    again.open()
+    assert sorted(again.served()) == sorted(stopped.living)
+    assert not again.engine.damage
+    again.engine.abandon()
+
+
+def test_a_folder_that_was_left_behind_goes_on(stopped: TestLog, station: Station, tmp_path: Path) -> None:
+    """Somebody else has led meanwhile."""
+    other = stopped.again(tmp_path / "other")
+    other.open()
+    other.work(40)
+    other.engine.close(other.now_us)
+    again = other.again(stopped.folder)
+    station.ask(again.replica.begin())
+    assert 0 < again.replica.applied < last_seq(station, stopped.names)
+    again.open()
+    assert sorted(again.served()) == sorted(other.living)
+    assert not again.engine.damage
+    again.engine.abandon()
+
+
+def test_a_folder_is_wiped_after_a_kill(station: Station, tmp_path: Path) -> None:
+    log = TestLog(station, new_log(station), tmp_path / "leader")
+    log.open()
+    log.work(20)
+    log.send("orders", 5)
+    log.kill()
+    with open(os.path.join(log.replica.path, log.engine._committer.active.name), "ab") as file:
+        file.write(b"never stored")
+    again = log.again(log.folder)
+    station.ask(again.replica.begin())
+    assert again.replica.applied == 0
+    assert again.files() == {}
+    again.open()
+    found = set(again.served())
+    assert found <= log.living
+    assert len(log.living - found) <= 5
+    assert not again.engine.damage
+    again.engine.abandon()
+
+
+def test_another_stream_of_the_same_name_is_another_log(stopped: TestLog, station: Station) -> None:
+    station.ask(station.api.delete_stream(stopped.names.stream))
+    station.ask(station.api.create_stream(stopped.names.stream_settings(1)))
+    again = stopped.again(stopped.folder)
+    again.open()
+    assert again.engine.queues() == []
+    assert again.replica.reports == []
+    again.engine.abandon()
+
+
+def test_a_stream_that_has_less_than_the_folder_is_reported(stopped: TestLog, station: Station) -> None:
+    note = stopped.folder / "replica"
+    stream, applied, *rest = json.loads(note.read_text())
+    note.write_text(json.dumps([stream, applied + 7, *rest]))
+    again = stopped.again(stopped.folder)
+    again.open()
+    (damage,) = again.engine.damage
+    assert f"ends with record {applied}, and had record {applied + 7}" in damage.text
+    again.engine.abandon()
+
+
+@pytest.mark.parametrize(
+    "note", ["", "{}", "[]", "7", "null", '{"stream": 1, "applied": 2}', "[1, 2, 3", "\0"]
+)
+def test_a_note_that_is_none_is_not_believed(stopped: TestLog, station: Station, note: str) -> None:
+    (stopped.folder / "replica").write_text(note)
+    again = replica_of(station, stopped.names, stopped.folder)
+    assert again.applied == 0
+    assert files_in(again.path) == {}
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut short", "longer", "added", "index gone"])
+def test_a_folder_in_which_somebody_was_is_not_believed(
+    stopped: TestLog, station: Station, harm: str
+) -> None:
+    """Nothing is lost with it: the stream has it all."""
+    log = Path(stopped.replica.path)
+    victim = max(log.glob("*.seg"), key=lambda path: path.stat().st_size)
+    if harm == "gone":
+        victim.unlink()
+    elif harm == "cut short":
+        os.truncate(victim, victim.stat().st_size - 1)
+    elif harm == "longer":
+        os.truncate(victim, victim.stat().st_size + 1)
+    elif harm == "added":
+        (log / "snapshot-00000000000099999999").write_bytes(b"x")
+    else:
+        next((stopped.folder / "records").iterdir()).unlink()
+    again = stopped.again(stopped.folder)
+    again.open()
+    assert sorted(again.served()) == sorted(stopped.living)
+    assert not again.engine.damage
+    again.engine.abandon()
+
+
+def test_a_folder_from_which_somebody_leads_is_not_touched(station: Station, tmp_path: Path) -> None:
+    log = TestLog(station, new_log(station), tmp_path / "leader")
+    log.open()
+    log.work(5)
+    before = log.files()
+    with pytest.raises(LogInUse):
+        replica_of(station, log.names, log.folder)
+    assert log.files() == before
+    log.work(5)
+    assert not log.engine.damage
+    log.kill()
+
+
+# --- half of something -------------------------------------------------------------------------------
+
+
+class Hand:
+    """Writes records one by one."""
+
+    def __init__(self, station: Station, names: LogNames, writer: int) -> None:
+        self._station = station
+        self._appender = Appender(station, names, writer, last_seq(station, names))
+
+    def record(self, kind: Kind, name: str, position: int, data: bytes, *, more: bool = False) -> None:
+        self._station.ask(self._appender._append(kind, name, position, memoryview(data), more=more))
+
+
+def test_half_a_write_is_passed_over(station: Station, tmp_path: Path) -> None:
+    names = new_log(station)
+    first = Hand(station, names, 1)
+    first.record(Kind.WRITE, FILE, 0, b"whole")
+    first.record(Kind.WRITE, FILE, 5, b"half", more=True)
+    follower = completed(station, names, tmp_path / "follower")
+    assert files_in(follower.path) == {FILE: b"whole"}
+    second = Hand(station, names, 2)
+    second.record(Kind.WRITE, FILE, 5, b"an", more=True)
+    second.record(Kind.WRITE, FILE, 7, b"other")
+    station.ask(follower.complete())
+    fresh = completed(station, names, tmp_path / "fresh")
+    for replica in (follower, fresh):
+        assert files_in(replica.path) == {FILE: b"wholeanother"}
+        assert replica.reports == []
+
+
+def test_a_write_that_is_half_here_is_not_forgotten_by_a_stop(station: Station, tmp_path: Path) -> None:
+    names = new_log(station)
+    hand = Hand(station, names, 1)
+    hand.record(Kind.WRITE, FILE, 0, b"first ", more=True)
+    follower = replica_of(station, names, tmp_path)
+    station.ask(follower.catch_up())
+    follower.leave(follower.applied)
+    hand.record(Kind.WRITE, FILE, 6, b"second")
+    again = completed(station, names, tmp_path)
+    assert files_in(again.path) == {FILE: b"first second"}
+    assert again.reports == []
+
+
+def test_a_file_of_which_only_some_pieces_came_is_none(station: Station, tmp_path: Path) -> None:
+    """And whoever leads next takes them out."""
+    log = TestLog(station, new_log(station), tmp_path / "leader")
+    log.open()
+    log.work(10)
+    log.kill()
+    hand = Hand(station, log.names, 1)
+    hand.record(Kind.PIECE, "snapshot-00000000000000999999", 0, b"piece", more=True)
+    again = log.again(tmp_path / "again")
+    again.open()
+    assert sorted(again.served()) == sorted(log.living)
+    assert not again.engine.damage
+    names = {log.names.name_of(it.subject.decode()) for it in stored_in(station, log.names)}
+    assert "snapshot-00000000000000999999" not in names
+    again.engine.close(again.now_us)
+    assert set(again.replica.records) == {
+        log.names.name_of(it.subject.decode()) for it in stored_in(station, log.names)
+    }
+
+
+def test_a_file_that_is_sent_again_is_the_last_one_sent(station: Station, tmp_path: Path) -> None:
+    names = new_log(station)
+    hand = Hand(station, names, 1)
+    hand.record(Kind.PIECE, SNAPSHOT, 0, b"a longer one", more=True)
+    hand.record(Kind.PIECE, SNAPSHOT, 12, b" that is whole")
+    hand.record(Kind.PIECE, SNAPSHOT, 0, b"short")
+    assert files_in(completed(station, names, tmp_path).path) == {SNAPSHOT: b"short"}
+
+
+def test_truncating(station: Station, tmp_path: Path) -> None:
+    names = new_log(station)
+    hand = Hand(station, names, 1)
+    hand.record(Kind.WRITE, FILE, 0, b"0123456789")
+    hand.record(Kind.TRUNCATE, FILE, 4, b"")
+    replica = completed(station, names, tmp_path)
+    assert files_in(replica.path) == {FILE: b"0123"}
+    hand.record(Kind.WRITE, FILE, 4, b"abc")
+    hand.record(Kind.TRUNCATE, "00000000000000000099.seg", 3, b"")
+    station.ask(replica.complete())
+    assert files_in(replica.path) == {FILE: b"0123abc", "00000000000000000099.seg": b"\0\0\0"}
+    assert len(replica.reports) == 1
+
+
+def test_what_was_written_at_a_place_ends_what_stood_behind_it(station: Station, tmp_path: Path) -> None:
+    """A record that nobody could read when the next broker took over may be readable again later."""
+    names = new_log(station)
+    Hand(station, names, 1).record(Kind.WRITE, FILE, 0, b"a long record that could not be read")
+    Hand(station, names, 2).record(Kind.WRITE, FILE, 0, b"short")
+    assert files_in(completed(station, names, tmp_path).path) == {FILE: b"short"}
+
+
+# --- records that are damaged, or missing ------------------------------------------------------------
+
+
+class Told(NamedTuple):
+    """What a log looks like that was opened on a damaged stream."""
+
+    served: set[bytes]
+    reports: list[str]
+    damage: list[str]
+
+
+class Copies:
+    """A log with something in it, and copies of its stream that differ in one record."""
+
+    def __init__(self, station: Station, folder: Path) -> None:
+        self._station = station
+        self._folder = folder
+        self._copies = 0
+        self.log = TestLog(station, new_log(station), folder / "origin", seed=SEED)
+        self.log.open()
+        self.log.work(30)
+        self.log.work(20, trim=False)
+        self.log.kill()
+        self.stored = stored_in(station, self.log.names)
+        self.records = [read_record(it.payload) for it in self.stored]
+
+    def copy(self, place: int, payload: bytes | None) -> LogNames:
+        """With other bytes at this place; None: with nothing there."""
+        names = new_log(self._station)
+        for at, it in enumerate(self.stored):
+            if at == place and payload is None:
+                seq = self._station.ask(self._station.api.put(names.file("hole"), b""))
+                self._station.ask(self._station.api.delete_message(names.stream, seq))
+                continue
+            subject = names.file(self.records[at].name)
+            content = payload if at == place and payload is not None else it.payload
+            self._station.ask(self._station.api.put(subject, content))
+        return names
+
+    def opened(self, names: LogNames) -> Told:
+        self._copies += 1
+        log = self.log.again(self._folder / f"copy-{self._copies}", names)
+        log.open()
+        served = log.served()
+        assert len(served) == len(set(served)), "stored once, and served twice"
+        # What nobody is served any more is missed by whoever reads it.
+        for queue in log.engine.queues():
+            for piece in log.engine.read(queue, 0, EVERYTHING):
+                assert {name_of(payload) for payload in piece.messages()} <= set(log.sent)
+            list(log.engine.events(queue, 0, EVERYTHING))
+        told = Told(set(served), list(log.replica.reports), [damage.text for damage in log.engine.damage])
+        for damage in log.engine.damage:
+            if damage.queue:
+                assert damage.first <= damage.end
+        log.engine.abandon()
+        self._station.ask(self._station.api.delete_stream(names.stream))
+        return told
+
+    def lost_with(self, place: int) -> set[bytes]:
+        """The messages that stand in a record, and nowhere else."""
+        inside = {payload for payload in self.log.sent if payload in bytes(self.records[place].data)}
+        for at, record in enumerate(self.records):
+            if at != place:
+                inside -= {payload for payload in inside if payload in bytes(record.data)}
+        return inside
+
+    def places(self, true: Callable[[int], bool]) -> list[int]:
+        return [at for at in range(len(self.records)) if true(at)]
+
+    def check(self, place: int, payload: bytes | None) -> Told:
+        told = self.opened(self.copy(place, payload))
+        record = self.records[place]
+        what = f"seed {SEED}, record {place} of {record.name} at {record.position}"
+        lost = self.log.living - told.served
+        # A file of which nothing is left is one that retention took, unless something in it was alive.
+        alone = [it.name for it in self.records].count(record.name) == 1 and payload is None
+        silent = alone and not lost and place < len(self.records) - 1
+        assert told.reports or told.damage or silent, f"{what}: nothing is reported"
+        assert lost <= self.lost_with(place), f"{what}: more is lost than was in it"
+        assert told.served <= set(self.log.sent), f"{what}: something is invented"
+        if not record.name.startswith("snapshot-") and lost:
+            assert any("offsets" in text for text in told.damage) or place == len(self.records) - 1, what
+        return told
+
+
+@pytest.fixture(scope="module")
+def copies(station: Station, tmp_path_factory: pytest.TempPathFactory) -> Copies:
+    return Copies(station, tmp_path_factory.mktemp("copies"))
+
+
+def flipped(payload: bytes, rng: random.Random) -> bytes:
+    damaged = bytearray(payload)
+    damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+    return bytes(damaged)
+
+
+def chosen(copies: Copies) -> list[int]:
+    """The first, the last, the first and last of a segment, of a snapshot, and some others."""
+    records = copies.records
+    rng = random.Random(SEED)
+    starts = copies.places(lambda at: records[at].position == 0 and records[at].kind is Kind.WRITE)
+    ends = [start - 1 for start in starts[1:]]
+    snapshots = copies.places(lambda at: records[at].name.startswith("snapshot-"))
+    compacted = copies.places(lambda at: ".1.seg" in records[at].name)
+    others = rng.sample(range(len(records)), min(16, len(records)))
+    places = {
+        0,
+        len(records) - 1,
+        starts[-1],
+        ends[-1],
+        snapshots[-1],
+        snapshots[0],
+        *compacted[-1:],
+        *others,
+    }
+    return sorted(places)
+
+
+def test_a_copy_of_the_stream_is_the_same_log(copies: Copies) -> None:
+    """What the tests that follow stand on."""
+    names = copies.copy(-1, None)
+    told = copies.opened(names)
+    assert told == (copies.log.living, [], [])
+
+
+def test_a_record_with_a_flipped_bit_is_reported_and_never_served(copies: Copies) -> None:
+    rng = random.Random(SEED)
+    for place in chosen(copies):
+        told = copies.check(place, flipped(copies.stored[place].payload, rng))
+        assert any("it is not used" in text for text in told.reports), f"seed {SEED}, record {place}"
+        assert set(told.reports) <= set(told.damage)
+
+
+def test_a_missing_record_is_reported(copies: Copies) -> None:
+    for place in chosen(copies):
+        copies.check(place, None)
+
+
+def test_a_record_in_the_wrong_place_is_not_used(copies: Copies) -> None:
+    """Whole, and of another file."""
+    files = {record.name for record in copies.records}
+    assert len(files) > 2
+    place = next(at for at, record in enumerate(copies.records) if record.kind is Kind.PIECE)
+    other = next(
+        it.payload for it, r in zip(copies.stored, copies.records, strict=True) if r.kind is Kind.WRITE
+    )
+    told = copies.check(place, other)
+    assert any("stands in" in text for text in told.reports)
+
+
+def test_an_older_snapshot_is_used(copies: Copies) -> None:
+    """And no message is lost."""
+    snapshots = copies.places(lambda at: copies.records[at].name.startswith("snapshot-"))
+    assert len({copies.records[at].name for at in snapshots}) >= 2
+    told = copies.check(snapshots[-1], flipped(copies.stored[snapshots[-1]].payload, random.Random(SEED)))
+    assert told.served == copies.log.living
+
+
+def test_a_lost_end_of_a_write_leaves_its_beginning(station: Station, tmp_path: Path) -> None:
+    """Its writer went on, so it had been whole."""
+    names = new_log(station)
+    hand = Hand(station, names, 1)
+    hand.record(Kind.WRITE, FILE, 0, b"one ", more=True)
+    hand.record(Kind.WRITE, FILE, 4, b"two ")
+    hand.record(Kind.WRITE, FILE, 8, b"three")
+    station.ask(station.api.delete_message(names.stream, 2))
+    replica = completed(station, names, tmp_path)
+    assert files_in(replica.path) == {FILE: b"one \0\0\0\0three"}
+    assert "bytes 4 to 7" in replica.reports[0]
+
+
+# --- the store of a node -----------------------------------------------------------------------------
+
+
+def damage_store(node: Node, names: LogNames, content: bytes) -> None:
+    """One flipped bit in the one place of a stopped node's store that has these bytes."""
+    found = 0
+    for path in node.folder.glob(f"store/jetstream/**/{names.stream}/msgs/*.blk"):
+        data = bytearray(path.read_bytes())
+        at = data.find(content)
+        if at >= 0:
+            found += 1
+            data[at + len(content) // 2] ^= 4
+            path.write_bytes(data)
+    assert found == 1, f"node {node.name} has it {found} times"
+
+
+CONTENTS = {b"%04d" % n: (b"%04d" % n) * 100 for n in range(20)}
+
+
+def write_contents(station: Station, names: LogNames) -> None:
+    """Four files of five records each."""
+    appender = Appender(station, names, secrets.randbits(60), 0)
+    for at, content in enumerate(CONTENTS.values()):
+        appender.write(f"{at // 5:020d}.seg", [(at % 5 * 400, content)])
+
+
+@pytest.mark.parametrize("place", [0, 7, 9, 19], ids=["first", "middle", "last of a file", "very last"])
+def test_a_node_that_has_lost_a_record_is_found_out(start: Start, tmp_path: Path, place: int) -> None:
+    """It skips what it cannot read and says nothing; it only counts it."""
+    cluster = start(1)
+    (node,) = cluster.nodes
+    with station_at(node.url) as station:
+        names = new_log(station)
+        write_contents(station, names)
+    node.stop()
+    damage_store(node, names, CONTENTS[b"%04d" % place])
+    node.start()
+    cluster.wait_ready()
+    with station_at(node.url) as station:
+        replica = completed(station, names, tmp_path / "copy")
+        assert len(stored_in(station, names)) == 19
+        assert any(f"{place // 5:020d}.seg: 1 of 5 records are missing" in text for text in replica.reports)
+        files = files_in(replica.path)
+        whole = b"".join(CONTENTS.values())
+        assert b"".join(files.values()).replace(b"\0", b"") == whole.replace(CONTENTS[b"%04d" % place], b"")
+        # It is told once, and found again by whoever comes next.
+        station.ask(replica.complete())
+        assert len(replica.reports) == len(set(replica.reports)) <= 2
+        assert completed(station, names, tmp_path / "other").reports == replica.reports
+
+
+def test_one_bad_node_of_three_costs_nothing(start: Start, tmp_path: Path) -> None:
+    """Not even when it leads the stream, and others believe what it says."""
+    cluster = start(3)
+    with station_at(*cluster.urls) as station:
+        names = new_log(station, 3)
+        write_contents(station, names)
+        leader = cluster.stream_leader(names.stream)
+    bad = next(node for node in cluster.nodes if node is not leader)
+    bad.stop()
+    for place in (0, 7, 9, 19):
+        damage_store(bad, names, CONTENTS[b"%04d" % place])
+    bad.start()
+    cluster.wait_ready()
+    with station_at(*cluster.urls) as station:
+
+        def leads() -> bool:
+            if cluster.stream_leader(names.stream) is bad:
+                return True
+            question = {"placement": {"preferred": bad.name}}
+            with suppress(JetStreamError):  # it does so already
+                station.ask(station.api.call(f"STREAM.LEADER.STEPDOWN.{names.stream}", question))
+            return False
+
+        wait_for("the bad node leads", leads)
+        assert station.ask(station.api.message(names.stream, 8)) is None
+        began = time.monotonic()
+        for attempt in range(5):
+            replica = completed(station, names, tmp_path / f"copy-{attempt}")
+            assert replica.reports == []
+            assert b"".join(files_in(replica.path).values()) == b"".join(CONTENTS.values())
+        assert time.monotonic() - began < 10
+        # It can be written to, and what is written is read.
+        appender = Appender(station, names, 5, last_seq(station, names))
+        appender.write("00000000000000000009.seg", [(0, b"new")])
+        station.ask(replica.complete())
+        assert files_in(replica.path)["00000000000000000009.seg"] == b"new"
