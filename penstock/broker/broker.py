@@ -1,7 +1,7 @@
 """The broker: words from ports, messages to ports, an engine below.
 
-A turn of the server's loop is: received chunks become words (`handle`), then `turn` gives what
-came to the engine in one go and hands out what consumers have room for. Nothing here waits, reads
+A turn of the server's loop is: received chunks become words (`handle`), then `turn` hands out what
+consumers have room for and has the engine put out what came, in one go. Nothing here waits, reads
 a clock or touches a socket; `wants_turn` asks the server for the next turn.
 
 Rules that always hold:
@@ -84,6 +84,7 @@ class Guest:
         "blocked",
         "closing",
         "doors",
+        "ghosts",
         "holds",
         "number",
         "port",
@@ -96,6 +97,9 @@ class Guest:
         self.number = number
         self.doors: dict[tuple[str, bool], Door] = {}  # it consumes there
         self.holds: dict[tuple[str, bool], int] = {}  # by door: messages that it has not settled
+        self.ghosts: dict[
+            tuple[str, bool], RangeMap[None]
+        ] = {}  # of these, what it claimed and is not its own
         self.asked: dict[int, Asked] = {}  # requests whose answers it waits for
         self.asked_numbers = counter()
         self.receipts = 0  # batches that are on their way to the disk, and it waits to hear so
@@ -145,6 +149,9 @@ class Broker:
         self._held_back: dict[Guest, None] = {}
         self._consumers_changed: dict[str, None] = {}  # queues that somebody has begun or ceased to consume
         self._draining = False
+        self._awaits_claims = False
+        self._suspended = False
+        self._early: dict[tuple[Guest, str, bool], words.Consume] = {}  # demands that came meanwhile
         self._speaking: Guest | None = None  # whose commands are being handled
 
     # --- ports -----------------------------------------------------------------------------------
@@ -153,17 +160,24 @@ class Broker:
         guest = Guest(port, next(self._numbers))
         self._guests[port] = self._by_number[guest.number] = guest
 
-    def detach(self, port: Port, now_us: int) -> None:
-        """The connection is gone, whatever the reason."""
+    def detach(self, port: Port, now_us: int, *, lost: bool = True) -> None:
+        """The connection is gone, whatever the reason.
+
+        Where it is not `lost`, only on its way to another port: what it holds goes back to its place, and
+        no delivery is counted.
+        """
         guest = self._guests.pop(port, None)
         if guest is None:
             return
         del self._by_number[guest.number]
         self._held_back.pop(guest, None)
+        for key in [key for key in self._early if key[0] is guest]:
+            del self._early[key]
         for door in list(guest.doors.values()):
             self._leave(guest, door)
         for queue in {queue for queue, _ in guest.holds}:
-            fates = self._engine.give_back(queue, port.name, now_us, where=port.lost_to)
+            where = port.lost_to if lost else words.Where.PLACE
+            fates = self._engine.give_back(queue, port.name, now_us, where=where, lost=lost)
             self._ended_without_answer(queue, fates)
             orphans = self._desks[queue].orphans
             for first, end, name in list(orphans):
@@ -205,6 +219,68 @@ class Broker:
         for door in guest.doors.values():
             door.consumers.mark_idle(port, idle)
             self._stirred[door] = None
+        self._wants_turn()
+
+    # --- after another broker ----------------------------------------------------------------------
+
+    def wait_for_claims(self, waiting: bool) -> None:
+        """Whether to hand out nothing, because messages may be with those who held them at the broker before
+        this one. Demands that come meanwhile count from its end on, in their order."""
+        self._awaits_claims = waiting
+        if not waiting:
+            early, self._early = self._early, {}
+            for (guest, _, _), command in early.items():
+                self._join(guest, command)
+            self._wants_turn()
+
+    @property
+    def is_suspended(self) -> bool:
+        return self._suspended
+
+    def suspend(self, suspended: bool) -> None:
+        """Whether to hand out nothing, because another broker may be about to do so."""
+        self._suspended = suspended
+        if not suspended:
+            self._wants_turn()
+
+    def claim(self, port: Port, queue: str, dead: bool, origin: bytes, ranges: Ranges, now_us: int) -> Ranges:
+        """What a port still holds from before: it is its own again as far as it can be had; that is answered.
+
+        What it does not get, it has all the same: that takes room in its window until it lets go of it.
+        """
+        guest = self._guests[port]
+        try:
+            self.check_name(queue)
+        except (EngineRefused, QueueNameError) as error:
+            port.log(f"refused: {error}", 1)
+            return []
+        granted = self._engine.resume(queue, port.name, ranges, now_us, origin=origin, dead=dead)
+        ghosts = guest.ghosts.setdefault((queue, dead), RangeMap())
+        claimed = -ghosts.total
+        for first, end in ranges:
+            ghosts.cut(first, end)
+            ghosts.add(first, end, None)
+        claimed += ghosts.total
+        for first, end in granted:
+            ghosts.cut(first, end)
+        if claimed:
+            guest.holds[queue, dead] = guest.holds.get((queue, dead), 0) + claimed
+            if (queue, dead) in guest.doors:
+                guest.doors[queue, dead].consumers.took(port, claimed)
+        return granted
+
+    def rejoin(self, port: Port, command: words.Consume, now_us: int) -> None:
+        """A demand that was in force before: it is again, ahead of those that were not."""
+        self._join(self._guests[port], command)
+        self._wants_turn()
+
+    def take_back(self, port: Port, queue: str, dead: bool, ranges: Ranges, now_us: int) -> None:
+        """What was handed out did not reach the peer, which does not want it any more: no delivery is counted."""
+        guest = self._guests[port]
+        fates = self._engine.give_back(queue, port.name, now_us, ranges=ranges, lost=False)
+        self._freed(guest, queue, dead, fates, ranges)
+        self._ended_without_answer(queue, fates)
+        self._stir(queue)
         self._wants_turn()
 
     # --- for the operator --------------------------------------------------------------------------
@@ -372,6 +448,12 @@ class Broker:
     # --- demand ----------------------------------------------------------------------------------
 
     def _consume(self, guest: Guest, command: words.Consume, now_us: int) -> None:
+        if self._awaits_claims:
+            self._early[guest, command.queue, command.dead] = command
+        else:
+            self._join(guest, command)
+
+    def _join(self, guest: Guest, command: words.Consume) -> None:
         port = guest.port
         try:
             self.check_name(command.queue)
@@ -404,6 +486,7 @@ class Broker:
         return command.dead and not self._policies.for_queue(command.queue).dead_letters
 
     def _cancel(self, guest: Guest, command: words.Cancel, now_us: int) -> None:
+        self._early.pop((guest, command.queue, command.dead), None)
         door = guest.doors.get((command.queue, command.dead))
         if door is not None:
             self._leave(guest, door)
@@ -451,6 +534,9 @@ class Broker:
             return 0
         if desk.orphans and not dead:
             settled += self._orphans_done(desk, guest.port.name, ranges)
+        ghosts = guest.ghosts.get((queue, dead)) if guest.ghosts else None
+        if ghosts:
+            settled += sum(end - first for pair in ranges for first, end, _ in ghosts.cut(*pair))
         if settled:
             left = guest.holds.get((queue, dead), 0) - settled
             if left > 0:
@@ -601,7 +687,25 @@ class Broker:
     @property
     def is_drained(self) -> bool:
         """Nobody holds anything any more, or waits for a receipt."""
-        return not any(guest.holds or guest.receipts or guest.waiting for guest in self._guests.values())
+        return self.has_nothing_of(self._guests)
+
+    def has_nothing_of(self, ports: Iterable[Port]) -> bool:
+        """None of these holds anything, or waits for a receipt."""
+        guests = (self._guests.get(port) for port in ports)
+        return not any(
+            guest is not None and (guest.holds or guest.receipts or guest.waiting) for guest in guests
+        )
+
+    def send_away(self, ports: Iterable[Port]) -> None:
+        """No new work for these; each is let go as soon as nothing of its own is pending. Others go on."""
+        for port in ports:
+            guest = self._guests[port]
+            guest.closing = True
+            for door in list(guest.doors.values()):
+                self._leave(guest, door)
+                port.decline(door.queue, door.dead)
+            self._maybe_finish(guest)
+        self._wants_turn()
 
     def end_requests(self, now_us: int) -> None:
         """The broker stops: whoever still waits for an answer is told that there will be none."""
@@ -619,16 +723,19 @@ class Broker:
     # --- out -------------------------------------------------------------------------------------
 
     def turn(self, now_us: int) -> None:
-        """The end of a turn of the loop: to the disk with what came, to the consumers with what is there."""
-        self._engine.flush(now_us)
+        """The end of a turn of the loop: to the consumers with what is there, to the disk with what came.
+
+        Consumers first: no delivery waits for the disk, and so none should wait until the disk has its work.
+        """
         if self._draining:
             self._stirred.clear()
-            return
-        stirred, self._stirred = self._stirred, {}
-        for door in stirred:
-            self._hand_out(door, now_us)
-        if self._stirred:
-            self._wants_turn()
+        elif not self._awaits_claims and not self._suspended:
+            stirred, self._stirred = self._stirred, {}
+            for door in stirred:
+                self._hand_out(door, now_us)
+            if self._stirred:
+                self._wants_turn()
+        self._engine.flush(now_us)
 
     def _stir(self, queue: str) -> None:
         desk = self._desks.get(queue)
@@ -676,7 +783,8 @@ class Broker:
 
     def tick(self, now_us: int) -> None:
         """Several times a second: expiry, time-outs, and those for whom there was no room."""
-        for queue, fate in self._engine.expire(now_us):
+        # What somebody holds does not expire, and who holds what is not known yet.
+        for queue, fate in self._engine.expire(now_us) if not self._awaits_claims else ():
             self._ended_without_answer(queue, [fate])
             if fate.event is Event.DEAD:
                 self._stir(queue)

@@ -248,4 +248,6 @@ class Operator:
             return engine.failed
         if self._broker.is_draining:
             return "the broker is stopping"
+        if self._broker.is_suspended:
+            return "the cluster does not answer: nothing is stored or handed out until it does"
         return "no room on the disk: new messages wait" if engine.full else ""

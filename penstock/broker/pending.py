@@ -342,6 +342,18 @@ class Pending:
             self._died(run[2].reason, run[0] - run[1])
         return run
 
+    def resume(self, first: int, end: int, hold: Hold) -> None:
+        """Out of its room into the hands that it was in before: nobody has taken anything."""
+        if hold.dead:
+            self.lift_dead(first, end)
+        elif hold.place is not None:
+            self.waiting.places.cut(first, end)
+        else:
+            self.ready.cut(first, end)
+        self.hold(first, end, hold)
+        self.taken -= end - first
+        self._released -= end - first
+
     def hold(self, first: int, end: int, hold: Hold) -> None:
         self.taken += end - first
         if hold.dead and hold.place is not None:

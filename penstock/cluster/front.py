@@ -294,6 +294,8 @@ class Front(Server):
             self._pipe = HttpPipe(self._second.second_door(), self._leader_link)
         if claim.leader and claim.leader != self._member:
             self._away.connect(relay_of(claim), claim.secret, claim.term)
+            if self._pipe is not None:
+                self._pipe.leader_changed()
         else:
             self._away.lost("nobody leads the cluster")
 
@@ -356,6 +358,7 @@ class Front(Server):
             self._host.close()
             self._host = None
         self.home = self._away = self._make_away()
+        self._throttled.clear()
         for connection in list(self._connections):
             connection.move(self._away)
             connection.drop()

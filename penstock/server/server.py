@@ -30,7 +30,7 @@ from penstock.server.address import TcpAddress, UnixAddress, remove_stale_socket
 from penstock.server.connection import CONNECTIONS, Connection
 from penstock.server.control import Control
 from penstock.server.journal import Journal, log
-from penstock.server.malloc import keep_freed_memory
+from penstock.server.malloc import give_memory_back, keep_freed_memory
 from penstock.server.second import SecondProcess
 from penstock.server.settings import Limits, Listener, Settings, SettingsError
 from penstock.server.settings_read import reloadable_difference
@@ -46,6 +46,9 @@ read wakes it in vain, so that longer costs more: 0.5 ms took 10 % more time a m
 GARBAGE_THRESHOLDS = (700, 10, 100)
 """Moving messages makes no cycles: to look through all old objects finds next to nothing, while no message
 moves, for up to 130 ms where the cache is full of small blocks. It is done ten times less than usual."""
+
+BURST_BYTES = 1 << 20
+"""So much of the log must have been written since memory was last given back."""
 
 GRACE_SECONDS = 0.1
 """How long a stop goes on reading what was on its way: most sends are never answered."""
@@ -72,6 +75,7 @@ class Server:
         self._turn_wanted = False
         self._arrival_us = 0  # of what was received since the last turn; 0: nothing was
         self._ticks = 0
+        self._position_seen = self._position_tidied = 0  # of the log
         self._stopping = False
         self._dismissed = False
         self._exit = EXIT_OK
@@ -312,7 +316,7 @@ class Server:
         if engine.failed is not None:
             self.fail(engine.failed)
             return
-        if self._throttled and engine.bytes_in_flight < self.limits.in_flight_bytes // 2:
+        if self._throttled and engine.bytes_in_flight <= self.limits.in_flight_bytes:
             throttled, self._throttled = self._throttled, set()
             for connection in throttled:
                 connection.hold_for_server(False)
@@ -333,8 +337,17 @@ class Server:
             self.fail(error)
             return
         if self._ticks % SLOW_TICKS == 0:
+            self._tidy()
             for connection in list(self._connections):
                 connection.tick(now_us)
+
+    def _tidy(self) -> None:
+        """Once a second: when a burst is over, what it took of memory goes back."""
+        position = self._engine.position if self._engine is not None else 0
+        if position == self._position_seen and position - self._position_tidied >= BURST_BYTES:
+            self._position_tidied = position
+            give_memory_back()
+        self._position_seen = position
 
     # --- connections -----------------------------------------------------------------------------
 

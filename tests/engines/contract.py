@@ -20,6 +20,7 @@ from tests.engines.contract_log import Describing, Events, ReadersAndPolicies, R
 from tests.engines.contract_looking import Changes, Counting, States, TheEngine
 from tests.engines.contract_repairs import Repairing
 from tests.engines.contract_restart import Restarts
+from tests.engines.contract_resuming import Durable, Resuming
 from tests.engines.contract_rig import Harness, Rig
 from tests.engines.contract_time import Expiry, ExpiryWhileHeld, NewTtl
 
@@ -51,6 +52,8 @@ class EngineContract(
     Changes,
     TheEngine,
     Restarts,
+    Resuming,
+    Durable,
 ):
     """All parts. A subclass brings the fixture `harness`."""
 

@@ -11,8 +11,9 @@ from penstock.engines.log.keys import SERIES_MAX, TRANSACTIONS_MAX, Keys, kind_o
 class Memory:
     """What is remembered, in the order of the commits."""
 
-    def __init__(self) -> None:
-        self.keys = Keys()
+    def __init__(self, kind: str = "") -> None:
+        self.kind = kind
+        self.keys = Keys(kind)
         self.known: dict[str, None] = {}
 
     def add(self, key: str) -> None:
@@ -22,7 +23,7 @@ class Memory:
 
     def again(self) -> "Memory":
         """After a restart."""
-        memory = Memory()
+        memory = Memory(self.kind)
         for key in self.known:
             memory.add(key)
         return memory
@@ -76,3 +77,19 @@ def test_a_restart_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             again = memory.again()
             assert list(again.known) == list(memory.known)
             memory = again
+
+
+def test_what_front_ends_relay_is_remembered_for_a_short_time_and_the_last_of_each_for_long() -> None:
+    memory = Memory("relay/")
+    most = keys.TRANSACTIONS_MAX_OF["relay/"]
+    for number in range(5):
+        memory.add(f"relay/quiet/life.0/{number}")
+    for number in range(3 * most):
+        memory.add(f"relay/busy/life.0/{number}")
+    assert len(memory.known) == most + 1
+    assert memory.keys.newest("relay/quiet/life.0/") == "relay/quiet/life.0/4"
+    assert memory.keys.newest("relay/busy/life.0/") == f"relay/busy/life.0/{3 * most - 1}"
+    assert memory.keys.newest("relay/nobody/life.0/") is None
+    again = memory.again()
+    assert list(again.known) == list(memory.known)
+    assert again.keys.newest("relay/quiet/life.0/") == "relay/quiet/life.0/4"

@@ -10,6 +10,8 @@ Rules that always hold:
   * A receipt is given after the sync that covers it, never before. (`interval` asks for the write
     only, `none` for nothing: a queue's owner chose that.)
   * A transaction's blocks stand together in one segment and in one group.
+  * The loop is told of a group's end when somebody waits for it, or for what has gathered since. Of any
+    other it hears in its next turn: to wake it costs more than the group did.
   * No room: the group stays, nothing that was accepted is dropped, and it is written again, to
     the same place, when there is room. Any other error is final.
 """
@@ -43,18 +45,23 @@ class Block:
 class Group:
     """What goes out in one write and one sync."""
 
-    __slots__ = ("after_sync", "after_write", "blocks", "sync", "synced", "was_stalled")
+    __slots__ = ("after_sync", "after_write", "blocks", "shown", "sync", "synced", "was_stalled")
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
         self.sync = False
         self.synced = 0  # everything before this was safe when it went out
         self.was_stalled = False  # there was no room for it at first
+        self.shown: list[Callable[[], None]] = []  # what the sync changes, and nobody waits for
         self.after_write: list[Callable[[EngineFailed | None], None]] = []
         self.after_sync: list[Callable[[EngineFailed | None], None]] = []
 
     def __bool__(self) -> bool:
-        return bool(self.blocks or self.sync or self.after_write or self.after_sync)
+        return bool(self.blocks or self.sync or self.is_awaited)
+
+    @property
+    def is_awaited(self) -> bool:
+        return bool(self.after_write or self.after_sync)
 
 
 class Committer:
@@ -83,6 +90,7 @@ class Committer:
         self._stalled: Group | None = None  # waiting for room
         self._files: dict[int, File] = {}  # by base; the writer thread's own: written since the last sync
         self._waiting_for_sync: list[Callable[[EngineFailed | None], None]] = []
+        self._waiting_to_be_shown: list[Callable[[], None]] = []
         self._spare = ""  # the file that lies ready to be the next segment
         self._spares_made = 0
         self._spare_wanted = False
@@ -171,6 +179,10 @@ class Committer:
         """Call when everything added so far is synced."""
         self._gathering.after_sync.append(call)
 
+    def show_when_synced(self, show: Callable[[], None]) -> None:
+        """The same for somebody who is in no hurry, and needs not hear of a failure. It comes first."""
+        self._gathering.shown.append(show)
+
     def want_sync(self) -> None:
         """Sync what has been written, also where no queue asks for it at once."""
         self._gathering.sync = True
@@ -179,10 +191,13 @@ class Committer:
 
     def push(self) -> None:
         """Hand the gathered group to the writer, unless one is on its way."""
-        if self._in_flight is not None or self._stalled is not None or self.failed is not None:
+        if self._stalled is not None or self.failed is not None:
             return
         group = self._gathering
         if not group:
+            return
+        if self._in_flight is not None:
+            self._writer.hurry()
             return
         self._gathering = Group()
         self._submit(group)
@@ -190,7 +205,11 @@ class Committer:
     def _submit(self, group: Group) -> None:
         self._in_flight = group
         group.synced = self.synced
-        self._writer.submit(lambda: self._write(group), lambda took, error: self._ended(group, took, error))
+        self._writer.submit(
+            lambda: self._write(group),
+            lambda took, error: self._ended(group, took, error),
+            quiet=not (group.is_awaited or self._waiting_for_sync),
+        )
 
     def _write(self, group: Group) -> list[float]:
         """On the writer's thread: everything to the files, then the sync; how many seconds each took."""
@@ -267,6 +286,14 @@ class Committer:
             self.synced = self._segments.written
             self._publish(self.synced)
         self.push()
+        shown = group.shown
+        if not group.sync:
+            self._waiting_to_be_shown += shown
+        else:
+            if self._waiting_to_be_shown:
+                shown, self._waiting_to_be_shown = self._waiting_to_be_shown + shown, []
+            for show in shown:
+                show()
         for call in group.after_write:
             call(None)
         if group.sync:
@@ -355,6 +382,10 @@ class Committer:
         segment.limit //= 2
         self.tick()
         return True
+
+    def hurry(self) -> None:
+        """Somebody waits for room: have the end of the group that is with the writer told at once."""
+        self._writer.hurry()
 
     @property
     def writing(self) -> bool:

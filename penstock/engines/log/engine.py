@@ -2,8 +2,8 @@
 
 One thread, the loop's, owns all state and calls everything here. Writing, syncing, snapshots and
 compacting run on two workers; their ends come back through `poll`. A turn of the loop looks like
-this: any number of appends and settlements, then `flush`, which makes one block of what came for
-each queue and hands the group to the writer; then takes, which need not wait for the sync.
+this: any number of appends and settlements, then takes, which need not wait for the sync, then `flush`,
+which makes one block of what came for each queue and hands the group to the writer.
 
 How it fails: `DiskFull` refuses new messages and nothing else. `EngineFailed` is for good: every
 call says so, receipts that are open get it instead of a receipt. A block that cannot be read is
@@ -255,6 +255,11 @@ class LogEngine:
         return self._state.opening
 
     @property
+    def position(self) -> int:
+        """Where the next block goes."""
+        return self._committer.position
+
+    @property
     def bytes_in_flight(self) -> int:
         """Bytes that were accepted and are not yet in the files."""
         return self._committer.bytes_in_flight + self._state.gathered_bytes
@@ -263,6 +268,10 @@ class LogEngine:
         """Run what the workers' ends have to say. Call it when they `wake` the loop."""
         self._writer.poll()
         self._keeper.poll()
+
+    def hurry(self) -> None:
+        """`wake` the loop when the bytes that are on their way are in the files: somebody waits for room."""
+        self._committer.hurry()
 
     def wait(self) -> None:
         """Block until all that was flushed is safe, settlements included. For tools and tests."""
@@ -333,6 +342,11 @@ class LogEngine:
         """
         return self._transactions.stored(key)
 
+    def transaction_newest(self, series: str) -> str | None:
+        """The key that was committed last of those that are `series`, which ends with a slash, and one more
+        part; None where none is known (any more)."""
+        return self._state.newest_key(series)
+
     def transaction_steps(self, key: str) -> int:
         """How many steps of a transaction are stored that has not had its last one; 0 of any other."""
         return self._state.steps_of(key)
@@ -341,6 +355,7 @@ class LogEngine:
 
     def flush(self, now_us: int) -> None:
         """The end of a turn: everything that came in it goes out as one group."""
+        self._writer.poll()  # a group may have ended without a word
         self._seal_all(now_us)
         if not self._dirty:
             self._snapshotter.consider()
@@ -457,6 +472,26 @@ class LogEngine:
         if fates:
             self._dirty[found.number] = self._changed[found.number] = found
         return fates
+
+    def resume(
+        self, queue: str, consumer: str, ranges: Ranges, now_us: int, *, origin: bytes, dead: bool = False
+    ) -> Ranges:
+        """What a consumer had before and has not let go of: it holds it again, as far as nobody else does.
+
+        No delivery: nothing is counted or recorded. What it gets is told; the rest is gone, dead, in
+        other hands, or has other ids.
+        """
+        self._check()
+        found = self._state.queues.get(queue)
+        if found is None:
+            return []
+        if found.parts:
+            self._sealer.messages(found)
+        with self._reading():
+            resumed = found.resume(consumer, ranges, origin, dead, now_us)
+        if resumed:
+            self._changed[found.number] = found
+        return resumed
 
     def withdraw(self, queue: str, ranges: Ranges, reason: Reason, now_us: int) -> list[Fate]:
         """Living messages that nobody shall get any more, held ones included."""
@@ -669,6 +704,11 @@ class LogEngine:
         self._committer.when_synced(call)
         self._committer.want_sync()
         self._committer.push()
+
+    def durable_end(self, queue: str) -> int:
+        """Messages below this offset survive whatever happens; 0 where there is no such queue."""
+        found = self._state.queues.get(queue)
+        return found.synced_offset if found is not None else 0
 
     # --- now and then ----------------------------------------------------------------------------
 

@@ -6,8 +6,8 @@ is a new key, and its messages would be stored again. Memory is bounded, so that
     kind      what stands before the first slash of a key. Kinds do not push out each other's keys
     series    what stands before the last slash. A stream of batches is one: `spark/QUERY/7`, `spark/QUERY/8`
 
-Of each kind the newest `TRANSACTIONS_MAX` keys are remembered, whatever they are. That is enough for a
-repetition that comes soon after its first try. One that comes late is the last batch of a stream whose writer
+Of each kind the newest `TRANSACTIONS_MAX` keys are remembered, whatever they are (of some kinds fewer, see
+`TRANSACTIONS_MAX_OF`). That is enough for a repetition that comes soon after its first try. One that comes late is the last batch of a stream whose writer
 was down for days, while others went on: so beyond those, the newest key of each of `SERIES_MAX` series is
 remembered, of those that were used last.
 
@@ -20,12 +20,15 @@ from typing import Final
 
 TRANSACTIONS_MAX: Final = 10_000
 SERIES_MAX: Final = 10_000
+TRANSACTIONS_MAX_OF: Final = {"relay/": 256}
+"""Front-ends number what they relay, and store it in that order: the newest key of a series tells of all others."""
 
 
 class Keys:
     """The keys of one kind."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = "") -> None:
+        self._line_max = TRANSACTIONS_MAX_OF.get(kind, TRANSACTIONS_MAX)
         self._line: deque[str] = deque()
         self._newest: dict[str, str] = {}  # of each series
         self._alone: dict[str, None] = {}  # newest of their series that are not in the line any more
@@ -39,7 +42,7 @@ class Keys:
             forgotten.append(former)
         self._newest[_series(key)] = key
         self._line.append(key)
-        if len(self._line) > TRANSACTIONS_MAX:
+        if len(self._line) > self._line_max:
             oldest = self._line.popleft()
             if self._newest[_series(oldest)] == oldest:
                 self._alone[oldest] = None
@@ -50,6 +53,10 @@ class Keys:
             del self._alone[longest], self._newest[_series(longest)]
             forgotten.append(longest)
         return forgotten
+
+    def newest(self, series: str) -> str | None:
+        """The key that was added last of a series, which ends with its slash."""
+        return self._newest.get(series)
 
 
 def kind_of(key: str) -> str:

@@ -215,6 +215,35 @@ class LogQueue:
             hold = self._last_hold = Hold(consumer, now_us, origin, place, dead)
         self.pending.hold(first, end, hold)
 
+    def resume(
+        self, consumer: str, ranges: Sequence[tuple[int, int]], origin: bytes, dead: bool, now_us: int
+    ) -> list[tuple[int, int]]:
+        """Messages with that origin that nobody holds are this consumer's again; which of them it were."""
+        pending = self.pending
+        resumed: list[tuple[int, int]] = []
+        for first, end in ranges:
+            runs: list[tuple[int, int, Place | None]] = []
+            if dead:
+                runs += pending.dead.places.find(first, end)
+            else:
+                runs += pending.ready.find(first, end)
+                runs += pending.waiting.places.find(first, end)
+            for run_first, run_end, place in sorted(runs, key=lambda run: run[0]):
+                at = run_first
+                while at < run_end:
+                    block = self._lookup_again(at)
+                    if block is None:
+                        break  # Its next reader meets the damage.
+                    stop = min(run_end, block.header.offset_end)
+                    if self.origin(block.header.opening) == origin:
+                        pending.resume(at, stop, Hold(consumer, now_us, origin, place, dead))
+                        if resumed and resumed[-1][1] == at:
+                            resumed[-1] = (resumed[-1][0], stop)
+                        else:
+                            resumed.append((at, stop))
+                    at = stop
+        return resumed
+
     def _slice(self, block: Messages, lo: int, hi: int) -> Slice:
         header = block.header
         result = Slice(

@@ -1,6 +1,5 @@
 """Sealer: what has gathered for a queue in one turn becomes a block and goes to the committer."""
 
-from penstock.engines.interface import EngineFailed
 from penstock.engines.log.block import (
     FLAG_EXPIRES,
     FLAG_REPAIRED,
@@ -200,9 +199,8 @@ class Sealer:
         offset_end = header.offset_end if header.kind == KIND_MESSAGES else 0
         event_end = header.first_event + header.event_count
 
-        def synced(error: EngineFailed | None) -> None:
-            if error is None:
-                queue.synced_offset = max(queue.synced_offset, offset_end)
-                queue.synced_event = event_end
+        def show() -> None:
+            queue.synced_offset = max(queue.synced_offset, offset_end)
+            queue.synced_event = event_end
 
-        self._committer.when_synced(synced)
+        self._committer.show_when_synced(show)
