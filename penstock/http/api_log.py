@@ -19,6 +19,7 @@ file object as its sink was about a fifth slower, read in turns with this.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -175,11 +176,20 @@ def walk(reader: LogReader, wanted: Wanted, asking: Asking) -> Iterator[Range | 
     served = range_of(wanted, known)
     schema = pruned(whole_schema, wanted.columns)
     batches: Iterator[pa.RecordBatch] = iter(())
-    try:
+    with losses_told(reader, wanted, known):
         if served.start < served.end:
             batches = batches_of(reader, wanted, served, asking)
         # With the first batch at hand, all that can be known before is known.
         first = list(islice(batches, 1))
+    yield served
+    yield from chunks_of(schema, chain(first, batches))
+
+
+@contextmanager
+def losses_told(reader: LogReader, wanted: Wanted, known: ReaderQueue) -> Iterator[None]:
+    """What a reader cannot find, in the API's words."""
+    try:
+        yield
     except OffsetsMissing as error:
         # Either retention has gone on since the range was settled, or it has nothing to do with it.
         kept = _kept(wanted, reader.queue(wanted.queue) or known)
@@ -188,8 +198,6 @@ def walk(reader: LogReader, wanted: Wanted, asking: Asking) -> Iterator[Range | 
         raise Problem("internal", str(error)) from error
     except LogDamaged as error:
         raise Problem("internal", str(error)) from error
-    yield served
-    yield from chunks_of(schema, chain(first, batches))
 
 
 def _kept(wanted: Wanted, known: ReaderQueue) -> Range:

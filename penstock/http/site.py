@@ -19,6 +19,7 @@ class Site:
         self.hello = hello
         self.guard = Guard(hello["tokens"])
         self.data: str = hello["data"]
+        self.cluster: str | None = hello["cluster"]  # the name of the log that front-ends share; None: nobody
         self.body_bytes_max: int = hello["body_bytes_max"]
         self.payload_bytes_max: int = hello["payload_bytes_max"]
         self.readers = ReaderPool(self.data)

@@ -157,9 +157,9 @@ class OptionKind(Kind):
 
     option: Option
 
-    @property
-    def secret(self) -> bool:  # type: ignore[override]  # of the base it is a constant
-        return self.option.name == "token"
+    def hides(self, value: object) -> bool:
+        # In the URL of a server, what stands before the @ may be a password.
+        return self.option.name == "token" or (self.option.name == "engine" and "@" in str(value))
 
     def check(self, value: object) -> object:
         why_not = (self.option.refused or {}).get(STREAM)

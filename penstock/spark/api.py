@@ -86,8 +86,11 @@ class Patience:
         seconds: float,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        *,
+        advice: str = "Is the broker running, and is the option url right?",
     ) -> None:
         self._seconds = seconds
+        self._advice = advice
         self._clock = clock
         self._sleep = sleep
         self._failing_since: float | None = None
@@ -111,9 +114,7 @@ class Patience:
         if left <= 0 and isinstance(error, Refused):
             raise error
         if left <= 0:
-            raise Unreachable(
-                f"{error}; tried for {self._seconds:g} s. Is the broker running, and is the option url right?"
-            ) from None
+            raise Unreachable(f"{error}; tried for {self._seconds:g} s. {self._advice}") from None
         self._sleep(min(self._pause, left))
         self._pause = min(2 * self._pause, PAUSE_SECONDS_MAX)
 

@@ -100,6 +100,19 @@ def _pattern(text: str) -> str:
     return _text(text)
 
 
+def _engine(text: str) -> str:
+    if text.strip().lower() == "log":
+        raise WrongOption("'log' is the broker's own; leave the option out to read from the broker")
+    # Whoever has no cluster loads nothing of it.
+    from penstock.engines.jetstream.servers import ServerListError, parse_servers
+
+    try:
+        parse_servers(text)
+    except ServerListError as error:
+        raise WrongOption(str(error)) from None
+    return text
+
+
 def _view(text: str) -> str:
     if text.lower() not in VIEWS:
         raise WrongOption(f"there is no view {text!r}; use one of {', '.join(VIEWS)}")
@@ -218,6 +231,11 @@ READING: Final = (
         refused={BATCH: "only a stream lives on to hold retention; PUT /v1/readers/NAME does it by hand"},
     ),
     Option("retrySeconds", _seconds, RETRY_SECONDS_DEFAULT),
+    Option("engine", _engine),
+    Option("credentials", _text),
+    Option("tlsCa", _text),
+    Option("tlsCertificate", _text),
+    Option("tlsKey", _text),
 )
 WRITING: Final = (
     Option("url", _url, URL_DEFAULT),
@@ -237,6 +255,9 @@ WRITING: Final = (
     Option("dead", _dead),
     Option("retrySeconds", _seconds, RETRY_SECONDS_DEFAULT),
 )
+
+_FOR_NATS: Final = ("credentials", "tlsCa", "tlsCertificate", "tlsKey")
+"""Options that say how to connect to the servers of `engine`."""
 
 _SPARK_S_OWN: Final = frozenset({"checkpointlocation", "queryname"})
 """Options of a stream's writer that Spark hands on to the sink, though they are meant for itself."""
@@ -261,6 +282,16 @@ class ReadOptions:
     fail_on_data_loss: bool
     reader: str | None
     retry_seconds: float
+    engine: str | None = field(repr=False)  # NATS servers to read messages from; None: the broker sends them
+    credentials: str | None  # files on the executors
+    tls_ca: str | None
+    tls_certificate: str | None
+    tls_key: str | None
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether messages come from NATS, and not through the broker."""
+        return self.engine is not None and self.view == "messages"
 
     def wants(self, queue: str) -> bool:
         """Whether a queue is one of those to read."""
@@ -310,6 +341,13 @@ def read_options(options: Mapping[str, str], kind: str) -> ReadOptions:
         raise WrongOption(
             "option 'endingOffsets': a batch that ends at the earliest offset is empty; use latest"
         )
+    for option in _FOR_NATS:
+        if values[_spelled(option)] is not None and values["engine"] is None:
+            raise WrongOption(
+                f"option {option!r} is for NATS; name its servers with the option engine, as in nats://HOST:4222"
+            )
+    if (values["tls_certificate"] is None) != (values["tls_key"] is None):
+        raise WrongOption("tlsCertificate and tlsKey belong together; name both files, or none")
     return ReadOptions(**values)
 
 

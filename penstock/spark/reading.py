@@ -1,13 +1,15 @@
 """Reading: ranges of queues as Arrow batches, on an executor; and the plan of a batch, on the driver.
 
 An executor asks the broker for a range and hands on what comes, batch by batch, without looking at a single
-row. Where the connection breaks in the middle it asks again, from behind the last batch that was whole.
+row. Where the connection breaks in the middle it asks again, from behind the last batch that was whole. With
+the option `engine` it asks nobody but NATS (`records.py`): the driver has planned where everything is.
 
 Rules that always hold:
   * Every row once: the column that counts is always read along, also where the user does not want it, so
     that it is known at any time how far a range was read.
   * A range that was planned is read to its end. What is missing of it is `DataLost`, or a warning where the
     user has said that the query shall go on.
+  * What NATS does not have where it was planned is planned anew once: retention may have moved on.
 
 How it fails: `Unreachable` after `retrySeconds` without an answer, `DataLost`, and the broker's own no.
 """
@@ -15,7 +17,7 @@ How it fails: `Unreachable` after `retrySeconds` without an answer, `DataLost`, 
 import http.client
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
@@ -32,10 +34,13 @@ from penstock.spark.offsets import (
     starting_positions,
 )
 from penstock.spark.options import ReadOptions, WrongOption
+from penstock.spark.records import Plan, batches, plan_of
 from penstock.spark.splits import Range, split
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+NATS_ADVICE: Final = "Are the NATS servers running, and does the option engine name them?"
 
 
 class NothingThere(PenstockError):
@@ -46,7 +51,8 @@ class NothingThere(PenstockError):
 class Piece(InputPartition):
     """What one task reads."""
 
-    ranges: tuple[Range, ...]
+    ranges: tuple[Range, ...] = ()
+    plans: tuple[Plan, ...] = ()  # of each range, where NATS is read; none: the broker is asked
 
 
 class Scan:
@@ -60,21 +66,71 @@ class Scan:
         names = schema.fieldNames()
         self._columns = names if self._counter in names else [*names, self._counter]
 
-    def read(self, ranges: Sequence[Range]) -> Iterator["pa.RecordBatch"]:
-        """The rows of some ranges, in order."""
+    def pieces(self, broker: Broker, tasks: Sequence[tuple[Range, ...]]) -> list[Piece]:
+        """What each task is told, on the driver."""
+        if not self._options.is_direct:
+            return [Piece(task) for task in tasks]
+        return [Piece(task, tuple(self._plan(broker, part) for part in task)) for task in tasks]
+
+    def _plan(self, broker: Broker, part: Range) -> Plan:
+        try:
+            return plan_of(broker, self._options, part)
+        except Refused as error:
+            self._refused(part.queue, part.start, part.end, error)
+        return Plan(part.start)
+
+    def read(self, piece: InputPartition) -> Iterator["pa.RecordBatch"]:
+        """The rows of a piece, in order."""
+        import pyarrow as pa
+
         # Spark compares the schema of what it gets with its own idea of it, so that is the one to use.
         from pyspark.sql.pandas.types import to_arrow_schema
 
+        # A plan without any piece is one of Spark's own, of which there is nothing to read.
+        if not isinstance(piece, Piece):
+            return
         schema = to_arrow_schema(self._schema, timezone="UTC")
         try:
-            for part in ranges:
-                yield from self._range(part, schema)
+            for number, part in enumerate(piece.ranges):
+                rows = self._direct(part, piece.plans[number]) if piece.plans else self._range(part)
+                for batch in rows:
+                    yield pa.RecordBatch.from_arrays(batch.columns[: len(schema)], schema=schema)
         finally:
             self._broker.close()
 
-    def _range(self, part: Range, schema: "pa.Schema") -> Iterator["pa.RecordBatch"]:
-        import pyarrow as pa
+    def _direct(self, part: Range, plan: Plan) -> Iterator["pa.RecordBatch"]:
+        """A range from NATS."""
+        from penstock.engines.interface import LogDamaged
+        from penstock.engines.jetstream.ranges import BytesMissing
 
+        at, planned_again_at = part.start, -1
+        patience = Patience(self._broker.retry_seconds, advice=NATS_ADVICE)
+        while at < part.end:
+            if plan.start > at:
+                self._lost(part.queue, at, plan.start, "are not in the log any more")
+                at = plan.start
+            step_over = planned_again_at >= 0 and not self._options.fail_on_data_loss
+            try:
+                for batch in batches(
+                    self._options, plan, part._replace(start=at), self._columns, step_over=step_over
+                ):
+                    patience.succeeded()
+                    at = self._follow(part.queue, at, batch)
+                    yield batch
+            except Interrupted as error:
+                patience.failed(error)
+                continue
+            except (BytesMissing, LogDamaged) as error:
+                if planned_again_at == at:
+                    self._lost(part.queue, at, part.end, f"cannot be read: {error}")
+                planned_again_at = at
+                plan = self._plan(self._broker, part._replace(start=at))
+                continue
+            break
+        self._check_end(part, at)
+
+    def _range(self, part: Range) -> Iterator["pa.RecordBatch"]:
+        """A range from the broker."""
         at = part.start
         patience = Patience(self._broker.retry_seconds)
         while at < part.end:
@@ -87,14 +143,16 @@ class Scan:
                     for batch in _batches(body):
                         patience.succeeded()
                         at = self._follow(part.queue, at, batch)
-                        columns = batch.columns[: len(schema)]
-                        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+                        yield batch
             except Interrupted as error:
                 patience.failed(error)
                 continue
             except Refused as error:
                 self._refused(part.queue, at, part.end, error)
             break
+        self._check_end(part, at)
+
+    def _check_end(self, part: Range, at: int) -> None:
         if at < part.end and self._options.view != "state":
             self._lost(part.queue, at, part.end, "were there when the query was planned, and are not now")
 
@@ -176,7 +234,7 @@ class BatchReader(DataSourceReader):
             if start < end:
                 start = kept_position(options, queue, start, extent)
                 ranges.append(Range(queue, start, max(start, end)))
-        return [Piece(task) for task in split(ranges, options.min_partitions)]
+        return self._scan.pieces(broker, split(ranges, options.min_partitions))
 
     def _check_there(self, broker: Broker, extents: dict[str, Extent]) -> None:
         """A queue that does not exist is a mistake in a batch: it cannot wait for it."""
@@ -200,5 +258,4 @@ class BatchReader(DataSourceReader):
                     ) from None
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        # A plan without any piece is one of Spark's own, of which there is nothing to read.
-        return self._scan.read(partition.ranges if isinstance(partition, Piece) else ())
+        return self._scan.read(partition)

@@ -117,7 +117,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = [
             Range(queue, self._begin(queue, start.get(queue, 0), stop), stop) for queue, stop in end.items()
         ]
-        return [Piece(task) for task in split(ranges, self._options.min_partitions)]
+        return self._scan.pieces(self._broker, split(ranges, self._options.min_partitions))
 
     def _begin(self, queue: str, start: int, end: int) -> int:
         """Where to begin in a queue: where the query is, unless something is lost and it may go on."""
@@ -129,7 +129,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        return self._scan.read(partition.ranges if isinstance(partition, Piece) else ())
+        return self._scan.read(partition)
 
     # --- retention ---------------------------------------------------------------------------------
 

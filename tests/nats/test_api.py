@@ -86,6 +86,27 @@ def test_reading_a_range_skips_holes(node: Cluster) -> None:
     with_api(node, body)
 
 
+def test_reading_one_subject(node: Cluster) -> None:
+    async def body(js: JetStream) -> None:
+        await js.create_stream(stream_settings("two", 1, subjects=["two.>"]))
+        for n in range(1, 11):
+            await js.put("two.odd.x" if n % 2 else "two.even", b"%d" % n)
+        found = await js.read("two", 2, 3, only="two.odd.x")
+        assert read_direct_seqs(found.headers) == [3, 5, 7]
+        assert found.payloads == [b"3", b"5", b"7"]
+        assert read_direct_seqs((await js.read("two", 1, 100, only="two.even")).headers) == [2, 4, 6, 8, 10]
+        assert read_direct_seqs((await js.read("two", 1, 100, bytes_max=1, only="two.even")).headers) == [2]
+        assert len(await js.read("two", 10, 100, only="two.odd.x")) == 0
+        assert len(await js.read("two", 1, 100, only="two.none")) == 0
+        for seq, subject, wanted in ((1, "two.even", 2), (4, "two.odd.x", 5), (4, ">", 4)):
+            stored = await js.next_message("two", seq, subject)
+            assert stored is not None
+            assert (stored.seq, stored.payload) == (wanted, b"%d" % wanted)
+        assert await js.next_message("two", 10, "two.odd.x") is None
+
+    with_api(node, body)
+
+
 def test_a_lease_is_taken_once(node: Cluster) -> None:
     async def body(js: JetStream) -> None:
         await js.create_stream(

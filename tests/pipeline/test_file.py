@@ -389,6 +389,10 @@ def test_a_token_is_in_no_mistake(tmp_path: Path) -> None:
     (line,) = mistakes(tmp_path, text)
     assert line.startswith("p.toml, line 4: [source] token: ")
     assert "secret" not in line
+    text = GOOD.replace('subscribe = "orders"', 'subscribe = "orders"\nengine = "nats://ann:secret@"')
+    (line,) = mistakes(tmp_path, text)
+    assert line.startswith("p.toml, line 4: [source] engine: ")
+    assert "secret" not in line
 
 
 @pytest.mark.parametrize(

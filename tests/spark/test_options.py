@@ -59,6 +59,11 @@ def test_every_option_can_be_said() -> None:
         "failOnDataLoss": "False",
         "reader": "nightly",
         "retrySeconds": "2.5",
+        "engine": "tls://ann:secret@a:4222,b",
+        "credentials": "/etc/ann.creds",
+        "tlsCa": "/etc/ca.pem",
+        "tlsCertificate": "/etc/ann.pem",
+        "tlsKey": "/etc/ann.key",
     }
     options = read_options(given(**said), STREAM)
     assert options.url == "https://broker:9180"
@@ -70,6 +75,10 @@ def test_every_option_can_be_said() -> None:
     assert not options.fail_on_data_loss
     assert options.reader == "nightly"
     assert options.retry_seconds == 2.5
+    assert options.engine == "tls://ann:secret@a:4222,b"
+    assert (options.credentials, options.tls_ca) == ("/etc/ann.creds", "/etc/ca.pem")
+    assert (options.tls_certificate, options.tls_key) == ("/etc/ann.pem", "/etc/ann.key")
+    assert "secret" not in repr(options)
     only_batch = {"endingOffsets", "startingTimestamp", "subscribe", "subscribePattern"}
     assert {option.name for option in READING} - said.keys() == only_batch
 
@@ -203,6 +212,33 @@ def test_spark_s_own_options_are_no_concern_of_the_sink() -> None:
 def test_a_stream_has_no_transaction_id() -> None:
     with pytest.raises(WrongOption, match="'transactionId' is not for a stream"):
         write_options({"transactionid": "t1"}, STREAM)
+
+
+# --- NATS ------------------------------------------------------------------------------------------
+
+
+def test_only_messages_are_read_from_nats() -> None:
+    assert not read_options(given(), BATCH).is_direct
+    nats = {"engine": "nats://a:4222,b:4222,c:4222"}
+    assert read_options(given(**nats), BATCH).is_direct
+    for view in ("events", "state"):
+        assert not read_options(given(view=view, **nats), BATCH).is_direct
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"engine": "http://a"}, "option 'engine': NATS server 'http://a': is no address"),
+        ({"engine": "log"}, "option 'engine': 'log' is the broker's own"),
+        ({"credentials": "x"}, "option 'credentials' is for NATS; name its servers with the option engine"),
+        ({"tlsCa": "x"}, "option 'tlsCa' is for NATS"),
+        ({"engine": "a", "tlsCertificate": "x"}, "tlsCertificate and tlsKey belong together"),
+        ({"engine": "a", "tlsKey": "x"}, "tlsCertificate and tlsKey belong together"),
+    ],
+)
+def test_what_does_not_go_together_for_nats(options: dict[str, str], words: str) -> None:
+    with pytest.raises(WrongOption, match=re.escape(words)):
+        read_options(given(**options), BATCH)
 
 
 # --- schemas ---------------------------------------------------------------------------------------

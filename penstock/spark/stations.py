@@ -1,0 +1,104 @@
+"""Stations: the connection to NATS of a Python worker, one for as long as the worker lives.
+
+Spark gives a worker one task after the other, of queries that mostly name the same servers. Connecting for
+each of them would cost more than many a task reads.
+
+Rules that always hold:
+  * What is made here belongs to this process: a worker that was forked makes its own.
+  * A connection that breaks is made again by itself (`engines/jetstream/link.py`); meanwhile whoever asks is
+    told so, and asks again.
+
+How it fails: `Interrupted` where no server answers, which may pass; `NotAdmitted` where the servers do not
+want us, or a file that the options name cannot be used, which does not.
+"""
+
+import atexit
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.errors import PenstockError
+from penstock.spark.api import Interrupted
+from penstock.spark.options import ReadOptions
+
+if TYPE_CHECKING:
+    from penstock.engines.jetstream.station import Station
+    from penstock.engines.jetstream.wire import WireOptions
+
+
+class NotAdmitted(PenstockError):
+    """NATS cannot be read with these options. Says what is wrong with them."""
+
+
+class _Key(NamedTuple):
+    """What decides which connection it is."""
+
+    process: int
+    engine: str
+    credentials: str | None
+    tls_ca: str | None
+    tls_certificate: str | None
+    tls_key: str | None
+
+
+_lock = threading.Lock()
+_stations: "dict[_Key, Station]" = {}
+
+
+def station_for(options: ReadOptions) -> "Station":
+    """The connection that these options name."""
+    from penstock.engines.jetstream.credentials import CredentialsError
+    from penstock.engines.jetstream.errors import LinkError
+    from penstock.engines.jetstream.servers import parse_servers
+    from penstock.engines.jetstream.station import Station
+    from penstock.server.settings import SettingsError
+
+    assert options.engine is not None
+    key = _Key(
+        os.getpid(),
+        options.engine,
+        options.credentials,
+        options.tls_ca,
+        options.tls_certificate,
+        options.tls_key,
+    )
+    with _lock:
+        station = _stations.get(key)
+        if station is None:
+            try:
+                station = Station.open(parse_servers(options.engine), _wire_options(options))
+            except (CredentialsError, SettingsError) as error:
+                raise NotAdmitted(str(error)) from None
+            except LinkError as error:
+                if error.refused:
+                    raise NotAdmitted(f"{error}; the option credentials says who you are") from None
+                raise Interrupted(str(error)) from None
+            _stations[key] = station
+        return station
+
+
+def _wire_options(options: ReadOptions) -> "WireOptions":
+    from penstock.engines.jetstream.credentials import Credentials, read_credentials
+    from penstock.engines.jetstream.wire import WireOptions
+    from penstock.server.tls import client_context
+
+    credentials = Credentials()
+    if options.credentials is not None:
+        credentials = read_credentials(Path(options.credentials))
+    tls = None
+    if options.tls_ca is not None or options.tls_certificate is not None:
+        tls = client_context("NATS", options.tls_ca, options.tls_certificate, options.tls_key)
+    return WireOptions(name="penstock spark", credentials=credentials, tls=tls)
+
+
+def close_stations() -> None:
+    """End the connections of this process."""
+    with _lock:
+        for key, station in list(_stations.items()):
+            if key.process == os.getpid():
+                station.close()
+        _stations.clear()
+
+
+atexit.register(close_stations)

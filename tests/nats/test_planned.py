@@ -1,0 +1,247 @@
+"""Where messages are in the stream, as a leader tells it: who reads there sees what the log's files hold.
+
+Random work on a real log in a real stream: several queues in every file, files that go, that are compacted,
+and that a new leader has only as a copy.
+"""
+
+import os
+import random
+import secrets
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock.engines.jetstream.cluster import Cluster
+from penstock.engines.jetstream.engine import make_streams, open_stream_log
+from penstock.engines.jetstream.names import LogNames
+from penstock.engines.jetstream.ranges import Part, Source, blocks
+from penstock.engines.jetstream.replica import LOG, Replica
+from penstock.engines.jetstream.servers import parse_server
+from penstock.engines.jetstream.station import Station
+from penstock.engines.log.arrow import (
+    MESSAGES_SCHEMA,
+    Constants,
+    batch_of,
+    groups_of,
+    messages_batches,
+    pruned,
+)
+from penstock.engines.log.engine import LogEngine
+from penstock.engines.log.reader import LogReader
+from penstock.engines.log.segments import segment_name
+from penstock.http import records
+from penstock.http.api_log import Wanted
+from penstock.http.problems import Problem
+from penstock.http.records import Planner, seq_of
+from tests.engines.folders import POLICIES, QUEUES, Worker
+
+TURNS = 250
+
+
+@pytest.fixture(scope="module")
+def station(node: Cluster) -> Iterator[Station]:
+    station = Station.open([parse_server(node.nodes[0].url)])
+    yield station
+    station.close()
+
+
+class StreamWorker(Worker):
+    """The same, with a log in a stream."""
+
+    def __init__(self, station: Station, folder: Path, seed: int, queues: Sequence[str] = QUEUES) -> None:
+        self._station = station
+        self.names = LogNames(f"t{secrets.token_hex(6)}")
+        station.ask(make_streams(station, self.names, 1))
+        super().__init__(folder, seed, queues=queues)
+
+    def _open(self) -> LogEngine:
+        replica = Replica(self._station.api, self.names, str(self.folder))
+        self._station.ask(replica.begin())
+        return open_stream_log(
+            self._station,
+            self.names,
+            replica,
+            self.now_us,
+            settings=self.settings,
+            policies=POLICIES,
+            wake=lambda: None,
+        )
+
+
+class Told:
+    """What the leader of a log tells about it."""
+
+    def __init__(self, worker: StreamWorker, station: Station) -> None:
+        self._station = station
+        self.data = str(worker.folder / LOG)
+        self._planner = Planner(worker.names.log, self.data)
+        self.reader = LogReader(self.data)
+
+    def __enter__(self) -> "Told":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.reader.close()
+
+    def plan(self, queue: str, start: int | None, end: int | None, fail: bool = True) -> dict[str, object]:
+        told = self._planner.plan(self.reader, Wanted(queue, "messages", start, end, (), fail))
+        assert told is not None
+        return told
+
+    def table(
+        self, queue: str, start: int, end: int, columns: Sequence[str] | None = None, fail: bool = True
+    ) -> pa.Table:
+        """What is read from the stream by a plan, or by as many as it takes."""
+        schema = pruned(MESSAGES_SCHEMA, columns)
+        tables = [schema.empty_table()]
+        while start < end:
+            told = self.plan(queue, start, end, fail)
+            rows = told["parts"]
+            assert isinstance(rows, list)
+            parts = [Part(**row) for row in rows]
+            for part in parts:
+                assert part.position_start < part.position_end
+                assert part.offset_start < part.offset_end
+            source = Source(str(told["stream"]), int(str(told["log"])), int(str(told["number"])))
+            found = blocks(self._station, source, parts, start, end)
+            groups = groups_of(found, Constants(queue), 1000)
+            tables += [pa.Table.from_batches([batch_of(group, schema)]) for group in groups]
+            assert int(str(told["end"])) > start
+            start = int(str(told["end"]))
+        table = pa.concat_tables(tables)
+        table.validate(full=True)
+        return table.combine_chunks()
+
+    def file_table(
+        self, queue: str, start: int, end: int, columns: Sequence[str] | None = None, fail: bool = True
+    ) -> pa.Table:
+        """What is read from the files."""
+        batches = messages_batches(self.reader, queue, start, end, columns=columns, fail_on_loss=fail)
+        return pa.Table.from_batches(batches, pruned(MESSAGES_SCHEMA, columns)).combine_chunks()
+
+
+def check(told: Told, rng: random.Random) -> int:
+    """Compare everything, and some ranges; how many rows there were."""
+    total = 0
+    for queue, facts in told.reader.queues().items():
+        start, end = facts.offset_start, facts.offset_end
+        whole = told.table(queue, start, end)
+        assert whole == told.file_table(queue, start, end), queue
+        total += whole.num_rows
+        if start:
+            with pytest.raises(Problem, match=f"queue '{queue}': retention has removed"):
+                told.plan(queue, start - 1, end)
+            assert told.plan(queue, start - 1, end, fail=False)["start"] == start
+        for _ in range(5):
+            first = rng.randint(start, end)
+            last = rng.randint(first, end)
+            columns = rng.sample(MESSAGES_SCHEMA.names, rng.randint(1, 8))
+            assert told.table(queue, first, last, columns) == told.file_table(queue, first, last, columns)
+    return total
+
+
+@pytest.mark.parametrize(("seed", "queues"), [(1, QUEUES), (2, ("brief", "lazy"))])
+def test_the_stream_has_what_the_files_have(
+    station: Station, tmp_path: Path, seed: int, queues: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Parts end where other queues have this much between two blocks.
+    monkeypatch.setattr(records, "GAP_BYTES_MAX", 500)
+    worker = StreamWorker(station, tmp_path, seed, queues)
+    rng = random.Random(seed)
+    compacted = total = 0
+    for turn in range(1, TURNS + 1):
+        worker.turn()
+        if turn % 50:
+            continue
+        worker.settle_down()
+        with Told(worker, station) as told:
+            total += check(told, rng)
+            compacted += len(list(Path(told.data).glob("*.*.seg")))
+        # A clean restart goes on with its files; after a crash all of them are made again from the stream.
+        worker.reopen(crash=turn % 100 == 0)
+    worker.engine.abandon()
+    assert total
+    # With queues that keep nothing, files are compacted.
+    assert bool(compacted) == ("kept" not in queues)
+
+
+def test_a_reader_that_stays_sees_files_grow(station: Station, tmp_path: Path) -> None:
+    worker = StreamWorker(station, tmp_path, 4)
+    worker.turn()
+    worker.settle_down()
+    rng = random.Random(4)
+    with Told(worker, station) as told:
+        for _ in range(10):
+            for _ in range(5):
+                worker.turn()
+            worker.settle_down()
+            told.reader.refresh()
+            for queue, facts in told.reader.queues().items():
+                assert facts.offset_end == worker.engine.describe(queue).offset_end
+            check(told, rng)
+    worker.engine.abandon()
+
+
+def test_a_long_plan_comes_in_several_answers(
+    station: Station, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = StreamWorker(station, tmp_path, 3)
+    for _ in range(60):
+        worker.turn()
+    worker.settle_down()
+    with Told(worker, station) as told:
+        for queue, facts in told.reader.queues().items():
+            wanted = told.file_table(queue, facts.offset_start, facts.offset_end)
+            for limit, most in (("BLOCKS_MAX", 3), ("PARTS_MAX", 1)):
+                with monkeypatch.context() as patch:
+                    patch.setattr(records, limit, most)
+                    patch.setattr(records, "GAP_BYTES_MAX", 0)
+                    first = told.plan(queue, None, None)
+                    assert first["start"] == facts.offset_start
+                    assert told.table(queue, facts.offset_start, facts.offset_end) == wanted
+        assert told.plan("kept", 5, 5)["parts"] == []
+        beyond = told.plan("kept", 1 << 40, None)
+        assert (beyond["start"], beyond["end"], beyond["parts"]) == (1 << 40, 1 << 40, [])
+    worker.engine.abandon()
+
+
+def test_files_that_are_compacted_meanwhile_are_looked_at_again(
+    station: Station, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = StreamWorker(station, tmp_path, 5)
+    for _ in range(10):
+        worker.turn()
+    worker.settle_down()
+    looked = 0
+    file_at = LogReader.file_at
+
+    def compacted(reader: LogReader, position: int) -> tuple[str, int]:
+        nonlocal looked
+        looked += 1
+        name, base = file_at(reader, position)
+        return (segment_name(base, 1) if looked <= most else name), base
+
+    monkeypatch.setattr(LogReader, "file_at", compacted)
+    with Told(worker, station) as told:
+        queue = next(iter(told.reader.queues()))
+        most = 1
+        parts = told.plan(queue, None, None)["parts"]
+        assert isinstance(parts, list)
+        assert {part["file"] for part in parts} <= set(os.listdir(told.data))
+        most = 1 << 40
+        with pytest.raises(Problem, match="its files change all the time; try again"):
+            told.plan(queue, None, None)
+    worker.engine.abandon()
+
+
+def test_which_record_has_a_position() -> None:
+    pairs = array("Q", [0, 3, 100, 5, 250, 9])
+    assert [seq_of(pairs, position) for position in (0, 99, 100, 249, 250, 10_000)] == [3, 3, 5, 5, 9, 9]
+    # A file that was cut at 100, and written again from there on.
+    again = pairs + array("Q", [100, 20, 180, 21])
+    assert [seq_of(again, position) for position in (0, 99, 100, 179, 180, 10_000)] == [3, 3, 20, 20, 21, 21]
+    # Nothing was noted: from the beginning.
+    assert seq_of(array("Q"), 500) == 1
