@@ -120,7 +120,8 @@ class Committer:
 
         The reserve at the end of the last segment is kept for settlements.
         """
-        waiting = self._stalled is not None or self.settlements_wait
+        tried_again = self._in_flight is not None and self._in_flight.was_stalled
+        waiting = self._stalled is not None or tried_again or self.settlements_wait
         if not waiting and (not self._no_room or self._spare):
             return
         if waiting or self.active.size + length > self.active.limit - self._reserve_bytes:
