@@ -8,13 +8,19 @@ Both use the same two columns, and both are laid out as Arrow's variable-size bi
 Arrow array, without anybody walking over the messages.
 
 Optional columns are `None` when no message of the batch has the attribute.
+
+What is made for every chunk has its `__init__` written out, here and in `words.py`: one that `dataclass`
+makes is interpreted in the compiled build, too, and would cost more than all that is done with the object.
 """
 
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from penstock.broker.life import Reason
+
+NOT_DEAD: Final = Reason.NONE
 
 RETRIES_NONE = -1
 """In a retries column: this message came without a retry counter."""
@@ -23,7 +29,7 @@ RETRIES_ENDLESS = 255
 """A retry counter that never runs down."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Batch:
     """Messages on their way in, all for one queue, in order."""
 
@@ -33,11 +39,29 @@ class Batch:
     retries: "array[int] | None" = None  # typecode "h"; RETRIES_NONE: no counter
     reply: "Sequence[bytes] | None" = None  # reply addresses; all messages of the batch have one, or none has
     protocol: str = ""  # the door it came through: "sspq", "phpmq", "rq", "http", "spark", "pipeline"
-    dead: Reason = (
-        Reason.NONE
-    )  # they are dead letters from the beginning, for this reason; in `transact` only
+    dead: Reason = NOT_DEAD  # or why they are dead letters from the beginning; in `transact` only
     repairs: "array[int] | None" = None
     """Typecode "q"; in `transact` only. No new messages: payloads for the dead letters at these offsets."""
+
+    def __init__(
+        self,
+        payload: bytes,
+        bounds: "array[int]",
+        ttl_seconds: "array[int] | None" = None,
+        retries: "array[int] | None" = None,
+        reply: "Sequence[bytes] | None" = None,
+        protocol: str = "",
+        dead: Reason = NOT_DEAD,
+        repairs: "array[int] | None" = None,
+    ) -> None:
+        self.payload = payload
+        self.bounds = bounds
+        self.ttl_seconds = ttl_seconds
+        self.retries = retries
+        self.reply = reply
+        self.protocol = protocol
+        self.dead = dead
+        self.repairs = repairs
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -74,7 +98,7 @@ class Batch:
         )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Slice:
     """Messages on their way out: `lo` to `hi` (exclusive) of one stored block.
 
@@ -95,6 +119,34 @@ class Slice:
     attempts: Sequence[int] | None = None  # deliveries before this one; None: none before
     reply: Sequence[bytes] | None = None
     protocol: str = ""
+
+    def __init__(
+        self,
+        payload: bytes | memoryview,
+        bounds: Sequence[int],
+        lo: int,
+        hi: int,
+        first_offset: int,
+        origin: bytes,
+        time_us: int,
+        expires_us: Sequence[int] | None = None,
+        retries: Sequence[int] | None = None,
+        attempts: Sequence[int] | None = None,
+        reply: Sequence[bytes] | None = None,
+        protocol: str = "",
+    ) -> None:
+        self.payload = payload
+        self.bounds = bounds
+        self.lo = lo
+        self.hi = hi
+        self.first_offset = first_offset
+        self.origin = origin
+        self.time_us = time_us
+        self.expires_us = expires_us
+        self.retries = retries
+        self.attempts = attempts
+        self.reply = reply
+        self.protocol = protocol
 
     def __len__(self) -> int:
         return self.hi - self.lo

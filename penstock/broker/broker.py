@@ -195,7 +195,13 @@ class Broker:
         guest = self._guests[port]
         self._speaking = guest
         for command in commands:
-            _HANDLERS[type(command)](self, guest, command, now_us)
+            # The two that come with every chunk are called directly: the compiled build binds them.
+            if isinstance(command, words.Publish):
+                self._publish(guest, command, now_us)
+            elif isinstance(command, words.Settle):
+                self._settle(guest, command, now_us)
+            else:
+                _HANDLERS[type(command)](self, guest, command, now_us)
         self._speaking = None
         self._maybe_finish(guest)
         self._wants_turn()
@@ -275,7 +281,7 @@ class Broker:
         self._wants_turn()
 
     def take_back(self, port: Port, queue: str, dead: bool, ranges: Ranges, now_us: int) -> None:
-        """What was handed out did not reach the peer, which does not want it any more: no delivery is counted."""
+        """What was handed out did not reach the peer, which wants it no more: no delivery is counted."""
         guest = self._guests[port]
         fates = self._engine.give_back(queue, port.name, now_us, ranges=ranges, lost=False)
         self._freed(guest, queue, dead, fates, ranges)
@@ -512,7 +518,9 @@ class Broker:
             dead=command.dead,
         )
         settled = self._freed(guest, command.queue, command.dead, fates, command.ranges)
-        named = sum(end - first for first, end in command.ranges)
+        named = 0
+        for first, end in command.ranges:
+            named += end - first
         if settled < named:
             guest.port.log(
                 f"queue {command.queue!r}: settled what it does not hold ({command.outcome.value})",
@@ -528,7 +536,9 @@ class Broker:
 
     def _freed(self, guest: Guest, queue: str, dead: bool, fates: Sequence[Fate], ranges: Ranges) -> int:
         """Room that a consumer has again; how many messages it has let go of."""
-        settled = sum(fate.end - fate.first for fate in fates)
+        settled = 0
+        for fate in fates:
+            settled += fate.end - fate.first
         desk = self._desks.get(queue)
         if desk is None:
             return 0
@@ -538,11 +548,12 @@ class Broker:
         if ghosts:
             settled += sum(end - first for pair in ranges for first, end, _ in ghosts.cut(*pair))
         if settled:
-            left = guest.holds.get((queue, dead), 0) - settled
+            key = queue, dead
+            left = guest.holds.get(key, 0) - settled
             if left > 0:
-                guest.holds[queue, dead] = left
+                guest.holds[key] = left
             else:
-                guest.holds.pop((queue, dead), None)
+                guest.holds.pop(key, None)
             desk.door(dead).consumers.freed(guest.port, settled)
             self._stirred[desk.living] = None
             if dead or desk.dead.consumers:
@@ -748,25 +759,28 @@ class Broker:
         consumers = door.consumers
         if not consumers:
             return
-        available = self._engine.ready(door.queue, dead=door.dead)
+        queue, dead = key = door.queue, door.dead
+        available = self._engine.ready(queue, dead=dead)
         if not available:
             return
+        take = self._engine.take
         for port, count in consumers.share(available):
             count = min(count, port.count_room())
             room = min(port.bytes_room(), DISPATCH_BYTES)
             if count <= 0 or room <= 0:
                 continue
-            slices = self._engine.take(door.queue, port.name, count, now_us, bytes_max=room, dead=door.dead)
-            taken = sum(map(len, slices))
+            slices = take(queue, port.name, count, now_us, bytes_max=room, dead=dead)
+            taken = 0
+            for piece in slices:
+                taken += piece.hi - piece.lo
             if not taken:
                 continue
             consumers.took(port, taken)
-            guest = self._guests[port]
-            key = door.queue, door.dead
-            guest.holds[key] = guest.holds.get(key, 0) + taken
-            if not door.dead:
-                self._note_requests(door.queue, port, slices)
-            port.deliver(door.queue, slices, now_us, door.dead)
+            holds = self._guests[port].holds
+            holds[key] = holds.get(key, 0) + taken
+            if not dead:
+                self._note_requests(queue, port, slices)
+            port.deliver(queue, slices, now_us, dead)
             if taken < count:
                 self._stirred[door] = None
 
@@ -828,12 +842,10 @@ class Broker:
         return len(self._held_back)
 
 
-# Any: each handler takes the one command that it stands under.
+# Any: each handler takes the one command that it stands under. `handle` knows the two that are missing.
 _HANDLERS: dict[type, Callable[[Broker, Guest, Any, int], None]] = {
-    words.Publish: Broker._publish,
     words.Consume: Broker._consume,
     words.Cancel: Broker._cancel,
-    words.Settle: Broker._settle,
     words.Accepted: Broker._accepted,
     words.Reply: Broker._reply,
     words.Broadcast: Broker._broadcast,

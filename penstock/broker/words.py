@@ -31,7 +31,7 @@ class Outcome(Enum):
     REQUEUE = "requeue"  # again later: the tail, with a new TTL
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Publish:
     """Messages for one queue. `tickets` names each to its sender where receipts are wanted."""
 
@@ -40,6 +40,21 @@ class Publish:
     tickets: "array[int] | None" = None  # typecode "I": the sender's own ids (RQ); None: no receipt wanted
     wants_reply: bool = False  # a request: its settlement carries an answer back
     timeout_seconds: int = 0  # for requests: withdrawn when not answered in time; 0: no limit
+
+    # Written out, see `batch.py`.
+    def __init__(
+        self,
+        queue: str,
+        batch: Batch,
+        tickets: "array[int] | None" = None,
+        wants_reply: bool = False,
+        timeout_seconds: int = 0,
+    ) -> None:
+        self.queue = queue
+        self.batch = batch
+        self.tickets = tickets
+        self.wants_reply = wants_reply
+        self.timeout_seconds = timeout_seconds
 
 
 @dataclass(slots=True)
@@ -62,7 +77,7 @@ class Cancel:
     dead: bool = False  # its dead letters; the other door stays open
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Settle:
     """The consumer's verdict on messages that it holds."""
 
@@ -72,6 +87,22 @@ class Settle:
     ranges: Ranges
     ttl_seconds: int = 0  # REQUEUE only: the new TTL; 0: none
     dead: bool = False  # held through the dead-letter door
+
+    def __init__(
+        self,
+        queue: str,
+        outcome: Outcome,
+        origin: bytes,
+        ranges: Ranges,
+        ttl_seconds: int = 0,
+        dead: bool = False,
+    ) -> None:
+        self.queue = queue
+        self.outcome = outcome
+        self.origin = origin
+        self.ranges = ranges
+        self.ttl_seconds = ttl_seconds
+        self.dead = dead
 
 
 @dataclass(slots=True)

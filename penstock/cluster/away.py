@@ -12,7 +12,7 @@ Public names: `Away`, whose face is
     on_link(is_up, why)                     is called when a link begins, has ended or could not be had
 
 Words of clients become frames, frames of the leader become deliveries. What it remembers besides is what a
-new leader, or the same one after a lost link, must be told so that clients notice nothing (`seats.py`):
+new leader, or the same one after a lost link, must be told so that clients notice nothing (`seating.py`):
 demands, what they hold, settlements that are not known to be durable, and messages that are not stored
 (`sending.py`).
 
@@ -27,40 +27,38 @@ How it fails: without a link, publishing waits and nothing is delivered; request
 to be undelivered, broadcasts are dropped. A client feels that as a pause.
 """
 
+import secrets
 import struct
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable
-from itertools import count as counter
 from typing import Any, Final
 
 from penstock.broker import words
 from penstock.broker.broker import Broker
 from penstock.broker.policy import Policies
 from penstock.broker.port import Port
-from penstock.broker.words import Command, Ranges
+from penstock.broker.words import Command
 from penstock.cluster.away_link import AwayLink, Dialer
 from penstock.cluster.columns import pack_ranges, unpack_batch, unpack_slices
 from penstock.cluster.frames import (
     Body,
+    Buffer,
     Frame,
     Hello,
     Kind,
     decode_json,
     encode_frame,
-    encode_json,
-    short_bytes,
     text_bytes,
     violation,
 )
-from penstock.cluster.lanes import number_of, series_of
+from penstock.cluster.lanes import LANES, number_of, series_of
 from penstock.cluster.rooms import Rooms
 from penstock.cluster.sayings import NO_NUMBER, pack_words
-from penstock.cluster.seats import Demand, Door, Held, Saying, Seat
+from penstock.cluster.seating import Seating
+from penstock.cluster.seats import Demand, Held, Seat
 from penstock.cluster.sending import Sending
 from penstock.engines.interface import Engine, EngineRefused
 from penstock.server.address import TcpAddress
-from penstock.server.connection import UNBOUNDED
 
 _NUMBER: Final = struct.Struct("<q")
 _COUNT: Final = struct.Struct("<I")
@@ -78,14 +76,10 @@ class Away:
         on_link: Callable[[bool, str], None] | None = None,
     ) -> None:
         self._front_end = front_end
+        self._life = secrets.token_hex(6)
         self._wants_turn = wants_turn
         self._on_link = on_link
-        self._seats: dict[Port, Seat] = {}
-        self._by_number: dict[int, Seat] = {}
-        self._departed: dict[int, Seat] = {}  # gone, with settlements that are not known to be durable
-        self._port_numbers = counter(1)
-        self._saying_numbers = counter()
-        self._unsettled: deque[Saying] = deque()
+        self._seating = Seating(connection_buffer_bytes)
         self._sending = Sending(self._say_request, self._may_finish)
         self._rooms = Rooms(connection_buffer_bytes)
         self._link: AwayLink | None = None
@@ -97,7 +91,7 @@ class Away:
 
     def connect(self, address: TcpAddress, secret: str, term: int) -> None:
         """The leader is there; keep a link to it."""
-        self._dialer.dial(address, Hello("words", self._front_end, secret, term))
+        self._dialer.dial(address, Hello("words", self._front_end, secret, term, self._life))
 
     def lost(self, why: str) -> None:
         """There is no leader; wait to be told of one."""
@@ -115,8 +109,8 @@ class Away:
         self._rooms.link_down()
         if was_up:
             # The leader withdraws them, and nobody would answer.
-            for seat in list(self._seats.values()):
-                self._end_asked(seat)
+            for seat in self._seating:
+                seat.end_asked()
                 seat.hold(Held.LEADER, False)
         if self._on_link is not None:
             self._on_link(False, why)
@@ -124,140 +118,78 @@ class Away:
     def _link_up(self, link: AwayLink) -> None:
         """Everything that a leader must know, in an order that gives nothing twice."""
         self._link = link
-        seats = [*self._departed.values(), *self._seats.values()]
-        for seat in seats:
-            seat.received_bytes = seat.received_count = seat.told_bytes = seat.told_count = 0
-            self._tell_attached(seat)
-        for seat in seats:
-            for claim in seat.claims():
-                self._tell_claim(seat, *claim)
-        for saying in self._unsettled:
-            for claim in saying.claims:
-                self._tell_claim(saying.seat, *claim)
-        for seat in seats:
-            active = [demand.command for demand in seat.demands.values() if demand.active]
-            others = [demand.command for demand in seat.demands.values() if not demand.active]
-            if active:
-                self._write(seat, Kind.WORDS, *pack_words(NO_NUMBER, active), flag=True)
-            if others:
-                self._write(seat, Kind.WORDS, *pack_words(NO_NUMBER, others))
-        for saying in self._unsettled:
-            self._write(saying.seat, Kind.WORDS, *pack_words(saying.number, saying.commands))
-        for seat in self._seats.values():
-            if seat.closing:
-                self._write(seat, Kind.WORDS, *pack_words(NO_NUMBER, [words.Closing()]))
-            if seat.idle:
-                self._write(seat, Kind.IDLE, flag=True)
-            if seat.blocked:
-                self._write(seat, Kind.BLOCKED, flag=True)
-        for seat in self._departed.values():
-            self._write(seat, Kind.DETACH)
-        self._sending.link_up(link)
+        self._seating.tell(self._write)
         self._said.append(encode_frame(Kind.RESUMED))
-        self.turn(0)
+        said, self._said = self._said, []
+        for frame in said[:-1]:
+            link.write(frame)
+        self._sending.link_up(link)
+        link.write(said[-1])
+        self._wants_turn()
         if self._on_link is not None:
             self._on_link(True, "")
 
-    def _tell_attached(self, seat: Seat) -> None:
-        port = seat.port
-        seat.told_room = port.count_room()
-        fields = {
-            "name": port.name,
-            "protocol": port.protocol,
-            "lost_to": port.lost_to.value,
-            "peer": getattr(port, "peer", ""),
-            "connected_us": getattr(port, "connected_us", 0),
-            "count_room": seat.told_room,
-        }
-        if self._link is not None:
-            # At once: its requests leave before its other words.
-            self._link.write(encode_frame(Kind.ATTACH, encode_json(fields), port=seat.number))
-
-    def _tell_claim(self, seat: Seat, door: Door, origin: bytes, ranges: Ranges) -> None:
-        queue, dead = door
-        self._write(seat, Kind.CLAIM, text_bytes(queue), short_bytes(origin), pack_ranges(ranges), flag=dead)
-
-    def _write(
-        self, seat: Seat, kind: Kind, *buffers: bytes | bytearray | memoryview, flag: bool = False
-    ) -> None:
+    def _write(self, seat: Seat, kind: Kind, buffers: Iterable[Buffer] = (), flag: int = 0) -> None:
         if self._link is not None:
             if not self._said:
                 self._wants_turn()
             self._said.append(encode_frame(kind, *buffers, port=seat.number, flag=flag))
 
+    def _write_at_once(self, seat: Seat, kind: Kind, buffers: Iterable[Buffer]) -> None:
+        """Among the messages of this turn, before all other words."""
+        if self._link is not None:
+            self._link.write(encode_frame(kind, *buffers, port=seat.number))
+
     # --- ports -------------------------------------------------------------------------------------
 
     def attach(self, port: Port) -> None:
-        seat = Seat(port, next(self._port_numbers))
-        seat.counts_room = port.count_room() < UNBOUNDED
-        self._seats[port] = self._by_number[seat.number] = seat
-        self._tell_attached(seat)
+        seat = self._seating.attach(port)
+        self._write_at_once(seat, Kind.ATTACH, [self._seating.attachment(seat)])
 
     def detach(self, port: Port, now_us: int) -> None:
-        seat = self._seats.pop(port, None)
-        if seat is None:
-            return
-        del self._by_number[seat.number]
-        seat.gone = True
-        seat.demands.clear()
-        seat.holds.clear()
-        seat.asked.clear()
-        self._sending.leave(seat)
-        self._rooms.leave(seat)
-        self._write(seat, Kind.DETACH)
-        if seat.unsettled:
-            self._departed[seat.number] = seat
-        self._wants_turn()
+        seat = self._seating.detach(port)
+        if seat is not None:
+            self._sending.leave(seat)
+            self._rooms.leave(seat)
+            self._write(seat, Kind.DETACH)
+            self._wants_turn()
 
     def blocked(self, port: Port, blocked: bool) -> None:
-        seat = self._seats.get(port)
+        seat = self._seating.of(port)
         if seat is not None:
             seat.blocked = blocked
             self._write(seat, Kind.BLOCKED, flag=blocked)
             self._rooms.check(seat, self._link)
 
     def idle(self, port: Port, idle: bool) -> None:
-        seat = self._seats[port]
-        seat.idle = idle
-        self._write(seat, Kind.IDLE, flag=idle)
+        seat = self._seating.of(port)
+        if seat is not None:
+            seat.idle = idle
+            self._write(seat, Kind.IDLE, flag=idle)
 
     # --- words -------------------------------------------------------------------------------------
 
     def handle(self, port: Port, commands: Iterable[Command], now_us: int) -> None:
         """What a port has said in one chunk."""
-        seat = self._seats[port]
+        seat = self._seating.of(port)
+        assert seat is not None
         said: list[Command] = []
-        saying: Saying | None = None
+        settling: list[words.Settle | words.Reply] = []
         for command in commands:
             if isinstance(command, words.Publish):
                 command.batch.protocol = port.protocol
-                self._sending.publish(seat, command)
+                self._sending.publish(seat, command, now_us)
             elif isinstance(command, words.Settle | words.Reply):
-                if saying is None:
-                    saying = Saying(next(self._saying_numbers), seat, [], [])
-                self._settle(seat, command, saying)
+                settling.append(command)
                 said.append(command)
             elif self._remember(seat, command):
                 said.append(command)
-        if saying is not None and saying.claims:
-            self._unsettled.append(saying)
-            seat.unsettled += 1
-            if seat.counts_room:
-                self._rooms.check(seat, self._link)
+        number = self._seating.settle(seat, settling) if settling else NO_NUMBER
+        if settling and seat.counts_room:
+            self._rooms.check(seat, self._link)
         if said:
-            number = saying.number if saying is not None and saying.claims else NO_NUMBER
-            self._write(seat, Kind.WORDS, *pack_words(number, said))
+            self._write(seat, Kind.WORDS, pack_words(number, said))
         self._wants_turn()
-
-    def _settle(self, seat: Seat, command: words.Settle | words.Reply, saying: Saying) -> None:
-        if isinstance(command, words.Settle):
-            door, ranges = (command.queue, command.dead), command.ranges
-        else:
-            door, ranges = (command.queue, False), _ranges(command.offsets)
-        gone = seat.let_go(door, command.origin, ranges)
-        if gone:
-            saying.commands.append(command)
-            saying.claims.append((door, command.origin, gone))
 
     def _remember(self, seat: Seat, command: Command) -> bool:
         """What else a client can say; whether the leader has to hear it now."""
@@ -288,17 +220,9 @@ class Away:
         return True
 
     def _say_request(self, seat: Seat, command: words.Publish) -> None:
-        """In its place among the messages of the turn."""
-        assert self._link is not None
         if command.tickets is not None:
             seat.asked.update(command.tickets)
-        said = pack_words(NO_NUMBER, [command])
-        self._link.write(encode_frame(Kind.WORDS, *said, port=seat.number))
-
-    def _end_asked(self, seat: Seat) -> None:
-        if seat.asked:
-            asked, seat.asked = seat.asked, set()
-            seat.port.undelivered(array("I", sorted(asked)))
+        self._write_at_once(seat, Kind.WORDS, pack_words(NO_NUMBER, [command]))
 
     # --- turns -------------------------------------------------------------------------------------
 
@@ -313,35 +237,34 @@ class Away:
             self._link.flush()
 
     def tick(self, now_us: int) -> None:
-        self._sending.tick()
+        self._sending.tick(now_us)
 
     def drain(self) -> None:
         """From now on nothing is handed out; what is out may be settled."""
         self._draining = True
-        for seat in list(self._seats.values()):
+        for seat in self._seating:
             cancelled: list[Command] = [words.Cancel(queue, dead) for queue, dead in seat.demands]
             for queue, dead in list(seat.demands):
                 seat.port.decline(queue, dead)
             seat.demands.clear()
             if cancelled:
-                self._write(seat, Kind.WORDS, *pack_words(NO_NUMBER, cancelled))
+                self._write(seat, Kind.WORDS, pack_words(NO_NUMBER, cancelled))
 
     def dismiss(self) -> None:
         """Let every port go as soon as nothing of its own is pending."""
-        for seat in list(self._seats.values()):
+        for seat in self._seating:
             if not seat.closing:
                 seat.closing = True
-                self._write(seat, Kind.WORDS, *pack_words(NO_NUMBER, [words.Closing()]))
+                self._write(seat, Kind.WORDS, pack_words(NO_NUMBER, [words.Closing()]))
 
     @property
     def is_drained(self) -> bool:
         """Nobody holds anything any more, and all that was published or settled is durable."""
-        held = any(seat.holds for seat in self._seats.values())
-        return not held and not self._unsettled and self._sending.is_empty
+        return self._seating.is_settled and self._sending.is_empty
 
     def end_requests(self, now_us: int) -> None:
-        for seat in list(self._seats.values()):
-            self._end_asked(seat)
+        for seat in self._seating:
+            seat.end_asked()
 
     def set_policies(self, policies: Policies) -> None:
         """The leader's count."""
@@ -360,7 +283,7 @@ class Away:
         handler = _HANDLERS.get(frame.kind)
         if handler is None:
             raise violation(f"a {frame.kind.name} frame, which is not the leader's to send", frame.position)
-        seat = self._by_number.get(frame.port)
+        seat = self._seating.at(frame.port)
         if seat is not None:  # otherwise it has left meanwhile
             handler(self, seat, frame)
 
@@ -380,7 +303,7 @@ class Away:
         demand = seat.demands.get(door)
         if demand is None or count > seat.port.count_room():
             ranges = [(piece.offset_start, piece.offset_end) for piece in slices]
-            self._write(seat, Kind.RETURN, text_bytes(queue), pack_ranges(ranges), flag=door[1])
+            self._write(seat, Kind.RETURN, (text_bytes(queue), pack_ranges(ranges)), door[1])
         else:
             if demand.command.once:
                 del seat.demands[door]
@@ -442,7 +365,7 @@ class Away:
         batch = unpack_batch(body)
         body.end()
         for number in ports:
-            seat = self._by_number.get(number)
+            seat = self._seating.at(number)
             if seat is not None and (queue, False) in seat.demands:
                 seat.port.broadcast(queue, batch)
 
@@ -454,64 +377,37 @@ class Away:
         fields = decode_json(frame)
         try:
             number, fault = int(fields["number"]), {int(at) for at in fields["parts"]}
-            self._sending.refused(frame.flag, number, fault, bool(fields["full"]), str(fields["text"]))
+            full, never = bool(fields["full"]), bool(fields["never"])
+            self._sending.refused(frame.flag, number, fault, full, never, str(fields["text"]))
         except (KeyError, TypeError, ValueError) as error:
             raise violation(f"a REFUSED frame that lacks or spoils {error}", frame.position) from None
 
     def _settled(self, frame: Frame) -> None:
         (number,) = Body(frame).numbers(_NUMBER)
-        while self._unsettled and self._unsettled[0].number <= number:
-            seat = self._unsettled.popleft().seat
-            seat.unsettled -= 1
-            if seat.gone and not seat.unsettled:
-                self._departed.pop(seat.number, None)
+        self._seating.settled(number)
 
     # --- this front-end leads ------------------------------------------------------------------------
 
     def move_to(self, broker: Broker, engine: Engine, now_us: int) -> None:
         """Everything goes on in a broker of our own, whose engine has what the last leader stored."""
         self._dialer.hang_up("this front-end leads now")
-        seats = [*self._departed.values(), *self._seats.values()]
-        for seat in seats:
-            broker.attach(seat.port)
-            seat.hold(Held.LEADER, False)
         numbered, gathered = self._sending.take_all()
-        claims = [(seat, claim) for seat in seats for claim in seat.claims()]
-        claims += [(saying.seat, claim) for saying in self._unsettled for claim in saying.claims]
-        for seat, ((queue, dead), origin, ranges) in claims:
-            broker.claim(seat.port, queue, dead, origin, ranges, now_us)
-        for seat in seats:
-            for demand in seat.demands.values():
-                if demand.active:
-                    broker.rejoin(seat.port, demand.command, now_us)
-                else:
-                    broker.handle(seat.port, [demand.command], now_us)
-        for saying in self._unsettled:
-            broker.handle(saying.seat.port, saying.commands, now_us)
-        newest: dict[int, int] = {}
-        for lane, shipment in numbered:
-            if lane not in newest:
-                newest[lane] = number_of(engine.transaction_newest(series_of(self._front_end, lane)))
-            for seat, publish, _ in shipment.items():
-                if shipment.number > newest[lane]:
-                    self._move_publish(seat, publish, broker, engine, now_us)
-                elif publish.tickets is not None and not seat.gone:
-                    seat.port.delivered(publish.tickets)
-        for seat, publish, _ in gathered:
-            self._move_publish(seat, publish, broker, engine, now_us)
-        for seat in self._departed.values():
-            broker.detach(seat.port, now_us)
-        for seat in list(self._seats.values()):
-            if seat.idle:
-                broker.idle(seat.port, True)
-            if seat.blocked:
-                broker.blocked(seat.port, True)
-            if seat.closing:
-                broker.handle(seat.port, [words.Closing()], now_us)
-        self._seats.clear()
-        self._by_number.clear()
-        self._departed.clear()
-        self._unsettled.clear()
+        newest = {
+            lane: number_of(engine.transaction_newest(series_of(self._front_end, self._life, lane)))
+            for lane in LANES
+        }
+
+        def publish() -> None:
+            for lane, shipment in numbered:
+                for seat, command, *_ in shipment.items():
+                    if shipment.number > newest[lane]:
+                        self._move_publish(seat, command, broker, engine, now_us)
+                    elif command.tickets is not None and not seat.gone:
+                        seat.port.delivered(command.tickets)
+            for seat, command, *_ in gathered:
+                self._move_publish(seat, command, broker, engine, now_us)
+
+        self._seating.move_to(broker, now_us, publish)
 
     @staticmethod
     def _move_publish(
@@ -538,16 +434,6 @@ def _tickets_of(frame: Frame) -> "array[int]":
     if len(frame.body) % 4:
         raise violation(f"a {frame.kind.name} frame of {len(frame.body)} bytes", frame.position)
     return Body(frame).column("I", len(frame.body) // 4)
-
-
-def _ranges(offsets: Iterable[int]) -> Ranges:
-    ranges: Ranges = []
-    for offset in sorted(offsets):
-        if ranges and ranges[-1][1] == offset:
-            ranges[-1] = (ranges[-1][0], offset + 1)
-        else:
-            ranges.append((offset, offset + 1))
-    return ranges
 
 
 # Any: methods of the class that this module has.

@@ -27,12 +27,12 @@ class AwayLink(Link):
 
     def __init__(self, hello: Hello, dialer: "Dialer") -> None:
         super().__init__()
-        self._hello = hello
+        self.hello = hello
         self._dialer = dialer
         self._welcome = False
 
     def on_open(self) -> None:
-        self.write(encode_hello(self._hello))
+        self.write(encode_hello(self.hello))
 
     def on_frame(self, frame: Frame) -> None:
         if self._welcome:
@@ -73,6 +73,7 @@ class Dialer:
         self._target: tuple[TcpAddress, Hello] | None = None
         self._link: AwayLink | None = None  # the one that counts, welcome or not
         self._is_up = False
+        self._up_since = 0.0
         self._pause_seconds = PAUSE_SECONDS_MIN
         self._attempt: asyncio.Task[None] | None = None
         self._again: asyncio.TimerHandle | None = None
@@ -129,17 +130,19 @@ class Dialer:
             self._pause_seconds = min(2 * self._pause_seconds, PAUSE_SECONDS_MAX)
 
     def welcomed(self, link: AwayLink) -> None:
-        if self._target is None:
-            link.abort("there is no leader any more")
+        if self._target is None or self._target[1] != link.hello:
+            link.abort("this is not the leader any more")
             return
         self._link = link
         self._is_up = True
-        self._pause_seconds = PAUSE_SECONDS_MIN
+        self._up_since = self._loop.time()
         self._on_up(link)
 
     def link_ended(self, link: AwayLink, why: str) -> None:
         if link is self._link:
             self._link = None
+            if self._is_up and self._loop.time() - self._up_since > PAUSE_SECONDS_MAX:
+                self._pause_seconds = PAUSE_SECONDS_MIN
             self._down(why)
             self._try_again()
 

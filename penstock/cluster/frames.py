@@ -79,6 +79,11 @@ class Kind(IntEnum):
     SETTLED = 52
 
 
+CLAIM_DEAD: Final = 1  # of a CLAIM: held through the dead-letter door
+CLAIM_SETTLED: Final = 2  # of a CLAIM: held no more, the settlement follows
+WORDS_ACTIVE: Final = 1  # of WORDS: demands that were in force at the leader before
+WORDS_AGAIN: Final = 2  # of WORDS: settlements that may have been said before
+
 _KINDS: Final = {int(kind): kind for kind in Kind}
 
 
@@ -99,6 +104,7 @@ class Hello(NamedTuple):
     front_end: str  # the id of the follower
     secret: str
     term: int  # of the leader that it means to speak to
+    life: str = ""  # whoever has another one counts its shipments anew
 
 
 def violation(message: str, position: int, offending: Buffer = b"") -> PeerViolation:
@@ -143,7 +149,11 @@ def decode_hello(frame: Frame) -> Hello:
         )
     try:
         return Hello(
-            str(fields["kind"]), str(fields["front_end"]), str(fields["secret"]), int(fields["term"])
+            str(fields["kind"]),
+            str(fields["front_end"]),
+            str(fields["secret"]),
+            int(fields["term"]),
+            str(fields["life"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise violation(f"a hello that lacks or spoils {error}", frame.position) from None

@@ -357,6 +357,7 @@ class Front(Server):
         if self._host is not None:
             self._host.close()
             self._host = None
+        self._away.lost("this front-end begins anew")  # two of one name would push each other out
         self.home = self._away = self._make_away()
         self._throttled.clear()
         for connection in list(self._connections):
@@ -369,7 +370,8 @@ class Front(Server):
 
     def fail(self, error: EngineFailed) -> None:
         """The log says that it is of no use any more: somebody else writes it, most likely."""
-        if self._lost is None:
+        # A log that we have let go of may be told of again, by whoever still looks at it.
+        if self._lost is None and self._engine is not None and self._engine.failed is error:
             self._lost = error
             log.error("%s", error)
             self._stirred.set()

@@ -3,7 +3,7 @@
 Public names: `RelayHost`, whose face is
 
     RelayHost(broker, engine, *, secret, term, now_us, on_failed, connection_buffer_bytes, http=None,
-              expected=(), claims_seconds=10.0)
+              expected=(), claims_seconds=10.0, grace_seconds=1.0)
     await listen(address or socket)         where followers reach it; the real address is answered
     resumed(front_end)                      a front-end has claimed what its clients hold; this one too
     front_ends                              the ids of those that are linked
@@ -15,7 +15,9 @@ asking for a reply goes to the engine by number, once (see `lanes.py`).
 
 Rules that always hold:
   * One link for each front-end: a new one ends the one before it, which is not listened to any more.
-  * When a link ends, all its connections are lost for the broker, each by the rule of its protocol.
+  * When a link ends, and the front-end has not opened another one within `grace_seconds`, all its connections
+    are lost for the broker, each by the rule of its protocol. If it has, they go on: what their clients
+    hold stays with them, and no delivery is counted.
   * After a change of leaders nothing is handed out until every front-end that is `expected` has said what its
     clients hold, or `claims_seconds` are over.
   * A settlement is confirmed to a follower when it is durable, in the order in which it came.
@@ -29,144 +31,42 @@ import hmac
 import logging
 import socket
 import struct
-from array import array
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final
 
-from penstock.broker.batch import Batch
 from penstock.broker.broker import Broker
-from penstock.broker.policy import QueueNameError
 from penstock.broker.words import Consume, Where
-from penstock.cluster.columns import pack_batches, unpack_ranges
+from penstock.cluster.columns import unpack_ranges
 from penstock.cluster.frames import (
+    CLAIM_DEAD,
+    CLAIM_SETTLED,
+    WORDS_ACTIVE,
+    WORDS_AGAIN,
     Body,
     Frame,
     Hello,
     Kind,
-    decode_hello,
     decode_json,
     encode_frame,
-    encode_json,
-    text_bytes,
     violation,
 )
-from penstock.cluster.lanes import AGAIN, MAIN, number_of, series_of, unpack_shipment
-from penstock.cluster.link import Link
+from penstock.cluster.host_link import HostLink
 from penstock.cluster.pipe import LeaderPipes
 from penstock.cluster.remote import RemotePort
 from penstock.cluster.sayings import NO_NUMBER, unpack_words
+from penstock.cluster.storing import Storing
 from penstock.engines.interface import (
-    DiskFull,
     Engine,
-    EngineError,
     EngineFailed,
-    EngineRefused,
-    QueueFull,
-    QueueUnknown,
-    TransactionDone,
 )
 from penstock.server.address import Address, TcpAddress
-
-LINK_BUFFER_BYTES: Final = 4 << 20
-"""What may wait in the buffer of one link. Beyond, all connections behind it count as blocked."""
 
 log = logging.getLogger("penstock.relay")
 
 _NUMBER: Final = struct.Struct("<q")
 _ROOM: Final = struct.Struct("<qqq")
 _COUNT: Final = struct.Struct("<I")
-
-
-class HostLink(Link):
-    """The leader's end of a link."""
-
-    def __init__(self, host: "RelayHost") -> None:
-        super().__init__()
-        self._host = host
-        self.front_end = ""  # empty until its hello was accepted
-        self.ports: dict[int, RemotePort] = {}
-        self.epochs = {MAIN: 0, AGAIN: 0}
-        self.words_number = NO_NUMBER  # the last that came
-        self.is_full = False
-        self._shout: tuple[str, Batch, list[int]] | None = None  # a broadcast, and for whom
-
-    def on_open(self) -> None:
-        assert self._transport is not None
-        self._transport.set_write_buffer_limits(high=LINK_BUFFER_BYTES)
-
-    def on_frame(self, frame: Frame) -> None:
-        if not self.front_end:
-            self._host.greet(self, decode_hello(frame))
-            return
-        handler = _HANDLERS.get(frame.kind)
-        if handler is None:
-            raise violation(f"a {frame.kind.name} frame, which is not the follower's to send", frame.position)
-        try:
-            handler(self._host, self, frame)
-        except EngineFailed as error:
-            self._host.on_failed(error)
-
-    def on_received(self) -> None:
-        self._host.confirm_soon()
-
-    def on_lost(self, why: str) -> None:
-        self._host.link_lost(self, why)
-
-    def pause_writing(self) -> None:
-        self._full(True)
-
-    def resume_writing(self) -> None:
-        self._full(False)
-
-    def _full(self, full: bool) -> None:
-        self.is_full = full
-        for port in self.ports.values():
-            self._host.block(port, full or port.blocked)
-
-    def refuse(self, why: str) -> None:
-        self.write(encode_frame(Kind.WELCOME, encode_json({"refused": why})))
-        self.close(why)
-
-    def port(self, frame: Frame) -> RemotePort:
-        found = self.ports.get(frame.port)
-        if found is None:
-            raise violation(f"a {frame.kind.name} frame of port {frame.port}: there is none", frame.position)
-        return found
-
-    def write(self, frame: bytes) -> None:
-        if self._shout is not None:
-            self._end_shout()
-        super().write(frame)
-
-    def flush(self) -> None:
-        if self._shout is not None:
-            self._end_shout()
-        super().flush()
-
-    def broadcast(self, port: int, queue: str, batch: Batch) -> None:
-        """What all consumers of a queue hear travels once to those of one front-end."""
-        if self._shout is not None and self._shout[1] is batch:
-            self._shout[2].append(port)
-            return
-        if self._shout is not None:
-            self._end_shout()
-        self._shout = (queue, batch, [port])
-        self.flush_soon()
-
-    def _end_shout(self) -> None:
-        assert self._shout is not None
-        queue, batch, ports = self._shout
-        self._shout = None
-        super().write(
-            encode_frame(
-                Kind.BROADCAST,
-                text_bytes(queue),
-                _COUNT.pack(len(ports)),
-                array("I", ports).tobytes(),
-                *pack_batches([batch], batch.protocol),
-            )
-        )
 
 
 class RelayHost:
@@ -185,6 +85,7 @@ class RelayHost:
         http: Address | None = None,
         expected: Collection[str] = (),
         claims_seconds: float = 10.0,
+        grace_seconds: float = 1.0,
     ) -> None:
         self._broker = broker
         self._engine = engine
@@ -198,15 +99,19 @@ class RelayHost:
         self._server: asyncio.Server | None = None
         self._links: dict[str, HostLink] = {}
         self._strangers: set[HostLink] = set()  # links without a hello so far
-        self._newest: dict[str, int] = {}  # of each lane, the last number that was stored
+        self._storing = Storing(broker, engine, now_us)
         self._unconfirmed: dict[HostLink, None] = {}
+        self._undurable: list[tuple[HostLink, RemotePort, bytes]] = []  # deliveries that wait for the disk
+        self._claims: dict[RemotePort, list[Frame]] = {}  # that wait until all settlements are known
         self._confirming = False
         self._confirm_wanted = False
         self._expected = set(expected)
         self._patience: asyncio.TimerHandle | None = None
+        self._claims_seconds = claims_seconds
+        self._grace_seconds = grace_seconds
+        self._parked: dict[str, tuple[asyncio.TimerHandle, list[RemotePort]]] = {}  # of links that have ended
         if self._expected:
-            broker.wait_for_claims(True)
-            self._patience = self._loop.call_later(claims_seconds, self._wait_no_longer)
+            self._wait_for_claims()
 
     # --- links -----------------------------------------------------------------------------------
 
@@ -237,11 +142,12 @@ class RelayHost:
         elif hello.kind != "words" or not hello.front_end:
             link.refuse(f"there are no links of kind {hello.kind!r}")
         else:
-            before = self._links.get(hello.front_end)
+            before = self._links.pop(hello.front_end, None)
             if before is not None:
                 before.abort("the front-end has opened another link")
-                self._left(before)
-            link.front_end = hello.front_end
+                self._park(before)
+            self._come_again(hello.front_end)
+            link.front_end, link.life = hello.front_end, hello.life
             self._links[hello.front_end] = link
             link.trust()
             link.write(encode_frame(Kind.WELCOME))
@@ -252,30 +158,65 @@ class RelayHost:
         if self._links.get(link.front_end) is link:
             del self._links[link.front_end]
             log.warning("the link to front-end %s has ended: %s", link.front_end, why)
-        self._left(link)
+            self._park(link)
 
-    def _left(self, link: HostLink) -> None:
-        """Its connections are lost."""
+    def _park(self, link: HostLink) -> None:
+        """Its connections get nothing any more, and may come again."""
         self._unconfirmed.pop(link, None)
-        ports, link.ports = link.ports, {}
+        ports, link.ports = list(link.ports.values()), {}
+        if not ports:
+            return
+        for port in ports:
+            self._claims.pop(port, None)
+            port.blocked = True
+            self.block(port, True)
+        timer = self._loop.call_later(self._grace_seconds, self._detach_parked, link.front_end, True)
+        former = self._parked.pop(link.front_end, None)
+        if former is not None:
+            former[0].cancel()
+            ports += former[1]
+        self._parked[link.front_end] = timer, ports
+
+    def _come_again(self, front_end: str) -> None:
+        """A front-end is back in time: nothing is handed out until it has said what its clients hold."""
+        if front_end in self._parked:
+            self._expected.add(front_end)
+            self._wait_for_claims()
+            self._detach_parked(front_end, False)
+
+    def _detach_parked(self, front_end: str, lost: bool) -> None:
+        timer, ports = self._parked.pop(front_end)
+        timer.cancel()
         now_us = self._now_us()
         try:
-            for port in ports.values():
-                self._broker.detach(port, now_us)
+            for port in ports:
+                self._broker.detach(port, now_us, lost=lost)
         except EngineFailed as error:
             self.on_failed(error)
+
+    def _wait_for_claims(self) -> None:
+        self._broker.wait_for_claims(True)
+        if self._patience is None:
+            self._patience = self._loop.call_later(self._claims_seconds, self._wait_no_longer)
 
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
         if self._patience is not None:
             self._patience.cancel()
+        for timer, _ in self._parked.values():
+            timer.cancel()
+        self._parked.clear()
+        self._claims.clear()
         self._pipes.close()
         links, self._links = [*self._links.values(), *self._strangers], {}
         for link in links:
             # What their clients hold is not lost: they claim it from the next leader.
             link.ports = {}
             link.close("this front-end leads no more")
+        # Whoever comes for a confirmation now finds none to be had: the log may be closed already.
+        self._unconfirmed.clear()
+        self._undurable.clear()
 
     # --- after a change of leaders -----------------------------------------------------------------
 
@@ -285,6 +226,11 @@ class RelayHost:
         if not self._expected and self._patience is not None:
             self._patience.cancel()
             self._patience = None
+            try:
+                for port in list(self._claims):
+                    self._claim_waiting(port)
+            except EngineFailed as error:
+                self.on_failed(error)
             self._broker.wait_for_claims(False)
 
     def _wait_no_longer(self) -> None:
@@ -299,11 +245,27 @@ class RelayHost:
         self.resumed(link.front_end)
 
     def _claim(self, link: HostLink, frame: Frame) -> None:
+        """What a client holds, or held when it settled it.
+
+        Where others may still tell of settlements, it waits for them: what one client had rejected may be
+        what another one has as a dead letter.
+        """
         port = link.port(frame)
+        if self._expected and not frame.flag & CLAIM_SETTLED:
+            own = frame._replace(body=memoryview(bytes(frame.body)))
+            self._claims.setdefault(port, []).append(own)
+        else:
+            self._claim_now(port, frame)
+
+    def _claim_now(self, port: RemotePort, frame: Frame) -> None:
         body = Body(frame)
         queue, origin, ranges = body.text(), body.short(), unpack_ranges(body)
         body.end()
-        self._broker.claim(port, queue, bool(frame.flag), origin, ranges, self._now_us())
+        self._broker.claim(port, queue, bool(frame.flag & CLAIM_DEAD), origin, ranges, self._now_us())
+
+    def _claim_waiting(self, port: RemotePort) -> None:
+        for frame in self._claims.pop(port, ()):
+            self._claim_now(port, frame)
 
     # --- connections -------------------------------------------------------------------------------
 
@@ -320,7 +282,7 @@ class RelayHost:
                 Where(fields["lost_to"]),
                 str(fields["peer"]),
                 int(fields["connected_us"]),
-                self._buffer_bytes,
+                min(self._buffer_bytes, int(fields["buffer_bytes"])),
                 int(fields["count_room"]),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -331,7 +293,9 @@ class RelayHost:
             self.block(port, True)
 
     def _detach(self, link: HostLink, frame: Frame) -> None:
-        self._broker.detach(link.port(frame), self._now_us())
+        port = link.port(frame)
+        self._claim_waiting(port)
+        self._broker.detach(port, self._now_us())
         del link.ports[frame.port]
 
     def block(self, port: RemotePort, blocked: bool) -> None:
@@ -357,7 +321,9 @@ class RelayHost:
         port = link.port(frame)
         number, commands = unpack_words(Body(frame))
         now_us = self._now_us()
-        if frame.flag:
+        if number != NO_NUMBER and not frame.flag & WORDS_AGAIN:
+            self._claim_waiting(port)  # It settles what it holds.
+        if frame.flag & WORDS_ACTIVE:
             for command in commands:
                 if isinstance(command, Consume):
                     self._broker.rejoin(port, command, now_us)
@@ -373,8 +339,16 @@ class RelayHost:
         body.end()
         self._broker.take_back(link.port(frame), queue, bool(frame.flag), ranges, self._now_us())
 
+    def is_durable(self, queue: str, offset_end: int) -> bool:
+        return self._engine.durable_end(queue) >= offset_end
+
+    def write_when_durable(self, link: HostLink, port: RemotePort, frame: bytes) -> None:
+        port.undurable += 1
+        self._undurable.append((link, port, frame))
+        self.confirm_soon()
+
     def confirm_soon(self) -> None:
-        if self._unconfirmed and not self._confirming and not self._confirm_wanted:
+        if (self._unconfirmed or self._undurable) and not self._confirming and not self._confirm_wanted:
             self._confirm_wanted = True
             self._loop.call_soon(self._confirm)
 
@@ -383,88 +357,45 @@ class RelayHost:
         self._confirm_wanted = False
         told = [(link, link.words_number) for link in self._unconfirmed]
         self._unconfirmed.clear()
-        if not told:
+        deliveries, self._undurable = self._undurable, []
+        if not told and not deliveries:
             return
         self._confirming = True
         try:
-            self._engine.confirm(self._now_us(), partial(self._confirmed, told))
+            self._engine.confirm(self._now_us(), partial(self._confirmed, told, deliveries))
         except EngineFailed as error:
             self.on_failed(error)
 
-    def _confirmed(self, told: list[tuple[HostLink, int]], error: EngineFailed | None) -> None:
+    def _confirmed(
+        self,
+        told: list[tuple[HostLink, int]],
+        deliveries: list[tuple[HostLink, RemotePort, bytes]],
+        error: EngineFailed | None,
+    ) -> None:
         self._confirming = False
         if error is not None:
             return
+        for link, port, frame in deliveries:
+            port.undurable -= 1
+            if link.is_open:
+                link.write(frame)
         for link, number in told:
             if link.is_open:
                 link.write(encode_frame(Kind.SETTLED, _NUMBER.pack(number)))
         self.confirm_soon()
 
-    # --- messages ------------------------------------------------------------------------------------
-
     def _publish(self, link: HostLink, frame: Frame) -> None:
-        lane = frame.flag
-        epoch, number, parts = unpack_shipment(frame)
-        if epoch != link.epochs[lane]:
-            return  # It was behind a shipment that was refused: the follower sends it again.
-        series = series_of(link.front_end, lane)
-        newest = self._newest.get(series)
-        if newest is None:
-            newest = self._newest[series] = number_of(self._engine.transaction_newest(series))
-        now_us = self._now_us()
-        stored = partial(self._stored, link, lane, number)
-        if number <= newest:
-            # It was stored under an earlier link; whether that is durable is not known here.
-            self._engine.confirm(now_us, stored)
-            return
-        refusal: EngineError | QueueNameError
-        for at, (queue, _) in enumerate(parts):
-            try:
-                self._broker.check_name(queue)
-            except (EngineRefused, QueueNameError) as error:
-                self._refuse(link, lane, number, [at], error)
-                return
+        self._storing.publish(link, frame)
+
+    def hear(self, link: HostLink, frame: Frame) -> None:
+        """A frame of a follower that is known."""
+        handler = _HANDLERS.get(frame.kind)
+        if handler is None:
+            raise violation(f"a {frame.kind.name} frame, which is not the follower's to send", frame.position)
         try:
-            self._engine.transact(f"{series}{number}", parts, now_us, stored)
-        except (DiskFull, QueueFull, EngineRefused) as error:
-            refusal = error
-        else:
-            self._newest[series] = number
-            for queue, _ in parts:
-                self._broker.stir(queue)
-            return
-        self._refuse(link, lane, number, self._at_fault(parts, refusal), refusal)
-
-    def _at_fault(self, parts: list[tuple[str, Batch]], error: EngineError) -> list[int]:
-        """For the sake of which parts a shipment was refused; none: nobody knows."""
-        if isinstance(error, DiskFull) or len(parts) == 1:
-            return list(range(len(parts)))
-        if isinstance(error, QueueFull):
-            return [at for at, (queue, batch) in enumerate(parts) if self._is_full(queue, len(batch.payload))]
-        return []
-
-    def _is_full(self, queue: str, payload_bytes: int) -> bool:
-        bytes_max = self._broker.policies.for_queue(queue).max_bytes
-        if not bytes_max:
-            return False
-        try:
-            living_bytes = self._engine.describe(queue).bytes
-        except QueueUnknown:
-            living_bytes = 0
-        return living_bytes + payload_bytes > bytes_max
-
-    def _refuse(
-        self, link: HostLink, lane: int, number: int, parts: list[int], error: EngineError | QueueNameError
-    ) -> None:
-        link.epochs[lane] += 1
-        full = isinstance(error, DiskFull | QueueFull)
-        fields = {"number": number, "parts": parts, "full": full, "text": str(error)}
-        link.write(encode_frame(Kind.REFUSED, encode_json(fields), flag=lane))
-
-    @staticmethod
-    def _stored(link: HostLink, lane: int, number: int, result: TransactionDone | EngineError | None) -> None:
-        if link.is_open and not isinstance(result, EngineError):
-            link.write(encode_frame(Kind.STORED, _NUMBER.pack(number), flag=lane))
+            handler(self, link, frame)
+        except EngineFailed as error:
+            self.on_failed(error)
 
 
 _HANDLERS: Final[dict[Kind, Callable[[RelayHost, HostLink, Frame], None]]] = {

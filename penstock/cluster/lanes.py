@@ -1,7 +1,7 @@
 """Lanes: how published messages travel from a follower to the leader, in order, and are stored once.
 
-Public names: `Item`, `Part`, `Shipment`, `Lane`, `pack_shipment`, `unpack_shipment`, `series_of`,
-`number_of`.
+Public names: `Item`, `Part`, `Shipment`, `Lane`, `pack_shipment`, `unpack_shipment`, `halves_of`,
+`series_of`, `number_of`.
 
 What the connections of a follower publish in one turn of its loop becomes a *shipment*: a number, and a batch
 for each queue. A lane counts its shipments from 0; the leader stores them in that order, each as one
@@ -15,10 +15,12 @@ Rules that always hold:
   * A refused shipment was not stored, and none behind it in its lane: the leader ignores what was sent before
     the follower heard of it (`epoch`, which begins with 0 on every link). The follower takes all of them
     back, and their batches travel again under new numbers.
-  * A number that was stored is never used for anything else.
+  * A number that was stored is never used for anything else. Whoever begins to count anew does so in a new
+    life, under keys that were never used.
 """
 
 import struct
+from array import array
 from collections import deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
@@ -29,7 +31,7 @@ from penstock.cluster.columns import pack_batches, unpack_batch
 from penstock.cluster.frames import Body, Frame, Kind, encode_frame, text_bytes
 from penstock.cluster.seats import Seat
 
-MAIN, AGAIN = 0, 1
+MAIN, AGAIN = LANES = 0, 1
 SHIPMENT_BYTES: Final = 1 << 20
 """About how much payload goes into one; a larger batch goes alone."""
 
@@ -41,6 +43,7 @@ class Item(NamedTuple):
 
     seat: Seat
     publish: Publish
+    late_us: int = 0  # a request: when nobody waits for its answer any more; 0: no limit
     alone: bool = False  # in a shipment of its own: one with others was refused, nobody knows for whose sake
 
 
@@ -116,6 +119,10 @@ class Lane:
         back.reverse()
         return back
 
+    def clear(self) -> None:
+        self.sent.clear()
+        self.payload_bytes = 0
+
     def _left(self, shipment: Shipment) -> Shipment:
         self.payload_bytes -= shipment.payload_bytes
         return shipment
@@ -136,14 +143,32 @@ def unpack_shipment(frame: Frame) -> tuple[int, int, list[tuple[str, Batch]]]:
     epoch, number, count = body.numbers(_SHIPMENT)
     parts = [(body.text(), unpack_batch(body)) for _ in range(count)]
     body.end()
-    if frame.flag not in (MAIN, AGAIN) or not parts:
+    if frame.flag not in LANES or not parts:
         raise body.bad(f"{count} parts in lane {frame.flag}")
     return epoch, number, parts
 
 
-def series_of(front_end: str, lane: int) -> str:
+def halves_of(publish: Publish) -> list[Publish]:
+    """The same messages in two batches."""
+    batch, tickets = publish.batch, publish.tickets
+    middle = len(batch) // 2
+    halves = []
+    for lo, hi in ((0, middle), (middle, len(batch))):
+        start = batch.bounds[lo]
+        part = Batch(
+            batch.payload[start : batch.bounds[hi]],
+            array("i", [bound - start for bound in batch.bounds[lo : hi + 1]]),
+            batch.ttl_seconds[lo:hi] if batch.ttl_seconds is not None else None,
+            batch.retries[lo:hi] if batch.retries is not None else None,
+            protocol=batch.protocol,
+        )
+        halves.append(Publish(publish.queue, part, tickets[lo:hi] if tickets is not None else None))
+    return halves
+
+
+def series_of(front_end: str, life: str, lane: int) -> str:
     """What the keys of a lane's transactions begin with."""
-    return f"relay/{front_end}/{lane}/"
+    return f"relay/{front_end}/{life}.{lane}/"
 
 
 def number_of(key: str | None) -> int:

@@ -46,7 +46,8 @@ LINGER_SECONDS: Final = 1.0
 
 log = logging.getLogger("penstock.relay")
 
-LeaderOf = Callable[[], tuple[TcpAddress, str, int] | None]
+Leader = tuple[TcpAddress, str, int]
+LeaderOf = Callable[[], Leader | None]
 
 _PROBLEM: Final = json.dumps(
     {
@@ -72,13 +73,17 @@ class End(asyncio.BufferedProtocol):
     def __init__(self, on_lost: Callable[["End"], None] | None = None) -> None:
         self.transport: asyncio.Transport | None = None
         self._peer: End | None = None
+        self._early = b""  # what came before there was a peer
         self._on_lost = on_lost
 
     def tie(self, peer: "End") -> None:
         """From now on these two are one pipe."""
         self._peer = peer
         peer._peer = self
-        for end in (self, peer):
+        for end, other in ((self, peer), (peer, self)):
+            early, end._early = end._early, b""
+            if early:
+                other.write(early)
             if end.transport is not None and not end.transport.is_closing():
                 end.transport.resume_reading()
 
@@ -95,6 +100,10 @@ class End(asyncio.BufferedProtocol):
     def read(self, data: bytes) -> None:
         if self._peer is not None:
             self._peer.write(data)
+        elif self.transport is not None:
+            # uvloop begins to read after `connection_made`, also where that has asked it not to.
+            self._early += data
+            self.transport.pause_reading()
 
     def write(self, data: bytes) -> None:
         if self.transport is not None and not self.transport.is_closing():
@@ -180,6 +189,7 @@ class _ClientEnd(End):
     def __init__(self, pipe: "HttpPipe") -> None:
         super().__init__(pipe.left)
         self._pipe = pipe
+        self.leader: Leader | None = None  # who is to answer
         self._leaderless = False
         self._linger: asyncio.TimerHandle | None = None
 
@@ -194,6 +204,8 @@ class _ClientEnd(End):
         self._leaderless = True
         if self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
+            if self._early:
+                self.read(b"")
 
     def read(self, data: bytes) -> None:
         if not self._leaderless:
@@ -217,10 +229,11 @@ class HttpPipe:
         self._door = door
         self._leader = leader
         self._loop = asyncio.get_running_loop()
-        self._ends: set[End] = set()
+        self._ends: set[_ClientEnd] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._closed = False
+        self._is_out = False  # the leader could not be reached when it was last tried
         self._keep(self._listen())
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
@@ -246,6 +259,7 @@ class HttpPipe:
         if found is None:
             client.answer_leaderless()
             return
+        client.leader = found
         address, secret, term = found
         link: _LeaderEnd | None = None
         try:
@@ -259,10 +273,21 @@ class HttpPipe:
         if why or link is None or client.transport is None:
             if link is not None:
                 link.abort()
-            log.info("HTTP has no way to the leader at %s: %s", address, why or "the client has left")
+            if why and not self._is_out:
+                self._is_out = True  # One line for an outage: clients try again and again.
+                log.info("HTTP has no way to the leader at %s: %s", address, why)
             client.answer_leaderless()
             return
+        self._is_out = False
         client.tie(link)
+
+    def leader_changed(self) -> None:
+        """Who waits for the answer of a former leader would wait in vain: that one may stand still."""
+        leader = self._leader()
+        if leader is not None:
+            for end in list(self._ends):
+                if end.leader not in (None, leader):
+                    end.close()
 
     def close(self) -> None:
         """Nobody is let in any more, and all connections end."""

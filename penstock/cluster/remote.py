@@ -7,6 +7,8 @@ delivered and what the follower has told: bytes that have left its buffers, and 
 places for (`told_room`).
 
 Rules that always hold:
+  * A message travels when it is durable, not before. Otherwise a crash of the leader would leave it with a
+    client and with its sender, who sends it again: the client would get it twice.
   * Never more is under way to a client than its buffer may hold, whatever the link holds besides.
   * A port whose link has ended takes nothing and says nothing; the broker is about to be told.
 """
@@ -34,6 +36,10 @@ class PortLink(Protocol):
 
     def write(self, frame: bytes) -> None: ...
 
+    def is_durable(self, queue: str, offset_end: int) -> bool: ...
+
+    def write_when_durable(self, port: "RemotePort", frame: bytes) -> None: ...
+
     def broadcast(self, port: int, queue: str, batch: Batch) -> None: ...
 
 
@@ -60,6 +66,7 @@ class RemotePort:
         self.number = number
         self.is_held = False  # not read from
         self.blocked = False  # its client does not read
+        self.undurable = 0  # deliveries that wait for the disk
         self._link = link
         self._buffer_bytes = buffer_bytes
         self._bytes = 0  # delivered
@@ -84,10 +91,17 @@ class RemotePort:
     # --- words -----------------------------------------------------------------------------------
 
     def deliver(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> None:
+        offset_end = 0
         for piece in slices:
             self._bytes += piece.payload_bytes
             self._count += len(piece)
-        self._say(Kind.DELIVER, text_bytes(queue), _TIME.pack(now_us), *pack_slices(slices), flag=dead)
+            offset_end = max(offset_end, piece.offset_end)
+        body = [text_bytes(queue), _TIME.pack(now_us), *pack_slices(slices)]
+        frame = encode_frame(Kind.DELIVER, *body, port=self.number, flag=dead)
+        if self.undurable or not self._link.is_durable(queue, offset_end):
+            self._link.write_when_durable(self, frame)
+        else:
+            self._link.write(frame)
 
     def consuming(self, queue: str, dead: bool) -> None:
         self._say(Kind.CONSUMING, queue.encode(), flag=dead)

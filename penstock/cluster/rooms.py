@@ -26,7 +26,7 @@ class Rooms:
     """See the module's docstring."""
 
     def __init__(self, buffer_bytes: int) -> None:
-        self._buffer_bytes = buffer_bytes
+        self.buffer_bytes = buffer_bytes
         self._tell_bytes = buffer_bytes // 4
         self._loop = asyncio.get_running_loop()
         self._link: AwayLink | None = None
@@ -74,7 +74,7 @@ class Rooms:
         if seat.gone:
             return
         port = seat.port
-        waiting_bytes = max(self._buffer_bytes - port.bytes_room(), 0)
+        waiting_bytes = max(self.buffer_bytes - port.bytes_room(), 0)
         drained = max(seat.received_bytes - waiting_bytes, seat.told_bytes)
         room = port.count_room()
         believed = seat.told_room - (seat.received_count - seat.told_count)

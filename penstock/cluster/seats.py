@@ -1,12 +1,13 @@
 """Seat: what a follower remembers of one connection, so that a new leader can go on with it.
 
-Public names: `Seat`, `Demand`, `Saying`, `Held`.
+Public names: `Seat`, `Demand`, `Saying`, `Held`, `Door`, `Claim`.
 
 Rules that always hold:
   * What a client has and has not settled is in `holds`, with the origin of its ids.
   * A connection is read from while no reason against it is set (`Held`); the port hears only of changes.
 """
 
+from array import array
 from collections import deque
 from enum import IntFlag
 
@@ -17,6 +18,7 @@ from penstock.broker.ranges import RangeMap
 from penstock.broker.words import Ranges
 
 Door = tuple[str, bool]  # queue, and whether its dead letters
+Claim = tuple[Door, bytes, Ranges]  # what is held through a door, of messages whose ids begin so
 
 
 class Held(IntFlag):
@@ -48,7 +50,7 @@ class Saying:
         number: int,
         seat: "Seat",
         commands: list[words.Command],
-        claims: list[tuple[Door, bytes, Ranges]],
+        claims: list[Claim],
     ) -> None:
         self.number = number
         self.seat = seat
@@ -112,6 +114,23 @@ class Seat:
         if bool(before) != bool(self.held) and not self.gone:
             self.port.hold(bool(self.held))
 
+    def leave(self) -> None:
+        """The connection is gone."""
+        self.gone = True
+        self.demands.clear()
+        self.holds.clear()
+        self.asked.clear()
+
+    def begin_link(self) -> None:
+        """What is received and told is counted for each link."""
+        self.received_bytes = self.received_count = self.told_bytes = self.told_count = 0
+
+    def end_asked(self) -> None:
+        """Nobody answers its requests any more."""
+        if self.asked:
+            asked, self.asked = self.asked, set()
+            self.port.undelivered(array("I", sorted(asked)))
+
     def took(self, door: Door, slices: list[Slice]) -> None:
         """Messages that the client has from now on."""
         holds = self.holds.get(door)
@@ -143,7 +162,7 @@ class Seat:
             del self.holds[door]
         return gone
 
-    def claims(self) -> list[tuple[Door, bytes, Ranges]]:
+    def claims(self) -> list[Claim]:
         """All that the client holds, by door and origin."""
         found: dict[tuple[Door, bytes], Ranges] = {}
         for door, holds in self.holds.items():

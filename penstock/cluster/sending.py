@@ -22,8 +22,10 @@ from typing import Final
 
 from penstock.broker.words import Publish
 from penstock.cluster.away_link import AwayLink
-from penstock.cluster.lanes import AGAIN, MAIN, SHIPMENT_BYTES, Item, Lane, Shipment
+from penstock.cluster.lanes import AGAIN, MAIN, SHIPMENT_BYTES, Item, Lane, Shipment, halves_of
 from penstock.cluster.seats import Held, Seat
+
+SECOND_US: Final = 1_000_000
 
 WINDOW_BYTES: Final = 8 << 20
 """How much payload may be on its way or gathered before connections that publish are held."""
@@ -72,11 +74,12 @@ class Sending:
 
     # --- in --------------------------------------------------------------------------------------
 
-    def publish(self, seat: Seat, command: Publish) -> None:
+    def publish(self, seat: Seat, command: Publish, now_us: int) -> None:
         if seat.waiting:
             seat.waiting.append(command)
             return
-        self._gathered.append(Item(seat, command))
+        late_us = now_us + command.timeout_seconds * SECOND_US if command.timeout_seconds else 0
+        self._gathered.append(Item(seat, command, late_us))
         self._gathered_bytes += len(command.batch.payload)
         seat.gathered += 1
         seat.unstored += 1
@@ -108,7 +111,7 @@ class Sending:
         gathered = self._gathered
         while gathered and size < SHIPMENT_BYTES:
             item = gathered[0]
-            seat, publish, alone = item
+            seat, publish, _, alone = item
             more = len(publish.batch.payload)
             if items and (alone or publish.wants_reply or size + more > SHIPMENT_BYTES):
                 break
@@ -140,7 +143,7 @@ class Sending:
             return
         for shipment in self._main.stored(number):
             for part in shipment.parts:
-                for seat, publish, _ in part.items:
+                for seat, publish, *_ in part.items:
                     seat.unstored -= 1
                     if seat.gone:
                         continue
@@ -156,7 +159,7 @@ class Sending:
 
     def _waited(self, shipment: Shipment) -> None:
         """There was room for the first that waits of a connection."""
-        ((seat, publish, _),) = shipment.items()
+        ((seat, publish, *_),) = shipment.items()
         if seat.gone:
             return
         seat.waiting.popleft()
@@ -170,12 +173,14 @@ class Sending:
             seat.hold(Held.REFUSED, False)
             self._may_finish(seat)
 
-    def refused(self, lane_flag: int, number: int, fault: set[int], full: bool, text: str) -> None:
+    def refused(
+        self, lane_flag: int, number: int, fault: set[int], full: bool, never: bool, text: str
+    ) -> None:
         """A shipment was not stored for the sake of some of its parts (none: nobody knows which), and none
-        behind it."""
+        behind it. `never`: one of these is larger than its queue may be."""
         if lane_flag == AGAIN:
             for shipment in self._again.refused(number):
-                self._refused_again(shipment, full, text)
+                self._refused_again(shipment, full, never, text)
             self.retry()
             return
         back = self._main.refused(number)
@@ -223,9 +228,12 @@ class Sending:
         if seat.finishing:
             self._may_finish(seat)
 
-    def _refused_again(self, shipment: Shipment, full: bool, text: str) -> None:
-        ((seat, publish, _),) = shipment.items()
-        if full:
+    def _refused_again(self, shipment: Shipment, full: bool, never: bool, text: str) -> None:
+        ((seat, publish, *_),) = shipment.items()
+        if never and len(publish.batch) > 1 and not seat.gone:
+            seat.waiting.popleft()
+            seat.waiting.extendleft(reversed(halves_of(publish)))
+        elif full:
             self._full.add(publish.queue)
         elif not seat.gone:
             seat.waiting.popleft()
@@ -234,10 +242,18 @@ class Sending:
 
     # --- what waits for room -----------------------------------------------------------------------
 
-    def tick(self) -> None:
-        """Some times a second: there may be room."""
+    def tick(self, now_us: int) -> None:
+        """Some times a second: there may be room; and requests do not wait for a leader for ever."""
         self._full.clear()
         self.retry()
+        if self._link is None and any(0 < item.late_us <= now_us for item in self._gathered):
+            late = [item for item in self._gathered if 0 < item.late_us <= now_us]
+            self._gathered = deque(item for item in self._gathered if not 0 < item.late_us <= now_us)
+            for item in late:
+                self._gathered_bytes -= len(item.publish.batch.payload)
+                item.seat.gathered -= 1
+                item.seat.unstored -= 1
+                self._drop(item.seat, item.publish, "there was no leader in time")
 
     def retry(self) -> None:
         """Send the next that waits, of the connection whose turn it is."""
@@ -271,5 +287,10 @@ class Sending:
         for seat in [*self._held, *self._refused]:
             seat.waiting.clear()
             seat.hold(Held.WINDOW | Held.REFUSED, False)
-        self.__init__(self._say_request, self._may_finish)  # type: ignore[misc]
+        for lane in (self._main, self._again):
+            lane.clear()
+        self._gathered.clear()
+        self._gathered_bytes = 0
+        self._held.clear()
+        self._refused.clear()
         return numbered, others

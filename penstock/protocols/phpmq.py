@@ -138,12 +138,17 @@ class Limits:
 LIMITS = Limits()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Sent:
     """A run of messages (001) for one queue."""
 
     queue: str
     batch: Batch
+
+    # Written out, see `broker/batch.py`.
+    def __init__(self, queue: str, batch: Batch) -> None:
+        self.queue = queue
+        self.batch = batch
 
 
 @dataclass(slots=True)
@@ -165,7 +170,7 @@ class Dispatched:
     ids: Sequence[bytes]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Settled:
     """A run of verdicts of one kind (004, 005 or 006) on messages of one queue whose ids are equally long."""
 
@@ -175,6 +180,16 @@ class Settled:
     id_bytes: int  # of each
     count: int
     ttl_seconds: int = 0  # 005 only: the new TTL, 0 for none
+
+    def __init__(
+        self, type_: MessageType, queue: str, joined: bytes, id_bytes: int, count: int, ttl_seconds: int = 0
+    ) -> None:
+        self.type_ = type_
+        self.queue = queue
+        self.joined = joined
+        self.id_bytes = id_bytes
+        self.count = count
+        self.ttl_seconds = ttl_seconds
 
     @property
     def ids(self) -> list[bytes]:

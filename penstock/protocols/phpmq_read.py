@@ -142,7 +142,7 @@ class Reader:
             # One copy of the chunk costs a tenth of what slicing a memoryview for each content would. The
             # byte before `at` stays, because a step may give it back.
             start = max(at - 1, 0)
-            data = bytes(memoryview(data)[start:])
+            data = bytes(memoryview(data)[start:]) if start else bytes(data)
             self._position += start
             at -= start
         if self._partial is not None or self._step is not _Step.HEADER:

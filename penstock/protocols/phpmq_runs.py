@@ -20,6 +20,7 @@ from array import array
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate
+from typing import Final
 
 from penstock.broker.batch import Batch
 from penstock.broker.ids import ID_DIGITS
@@ -42,6 +43,9 @@ from penstock.protocols.phpmq import (
 
 if COMPILED:
     from penstock.protocols import loops
+
+MESSAGE: Final = MessageType.MESSAGE  # what comes with every chunk is looked up once
+DISPATCH: Final = MessageType.DISPATCH
 
 _GROUP = 32  # equal messages that are taken apart together
 _WALK = 256  # messages that are walked over before equal ones are looked for again
@@ -70,16 +74,18 @@ class Run:
         self.ttls += [0] * (len(self.sizes) - count - len(self.ttls)) + [ttl_seconds] * count
 
     def event(self) -> Event:
-        if self.type_ in SETTLEMENTS:
-            joined = b"".join(self.ids)
+        type_ = self.type_
+        if type_ is not MESSAGE and type_ in SETTLEMENTS:
+            joined = self.ids[0] if len(self.ids) == 1 else b"".join(self.ids)
             # An empty id can be told only by its place in the list, and never comes in one piece with others.
             count = len(joined) // self.id_bytes if self.id_bytes else len(self.ids)
-            return Settled(self.type_, self.queue, joined, self.id_bytes, count, self.ttl_seconds)
-        batch = Batch(b"".join(self.payloads), _bounds_of(self.sizes), protocol=PROTOCOL)
-        if any(self.ttls):
+            return Settled(type_, self.queue, joined, self.id_bytes, count, self.ttl_seconds)
+        payload = self.payloads[0] if len(self.payloads) == 1 else b"".join(self.payloads)
+        batch = Batch(payload, _bounds_of(self.sizes), protocol=PROTOCOL)
+        if self.ttls and any(self.ttls):
             self.note_ttl(0, 0)
             batch.ttl_seconds = array("q", self.ttls)
-        if self.type_ is MessageType.DISPATCH:
+        if type_ is DISPATCH:
             return Dispatched(self.queue, batch, self.ids)
         return Sent(self.queue, batch)
 
@@ -235,18 +241,27 @@ class Shapes:
     def take(self, data: bytes, at: int, runs: Runs) -> tuple[int, Dialect | None]:
         """Whole messages from `at` on, as far as they are recognised: where they end, and their dialect."""
         shape, end = self._last, at
-        if shape is not None and data.startswith(shape.prefix, at):
-            end = _TAKE[shape.type_](self, shape, data, at, runs)
+        if shape is not None and (
+            loops.stands(data, at, shape.prefix) if COMPILED else data.startswith(shape.prefix, at)
+        ):
+            end = self._take(shape, data, at, runs)
         if end == at:
             head_bytes = self._head_bytes.get(data[at : at + _LEAD_BYTES], 0)
             shape = self._owners.get(data[at : at + head_bytes])
             if shape is None:
                 return at, None
-            end = _TAKE[shape.type_](self, shape, data, at, runs)
+            end = self._take(shape, data, at, runs)
         if shape is None or end == at:
             return at, None
         self._last = shape
         return end, shape.dialect
+
+    def _take(self, shape: _Shape, data: bytes, at: int, runs: Runs) -> int:
+        if shape.type_ is MESSAGE:
+            return self._take_sent(shape, data, at, runs)
+        if shape.type_ is DISPATCH:
+            return self._take_dispatched(shape, data, at, runs)
+        return self._take_settled(shape, data, at, runs)
 
     def _forget(self) -> None:
         """Starts again: what a peer makes us remember must not grow without end."""
@@ -436,11 +451,3 @@ class Shapes:
         ttl_seconds = self._ttl_values.get(data[text:end])
         # At the chunk's end the beginning of a text may look like another, shorter text.
         return (ttl_seconds, end) if ttl_seconds is not None and end <= len(data) else None
-
-
-_TAKE: dict[MessageType, Callable[[Shapes, _Shape, bytes, int, Runs], int]] = {
-    MessageType.MESSAGE: Shapes._take_sent,
-    MessageType.DISPATCH: Shapes._take_dispatched,
-    **dict.fromkeys(SETTLEMENTS, Shapes._take_settled),
-}
-"""How runs of each type are taken."""

@@ -32,7 +32,7 @@ from array import array
 from binascii import unhexlify
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from penstock.broker.batch import Batch, Slice
 from penstock.broker.ids import ID_DIGITS, ORIGIN_DIGITS, split_id
@@ -114,6 +114,9 @@ OUTCOMES = {
     MessageType.DEAD_LETTER: Outcome.REJECT,
 }
 
+ACKNOWLEDGE: Final = MessageType.ACKNOWLEDGE  # what comes with every chunk is looked up once
+ACK: Final = Outcome.ACK
+
 IGNORED_SENT_DEAD = "phpmq: sent to NAME.dead, where nobody can send; not stored"
 IGNORED_FOREIGN_ID = "phpmq: an id that this broker never gave"
 IGNORED_TWICE = "phpmq: acknowledged twice"
@@ -148,6 +151,8 @@ class ServerSession:
         self._open: dict[tuple[str, bool], Writer] = {}
         self._violation: PeerViolation | None = None
         self._salvaged: list[Command] = []
+        self._name = ""  # that was spoken of last, and its door
+        self._door = ("", False)
 
     @property
     def position(self) -> int:
@@ -173,7 +178,8 @@ class ServerSession:
                 self._event(event, commands, ignored)
         except PeerViolation as violation:
             self._violation = violation  # it stands before what the reader may have found
-        commands += ignored.values()
+        if ignored:
+            commands += ignored.values()
         if self._violation is not None:
             self._salvaged = commands
             raise self._violation
@@ -186,19 +192,22 @@ class ServerSession:
 
     def deliver(self, queue: str, slices: Iterable[Slice], now_us: int, dead: bool = False) -> bytes:
         """Dispatches of a queue, or of its dead letters, as one buffer for one write."""
-        if (self.window(queue, dead=dead), Cause.DISPATCHED) not in SERVER_WINDOWS:
+        writer = self._open.get((queue, dead))
+        if writer is None:  # the missing cell of SERVER_WINDOWS
             state = self.window(queue, dead=dead).value
             raise MisuseError(f"phpmq: queue {queue!r}: cannot dispatch, the window is {state}")
         name = queue + DEAD_SUFFIX if dead else queue
-        return self._open[queue, dead].dispatches(name, slices, now_us, self._ttl_packet, dead)
+        return writer.dispatches(name, slices, now_us, self._ttl_packet, dead)
 
     def _event(self, event: Event, commands: list[Command], ignored: dict[str, Ignored]) -> None:
-        queue, dead = door_of(event.queue)
+        if event.queue != self._name:
+            self._name, self._door = event.queue, door_of(event.queue)
         if isinstance(event, Settled):
-            self._settle(event, (queue, dead), commands, ignored)
+            self._settle(event, self._door, commands, ignored)
         elif isinstance(event, ConsumeRequested):
-            self._ask(event, (queue, dead), commands, ignored)
+            self._ask(event, self._door, commands, ignored)
         elif isinstance(event, Sent):
+            queue, dead = self._door
             if dead:
                 _note(ignored, IGNORED_SENT_DEAD, event.queue, len(event.batch))
             else:
@@ -245,21 +254,21 @@ class ServerSession:
         ignored: dict[str, Ignored],
     ) -> None:
         queue, dead = door
-        outcome = OUTCOMES[event.type_]
+        outcome = ACK if event.type_ is ACKNOWLEDGE else OUTCOMES[event.type_]
         if event.id_bytes != ID_DIGITS:
             _note(ignored, IGNORED_FOREIGN_ID, event.queue, event.count)
             return
         if COMPILED:
             named = loops.offset_ranges(event.joined, ID_DIGITS, ORIGIN_DIGITS)
             # More than one range of acknowledgements may be fewer in another order.
-            if named is not None and (len(named) == 1 or outcome is not Outcome.ACK):
+            if named is not None and (len(named) == 1 or outcome is not ACK):
                 origin = event.joined[:ORIGIN_DIGITS]
                 commands.append(Settle(queue, outcome, origin, named, event.ttl_seconds, dead))
                 return
         by_origin, foreign = split_ids(event.joined)
         for origin, offsets in by_origin.items():
             ranges = ranges_of(offsets)
-            if outcome is Outcome.ACK and len(ranges) > 1:
+            if outcome is ACK and len(ranges) > 1:
                 # In which order messages are done does not matter, so that parallel workers still give
                 # few ranges. Where a message goes to a tail, the order is the peer's.
                 unique = sorted(set(offsets))

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from functools import lru_cache
 from itertools import pairwise
+from typing import Final
 
 from penstock.broker.batch import Batch, Slice
 from penstock.broker.ids import ID_DIGITS, ORIGIN_DIGITS
@@ -60,6 +61,10 @@ class TtlPacket(Enum):
     NEVER = "never"
 
 
+ALWAYS: Final = TtlPacket.ALWAYS  # what is asked with every delivery is looked up once
+NEVER: Final = TtlPacket.NEVER
+
+
 class _Heads(dict[int, bytes]):
     """Everything that stands before a content, by its size, for one queue, type and packet count."""
 
@@ -86,6 +91,9 @@ class _Tails(dict[int, bytes]):
         packet = self._dialect.packet(PacketType.TTL, b"%d" % ttl_seconds)
         tail = self[ttl_seconds] = self._dialect.line_break + packet
         return tail
+
+
+NO_HEADS: Final = _Heads(Dialect(), b"")
 
 
 @lru_cache(maxsize=256)
@@ -139,6 +147,10 @@ class Writer:
         self.dialect = dialect
         self._limits = limits
         self._tails = _tails_of(dialect)
+        self._line_break = dialect.line_break
+        self._before_id = dialect.line_break + dialect.packet_header(PacketType.ID, ID_DIGITS)
+        self._queue: str | None = None  # that was dispatched last, and the heads for it
+        self._plain = self._with_ttl = NO_HEADS
 
     def sends(self, queue: str, batch: Batch) -> bytes:
         """A batch as messages (001). Those without a TTL have no packet for it."""
@@ -207,15 +219,17 @@ class Writer:
         dead: bool = False,
     ) -> bytes:
         """Stored messages as dispatches (003) that name the queue as `queue`."""
-        dialect = self.dialect
-        name = _name_of(queue, self._limits.queue_name_bytes_max)
-        plain = _heads_of(dialect, MessageType.DISPATCH, name, 3)
-        with_ttl = _heads_of(dialect, MessageType.DISPATCH, name, 4)
-        before_id = dialect.line_break + dialect.packet_header(PacketType.ID, ID_DIGITS)
-        if COMPILED and ttl_packet is not TtlPacket.ALWAYS:
-            pieces = list(slices)
-            if dead or ttl_packet is TtlPacket.NEVER or all(piece.expires_us is None for piece in pieces):
-                return _without_ttl(pieces, plain, before_id, dialect.line_break)
+        if queue != self._queue:
+            name = _name_of(queue, self._limits.queue_name_bytes_max)
+            self._plain = _heads_of(self.dialect, MessageType.DISPATCH, name, 3)
+            self._with_ttl = _heads_of(self.dialect, MessageType.DISPATCH, name, 4)
+            self._queue = queue
+        plain, with_ttl = self._plain, self._with_ttl
+        before_id, line_break = self._before_id, self._line_break
+        if COMPILED and ttl_packet is not ALWAYS:
+            pieces = slices if isinstance(slices, list) else list(slices)
+            if dead or ttl_packet is NEVER or not _any_expires(pieces):
+                return _without_ttl(pieces, plain, before_id, line_break)
             slices = pieces
         out: list[bytes | memoryview] = []
         for piece in slices:
@@ -227,7 +241,7 @@ class Writer:
             expires = None if dead or piece.expires_us is None else piece.expires_us[lo:hi]
             start = bounds[0]
             if ttl_packet is TtlPacket.NEVER or (expires is None and ttl_packet is TtlPacket.AUTO):
-                tail = dialect.line_break
+                tail = line_break
                 for end, number in zip(bounds[1:], numbers, strict=True):
                     out += plain[end - start], payload[start:end], middle, number, tail
                     start = end
@@ -238,7 +252,7 @@ class Writer:
                 if left or always:
                     out += with_ttl[end - start], payload[start:end], middle, number, self._tails[left]
                 else:
-                    out += plain[end - start], payload[start:end], middle, number, dialect.line_break
+                    out += plain[end - start], payload[start:end], middle, number, line_break
                 start = end
         return b"".join(out)
 
@@ -250,6 +264,13 @@ class Writer:
             )
 
 
+def _any_expires(pieces: list[Slice]) -> bool:
+    for piece in pieces:  # noqa: SIM110 - a generator costs more than the loop, compiled
+        if piece.expires_us is not None:
+            return True
+    return False
+
+
 def _without_ttl(pieces: list[Slice], heads: _Heads, before_id: bytes, tail: bytes) -> bytes:
     """What `Writer.dispatches` gives for messages that show no TTL, by a compiled loop."""
     out = BytesWriter()
@@ -258,7 +279,7 @@ def _without_ttl(pieces: list[Slice], heads: _Heads, before_id: bytes, tail: byt
         payload, start = piece.payload, 0
         if not isinstance(payload, bytes):
             payload, start = bytes(payload[bounds[0] : bounds[-1]]), bounds[0]
-        if not isinstance(bounds, array | memoryview):
+        if not isinstance(bounds, (array, memoryview)):  # Compiled, a union would be made each time.
             bounds = array("i", bounds)
         middle = before_id + piece.origin
         loops.write_dispatches(out, heads, payload, start, bounds.tobytes(), middle, piece.offset_start, tail)

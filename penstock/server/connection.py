@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, cast
 from penstock.broker import words
 from penstock.broker.batch import Batch, Slice
 from penstock.broker.home import Home
-from penstock.broker.words import Command, Where
+from penstock.broker.words import Command, Publish, Where
 from penstock.engines.interface import EngineFailed
 from penstock.protocols import phpmq, phpmq_session, rq, rq_controller, sspq_session
 from penstock.protocols.errors import PeerViolation
@@ -110,9 +110,11 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
             return
         self._handle(commands, now_us)
-        if any(isinstance(command, words.Publish) for command in commands):
+        for command in commands:
             # Those who only take and settle are always read: they make room.
-            self._server.check_in_flight(self)
+            if isinstance(command, Publish):
+                self._server.check_in_flight(self)
+                break
 
     def _receive(self, data: memoryview, now_us: int) -> list[Command]:
         raise NotImplementedError

@@ -4,8 +4,12 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from penstock.broker.batch import RETRIES_ENDLESS, RETRIES_NONE, Batch
+from penstock.build import COMPILED
 from penstock.engines.interface import EngineRefused
 from penstock.engines.log.block import PROTOCOLS, Messages
+
+if COMPILED:
+    from penstock.engines.log import loops
 
 BATCH_BYTES_MAX = 1 << 30
 TTL_SECONDS_MAX = 10**12
@@ -50,6 +54,19 @@ def check_batch(queue: str, batch: Batch) -> None:
         raise EngineRefused(
             f"queue {queue!r}: a batch of {len(batch.payload)} bytes; at most {BATCH_BYTES_MAX} at once"
         )
+    if batch.ttl_seconds is not None or batch.retries is not None or batch.reply is not None:
+        _check_columns(queue, batch)
+    if batch.repairs is not None and (
+        len(batch.repairs) != count or batch.dead or batch.ttl_seconds or batch.retries or batch.reply
+    ):
+        raise EngineRefused(f"queue {queue!r}: repairs are offsets and payloads, one for one, and no more")
+    if batch.protocol not in PROTOCOLS:
+        known = ", ".join(repr(protocol) for protocol in PROTOCOLS)
+        raise EngineRefused(f"queue {queue!r}: no protocol {batch.protocol!r}: one of {known}")
+
+
+def _check_columns(queue: str, batch: Batch) -> None:
+    count = len(batch)
     for name, column in (("TTL", batch.ttl_seconds), ("retries", batch.retries), ("reply", batch.reply)):
         if column is not None and len(column) != count:
             raise EngineRefused(f"queue {queue!r}: {count} messages, but {len(column)} values for {name}")
@@ -58,16 +75,9 @@ def check_batch(queue: str, batch: Batch) -> None:
             f"queue {queue!r}: a retry counter is out of range; use 0 to {RETRIES_ENDLESS}, or "
             f"{RETRIES_NONE} for none"
         )
-    if batch.repairs is not None and (
-        len(batch.repairs) != count or batch.dead or batch.ttl_seconds or batch.retries or batch.reply
-    ):
-        raise EngineRefused(f"queue {queue!r}: repairs are offsets and payloads, one for one, and no more")
     if batch.ttl_seconds is not None:
         check_ttl(queue, min(batch.ttl_seconds))
         check_ttl(queue, max(batch.ttl_seconds))
-    if batch.protocol not in PROTOCOLS:
-        known = ", ".join(repr(protocol) for protocol in PROTOCOLS)
-        raise EngineRefused(f"queue {queue!r}: no protocol {batch.protocol!r}: one of {known}")
 
 
 def check_ttl(queue: str, ttl_seconds: int) -> None:
@@ -89,14 +99,11 @@ def join_batches(batches: list[Batch], now_us: int) -> Columns:
     if len(batches) == 1:
         batch = batches[0]
         return Columns(batch.bounds, batch.payload, _expiries(batch, now_us), batch.retries, batch.reply)
-    bounds = array("i", [0])
-    end = 0
-    for batch in batches:
-        if end:
-            bounds.extend([end + bound for bound in batch.bounds[1:]])
-        else:
-            bounds.extend(batch.bounds[1:])
-        end += batch.bounds[-1]
+    bounds = (
+        array("i", loops.joined_bounds([batch.bounds.tobytes() for batch in batches]))
+        if COMPILED
+        else _joined_bounds(batches)
+    )
     expires: array[int] | None = None
     if any(batch.ttl_seconds is not None for batch in batches):
         expires = array("q")
@@ -111,6 +118,18 @@ def join_batches(batches: list[Batch], now_us: int) -> Columns:
     if batches[0].reply is not None:
         reply = [address for batch in batches for address in batch.reply or ()]
     return Columns(bounds, b"".join([batch.payload for batch in batches]), expires, retries, reply)
+
+
+def _joined_bounds(batches: list[Batch]) -> "array[int]":
+    bounds = array("i", [0])
+    end = 0
+    for batch in batches:
+        if end:
+            bounds.extend([end + bound for bound in batch.bounds[1:]])
+        else:
+            bounds.extend(batch.bounds[1:])
+        end += batch.bounds[-1]
+    return bounds
 
 
 def _expiries(batch: Batch, now_us: int) -> "array[int] | None":

@@ -223,9 +223,12 @@ class LogEngine:
         try:
             yield
         except OSError as error:
-            self._committer.fail(error)
-            assert self._committer.failed is not None
-            raise self._committer.failed from error
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: OSError) -> EngineFailed:
+        self._committer.fail(error)
+        assert self._committer.failed is not None
+        return self._committer.failed
 
     def _check(self) -> None:
         if self._committer.failed is not None:
@@ -411,8 +414,10 @@ class LogEngine:
             return []
         if found.parts:
             self._sealer.messages(found)
-        with self._reading():
+        try:
             slices = found.take(consumer, count, bytes_max, now_us, dead)
+        except OSError as error:  # as `_reading` does, which would cost as much as the take
+            raise self._unreadable(error) from error
         if len(found.ledger):
             self._dirty[found.number] = self._changed[found.number] = found
         if found.fates:

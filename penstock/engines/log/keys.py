@@ -7,9 +7,9 @@ is a new key, and its messages would be stored again. Memory is bounded, so that
     series    what stands before the last slash. A stream of batches is one: `spark/QUERY/7`, `spark/QUERY/8`
 
 Of each kind the newest `TRANSACTIONS_MAX` keys are remembered, whatever they are (of some kinds fewer, see
-`TRANSACTIONS_MAX_OF`). That is enough for a repetition that comes soon after its first try. One that comes late is the last batch of a stream whose writer
-was down for days, while others went on: so beyond those, the newest key of each of `SERIES_MAX` series is
-remembered, of those that were used last.
+`TRANSACTIONS_MAX_OF`). That is enough for a repetition that comes soon after its first try. One that comes
+late is the last batch of a stream whose writer was down for days, while others went on: so beyond those, the
+newest key of each of `SERIES_MAX` series is remembered, of those that were used last.
 
 The rule that always holds: what is remembered is a function of the keys and their order. A snapshot has both,
 so that nothing else of this is written down.
@@ -21,7 +21,7 @@ from typing import Final
 TRANSACTIONS_MAX: Final = 10_000
 SERIES_MAX: Final = 10_000
 TRANSACTIONS_MAX_OF: Final = {"relay/": 256}
-"""Front-ends number what they relay, and store it in that order: the newest key of a series tells of all others."""
+"""Front-ends number what they relay, in the order of storing: the newest of a series tells of all others."""
 
 
 class Keys:

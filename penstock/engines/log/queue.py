@@ -9,7 +9,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from penstock.broker.batch import RETRIES_NONE, Batch, Slice
 from penstock.broker.ids import origin_of
@@ -22,6 +22,9 @@ from penstock.engines.interface import EngineFailed, Fate, LogDamaged
 from penstock.engines.log.block import PROTOCOLS, Messages
 from penstock.engines.log.ledger import Ledger
 from penstock.engines.log.repairs import runs_of, up_to, with_payload
+
+ACKED: Final = Event.ACKED  # for what is done with every chunk: a member is looked up by its name each time
+NO_REASON: Final = Reason.NONE
 
 Lookup = Callable[[int, int], Messages | None]
 Schedule = Callable[[int, int, int, int], None]  # at_us, queue, first, end
@@ -295,11 +298,11 @@ class LogQueue:
         fates = []
         for a, b, hold in pending.release(first, end, consumer, origin, dead):
             if pending.notes:
-                self._record_end(Event.ACKED, a, b, Reason.NONE, hold)
+                self._record_end(ACKED, a, b, NO_REASON, hold)
             else:
-                self.ledger.add(Event.ACKED, a, b, Reason.NONE, consumer, 1, hold.dispatched_us)
+                self.ledger.add(ACKED, a, b, NO_REASON, consumer, 1, hold.dispatched_us)
             self._gone(a, b)
-            fates.append(Fate(a, b, Event.ACKED, Reason.NONE))
+            fates.append(Fate(a, b, ACKED, NO_REASON))
         return fates
 
     def reject(

@@ -1,0 +1,214 @@
+"""Seating: all connections of a follower, and what a new leader must be told of them.
+
+Public names: `Seating`, `Write`.
+
+The same is told in two ways: in frames, to a leader elsewhere (`tell`), and by calls, to a broker in this
+process (`move_to`). The order is the same, and matters:
+
+    settlements that are not known to be durable, with claims to what they settle; then claims to what clients
+    hold; then demands. So nothing is given to a client that it has, and nothing that it has settled comes
+    again. Those who left with settlements under way are there for that long, and leave again.
+
+How it fails: it does not. A claim that is not granted is the leader's to reckon with.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count as counter
+
+from penstock.broker import words
+from penstock.broker.broker import Broker
+from penstock.broker.port import Port
+from penstock.broker.words import Command, Ranges
+from penstock.cluster.columns import pack_ranges
+from penstock.cluster.frames import (
+    CLAIM_DEAD,
+    CLAIM_SETTLED,
+    WORDS_ACTIVE,
+    WORDS_AGAIN,
+    Buffer,
+    Kind,
+    encode_json,
+    short_bytes,
+    text_bytes,
+)
+from penstock.cluster.sayings import NO_NUMBER, pack_words
+from penstock.cluster.seats import Claim, Held, Saying, Seat
+from penstock.server.connection import UNBOUNDED
+
+Write = Callable[[Seat, Kind, Iterable[Buffer], int], None]  # a frame of a connection, with its flag
+
+
+class Seating:
+    """See the module's docstring."""
+
+    def __init__(self, buffer_bytes: int) -> None:
+        self._buffer_bytes = buffer_bytes
+        self._seats: dict[Port, Seat] = {}
+        self._by_number: dict[int, Seat] = {}
+        self._departed: dict[int, Seat] = {}  # gone, with settlements that are not known to be durable
+        self._unsettled: deque[Saying] = deque()
+        self._port_numbers = counter(1)
+        self._saying_numbers = counter()
+
+    def __iter__(self) -> Iterator[Seat]:
+        return iter(list(self._seats.values()))
+
+    def of(self, port: Port) -> Seat | None:
+        return self._seats.get(port)
+
+    def at(self, number: int) -> Seat | None:
+        """The connection of that number, if it has not left."""
+        return self._by_number.get(number)
+
+    @property
+    def is_settled(self) -> bool:
+        """Nobody holds anything, and every settlement is durable."""
+        return not self._unsettled and not any(seat.holds for seat in self._seats.values())
+
+    # --- coming and going --------------------------------------------------------------------------
+
+    def attach(self, port: Port) -> Seat:
+        seat = Seat(port, next(self._port_numbers))
+        seat.counts_room = port.count_room() < UNBOUNDED
+        self._seats[port] = self._by_number[seat.number] = seat
+        return seat
+
+    def detach(self, port: Port) -> Seat | None:
+        seat = self._seats.pop(port, None)
+        if seat is not None:
+            del self._by_number[seat.number]
+            seat.leave()
+            if seat.unsettled:
+                self._departed[seat.number] = seat
+        return seat
+
+    # --- settlements -------------------------------------------------------------------------------
+
+    def settle(self, seat: Seat, commands: list[words.Settle | words.Reply]) -> int:
+        """What a client has settled in one chunk; the number by which it is confirmed, if anything counts."""
+        settling: list[Command] = []
+        claims: list[Claim] = []
+        for command in commands:
+            if isinstance(command, words.Settle):
+                door, ranges = (command.queue, command.dead), command.ranges
+            else:
+                door, ranges = (command.queue, False), _ranges(command.offsets)
+            gone = seat.let_go(door, command.origin, ranges)
+            if gone:
+                settling.append(command)
+                claims.append((door, command.origin, gone))
+        if not claims:
+            return NO_NUMBER
+        saying = Saying(next(self._saying_numbers), seat, settling, claims)
+        self._unsettled.append(saying)
+        seat.unsettled += 1
+        return saying.number
+
+    def settled(self, number: int) -> None:
+        """Everything up to that number is durable."""
+        while self._unsettled and self._unsettled[0].number <= number:
+            seat = self._unsettled.popleft().seat
+            seat.unsettled -= 1
+            if seat.gone and not seat.unsettled:
+                self._departed.pop(seat.number, None)
+
+    # --- a leader elsewhere --------------------------------------------------------------------------
+
+    def attachment(self, seat: Seat) -> bytes:
+        """What the leader is told of a connection first."""
+        port = seat.port
+        seat.told_room = port.count_room()
+        return encode_json(
+            {
+                "name": port.name,
+                "protocol": port.protocol,
+                "lost_to": port.lost_to.value,
+                "peer": getattr(port, "peer", ""),
+                "connected_us": getattr(port, "connected_us", 0),
+                "count_room": seat.told_room,
+                "buffer_bytes": self._buffer_bytes,
+            }
+        )
+
+    def tell(self, write: Write) -> None:
+        """Everything that a leader must know of the connections."""
+        seats = [*self._departed.values(), *self._seats.values()]
+        for seat in seats:
+            seat.begin_link()
+            write(seat, Kind.ATTACH, [self.attachment(seat)], 0)
+        for saying in self._unsettled:
+            for claim in saying.claims:
+                _write_claim(write, saying.seat, claim, CLAIM_SETTLED)
+            write(saying.seat, Kind.WORDS, pack_words(saying.number, saying.commands), WORDS_AGAIN)
+        for seat in seats:
+            for claim in seat.claims():
+                _write_claim(write, seat, claim, 0)
+        for seat in seats:
+            active = [demand.command for demand in seat.demands.values() if demand.active]
+            others = [demand.command for demand in seat.demands.values() if not demand.active]
+            if active:
+                write(seat, Kind.WORDS, pack_words(NO_NUMBER, active), WORDS_ACTIVE)
+            if others:
+                write(seat, Kind.WORDS, pack_words(NO_NUMBER, others), 0)
+        for seat in self._seats.values():
+            if seat.closing:
+                write(seat, Kind.WORDS, pack_words(NO_NUMBER, [words.Closing()]), 0)
+            if seat.idle:
+                write(seat, Kind.IDLE, (), 1)
+            if seat.blocked:
+                write(seat, Kind.BLOCKED, (), 1)
+        for seat in self._departed.values():
+            write(seat, Kind.DETACH, (), 0)
+
+    # --- a broker here -------------------------------------------------------------------------------
+
+    def move_to(self, broker: Broker, now_us: int, publish: Callable[[], None]) -> None:
+        """The same by calls. `publish` hands over what is not known to be stored. Nobody stays here."""
+        seats = [*self._departed.values(), *self._seats.values()]
+        for seat in seats:
+            broker.attach(seat.port)
+            seat.hold(Held.LEADER, False)
+        for saying in self._unsettled:
+            for (queue, dead), origin, ranges in saying.claims:
+                broker.claim(saying.seat.port, queue, dead, origin, ranges, now_us)
+            broker.handle(saying.seat.port, saying.commands, now_us)
+        for seat in seats:
+            for (queue, dead), origin, ranges in seat.claims():
+                broker.claim(seat.port, queue, dead, origin, ranges, now_us)
+        for seat in seats:
+            for demand in seat.demands.values():
+                if demand.active:
+                    broker.rejoin(seat.port, demand.command, now_us)
+                else:
+                    broker.handle(seat.port, [demand.command], now_us)
+        publish()
+        for seat in self._departed.values():
+            broker.detach(seat.port, now_us)
+        for seat in self:
+            if seat.idle:
+                broker.idle(seat.port, True)
+            if seat.blocked:
+                broker.blocked(seat.port, True)
+            if seat.closing:
+                broker.handle(seat.port, [words.Closing()], now_us)
+        self._seats.clear()
+        self._by_number.clear()
+        self._departed.clear()
+        self._unsettled.clear()
+
+
+def _write_claim(write: Write, seat: Seat, claim: Claim, flag: int) -> None:
+    (queue, dead), origin, ranges = claim
+    body = (text_bytes(queue), short_bytes(origin), pack_ranges(ranges))
+    write(seat, Kind.CLAIM, body, flag | (CLAIM_DEAD if dead else 0))
+
+
+def _ranges(offsets: Iterable[int]) -> Ranges:
+    ranges: Ranges = []
+    for offset in sorted(offsets):
+        if ranges and ranges[-1][1] == offset:
+            ranges[-1] = (ranges[-1][0], offset + 1)
+        else:
+            ranges.append((offset, offset + 1))
+    return ranges

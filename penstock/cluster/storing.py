@@ -1,0 +1,121 @@
+"""Storing: shipments of followers, into the log, in order and once.
+
+Public names: `Storing`.
+
+See `lanes.py` for what is agreed. A shipment is stored whole, as one transaction, or refused whole: then the
+follower is told for the sake of which of its parts, and everything that it has sent behind it is passed over.
+
+Rule that always holds: the newest key of a lane in the log tells which numbers are stored, here and after any
+change of leaders.
+"""
+
+import struct
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from penstock.broker.batch import Batch
+from penstock.broker.broker import Broker
+from penstock.broker.policy import QueueNameError
+from penstock.cluster.frames import Frame, Kind, encode_frame, encode_json
+from penstock.cluster.host_link import HostLink
+from penstock.cluster.lanes import number_of, series_of, unpack_shipment
+from penstock.engines.interface import (
+    DiskFull,
+    Engine,
+    EngineError,
+    EngineRefused,
+    QueueFull,
+    QueueUnknown,
+    TransactionDone,
+)
+
+_NUMBER: Final = struct.Struct("<q")
+
+
+class Storing:
+    """See the module's docstring."""
+
+    def __init__(self, broker: Broker, engine: Engine, now_us: Callable[[], int]) -> None:
+        self._broker = broker
+        self._engine = engine
+        self._now_us = now_us
+        self._newest: dict[str, int] = {}  # of each lane, the last number that was stored
+
+    def publish(self, link: HostLink, frame: Frame) -> None:
+        """A shipment has come."""
+        lane = frame.flag
+        epoch, number, parts = unpack_shipment(frame)
+        if epoch != link.epochs[lane]:
+            return  # It was behind a shipment that was refused: the follower sends it again.
+        series = series_of(link.front_end, link.life, lane)
+        newest = self._newest.get(series)
+        if newest is None:
+            newest = self._newest[series] = number_of(self._engine.transaction_newest(series))
+        now_us = self._now_us()
+        stored = partial(self._stored, link, lane, number)
+        if number <= newest:
+            # It was stored under an earlier link; whether that is durable is not known here.
+            self._engine.confirm(now_us, stored)
+            return
+        refusal: EngineError | QueueNameError
+        for at, (queue, _) in enumerate(parts):
+            try:
+                self._broker.check_name(queue)
+            except (EngineRefused, QueueNameError) as error:
+                self._refuse(link, lane, number, [at], error)
+                return
+        try:
+            self._engine.transact(f"{series}{number}", parts, now_us, stored)
+        except (DiskFull, QueueFull, EngineRefused) as error:
+            refusal = error
+        else:
+            self._newest[series] = number
+            for queue, _ in parts:
+                self._broker.stir(queue)
+            return
+        fault = self._at_fault(parts, refusal)
+        never = isinstance(refusal, QueueFull) and any(self._never_fits(*parts[at]) for at in fault)
+        self._refuse(link, lane, number, fault, refusal, never=never)
+
+    def _at_fault(self, parts: list[tuple[str, Batch]], error: EngineError) -> list[int]:
+        """For the sake of which parts a shipment was refused; none: nobody knows."""
+        if isinstance(error, DiskFull) or len(parts) == 1:
+            return list(range(len(parts)))
+        if isinstance(error, QueueFull):
+            return [at for at, (queue, batch) in enumerate(parts) if self._is_full(queue, len(batch.payload))]
+        return []
+
+    def _is_full(self, queue: str, payload_bytes: int) -> bool:
+        bytes_max = self._broker.policies.for_queue(queue).max_bytes
+        if not bytes_max:
+            return False
+        try:
+            living_bytes = self._engine.describe(queue).bytes
+        except QueueUnknown:
+            living_bytes = 0
+        return living_bytes + payload_bytes > bytes_max
+
+    def _never_fits(self, queue: str, batch: Batch) -> bool:
+        """Whether it is larger than the queue may be: it has to come in smaller pieces."""
+        return len(batch.payload) > self._broker.policies.for_queue(queue).max_bytes
+
+    def _refuse(
+        self,
+        link: HostLink,
+        lane: int,
+        number: int,
+        parts: list[int],
+        error: EngineError | QueueNameError,
+        *,
+        never: bool = False,
+    ) -> None:
+        link.epochs[lane] += 1
+        full = isinstance(error, DiskFull | QueueFull)
+        fields = {"number": number, "parts": parts, "full": full, "never": never, "text": str(error)}
+        link.write(encode_frame(Kind.REFUSED, encode_json(fields), flag=lane))
+
+    @staticmethod
+    def _stored(link: HostLink, lane: int, number: int, result: TransactionDone | EngineError | None) -> None:
+        if link.is_open and not isinstance(result, EngineError):
+            link.write(encode_frame(Kind.STORED, _NUMBER.pack(number), flag=lane))

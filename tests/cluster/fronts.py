@@ -1,0 +1,393 @@
+"""Front-ends in this process: leaders and followers with real sockets and real protocol connections.
+
+All of them live on one loop, in a thread of its own, so that tests can speak to them with blocking sockets.
+A front has what `Connection` needs of a server; its broker is a `Broker` over a log, or an `Away`. There is
+no NATS here: a leader that dies is a log that is abandoned, and the next one opens the same folder.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from itertools import count as counter
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import uvloop
+
+from penstock.broker.broker import Broker
+from penstock.broker.policy import Policies
+from penstock.cluster.away import Away
+from penstock.cluster.host import RelayHost
+from penstock.engines.interface import EngineFailed
+from penstock.engines.log.engine import LogEngine, open_log
+from penstock.engines.log.state import LogSettings
+from penstock.server.address import Address, TcpAddress
+from penstock.server.connection import CONNECTIONS, Connection
+from penstock.server.journal import Journal
+from penstock.server.settings import Limits, Listener
+from tests.server.harness import Wire
+
+T = TypeVar("T")
+WAIT_SECONDS = 20.0
+SECRET = "0123456789abcdef"
+ANY_PORT = TcpAddress("127.0.0.1", 0)
+
+
+class Lines(logging.Handler):
+    """What was logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        facts = getattr(record, "facts", {})
+        self.lines.append(record.getMessage() + "".join(f" {name}={value}" for name, value in facts.items()))
+
+
+class LoopThread:
+    """A loop that a test can call into."""
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()  # as the server has it
+        self.faults: list[str] = []  # exceptions that left a callback
+        self.loop.set_exception_handler(lambda _, context: self.faults.append(repr(context)))
+        self.lines = Lines()
+        logging.getLogger("penstock").addHandler(self.lines)
+        logging.getLogger("penstock").setLevel(logging.INFO)
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(WAIT_SECONDS)
+
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        async def work() -> T:
+            return function(*arguments)
+
+        return self.run(work())
+
+    def until(self, condition: Callable[[], object], what: str, seconds: float = WAIT_SECONDS) -> None:
+        """Poll on the loop for something that no answer announces."""
+        deadline = time.monotonic() + seconds
+        while not self.call(condition):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not within {seconds} s: {what}")
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        async def settle() -> None:
+            await asyncio.sleep(0)
+
+        self.run(settle())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(WAIT_SECONDS)
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+        logging.getLogger("penstock").removeHandler(self.lines)
+        assert not self.faults, self.faults
+
+
+class Front:
+    """A server for the connections of the three protocols."""
+
+    def __init__(
+        self, thread: LoopThread, name: str, limits: Limits, listeners: Sequence[Listener] = ()
+    ) -> None:
+        self.thread = thread
+        self.name = name
+        self.limits = limits
+        self.connection_buffer_bytes = limits.connection_buffer_bytes
+        self.journal = Journal()
+        self.home: Any = None  # Broker or Away, which have the same face
+        self.failed: EngineFailed | None = None
+        self.is_over = False
+        self.connections: set[Connection] = set()
+        self._endings: Counter[int] = Counter()  # by the port of the client
+        self._servers: list[asyncio.AbstractServer] = []
+        self._listeners = [*(Listener(protocol, ANY_PORT) for protocol in CONNECTIONS), *listeners]
+        self.ports: dict[str, int] = {}  # of each protocol its first listener
+        self._ports_of: dict[str, list[int]] = {}
+        self._numbers = counter(1)
+        self._turn_wanted = False
+        self._arrival_us = 0
+        self._ticking: asyncio.TimerHandle | None = None
+
+    async def open_doors(self) -> None:
+        for listener in self._listeners:
+
+            def connection(listener: Listener = listener) -> Connection:
+                return CONNECTIONS[listener.protocol](cast(Any, self), listener)
+
+            door = socket.create_server(("127.0.0.1", 0))
+            port = door.getsockname()[1]
+            self.ports.setdefault(listener.protocol, port)
+            self._ports_of.setdefault(listener.protocol, []).append(port)
+            self._servers.append(await self.thread.loop.create_server(connection, sock=door))
+        self._tick()
+
+    def ports_of(self, protocol: str) -> list[int]:
+        return self._ports_of[protocol]
+
+    def wire(self, protocol: str) -> Wire:
+        return Wire(("127.0.0.1", self.ports[protocol]))
+
+    async def close_doors(self) -> None:
+        self.is_over = True
+        if self._ticking is not None:
+            self._ticking.cancel()
+        for server in self._servers:
+            server.close()
+        for connection in list(self.connections):
+            connection.drop()
+        deadline = time.monotonic() + WAIT_SECONDS
+        while self.connections and time.monotonic() < deadline:
+            await asyncio.sleep(0.001)
+
+    # --- what a connection needs of its server -------------------------------------------------------
+
+    @staticmethod
+    def now_us() -> int:
+        return time.time_ns() // 1000
+
+    def arrival_us(self) -> int:
+        if not self._arrival_us:
+            self._arrival_us = self.now_us()
+            self.want_turn()
+        return self._arrival_us
+
+    def name_for(self, connection: Connection) -> str:
+        return f"{connection.protocol}:{connection.peer}#{next(self._numbers)}"
+
+    def admit(self, connection: Connection) -> bool:
+        self.connections.add(connection)
+        return True
+
+    def gone(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        self._endings[int(connection.peer.rpartition(":")[2])] += 1
+
+    def log(self) -> str:
+        return "\n".join(self.thread.lines.lines)
+
+    def endings(self, port: int) -> int:
+        """How many connections from that port of a client have ended."""
+        return self._endings[port]
+
+    def check_in_flight(self, connection: Connection) -> None:
+        """Nothing here is large enough."""
+
+    def fail(self, error: EngineFailed) -> None:
+        self.failed = error
+
+    def want_turn(self) -> None:
+        if not self._turn_wanted:
+            self._turn_wanted = True
+            self.thread.loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_wanted = False
+        self._arrival_us = 0
+        if self.is_over:
+            return
+        try:
+            self.home.turn(self.now_us())
+        except EngineFailed as error:
+            self.fail(error)
+
+    def _tick(self) -> None:
+        self._ticking = self.thread.loop.call_later(0.05, self._tick)
+        try:
+            self.home.tick(self.now_us())
+        except EngineFailed as error:
+            self.fail(error)
+
+
+class Leader(Front):
+    """A front-end that leads: a broker over a log in a folder, and a relay host before it."""
+
+    broker: Broker
+    engine: LogEngine
+    host: RelayHost
+    address: TcpAddress
+
+    def __init__(
+        self,
+        thread: LoopThread,
+        folder: Path,
+        *,
+        term: int = 1,
+        policies: Policies | None = None,
+        limits: Limits | None = None,
+        expected: Collection[str] = (),
+        claims_seconds: float = 10.0,
+        grace_seconds: float = 1.0,
+        http: Address | None = None,
+        settings: LogSettings | None = None,
+    ) -> None:
+        super().__init__(thread, f"leader-{term}", limits or Limits())
+        self.term = term
+        self._folder = folder
+        self._policies = policies
+        self._expected = expected
+        self._claims_seconds = claims_seconds
+        self._grace_seconds = grace_seconds
+        self._http = http
+        self._settings = settings or LogSettings(segment_bytes=8 << 20)
+        thread.run(self._start())
+
+    async def _start(self) -> None:
+        self.open_log()
+        self.serve()
+        self.address = await self.host.listen(ANY_PORT)
+        await self.open_doors()
+
+    def open_log(self) -> None:
+        self.engine = open_log(
+            str(self._folder),
+            self.now_us(),
+            settings=self._settings,
+            policies=self._policies,
+            wake=self._wake,
+        )
+        self.home = self.broker = Broker(self.engine, self.want_turn, policies=self._policies)
+
+    def serve(self) -> None:
+        self.host = RelayHost(
+            self.broker,
+            self.engine,
+            secret=SECRET,
+            term=self.term,
+            now_us=self.arrival_us,
+            on_failed=self.fail,
+            connection_buffer_bytes=self.connection_buffer_bytes,
+            expected=self._expected,
+            claims_seconds=self._claims_seconds,
+            grace_seconds=self._grace_seconds,
+            http=self._http,
+        )
+
+    def _wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.thread.loop.call_soon_threadsafe(self._poll)
+
+    def _poll(self) -> None:
+        self.engine.poll()
+
+    def cut_links(self) -> None:
+        """Every link ends, as if the network had gone for a moment."""
+
+        def cut() -> None:
+            for link in list(self.host._links.values()):
+                link.abort("cut by the test")
+
+        self.thread.call(cut)
+
+    async def _crash(self) -> None:
+        for link in [*self.host._links.values(), *self.host._strangers]:
+            link.abort("the leader died")
+        self.engine.abandon()
+        self.host.close()
+        await self.close_doors()
+
+    def crash(self) -> None:
+        """The process dies: what was not synced is lost, links and connections end."""
+        self.thread.run(self._crash())
+
+    async def _stop(self) -> None:
+        self.host.close()
+        await self.close_doors()
+        self.engine.close(self.now_us())
+
+    def stop(self) -> None:
+        self.thread.run(self._stop())
+
+    def counts(self, queue: str) -> tuple[int, int, int]:
+        """Ready, held, dead."""
+
+        return self.thread.call(self.counts_now, queue)
+
+    def counts_now(self, queue: str) -> tuple[int, int, int]:
+        """The same for those who are on the loop."""
+        if queue not in self.engine.queues():
+            return 0, 0, 0
+        info = self.engine.describe(queue)
+        return info.ready, info.held, info.dead
+
+    def sync(self) -> None:
+        """What has happened can be read. On the loop."""
+        self.engine.flush(self.now_us())
+        self.engine.wait()
+
+    def stored(self, queue: str) -> list[bytes]:
+        """All messages that were ever stored there, in order."""
+
+        def read() -> list[bytes]:
+            self.sync()
+            info = self.engine.describe(queue)
+            return [m for piece in self.engine.read(queue, 0, info.offset_end) for m in piece.messages()]
+
+        return self.thread.call(read)
+
+
+class Follower(Front):
+    """A front-end whose broker is away."""
+
+    away: Away
+
+    def __init__(
+        self,
+        thread: LoopThread,
+        name: str = "follower",
+        *,
+        limits: Limits | None = None,
+        listeners: Sequence[Listener] = (),
+    ) -> None:
+        super().__init__(thread, name, limits or Limits(), listeners)
+        self.links: list[tuple[bool, str]] = []
+        thread.run(self._start())
+
+    async def _start(self) -> None:
+        self.home = self.away = Away(
+            self.name,
+            self.want_turn,
+            connection_buffer_bytes=self.connection_buffer_bytes,
+            on_link=lambda up, why: self.links.append((up, why)),
+        )
+        await self.open_doors()
+
+    def follow(self, leader: Leader) -> "Follower":
+        """Link to a leader, and wait for it."""
+        self.thread.call(self.away.connect, leader.address, SECRET, leader.term)
+        self.thread.until(lambda: self.away.is_linked, f"{self.name} to be linked")
+        return self
+
+    def lose(self) -> None:
+        self.thread.call(self.away.lost, "lost by the test")
+
+    async def _stop(self) -> None:
+        await self.close_doors()
+        self.away.lost("the test is over")
+        await asyncio.sleep(0.01)
+
+    def stop(self) -> None:
+        self.thread.run(self._stop())
+
+
+@contextlib.contextmanager
+def follower_at_work(
+    folder: Path, listeners: Sequence[Listener] = (), policies: Mapping[str, object] | None = None
+) -> Iterator[Follower]:
+    """A follower and its leader, for tests that know brokers by their wires."""
+    thread = LoopThread()
+    leader = Leader(thread, folder, policies=Policies(policies))
+    follower = Follower(thread, listeners=listeners).follow(leader)
+    yield follower
+    follower.stop()
+    leader.stop()
+    thread.stop()

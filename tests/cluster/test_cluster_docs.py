@@ -1,0 +1,128 @@
+"""docs/cluster.md says what is true: its files are read by those they are for, its tables agree."""
+
+import argparse
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from penstock.cli import cluster as command
+from penstock.engines.jetstream.cluster import server_path
+from penstock.engines.jetstream.lease import LEASE_SECONDS
+from penstock.server.settings import SECTIONS, TABLE, Settings
+from penstock.server.settings_read import add_arguments, load
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "cluster.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def read(folder: Path, text: str, **environ: str) -> Settings:
+    (folder / "penstock.toml").write_text(text, encoding="utf-8")
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return load(parser.parse_args(["--config", str(folder / "penstock.toml")]), environ)
+
+
+def manifests() -> list[dict[str, Any]]:
+    _, front_ends = blocks("yaml")
+    return list(yaml.safe_load_all(front_ends))
+
+
+def test_the_settings_of_a_front_end_are_settings(tmp_path: Path) -> None:
+    front_end, other_log = (read(tmp_path, text) for text in blocks("toml"))
+    assert isinstance(front_end.engine, tuple)
+    assert len(front_end.engine) == 3
+    assert (front_end.cluster.id, str(front_end.cluster.advertise)) == ("front-1", "front-1:7400")
+    assert len(front_end.cluster.monitor) == 3
+    assert other_log.cluster.name == "telemetry"
+
+
+def test_the_settings_of_a_pod_are_settings(tmp_path: Path) -> None:
+    secret, deployment, service = manifests()
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    given = {it["name"]: it.get("value", "penstock-7d9") for it in container["env"]}
+    assert given.keys() - {"POD_IP"} <= {setting.variable for setting in TABLE}
+    address = given.pop("PENSTOCK_CLUSTER_ADVERTISE").replace("$(POD_IP)", "10.1.2.3")
+    del given["POD_IP"]
+    settings = read(
+        tmp_path, secret["stringData"]["penstock.toml"], PENSTOCK_CLUSTER_ADVERTISE=address, **given
+    )
+    assert str(settings.cluster.advertise) == "10.1.2.3:7400"
+    ports = {it["name"]: it["containerPort"] for it in container["ports"]}
+    assert settings.http is not None
+    doors = {it.protocol: it.address for it in settings.listeners} | {"http": settings.http.address}
+    assert ports == {
+        **{name: int(str(address).rpartition(":")[2]) for name, address in doors.items()},
+        "relay": settings.cluster.listen.port,
+    }
+    assert {it["name"]: it["port"] for it in service["spec"]["ports"]} == {
+        name: port for name, port in ports.items() if name != "relay"
+    }
+    assert deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"]
+
+
+def test_nats_takes_the_configuration_of_a_node(tmp_path: Path) -> None:
+    config = next(text for text in blocks("text") if text.startswith("server_name"))
+    (tmp_path / "nats.conf").write_text(config.replace("/var/lib/nats", str(tmp_path)))
+    done = subprocess.run(
+        [server_path(), "-t", "--config", tmp_path / "nats.conf"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "sync_interval: always" in config
+
+
+def test_the_values_of_the_chart_say_what_counts() -> None:
+    values = yaml.safe_load(blocks("yaml")[0])["config"]
+    assert values["jetstream"]["merge"] == {"sync_interval": "always"}
+    assert values["cluster"]["replicas"] == 3
+    assert values["monitor"]["enabled"]
+
+
+def test_the_table_of_checks_has_those_that_there_are() -> None:
+    source = (DOCS.parent / "penstock" / "cluster" / "checks.py").read_text(encoding="utf-8")
+    # "connection" is doctor's: a front-end that cannot connect says so by itself.
+    names = set(re.findall(r'Finding\(\s*"([a-z_]+)"', source)) - {"connection"}
+    _, _, table = PAGE.partition("| check | fails | warns |")
+    told = set(re.findall(r"^\| `([a-z_]+)(?: …)?` \|", table, re.MULTILINE))
+    assert told == names | {"stream"}
+
+
+def test_what_it_says_of_flags_and_times_is_so() -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    flags = {flag for action in parser._actions for flag in action.option_strings}
+    _, _, part = PAGE.partition("## Try it")
+    said = set(re.findall(r"`(--[a-z-]+)", part.partition("## Run it")[0]))
+    assert said <= flags
+    assert f"after {LEASE_SECONDS:g} s of silence" in PAGE
+
+
+def test_the_links_of_the_page_lead_somewhere() -> None:
+    for page, anchor in re.findall(r"\]\(([a-z-]+\.md)(#[a-z-]+)?\)", PAGE):
+        text = (DOCS / page).read_text(encoding="utf-8")
+        headings = re.findall(r"^#+ (.+)", text, re.MULTILINE)
+        titles = {re.sub(r"[^a-z0-9 -]", "", it.lower()).replace(" ", "-") for it in headings}
+        assert not anchor or anchor[1:] in titles, (page, anchor)
+
+
+@pytest.mark.parametrize("unit", blocks("ini"))
+def test_units_have_what_a_unit_needs(unit: str) -> None:
+    path, _, rest = unit.partition("\n")
+    assert path.startswith("# /etc/systemd/system/")
+    sections = re.findall(r"^\[(\w+)\]", rest, re.MULTILINE)
+    assert sections == ["Unit", "Service", "Install"]
+    assert re.search(r"^ExecStart=/\S+ ", rest, re.MULTILINE)
+
+
+def test_every_setting_of_the_section_is_in_the_reference() -> None:
+    reference = (DOCS / "settings.md").read_text(encoding="utf-8")
+    assert all(f"| `{setting.name}` |" in reference for setting in SECTIONS["cluster"])
+    assert all(tomllib.loads(text) for text in blocks("toml"))

@@ -1,0 +1,181 @@
+"""No room: who sends into a full queue waits, in order, and nobody else does. Slow readers likewise."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.policy import Policies
+from penstock.server.settings import Limits
+from tests.cluster.fronts import Follower, Leader, LoopThread
+from tests.server.harness import SEND, Wire, phpmq, sspq
+from tests.server.test_phpmq_rules import ack, consume
+from tests.server.test_rq_rules import delivered, notice, request, undelivered
+
+SMALL = 10_000
+POLICIES = {"small*": {"max-bytes": SMALL}}
+
+
+@pytest.fixture
+def leader(thread: LoopThread, tmp_path: Path) -> Iterator[Leader]:
+    leader = Leader(thread, tmp_path, policies=Policies(POLICIES))
+    yield leader
+    leader.stop()
+
+
+@pytest.fixture
+def follower(leader: Leader) -> Iterator[Follower]:
+    follower = Follower(leader.thread, limits=Limits(connection_buffer_bytes=64 << 10)).follow(leader)
+    yield follower
+    follower.stop()
+
+
+def send(wire: Wire, queue: bytes, *payloads: bytes) -> None:
+    wire.say(*[phpmq(1, (1, queue), (2, payload)) for payload in payloads])
+
+
+def numbered(count: int, size: int, first: int = 0) -> list[bytes]:
+    return [b"%06d" % number + bytes(size - 6) for number in range(first, first + count)]
+
+
+def held_count(follower: Follower) -> int:
+    return follower.thread.call(lambda: follower.away.holds_back)
+
+
+def test_senders_into_a_full_queue_wait_and_others_do_not(leader: Leader, follower: Follower) -> None:
+    thread = leader.thread
+    stuck = [follower.wire("phpmq") for _ in range(3)]
+    free = follower.wire("phpmq")
+    for number, wire in enumerate(stuck):
+        send(wire, b"small", *numbered(9, 3000, 100 * number))
+    thread.until(lambda: follower.away.holds_back == len(stuck), "the senders to be held")
+    # What goes elsewhere goes, also under way together with what does not.
+    for number in range(20):
+        send(free, b"large", *numbered(5, 3000, 5 * number))
+    thread.until(lambda: leader.counts_now("large")[0] == 100, "the other queue")
+    assert leader.stored("large") == numbered(100, 3000)
+    # Consumers make room, at the leader: everything comes, each sender's in its order.
+    consumer = leader.wire("phpmq")
+    consumer.say(consume(b"small", 2))
+    got: list[int] = []
+    while len(got) < 27:
+        head = phpmq(3, (1, b"small"), (2, bytes(3000)), (3, b"?" * 32))
+        heard = consumer.hear(len(head))
+        got.append(int(heard[head.index(bytes(3000)) :][:6]))
+        consumer.say(ack(b"small", heard[-32:]))
+    for number in range(len(stuck)):
+        assert [n for n in got if n // 100 == number] == list(range(100 * number, 100 * number + 9))
+    thread.until(lambda: follower.away.holds_back == 0, "the senders to be read again")
+    thread.until(lambda: leader.counts_now("small") == (0, 0, 0), "the queue to be empty")
+    for wire in (*stuck, free, consumer):
+        wire.close()
+
+
+def test_receipts_come_when_there_is_room(leader: Leader, follower: Follower) -> None:
+    sender = follower.wire("rq")
+    sender.say(*[notice(number, b"small", payload) for number, payload in enumerate(numbered(3, 3000))])
+    for number in range(3):
+        sender.expect(delivered(number))
+    sender.say(notice(3, b"small", bytes(3000)), notice(4, b"large", b"behind it"))
+    leader.thread.until(lambda: follower.away.holds_back == 1, "the sender to be held")
+    assert sender.is_silent()
+    consumer = leader.wire("phpmq")
+    consumer.say(consume(b"small", 9))
+    head = phpmq(3, (1, b"small"), (2, bytes(3000)), (3, b"?" * 32))
+    for _ in range(3):
+        consumer.say(ack(b"small", consumer.hear(len(head))[-32:]))
+    assert {sender.hear(len(delivered(3))), sender.hear(len(delivered(4)))} == {delivered(3), delivered(4)}
+    consumer.hear(len(head))
+    sender.close()
+    consumer.close()
+
+
+def test_what_waits_survives_a_lost_link(leader: Leader, follower: Follower) -> None:
+    sender = follower.wire("phpmq")
+    send(sender, b"small", *numbered(6, 3000))
+    leader.thread.until(lambda: follower.away.holds_back == 1, "the sender to be held")
+    leader.cut_links()
+    follower.follow(leader)
+    consumer = leader.wire("phpmq")
+    consumer.say(consume(b"small", 9))
+    head = phpmq(3, (1, b"small"), (2, bytes(3000)), (3, b"?" * 32))
+    for number in range(6):
+        heard = consumer.hear(len(head))
+        assert int(heard[head.index(bytes(3000)) :][:6]) == number
+        consumer.say(ack(b"small", heard[-32:]))
+    sender.close()
+    consumer.close()
+
+
+def test_a_request_into_a_full_queue_waits_at_the_leader(leader: Leader, follower: Follower) -> None:
+    requester = follower.wire("rq")
+    requester.say(*[notice(number, b"small", payload) for number, payload in enumerate(numbered(3, 3000))])
+    for number in range(3):
+        requester.expect(delivered(number))
+    requester.say(request(7, b"small", bytes(3000)))
+    leader.thread.until(lambda: leader.broker.holds_back == 1, "the requester to be held")
+    thread = leader.thread
+    thread.until(lambda: any(seat.held for seat in follower.away._seating), "the hold to arrive")
+    leader.cut_links()
+    requester.expect(undelivered(7))
+    thread.until(lambda: not any(seat.held for seat in follower.away._seating), "the hold to end")
+    requester.close()
+
+
+def test_names_that_cannot_be_are_refused_and_the_rest_is_stored(leader: Leader, follower: Follower) -> None:
+    """The leader's limits count, which a follower does not know."""
+    leader.thread.call(lambda: setattr(leader.broker, "_queues_max", 2))
+    senders = [follower.wire("rq") for _ in range(4)]
+    for number, sender in enumerate(senders):
+        sender.say(notice(number, b"queue-%d" % number, b"x"), notice(number + 50, b"queue-0", b"y"))
+    answers = [sender.hear(2 * len(delivered(0))) for sender in senders]
+    assert all(delivered(number + 50) in answer for number, answer in enumerate(answers))
+    refused = [undelivered(number) in answer for number, answer in enumerate(answers)]
+    assert refused.count(True) == 2
+    assert not refused[0]
+    for sender in senders:
+        sender.close()
+
+
+def test_a_slow_reader_does_not_slow_others(leader: Leader, follower: Follower) -> None:
+    slow, fast, sender = (follower.wire("phpmq") for _ in range(3))
+    slow.say(consume(b"slow", 5000))
+    for _ in range(30):
+        send(sender, b"slow", *numbered(100, 6000))
+    # It does not read: what is under way to it is bounded, the rest stays in its queue.
+    leader.thread.until(lambda: leader.counts_now("slow")[1] > 0, "deliveries")
+    fast.say(consume(b"fast", 1000))
+    head = phpmq(3, (1, b"fast"), (2, bytes(6)), (3, b"?" * 32))
+    for number in range(300):
+        send(sender, b"fast", b"%06d" % number)
+        heard = fast.hear(len(head))
+        fast.say(ack(b"fast", heard[-32:]))
+    assert leader.counts("slow")[0] > 100
+    # And as soon as it reads, it gets everything.
+    head = phpmq(3, (1, b"slow"), (2, bytes(6000)), (3, b"?" * 32))
+    for _ in range(3000):
+        heard = slow.hear(len(head))
+        slow.say(ack(b"slow", heard[-32:]))
+    leader.thread.until(lambda: leader.counts_now("slow") == (0, 0, 0), "all to be settled")
+    for wire in (slow, fast, sender):
+        wire.close()
+
+
+def test_large_messages_pass(leader: Leader, follower: Follower) -> None:
+    sender, reader = follower.wire("sspq"), follower.wire("phpmq")
+    payloads = [bytes([number]) * (3 << 20) for number in range(5)]
+    saying = threading.Thread(
+        target=lambda: sender.say(*[sspq(SEND, payload, 255) for payload in payloads]), daemon=True
+    )
+    saying.start()
+    reader.say(consume(b"default", 2))
+    head = phpmq(3, (1, b"default"), (2, payloads[0]), (3, b"?" * 32))
+    at = head.index(payloads[0])
+    for payload in payloads:
+        heard = reader.hear(len(head))
+        assert heard[at : at + len(payload)] == payload
+        reader.say(ack(b"default", heard[-32:]))
+    saying.join(20)
+    sender.close()
+    reader.close()

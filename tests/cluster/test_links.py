@@ -1,0 +1,167 @@
+"""Links: who is let in, what strangers get, and how a follower finds its leader again."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.cluster import host_link
+from penstock.cluster.frames import HEADER_BYTES, Hello, Kind, encode_frame, encode_hello, encode_json
+from penstock.server.address import TcpAddress
+from tests.cluster.fronts import SECRET, Follower, Leader, LoopThread
+from tests.server.doors import PhpmqDoor
+from tests.server.harness import Wire
+
+GOOD = Hello("words", "somebody", SECRET, 1, "life")
+
+
+@pytest.fixture
+def leader(thread: LoopThread, tmp_path: Path) -> Iterator[Leader]:
+    leader = Leader(thread, tmp_path, grace_seconds=0.2)
+    yield leader
+    leader.stop()
+
+
+def dial(leader: Leader) -> Wire:
+    return Wire((leader.address.host, leader.address.port))
+
+
+def welcome(wire: Wire) -> str:
+    """Empty, or why not."""
+    head = wire.hear(HEADER_BYTES)
+    assert head[4] == Kind.WELCOME
+    body = wire.hear(int.from_bytes(head[:4], "little"))
+    return str(json.loads(body)["refused"]) if body else ""
+
+
+def attach(number: int, name: str = "phpmq:x#1") -> bytes:
+    fields = {"name": name, "protocol": "phpmq", "lost_to": "tail", "peer": "x", "connected_us": 1}
+    return encode_frame(
+        Kind.ATTACH, encode_json(fields | {"count_room": 100, "buffer_bytes": 1000}), port=number
+    )
+
+
+def guests(leader: Leader) -> list[str]:
+    return leader.thread.call(lambda: [guest.port.name for guest in leader.broker.guests(0, 100)])
+
+
+@pytest.mark.parametrize(
+    ("hello", "why"),
+    [
+        (GOOD._replace(secret="wrong"), "secret"),
+        (GOOD._replace(secret=""), "secret"),
+        (GOOD._replace(term=2), "term 1"),
+        (GOOD._replace(kind="other"), "kind 'other'"),
+        (GOOD._replace(front_end=""), "kind"),
+    ],
+)
+def test_who_is_not_let_in_is_told_why(leader: Leader, hello: Hello, why: str) -> None:
+    wire = dial(leader)
+    wire.say(encode_hello(hello))
+    assert why in welcome(wire)
+    assert wire.is_closed()
+    wire.close()
+    assert leader.thread.call(lambda: leader.host.front_ends) == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        encode_frame(Kind.RESUMED),
+        encode_frame(Kind.HELLO, bytes(100_000)),
+        encode_hello(GOOD) + encode_frame(Kind.WELCOME),
+        encode_hello(GOOD) + encode_frame(Kind.DETACH, port=7),
+        encode_hello(GOOD) + encode_frame(Kind.ATTACH, b"{}", port=7),
+        encode_hello(GOOD) + attach(7) + attach(7),
+        encode_hello(GOOD) + attach(7) + encode_frame(Kind.WORDS, b"\0", port=7),
+        encode_hello(GOOD) + encode_frame(Kind.PUBLISH, bytes(20)),
+        encode_hello(GOOD) + attach(7) + encode_frame(Kind.CLAIM, b"\xff\xff\xff\xff", port=7),
+        encode_hello(GOOD) + attach(7) + encode_frame(Kind.ROOM, b"", port=7),
+    ],
+)
+def test_whoever_breaks_the_rules_is_closed_and_leaves_nothing_behind(leader: Leader, said: bytes) -> None:
+    wire = dial(leader)
+    wire.say(said)
+    while wire.some():
+        pass
+    wire.close()
+    leader.thread.until(lambda: not leader.host.front_ends, "the link to end")
+    leader.thread.until(lambda: not leader.broker.guests(0, 100), "its connections to be lost")
+
+
+def test_a_stranger_that_says_nothing_is_closed(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_link, "HELLO_SECONDS", 0.1)
+    wire = dial(leader)
+    assert wire.is_closed()
+    wire.close()
+
+
+def test_a_new_link_of_a_front_end_ends_the_one_before(leader: Leader) -> None:
+    first, second = dial(leader), dial(leader)
+    first.say(encode_hello(GOOD), attach(1, "first"))
+    assert welcome(first) == ""
+    leader.thread.until(lambda: leader.broker.guests(0, 9), "the connection")
+    second.say(encode_hello(GOOD), attach(1, "second"), encode_frame(Kind.RESUMED))
+    assert welcome(second) == ""
+    assert first.is_closed()
+    leader.thread.until(lambda: len(leader.broker.guests(0, 9)) == 1, "one connection")
+    assert guests(leader) == ["second@somebody"]
+    first.close()
+    second.close()
+
+
+def test_a_link_that_does_not_come_again_loses_its_connections(leader: Leader) -> None:
+    wire = dial(leader)
+    wire.say(encode_hello(GOOD), attach(1))
+    assert welcome(wire) == ""
+    leader.thread.until(lambda: leader.broker.guests(0, 9), "the connection")
+    wire.close()
+    leader.thread.until(lambda: not leader.broker.guests(0, 9), "the connection to be lost")
+
+
+def test_a_follower_waits_for_a_leader_that_is_not_there_yet(thread: LoopThread, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port: int = door.getsockname()[1]
+    follower = Follower(thread)
+    thread.call(follower.away.connect, TcpAddress("127.0.0.1", port), SECRET, 1)
+    thread.until(lambda: len(follower.links) >= 2, "two attempts")
+    assert all(not up and "cannot be reached" in why for up, why in follower.links)
+    leader = Leader(thread, tmp_path)
+    # And it takes the word of whoever tells it of another one.
+    follower.follow(leader)
+    follower.stop()
+    leader.stop()
+
+
+def test_a_follower_of_another_term_is_not_linked(thread: LoopThread, tmp_path: Path) -> None:
+    leader = Leader(thread, tmp_path, term=3)
+    follower = Follower(thread)
+    thread.call(follower.away.connect, leader.address, SECRET, 2)
+    thread.until(lambda: any("term 3" in why for _, why in follower.links), "the refusal")
+    assert not thread.call(lambda: follower.away.is_linked)
+    follower.stop()
+    leader.stop()
+
+
+def test_a_follower_drains(thread: LoopThread, tmp_path: Path) -> None:
+    """As a server does when it stops: nothing comes any more, what is out is settled, then all may leave."""
+    leader = Leader(thread, tmp_path)
+    follower = Follower(thread).follow(leader)
+    # A door wants something with wires, and a follower has them.
+    door = PhpmqDoor(follower, "default")  # type: ignore[arg-type]
+    door.send(range(5))
+    door.demand(3)
+    assert door.collect(3) == [0, 1, 2]
+    thread.call(follower.away.drain)
+    thread.call(follower.away.dismiss)
+    assert not thread.call(lambda: follower.away.is_drained)
+    door.ack()
+    assert door.wire.is_closed()
+    thread.until(lambda: follower.away.is_drained, "it to be drained")
+    thread.until(lambda: leader.counts_now("default") == (2, 0, 0), "the rest to stay")
+    door.close()
+    follower.stop()
+    leader.stop()

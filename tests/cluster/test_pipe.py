@@ -1,0 +1,231 @@
+"""HTTP at a follower: the leader's answers, byte by byte; or a problem that says that nobody leads."""
+
+import asyncio
+import hashlib
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.cluster.pipe import HttpPipe
+from penstock.server.address import Address, TcpAddress, UnixAddress
+from tests.cluster.fronts import SECRET, Leader, LoopThread
+from tests.server.harness import WAIT_SECONDS, Wire
+
+Found = tuple[TcpAddress, str, int] | None
+LARGE = bytes(range(256)) * 80_000  # 20 MB: more than all buffers on the way
+
+
+class HttpServer:
+    """A small HTTP server: it tells the digest of what it was sent, and sends as much as it was asked for."""
+
+    def __init__(self, thread: LoopThread, path: Path | None = None) -> None:
+        self.thread = thread
+        self.read_bytes = 0
+        self.may_read = asyncio.Event()
+        self.address: Address
+        self._path = path
+        self._server: asyncio.Server
+        thread.run(self._start())
+
+    async def _start(self) -> None:
+        self.may_read.set()
+        if self._path is not None:
+            self._server = await asyncio.start_unix_server(self._serve, str(self._path))
+            self.address = UnixAddress(str(self._path))
+        else:
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+            self.address = TcpAddress(*self._server.sockets[0].getsockname())
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            length = 0
+            while (header := await reader.readline()).strip():
+                name, _, value = header.decode().partition(":")
+                if name.lower() == "content-length":
+                    length = int(value)
+            digest = hashlib.sha256()
+            while length:
+                await self.may_read.wait()
+                data = await reader.read(min(length, 65_536))
+                if not data:
+                    break
+                self.read_bytes += len(data)
+                length -= len(data)
+                digest.update(data)
+            path = line.split()[1]
+            body = LARGE if path == b"/large" else path + b" " + digest.hexdigest().encode()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            await writer.drain()
+        writer.close()
+
+    def close(self) -> None:
+        self.thread.call(self._server.close)
+
+
+class Pipe:
+    """A follower's HTTP door."""
+
+    def __init__(self, thread: LoopThread, leader: Callable[[], Found]) -> None:
+        self.thread = thread
+        door = socket.create_server(("127.0.0.1", 0))
+        self.port: int = door.getsockname()[1]
+        self.pipe = thread.call(HttpPipe, door, leader)
+
+    def connection(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_SECONDS)
+
+    def close(self) -> None:
+        self.thread.call(self.pipe.close)
+        self.thread.until(lambda: not self.pipe._ends, "all connections to end")
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def server(thread: LoopThread, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[HttpServer]:
+    server = HttpServer(thread, tmp_path / "http.sock" if request.param == "unix" else None)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def leader(thread: LoopThread, tmp_path: Path, server: HttpServer) -> Iterator[Leader]:
+    leader = Leader(thread, tmp_path / "log", http=server.address)
+    yield leader
+    leader.stop()
+
+
+@pytest.fixture
+def pipe(thread: LoopThread, leader: Leader) -> Iterator[Pipe]:
+    pipe = Pipe(thread, lambda: (leader.address, SECRET, leader.term))
+    yield pipe
+    pipe.close()
+
+
+def answer(connection: http.client.HTTPConnection, path: str, body: bytes | None = None) -> bytes:
+    connection.request("POST" if body else "GET", path, body)
+    response = connection.getresponse()
+    assert response.status == 200
+    return response.read()
+
+
+def test_the_leader_answers(pipe: Pipe) -> None:
+    connection = pipe.connection()
+    nothing = hashlib.sha256().hexdigest().encode()
+    for path in ("/one", "/two"):  # over the same connection
+        assert answer(connection, path) == path.encode() + b" " + nothing
+    connection.close()
+
+
+def test_large_bodies_pass_both_ways(pipe: Pipe) -> None:
+    connection = pipe.connection()
+    assert answer(connection, "/up", LARGE) == b"/up " + hashlib.sha256(LARGE).hexdigest().encode()
+    assert answer(connection, "/large") == LARGE
+    connection.close()
+
+
+def test_what_is_not_read_is_not_sent(pipe: Pipe, server: HttpServer) -> None:
+    pipe.thread.call(server.may_read.clear)
+    body = LARGE * 3
+    done: list[bytes] = []
+    connection = pipe.connection()
+    sender = threading.Thread(target=lambda: done.append(answer(connection, "/slow", body)), daemon=True)
+    sender.start()
+    sender.join(0.5)
+    assert sender.is_alive()
+    pipe.thread.call(server.may_read.set)
+    sender.join(WAIT_SECONDS)
+    assert done == [b"/slow " + hashlib.sha256(body).hexdigest().encode()]
+    connection.close()
+
+
+def test_a_client_that_has_closed_its_side_is_answered(pipe: Pipe) -> None:
+    wire = Wire(("127.0.0.1", pipe.port))
+    wire.say(b"GET /half HTTP/1.1\r\n\r\n")
+    wire.socket.shutdown(socket.SHUT_WR)
+    assert wire.hear(15) == b"HTTP/1.1 200 OK"
+    while wire.some():
+        pass
+    wire.close()
+
+
+def test_a_connection_ends_with_the_leader(pipe: Pipe, leader: Leader) -> None:
+    wire = Wire(("127.0.0.1", pipe.port))
+    wire.say(b"GET /one HTTP/1.1\r\n\r\n")
+    wire.hear(20)
+    leader.thread.call(leader.host.close)
+    while wire.some():
+        pass
+    wire.close()
+
+
+def test_who_is_tied_to_a_former_leader_is_let_go(thread: LoopThread, leader: Leader) -> None:
+    told: list[Found] = [(leader.address, SECRET, leader.term)]
+    pipe = Pipe(thread, lambda: told[-1])
+    connection = pipe.connection()
+    for path in ("/one", "/two"):
+        assert answer(connection, path).startswith(path.encode())
+        thread.call(pipe.pipe.leader_changed)  # It has not.
+    connection.close()
+    wire = Wire(("127.0.0.1", pipe.port))
+    wire.say(b"GET /one HTTP/1.1\r\n\r\n")
+    wire.hear(20)
+    told.append((TcpAddress("127.0.0.1", 1), SECRET, 2))
+    thread.call(pipe.pipe.leader_changed)
+    while wire.some():
+        pass  # until it is closed
+    wire.close()
+    pipe.close()
+
+
+def test_an_outage_is_one_line_in_the_log(thread: LoopThread) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+    pipe = Pipe(thread, lambda: (TcpAddress("127.0.0.1", port), SECRET, 1))
+    for _ in range(3):
+        expect_no_leader(pipe)
+    assert sum("no way to the leader" in line for line in thread.lines.lines) == 1
+    pipe.close()
+
+
+# --- nobody leads ------------------------------------------------------------------------------------
+
+
+def expect_no_leader(pipe: Pipe) -> None:
+    for body in (None, bytes(1000)):
+        connection = pipe.connection()
+        connection.request("POST" if body else "GET", "/v1/queues", body)
+        response = connection.getresponse()
+        assert response.status == 503
+        assert response.headers["Content-Type"] == "application/problem+json"
+        assert response.headers["Retry-After"] == "1"
+        problem = json.loads(response.read())
+        assert (problem["type"], problem["status"]) == ("urn:penstock:no-leader", 503)
+        connection.close()
+
+
+def test_nobody_leads(thread: LoopThread) -> None:
+    pipe = Pipe(thread, lambda: None)
+    expect_no_leader(pipe)
+    pipe.close()
+
+
+def test_the_leader_is_not_there(thread: LoopThread) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+    pipe = Pipe(thread, lambda: (TcpAddress("127.0.0.1", port), SECRET, 1))
+    expect_no_leader(pipe)
+    pipe.close()
+
+
+@pytest.mark.parametrize(("secret", "term"), [("another", 1), (SECRET, 2), (SECRET, 1)])
+def test_the_leader_refuses(thread: LoopThread, tmp_path: Path, secret: str, term: int) -> None:
+    """It is another one, or, in the last row, one without HTTP."""
+    leader = Leader(thread, tmp_path)
+    pipe = Pipe(thread, lambda: (leader.address, secret, term))
+    expect_no_leader(pipe)
+    pipe.close()
+    leader.stop()

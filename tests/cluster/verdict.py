@@ -1,0 +1,74 @@
+"""What must be true of messages that went through a cluster, whatever happened to it meanwhile.
+
+Messages are known by numbers. A `Record` says what their senders and consumers have seen, and `judge`
+compares that with what is in the log, all of it:
+
+  * lost: every n that has a receipt is in the log, and was delivered. So was everything else that is there.
+  * stored twice: the log has every n at most once, however often a sender had to send it.
+  * invented: what was delivered had been sent. It need not be in the log: a message is handed out before it
+    is safe, and its sender has no receipt then.
+  * delivered again: of all deliveries of one n at most one was on a connection that has never been lost. So
+    a client whose connection survived gets nothing again that it had acknowledged, whoever led meanwhile,
+    and nothing that somebody else had acknowledged over such a connection. Excepted is what was on its way,
+    sent and not confirmed, when the leader handed out its last message: that may not have been safe.
+
+How it fails: `AssertionError`, with the numbers.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Record:
+    """What clients have seen. Moments are those of the monotonic clock."""
+
+    sent: dict[int, float] = field(default_factory=dict)
+    """By number: when it was about to be sent for the first time."""
+
+    confirmed: dict[int, float] = field(default_factory=dict)
+    """By number: when its receipt came."""
+
+    deliveries: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """By number: the connections over which it was delivered."""
+
+    connections_lost: set[int] = field(default_factory=set)
+
+    changes: list[tuple[float, float]] = field(default_factory=list)
+    """Of the lead: the leader of then has handed out its last message between these two moments."""
+
+    def was_under_way(self, number: int) -> bool:
+        """When a leader handed out its last message."""
+        sent, confirmed = self.sent[number], self.confirmed.get(number, math.inf)
+        return any(sent < ended and confirmed > began for began, ended in self.changes)
+
+
+def judge(record: Record, log: Iterable[int]) -> str:
+    """What happened, in a line, where all was well."""
+    stored = Counter(log)
+    delivered = record.deliveries.keys()
+    wrong = {
+        "stored twice": {number for number, times in stored.items() if times > 1},
+        "confirmed, and not in the log": record.confirmed.keys() - stored.keys(),
+        "in the log, and not delivered": stored.keys() - delivered,
+        "delivered, and never sent": delivered - record.sent.keys(),
+    }
+    found = {what: sorted(numbers) for what, numbers in wrong.items() if numbers}
+    assert not found, found
+    again = {
+        number: connections
+        for number, connections in record.deliveries.items()
+        if sum(connection not in record.connections_lost for connection in connections) > 1
+    }
+    unexcused = {
+        number: connections for number, connections in again.items() if not record.was_under_way(number)
+    }
+    assert not unexcused, {"delivered again, and no connection was lost": unexcused}
+    repeated = sum(len(connections) > 1 for connections in record.deliveries.values())
+    return (
+        f"    {len(record.confirmed):,} confirmed, {len(stored):,} stored once and delivered, "
+        f"{repeated} of them again ({len(record.connections_lost)} connections were lost), "
+        f"{len(again)} without that, {len(delivered - stored.keys())} delivered and not stored"
+    )
