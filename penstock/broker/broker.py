@@ -354,13 +354,13 @@ class Broker:
     def _publish(self, guest: Guest, command: words.Publish, now_us: int) -> None:
         if guest.waiting:
             guest.waiting.append(command)
-        elif not self._store(guest, command, now_us):
+        elif self._store(guest, command, now_us) is not None:
             guest.waiting.append(command)
             guest.port.hold(True)
             self._held_back[guest] = None
 
-    def _store(self, guest: Guest, command: words.Publish, now_us: int) -> bool:
-        """Give messages to the engine. False where there is no room for them now."""
+    def _store(self, guest: Guest, command: words.Publish, now_us: int) -> EngineRefused | None:
+        """Give messages to the engine. Where there is no room for them now, it answers who has none."""
         batch, tickets = command.batch, command.tickets
         batch.protocol = guest.port.protocol
         asked = None
@@ -375,13 +375,13 @@ class Broker:
         try:
             self.check_name(command.queue)
             self._engine.append(command.queue, batch, now_us, receipt)
-        except (DiskFull, QueueFull):
-            return False
         except (EngineRefused, QueueNameError) as error:
+            if isinstance(error, DiskFull | QueueFull) and not self._never_fits(command):
+                return error
             guest.port.log(f"refused: {error}", len(batch))
             if tickets is not None:
                 guest.port.undelivered(tickets)
-            return True
+            return None
         if asked is not None:
             guest.asked[asked.number] = asked
             if asked.first < 0:
@@ -392,7 +392,12 @@ class Broker:
         elif receipt is not None:
             guest.receipts += 1
         self._stir(command.queue)
-        return True
+        return None
+
+    def _never_fits(self, command: words.Publish) -> bool:
+        """Whether it is one message that is more than its queue may ever have."""
+        bytes_max = self._policies.for_queue(command.queue).max_bytes
+        return len(command.batch) == 1 and 0 < bytes_max < len(command.batch.payload)
 
     def check_name(self, queue: str) -> None:
         if queue not in self._desks:
@@ -829,8 +834,16 @@ class Broker:
     def retry_held_back(self, now_us: int) -> None:
         """Room may have come back: take in what waits, in order, and go on reading from its senders."""
         for guest in list(self._held_back):
-            while guest.waiting and self._store(guest, guest.waiting[0], now_us):
-                guest.waiting.popleft()
+            while guest.waiting:
+                command = guest.waiting.popleft()
+                full = self._store(guest, command, now_us)
+                if full is None:
+                    continue
+                if isinstance(full, DiskFull) or len(command.batch) == 1:
+                    guest.waiting.appendleft(command)
+                    break
+                # Some may fit where all do not, and all of them may be more than the queue ever takes.
+                guest.waiting.extendleft(reversed(command.halves()))
             if not guest.waiting:
                 del self._held_back[guest]
                 guest.port.hold(False)

@@ -374,23 +374,18 @@ class Pending:
         holds = self.held.get(consumer)
         if holds is None:
             return []
-        pieces = holds.find(first, end)
-        mine = [
-            piece
-            for piece in pieces
-            if (origin is None or piece[2].origin == origin) and (dead is None or piece[2].dead == dead)
-        ]
-        if len(mine) == len(pieces):
-            holds.cut(first, end)
-        else:
-            for a, b, _ in mine:
-                holds.cut(a, b)
-        if not holds:
-            del self.held[consumer]
-        for a, b, hold in mine:
+        mine: list[Piece[Hold]] = []
+        for piece in holds.cut(first, end):
+            a, b, hold = piece
+            if (origin is not None and hold.origin != origin) or (dead is not None and hold.dead != dead):
+                holds.add(a, b, hold)  # rare: it was another message, or another door
+                continue
+            mine.append(piece)
             self._released += b - a
             if hold.dead and hold.place is not None:
                 self._died(hold.place.reason, a - b)
+        if not holds:
+            del self.held[consumer]
         return mine
 
     def back(self, first: int, end: int, place: Place | None, dead: bool = False) -> None:

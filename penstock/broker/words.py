@@ -41,6 +41,21 @@ class Publish:
     wants_reply: bool = False  # a request: its settlement carries an answer back
     timeout_seconds: int = 0  # for requests: withdrawn when not answered in time; 0: no limit
 
+    def halves(self) -> "list[Publish]":
+        """The same messages, of which there are several, in two batches."""
+        batch, tickets = self.batch, self.tickets
+        middle = len(batch) // 2
+        return [
+            Publish(
+                self.queue,
+                batch.cut(lo, hi),
+                tickets[lo:hi] if tickets is not None else None,
+                self.wants_reply,
+                self.timeout_seconds,
+            )
+            for lo, hi in ((0, middle), (middle, len(batch)))
+        ]
+
     # Written out, see `batch.py`.
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Lanes: how published messages travel from a follower to the leader, in order, and are stored once.
 
-Public names: `Item`, `Part`, `Shipment`, `Lane`, `pack_shipment`, `unpack_shipment`, `halves_of`,
-`series_of`, `number_of`.
+Public names: `Item`, `Part`, `Shipment`, `Lane`, `pack_shipment`, `unpack_shipment`, `series_of`,
+`number_of`.
 
 What the connections of a follower publish in one turn of its loop becomes a *shipment*: a number, and a batch
 for each queue. A lane counts its shipments from 0; the leader stores them in that order, each as one
@@ -20,7 +20,6 @@ Rules that always hold:
 """
 
 import struct
-from array import array
 from collections import deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
@@ -146,24 +145,6 @@ def unpack_shipment(frame: Frame) -> tuple[int, int, list[tuple[str, Batch]]]:
     if frame.flag not in LANES or not parts:
         raise body.bad(f"{count} parts in lane {frame.flag}")
     return epoch, number, parts
-
-
-def halves_of(publish: Publish) -> list[Publish]:
-    """The same messages in two batches."""
-    batch, tickets = publish.batch, publish.tickets
-    middle = len(batch) // 2
-    halves = []
-    for lo, hi in ((0, middle), (middle, len(batch))):
-        start = batch.bounds[lo]
-        part = Batch(
-            batch.payload[start : batch.bounds[hi]],
-            array("i", [bound - start for bound in batch.bounds[lo : hi + 1]]),
-            batch.ttl_seconds[lo:hi] if batch.ttl_seconds is not None else None,
-            batch.retries[lo:hi] if batch.retries is not None else None,
-            protocol=batch.protocol,
-        )
-        halves.append(Publish(publish.queue, part, tickets[lo:hi] if tickets is not None else None))
-    return halves
 
 
 def series_of(front_end: str, life: str, lane: int) -> str:

@@ -22,7 +22,7 @@ from typing import Final
 
 from penstock.broker.words import Publish
 from penstock.cluster.away_link import AwayLink
-from penstock.cluster.lanes import AGAIN, MAIN, SHIPMENT_BYTES, Item, Lane, Shipment, halves_of
+from penstock.cluster.lanes import AGAIN, MAIN, SHIPMENT_BYTES, Item, Lane, Shipment
 from penstock.cluster.seats import Held, Seat
 
 SECOND_US: Final = 1_000_000
@@ -232,7 +232,7 @@ class Sending:
         ((seat, publish, *_),) = shipment.items()
         if never and len(publish.batch) > 1 and not seat.gone:
             seat.waiting.popleft()
-            seat.waiting.extendleft(reversed(halves_of(publish)))
+            seat.waiting.extendleft(reversed(publish.halves()))
         elif full:
             self._full.add(publish.queue)
         elif not seat.gone:

@@ -404,6 +404,26 @@ def test_a_full_queue_holds_its_senders_and_goes_on_in_order(tmp_path: Path) -> 
     house.engine.close(house.now)
 
 
+def test_what_came_together_goes_in_one_by_one_where_a_queue_takes_no_more(tmp_path: Path) -> None:
+    house = House(tmp_path, Policies({"small": {"max-bytes": 4}}))
+    sender, worker = house.port("s", "rq"), house.port("w")
+    sender.say(send("small", b"aa", b"bb", b"cc", b"too large", b"dd", tickets=[1, 2, 3, 4, 5]))
+    house.turn()
+    assert sender.held is True
+    worker.say(Consume("small", 9))
+    for offset in range(4):
+        house.tick()
+        house.turn()
+        assert len(worker.payloads()) > offset
+        worker.say(settle(worker, "small", offset))
+    house.tick()
+    assert worker.payloads() == [b"aa", b"bb", b"cc", b"dd"]
+    assert sender.heard("delivered") == [[1, 2], [3], [5]]
+    assert sender.heard("undelivered") == [[4]]
+    assert sender.heard("released") == [None]
+    house.engine.close(house.now)
+
+
 def test_paused_dead_letters_off_and_draining_decline(tmp_path: Path) -> None:
     house = House(tmp_path, Policies({"q": {"dead-letters": "off"}}))
     sender, asking = house.port("s"), house.port("a", "sspq", Where.TAIL)
