@@ -17,6 +17,8 @@ from penstock.server.settings import ClusterSettings, Settings, SettingsError
 from penstock.server.tls import client_context
 
 _ID_CHARACTERS_MAX = 64
+PING_SECONDS = 0.8
+"""A server that is silent for twice as long is left for another, before a leader must doubt that it leads."""
 
 
 def servers_of(settings: Settings) -> list[Server]:
@@ -43,7 +45,12 @@ def wire_options(cluster: ClusterSettings) -> WireOptions:
         if encrypted
         else None
     )
-    return WireOptions(name=f"penstock {front_end_id(cluster)}", credentials=_credentials(cluster), tls=tls)
+    return WireOptions(
+        name=f"penstock {front_end_id(cluster)}",
+        credentials=_credentials(cluster),
+        tls=tls,
+        ping_seconds=PING_SECONDS,
+    )
 
 
 def _credentials(cluster: ClusterSettings) -> Credentials:

@@ -1,0 +1,101 @@
+"""The second process from its first line to its last. `python -m penstock.http` starts it.
+
+It lives as long as the link: when the first process is gone, so is this one, at once. There is nothing
+here that would be lost: what was answered is in the log, or synced in the stages' folder.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Callable
+
+import uvicorn
+
+from penstock.control.frames import Fields
+from penstock.dashboard import is_installed
+from penstock.dashboard.start import WEBSOCKET_BYTES_MAX, Dashboard, websocket_protocol
+from penstock.http.app import App
+from penstock.http.connection import BoundedProtocol
+from penstock.http.link import open_link
+from penstock.http.routes import all_routes
+from penstock.http.site import Site
+from penstock.server.journal import start_logging
+from penstock.server.malloc import keep_freed_memory
+from penstock.server.tls import make_context
+
+KEEP_ALIVE_SECONDS = 75
+
+log = logging.getLogger("penstock.http")
+
+
+async def serve(link_fd: int, listen_fd: int) -> None:
+    """Answer requests until the first process says stop, or is gone."""
+    link = await open_link(link_fd)
+    hello = await link.hello
+    start_logging(hello["log_level"], hello["log_format"])
+    site = Site(link, hello)
+    app = App(site, all_routes(hello["lease_seconds_max"]))
+    dashboard = Dashboard(site, app) if is_installed() else None
+    if dashboard is not None:
+        app.door = dashboard.door
+    config = uvicorn.Config(
+        app,
+        http=BoundedProtocol,
+        ws="none" if dashboard is None else websocket_protocol(),
+        ws_max_size=WEBSOCKET_BYTES_MAX,
+        lifespan="off",
+        loop="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=True,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        ssl_context_factory=_tls(hello) if hello["tls_certificate"] else None,
+    )
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    server = uvicorn.Server(config)
+
+    def told(fields: Fields) -> None:
+        if "stop" in fields:
+            config.timeout_graceful_shutdown = max(int(fields["stop"]), 1)
+            site.stopping.set()
+            server.should_exit = True
+        elif "tokens" in fields:
+            site.guard.set_tokens(fields["tokens"])
+
+    link.on_tell = told
+    link.on_lost = _gone
+    await site.start()
+    log.info("the HTTP API answers", extra={"facts": {"address": hello["address"], "pid": os.getpid()}})
+    try:
+        await server.serve(sockets=[socket.socket(fileno=listen_fd)])
+    finally:
+        link.on_lost = None
+        if dashboard is not None:
+            await dashboard.stop()
+        await site.close()
+
+
+def _tls(hello: Fields) -> Callable[..., ssl.SSLContext]:
+    """Makes the same context as every other door has."""
+    return lambda *_: make_context("http", hello["tls_certificate"], hello["tls_key"])
+
+
+def _gone() -> None:
+    log.warning("the broker is gone, and so is its HTTP API")
+    logging.shutdown()
+    os._exit(0)
+
+
+def main(link_fd: int, listen_fd: int) -> None:
+    keep_freed_memory()
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(serve(link_fd, listen_fd))
+        return
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(link_fd, listen_fd))
