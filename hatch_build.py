@@ -42,6 +42,7 @@ MODULES = (
     "penstock/engines/log/committer.py",
     "penstock/engines/log/engine.py",
     "penstock/engines/log/ledger.py",
+    "penstock/engines/log/loops.py",
     "penstock/engines/log/queue.py",
     "penstock/engines/log/repairs.py",
     "penstock/engines/log/sealer.py",

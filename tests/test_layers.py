@@ -55,7 +55,7 @@ OF_COMPILED = () if COMPILED else ("librt", "mypy_extensions")
 OPTIONAL = ("nats", "nicegui", "numpy", "pyarrow", "pyspark", "textual", *OF_COMPILED)
 """What only an extra installs, or a wheel with compiled modules."""
 
-NEEDS_EXTRA = {"penstock.engines.log.arrow", "penstock.protocols.loops"}
+NEEDS_EXTRA = {"penstock.engines.log.arrow", "penstock.engines.log.loops", "penstock.protocols.loops"}
 """Core modules that are imported only where what they need is installed."""
 
 
