@@ -45,7 +45,7 @@ from penstock.cluster.frames import (
     encode_hello,
     encode_json,
 )
-from penstock.cluster.lanes import Item, Shipment, halves_of, pack_shipment, unpack_shipment
+from penstock.cluster.lanes import Item, Shipment, pack_shipment, unpack_shipment
 from penstock.cluster.sayings import NO_NUMBER, pack_words, unpack_words
 from penstock.cluster.seats import Seat
 from penstock.protocols.errors import PeerViolation
@@ -242,7 +242,7 @@ def test_ranges(ranges: list[tuple[int, int]]) -> None:
 
 def test_halves() -> None:
     batch = Batch.of([b"a", b"bb", b"", b"dddd", b"e"], ttl_seconds=range(5), retries=range(5), protocol="rq")
-    first, second = halves_of(Publish("q", batch, array("I", range(5))))
+    first, second = Publish("q", batch, array("I", range(5))).halves()
     assert first.batch.messages() + second.batch.messages() == batch.messages()
     for half, rows in ((first, range(2)), (second, range(2, 5))):
         assert half.batch.bounds[0] == 0
