@@ -28,6 +28,7 @@ NEEDS = {
         ("GET", "/v1/queues/q/messages"),
         ("GET", "/v1/queues/q/messages/0"),
         ("GET", "/v1/queues/q/log"),
+        ("GET", "/v1/queues/q/records"),
         ("GET", "/v1/queues/q/samples"),
         ("GET", "/v1/queues/q/offset?time=2026-01-01"),
         ("GET", "/v1/offsets?queues=q"),
