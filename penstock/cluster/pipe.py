@@ -275,7 +275,7 @@ class HttpPipe:
                 link.abort()
             if why and not self._is_out:
                 self._is_out = True  # One line for an outage: clients try again and again.
-                log.debug("HTTP has no way to the leader at %s: %s", address, why)
+                log.info("HTTP has no way to the leader at %s: %s", address, why)
             client.answer_leaderless()
             return
         self._is_out = False

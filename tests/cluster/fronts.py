@@ -60,8 +60,12 @@ class LoopThread:
         self.lines = Lines()
         logging.getLogger("penstock").addHandler(self.lines)
         logging.getLogger("penstock").setLevel(logging.INFO)
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    def _run(self) -> None:
+        self.loop.run_forever()
+        self.loop.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(WAIT_SECONDS)
@@ -83,13 +87,13 @@ class LoopThread:
     def stop(self) -> None:
         async def settle() -> None:
             await asyncio.sleep(0)
+            await self.loop.shutdown_asyncgens()
 
         self.run(settle())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(WAIT_SECONDS)
-        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-        self.loop.close()
         logging.getLogger("penstock").removeHandler(self.lines)
+        assert not self._thread.is_alive(), "a test left something open that the loop waits for"
         assert not self.faults, self.faults
 
 
