@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,9 +41,7 @@ class Taken(NamedTuple):
 
 def run() -> Sequence[Row]:
     """See the module's docstring."""
-    try:
-        import pyspark  # noqa: F401
-    except ImportError:
+    if find_spec("pyspark") is None:
         print("left out: pyspark is not installed; pip install 'penstock[spark]'", file=sys.stderr)
         return []
     from penstock.spark.stations import close_stations

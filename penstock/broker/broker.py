@@ -30,7 +30,7 @@ from penstock.broker.policy import Policies, QueueNameError, check_queue_name
 from penstock.broker.port import Port
 from penstock.broker.ranges import RangeMap
 from penstock.broker.requests import Asked, Outgoing
-from penstock.broker.words import Outcome, Ranges
+from penstock.broker.words import Outcome, Ranges, ranges_of
 from penstock.engines.interface import (
     DiskFull,
     Engine,
@@ -603,7 +603,7 @@ class Broker:
         return found
 
     def _reply(self, guest: Guest, command: words.Reply, now_us: int) -> None:
-        ranges = _ranges(command.offsets)
+        ranges = ranges_of(command.offsets)
         fates = self._engine.settle(
             command.queue, guest.port.name, Outcome.ACK, ranges, now_us, origin=command.origin
         )
@@ -865,16 +865,6 @@ _HANDLERS: dict[type, Callable[[Broker, Guest, Any, int], None]] = {
     words.Closing: Broker._closing,
     words.Ignored: Broker._ignored,
 }
-
-
-def _ranges(offsets: Iterable[int]) -> Ranges:
-    ranges: Ranges = []
-    for offset in sorted(offsets):
-        if ranges and ranges[-1][1] == offset:
-            ranges[-1] = (ranges[-1][0], offset + 1)
-        elif not ranges or ranges[-1][1] < offset:
-            ranges.append((offset, offset + 1))
-    return ranges
 
 
 def _pick(batch: Batch, positions: Iterable[int]) -> Batch:

@@ -8,6 +8,7 @@ of the log settles nothing.
 """
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -162,3 +163,14 @@ class Ignored:
 
 
 Command = Publish | Consume | Cancel | Settle | Accepted | Reply | Broadcast | Closing | Ignored
+
+
+def ranges_of(offsets: Iterable[int]) -> Ranges:
+    """Offsets in any order as runs."""
+    ranges: Ranges = []
+    for offset in sorted(offsets):
+        if ranges and ranges[-1][1] == offset:
+            ranges[-1] = (ranges[-1][0], offset + 1)
+        elif not ranges or ranges[-1][1] < offset:
+            ranges.append((offset, offset + 1))
+    return ranges

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 from penstock.broker.batch import Batch
 from penstock.broker.words import Publish
 from penstock.cluster.columns import pack_batches, unpack_batch
-from penstock.cluster.frames import Body, Frame, Kind, encode_frame, text_bytes
+from penstock.cluster.frames import Body, Buffer, Frame, Kind, encode_frame, text_bytes
 from penstock.cluster.seats import Seat
 
 MAIN, AGAIN = LANES = 0, 1
@@ -128,11 +128,11 @@ class Lane:
 
 
 def pack_shipment(lane: int, epoch: int, shipment: Shipment) -> bytes:
-    buffers = [_SHIPMENT.pack(epoch, shipment.number, len(shipment.parts))]
+    buffers: list[Buffer] = [_SHIPMENT.pack(epoch, shipment.number, len(shipment.parts))]
     for part in shipment.parts:
         batches = [item.publish.batch for item in part.items]
         buffers.append(text_bytes(part.queue))
-        buffers += pack_batches(batches, part.protocol)  # type: ignore[arg-type]
+        buffers += pack_batches(batches, part.protocol)
     return encode_frame(Kind.PUBLISH, *buffers, flag=lane)
 
 

@@ -19,7 +19,7 @@ from itertools import count as counter
 from penstock.broker import words
 from penstock.broker.broker import Broker
 from penstock.broker.port import Port
-from penstock.broker.words import Command, Ranges
+from penstock.broker.words import Command, ranges_of
 from penstock.cluster.columns import pack_ranges
 from penstock.cluster.frames import (
     CLAIM_DEAD,
@@ -93,7 +93,7 @@ class Seating:
             if isinstance(command, words.Settle):
                 door, ranges = (command.queue, command.dead), command.ranges
             else:
-                door, ranges = (command.queue, False), _ranges(command.offsets)
+                door, ranges = (command.queue, False), ranges_of(command.offsets)
             gone = seat.let_go(door, command.origin, ranges)
             if gone:
                 settling.append(command)
@@ -202,13 +202,3 @@ def _write_claim(write: Write, seat: Seat, claim: Claim, flag: int) -> None:
     (queue, dead), origin, ranges = claim
     body = (text_bytes(queue), short_bytes(origin), pack_ranges(ranges))
     write(seat, Kind.CLAIM, body, flag | (CLAIM_DEAD if dead else 0))
-
-
-def _ranges(offsets: Iterable[int]) -> Ranges:
-    ranges: Ranges = []
-    for offset in sorted(offsets):
-        if ranges and ranges[-1][1] == offset:
-            ranges[-1] = (ranges[-1][0], offset + 1)
-        else:
-            ranges.append((offset, offset + 1))
-    return ranges

@@ -19,7 +19,8 @@ final for its log. As long as the cluster cannot store anything, `sync` waits.
 import errno
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from penstock.engines.jetstream.appender import Appender
 from penstock.engines.jetstream.errors import JetStreamTrouble
@@ -151,12 +152,10 @@ class StreamDisk:
         self._local.publish(position)
 
 
-class _as_os_error:  # noqa: N801 - reads as a verb where it is used
+@contextmanager
+def _as_os_error() -> Iterator[None]:
     """What the stream says no with, in the words of a disk."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, JetStreamTrouble):
-            raise OSError(errno.EIO, str(error)) from error
+    try:
+        yield
+    except JetStreamTrouble as error:
+        raise OSError(errno.EIO, str(error)) from error

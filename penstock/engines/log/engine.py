@@ -92,7 +92,6 @@ class LogEngine:
         self._snapshotter = Snapshotter(state, self._committer, keeper)
         self._last_sync_us = 0
         self._closed = False
-        self.on_ready: Callable[[str], None] | None = None  # a queue may have something to take
 
     # --- life ------------------------------------------------------------------------------------
 
