@@ -15,8 +15,8 @@ import pytest
 from penstock.cli import queues, tables
 from penstock.cli.admin import Admin, add_admin
 from penstock.cli.main import main
+from tests.certificates import make_certificates
 from tests.cli.terminal import Terminal
-from tests.client.conftest import make_certificates
 from tests.http.api import Api
 from tests.http.conftest import StartBroker
 from tests.http.morgue import path_of, phpmq, reject, take

@@ -4,18 +4,16 @@ The broker is a real process (`tests/server/harness.py`). Tests keep out of each
 of their own.
 """
 
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.certificates import make_certificates
 from tests.server.harness import BrokerProcess
 
 Spare = Callable[..., BrokerProcess]
-
-_KEY = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
 
 
 @pytest.fixture(scope="session")
@@ -94,22 +92,3 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     yield Doors(process, folder)
     assert process.stop() == 0
     assert "Traceback" not in process.log()
-
-
-def make_certificates(folder: Path) -> None:
-    """An authority, a certificate for localhost, one for a client."""
-
-    def openssl(command: str) -> None:
-        done = subprocess.run(
-            ["openssl", *command.split()], cwd=folder, capture_output=True, text=True, check=False, timeout=30
-        )
-        assert done.returncode == 0, done.stderr
-
-    openssl(f"req -x509 {_KEY} -days 2 -subj /CN=authority -keyout ca.key -out ca.pem")
-    (folder / "names").write_text("subjectAltName = DNS:localhost, IP:127.0.0.1\n")
-    for name in ("server", "client"):
-        openssl(f"req -new {_KEY} -subj /CN={name} -keyout {name}.key -out {name}.csr")
-        openssl(
-            f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2"
-            f" -extfile names -out {name}.pem"
-        )

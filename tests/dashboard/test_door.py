@@ -5,7 +5,6 @@ import http.client
 import re
 import socket
 import ssl
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlencode
@@ -17,6 +16,7 @@ from penstock import __version__
 from penstock.dashboard.sessions import IDLE_SECONDS_MAX, SESSIONS_MAX, Sessions
 from penstock.http.auth import Guard
 from penstock.http.route import Role
+from tests.certificates import make_authority
 from tests.dashboard.conftest import StartBroker, Visit, axe, fits, until
 from tests.http.api import Api, Reply
 from tests.server.harness import ROOT, WAIT_SECONDS, BrokerProcess
@@ -176,8 +176,7 @@ def test_a_token_that_is_taken_back_closes_its_pages(
 
 
 def test_over_tls_the_cookie_is_for_tls_only(start_broker: StartBroker, tmp_path: Path) -> None:
-    command = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout api.key -out api.pem"
-    subprocess.run(["openssl", *command.split()], cwd=tmp_path, check=True, capture_output=True)
+    make_authority(tmp_path, "api")
     config = tmp_path / "penstock.toml"
     files = f'tls-certificate = "{tmp_path}/api.pem"\ntls-key = "{tmp_path}/api.key"\n'
     config.write_text(f"{SETTINGS}\n[http]\n{files}")

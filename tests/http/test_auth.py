@@ -4,13 +4,13 @@ import http.client
 import json
 import socket
 import ssl
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from penstock.http.connection import HEAD_BYTES_MAX
+from tests.certificates import make_authority
 from tests.http.api import Api
 from tests.http.conftest import StartBroker
 from tests.server.harness import WAIT_SECONDS, BrokerProcess
@@ -168,11 +168,7 @@ def test_its_own_page_can(broker: BrokerProcess) -> None:
 
 
 def test_over_tls(tmp_path: Path, start_broker: StartBroker) -> None:
-    command = (
-        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
-    )
-    files = ["-keyout", "api.key", "-out", "api.pem"]
-    subprocess.run(["openssl", *command.split(), *files], cwd=tmp_path, check=True, capture_output=True)
+    make_authority(tmp_path, "api")
     (tmp_path / "penstock.toml").write_text(
         f'{SETTINGS}\n[http]\naddress = "127.0.0.1:0"\ntls-certificate = "{tmp_path}/api.pem"\n'
         f'tls-key = "{tmp_path}/api.key"\n'

@@ -12,10 +12,10 @@ from penstock.engines.jetstream.cluster import Cluster
 from penstock.engines.jetstream.names import LogNames
 from penstock.server.settings import Settings, SettingsError
 from penstock.server.settings_read import load
+from tests.certificates import make_authority, make_certificate
 from tests.nats.cluster import api, linked
 from tests.nats.conftest import Start
 from tests.server.settings_source import parser
-from tests.server.test_tls_settings import make_authority, make_certificate
 
 
 def settings_for(cluster: Cluster, words: str = "", *, monitored: bool = True) -> Settings:

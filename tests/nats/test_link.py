@@ -21,9 +21,9 @@ from penstock.engines.jetstream.requests import Requests
 from penstock.engines.jetstream.servers import Server, ServerListError, Servers, parse_server, parse_servers
 from penstock.protocols import nats_write
 from penstock.protocols.nats_headers import header_block, read_headers
+from tests.certificates import make_authority, make_certificate
 from tests.nats.cluster import Hearing, linked, on_uvloop, until
 from tests.nats.conftest import Start
-from tests.server.test_tls_settings import make_authority, make_certificate
 
 # --- messages ---
 
@@ -269,7 +269,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("certificates")
     for authority in ("ours", "theirs"):
         make_authority(folder, authority)
-    make_certificate(folder, "broker", "ours")
+    make_certificate(folder, "broker", "ours", "DNS:localhost")
     make_certificate(folder, "client", "ours")
     return folder
 

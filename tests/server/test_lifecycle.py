@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.certificates import make_certificates
 from tests.server.doors import PhpmqDoor, RqDoor
 from tests.server.harness import (
     CONFIRM,
@@ -259,38 +260,6 @@ def test_listeners_that_only_send_or_only_receive_and_allowed_queues(tmp_path: P
     for wire in (send_only, receive_only, some):
         wire.close()
     assert broker.stop() == 0
-
-
-def make_certificates(folder: Path) -> None:
-    """A small authority, a certificate for localhost and one for a client."""
-
-    def openssl(*words: str) -> None:
-        subprocess.run(["openssl", *words], check=True, capture_output=True, cwd=folder)
-
-    openssl(
-        *[
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-days",
-            "2",
-            "-subj",
-            "/CN=authority",
-            "-keyout",
-            "ca.key",
-            "-out",
-            "ca.pem",
-        ]
-    )
-    (folder / "san").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
-    for name in ("server", "client"):
-        openssl(*f"req -newkey rsa:2048 -nodes -subj /CN={name} -keyout {name}.key -out {name}.csr".split())
-        openssl(
-            *f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2".split(),
-            *f"-extfile san -out {name}.pem".split(),
-        )
 
 
 def test_tls_and_mutual_tls(tmp_path: Path) -> None:

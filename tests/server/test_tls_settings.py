@@ -1,10 +1,6 @@
-"""TLS of a listener and of the HTTP API: handshakes in memory, and every file that can be wrong.
-
-The certificates are made with the `openssl` command, which scripts/setup installs where it is missing.
-"""
+"""TLS of a listener and of the HTTP API: handshakes in memory, and every file that can be wrong."""
 
 import ssl
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,33 +10,7 @@ import pytest
 from penstock.server.address import TcpAddress
 from penstock.server.settings import HttpSettings, Listener, SettingsError
 from penstock.server.tls import server_context
-
-NEW_KEY = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-
-
-def openssl(folder: Path, command: str) -> None:
-    done = subprocess.run(
-        ["openssl", *command.split()], cwd=folder, capture_output=True, text=True, check=False, timeout=30
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def make_authority(folder: Path, name: str) -> None:
-    openssl(folder, f"req -x509 {NEW_KEY} -subj /CN={name} -keyout {name}.key -out {name}.pem")
-
-
-def make_certificate(folder: Path, name: str, authority: str) -> None:
-    """NAME.pem and NAME.key, signed by an authority."""
-    (folder / f"{name}.ext").write_text("subjectAltName = DNS:localhost\n")
-    openssl(
-        folder,
-        f"req -new {NEW_KEY.removesuffix(' -days 2')} -subj /CN={name} -keyout {name}.key -out {name}.csr",
-    )
-    openssl(
-        folder,
-        f"x509 -req -in {name}.csr -CA {authority}.pem -CAkey {authority}.key -CAcreateserial -days 2"
-        f" -extfile {name}.ext -out {name}.pem",
-    )
+from tests.certificates import make_authority, make_certificate, openssl
 
 
 @pytest.fixture(scope="module")

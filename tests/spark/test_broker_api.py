@@ -3,13 +3,13 @@
 import os
 import pickle
 import signal
-import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 
 from penstock.spark.api import Broker, BrokerError, Refused, Unreachable
+from tests.certificates import make_authority
 from tests.server.harness import BrokerProcess, until
 from tests.spark.conftest import StartBroker
 from tests.spark.rig import send, url_of, values
@@ -78,21 +78,15 @@ def test_a_unix_socket(start_broker: StartBroker, tmp_path: Path) -> None:
 
 
 def test_tls(start_broker: StartBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
-    subprocess.run(
-        ["openssl", *made.split(), "-keyout", "key.pem", "-out", "cert.pem"],
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-    )
+    make_authority(tmp_path, "api")
     broker = start_broker(
-        config=f"[http]\ntls-certificate = '{tmp_path}/cert.pem'\ntls-key = '{tmp_path}/key.pem'\n"
+        config=f"[http]\ntls-certificate = '{tmp_path}/api.pem'\ntls-key = '{tmp_path}/api.key'\n"
     )
     asking = Broker(url_of(broker).replace("http:", "https:"), retry_seconds=5)
     with pytest.raises(
         BrokerError, match=r"the certificate there cannot be trusted \(self.signed certificate"
     ):
         asking.get("offsets")
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "api.pem"))
     assert asking.get("offsets") == {"queues": [], "next": None}
     asking.close()

@@ -504,7 +504,7 @@ class _Window:
         runs = self._reader.openings(queue)
         if not openings.all() and runs:
             starts, ends, values = (np.array(column) for column in zip(*runs, strict=True))
-            run = np.searchsorted(starts, offsets, "right") - 1
+            run: Numbers = np.searchsorted(starts, offsets, "right") - 1
             found = (run >= 0) & (offsets < ends[run])
             openings = np.where(openings > 0, openings, np.where(found, values[run], 0))
         known = sorted({opening for _, _, opening in runs}.union(self._rows["opening"].tolist()))
