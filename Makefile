@@ -11,12 +11,12 @@ ARGS ?=
 # How long `make fuzz` works on each target.
 SECONDS ?= 600
 
-.PHONY: help setup demo test test-compiled check bench bench-cluster bench-peers bench-spark fuzz clean
+.PHONY: help setup demo test test-compiled test-pythons check bench bench-cluster bench-peers bench-spark fuzz clean
 
 help: ## List the commands.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
-setup: ## Make the virtual environment .venv with all packages; does nothing when it is up to date.
+setup: ## Make the virtual environment .venv with all that make test needs; does nothing when it is up to date.
 	@scripts/setup
 
 demo: ## Show in the terminal what Penstock does, and then in the browser.
@@ -27,6 +27,9 @@ test: ## Run everything that must hold: linter, formatter, types, all tests (ARG
 
 test-compiled: ## Run all tests once more, on the hot modules compiled by mypyc.
 	@scripts/test --compiled $(ARGS)
+
+test-pythons: ## Run make test on every Python from 3.11 on that is found, each in an environment of its own.
+	@scripts/test-pythons $(ARGS)
 
 check: ## Run the linter, the formatter's check and the type checker.
 	@scripts/check

@@ -6,6 +6,9 @@
 
 CDPATH='' cd -P "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
+# Where the environment is, from here.
+venv=${VENV:-.venv}
+
 say() { printf 'penstock: %s\n' "$*"; }
 
 # fail LINE...: what went wrong, then what to do about it.
@@ -93,7 +96,11 @@ java_major() {
 }
 
 # java_new_enough: whether Spark runs with it.
-java_new_enough() { [ "$(java_major)" ] && [ "$(java_major)" -ge 17 ]; }
+java_new_enough() {
+    local major
+    major=$(java_major)
+    [ "${major:-0}" -ge 17 ]
+}
 
 # java_install: 0 when Spark has its Java, 1 when that is not possible here (the reason is printed).
 java_install() {
