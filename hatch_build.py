@@ -1,4 +1,5 @@
-"""Compiling the hot modules with mypyc: for a wheel, and for this tree.
+"""What a build does beside packing: compiling the hot modules with mypyc, for a wheel and for this tree, and
+the addresses that a package page shows.
 
 The same sources run interpreted, which is what `pip install` without a compiler gives. Compiled, what is done
 per message and per chunk costs less. Two ways to get it:
@@ -16,6 +17,7 @@ Rules that always hold:
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 ROOT = Path(__file__).parent
 
@@ -134,6 +137,23 @@ class CustomBuildHook(BuildHookInterface):
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if hasattr(self, "_folder"):
             shutil.rmtree(self._folder)
+
+
+class PackagePage(MetadataHookInterface):
+    """The package's addresses and its README. A package page has no files of the repository beside it: links,
+    which are relative here, lead to the one that pyproject.toml names."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        repository = self.config["repository"]
+        metadata["urls"] = {
+            "Repository": repository,
+            "Documentation": f"{repository}/tree/main/docs",
+            "Changelog": f"{repository}/blob/main/CHANGELOG.md",
+        }
+        text = Path(self.root, "README.md").read_text(encoding="utf-8")
+        text = re.sub(r"(!\[[^]]*\]\()(?!https?:)", rf"\g<1>{repository}/raw/main/", text)
+        text = re.sub(r"(?<!!)(\[[^]]*\]\()(?!https?:|#)", rf"\g<1>{repository}/blob/main/", text)
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
 
 
 # --- for this tree ---------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ scripts that play their parts in a folder of their own.
 """
 
 import ast
+import email
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -86,6 +88,47 @@ def test_the_core_needs_uvloop_and_what_http_takes() -> None:
         "httptools",
         "prometheus-client",
     ]
+
+
+# -- the package --
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
+    """What `pip wheel` makes of the sources."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in ("penstock", "pyspark_penstock"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    made = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", cwd=folder)
+    assert made.returncode == 0, made.stderr
+    (path,) = (folder / "dist").iterdir()
+    with zipfile.ZipFile(path) as made_of:
+        yield made_of
+
+
+def test_a_wheel_holds_both_packages_with_their_types_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    names = [name for name in wheel.namelist() if ".dist-info/" not in name]
+    assert {"penstock/py.typed", "pyspark_penstock/py.typed", "pyspark_penstock/__init__.py"} <= set(names)
+    assert {name.partition("/")[0] for name in names} == {"penstock", "pyspark_penstock"}
+    others = [name for name in names if not name.endswith((".py", "/py.typed"))]
+    assert [name for name in others if not name.startswith("penstock/dashboard/assets/")] == []
+
+
+def test_a_package_page_says_who_and_where_and_all_its_links_lead_there(wheel: zipfile.ZipFile) -> None:
+    (place,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    about = email.message_from_bytes(wheel.read(place))
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]
+    repository = settings["metadata"]["hooks"]["custom"]["repository"]
+    assert about["Author"]
+    addresses = dict(line.split(", ", 1) for line in about.get_all("Project-URL", []))
+    assert addresses["Repository"] == repository
+    assert {"Documentation", "Changelog"} < addresses.keys()
+    assert set(about.get_all("Provides-Extra", [])) == {"arrow", "dashboard", "nats", "spark"}
+    links = re.findall(r"\]\(([^)]+)\)", wheel.read(place).decode())
+    assert len(links) > 10
+    assert [link for link in links if not link.startswith(f"{repository}/")] == []
 
 
 # -- the files --
@@ -180,12 +223,13 @@ def pretend(tree: Path, name: str, script: str) -> None:
     path.chmod(0o755)
 
 
-def set_up(tree: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs it as somebody who is not root and has no sudo, whoever runs the tests."""
-    pretend(tree, "id", "echo 1000")
+def set_up(tree: Path, want: str = "test", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs it as somebody who is not root (but for USER_ID=0) and has no sudo, whoever runs the tests."""
+    pretend(tree, "id", "echo ${USER_ID:-1000}")
     pretend(tree, "sudo", "exit 1")
     path = f"{tree / 'bin'}:{os.environ['PATH']}"
-    return run(tree / "scripts" / "setup", cwd=tree, **{"PATH": path, "PYTHON": "", **environment})
+    around = {"PATH": path, "PYTHON": "", "VENV": "", **environment}
+    return run(tree / "scripts" / "setup", want, cwd=tree, **around)
 
 
 def test_set_up_says_so_where_python_is_too_old_and_none_may_be_installed(tree: Path) -> None:
@@ -225,8 +269,8 @@ def pretend_python(tree: Path, pip: str) -> None:
         tree,
         "python",
         '[ "$1" = -c ] && echo 3 12 && exit\n'
-        "echo venv >>calls; mkdir -p .venv/bin; cp inner .venv/bin/python; chmod +x .venv/bin/python\n"
-        'echo "command = python -m venv $PWD/.venv" >.venv/pyvenv.cfg',
+        "echo venv >>calls; mkdir -p $3/bin; cp inner $3/bin/python; chmod +x $3/bin/python\n"
+        'echo "command = python -m venv $PWD/$3" >$3/pyvenv.cfg',
     )
 
 
@@ -237,26 +281,126 @@ def test_set_up_shows_what_pip_said_and_what_to_do(tree: Path) -> None:
     assert ended.stderr.startswith(
         "  pip: no route to host\npenstock: the packages could not be installed, see above.\n"
     )
-    assert "PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER make setup" in ended.stderr
-    assert not (tree / ".venv" / "stamp").exists()
+    assert "PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER make test" in ended.stderr
+    assert not (tree / ".venv" / "stamp-test").exists()
+
+
+def calls_of(tree: Path, want: str, **environment: str) -> tuple[int, str, list[str]]:
+    """Its exit code, the last line that it says, and what it has called meanwhile."""
+    (tree / "calls").write_text("")
+    ended = set_up(tree, want, PYTHON="python", **environment)
+    said = ended.stdout.splitlines()
+    return ended.returncode, said[-1] if said else "", (tree / "calls").read_text().splitlines()
+
+
+READY = "penstock: ready: .venv holds what make {} needs".format
 
 
 def test_set_up_does_nothing_twice_and_repeats_what_its_input_asks_for(tree: Path) -> None:
     pretend_python(tree, "echo pip >>calls")
-
-    def calls_of_one_more() -> tuple[int, str, list[str]]:
-        (tree / "calls").write_text("")
-        ended = set_up(tree, PYTHON="python")
-        return ended.returncode, ended.stdout[-40:], (tree / "calls").read_text().split()
-
-    ready = "penstock: ready: .venv holds everything\n"
-    assert calls_of_one_more() == (0, ready, ["venv", "pip"])
-    assert calls_of_one_more() == (0, "", [])
+    assert calls_of(tree, "test") == (0, READY("test"), ["venv", "pip"])
+    assert calls_of(tree, "test") == (0, "", [])
+    assert calls_of(tree, "demo") == (0, "", [])
     with (tree / "pyproject.toml").open("a") as project:
         project.write("# changed\n")
-    assert calls_of_one_more() == (0, ready, ["pip"])
+    assert calls_of(tree, "test") == (0, READY("test"), ["pip"])
     (tree / ".venv" / "bin" / "python").unlink()
-    assert calls_of_one_more() == (0, ready, ["venv", "pip"])
+    assert calls_of(tree, "test") == (0, READY("test"), ["venv", "pip"])
+
+
+def test_an_environment_has_a_place_of_its_own_where_one_is_named(tree: Path) -> None:
+    pretend_python(tree, "echo pip >>calls")
+    assert calls_of(tree, "test") == (0, READY("test"), ["venv", "pip"])
+    ready = (0, READY("test").replace(".venv", "build/venv-3.12"), ["venv", "pip"])
+    assert calls_of(tree, "test", VENV="build/venv-3.12") == ready
+    assert calls_of(tree, "test") == (0, "", [])
+
+
+BARE = "bash, cat, chmod, cp, dirname, env, grep, head, mkdir, mktemp, rm, sed, sh, sha256sum, tail"
+"""The commands of a machine on which nothing was installed."""
+
+
+def bare(tree: Path) -> dict[str, str]:
+    """A machine with these commands alone, root's, where apt-get installs what it is asked for."""
+    (tree / "bare").mkdir()
+    for name in BARE.split(", "):
+        found = shutil.which(name)
+        assert found
+        (tree / "bare" / name).symlink_to(found)
+    pretend(tree, "java-17", "echo 'openjdk version \"17.0.2\"' >&2")
+    pretend(
+        tree,
+        "apt-get",
+        'for word; do package=$word; done; echo "apt-get $package" >>calls\n'
+        "[ $package != default-jre-headless ] || cp bin/java-17 bin/java",
+    )
+    return {"PATH": f"{tree / 'bin'}:{tree / 'bare'}", "JAVA_HOME": ""}
+
+
+@pytest.fixture
+def telling(tree: Path) -> Path:
+    """A tree whose pip tells what it was asked for."""
+    pretend_python(tree, "while [ $# -gt 0 ] && [ $1 != --editable ]; do shift; done; echo $* >>calls")
+    return tree
+
+
+def test_the_demo_needs_java_and_what_it_shows_and_tests_add_to_it(telling: Path) -> None:
+    root = {**bare(telling), "USER_ID": "0"}
+    java = "apt-get default-jre-headless"
+    shown = "--editable .[dashboard,spark]"
+    assert calls_of(telling, "demo", **root) == (0, READY("demo"), ["venv", java, shown])
+    assert calls_of(telling, "demo", **root) == (0, "", [])
+    installed = [f"apt-get {name}" for name in ("openssl", "curl", "jq", "chromium")]
+    more = "--editable .[dashboard,spark,nats] --requirement .venv/dev.txt"
+    assert calls_of(telling, "test", **root) == (0, READY("test"), [*installed, more])
+    assert calls_of(telling, "demo", **root) == (0, "", [])
+
+
+def test_without_java_the_demo_s_packages_are_without_spark_until_there_is_one(telling: Path) -> None:
+    nobody = bare(telling)
+    assert calls_of(telling, "demo", **nobody) == (0, READY("demo"), ["venv", "--editable .[dashboard]"])
+    said = set_up(telling, "demo", PYTHON="python", **nobody, VENV="other").stdout
+    assert "cannot install default-jre-headless: not root, and sudo is missing or refuses" in said
+    assert "NOTE: without Java 17 or newer Spark does not run: the demo leaves it out" in said
+    assert "chromium" not in said
+    assert calls_of(telling, "demo", **nobody) == (0, "", [])
+    pretend(telling, "java", "echo 'openjdk version \"21.0.1\"' >&2")
+    assert calls_of(telling, "demo", **nobody)[2] == ["--editable .[dashboard,spark]"]
+
+
+def test_set_up_knows_two_things_to_set_up(tree: Path) -> None:
+    ended = set_up(tree, "all")
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        "penstock: 'all' is nothing that can be set up: demo or test.\n",
+    )
+
+
+def test_every_python_runs_the_tests_in_an_environment_of_its_own(tree: Path) -> None:
+    told = 'echo "$VENV $PYTHON $*" >>calls; [ "$VENV" != build/venv-3.13 ]'
+    (tree / "scripts" / "test").write_text(f"#!/bin/sh\n{told}\n")
+    for minor in range(11, 31):
+        pretend(tree, f"python3.{minor}", "exit 127")
+    for minor in (11, 13):
+        pretend(tree, f"python3.{minor}", f"echo 3.{minor}.7")
+    kept = tree / "pyenv" / "versions" / "3.12.1" / "bin"
+    kept.mkdir(parents=True)
+    (kept / "python").write_text("#!/bin/sh\necho 3.12.1\n")
+    (kept / "python").chmod(0o755)
+    path = f"{tree / 'bin'}:{os.environ['PATH']}"
+    around = {"PATH": path, "PYENV_ROOT": str(tree / "pyenv")}
+    ended = run(tree / "scripts" / "test-pythons", "tests/cli", cwd=tree, **around)
+    assert (tree / "calls").read_text().splitlines() == [
+        "build/venv-3.11 python3.11 tests/cli",
+        f"build/venv-3.12 {kept / 'python'} tests/cli",
+        "build/venv-3.13 python3.13 tests/cli",
+    ]
+    assert ended.returncode == 1
+    assert [re.sub(r"\d+ s$", "0 s", line) for line in ended.stdout.splitlines()[-3:]] == [
+        "penstock: Python 3.11.7: passed, in 0 s",
+        "penstock: Python 3.12.1: passed, in 0 s",
+        "penstock: Python 3.13.7: FAILED, in 0 s",
+    ]
 
 
 # -- the benchmark runner --
