@@ -115,13 +115,10 @@ class Picture:
         return runs
 
     def _opening(self, segment: Segment) -> int | None:
-        """Which opening of the log a segment is from; None where its file has gone."""
+        """Which opening of the log a segment is from; None where no header in it is readable."""
         opening = self._openings.get(segment.base)
         if opening is None:
-            try:
-                header = next(self._files.headers(segment, segment.base, segment.end), None)
-            except FileNotFoundError:
-                return None
+            header = next(self._files.headers(segment, segment.base, segment.end), None)
             if header is not None:
                 opening = self._openings[segment.base] = header.opening
         return opening

@@ -14,7 +14,7 @@ Rules that always hold:
     `fail_on_loss=False` it is a warning in the log, and the next block that is there follows.
 
 The files change while they are read: see `picture.py`. `refresh` looks at what has changed; a file
-that went away since then makes the reader look again, a bounded number of times.
+that went away since then makes the reader look again, a bounded number of times for each block.
 
 Memory: a `Span` per segment and queue, an index of the segments that were used last, and
 `maps_max` maps. For one thread.
@@ -172,7 +172,13 @@ class LogReader:
 
         Runs of (first offset, end, opening), in order: with it an id is made for any offset.
         """
-        return self._picture.openings(self._known(queue))
+        for _ in range(TRIES_MAX):
+            known = self._known(queue)
+            try:
+                return self._picture.openings(known)
+            except FileNotFoundError:
+                self.refresh()
+        raise self._changing()
 
     def origin(self, queue: str, opening: int) -> bytes:
         """The first digits of the ids of messages of `queue` that came in that opening."""
@@ -244,7 +250,7 @@ class LogReader:
                     raise self._changing() from None
                 self.refresh()
                 continue
-            offset = bounds(segment.spans[known.number], False)[1]
+            offset, tries = bounds(segment.spans[known.number], False)[1], 0
 
     def offset_at(self, queue: str, time_us: int, *, events: bool = False) -> int:
         """The first offset (or event number) from that time on; the end of the queue where there is none.
@@ -379,20 +385,16 @@ class LogReader:
                     if first > at:
                         self._missing(queue, at, first, events, fail_on_loss)
                         at = first
-                    lo, at = at - first, stop
+                    body: memoryview | None = memoryview(b"")
                     if about is not None and not _is_about(header, about):
-                        continue
-                    body = memoryview(b"")
-                    if not headers_only or header.kind != KIND_MESSAGES:
-                        try:
-                            body = self._files.body(segment, header, name)
-                        except LogDamaged as error:
-                            if fail_on_loss:
-                                raise
-                            log.warning("%s", error)
-                            continue
-                    origin = self._origin(queue.number, header.opening)
-                    yield Block(header, body, origin, lo, min(end, stop) - first)
+                        body = None
+                    elif not headers_only or header.kind != KIND_MESSAGES:
+                        body = self._body(segment, header, name, fail_on_loss)
+                    # Only now: a file that has gone with its map is asked for again, from this block on.
+                    lo, at, tries = at - first, stop, 0
+                    if body is not None:
+                        origin = self._origin(queue.number, header.opening)
+                        yield Block(header, body, origin, lo, min(end, stop) - first)
             except FileNotFoundError:
                 tries += 1
                 if tries > TRIES_MAX:
@@ -403,6 +405,16 @@ class LogReader:
             if at < span_end:
                 self._missing(queue, at, span_end, events, fail_on_loss)
                 at = span_end
+
+    def _body(self, segment: Segment, header: Header, name: str, fail_on_loss: bool) -> memoryview | None:
+        """The body of a block; None where it is damaged, and nobody minds."""
+        try:
+            return self._files.body(segment, header, name)
+        except LogDamaged as error:
+            if fail_on_loss:
+                raise
+            log.warning("%s", error)
+            return None
 
     def _rows(self, segment: Segment, number: int, at: int, events: bool) -> Iterator[Header]:
         """The blocks of a queue in one segment, from the one that may hold `at` on."""
