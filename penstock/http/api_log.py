@@ -8,7 +8,8 @@ Rules that always hold:
     and a client that goes on from the end misses nothing. Only what is synced is in it.
   * What is wrong is a problem, as long as nothing has been sent. After that the connection is broken
     before the end of the stream: nobody takes half of it for all.
-  * When the client goes, the walk ends and its reader is free again.
+  * When the client goes, the walk ends and its reader is free again. So it does when the client takes nothing
+    for `STALL_SECONDS` to twice that while others could not begin, or for `STALL_SECONDS_MAX` in any case.
 
 Measured over loopback, 2 M messages of 200 bytes, on two cores that others used too: in two rounds of twelve
 reads a median of 4 M rows/s (1.1 GB/s), in a third, under more load, 1.3 M; 0.2 s of this process's time per
@@ -42,6 +43,12 @@ if TYPE_CHECKING:
 
 ARROW_MEDIA: Final = "application/vnd.apache.arrow.stream"
 CHUNK_BYTES: Final = 1 << 20
+STALL_SECONDS: Final = 10.0
+"""Twice that is less than others wait for their turn."""
+
+STALL_SECONDS_MAX: Final = 300.0
+"""For who reads at leisure: a walk keeps files open that retention may have removed."""
+
 STATE_RUNS_MAX: Final = 2000
 """Runs that the first process is asked for at a time: about a millisecond of its loop."""
 
@@ -317,25 +324,46 @@ class LogResponse(Response):
         self.init_headers({"Penstock-Start": str(served.start), "Penstock-End": str(served.end)})
         self._stream = stream
         self._what = what
+        self._steps = 0  # odd: a part is on its way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        leaving = asyncio.create_task(_left(receive))
+        talking = asyncio.ensure_future(self._talk(send))
+        stalling = asyncio.ensure_future(self._stalled())
+        tasks = (talking, stalling, asyncio.ensure_future(_left(receive)))
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for chunk in self._stream:
-                assert not isinstance(chunk, Range)
-                view = memoryview(chunk)
-                for at in range(0, len(view), CHUNK_BYTES):
-                    await send(_part(view[at : at + CHUNK_BYTES], more=True))
-                if leaving.done():
-                    return
-            await send(_part(b"", more=False))
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if stalling.done() and not talking.done():
+                raise Problem("unavailable", f"the client took nothing for {stalling.result():g} s")
+            if talking.done():
+                talking.result()
         except PenstockError as error:
             # An answer without an end: the server closes the connection, and the client can tell.
             log.warning("a read of the %s was broken off: %s", self._what, error)
         finally:
-            leaving.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._stream.aclose()
+
+    async def _talk(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for chunk in self._stream:
+            assert not isinstance(chunk, Range)
+            view = memoryview(chunk)
+            for at in range(0, len(view), CHUNK_BYTES):
+                self._steps += 1
+                await send(_part(view[at : at + CHUNK_BYTES], more=True))
+                self._steps += 1
+        await send(_part(b"", more=False))
+
+    async def _stalled(self) -> float:
+        """Returns when the client has taken nothing for too long, and for how long that was at least."""
+        seconds = 0.0
+        while seconds < (STALL_SECONDS if self._stream.is_crowded else STALL_SECONDS_MAX):
+            seen = self._steps
+            await asyncio.sleep(STALL_SECONDS)
+            seconds = seconds + STALL_SECONDS if seen % 2 and seen == self._steps else 0.0
+        return seconds
 
 
 async def _left(receive: Receive) -> None:

@@ -12,7 +12,8 @@ that has just looked at what is new:
 Rules that always hold:
   * Nothing here waits on the loop's own thread.
   * Looks and walks have threads of their own: bulk readers cannot keep a person waiting.
-  * A walk whose taker is slow or stalled keeps a reader, but no thread.
+  * A walk whose taker is slow or stalled keeps a reader, but no thread. While all turns are taken, a taker
+    that serves a stalled client should end it (`is_crowded`).
   * A reader is lent to one function at a time, and comes back when that one has ended, however it
     ended. After a failure that is not one of ours it is thrown away.
   * A reader that nobody uses for a while is closed: files that it maps take room on the disk, even
@@ -218,6 +219,11 @@ class Stream(AsyncIterator[T]):
         self._room = asyncio.Semaphore(AHEAD_MAX)
         self._ended = False
         self._producing = asyncio.get_running_loop().create_task(self._produce())
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether another walk would have to wait for its turn."""
+        return self._turns.locked()
 
     def __aiter__(self) -> "Stream[T]":
         return self

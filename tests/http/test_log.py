@@ -1,5 +1,6 @@
 """The log in bulk over HTTP: all three views, ranges to the edge, broken connections, many at once."""
 
+import asyncio
 import http.client
 import json
 import socket
@@ -11,6 +12,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from starlette.types import Message
 
 from penstock.broker.batch import Batch
 from penstock.broker.ids import id_of
@@ -23,11 +25,11 @@ from penstock.engines.log.arrow import EVENTS_SCHEMA, MESSAGES_SCHEMA, events_ba
 from penstock.engines.log.engine import LogEngine, open_log
 from penstock.engines.log.reader import LogReader, OffsetsMissing
 from penstock.engines.log.state import LogSettings
-from penstock.http import state_view
+from penstock.http import api_log, state_view
 from penstock.http.api_log import COLUMNS, Asking, Wanted, walk
 from penstock.http.looking import STATE_WORDS, Runs
 from penstock.http.problems import Problem
-from penstock.http.readers import WALKS_MAX
+from penstock.http.readers import WALKS_MAX, ReaderPool
 from penstock.http.state_view import STATE_SCHEMA, state_batches
 from tests.engines.folders import NOW_US, QUEUES, SECOND_US, Worker
 from tests.http.api import ARROW, NDJSON, Api, Reply
@@ -636,6 +638,46 @@ def test_a_walk_waits_for_its_turn(broker: BrokerProcess, huge: str) -> None:
         assert done == [4000]
     for client in clients:
         client.close()
+
+
+@pytest.mark.parametrize("crowded", [True, False])
+def test_a_client_that_takes_nothing_keeps_its_turn_only_while_nobody_else_wants_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crowded: bool
+) -> None:
+    """And then not for ever. A walk that has to look for its next part is no such client."""
+    monkeypatch.setattr(api_log, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(api_log, "STALL_SECONDS_MAX", WAIT_SECONDS if crowded else 0.2)
+    sent: list[bytes] = []
+    looked = threading.Event()
+
+    def slow(_reader: LogReader) -> Iterator[api_log.Range | api_log.Chunk]:
+        yield b"a"
+        assert looked.wait(WAIT_SECONDS)
+        yield b"b"
+        yield from [b"c"] * 5
+
+    async def stall_at_b(message: Message) -> None:
+        sent.append(message.get("body", b""))
+        if sent[-1] == b"b":
+            await asyncio.Event().wait()
+
+    async def stay() -> Message:
+        await asyncio.Event().wait()
+        return {}
+
+    async def run() -> None:
+        pool = ReaderPool(str(tmp_path), walks_max=1 if crowded else 2)
+        try:
+            asyncio.get_running_loop().call_later(0.3, looked.set)
+            async with asyncio.timeout(WAIT_SECONDS):
+                response = api_log.LogResponse(pool.stream(slow), api_log.Range(0, 3), "messages of 'q'")
+                await response({}, stay, stall_at_b)
+                assert len([part async for part in pool.stream(slow)]) == 7
+        finally:
+            pool.close()
+
+    asyncio.run(run())
+    assert sent == [b"", b"a", b"b"]
 
 
 def test_several_bulk_readers_at_once(broker: BrokerProcess, large: str) -> None:
