@@ -40,7 +40,7 @@ from penstock.cluster.info import cluster_info
 from penstock.cluster.nodes import front_end_id, servers_of, wire_options
 from penstock.cluster.pipe import HttpPipe
 from penstock.engines.interface import EngineError, EngineFailed
-from penstock.engines.jetstream.engine import StreamEngine, make_streams, open_stream_log
+from penstock.engines.jetstream.engine import StreamLog, make_streams, open_stream_log
 from penstock.engines.jetstream.errors import JetStreamTrouble
 from penstock.engines.jetstream.lease import Claim, Election, Role, View
 from penstock.engines.jetstream.names import LogNames
@@ -99,6 +99,7 @@ class Front(Server):
         self._steering: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._log: StreamLog | None = None  # where we lead
         self._lost: EngineFailed | None = None  # why the log that we led is of no use any more
         super().__init__(replace(settings, data=os.path.join(settings.data, LOG)), reload)
 
@@ -193,9 +194,9 @@ class Front(Server):
             self._pipe.close()
         if self._host is not None:
             self._host.close()
-        engine, self._engine = self._engine, None
-        if isinstance(engine, StreamEngine):
-            await asyncio.to_thread(engine.close_within, CLOSE_SECONDS, self.now_us())
+        led, self._log, self._engine = self._log, None, None
+        if led is not None:
+            await asyncio.to_thread(led.close_within, CLOSE_SECONDS, self.now_us())
         elif hasattr(self, "_replica"):
             self._replica.leave(self._replica.applied)
         if self._own is not None:
@@ -303,7 +304,7 @@ class Front(Server):
         began = time.monotonic()
         await self._stop_keeping_up()
         try:
-            engine = await asyncio.to_thread(
+            led = await asyncio.to_thread(
                 open_stream_log,
                 self._station,
                 self._names,
@@ -318,7 +319,8 @@ class Front(Server):
             await asyncio.sleep(KEEP_UP_SECONDS)
             self._stirred.set()
             return
-        engine.facts = self._cluster_info
+        engine = led.engine
+        engine.cluster = self._cluster_info
         broker = self._make_broker(engine)
         # Who led before has nothing to claim: its clients are gone with it, or will be told to come again.
         others = set(self._election.view.members) - {self._member, self._leader_before}
@@ -335,7 +337,7 @@ class Front(Server):
             expected=others,
             claims_seconds=CLAIMS_SECONDS,
         )
-        self._engine = engine
+        self._log, self._engine = led, engine
         self._away.lost("this front-end leads")
         self._away.move_to(broker, engine, self.now_us())
         for connection in self._connections:
@@ -352,7 +354,7 @@ class Front(Server):
 
     async def _step_down(self) -> None:
         """Somebody else leads, or nobody knows what has become of our log: begin anew."""
-        engine, self._engine, self._lost = self._engine, None, None
+        led, self._log, self._engine, self._lost = self._log, None, None, None
         log.warning("this front-end leads no more: its clients are disconnected, and can come again")
         if self._host is not None:
             self._host.close()
@@ -365,8 +367,8 @@ class Front(Server):
             connection.drop()
         if self._second is not None:
             await self._second.rest(LAST_WORDS_SECONDS)
-        if isinstance(engine, StreamEngine):
-            await asyncio.to_thread(engine.abandon)
+        if led is not None:
+            await asyncio.to_thread(led.abandon)
 
     def fail(self, error: EngineFailed) -> None:
         """The log says that it is of no use any more: somebody else writes it, most likely."""

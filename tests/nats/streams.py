@@ -16,7 +16,7 @@ from penstock.broker.policy import Policies
 from penstock.broker.words import Outcome
 from penstock.engines.jetstream.api import Stored
 from penstock.engines.jetstream.cluster import Cluster, Node
-from penstock.engines.jetstream.engine import StreamEngine, open_stream_log
+from penstock.engines.jetstream.engine import StreamLog, open_stream_log
 from penstock.engines.jetstream.names import LogNames
 from penstock.engines.jetstream.records import Record, read_record
 from penstock.engines.jetstream.replica import Replica, is_shared
@@ -234,11 +234,15 @@ class TestLog:
         self.sent: dict[bytes, str] = {}  # every payload, and its queue
         self.gone: set[bytes] = set()  # acknowledged
         self.replica = Replica(station.api, names, str(folder))
-        self.engine: StreamEngine
+        self.led: StreamLog
 
-    def open(self) -> StreamEngine:
+    @property
+    def engine(self) -> LogEngine:
+        return self.led.engine
+
+    def open(self) -> LogEngine:
         self.station.ask(self.replica.begin())
-        self.engine = open_stream_log(
+        self.led = open_stream_log(
             self.station,
             self.names,
             self.replica,
@@ -257,8 +261,8 @@ class TestLog:
 
     def kill(self) -> None:
         """Its process dies: the folder stays as it is."""
-        self.engine._appender.stop()
-        LogEngine.abandon(self.engine)
+        self.led.appender.stop()
+        self.engine.abandon()
 
     def send(self, queue: str, count: int) -> None:
         payloads = []

@@ -8,11 +8,12 @@ import pytest
 
 from penstock.broker.policy import Policies
 from penstock.engines.jetstream.cluster import Cluster
-from penstock.engines.jetstream.engine import StreamEngine, make_streams, open_stream_log
+from penstock.engines.jetstream.engine import StreamLog, make_streams, open_stream_log
 from penstock.engines.jetstream.names import LogNames
 from penstock.engines.jetstream.replica import Replica
 from penstock.engines.jetstream.servers import parse_server
 from penstock.engines.jetstream.station import Station
+from penstock.engines.log.engine import LogEngine
 from penstock.engines.log.state import LogSettings
 from tests.engines.contract import EngineContract, Harness
 
@@ -30,19 +31,19 @@ class StreamHarness:
         self._folders = 0
         self._names = LogNames(f"t{secrets.token_hex(6)}")
         self._policies = Policies()
-        self._engine: StreamEngine | None = None
+        self._log: StreamLog | None = None
         self._replica: Replica
         station.ask(make_streams(station, self._names, replicas))
 
-    def open(self, now_us: int, policies: Policies) -> StreamEngine:
+    def open(self, now_us: int, policies: Policies) -> LogEngine:
         self._policies = policies
         self._folders += 1
         self._replica = Replica(self._station.api, self._names, str(self._folder / str(self._folders)))
         return self._open(now_us)
 
-    def _open(self, now_us: int) -> StreamEngine:
+    def _open(self, now_us: int) -> LogEngine:
         self._station.ask(self._replica.begin())
-        self._engine = open_stream_log(
+        self._log = open_stream_log(
             self._station,
             self._names,
             self._replica,
@@ -51,22 +52,22 @@ class StreamHarness:
             policies=self._policies,
             wake=lambda: None,
         )
-        return self._engine
+        return self._log.engine
 
-    def _opened(self) -> StreamEngine:
-        assert self._engine is not None
-        return self._engine
+    def _opened(self) -> StreamLog:
+        assert self._log is not None
+        return self._log
 
-    def reopen(self, now_us: int) -> StreamEngine:
+    def reopen(self, now_us: int) -> LogEngine:
         self._opened().close(now_us)
         return self._open(now_us)
 
-    def crash(self, now_us: int) -> StreamEngine:
+    def crash(self, now_us: int) -> LogEngine:
         self._opened().abandon()
         return self.open(now_us, self._policies)
 
     def drive(self, until: Callable[[], bool], seconds: float) -> bool:
-        engine = self._opened()
+        engine = self._opened().engine
         engine.poll()
         if until():
             return True
@@ -74,9 +75,9 @@ class StreamHarness:
         return until()
 
     def end(self) -> None:
-        if self._engine is not None:
-            self._engine.abandon()
-            assert not self._engine.damage
+        if self._log is not None:
+            self._log.abandon()
+            assert not self._log.engine.damage
         for stream in (self._names.stream, self._names.state_stream):
             self._station.ask(self._station.api.delete_stream(stream))
 

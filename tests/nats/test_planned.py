@@ -36,7 +36,7 @@ from penstock.http import records
 from penstock.http.api_log import Wanted
 from penstock.http.problems import Problem
 from penstock.http.records import Planner, seq_of
-from tests.engines.folders import POLICIES, QUEUES, Worker
+from tests.engines.folders import POLICIES, QUEUES, SECOND_US, Worker
 
 TURNS = 250
 
@@ -60,7 +60,7 @@ class StreamWorker(Worker):
     def _open(self) -> LogEngine:
         replica = Replica(self._station.api, self.names, str(self.folder))
         self._station.ask(replica.begin())
-        return open_stream_log(
+        self.led = open_stream_log(
             self._station,
             self.names,
             replica,
@@ -69,6 +69,15 @@ class StreamWorker(Worker):
             policies=POLICIES,
             wake=lambda: None,
         )
+        return self.led.engine
+
+    def reopen(self, crash: bool) -> None:
+        if crash:
+            self.led.abandon()
+        else:
+            self.led.close(self.now_us)
+        self.now_us += SECOND_US
+        self.engine = self._open()
 
 
 class Told:
@@ -162,7 +171,7 @@ def test_the_stream_has_what_the_files_have(
             compacted += len(list(Path(told.data).glob("*.*.seg")))
         # A clean restart goes on with its files; after a crash all of them are made again from the stream.
         worker.reopen(crash=turn % 100 == 0)
-    worker.engine.abandon()
+    worker.led.abandon()
     assert total
     # With queues that keep nothing, files are compacted.
     assert bool(compacted) == ("kept" not in queues)
@@ -182,7 +191,7 @@ def test_a_reader_that_stays_sees_files_grow(station: Station, tmp_path: Path) -
             for queue, facts in told.reader.queues().items():
                 assert facts.offset_end == worker.engine.describe(queue).offset_end
             check(told, rng)
-    worker.engine.abandon()
+    worker.led.abandon()
 
 
 def test_a_long_plan_comes_in_several_answers(
@@ -205,7 +214,7 @@ def test_a_long_plan_comes_in_several_answers(
         assert told.plan("kept", 5, 5)["parts"] == []
         beyond = told.plan("kept", 1 << 40, None)
         assert (beyond["start"], beyond["end"], beyond["parts"]) == (1 << 40, 1 << 40, [])
-    worker.engine.abandon()
+    worker.led.abandon()
 
 
 def test_files_that_are_compacted_meanwhile_are_looked_at_again(
@@ -234,7 +243,7 @@ def test_files_that_are_compacted_meanwhile_are_looked_at_again(
         most = 1 << 40
         with pytest.raises(Problem, match="its files change all the time; try again"):
             told.plan(queue, None, None)
-    worker.engine.abandon()
+    worker.led.abandon()
 
 
 def test_which_record_has_a_position() -> None:

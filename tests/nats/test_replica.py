@@ -84,7 +84,7 @@ def test_a_copy_has_the_bytes_of_the_leader(station: Station, tmp_path: Path, se
     after.open()
     assert sorted(after.served()) == sorted(log.living), f"seed {seed}"
     assert not after.engine.damage
-    after.engine.abandon()
+    after.led.abandon()
 
 
 def test_every_byte_is_found_by_its_record(station: Station, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def stopped(station: Station, tmp_path: Path) -> TestLog:
     log = TestLog(station, new_log(station), tmp_path / "leader")
     log.open()
     log.work(40)
-    log.engine.close(log.now_us)
+    log.led.close(log.now_us)
     return log
 
 
@@ -136,7 +136,7 @@ def test_a_folder_is_used_again_after_a_clean_stop(stopped: TestLog, station: St
     again.open()
     assert sorted(again.served()) == sorted(stopped.living)
     assert not again.engine.damage
-    again.engine.abandon()
+    again.led.abandon()
 
 
 def test_a_folder_that_was_left_behind_goes_on(stopped: TestLog, station: Station, tmp_path: Path) -> None:
@@ -144,14 +144,14 @@ def test_a_folder_that_was_left_behind_goes_on(stopped: TestLog, station: Statio
     other = stopped.again(tmp_path / "other")
     other.open()
     other.work(40)
-    other.engine.close(other.now_us)
+    other.led.close(other.now_us)
     again = other.again(stopped.folder)
     station.ask(again.replica.begin())
     assert 0 < again.replica.applied < last_seq(station, stopped.names)
     again.open()
     assert sorted(again.served()) == sorted(other.living)
     assert not again.engine.damage
-    again.engine.abandon()
+    again.led.abandon()
 
 
 def test_a_folder_is_wiped_after_a_kill(station: Station, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_folder_is_wiped_after_a_kill(station: Station, tmp_path: Path) -> Non
     assert found <= log.living
     assert len(log.living - found) <= 5
     assert not again.engine.damage
-    again.engine.abandon()
+    again.led.abandon()
 
 
 def test_another_stream_of_the_same_name_is_another_log(stopped: TestLog, station: Station) -> None:
@@ -181,7 +181,7 @@ def test_another_stream_of_the_same_name_is_another_log(stopped: TestLog, statio
     again.open()
     assert again.engine.queues() == []
     assert again.replica.reports == []
-    again.engine.abandon()
+    again.led.abandon()
 
 
 def test_a_stream_that_has_less_than_the_folder_is_reported(stopped: TestLog, station: Station) -> None:
@@ -192,7 +192,7 @@ def test_a_stream_that_has_less_than_the_folder_is_reported(stopped: TestLog, st
     again.open()
     (damage,) = again.engine.damage
     assert f"ends with record {applied}, and had record {applied + 7}" in damage.text
-    again.engine.abandon()
+    again.led.abandon()
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_a_folder_in_which_somebody_was_is_not_believed(
     again.open()
     assert sorted(again.served()) == sorted(stopped.living)
     assert not again.engine.damage
-    again.engine.abandon()
+    again.led.abandon()
 
 
 def test_a_folder_from_which_somebody_leads_is_not_touched(station: Station, tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_a_file_of_which_only_some_pieces_came_is_none(station: Station, tmp_pat
     assert not again.engine.damage
     names = {log.names.name_of(it.subject.decode()) for it in stored_in(station, log.names)}
     assert "snapshot-00000000000000999999" not in names
-    again.engine.close(again.now_us)
+    again.led.close(again.now_us)
     assert set(again.replica.records) == {
         log.names.name_of(it.subject.decode()) for it in stored_in(station, log.names)
     }
@@ -391,7 +391,7 @@ class Copies:
         for damage in log.engine.damage:
             if damage.queue:
                 assert damage.first <= damage.end
-        log.engine.abandon()
+        log.led.abandon()
         self._station.ask(self._station.api.delete_stream(names.stream))
         return told
 

@@ -22,7 +22,7 @@ from penstock.engines.interface import EngineError, EngineFailed, Stored
 from penstock.engines.jetstream import engine as module
 from penstock.engines.jetstream.appender import Appender, Overtaken
 from penstock.engines.jetstream.cluster import Cluster
-from penstock.engines.jetstream.engine import StreamEngine, open_stream_log
+from penstock.engines.jetstream.engine import StreamLog, open_stream_log
 from penstock.engines.jetstream.errors import JetStreamTrouble
 from penstock.engines.jetstream.names import LogNames
 from penstock.engines.jetstream.records import Kind, read_record
@@ -121,6 +121,7 @@ class Run(Steps):
     """One seed: a stream, a log on it, and the model of both."""
 
     disk: Fuse
+    led: StreamLog
 
     def __init__(self, seed: int, station: Station, folder: Path, appender: type[MortalAppender]) -> None:
         rng = random.Random(seed)
@@ -131,7 +132,7 @@ class Run(Steps):
         self._appender = appender
         self._streams: list[LogNames] = []
         self._names = self._new_stream()
-        self._overtaken: list[tuple[StreamEngine, InlineWorker, InlineWorker]] = []  # and not told so
+        self._overtaken: list[tuple[StreamLog, InlineWorker, InlineWorker]] = []  # and not told so
         self._replica: Replica | None = None  # of a life that was closed: its folder is gone on from
         self.settings = LogSettings(
             segment_bytes=rng.choice((1024, 2048, 2048, 4096, 8192)),
@@ -144,12 +145,13 @@ class Run(Steps):
     def run(self) -> None:
         try:
             self.disk = Fuse(self.rng)
-            self.engine = self.open(self._names, self.disk)
+            self.led = self.open(self._names, self.disk)
+            self.engine = self.led.engine
             for _ in range(self.rng.randint(2, LIVES_MAX)):
                 self.live()
                 self.end()
                 self.begin_again()
-            self.engine.abandon()
+            self.led.abandon()
             assert not self._overtaken
         finally:
             for names in self._streams:
@@ -160,7 +162,7 @@ class Run(Steps):
         self._streams.append(names)
         return names
 
-    def open(self, names: LogNames, fuse: Fuse) -> StreamEngine:
+    def open(self, names: LogNames, fuse: Fuse) -> StreamLog:
         self.disk = fuse
         workers = self.writer, self.keeper = InlineWorker(), InlineWorker()
         turns = iter(workers)
@@ -202,12 +204,11 @@ class Run(Steps):
             for step in rng.choices(steps, weights, k=rng.randint(3, rng.choice(STEPS_MAX))):
                 step()
             if rng.random() < 0.25:
-                self.engine.close(self.now_us)
+                self.led.close(self.now_us)
                 counts["closed"] += 1
-                assert isinstance(self.engine, StreamEngine)
                 if self.engine.failed is None:
                     self.model.all_safe()
-                    self._replica = self.engine._replica
+                    self._replica = self.led.replica
         except PowerCut:
             counts["cut within a call"] += 1
         except EngineFailed:
@@ -220,21 +221,20 @@ class Run(Steps):
             self.model.counts[f"{call} {kind_of_file(name)}"] += 1
         closed, self._replica = self._replica, None
         if closed is None:
-            assert isinstance(self.engine, StreamEngine)
             if self.disk.burnt or self.engine.failed is not None or self.rng.random() < 0.5:
-                self.engine.abandon()
+                self.led.abandon()
             else:
                 self.disk.cut_after(-1)
-                self._overtaken.append((self.engine, self.writer, self.keeper))
+                self._overtaken.append((self.led, self.writer, self.keeper))
         stored = stored_in(self._station, self._names)
         records = [read_record(it.payload) for it in stored]
         self.model.counts["ends within a write"] += bool(records) and records[-1].more
         copy = self._new_stream()
         for it, record in zip(stored, records, strict=True):
             self._station.ask(self._station.api.put(copy.file(record.name), it.payload))
-        engine = self.open(copy, Fuse(self.rng))
-        self.checker.after_end(engine, killed=False)
-        engine.abandon()
+        led = self.open(copy, Fuse(self.rng))
+        self.checker.after_end(led.engine, killed=False)
+        led.abandon()
         self.model.all_safe()
         self._replica = closed
 
@@ -245,7 +245,8 @@ class Run(Steps):
             if self.rng.random() < 0.3:
                 fuse.cut_after(self.rng.randint(1, 6))
             try:
-                self.engine = self.open(self._names, fuse)
+                self.led = self.open(self._names, fuse)
+                self.engine = self.led.engine
                 break
             except PowerCut:
                 self.model.counts["cut while opening"] += 1
@@ -266,14 +267,14 @@ class Run(Steps):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(self.model, "show", show)
             patch.setattr(self.model, "confirm", lambda *about, safe: None)
-            for engine, writer, keeper in self._overtaken:
+            for led, writer, keeper in self._overtaken:
                 self.model.counts["overtaken"] += 1
-                engine.flush(self.now_us)
+                led.engine.flush(self.now_us)
                 for _ in range(self.rng.randint(1, 6)):
                     keeper.step()
                     writer.step()
-                    engine.poll()
-                engine.abandon()
+                    led.engine.poll()
+                led.abandon()
         self._overtaken = []
         assert last_seq(self._station, self._names) == before, "it has written behind somebody else"
 
@@ -371,7 +372,7 @@ def test_whoever_opens_the_log_ends_the_one_who_had_it(station: Station, tmp_pat
     for _ in range(2):
         with pytest.raises(EngineFailed):
             receipts.append(first, b"<late>")
-    first.engine.close(first.now_us)
+    first.led.close(first.now_us)
     assert stored_in(station, names) == before, "it has written after somebody else"
     assert not (first.folder / "replica").exists(), "its folder must not be gone on from"
     assert sorted(second.served()) == sorted(receipts.stored)
@@ -386,9 +387,9 @@ def test_whoever_opens_the_log_ends_the_one_who_had_it(station: Station, tmp_pat
     second.engine.flush(second.now_us)
     second.engine.wait()
     assert second.engine.failed is not None
-    second.engine.abandon()
+    second.led.abandon()
     assert sorted(third.served()) == sorted(receipts.stored)
-    third.engine.abandon()
+    third.led.abandon()
 
 
 def _root_of(error: BaseException) -> BaseException:
@@ -403,7 +404,7 @@ def test_overtaken_while_it_opens(station: Station, tmp_path: Path, monkeypatch:
     origin = TestLog(station, names, tmp_path / "origin")
     origin.open()
     origin.work(10)
-    origin.engine.close(origin.now_us)
+    origin.led.close(origin.now_us)
     quick, slow = origin.again(tmp_path / "quick"), origin.again(tmp_path / "slow")
     complete = Replica.complete
 
@@ -426,11 +427,11 @@ def test_overtaken_while_it_opens(station: Station, tmp_path: Path, monkeypatch:
     assert left <= {"penstock-writer", "penstock-keeper"}
     assert len(set(threading.enumerate()) - before) <= 2, "threads of the one that failed are left"
     assert sorted(quick.served()) == sorted(origin.living)
-    quick.engine.close(quick.now_us)
+    quick.led.close(quick.now_us)
     slow.open()
     assert sorted(slow.served()) == sorted(origin.living)
     assert not slow.engine.damage
-    slow.engine.abandon()
+    slow.led.abandon()
     assert set(threading.enumerate()) <= before
 
 
@@ -450,9 +451,9 @@ def test_closing_without_nats_ends_and_leaves_nothing(start: Start, tmp_path: Pa
     node.kill() if how == "dead" else silence(node)
     receipts.append(log, b"<late>")
     log.engine.flush(log.now_us)
-    wait_for("it waits", lambda: log.engine.trouble)
+    wait_for("it waits", lambda: log.led.appender.trouble)
     began = time.monotonic()
-    log.engine.close_within(CLOSE_SECONDS, log.now_us)
+    log.led.close_within(CLOSE_SECONDS, log.now_us)
     assert time.monotonic() - began < BOUND_SECONDS
     assert receipts.failed == [b"<late>"]
     began = time.monotonic()
@@ -471,7 +472,7 @@ def test_closing_without_nats_ends_and_leaves_nothing(start: Start, tmp_path: Pa
         again.open()
         served = again.served()
         assert set(served) - {b"<late>"} == log.living - {b"<late>"}
-        again.engine.abandon()
+        again.led.abandon()
 
 
 def test_abandoning_without_nats_ends(start: Start, tmp_path: Path) -> None:
@@ -486,7 +487,7 @@ def test_abandoning_without_nats_ends(start: Start, tmp_path: Path) -> None:
         log.send("orders", 3)
         log.engine.flush(log.now_us)
         began = time.monotonic()
-        log.engine.abandon()
+        log.led.abandon()
         assert time.monotonic() - began < BOUND_SECONDS
         assert log.files() == {}
         node.resume()
@@ -630,5 +631,5 @@ def test_nodes_that_die_cost_time_and_no_message(start: Start, tmp_path: Path) -
             numbers.setdefault(record.writer, []).append(record.number)
         for of_one in numbers.values():
             assert of_one == sorted(set(of_one))
-        assert again.engine.seq_last == last_seq(station, log.names)
-        again.engine.abandon()
+        assert again.led.appender.seq_last == last_seq(station, log.names)
+        again.led.abandon()

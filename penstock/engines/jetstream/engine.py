@@ -16,10 +16,9 @@ import os
 import secrets
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from penstock.broker.policy import Policies
-from penstock.engines.interface import EngineFailed, EngineInfo, LogInUse
+from penstock.engines.interface import EngineFailed, LogInUse
 from penstock.engines.jetstream.appender import Appender
 from penstock.engines.jetstream.disk import StreamDisk
 from penstock.engines.jetstream.errors import JetStreamTrouble
@@ -27,53 +26,34 @@ from penstock.engines.jetstream.names import LogNames
 from penstock.engines.jetstream.replica import Replica
 from penstock.engines.jetstream.station import Station
 from penstock.engines.log.engine import LogEngine
-from penstock.engines.log.state import Damage, LogSettings, LogState
-from penstock.engines.log.workers import ThreadWorker, Worker
+from penstock.engines.log.state import Damage, LogSettings
+from penstock.engines.log.workers import ThreadWorker
 
 
-class StreamEngine(LogEngine):
-    """See the module's docstring. `open_stream_log` opens one."""
+class StreamLog:
+    """A log that this broker leads, and all that belongs to it. `open_stream_log` opens one.
 
-    _replica: Replica | None = None  # of a log that is open
-    facts: Callable[[], dict[str, Any]] | None = None
-    """What people should see of the cluster. JSON: `Any`."""
+    `engine` is the embedded log, of which nothing is changed; it is ended here, and not by its own `close`.
+    """
 
-    def __init__(self, state: LogState, writer: Worker, keeper: Worker) -> None:
-        super().__init__(state, writer, keeper)
-        assert isinstance(state.disk, StreamDisk)
-        self._appender = state.disk.appender
-
-    @property
-    def seq_last(self) -> int:
-        """The stream's last record, which is ours."""
-        return self._appender.seq_last
-
-    @property
-    def trouble(self) -> str:
-        """What the log waits for at this moment; empty: for nothing."""
-        return self._appender.trouble
-
-    def info(self) -> EngineInfo:
-        info = super().info()
-        info.engine = "jetstream"
-        info.cluster = self.facts() if self.facts is not None else None
-        return info
+    def __init__(self, engine: LogEngine, appender: Appender, replica: Replica) -> None:
+        self.engine = engine
+        self.appender = appender
+        self.replica = replica
 
     def close(self, now_us: int) -> None:
         """Store everything, and leave the folder as something to go on from.
 
         Where not everything could be stored, the folder has more than the stream: it is not gone on from.
         """
-        super().close(now_us)
-        self._appender.stop()
-        committer = self._committer
-        everything = committer.idle and committer.synced == committer.position
-        if self.failed is None and everything and self._replica is not None:
-            self._replica.leave(self._appender.seq_last)
+        self.engine.close(now_us)
+        self.appender.stop()
+        if self.engine.is_safe:
+            self.replica.leave(self.appender.seq_last)
 
     def close_within(self, seconds: float, now_us: int) -> None:
         """The same; a cluster that has not stored the rest by then does not get it any more."""
-        patience = threading.Timer(seconds, self._appender.stop)
+        patience = threading.Timer(seconds, self.appender.stop)
         patience.start()
         try:
             self.close(now_us)
@@ -83,10 +63,9 @@ class StreamEngine(LogEngine):
 
     def abandon(self) -> None:
         """Write nothing more. The folder may hold what the stream does not, so it is emptied."""
-        self._appender.stop()
-        super().abandon()
-        if self._replica is not None:
-            self._replica.wipe()
+        self.appender.stop()
+        self.engine.abandon()
+        self.replica.wipe()
 
 
 async def make_streams(station: Station, names: LogNames, replicas: int) -> None:
@@ -106,7 +85,7 @@ def open_stream_log(
     settings: LogSettings | None = None,
     policies: Policies | None = None,
     wake: Callable[[], None],
-) -> StreamEngine:
+) -> StreamLog:
     """Lead the log: everything that is in the stream is recovered, and whoever wrote it before writes no
     more."""
 
@@ -116,7 +95,7 @@ def open_stream_log(
     appender = Appender(station, names, secrets.randbits(63), seq_last, replica.records)
     disk = StreamDisk(replica.path, appender, replica.index)
     try:
-        engine = StreamEngine.open(
+        engine = LogEngine.open(
             disk,
             now_us,
             settings=settings,
@@ -128,9 +107,10 @@ def open_stream_log(
         raise  # the folder is somebody else's
     except BaseException:
         # What it wrote before it failed may be here and not there.
+        appender.stop()
         replica.wipe()
         raise
-    assert isinstance(engine, StreamEngine)
+    opened = StreamLog(engine, appender, replica)
     try:
         disk.sync_names()  # of what recovery has renamed and removed, on this thread
         for name in unfinished:
@@ -138,10 +118,9 @@ def open_stream_log(
             if not os.path.exists(disk.where(name)):
                 appender.remove(name)
     except (OSError, JetStreamTrouble) as error:
-        engine.abandon()
-        replica.wipe()
+        opened.abandon()
         raise EngineFailed(f"the log in {replica.path} cannot be opened: {error}") from error
-    engine._replica = replica
+    engine.cluster = dict  # nothing is known of it so far
     for text in replica.reports:
         engine.report_damage(Damage(f"stream {names.stream}", 0, "", 0, 0, text))
-    return engine
+    return opened

@@ -13,6 +13,7 @@ reported in `damage`, its messages are out of reach and are said to be, the rest
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from penstock.broker.batch import Batch, Slice
 from penstock.broker.life import Event, Reason, State
@@ -92,6 +93,8 @@ class LogEngine:
         self._snapshotter = Snapshotter(state, self._committer, keeper)
         self._last_sync_us = 0
         self._closed = False
+        # What people see of the cluster that keeps this log; None: this machine alone does. JSON: `Any`.
+        self.cluster: Callable[[], dict[str, Any]] | None = None
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -251,6 +254,12 @@ class LogEngine:
     def report_damage(self, damage: Damage) -> None:
         """What somebody else has found out about the stored bytes: it goes into the report and the log."""
         self._state.tell(damage)
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether everything that was ever accepted is synced."""
+        committer = self._committer
+        return committer.failed is None and committer.idle and committer.synced == committer.position
 
     @property
     def opening(self) -> int:
@@ -618,7 +627,7 @@ class LogEngine:
     def info(self) -> EngineInfo:
         segments = self._state.segments.all
         return EngineInfo(
-            engine="log",
+            engine="log" if self.cluster is None else "jetstream",
             data=self._disk.where(""),
             opening=self._state.opening,
             position=self._committer.position,
@@ -632,6 +641,7 @@ class LogEngine:
             damage=[damage.text for damage in self._state.damage],
             sync=self._committer.syncs,
             readers=len({name for name, _ in self._state.readers}),
+            cluster=self.cluster() if self.cluster is not None else None,
         )
 
     def is_paused(self, queue: str) -> bool:
