@@ -393,8 +393,9 @@ def test_whoever_opens_the_log_ends_the_one_who_had_it(station: Station, tmp_pat
 
 
 def _root_of(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
+    """What it began with. A compiled `raise … from` leaves only the context."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
     return error
 
 
