@@ -74,7 +74,7 @@ class Planner:
         found = reader.messages(wanted.queue, *served, fail_on_loss=wanted.fail_on_loss, headers_only=True)
         for count, block in enumerate(found):
             header = block.header
-            file, base = reader.file_at(header.position)
+            file, base = reader.file_of(header)
             first, end = header.first_offset + block.lo, header.first_offset + block.hi
             position = header.position - base
             last = parts[-1] if parts else None

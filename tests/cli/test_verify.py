@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -18,6 +19,7 @@ from penstock.broker.policy import Policies
 from penstock.broker.words import Outcome
 from penstock.cli import verify
 from penstock.cli.main import main
+from penstock.engines.log import retention
 from penstock.engines.log.block import (
     FLAG_END,
     HEADER_BYTES,
@@ -30,7 +32,7 @@ from penstock.engines.log.block import (
 from penstock.engines.log.disk import WATERMARK, RealDisk, Watermark
 from penstock.engines.log.engine import LogEngine, open_log
 from penstock.engines.log.inspect import DEFECTS, NOTES, Finding, Hole, Report, inspect_log, walk
-from penstock.engines.log.segments import parse_segment_name
+from penstock.engines.log.segments import Segment, parse_segment_name
 from penstock.engines.log.state import LogSettings
 from tests.engines.folders import NOW_US, SECOND_US, Worker
 
@@ -292,6 +294,24 @@ def plant_repeated_offsets(folder: Path) -> None:
     rewrite(path, at, first_offset=header.first_offset - 2)
 
 
+def plant_overlap(folder: Path) -> None:
+    """A segment that was compacted into a longer one: every message has a header of its own."""
+    path, at, _ = block_of(folder, KIND_MESSAGES)
+    mine = [header for it, _, header in blocks(folder) if it == path]
+    base = parse_segment_name(path.name)[0]  # type: ignore[index]
+    living: dict[int, list[tuple[int, int]]] = {}
+    for header in mine:
+        if header.kind == KIND_MESSAGES:
+            runs = living.setdefault(header.queue, [])
+            runs += [(offset, offset + 1) for offset in range(header.first_offset, header.offset_end)]
+    disk = RealDisk(str(folder))
+    with mock.patch.object(retention, "COMPACT_BELOW", 1000.0):
+        result = retention.compact(disk, Segment(base, 0, mine[-1].end - base, 0, sealed=True), living)
+    disk.rename(result.name + retention.TEMPORARY, result.name)
+    path.unlink()
+    assert at < result.size
+
+
 def plant_open_transaction(folder: Path) -> None:
     path, at, header = next(b for b in blocks(folder) if b[2].flags & FLAG_END)
     rewrite(path, at, flags=0)
@@ -334,6 +354,7 @@ PLANTED: dict[str, Callable[[Path], None]] = {
     "missing-offsets": plant_missing_offsets,
     "missing-events": plant_missing_events,
     "repeated-offsets": plant_repeated_offsets,
+    "overlap": plant_overlap,
     "open-transaction": plant_open_transaction,
     "lost-name": plant_lost_name,
     "bad-snapshot": plant_bad_snapshot,

@@ -52,6 +52,7 @@ class Steps:
         self.full_allowed = False  # DiskFull would be no surprise
         self.weighted: tuple[tuple[int, Callable[[], None]], ...] = (
             (16, self.append),
+            (2, self.scatter),
             (16, self.take),
             (14, self.settle),
             (4, self.give_back),
@@ -74,6 +75,8 @@ class Steps:
             (3, self.room),
             (6, self.wait_a_while),
         )
+        if rng.random() < 0.3:  # a life of small messages, whose segments are compacted all the time
+            self.weighted += ((30, self.scatter), (30, self.trim_all))
 
     @property
     def now_us(self) -> int:
@@ -97,10 +100,32 @@ class Steps:
             protocol=rng.choice(("", "sspq", "phpmq", "rq")),
         )
 
-    def append(self) -> None:
+    def scatter(self) -> None:
+        """Many small messages in one block, of which some live on, here and there: compacted, with a header
+        each, they may be larger than the block was."""
+        rng = self.rng
+        queue = self.model.queues[rng.choice(("logs", "tasks", "drops"))]
+        payloads = [b"%d" % (self.sent + i) for i in range(rng.choice((20, 40, 60)))]
+        self.sent += len(payloads)
+        self.append(queue, Batch.of(payloads))
+        if queue.name not in self.engine.queues() or queue.name in self.model.controls[-1].paused:
+            return
+        consumer, every = rng.choice(CONSUMERS), rng.choice((2, 3, 4, 10))
+        self.checker.delivery(
+            queue, self.engine.take(queue.name, consumer, 500, self.now_us), consumer, dead=False
+        )
+        self.expire()
+        held = [m for m in queue.held_by(consumer) if m.hold is not None and not m.hold.dead]
+        settled = [m for m in held if m.offset % every]
+        fates = self.engine.settle(queue.name, consumer, Outcome.ACK, ranges_of(settled), self.now_us)
+        touched(queue, fates, settled)
+        self.model.happen(queue, fates)
+        self.model.counts["scattered"] += 1
+
+    def append(self, queue: QueueModel | None = None, batch: Batch | None = None) -> None:
         model = self.model
-        queue = self.rng.choice(list(model.queues.values()))
-        batch, turn = self.batch(), model.turn
+        queue = queue or self.rng.choice(list(model.queues.values()))
+        batch, turn = batch or self.batch(), model.turn
         # With durability = none the receipt comes at once, so the model has to know them before.
         first, end = model.accept(queue, batch)
 
@@ -408,6 +433,13 @@ class Steps:
                 left = {other: it for other, it in controls[-1].readers.items() if other != key}
                 controls.append(Controls(self.model.turn, controls[-1].paused, left))
                 self.model.counts["readers forgotten"] += 1
+
+    def trim_all(self) -> None:
+        """To the end, with everything that it waits for."""
+        self.flush()
+        self.engine.wait()
+        self.trim()
+        self.engine.wait()
 
     def tick(self) -> None:
         self.engine.tick(self.now_us)

@@ -18,9 +18,12 @@ import pytest
 
 from penstock.engines.log.block import KIND_CONTROL, control_parts
 from penstock.engines.log.committer import Committer, Group
+from penstock.engines.log.disk import Disk
 from penstock.engines.log.recovery import _Recovery
 from penstock.engines.log.sealer import Sealer
+from penstock.engines.log.segments import Segments
 from tests.build import interpreted_only
+from tests.engines.canaries import ByPosition, compact_as_before
 from tests.engines.crash import Broken, run
 
 SECONDS = 45
@@ -85,6 +88,7 @@ def test_nothing_confirmed_is_lost() -> None:
         "rename snapshot": 500,
         "rename .1.seg.tmp": 10,
         "remove .seg": 100,
+        "scattered": 1000,
     }.items():
         assert total[what] >= least, (
             f"{what}: {total[what]} times in {total['runs']} runs from seed {base}: {total}"
@@ -164,4 +168,24 @@ def test_a_torn_tail_that_stays_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_a_killed_process_has_not_synced_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then an opening shows as synced what is in the kernel's memory only: messages, events, or a name."""
     monkeypatch.setattr(_Recovery, "_write_again", lambda self: None)
+    assert_caught()
+
+
+def test_compacting_that_makes_a_segment_longer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    compact_as_before(monkeypatch)
+    assert_caught("longer than what it was made from")
+
+
+@interpreted_only  # The fault is put in place of a method, which compiled callers do not look up.
+def test_a_block_of_another_segment_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments that overlap, nobody who looks for that, and blocks that are remembered by position alone."""
+    compact_as_before(monkeypatch)
+    monkeypatch.setattr(_Recovery, "_tell_overlap", lambda self, overlap: None)
+    init = Segments.__init__
+
+    def by_position(self: Segments, disk: Disk, cache_bytes: int) -> None:
+        init(self, disk, cache_bytes)
+        self._cache = ByPosition()
+
+    monkeypatch.setattr(Segments, "__init__", by_position)
     assert_caught()

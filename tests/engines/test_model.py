@@ -316,6 +316,18 @@ class LogAgainstModel(RuleBasedStateMachine):
         slices = self.engine.take(name, consumer, count, self.now_us, bytes_max=bytes_max, dead=dead)
         self.compare(name, consumer, slices, self.foretell(name, count, bytes_max, dead), dead)
 
+    @rule(name=queues, consumer=consumers, every=st.sampled_from([2, 3, 7]))
+    def scatter(self, name: str, consumer: str, every: int) -> None:
+        """Small messages in one block, of which some live on, here and there: see `retention.py`."""
+        self.append(name, [(b"%06d" % (100 * self.sent + i), 0, RETRIES_NONE) for i in range(24)], "")
+        expected = self.foretell(name, 1 << 20, 1 << 30, dead=False)
+        slices = self.engine.take(name, consumer, 1 << 20, self.now_us, bytes_max=1 << 30)
+        self.compare(name, consumer, slices, expected, dead=False)
+        settled = [offset for offset in expected if offset % every]
+        self.engine.settle(name, consumer, Outcome.ACK, runs(settled), self.now_us)
+        for offset in settled:
+            self.models[name].end(offset, Event.ACKED, Reason.NONE)
+
     def doors(self) -> list[tuple[str, bool]]:
         """Where there is something to take."""
         return [

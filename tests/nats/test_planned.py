@@ -29,6 +29,7 @@ from penstock.engines.log.arrow import (
     messages_batches,
     pruned,
 )
+from penstock.engines.log.block import Header
 from penstock.engines.log.engine import LogEngine
 from penstock.engines.log.reader import LogReader
 from penstock.engines.log.segments import segment_name
@@ -225,15 +226,15 @@ def test_files_that_are_compacted_meanwhile_are_looked_at_again(
         worker.turn()
     worker.settle_down()
     looked = 0
-    file_at = LogReader.file_at
+    file_of = LogReader.file_of
 
-    def compacted(reader: LogReader, position: int) -> tuple[str, int]:
+    def compacted(reader: LogReader, header: Header) -> tuple[str, int]:
         nonlocal looked
         looked += 1
-        name, base = file_at(reader, position)
+        name, base = file_of(reader, header)
         return (segment_name(base, 1) if looked <= most else name), base
 
-    monkeypatch.setattr(LogReader, "file_at", compacted)
+    monkeypatch.setattr(LogReader, "file_of", compacted)
     with Told(worker, station) as told:
         queue = next(iter(told.reader.queues()))
         most = 1

@@ -14,6 +14,7 @@ group that nobody was promised, or that a broker is just writing.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -32,12 +33,13 @@ from penstock.engines.log.block import (
 from penstock.engines.log.committer import SPARE
 from penstock.engines.log.compare import differences, problem_of
 from penstock.engines.log.disk import WATERMARK, File, RealDisk, read_whole
+from penstock.engines.log.overlaps import Overlap, find_overlaps
 from penstock.engines.log.overlay import TRIES_MAX, LogChanging, OverlayDisk, replayed
 from penstock.engines.log.picture import newest_generations
 from penstock.engines.log.recovery import QUARANTINE
 from penstock.engines.log.repairs import shown
 from penstock.engines.log.scan import find_block, walk_blocks
-from penstock.engines.log.segments import parse_segment_name, segment_name
+from penstock.engines.log.segments import Segment, parse_segment_name, segment_name
 from penstock.engines.log.snapshot import (
     PREFIX,
     SNAPSHOTS_KEPT,
@@ -55,6 +57,7 @@ DEFECTS = {
     "missing-offsets": "messages that should be in the log are not",
     "missing-events": "events that should be in the log are not",
     "repeated-offsets": "offsets were given twice",
+    "overlap": "a compacted segment reaches into the positions of the next one",
     "open-transaction": "a transaction has no end",
     "lost-name": "the name of a queue is in no block",
     "bad-snapshot": "a snapshot cannot be read",
@@ -243,6 +246,7 @@ class _Inspection:
             reached = self._segment(base, next_base)
             if reached is None:
                 break
+        self._check_overlaps()
         self._check_end()
         now = self._state_now()
         self._check_absent(now)
@@ -397,6 +401,32 @@ class _Inspection:
                 self._damaged(found, base, where)
                 continue
             self._block(*found, base, where)
+
+    def _check_overlaps(self) -> None:
+        segments = [
+            Segment(base, generation, 0, 0, sealed=True) for base, generation in self._on_disk.items()
+        ]
+        overlaps: list[Overlap] = []
+        with suppress(FileNotFoundError):  # A broker has removed one meanwhile, and an overlap with it.
+            for segment in segments:
+                file = self._disk.open(segment.name)
+                segment.size = file.size()
+                file.close()
+            overlaps += find_overlaps(self._disk, segments)
+        for segment, next_base, doubts in overlaps:
+            where, at = self._disk.where(segment.name), next_base - segment.base
+            text = f"behind position {at} it has positions that belong to the next segment"
+            if not doubts:
+                self._defect("overlap", where, f"{text}; no message is in doubt by that", at)
+            for number, runs in doubts.items():
+                queue = self._state.by_number.get(number)
+                name = queue.name if queue is not None else f"unknown-{number}"
+                for first, end in runs:
+                    told = (
+                        f"{text}: an earlier version may have delivered other messages' payloads for offsets "
+                        f"{first} to {end - 1} of queue {name!r}"
+                    )
+                    self._defect("overlap", where, told, at, name, first, end)
 
     # --- holes ---------------------------------------------------------------------------------------
 

@@ -191,10 +191,14 @@ class LogReader:
             origin = self._origins[key] = origin_of(*key)
         return origin
 
-    def file_at(self, position: int) -> tuple[str, int]:
-        """The name of the file that has a log position, and the position of its first byte."""
-        segments = self._picture.segments
-        segment = segments[bisect_right(segments, position, key=lambda segment: segment.base) - 1]
+    def file_of(self, header: Header) -> tuple[str, int]:
+        """The name of the file that a message block was found in, and the log position of its first byte.
+
+        By its offsets: segments that earlier versions compacted may have the same positions.
+        """
+        queue = self._picture.by_number[header.queue]
+        segment = self._picture.segment_at(queue, header.first_offset, events=False)
+        assert segment is not None
         return segment.name, segment.base
 
     def _known(self, queue: str) -> QueueView:

@@ -7,6 +7,7 @@
        go on behind it. Without proof it is the torn tail of the last group, which nobody was promised.
     4. Cut the torn tail, and a transaction that has no end.
     5. Write again what may be known to the kernel only, and sync it: from now on it is shown as synced.
+    6. Say which messages an overlap of segments puts in doubt, where an earlier version has left one.
 
 Rules that always hold:
   * What was synced is in the state, or in the damage report. Nothing is skipped in silence.
@@ -20,6 +21,7 @@ from penstock.engines.interface import LogDamaged
 from penstock.engines.log.block import FLAG_END, FLAG_PART, HEADER_BYTES, Header, read_header
 from penstock.engines.log.committer import SPARE
 from penstock.engines.log.disk import WATERMARK, File, discard, read_whole, write_whole
+from penstock.engines.log.overlaps import Overlap, find_overlaps
 from penstock.engines.log.retention import move_starts
 from penstock.engines.log.scan import CHUNK_BYTES, find_block, find_headers, walk_blocks
 from penstock.engines.log.segments import Segment, parse_segment_name, segment_name
@@ -29,6 +31,7 @@ from penstock.engines.log.state import Damage, LogState
 log = logging.getLogger("penstock.log")
 
 QUARANTINE = "quarantine-"
+DOUBTS_TOLD = 20  # runs of offsets that a line names
 
 
 def recover(state: LogState) -> int:
@@ -60,6 +63,8 @@ class _Recovery:
             self._tell_end(position)
         self._write_again()
         self._report_missing()
+        for overlap in find_overlaps(self._disk, self._state.segments.all):
+            self._tell_overlap(overlap)
         return position
 
     # --- names -----------------------------------------------------------------------------------
@@ -359,6 +364,24 @@ class _Recovery:
             f"that had been synced are not there"
         )
         self._state.tell(Damage(where, last.size, "", 0, 0, text))
+
+    def _tell_overlap(self, overlap: Overlap) -> None:
+        """Nothing is missing, so that nobody is kept from these messages: they are named, no more."""
+        segment = overlap.segment
+        where = self._disk.where(segment.name)
+        start = overlap.next_base - segment.base
+        text = f"{where}: is longer than what it was made from: behind position {start} it overlaps the next"
+        if not overlap.doubts:
+            self._state.tell(Damage(where, start, "", 0, 0, f"{text}; no message is in doubt by that"))
+        for number, runs in overlap.doubts.items():
+            name = self._state.by_number[number].name
+            offsets = ", ".join(f"{first} to {end - 1}" for first, end in runs[:DOUBTS_TOLD])
+            more = f" and {len(runs) - DOUBTS_TOLD} runs more" if len(runs) > DOUBTS_TOLD else ""
+            told = (
+                f"{text}, so that an earlier version may have delivered other messages' payloads for offsets "
+                f"{offsets}{more} of queue {name!r}; `penstock verify` names them all"
+            )
+            self._state.tell(Damage(where, start, name, 0, 0, told))
 
     def _tell_missing(self, at: int, end: int) -> None:
         """Nothing stands behind the end of a segment, and the next one begins further on."""

@@ -4,6 +4,12 @@ A segment may go when, for every queue in it, its messages are settled, older th
 retention (or beyond its `retention-bytes`), and behind every reader that holds it. A segment
 that only a few living messages keep is rewritten with these alone. Both wait until two snapshots
 lie behind the segment, because the settlements in it are needed until then.
+
+Rules that always hold:
+  * Compacting makes a segment shorter. A run of living messages costs a header, so that a few small
+    messages, each of them alone, can take more room than all of them did together. What would not be
+    shorter stays as it was: behind its end, positions belong to the next segment.
+  * What a queue shows as the start of its log moves when something has really gone, or is about to.
 """
 
 import logging
@@ -13,6 +19,7 @@ from penstock.engines.interface import EngineFailed, LogDamaged
 from penstock.engines.log.block import (
     FLAG_END,
     FLAG_PART,
+    HEADER_BYTES,
     KIND_MESSAGES,
     Messages,
     body_checksum,
@@ -23,7 +30,7 @@ from penstock.engines.log.columns import cut_columns
 from penstock.engines.log.disk import Disk, File, discard, is_final, sync_folder
 from penstock.engines.log.readers import Readers
 from penstock.engines.log.scan import walk_blocks
-from penstock.engines.log.segments import Segment, segment_name
+from penstock.engines.log.segments import Segment
 from penstock.engines.log.snapshot import SNAPSHOTS_KEPT
 from penstock.engines.log.state import LogState
 from penstock.engines.log.workers import Worker
@@ -31,7 +38,9 @@ from penstock.engines.log.workers import Worker
 log = logging.getLogger("penstock.log")
 
 COMPACT_BELOW = 0.5
-"""A segment is compacted when less than this part of it is alive."""
+"""A segment is compacted when less than this part of it is left by that."""
+
+TEMPORARY = ".tmp"
 
 Living = dict[int, list[tuple[int, int]]]
 
@@ -39,11 +48,12 @@ Living = dict[int, list[tuple[int, int]]]
 class Plan:
     """What `trim` has found to do with one segment."""
 
-    __slots__ = ("living", "segment")
+    __slots__ = ("living", "segment", "survivors")
 
     def __init__(self, segment: Segment, living: Living) -> None:
         self.segment = segment
         self.living = living  # empty: the segment may go
+        self.survivors = sum(end - first for runs in living.values() for first, end in runs)
 
 
 def plans(state: LogState, readers: Readers, oldest_snapshot: int, now_us: int) -> Iterator[Plan]:
@@ -51,7 +61,8 @@ def plans(state: LogState, readers: Readers, oldest_snapshot: int, now_us: int) 
     settled_after = _bytes_after(state)
     held = readers.held(now_us)
     for at, segment in enumerate(state.segments.all):
-        if not segment.sealed or segment.end > oldest_snapshot:
+        # A compacted one lay behind two snapshots when that was done, wherever it ends now.
+        if not segment.sealed or (segment.end > oldest_snapshot and not segment.generation):
             return
         if segment.base in held or not all(
             _is_over(state, segment, number, settled_after[at][number], now_us) for number in segment.spans
@@ -68,25 +79,20 @@ def plans(state: LogState, readers: Readers, oldest_snapshot: int, now_us: int) 
 
 
 def _worth_compacting(segment: Segment, living: Living) -> bool:
-    """Whether less than half of it would be left.
+    """Whether less than half of it would be left, by what is known without reading it.
 
-    A segment as it was written is measured by its bytes, settlements included. A compacted one
-    holds messages only, so it is measured by these: by its bytes, small messages under large
-    headers would look as if there were something to win, again and again.
+    It may be more: how many blocks the runs go through, and how large attributes are, only the file says.
     """
-    alive = stored = 0.0
+    left = 0.0
     events = survivors = 0
     for number, span in segment.spans.items():
-        weight = span.bytes + span.count  # an empty message counts too
-        stored += weight
         events += span.end_event - span.first_event
         if number in living:
             count = sum(b - a for a, b in living[number])
-            alive += weight * count / span.count
             survivors += count
-    if segment.generation:
-        return alive < COMPACT_BELOW * stored
-    return survivors < events and alive < COMPACT_BELOW * segment.size
+            # A header for each run, a bound for each message and one more, and the payload.
+            left += len(living[number]) * (HEADER_BYTES + 4) + count * (4 + span.bytes / span.count)
+    return survivors < events and left < COMPACT_BELOW * segment.size
 
 
 def _bytes_after(state: LogState) -> list[dict[int, int]]:
@@ -146,6 +152,7 @@ class Trimmer:
         self._stopped = False
         self._passed_over: set[int] = set()  # bases of segments that failed, in this round
         self._damaged: set[int] = set()  # bases of segments that cannot be compacted
+        self._too_large: dict[int, int] = {}  # by base: so many living ones leave too much of a segment
 
     def stop(self) -> None:
         """Begin with nothing more."""
@@ -158,12 +165,27 @@ class Trimmer:
             self._next(snapshots[-1], now_us)
 
     def _next(self, oldest_snapshot: int, now_us: int) -> None:
-        avoid = self._passed_over | self._damaged
-        found = plans(self._state, self._readers, oldest_snapshot, now_us)
-        plan = next((plan for plan in found if plan.segment.base not in avoid), None)
-        self._busy = plan is not None and not self._stopped
-        if plan is None or self._stopped:
-            return
+        """Begin with the next plan that can be carried out. Its end comes back here."""
+        self._busy = True
+        for plan in plans(self._state, self._readers, oldest_snapshot, now_us):
+            if self._stopped:
+                break
+            if self._is_passed_over(plan):
+                continue
+            if self._begin(plan, oldest_snapshot, now_us):
+                return
+            self._passed_over.add(plan.segment.base)
+        self._busy = False
+
+    def _is_passed_over(self, plan: Plan) -> bool:
+        base = plan.segment.base
+        if base in self._passed_over or base in self._damaged:
+            return True
+        # Asked again when half of those have gone that were too many.
+        return 2 * plan.survivors > self._too_large.get(base, 2 * plan.survivors)
+
+    def _begin(self, plan: Plan, oldest_snapshot: int, now_us: int) -> bool:
+        """False where there is no room to write down what the plan is based on."""
         segment = plan.segment
 
         def ended(_: None, error: BaseException | None) -> None:
@@ -176,8 +198,21 @@ class Trimmer:
                 (self._damaged if isinstance(error, LogDamaged) else self._passed_over).add(segment.base)
             self._next(oldest_snapshot, now_us)
 
+        def is_wanted() -> bool:
+            """Whether somebody reads it: asked again before anything goes."""
+            if segment.base not in self._readers.held(now_us):
+                return False
+            self._passed_over.add(segment.base)
+            return True
+
+        def leave() -> None:
+            """A reader that comes from now on comes too late for this segment, and can see that."""
+            self._readers.lose(segment, now_us)
+            move_starts(self._state, segment)
+
         def replace(by: Segment | None) -> None:
             self._state.segments.replace(segment, by)
+            self._too_large.pop(segment.base, None)
             self._keeper.submit(remove_file, ended)
 
         def remove_file() -> None:
@@ -188,8 +223,20 @@ class Trimmer:
         def rewrite() -> Segment | None:
             return None if self._stopped else compact(self._disk, segment, plan.living)
 
-        def compacted(result: Segment | None, error: BaseException | None) -> None:
-            if result is None:
+        def rewritten(result: Segment | None, error: BaseException | None) -> None:
+            if isinstance(error, _TooLarge):
+                self._too_large[segment.base] = plan.survivors
+                self._next(oldest_snapshot, now_us)
+            elif result is None:
+                ended(None, error)
+            elif is_wanted():
+                self._keeper.submit(lambda: discard(self._disk, result.name + TEMPORARY), ended)
+            else:
+                leave()
+                self._keeper.submit(lambda: self._give_name(result), lambda done, error: named(result, error))
+
+        def named(result: Segment, error: BaseException | None) -> None:
+            if error is not None:
                 ended(None, error)
             else:
                 replace(result)
@@ -197,44 +244,50 @@ class Trimmer:
         def safe(error: EngineFailed | None) -> None:
             if error is not None:
                 self._busy = False
-                return
-            if segment.base in self._readers.held(now_us):
-                self._passed_over.add(segment.base)
+            elif is_wanted():
                 self._next(oldest_snapshot, now_us)
-                return
-            # A reader that comes from now on comes too late for this segment, and can see that.
-            self._readers.lose(segment, now_us)
-            move_starts(self._state, segment)
-            if plan.living:
-                self._keeper.submit(rewrite, compacted)
+            elif plan.living:
+                self._keeper.submit(rewrite, rewritten)
             else:
+                leave()
                 replace(None)
 
-        if not self._when_safe(segment.spans, now_us, safe):
-            self._passed_over.add(segment.base)
-            self._next(oldest_snapshot, now_us)
+        return self._when_safe(segment.spans, now_us, safe)
+
+    def _give_name(self, result: Segment) -> None:
+        """On the keeper's thread: from now on the compacted file is the segment."""
+        temporary = result.name + TEMPORARY
+        try:
+            self._disk.rename(temporary, result.name)
+        except OSError:
+            discard(self._disk, temporary)
+            raise
+        sync_folder(self._disk)
 
 
 # --- compacting, on the keeper's thread ----------------------------------------------------------
 
 
+class _TooLarge(Exception):
+    """Too much of a segment would be left for compacting it to be worth it."""
+
+
 def compact(disk: Disk, segment: Segment, living: Living) -> Segment:
-    """Write the living messages of a segment as its next generation; the old file stays."""
+    """Write the living messages of a segment as its next generation, which has no name yet."""
     result = Segment(segment.base, segment.generation + 1, 0, 0, sealed=True)
-    temporary = segment_name(segment.base, segment.generation + 1) + ".tmp"
+    result.limit = int(segment.size * COMPACT_BELOW)
+    temporary = result.name + TEMPORARY
     source = disk.open(segment.name)
     target = disk.create(temporary, 0)
     try:
         _copy_living(disk, source, segment, target, result, living)
         target.sync()
-        disk.rename(temporary, result.name)
-    except (OSError, LogDamaged):
+    except (OSError, LogDamaged, _TooLarge):
         discard(disk, temporary)
         raise
     finally:
         source.close()
         target.close()
-    sync_folder(disk)
     result.limit = result.size
     return result
 
@@ -278,5 +331,7 @@ def _write_run(target: File, result: Segment, block: Messages, first: int, end: 
     header.body_checksum = body_checksum(parts)
     header.synced = 0
     header.position = result.end
+    if header.end >= result.base + result.limit:
+        raise _TooLarge
     target.write(header.position - result.base, [header.pack(), *parts])
     result.note(header)

@@ -137,6 +137,7 @@ class Sealer:
         self._committer.add(block.header, block.buffers, sync=sync)
         columns = block.columns
         self._state.segments.cache(
+            self._committer.active,
             Messages(
                 block.header,
                 columns.bounds,
@@ -144,7 +145,7 @@ class Sealer:
                 columns.expires,
                 columns.retries,
                 columns.reply,
-            )
+            ),
         )
         self._show_when_synced(block.header)
 

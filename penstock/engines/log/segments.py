@@ -8,6 +8,9 @@ Memory: per segment and queue one `Span`; per block an index entry of 32 bytes, 
 that is written to and the few that were read last; and `cache_bytes` of blocks, the newest
 first of all, and more only while they are not in the files. An index is never stored: walking
 the headers of a segment makes it again.
+
+What is remembered of a segment is filed under the segment itself, never under a position alone: earlier
+versions could compact a segment into a longer one, whose positions are those of the next one too.
 """
 
 import re
@@ -209,10 +212,10 @@ class Segments:
     def __init__(self, disk: Disk, cache_bytes: int) -> None:
         self._disk = disk
         self._cache_bytes_max = cache_bytes
-        self._cache: OrderedDict[int, Messages] = OrderedDict()  # by log position
+        self._cache: OrderedDict[tuple[Segment, int], Messages] = OrderedDict()  # with its log position
         self._cached_bytes = 0
-        self._indexed: OrderedDict[int, Segment] = OrderedDict()
-        self._opened: OrderedDict[int, Segment] = OrderedDict()
+        self._indexed: OrderedDict[Segment, None] = OrderedDict()
+        self._opened: OrderedDict[Segment, None] = OrderedDict()
         self.all: list[Segment] = []
         self._holding: dict[int, tuple[list[int], list[Segment]]] = {}
         self._written = 0
@@ -251,11 +254,11 @@ class Segments:
 
     def forget(self, segment: Segment) -> None:
         """Let go of everything that was read from a segment."""
-        for position in [p for p in self._cache if segment.base <= p < segment.end]:
-            self._uncache(position)
+        for key in [key for key in self._cache if key[0] is segment]:
+            self._uncache(key)
         segment.index = None
-        self._indexed.pop(segment.base, None)
-        self._opened.pop(segment.base, None)
+        self._indexed.pop(segment, None)
+        self._opened.pop(segment, None)
         if segment.file is not None:
             segment.file.close()
             segment.file = None
@@ -276,9 +279,9 @@ class Segments:
                 segment.file = self._disk.open(segment.name)
             except FileNotFoundError as error:
                 raise LogDamaged(f"{self._disk.where(segment.name)} is missing") from error
-            self._opened[segment.base] = segment
+            self._opened[segment] = None
             while len(self._opened) > FILES_MAX:
-                _, oldest = self._opened.popitem(last=False)
+                oldest, _ = self._opened.popitem(last=False)
                 if oldest.file is not None:
                     oldest.file.close()
                     oldest.file = None
@@ -299,9 +302,9 @@ class Segments:
             segment.index = index
             if segment.sealed:
                 self._forget_indexes()
-                self._indexed[segment.base] = segment
-        elif segment.sealed and segment.base in self._indexed:
-            self._indexed.move_to_end(segment.base)
+                self._indexed[segment] = None
+        elif segment.sealed and segment in self._indexed:
+            self._indexed.move_to_end(segment)
         return segment.index
 
     def entries_of(self, segment: Segment, queue: int) -> Entries:
@@ -310,11 +313,11 @@ class Segments:
 
     def _forget_indexes(self) -> None:
         """Make room for one more. An index is kept while some of its blocks are not in the file."""
-        for oldest in list(self._indexed.values()):
+        for oldest in list(self._indexed):
             if len(self._indexed) < INDEXES_MAX:
                 return
             if oldest.end <= self.written:
-                del self._indexed[oldest.base]
+                del self._indexed[oldest]
                 oldest.index = None
 
     def headers(self, segment: Segment) -> Iterator[Header]:
@@ -326,7 +329,7 @@ class Segments:
         segment.sealed = True
         if segment.index is not None:
             self._forget_indexes()
-            self._indexed[segment.base] = segment
+            self._indexed[segment] = None
 
     def holding(self, queue: int) -> list[Segment]:
         """The segments with messages of that queue, in order."""
@@ -387,7 +390,7 @@ class Segments:
 
     def load(self, segment: Segment, position: int) -> Messages | None:
         """The message block at a log position; None where another kind of block stands there."""
-        block = self._cache.get(position)
+        block = self._cache.get((segment, position))
         if block is not None:
             return block
         header = self.header_at(segment, position)
@@ -395,11 +398,11 @@ class Segments:
             return None
         body = read_body(self.file_of(segment), segment.base, header, self._disk.where(segment.name))
         block = read_messages(header, body)
-        self.cache(block)
+        self.cache(segment, block)
         return block
 
     def header_at(self, segment: Segment, position: int) -> Header:
-        block = self._cache.get(position)
+        block = self._cache.get((segment, position))
         if block is not None:
             return block.header
         data = self.file_of(segment).read(position - segment.base, HEADER_BYTES)
@@ -473,12 +476,12 @@ class Segments:
         self._written = position
         self._shrink()
 
-    def cache(self, block: Messages) -> None:
+    def cache(self, segment: Segment, block: Messages) -> None:
         """Keep a block, and let go of the oldest that can be read again from the files."""
-        position = block.header.position
-        if position in self._cache:
+        key = segment, block.header.position
+        if key in self._cache:
             return
-        self._cache[position] = block
+        self._cache[key] = block
         self._cached_bytes += block.header.body_bytes
         self._shrink()
 
@@ -486,12 +489,13 @@ class Segments:
         """Down to what the cache may hold, as far as the rest is in the files."""
         while self._cached_bytes > self._cache_bytes_max and len(self._cache) > 1:
             oldest = next(iter(self._cache))
-            if oldest >= self._written:
+            # Nothing is written to a compacted one: its blocks are in its file, whatever their positions.
+            if oldest[1] >= self._written and not oldest[0].generation:
                 break
             self._uncache(oldest)
 
-    def _uncache(self, position: int) -> None:
-        self._cached_bytes -= self._cache.pop(position).header.body_bytes
+    def _uncache(self, key: tuple[Segment, int]) -> None:
+        self._cached_bytes -= self._cache.pop(key).header.body_bytes
 
     def close(self) -> None:
         for segment in self.all:
