@@ -536,7 +536,7 @@ class Broker:
             return
         if command.outcome is Outcome.ACK:
             self._answer_empty(desk, [(fate.first, fate.end) for fate in fates])
-        elif command.outcome is Outcome.REJECT:
+        else:
             self._ended_without_answer(command.queue, fates)
 
     def _freed(self, guest: Guest, queue: str, dead: bool, fates: Sequence[Fate], ranges: Ranges) -> int:

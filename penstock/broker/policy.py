@@ -119,7 +119,7 @@ class QueuePolicy:
 
     retention_seconds: int = 86_400  # how long a settled message stays readable in the log
     retention_bytes: int = 0  # the most that settled messages may keep occupied; 0: no cap
-    max_deliveries: int = 0  # for messages that came without a retry counter; 0: no limit
+    max_deliveries: int = 20  # for messages that came without a retry counter; 0: no limit
     max_bytes: int = 0  # payload bytes of unsettled messages; 0: no limit
     on_expiry: str = "dead"  # "dead" or "drop"
     durability: str = "commit"  # "commit", "interval" or "none"
@@ -308,6 +308,16 @@ def after_loss(retries_left: int, attempts: int, policy: QueuePolicy, where: Whe
     if RETRIES_NONE < retries_left < RETRIES_ENDLESS:
         retries_left -= 1
     return Verdict(_BACK[where], Reason.CONSUMER_LOST, retries_left)
+
+
+def after_requeue(retries_left: int, attempts: int, policy: QueuePolicy) -> tuple[Event, Reason]:
+    """A held message that its consumer wants to be given again later: that is a delivery, as a lost one is.
+
+    A retry counter that it brought along counts lost consumers only, and stays as it is.
+    """
+    if retries_left == RETRIES_NONE and attempts >= policy.max_deliveries > 0:
+        return _end(policy), Reason.TOO_MANY_DELIVERIES
+    return Event.REQUEUED, Reason.NONE
 
 
 def after_reject(policy: QueuePolicy) -> tuple[Event, Reason]:

@@ -150,7 +150,11 @@ ROUTES: Final = (
         params=(
             QUEUE,
             Param("ttl", Whole(1, TTL_SECONDS_MAX), "seconds until it expires; without: never"),
-            Param("retries", Whole(0, 255), "delivered at most 1 + so many times; 255, or without: no bound"),
+            Param(
+                "retries",
+                Whole(0, 255),
+                "delivered at most 1 + so many times; 255: no bound; without: max-deliveries of the queue",
+            ),
             KEY,
         ),
         body=Body({"*/*": {}}, required=False, help="The message, as it is."),

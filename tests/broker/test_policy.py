@@ -21,6 +21,7 @@ from penstock.broker.policy import (
     after_expiry,
     after_loss,
     after_reject,
+    after_requeue,
     check_queue_name,
     door_of,
 )
@@ -34,7 +35,7 @@ def test_the_defaults() -> None:
     assert QueuePolicy() == QueuePolicy(
         retention_seconds=86_400,
         retention_bytes=0,
-        max_deliveries=0,
+        max_deliveries=20,
         max_bytes=0,
         on_expiry="dead",
         durability="commit",
@@ -182,8 +183,9 @@ def deliveries(policies: Policies, name: str) -> int:
 
 
 def by_number(*patterns: str) -> Policies:
-    """Policies that are told apart by max-deliveries: 1 for the first pattern, and so on."""
-    return Policies({pattern: {"max-deliveries": number} for number, pattern in enumerate(patterns, 1)})
+    """Policies that are told apart by max-deliveries: 1 for the first pattern, and so on; 0 for none."""
+    sections = {pattern: {"max-deliveries": number} for number, pattern in enumerate(patterns, 1)}
+    return Policies(sections, QueuePolicy(max_deliveries=0))
 
 
 @pytest.mark.parametrize(
@@ -357,7 +359,7 @@ def test_every_text_is_a_name_or_is_refused_in_one_short_line(name: str) -> None
 
 KEEPS = QueuePolicy(max_deliveries=3)
 THROWS = QueuePolicy(max_deliveries=3, dead_letters=False)
-NO_LIMIT = QueuePolicy()
+NO_LIMIT = QueuePolicy(max_deliveries=0)
 
 
 @pytest.mark.parametrize(
@@ -382,6 +384,25 @@ NO_LIMIT = QueuePolicy()
 )
 def test_after_a_loss(retries_left: int, attempts: int, policy: QueuePolicy, verdict: Verdict) -> None:
     assert after_loss(retries_left, attempts, policy) == verdict
+
+
+@pytest.mark.parametrize(
+    ("retries_left", "attempts", "policy", "verdict"),
+    [
+        (RETRIES_NONE, 2, KEEPS, (Event.REQUEUED, Reason.NONE)),
+        (RETRIES_NONE, 3, KEEPS, (Event.DEAD, Reason.TOO_MANY_DELIVERIES)),
+        (RETRIES_NONE, 4, KEEPS, (Event.DEAD, Reason.TOO_MANY_DELIVERIES)),
+        (RETRIES_NONE, 3, THROWS, (Event.REJECTED, Reason.TOO_MANY_DELIVERIES)),
+        (RETRIES_NONE, 10**6, NO_LIMIT, (Event.REQUEUED, Reason.NONE)),
+        # A counter of its own is about lost consumers, and max-deliveries has no say.
+        (0, 99, KEEPS, (Event.REQUEUED, Reason.NONE)),
+        (255, 99, KEEPS, (Event.REQUEUED, Reason.NONE)),
+    ],
+)
+def test_after_a_requeue(
+    retries_left: int, attempts: int, policy: QueuePolicy, verdict: tuple[Event, Reason]
+) -> None:
+    assert after_requeue(retries_left, attempts, policy) == verdict
 
 
 def test_where_it_goes_back_to_is_the_callers_choice() -> None:

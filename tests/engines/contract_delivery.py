@@ -302,13 +302,39 @@ class GivingBack:
         assert attempts == [0, 1, 2]
         assert (fate.event, fate.reason) == (Event.DEAD, Reason.TOO_MANY_DELIVERIES)
 
-    def test_without_a_counter_and_a_limit_it_never_ends(self, rig: Rig) -> None:
+    def test_without_a_counter_it_is_delivered_twenty_times(self, rig: Rig) -> None:
         rig.open()
         rig.send("orders", [b"x"])
         for attempt in range(20):
             assert [m.attempts for m in rig.take("orders")] == [attempt]
             rig.lose("orders")
+        rig.has("orders", dead=1)
+
+    def test_without_a_counter_and_a_limit_it_never_ends(self, rig: Rig) -> None:
+        rig.open({"orders": {"max-deliveries": 0}})
+        rig.send("orders", [b"x"])
+        for attempt in range(25):
+            messages = rig.take("orders")
+            assert [m.attempts for m in messages] == [attempt]
+            if attempt % 2:
+                rig.lose("orders")
+            else:
+                rig.settle("orders", Outcome.REQUEUE, messages)
         rig.has("orders", ready=1)
+
+    def test_a_requeue_is_a_delivery_and_may_be_one_too_many(self, rig: Rig) -> None:
+        rig.open({"orders": {"max-deliveries": 3}})
+        rig.send("orders", [b"a", b"b", b"c"], retries=[-1, 5, -1])
+        for attempt in range(2):
+            messages = rig.take("orders")
+            assert [m.attempts for m in messages] == [attempt] * 3
+            rig.settle("orders", Outcome.REQUEUE, messages)
+        assert open_fates(rig.settle("orders", Outcome.REQUEUE, rig.take("orders"))) == [
+            (0, Event.DEAD, Reason.TOO_MANY_DELIVERIES),
+            (1, Event.REQUEUED, Reason.NONE),
+            (2, Event.DEAD, Reason.TOO_MANY_DELIVERIES),
+        ]
+        rig.has("orders", ready=1, dead=2)
 
     def test_a_requeue_counts_as_a_delivery_but_uses_no_retry(self, rig: Rig) -> None:
         rig.open()

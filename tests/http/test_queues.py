@@ -167,7 +167,7 @@ def test_the_policy_is_shown(start_broker: StartBroker, tmp_path: Path) -> None:
             "durability": "commit",
             "retention_seconds": 86_400,
             "retention_bytes": 0,
-            "max_deliveries": 0,
+            "max_deliveries": 20,
             "max_bytes": 0,
             "on_expiry": "dead",
             "dead_letters": True,

@@ -15,7 +15,14 @@ from penstock.broker.batch import RETRIES_NONE, Batch, Slice
 from penstock.broker.ids import origin_of
 from penstock.broker.life import Event, Reason
 from penstock.broker.pending import AS_STORED, Hold, Note, Pending, Place
-from penstock.broker.policy import QueuePolicy, after_expiry, after_loss, after_reject, at_birth
+from penstock.broker.policy import (
+    QueuePolicy,
+    after_expiry,
+    after_loss,
+    after_reject,
+    after_requeue,
+    at_birth,
+)
 from penstock.broker.ranges import RangeMap
 from penstock.broker.words import Where
 from penstock.engines.interface import EngineFailed, Fate, LogDamaged
@@ -331,9 +338,10 @@ class LogQueue:
                 fates += self._dead_back(a, b, hold, Event.REQUEUED, Reason.NONE)
                 continue
             for c, d, note in self.pending.noted(a, b):
-                after = Note(note.attempts + 1, note.retries, expires_us)
-                self._move_to_tail(c, d, Event.REQUEUED, Reason.NONE, hold, after)
-            fates.append(Fate(a, b, Event.REQUEUED, Reason.NONE))
+                if note.attempts + 1 >= self.policy.max_deliveries > 0:
+                    fates += self._requeued_often(c, d, hold, expires_us, now_us)
+                else:
+                    fates.append(self._requeued(c, d, hold, note, expires_us))
         return fates
 
     def give_back(
@@ -346,6 +354,22 @@ class LogQueue:
             for a, b, hold in self.pending.release(first, end, consumer):
                 if hold.dead:
                     event = Event.REQUEUED if lost else Event.RETURNED
+    def _requeued(self, first: int, end: int, hold: Hold, note: Note, expires_us: int) -> Fate:
+        after = Note(note.attempts + 1, note.retries, expires_us)
+        self._move_to_tail(first, end, Event.REQUEUED, Reason.NONE, hold, after)
+        return Fate(first, end, Event.REQUEUED, Reason.NONE)
+
+    def _requeued_often(
+        self, first: int, end: int, hold: Hold, expires_us: int, now_us: int
+    ) -> Iterator[Fate]:
+        """So often that those without a retry counter have come to their end."""
+        for a, b, note, retries, _ in self._attributes(first, end):
+            event, reason = after_requeue(retries, note.attempts + 1, self.policy)
+            if event is Event.REQUEUED:
+                yield self._requeued(a, b, hold, note, expires_us)
+            else:
+                yield from self._end_or_withdraw(a, b, hold, event, reason, now_us)
+
                     reason = Reason.CONSUMER_LOST if lost else Reason.CONSUMER_CANCELLED
                     fates += self._dead_back(a, b, hold, event, reason)
                 elif lost:
@@ -372,10 +396,7 @@ class LogQueue:
             attempts = note.attempts + 1
             event, reason, retries_left = after_loss(retries, attempts, self.policy, where)
             if event in (Event.DEAD, Event.REJECTED):
-                if self.asking.find(a, b):
-                    # Nobody looks for a request among the dead letters: its sender is told instead.
-                    event = Event.WITHDRAWN
-                yield from self._end(a, b, hold, event, reason, now_us)
+                yield from self._end_or_withdraw(a, b, hold, event, reason, now_us)
             elif 0 < expires_us <= now_us:
                 yield from self._end(a, b, hold, *after_expiry(self.policy), now_us)
             else:
@@ -476,6 +497,14 @@ class LogQueue:
         self.pending.note(first, end, after)
         if after.expires_us > 0:
             self._schedule(after.expires_us, self.number, first, end)
+
+    def _end_or_withdraw(
+        self, first: int, end: int, hold: Hold, event: Event, reason: Reason, now_us: int
+    ) -> Iterator[Fate]:
+        """Nobody looks for a request among the dead letters: its sender is told instead."""
+        if self.asking.find(first, end):
+            event = Event.WITHDRAWN
+        yield from self._end(first, end, hold, event, reason, now_us)
 
     def _back_to_place(self, first: int, end: int, reason: Reason, hold: Hold, after: Note) -> None:
         self._row(Event.RETURNED, first, end, reason, hold, after)
