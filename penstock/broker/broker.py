@@ -17,7 +17,7 @@ Rules that always hold:
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count as counter
 from itertools import islice
 from typing import Any, NamedTuple
@@ -148,6 +148,7 @@ class Broker:
         self._deadlines: list[tuple[int, int, Asked]] = []
         self._held_back: dict[Guest, None] = {}
         self._consumers_changed: dict[str, None] = {}  # queues that somebody has begun or ceased to consume
+        self._opening = engine.opening
         self._draining = False
         self._awaits_claims = False
         self._suspended = False
@@ -155,6 +156,7 @@ class Broker:
         self._speaking: Guest | None = None  # whose commands are being handled
 
     # --- ports -----------------------------------------------------------------------------------
+        self._deadlines_over = 0  # how many of them are of requests that have ended
 
     def attach(self, port: Port) -> None:
         guest = Guest(port, next(self._numbers))
@@ -368,7 +370,7 @@ class Broker:
         if tickets is not None:
             if command.wants_reply:
                 asked = Asked(guest.port, next(guest.asked_numbers), command.queue, tickets)
-                batch.reply = [requests.address(guest.number, asked.number, i) for i in range(len(tickets))]
+                batch.reply = requests.addresses(self._opening, guest.number, asked.number, len(tickets))
                 receipt = self._asked_receipt(guest, asked, now_us)
             else:
                 receipt = self._receipt(guest, tickets)
@@ -385,7 +387,7 @@ class Broker:
         if asked is not None:
             guest.asked[asked.number] = asked
             if asked.first < 0:
-                self._desks[command.queue].asked_early[asked] = None
+                desk.asked_early[asked] = None
             if command.timeout_seconds:
                 deadline = now_us + command.timeout_seconds * SECOND_US
                 heappush(self._deadlines, (deadline, id(asked), asked))
@@ -404,6 +406,7 @@ class Broker:
             check_queue_name(queue, self._queue_name_bytes_max)
             self._desk(queue)
 
+                asked.timed = True
     def _desk(self, queue: str) -> Desk:
         desk = self._desks.get(queue)
         if desk is None:
@@ -479,6 +482,7 @@ class Broker:
         joined = door.consumers.join(
             port,
             command.credit,
+                self._undelivered(asked, asked.end_all())
             command.priority,
             command.exclusive,
             once=command.once,
@@ -584,14 +588,21 @@ class Broker:
 
     def _tell_delivered(self, addresses: Iterable[bytes]) -> None:
         for asked, (indexes, _) in self._open_requests(addresses).items():
-            asked.port.delivered(array("I", [asked.tickets[i] for i in indexes]))
+            self._tell_once(asked, indexes)
+
+    @staticmethod
+    def _tell_once(asked: Asked, indexes: Iterable[int]) -> None:
+        """That a consumer has these; whoever asked has not heard it of some, whichever consumer it was."""
+        fresh = asked.tell(indexes)
+        if fresh:
+            asked.port.delivered(array("I", [asked.tickets[i] for i in fresh]))
 
     def _open_requests(self, addresses: Iterable[bytes]) -> dict[Asked, tuple[list[int], list[int]]]:
         """Where somebody still waits: by the batch that the requests came with, their indexes in it
         and their positions among the addresses."""
         found: dict[Asked, tuple[list[int], list[int]]] = {}
         for position, address in enumerate(addresses):
-            numbers = requests.parse_address(address)
+            numbers = requests.parse_address(address, self._opening)
             guest = self._by_number.get(numbers[0]) if numbers is not None else None
             if numbers is None or guest is None:
                 continue
@@ -660,6 +671,7 @@ class Broker:
             asked.end(index)
         self._forget_if_done(asked)
 
+            self._tell_once(asked, indexes)
     def _forget_if_done(self, asked: Asked) -> None:
         if asked.open_count:
             return
@@ -668,6 +680,7 @@ class Broker:
             self._maybe_finish(guest)
         desk = self._desks.get(asked.queue)
         if desk is not None and asked.first >= 0 and desk.asked:
+            self._tell_once(asked, indexes)
             desk.asked.cut(asked.first, asked.first + len(asked.tickets))
 
     # --- leaving ---------------------------------------------------------------------------------
@@ -712,6 +725,13 @@ class Broker:
             guest is not None and (guest.holds or guest.receipts or guest.waiting) for guest in guests
         )
 
+        if asked.timed:
+            asked.timed = False
+            self._deadlines_over += 1
+            if 2 * self._deadlines_over > len(self._deadlines):
+                self._deadlines[:] = [entry for entry in self._deadlines if entry[2].timed]
+                heapify(self._deadlines)
+                self._deadlines_over = 0
     def send_away(self, ports: Iterable[Port]) -> None:
         """No new work for these; each is let go as soon as nothing of its own is pending. Others go on."""
         for port in ports:
@@ -811,9 +831,12 @@ class Broker:
         while self._deadlines and self._deadlines[0][0] <= now_us:
             deadline = heappop(self._deadlines)
             asked = deadline[2]
-            if asked.open_count and asked.first < 0:
+            if not asked.timed:
+                self._deadlines_over -= 1
+            elif asked.first < 0:
                 late.append(deadline)  # The disk is slow: withdrawn as soon as it is known where they are.
-            elif asked.open_count:
+            else:
+                asked.timed = False
                 self._withdraw(asked, Reason.TIMEOUT, now_us)
                 self._undelivered(asked, asked.end_all())
         for deadline in late:

@@ -1,9 +1,17 @@
 """Requests: who waits for which answer.
 
 A request is a message that wants a reply. Its sender is a port of this broker, and the message
-carries the way back as its reply address: the port's number, the number of the batch that it came
-with (`Asked`), and its place in that batch. So an answer finds its way by three numbers, whatever
-engine the message went through, and nothing is kept per request but one byte.
+carries the way back as its reply address: the opening of the log in which that broker leads, the port's
+number, the number of the batch that it came with (`Asked`), and its place in that batch. So an answer finds
+its way by four numbers, whatever engine the message went through, and nothing is kept per request but a byte
+and its ticket.
+
+Ports are numbered anew by every broker, and a request may outlive the one that took it in (as a dead letter
+that is redriven later). So an address of another opening leads nowhere, nor does one of three numbers, as
+they were written before addresses named the opening.
+
+Whoever asks hears once that a consumer has the request, before it hears the answer, however many consumers
+had it and whether or not one of them said so.
 
 A request ends once: answered, undelivered, or withdrawn because its sender is gone. What comes
 after that is dropped.
@@ -19,25 +27,28 @@ if TYPE_CHECKING:
     from penstock.broker.port import Port
 
 _OPEN = 1
+_TOLD = 2  # open, and its sender knows that a consumer has it
 
 
-def address(port_number: int, asked_number: int, index: int) -> bytes:
-    return b"%d %d %d" % (port_number, asked_number, index)
+def addresses(opening: int, port_number: int, asked_number: int, count: int) -> list[bytes]:
+    """The ways back to all requests of a batch."""
+    head = b"%d %d %d " % (opening, port_number, asked_number)
+    return [head + b"%d" % index for index in range(count)]
 
 
-def parse_address(value: bytes) -> tuple[int, int, int] | None:
-    """The three numbers, or None where the address is not of this broker's making."""
+def parse_address(value: bytes, opening: int) -> tuple[int, int, int] | None:
+    """Port, batch and index; None where the address was not made in this opening."""
     try:
-        port_number, asked_number, index = map(int, value.split())
+        made_in, port_number, asked_number, index = map(int, value.split())
     except ValueError:
         return None
-    return port_number, asked_number, index
+    return (port_number, asked_number, index) if made_in == opening else None
 
 
 class Asked:
     """Requests of one port that came together."""
 
-    __slots__ = ("_open", "first", "number", "open_count", "port", "purged", "queue", "tickets")
+    __slots__ = ("_open", "first", "number", "open_count", "port", "purged", "queue", "tickets", "timed")
 
     def __init__(self, port: "Port", number: int, queue: str, tickets: "array[int]") -> None:
         self.port = port
@@ -48,6 +59,7 @@ class Asked:
         self.purged: list[tuple[int, int]] = []  # offsets that were purged before that; others' among them
         self._open = bytearray([_OPEN]) * len(tickets)
         self.open_count = len(tickets)
+        self.timed = False  # the broker keeps a deadline for it
 
     def end(self, index: int) -> bool:
         """The request has ended. False where it had before."""
@@ -59,6 +71,14 @@ class Asked:
 
     def is_open(self, index: int) -> bool:
         return 0 <= index < len(self._open) and bool(self._open[index])
+
+    def tell(self, indexes: Iterable[int]) -> list[int]:
+        """Consumers have these: of which of the open ones that is news."""
+        state = self._open
+        fresh = [index for index in indexes if state[index] == _OPEN]
+        for index in fresh:
+            state[index] = _TOLD
+        return fresh
 
     def purged_early(self) -> list[int]:
         """The indexes of those that are open and were purged before their offsets were known."""

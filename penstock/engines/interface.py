@@ -4,6 +4,7 @@ An engine keeps messages and the state of each (`broker/life.py`); the broker ke
 protocol state and timers. Everything is shaped for batches, and nothing here waits: what takes
 time is answered by a callback, on the broker's own thread.
 
+    declare     a queue without messages, where there is none of that name
     append      many messages for one queue; the receipt comes when they are durable
     transact    many messages for many queues, all or nothing, once per key
     ready       how many could be taken now
@@ -298,6 +299,17 @@ class EngineInfo:
 class Engine(Protocol):
     """See the module's docstring."""
 
+    @property
+    def opening(self) -> int:
+        """A number that no earlier opening of these messages had, and no later one will have."""
+
+    @property
+    def queue_count(self) -> int: ...
+
+    def has_queue(self, queue: str) -> bool: ...
+
+    def declare(self, queue: str, now_us: int) -> None: ...
+
     def append(self, queue: str, batch: Batch, now_us: int, receipt: Receipt | None = None) -> None: ...
 
     def transact(
@@ -328,6 +340,7 @@ class Engine(Protocol):
         now_us: int,
         *,
         bytes_max: int = ...,
+        bytes_each: int = 0,
         dead: bool = False,
     ) -> list[Slice]: ...
 

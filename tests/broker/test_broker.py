@@ -25,6 +25,7 @@ from penstock.broker.words import (
 )
 from penstock.engines.log.disk import RealDisk
 from penstock.engines.log.engine import LogEngine
+from penstock.engines.log.state import LogSettings
 from penstock.engines.log.workers import InlineWorker
 
 SECOND = 1_000_000
@@ -107,11 +108,18 @@ class FakePort:
 class House:
     """A broker, its engine, a clock that the test moves."""
 
-    def __init__(self, folder: Path, policies: Policies | None = None) -> None:
+    def __init__(
+        self, folder: Path, policies: Policies | None = None, settings: LogSettings | None = None
+    ) -> None:
         self.now = START
         self.writer, self.keeper = InlineWorker(), InlineWorker()
         self.engine = LogEngine.open(
-            RealDisk(str(folder)), self.now, policies=policies, writer=self.writer, keeper=self.keeper
+            RealDisk(str(folder)),
+            self.now,
+            settings=settings,
+            policies=policies,
+            writer=self.writer,
+            keeper=self.keeper,
         )
         self.broker = Broker(self.engine, lambda: None, policies=policies)
 

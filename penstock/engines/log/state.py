@@ -8,10 +8,10 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from penstock.broker.life import Event
+from penstock.broker.life import Event, Reason
 from penstock.broker.policy import Policies, QueuePolicy
 from penstock.broker.timers import Timers
-from penstock.engines.interface import LogDamaged, ReaderInfo, Step
+from penstock.engines.interface import Fate, LogDamaged, ReaderInfo, Step
 from penstock.engines.log.block import (
     FLAG_REPAIRED,
     FLAG_REPLY,
@@ -99,6 +99,8 @@ class LogState:
         self.unfinished: dict[str, tuple[int, list[StoredPart]]] = {}  # steps that are stored, and where
         self.readers: dict[ReaderKey, ReaderInfo] = {}
         self.changed: dict[int, LogQueue] = {}  # since the last `take_changed`
+        self.ended: dict[int, LogQueue] = {}  # queues with fates that `expire` has to tell
+        self.drawers = 0  # how many of the queues are drawers
         self.damage: list[Damage] = []
         self._news: list[Damage] = []  # damage that is not in the log yet
         self.log = int.from_bytes(os.urandom(3), "little")
@@ -117,6 +119,7 @@ class LogState:
             self.unreadable,
         )
         if is_drawer(name):
+            self.drawers += name not in self.queues
             owner = self.queues.get(name.removeprefix(MARK))
             if owner is not None:
                 owner.drawer = queue
@@ -195,6 +198,10 @@ class LogState:
         segment, position, _ = self.segments.missing(queue.number, first)
         queue.pending.lift(first, end)
         self.changed[queue.number] = queue
+        for a, b, _ in queue.asking.cut(first, end) if queue.asking else ():
+            # Whoever asked is told that no answer will come.
+            queue.fates.append(Fate(a, b, Event.WITHDRAWN, Reason.UNDELIVERABLE))
+            self.ended[queue.number] = queue
         self.tell(
             Damage(
                 self.disk.where(segment.name) if segment is not None else "",

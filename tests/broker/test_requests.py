@@ -1,0 +1,231 @@
+"""Requests: each ends once, with its own answer, and its sender hears of both in order."""
+
+import gc
+import weakref
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.batch import Batch
+from penstock.broker.operate import Operator
+from penstock.broker.policy import Policies
+from penstock.broker.words import Accepted, Consume, Outcome, Reply, Where
+from penstock.engines.log.state import LogSettings
+from tests.broker.test_broker import FakePort, House, send, settle
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path)
+    yield house
+    house.engine.close(house.now)
+
+
+def answer(port: FakePort, queue: str, offset: int, text: bytes) -> Reply:
+    return Reply(queue, port.origins[offset], array("q", [offset]), Batch.of([text]))
+
+
+def exchange(port: FakePort) -> list[tuple[str, object]]:
+    """What a requester was told about its requests, in order."""
+    return [told for told in port.told if told[0] in ("delivered", "replies", "undelivered")]
+
+
+# --- whose answer it is --------------------------------------------------------------------------
+
+
+def ask_and_die(house: House) -> None:
+    """A request becomes a dead letter; its sender was the first port, and it was its first batch."""
+    asker, worker = house.port("a", "rq"), house.port("w", "phpmq")
+    worker.say(Consume("q", 1))
+    asker.say(send("q", b"old", tickets=[5], wants_reply=True))
+    house.turn()
+    worker.say(settle(worker, "q", 0, Outcome.REJECT))
+    house.turn()
+    assert asker.heard("undelivered") == [[5]]
+
+
+def test_an_answer_to_a_request_of_another_opening_goes_to_nobody(tmp_path: Path) -> None:
+    before = House(tmp_path)
+    ask_and_die(before)
+    before.engine.close(before.now)
+    house = House(tmp_path)
+    newcomer = house.port("b", "rq")  # with the numbers that the asker had
+    newcomer.say(send("other", b"mine", tickets=[5], wants_reply=True))
+    house.turn()
+    sum(Operator(house.broker, house.engine).redrive("q", house.now))
+    worker = house.port("w", "rq")
+    worker.say(Consume("q", 5))
+    house.turn()
+    assert worker.payloads() == [b"old"]
+    worker.say(Accepted("q", worker.origins[0], [(0, 1)]), answer(worker, "q", 0, b"to the old one"))
+    house.turn()
+    assert exchange(newcomer) == []
+    assert house.engine.describe("q").held == 0
+    worker.say(Consume("other", 5))
+    house.turn()
+    assert worker.payloads() == [b"old", b"mine"]
+    worker.say(answer(worker, "other", 0, b"to the new one"))
+    assert exchange(newcomer) == [("delivered", [5]), ("replies", [(5, b"to the new one")])]
+    house.engine.close(house.now)
+
+
+def test_an_address_that_names_no_opening_leads_nowhere(house: House) -> None:
+    asker = house.port("a", "rq")
+    asker.say(send("other", b"mine", tickets=[5], wants_reply=True))
+    # As a log of an earlier version has it: port, batch, index.
+    house.engine.append("q", Batch.of([b"old"], reply=[b"1 0 0"], protocol="rq"), house.now)
+    worker = house.port("w", "rq")
+    worker.say(Consume("q", 5))
+    house.turn()
+    worker.say(Accepted("q", worker.origins[0], [(0, 1)]), answer(worker, "q", 0, b"no"))
+    assert exchange(asker) == []
+
+
+# --- delivered once, before the answer -----------------------------------------------------------
+
+
+def test_whoever_died_in_between_delivered_is_told_once(house: House) -> None:
+    asker = house.port("a", "rq")
+    asker.say(send("q", b"x", b"y", tickets=[5, 6], wants_reply=True))
+    for protocol in ("rq", "phpmq", "sspq", "rq"):
+        lost = house.port(f"lost-{protocol}", protocol)
+        lost.say(Consume("q", 5))
+        house.turn()
+        assert lost.payloads() == [b"x", b"y"]
+        if protocol == "rq":
+            lost.say(Accepted("q", lost.origins[0], [(0, 1)]))
+        house.broker.detach(lost, house.now)
+    worker = house.port("w", "rq")
+    worker.say(Consume("q", 5))
+    house.turn()
+    worker.say(Accepted("q", worker.origins[0], [(0, 2)]))
+    worker.say(Reply("q", worker.origins[0], array("q", [0, 1]), Batch.of([b"1", b"2"])))
+    assert exchange(asker) == [
+        ("delivered", [5]),
+        ("delivered", [6]),
+        ("replies", [(5, b"1"), (6, b"2")]),
+    ]
+
+
+def test_a_reply_without_delivered_comes_behind_one(house: House) -> None:
+    asker, worker = house.port("a", "rq"), house.port("w", "rq")
+    worker.say(Consume("q", 5))
+    asker.say(send("q", b"x", b"y", tickets=[5, 6], wants_reply=True))
+    house.turn()
+    worker.say(answer(worker, "q", 1, b"2"))
+    worker.say(Accepted("q", worker.origins[0], [(0, 2)]), answer(worker, "q", 0, b"1"))
+    assert exchange(asker) == [
+        ("delivered", [6]),
+        ("replies", [(6, b"2")]),
+        ("delivered", [5]),
+        ("replies", [(5, b"1")]),
+    ]
+
+
+@pytest.mark.parametrize("protocol", ["phpmq", "sspq"])
+def test_what_another_protocol_settles_was_delivered_once(house: House, protocol: str) -> None:
+    asker, first = house.port("a", "rq"), house.port("w", "rq")
+    first.say(Consume("q", 5))
+    asker.say(send("q", b"x", tickets=[5], wants_reply=True))
+    house.turn()
+    first.say(Accepted("q", first.origins[0], [(0, 1)]))
+    house.broker.detach(first, house.now)
+    second = house.port("o", protocol, Where.TAIL)
+    second.say(Consume("q", 1, once=protocol == "sspq"))
+    house.turn()
+    second.say(settle(second, "q", 0))
+    assert exchange(asker) == [("delivered", [5]), ("replies", [(5, b"")])]
+
+
+# --- every request ends --------------------------------------------------------------------------
+
+
+def test_a_request_that_is_requeued_too_often_is_undelivered(tmp_path: Path) -> None:
+    house = House(tmp_path, Policies({"q": {"max-deliveries": 2}}))
+    asker, worker = house.port("a", "rq"), house.port("w", "phpmq")
+    worker.say(Consume("q", 1))
+    asker.say(send("q", b"x", tickets=[5], wants_reply=True))
+    for _ in range(2):
+        assert asker.heard("undelivered") == []
+        house.turn()
+        worker.say(settle(worker, "q", 0, Outcome.REQUEUE))
+    assert asker.heard("undelivered") == [[5]]
+    info = house.engine.describe("q")
+    assert (info.ready, info.dead) == (0, 0)
+    house.engine.close(house.now)
+
+
+@pytest.mark.parametrize("reader", [False, True])
+def test_a_request_whose_block_is_damaged_is_undelivered(tmp_path: Path, reader: bool) -> None:
+    house = House(tmp_path, settings=LogSettings(cache_bytes=0))
+    asker = house.port("a", "rq")
+    asker.say(send("q", b"a rotten request", tickets=[5], wants_reply=True))
+    asker.say(send("p", b"sound", tickets=[6], wants_reply=True))
+    house.turn()
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes().replace(b"rotten", b"ROTTEN"))
+    if reader:
+        assert list(house.engine.read("q", 0, 10)) == []
+    worker = house.port("w", "rq")
+    worker.say(Consume("p" if reader else "q", 5))
+    house.turn()
+    house.tick()
+    assert asker.heard("undelivered") == [[5]]
+    assert not house.broker.is_asked("q")
+    assert house.broker.is_asked("p")
+    house.engine.close(house.now)
+
+
+# --- what ended leaves nothing behind ------------------------------------------------------------
+
+
+def test_answered_requests_are_forgotten_long_before_their_time_out(house: House) -> None:
+    worker = house.port("w", "rq")
+    worker.say(Consume("q", 0))
+    stays = house.port("s", "rq")
+    stays.say(send("q", b"open", tickets=[1], wants_reply=True, timeout=9))
+    gone = []
+    for number in range(50):
+        asker = house.port(f"a{number}", "rq")
+        asker.say(send("q", b"%d" % number, tickets=[5], wants_reply=True, timeout=65535))
+        house.turn()
+        offset = worker.offsets()[-1]
+        if number % 2:
+            worker.say(answer(worker, "q", offset, b"done"))
+            assert exchange(asker)[-1] == ("replies", [(5, b"done")])
+        house.broker.detach(asker, house.now)
+        gone.append(weakref.ref(asker))
+    del asker
+    house.turn()
+    gc.collect()
+    assert [port for port in gone if port() is not None] == []
+    house.tick(10)
+    assert stays.heard("undelivered") == [[1]]
+
+
+def test_a_requester_that_left_before_the_sync_is_forgotten_after_it(house: House) -> None:
+    asker = house.port("a", "rq")
+    asker.say(send("q", b"x", tickets=[5], wants_reply=True, timeout=65535))
+    house.broker.detach(asker, house.now)
+    gone = weakref.ref(asker)
+    del asker
+    house.turn()
+    gc.collect()
+    assert gone() is None
+    assert house.engine.describe("q").ready == 0
+
+
+def test_time_outs_come_in_their_order_though_others_are_forgotten(house: House) -> None:
+    asker, worker = house.port("a", "rq"), house.port("w", "rq")
+    worker.say(Consume("q", 0))
+    for ticket in range(100):
+        asker.say(send("q", b"", tickets=[ticket], wants_reply=True, timeout=1 + (37 * ticket) % 100))
+    house.turn()
+    for ticket in range(0, 100, 3):
+        worker.say(answer(worker, "q", ticket, b""))
+    for _ in range(101):
+        house.tick(1)
+    timed_out = [ticket for ticket in range(100) if ticket % 3]
+    assert asker.heard("undelivered") == [[t] for t in sorted(timed_out, key=lambda t: (37 * t) % 100)]
