@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count as counter
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from penstock.broker import requests, words
 from penstock.broker.batch import Batch, Slice
@@ -45,6 +45,10 @@ from penstock.engines.interface import (
 SECOND_US = 1_000_000
 DISPATCH_BYTES = 256 * 1024
 """About how much one consumer gets in one go, so that others and the socket are not kept waiting."""
+
+MESSAGE_BYTES: Final = 160
+"""What a message is taken to cost beside its payload and the name of its queue, when it is handed out. The
+longest of the wires, PHPMQ, writes about so much around each."""
 
 
 class Door:
@@ -86,9 +90,11 @@ class Guest:
         "doors",
         "ghosts",
         "holds",
+        "idle",
         "number",
         "port",
         "receipts",
+        "starved",
         "waiting",
     )
 
@@ -106,6 +112,8 @@ class Guest:
         self.waiting: deque[words.Publish] = deque()  # there is no room for these yet
         self.closing = False
         self.blocked = False  # its buffer is full
+        self.idle = False  # its peer does not answer
+        self.starved: dict[Door, None] = {}  # there it had no room when it was its turn
 
     @property
     def is_done(self) -> bool:
@@ -140,15 +148,18 @@ class Broker:
         self._policies = policies or Policies()
         self._queue_name_bytes_max = queue_name_bytes_max
         self._queues_max = queues_max
+        self._opening = engine.opening
         self._desks: dict[str, Desk] = {}
+        self._strangers: set[str] = set()  # those of names that are not, or not yet, queues of the engine
         self._guests: dict[Port, Guest] = {}
         self._by_number: dict[int, Guest] = {}
         self._numbers = counter(1)
         self._stirred: dict[Door, None] = {}  # doors where something may be handed out
         self._deadlines: list[tuple[int, int, Asked]] = []
+        self._deadlines_over = 0  # how many of them are of requests that have ended
         self._held_back: dict[Guest, None] = {}
+        self._starved: dict[Guest, None] = {}  # who had no room at some door, without being blocked
         self._consumers_changed: dict[str, None] = {}  # queues that somebody has begun or ceased to consume
-        self._opening = engine.opening
         self._draining = False
         self._awaits_claims = False
         self._suspended = False
@@ -156,7 +167,6 @@ class Broker:
         self._speaking: Guest | None = None  # whose commands are being handled
 
     # --- ports -----------------------------------------------------------------------------------
-        self._deadlines_over = 0  # how many of them are of requests that have ended
 
     def attach(self, port: Port) -> None:
         guest = Guest(port, next(self._numbers))
@@ -173,6 +183,7 @@ class Broker:
             return
         del self._by_number[guest.number]
         self._held_back.pop(guest, None)
+        self._starved.pop(guest, None)
         for key in [key for key in self._early if key[0] is guest]:
             del self._early[key]
         for door in list(guest.doors.values()):
@@ -181,10 +192,10 @@ class Broker:
             where = port.lost_to if lost else words.Where.PLACE
             fates = self._engine.give_back(queue, port.name, now_us, where=where, lost=lost)
             self._ended_without_answer(queue, fates)
-            orphans = self._desks[queue].orphans
-            for first, end, name in list(orphans):
-                if name == port.name:
-                    orphans.cut(first, end)
+            desk = self._desks.get(queue)
+            for first, end, name in list(desk.orphans) if desk is not None else ():
+                if name == port.name and desk is not None:
+                    desk.orphans.cut(first, end)
             self._stir(queue)
         for asked in guest.asked.values():
             if asked.first >= 0:
@@ -196,15 +207,17 @@ class Broker:
         """What a port has said in one chunk."""
         guest = self._guests[port]
         self._speaking = guest
-        for command in commands:
-            # The two that come with every chunk are called directly: the compiled build binds them.
-            if isinstance(command, words.Publish):
-                self._publish(guest, command, now_us)
-            elif isinstance(command, words.Settle):
-                self._settle(guest, command, now_us)
-            else:
-                _HANDLERS[type(command)](self, guest, command, now_us)
-        self._speaking = None
+        try:
+            for command in commands:
+                # The two that come with every chunk are called directly: the compiled build binds them.
+                if isinstance(command, words.Publish):
+                    self._publish(guest, command, now_us)
+                elif isinstance(command, words.Settle):
+                    self._settle(guest, command, now_us)
+                else:
+                    _HANDLERS[type(command)](self, guest, command, now_us)
+        finally:
+            self._speaking = None
         self._maybe_finish(guest)
         self._wants_turn()
 
@@ -219,11 +232,14 @@ class Broker:
             if not blocked:
                 self._stirred[door] = None
         if not blocked:
+            guest.starved.clear()
+            self._starved.pop(guest, None)
             self._wants_turn()
 
     def idle(self, port: Port, idle: bool) -> None:
         """The peer does not answer: no new work for it; or it does again."""
         guest = self._guests[port]
+        guest.idle = idle
         for door in guest.doors.values():
             door.consumers.mark_idle(port, idle)
             self._stirred[door] = None
@@ -258,7 +274,7 @@ class Broker:
         """
         guest = self._guests[port]
         try:
-            self.check_name(queue)
+            self._desk(queue)
         except (EngineRefused, QueueNameError) as error:
             port.log(f"refused: {error}", 1)
             return []
@@ -375,9 +391,10 @@ class Broker:
             else:
                 receipt = self._receipt(guest, tickets)
         try:
-            self.check_name(command.queue)
+            desk = self._desk(command.queue)
             self._engine.append(command.queue, batch, now_us, receipt)
         except (EngineRefused, QueueNameError) as error:
+            self._forget_stranger(command.queue)
             if isinstance(error, DiskFull | QueueFull) and not self._never_fits(command):
                 return error
             guest.port.log(f"refused: {error}", len(batch))
@@ -389,6 +406,7 @@ class Broker:
             if asked.first < 0:
                 desk.asked_early[asked] = None
             if command.timeout_seconds:
+                asked.timed = True
                 deadline = now_us + command.timeout_seconds * SECOND_US
                 heappush(self._deadlines, (deadline, id(asked), asked))
         elif receipt is not None:
@@ -401,21 +419,36 @@ class Broker:
         bytes_max = self._policies.for_queue(command.queue).max_bytes
         return len(command.batch) == 1 and 0 < bytes_max < len(command.batch.payload)
 
-    def check_name(self, queue: str) -> None:
-        if queue not in self._desks:
-            check_queue_name(queue, self._queue_name_bytes_max)
-            self._desk(queue)
+    def check_names(self, queues: Iterable[str]) -> None:
+        """Raise unless all of these are queues, or may be."""
+        new = set()
+        for queue in queues:
+            if queue not in self._desks:
+                check_queue_name(queue, self._queue_name_bytes_max)
+                if not self._engine.has_queue(queue):
+                    new.add(queue)
+        if new and self._engine.queue_count + len(self._strangers) + len(new) > self._queues_max:
+            raise EngineRefused(
+                f"queue {min(new)!r}: there are {self._queues_max} queues already, the limit of queues-max"
+            )
 
-                asked.timed = True
     def _desk(self, queue: str) -> Desk:
         desk = self._desks.get(queue)
         if desk is None:
-            if len(self._desks) >= self._queues_max:
-                raise EngineRefused(
-                    f"queue {queue!r}: there are {self._queues_max} queues already, the limit of queues-max"
-                )
+            self.check_names((queue,))
             desk = self._desks[queue] = Desk(queue)
+            if not self._engine.has_queue(queue):
+                self._strangers.add(queue)
         return desk
+
+    def _forget_stranger(self, queue: str) -> None:
+        """Nobody consumes there, and perhaps nothing was ever stored there: then the name counts no more."""
+        if queue in self._strangers:
+            desk = self._desks[queue]
+            if not desk.living.consumers and not desk.dead.consumers:
+                self._strangers.discard(queue)
+                if not self._engine.has_queue(queue):
+                    del self._desks[queue]
 
     def _receipt(self, guest: Guest, tickets: Sequence[int]) -> Receipt:
         port = guest.port
@@ -449,6 +482,7 @@ class Broker:
             else:
                 # Its sender left before the engine had told where the requests are.
                 self._withdraw(asked, Reason.REQUESTER_GONE, now_us)
+                self._undelivered(asked, asked.end_all())
                 self._wants_turn()
 
         return receipt
@@ -469,30 +503,35 @@ class Broker:
 
     def _join(self, guest: Guest, command: words.Consume) -> None:
         port = guest.port
+        if self._draining or guest.closing or (command.once and self._nothing_comes(command)):
+            port.decline(command.queue, command.dead)
+            return
         try:
-            self.check_name(command.queue)
+            door = self._desk(command.queue).door(command.dead)
         except (EngineRefused, QueueNameError) as error:
             port.log(f"refused: {error}", 1)
             port.decline(command.queue, command.dead)
             return
-        if self._draining or guest.closing or (command.once and self._nothing_comes(command)):
-            port.decline(command.queue, command.dead)
-            return
-        door = self._desks[command.queue].door(command.dead)
+        for other in door.consumers.change(port, command.exclusive):
+            if other is not port:
+                other.consuming(command.queue, command.dead)
         joined = door.consumers.join(
             port,
             command.credit,
-                self._undelivered(asked, asked.end_all())
             command.priority,
             command.exclusive,
             once=command.once,
             held=guest.holds.get((command.queue, command.dead), 0),
         )
         guest.doors[command.queue, command.dead] = door
+        if guest.blocked:
+            door.consumers.block(port, True)
+        if guest.idle:
+            door.consumers.mark_idle(port, True)
         self._consumers_changed[command.queue] = None
+        self._stirred[door] = None
         if joined is Joined.ACTIVE:
             port.consuming(command.queue, command.dead)
-            self._stirred[door] = None
 
     def _nothing_comes(self, command: words.Consume) -> bool:
         """Whether it is certain that this demand would wait for nothing."""
@@ -508,10 +547,12 @@ class Broker:
 
     def _leave(self, guest: Guest, door: Door) -> None:
         guest.doors.pop((door.queue, door.dead), None)
+        guest.starved.pop(door, None)
         self._consumers_changed[door.queue] = None
         for port in door.consumers.leave(guest.port):
             port.consuming(door.queue, door.dead)
         self._stirred[door] = None
+        self._forget_stranger(door.queue)
 
     # --- the ends of deliveries --------------------------------------------------------------------
 
@@ -567,6 +608,8 @@ class Broker:
             self._stirred[desk.living] = None
             if dead or desk.dead.consumers:
                 self._stirred[desk.dead] = None
+            if guest.starved:
+                self._feed(guest)
             self._maybe_finish(guest)
         return settled
 
@@ -628,6 +671,7 @@ class Broker:
         for asked, (indexes, positions) in self._open_requests(addresses).items():
             tickets = array("I", [asked.tickets[i] for i in indexes])
             chosen_answers = answers if len(positions) == len(answers) else _pick(answers, positions)
+            self._tell_once(asked, indexes)
             asked.port.replies(tickets, chosen_answers)
             self._end_requests(asked, indexes)
 
@@ -636,6 +680,7 @@ class Broker:
         addresses = [address for _, address in desk.outgoing.take(ranges)]
         for asked, (indexes, _) in self._open_requests(addresses).items():
             tickets = array("I", [asked.tickets[i] for i in indexes])
+            self._tell_once(asked, indexes)
             asked.port.replies(tickets, Batch(b"", array("i", bytes(4 * (len(tickets) + 1)))))
             self._end_requests(asked, indexes)
 
@@ -671,7 +716,6 @@ class Broker:
             asked.end(index)
         self._forget_if_done(asked)
 
-            self._tell_once(asked, indexes)
     def _forget_if_done(self, asked: Asked) -> None:
         if asked.open_count:
             return
@@ -680,8 +724,14 @@ class Broker:
             self._maybe_finish(guest)
         desk = self._desks.get(asked.queue)
         if desk is not None and asked.first >= 0 and desk.asked:
-            self._tell_once(asked, indexes)
             desk.asked.cut(asked.first, asked.first + len(asked.tickets))
+        if asked.timed:
+            asked.timed = False
+            self._deadlines_over += 1
+            if 2 * self._deadlines_over > len(self._deadlines):
+                self._deadlines[:] = [entry for entry in self._deadlines if entry[2].timed]
+                heapify(self._deadlines)
+                self._deadlines_over = 0
 
     # --- leaving ---------------------------------------------------------------------------------
 
@@ -725,13 +775,6 @@ class Broker:
             guest is not None and (guest.holds or guest.receipts or guest.waiting) for guest in guests
         )
 
-        if asked.timed:
-            asked.timed = False
-            self._deadlines_over += 1
-            if 2 * self._deadlines_over > len(self._deadlines):
-                self._deadlines[:] = [entry for entry in self._deadlines if entry[2].timed]
-                heapify(self._deadlines)
-                self._deadlines_over = 0
     def send_away(self, ports: Iterable[Port]) -> None:
         """No new work for these; each is let go as soon as nothing of its own is pending. Others go on."""
         for port in ports:
@@ -766,11 +809,20 @@ class Broker:
         if self._draining:
             self._stirred.clear()
         elif not self._awaits_claims and not self._suspended:
-            stirred, self._stirred = self._stirred, {}
-            for door in stirred:
-                self._hand_out(door, now_us)
-            if self._stirred:
-                self._wants_turn()
+            doors, self._stirred = list(self._stirred), {}
+            tried = 0
+            try:
+                for door in doors:
+                    tried += 1
+                    self._hand_out(door, now_us)
+            finally:
+                # Whatever went wrong at one door, the others have their turn, and the disk its work.
+                for door in doors[tried:]:
+                    self._stirred[door] = None
+                if self._stirred:
+                    self._wants_turn()
+                self._engine.flush(now_us)
+            return
         self._engine.flush(now_us)
 
     def _stir(self, queue: str) -> None:
@@ -779,6 +831,8 @@ class Broker:
             self._stirred[desk.living] = None
             if desk.dead.consumers:
                 self._stirred[desk.dead] = None
+            if self._strangers and queue in self._strangers and self._engine.has_queue(queue):
+                self._strangers.discard(queue)
 
     def _hand_out(self, door: Door, now_us: int) -> None:
         consumers = door.consumers
@@ -789,12 +843,18 @@ class Broker:
         if not available:
             return
         take = self._engine.take
+        each = MESSAGE_BYTES + len(queue)
         for port, count in consumers.share(available):
             count = min(count, port.count_room())
             room = min(port.bytes_room(), DISPATCH_BYTES)
             if count <= 0 or room <= 0:
+                # It gives its turn to others until it has room again.
+                guest = self._guests[port]
+                guest.starved[door] = self._starved[guest] = None
+                consumers.block(port, True)
+                self._stirred[door] = None
                 continue
-            slices = take(queue, port.name, count, now_us, bytes_max=room, dead=dead)
+            slices = take(queue, port.name, count, now_us, bytes_max=room, bytes_each=each, dead=dead)
             taken = 0
             for piece in slices:
                 taken += piece.hi - piece.lo
@@ -808,6 +868,15 @@ class Broker:
             port.deliver(queue, slices, now_us, dead)
             if taken < count:
                 self._stirred[door] = None
+
+    def _feed(self, guest: Guest) -> None:
+        """It may have room at doors where it had none."""
+        if not guest.blocked:
+            for door in guest.starved:
+                door.consumers.block(guest.port, False)
+                self._stirred[door] = None
+            guest.starved.clear()
+            self._starved.pop(guest, None)
 
     def _note_requests(self, queue: str, port: Port, slices: list[Slice]) -> None:
         for piece in slices:
@@ -843,6 +912,9 @@ class Broker:
             heappush(self._deadlines, deadline)
         self._engine.tick(now_us)
         self.retry_held_back(now_us)
+        for guest in list(self._starved):
+            if guest.port.bytes_room() > 0 and guest.port.count_room() > 0:
+                self._feed(guest)
         self._wants_turn()
 
     def _withdraw(self, asked: Asked, reason: Reason, now_us: int) -> None:

@@ -129,8 +129,8 @@ class Consumers(Generic[Key]):
 
         `once` is a demand for a single message: `credit` does not matter, taking a message uses it
         up, settling one does not renew it, joining again does. `held` is what a newcomer still
-        holds from an earlier membership. Whether a member is exclusive is settled when it comes;
-        to change that it must leave.
+        holds from an earlier membership. Whether a member is exclusive is settled when it comes, or by
+        `change`.
         """
         if credit < 0:
             raise ValueError(f"consumer {key!r}: credit {credit}; use 0 (no bound) or more")
@@ -162,6 +162,25 @@ class Consumers(Generic[Key]):
             self._exclusive = False  # either it was that one, or nobody was
         else:
             del self._standby[key]
+        return self._move_up()
+
+    def change(self, key: Key, exclusive: bool) -> list[Key]:
+        """`key`, about to join again, wants the queue for itself or no longer; who becomes active by that.
+
+        To have it alone, a member that is not alone stands in line behind all others: it has left, and
+        joining makes a newcomer of it. One that gives that up stays, and those who wait may come in.
+        """
+        member = self._members.get(key)
+        if member is None or member.exclusive == exclusive:
+            return []
+        if exclusive and member.active and (self._active_count > 1 or self._standby):
+            return self.leave(key)
+        member.exclusive = exclusive
+        if member.active:
+            self._exclusive = exclusive
+        return self._move_up()
+
+    def _move_up(self) -> list[Key]:
         entered: list[Key] = []
         while self._standby:
             waiting = next(iter(self._standby.values()))

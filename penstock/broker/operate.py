@@ -72,7 +72,7 @@ class Operator:
     def append(self, queue: str, batch: Batch, now_us: int, receipt: Receipt) -> None:
         """Messages for a queue. No room is an error here: whoever sends waits by itself, and tries again."""
         self._check_open()
-        self._broker.check_name(queue)
+        self._broker.check_names((queue,))
         self._engine.append(queue, batch, now_us, receipt)
         self._broker.stir(queue)
 
@@ -87,8 +87,7 @@ class Operator:
     ) -> None:
         """Messages for several queues, all or nothing. See the engine for keys and steps."""
         self._check_open()
-        for queue, _ in parts:
-            self._broker.check_name(queue)
+        self._broker.check_names(queue for queue, _ in parts)
         self._engine.transact(key, parts, now_us, receipt, step=step)
         for queue, _ in parts:
             self._broker.stir(queue)
@@ -101,7 +100,12 @@ class Operator:
     # --- knobs -----------------------------------------------------------------------------------
 
     def pause(self, queue: str, paused: bool, now_us: int) -> None:
-        """Hand out nothing of a queue, or go on. Who waits for a message goes on waiting."""
+        """Hand out nothing of a queue, or go on. Who waits for a message goes on waiting.
+
+        A queue that has had no message yet can be paused where somebody waits for one.
+        """
+        if self._broker.consumer_count(queue):
+            self._engine.declare(queue, now_us)
         self._engine.pause(queue, paused, now_us)
         self._broker.stir(queue)
 

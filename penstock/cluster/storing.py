@@ -61,7 +61,7 @@ class Storing:
         refusal: EngineError | QueueNameError
         for at, (queue, _) in enumerate(parts):
             try:
-                self._broker.check_name(queue)
+                self._broker.check_names((queue,))
             except (EngineRefused, QueueNameError) as error:
                 self._refuse(link, lane, number, [at], error)
                 return

@@ -444,3 +444,72 @@ def test_a_sender_without_room_is_held_back(tmp_path: Path) -> None:
 def test_a_broker_at_work_is_ready(office: Office) -> None:
     assert office.operator.unready == ""
     assert office.operator.durability == "commit"
+
+
+# --- queues-max ------------------------------------------------------------------------------
+
+
+def test_a_queue_that_exists_is_never_refused(tmp_path: Path) -> None:
+    before = Office(tmp_path)
+    for name in ("a", "b", "c"):
+        before.append(name, b"x")
+    before.turn()
+    before.engine.close(before.now)
+    office = Office(tmp_path, queues_max=2)
+    worker, sender = office.port("w"), office.port("s", "rq")
+    for number, name in enumerate(("a", "b", "c")):
+        office.append(name, b"y")
+        sender.say(send(name, b"z", tickets=[number]))
+        worker.say(Consume(name, 0))
+    office.turn()
+    assert len(worker.got) == 9
+    assert sender.heard("delivered") == [[0], [1], [2]]
+    sender.say(send("d", b"z", tickets=[4]))
+    worker.say(Consume("d", 0))
+    assert sender.heard("undelivered") == [[4]]
+    assert worker.heard("declined") == ["d"]
+    office.engine.close(office.now)
+
+
+def test_names_that_nobody_waits_at_any_more_do_not_count(tmp_path: Path) -> None:
+    office = Office(tmp_path, Policies({"tiny-*": {"max-bytes": 1}}), queues_max=3)
+    for number in range(10):
+        worker = office.port(f"w{number}")
+        worker.say(Consume(f"left-{number}", 0), Consume(f"cancelled-{number}", 0, dead=True))
+        worker.say(Cancel(f"cancelled-{number}", dead=True))
+        office.broker.detach(worker, office.now)
+        sender = office.port(f"s{number}", "rq")
+        sender.say(send(f"tiny-{number}", b"too large for it", tickets=[1]))
+        assert sender.heard("undelivered") == [[1]]
+    waits = office.port("waits")
+    waits.say(Consume("waiting", 0))
+    office.append("a", b"x")
+    with pytest.raises(EngineRefused, match="queues-max"):
+        office.operator.transact(
+            "k",
+            [("a", Batch.of([b"x"])), ("c", Batch.of([b"x"])), ("b", Batch.of([b"x"]))],
+            office.now,
+            print,
+        )
+    office.append("b", b"x")
+    with pytest.raises(EngineRefused, match="queues-max"):
+        office.append("c", b"x")
+    office.append("waiting", b"for this")  # which was counted
+    office.turn()
+    assert waits.payloads() == [b"for this"]
+    assert office.engine.queues() == ["a", "b", "waiting"]
+    office.engine.close(office.now)
+
+
+def test_a_queue_that_somebody_waits_at_can_be_paused_before_its_first_message(office: Office) -> None:
+    worker = office.port("w")
+    worker.say(Consume("q", 1))
+    office.operator.pause("q", True, office.now)
+    office.append("q", b"x")
+    office.turn()
+    assert worker.payloads() == []
+    office.operator.pause("q", False, office.now)
+    office.turn()
+    assert worker.payloads() == [b"x"]
+    with pytest.raises(QueueUnknown):
+        office.operator.pause("nobody-knows-it", True, office.now)

@@ -76,7 +76,7 @@ class LogEngine:
         self._keeper = keeper
         self._dirty: dict[int, LogQueue] = {}
         self._changed = state.changed
-        self._ended: dict[int, LogQueue] = {}  # queues with fates that `expire` has to tell
+        self._ended = state.ended
         self._committer = Committer(
             state.disk,
             state.segments,
@@ -299,6 +299,12 @@ class LogEngine:
 
     # --- in --------------------------------------------------------------------------------------
 
+    def declare(self, queue: str, now_us: int) -> None:
+        """A queue that is there from now on, if it was not."""
+        self._check()
+        if queue not in self._state.queues:
+            self._mark(self._sealer.declare(queue, now_us))
+
     def append(self, queue: str, batch: Batch, now_us: int, receipt: Receipt | None = None) -> None:
         """Messages for a queue, which is made where there is none."""
         self._check()
@@ -413,9 +419,13 @@ class LogEngine:
         now_us: int,
         *,
         bytes_max: int = TAKE_BYTES,
+        bytes_each: int = 0,
         dead: bool = False,
     ) -> list[Slice]:
-        """Up to `count` messages and `bytes_max` bytes; a first message that is larger comes alone."""
+        """Up to `count` messages and `bytes_max` bytes; a first message that is larger comes alone.
+
+        `bytes_each` is what every message counts for besides its payload.
+        """
         self._check()
         found = self._state.queues.get(queue)
         if found is None or found.paused:
@@ -423,7 +433,7 @@ class LogEngine:
         if found.parts:
             self._sealer.messages(found)
         try:
-            slices = found.take(consumer, count, bytes_max, now_us, dead)
+            slices = found.take(consumer, count, bytes_max, bytes_each, now_us, dead)
         except OSError as error:  # as `_reading` does, which would cost as much as the take
             raise self._unreadable(error) from error
         if len(found.ledger):
@@ -584,6 +594,13 @@ class LogEngine:
 
     def _known(self, queue: str) -> LogQueue:
         return views.known_queue(self._state, queue)
+
+    @property
+    def queue_count(self) -> int:
+        return len(self._state.queues) - self._state.drawers
+
+    def has_queue(self, queue: str) -> bool:
+        return queue in self._state.queues
 
     def queues(self) -> list[str]:
         return shown(list(self._state.queues))

@@ -6,7 +6,6 @@ record change together, in one call, so that replaying the record gives the same
 """
 
 from array import array
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple
@@ -118,7 +117,9 @@ class LogQueue:
 
     # --- out ---------------------------------------------------------------------------------
 
-    def take(self, consumer: str, count: int, bytes_max: int, now_us: int, dead: bool) -> list[Slice]:
+    def take(
+        self, consumer: str, count: int, bytes_max: int, bytes_each: int, now_us: int, dead: bool
+    ) -> list[Slice]:
         """The next messages for a consumer, who holds them from now on."""
         pending = self.pending
         slices: list[Slice] = []
@@ -143,13 +144,13 @@ class LogQueue:
                 base = block.header.first_offset
                 lo, hi = first - base, stop - base
                 bounds = block.bounds
-                if bounds[hi] - bounds[lo] > bytes_max:
-                    hi = self._fitting(bounds, lo, hi, bytes_max, at_least=not slices)
+                if bounds[hi] - bounds[lo] + (hi - lo) * bytes_each > bytes_max:
+                    hi = self._fitting(bounds, lo, hi, bytes_max, bytes_each, at_least=not slices)
                     if hi == lo:
                         pending.back(first, end, place, dead)
                         return slices
                     stop = base + hi
-                bytes_max -= bounds[hi] - bounds[lo]
+                bytes_max -= bounds[hi] - bounds[lo] + (hi - lo) * bytes_each
                 count -= stop - first
                 slices.append(self._slice(block, lo, hi))
                 self._hold(first, stop, consumer, now_us, block, place, dead)
@@ -197,10 +198,19 @@ class LogQueue:
             return None
 
     @staticmethod
-    def _fitting(bounds: Sequence[int], lo: int, hi: int, bytes_max: int, at_least: bool) -> int:
+    def _fitting(
+        bounds: Sequence[int], lo: int, hi: int, bytes_max: int, bytes_each: int, at_least: bool
+    ) -> int:
         """Where to stop so that the messages from `lo` have at most `bytes_max`."""
-        at = bisect_right(bounds, bounds[lo] + bytes_max, lo, hi + 1) - 1
-        return lo + 1 if at == lo and at_least else at
+        limit = bounds[lo] + lo * bytes_each + bytes_max
+        fits, high = lo, hi
+        while fits < high:
+            middle = (fits + high + 1) // 2
+            if bounds[middle] + middle * bytes_each > limit:
+                high = middle - 1
+            else:
+                fits = middle
+        return lo + 1 if fits == lo and at_least else fits
 
     def _hold(
         self,
@@ -344,16 +354,6 @@ class LogQueue:
                     fates.append(self._requeued(c, d, hold, note, expires_us))
         return fates
 
-    def give_back(
-        self, consumer: str, ranges: Sequence[tuple[int, int]] | None, where: Where, lost: bool, now_us: int
-    ) -> list[Fate]:
-        """What a consumer leaves behind: everything that it holds, or some ranges of it."""
-        fates: list[Fate] = []
-        spans = ranges if ranges is not None else [(0, self.pending.tail)]
-        for first, end in spans:
-            for a, b, hold in self.pending.release(first, end, consumer):
-                if hold.dead:
-                    event = Event.REQUEUED if lost else Event.RETURNED
     def _requeued(self, first: int, end: int, hold: Hold, note: Note, expires_us: int) -> Fate:
         after = Note(note.attempts + 1, note.retries, expires_us)
         self._move_to_tail(first, end, Event.REQUEUED, Reason.NONE, hold, after)
@@ -370,6 +370,16 @@ class LogQueue:
             else:
                 yield from self._end_or_withdraw(a, b, hold, event, reason, now_us)
 
+    def give_back(
+        self, consumer: str, ranges: Sequence[tuple[int, int]] | None, where: Where, lost: bool, now_us: int
+    ) -> list[Fate]:
+        """What a consumer leaves behind: everything that it holds, or some ranges of it."""
+        fates: list[Fate] = []
+        spans = ranges if ranges is not None else [(0, self.pending.tail)]
+        for first, end in spans:
+            for a, b, hold in self.pending.release(first, end, consumer):
+                if hold.dead:
+                    event = Event.REQUEUED if lost else Event.RETURNED
                     reason = Reason.CONSUMER_LOST if lost else Reason.CONSUMER_CANCELLED
                     fates += self._dead_back(a, b, hold, event, reason)
                 elif lost:
@@ -488,6 +498,14 @@ class LogQueue:
                 self.asking.cut(first, end)
         yield Fate(first, end, event, reason)
 
+    def _end_or_withdraw(
+        self, first: int, end: int, hold: Hold, event: Event, reason: Reason, now_us: int
+    ) -> Iterator[Fate]:
+        """Nobody looks for a request among the dead letters: its sender is told instead."""
+        if self.asking.find(first, end):
+            event = Event.WITHDRAWN
+        yield from self._end(first, end, hold, event, reason, now_us)
+
     def _move_to_tail(
         self, first: int, end: int, event: Event, reason: Reason, hold: Hold | None, after: Note
     ) -> None:
@@ -497,14 +515,6 @@ class LogQueue:
         self.pending.note(first, end, after)
         if after.expires_us > 0:
             self._schedule(after.expires_us, self.number, first, end)
-
-    def _end_or_withdraw(
-        self, first: int, end: int, hold: Hold, event: Event, reason: Reason, now_us: int
-    ) -> Iterator[Fate]:
-        """Nobody looks for a request among the dead letters: its sender is told instead."""
-        if self.asking.find(first, end):
-            event = Event.WITHDRAWN
-        yield from self._end(first, end, hold, event, reason, now_us)
 
     def _back_to_place(self, first: int, end: int, reason: Reason, hold: Hold, after: Note) -> None:
         self._row(Event.RETURNED, first, end, reason, hold, after)
