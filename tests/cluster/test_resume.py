@@ -401,7 +401,7 @@ def test_requests_wait_for_a_leader_as_long_as_their_senders_do(cluster: Cluster
     follower.follow(cluster.leader)
     worker.expect(to_consumer(b"work", b"?"))
     worker.say(reply(0, b"!"))
-    requester.expect(delivered(2) + reply(2, b"!"))
+    requester.expect(rq_delivered(2) + reply(2, b"!"))
     requester.close()
     worker.close()
 
