@@ -165,6 +165,7 @@ class Broker:
         self._suspended = False
         self._early: dict[tuple[Guest, str, bool], words.Consume] = {}  # demands that came meanwhile
         self._speaking: Guest | None = None  # whose commands are being handled
+        self._syncing: dict[Guest, None] = {}  # these want to hear when all that they have said is durable
 
     # --- ports -----------------------------------------------------------------------------------
 
@@ -400,6 +401,8 @@ class Broker:
             guest.port.log(f"refused: {error}", len(batch))
             if tickets is not None:
                 guest.port.undelivered(tickets)
+            else:
+                guest.port.refused(len(batch))
             return None
         if asked is not None:
             guest.asked[asked.number] = asked
@@ -735,6 +738,27 @@ class Broker:
 
     # --- leaving ---------------------------------------------------------------------------------
 
+    def _sync(self, guest: Guest, command: words.Sync, now_us: int) -> None:
+        if guest not in self._syncing:  # one answer is for all that it asks in a turn
+            self._syncing[guest] = None
+            guest.receipts += 1
+
+    def _confirm(self, now_us: int) -> None:
+        """One confirmation for all that asked in this turn. Whose messages wait for room is asked later."""
+        ready = [guest for guest in self._syncing if not guest.waiting]
+        self._syncing = {guest: None for guest in self._syncing if guest.waiting}
+
+        def confirmed(error: EngineError | None) -> None:
+            for guest in ready:
+                guest.receipts -= 1
+                if guest.port in self._guests:
+                    if error is None:
+                        guest.port.synced()
+                    self._maybe_finish(guest)
+
+        if ready:
+            self._engine.confirm(now_us, confirmed)
+
     def _closing(self, guest: Guest, command: words.Closing, now_us: int) -> None:
         guest.closing = True
         for door in list(guest.doors.values()):
@@ -824,6 +848,8 @@ class Broker:
                 self._engine.flush(now_us)
             return
         self._engine.flush(now_us)
+        if self._syncing:
+            self._confirm(now_us)
 
     def _stir(self, queue: str) -> None:
         desk = self._desks.get(queue)
@@ -943,6 +969,7 @@ class Broker:
                 del self._held_back[guest]
                 guest.port.hold(False)
                 self._maybe_finish(guest)
+                self._wants_turn()
 
     @property
     def holds_back(self) -> int:
@@ -958,6 +985,7 @@ _HANDLERS: dict[type, Callable[[Broker, Guest, Any, int], None]] = {
     words.Reply: Broker._reply,
     words.Broadcast: Broker._broadcast,
     words.Closing: Broker._closing,
+    words.Sync: Broker._sync,
     words.Ignored: Broker._ignored,
 }
 

@@ -45,6 +45,12 @@ class Port(Protocol):
 
     def undelivered(self, tickets: Sequence[int]) -> None: ...
 
+    def refused(self, count: int) -> None:
+        """So many messages that it sent without tickets are not stored, and will not be."""
+
+    def synced(self) -> None:
+        """Everything that it had said when it asked for this is durable, but for what was refused."""
+
     def broadcast(self, queue: str, batch: Batch) -> None: ...
 
     def hold(self, held: bool) -> None:

@@ -154,6 +154,11 @@ class Closing:
 
 
 @dataclass(slots=True)
+class Sync:
+    """The peer wants to hear when everything that it has said so far is durable."""
+
+
+@dataclass(slots=True)
 class Ignored:
     """Counted, logged at a bounded rate, otherwise without effect."""
 
@@ -162,7 +167,7 @@ class Ignored:
     detail: str = field(default="")
 
 
-Command = Publish | Consume | Cancel | Settle | Accepted | Reply | Broadcast | Closing | Ignored
+Command = Publish | Consume | Cancel | Settle | Accepted | Reply | Broadcast | Closing | Sync | Ignored
 
 
 def ranges_of(offsets: Iterable[int]) -> Ranges:

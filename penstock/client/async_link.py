@@ -2,7 +2,8 @@
 
 It ties a core, which knows what to say, to a wire, which knows how to send it. The wires come and go; the
 link and the core stay. Everything happens on one loop, and nothing between two awaits is interrupted, so
-that the core needs no lock. Many tasks may use a link at once.
+that the core needs no lock. Many tasks may use a link at once, until `close` begins: from then on a send
+raises and an acknowledgement is refused.
 
 How it fails: `ConnectionLost` and `TimedOut`, with what is in doubt; `NotSupported` passes through. A broker
 that breaks the protocol is not connected to again by itself: it would do the same once more.
@@ -12,16 +13,15 @@ import asyncio
 from collections.abc import Callable, Generator
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from penstock.client.async_wire import AsyncWire, dial
-from penstock.client.core import Core
+from penstock.client.core import CLOSED_BY_BROKER, Core
 from penstock.client.errors import ClientError, ConnectionLost, reason_of
-from penstock.client.link import log
+from penstock.client.link import FAREWELL_SECONDS, WRONG_PORT, log
 from penstock.client.options import Options, tls_context
 from penstock.client.plan import Plan
 from penstock.client.url import Target
-from penstock.client.wire import CLOSED_BY_BROKER
 from penstock.protocols.errors import PeerViolation
 
 
@@ -35,6 +35,7 @@ class AsyncLink:
         self._plan = Plan(target, options)
         self._wire: AsyncWire | None = None
         self._dialing = asyncio.Lock()
+        self._proving = asyncio.Lock()  # one question at a time
         self._news = asyncio.Event()  # set, and replaced, with everything that the core may have learnt
         self._violation: PeerViolation | None = None
         self._closed = False
@@ -54,6 +55,8 @@ class AsyncLink:
         if sends:
             self._core.check()
         wire = await self._present()
+        if self._closed:
+            raise self._is_closed()
         wire.write(encode())
         self._check_taken(wire, await wire.drain(self._options.operation_seconds))
         if sends:
@@ -63,7 +66,7 @@ class AsyncLink:
         """The same over the connection that is there; False where there is none, or it is the wrong one."""
         self.notice()
         wire = self._wire
-        data = None if wire is None else encode()
+        data = None if wire is None or self._closed else encode()
         if wire is None or data is None:
             return False
         wire.write(data)
@@ -71,12 +74,26 @@ class AsyncLink:
         return wire.is_open
 
     async def flush(self) -> None:
-        """Until the system has taken everything."""
-        self.notice()
-        wire = self._wire
-        if wire is not None:
-            self._check_taken(wire, await wire.flush(self._options.operation_seconds))
-        self._core.check()
+        """Until the broker says that everything is stored. Without receipts: until the system has it."""
+        async with self._proving:
+            await self._prove()
+
+    async def _prove(self) -> None:
+        seconds = self._options.operation_seconds
+        deadline = asyncio.get_running_loop().time() + seconds
+        for _ in range(2):  # an answer may be open to somebody who was cancelled
+            self.notice()
+            wire = self._wire
+            question = self._core.ask_proof() if wire is not None else None
+            if wire is None or question is None:
+                break
+            wire.write(question)
+            while wire is self._wire and self._core.is_asking:
+                if not await self.news(deadline - asyncio.get_running_loop().time()):
+                    self._give_up(wire, f"the broker has not said within {seconds:g} s what it has stored")
+        if self._wire is not None and not self._core.has_receipts:
+            self._check_taken(self._wire, await self._wire.flush(seconds))
+        self._core.check(verdicts=True)
 
     # --- in ------------------------------------------------------------------------------------------
 
@@ -98,29 +115,39 @@ class AsyncLink:
             return False
         if self._violation is not None:
             violation, self._violation = self._violation, None
-            raise ConnectionLost(
-                f"{self._name}: the broker broke the protocol ({violation}); is this the right port?"
-            ) from violation
+            raise self._core.broken(f"{self._name}: {WRONG_PORT} ({violation})") from violation
         return True
 
     # --- the connection ------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Wait until the broker has read everything, then end. ConnectionLost where that is not certain."""
-        if self._closed:
-            return
-        self._closed = True
+        """Until the broker says that everything is stored, then end. ConnectionLost where it does not."""
+        first, self._closed = not self._closed, True
+        async with self._proving:
+            if not first:
+                return
+            try:
+                await self._prove()
+            finally:
+                await self._end()
+            self._core.check(verdicts=True)
+
+    async def _end(self) -> None:
+        """Say farewell. Without receipts, that the broker does so too is the only proof that there is."""
         self.notice()
         wire = self._wire
-        if wire is not None:
-            try:
-                await wire.finish(self._options.operation_seconds)
-            except OSError as error:
-                self._drop(wire, reason_of(error))
-            else:
+        if wire is None:
+            return
+        has_receipts = self._core.has_receipts
+        seconds = self._options.operation_seconds
+        try:
+            await wire.finish(min(seconds, FAREWELL_SECONDS) if has_receipts else seconds)
+        except OSError as error:
+            self._drop(wire, "" if has_receipts else reason_of(error))
+        else:
+            if not has_receipts:
                 self._core.proved()
-                self._drop(wire, "")
-        self._core.check()
+            self._drop(wire, "")
 
     @property
     def _name(self) -> str:
@@ -128,9 +155,10 @@ class AsyncLink:
 
     def _check_taken(self, wire: AsyncWire, in_time: bool) -> None:
         """A broker that takes no bytes any more is as good as gone."""
-        if in_time:
-            return
-        why = f"the broker has taken nothing for {self._options.operation_seconds:g} s"
+        if not in_time:
+            self._give_up(wire, f"the broker has taken nothing for {self._options.operation_seconds:g} s")
+
+    def _give_up(self, wire: AsyncWire, why: str) -> NoReturn:
         self._drop(wire, why)
         raise self._core.timed_out(f"{self._name}: {why}; the connection was closed")
 
@@ -156,6 +184,9 @@ class AsyncLink:
             log.warning("%s: connection lost: %s", self._name, why)
         self._tell()
 
+    def _is_closed(self) -> ConnectionLost:
+        return ConnectionLost(f"{self._name}: this client is closed; make another one")
+
     async def _present(self) -> AsyncWire:
         while self._wire is None:  # a new one may be lost in the moment in which it was made
             await self._connect()
@@ -170,7 +201,7 @@ class AsyncLink:
             while True:
                 await asyncio.sleep(search.pause)
                 if self._closed:
-                    raise ConnectionLost(f"{self._name}: this client is closed; make another one")
+                    raise self._is_closed()
                 address = search.address
                 try:
                     wire = await dial(address, self._context, self._options.connect_seconds)
@@ -193,17 +224,15 @@ class AsyncLinkedClient:
     _link: AsyncLink
 
     async def flush(self) -> None:
-        """Wait until the system has taken everything that was sent.
+        """Wait until the broker says that everything that was sent and settled so far is stored.
 
-        ConnectionLost where the connection is gone and messages sent on it are in doubt.
+        ConnectionLost or TimedOut where it does not, with what is in doubt; Undelivered where it has refused
+        some. With `receipts=False`: only until the system has taken everything.
         """
         await self._link.flush()
 
     async def close(self) -> None:
-        """Wait until the broker has read everything that was sent, then end.
-
-        ConnectionLost where that cannot be known. What is not settled goes back to the queue.
-        """
+        """The same as `flush`, then end. What is not settled goes back to the queue."""
         await self._link.close()
 
     async def _open(self) -> Self:

@@ -20,8 +20,6 @@ from penstock.client.phpmq_core import (
     Held,
     PhpmqCore,
     Window,
-    ids_of,
-    mark_settled,
     unsettled,
 )
 from penstock.client.url import parse_url
@@ -54,7 +52,7 @@ class AsyncPhpmqClient(AsyncLinkedClient):
 
     def __init__(self, url: str, **options: Unpack[ClientOptions]) -> None:
         chosen = Options.of(**options)
-        self._core = PhpmqCore(chosen.payload_bytes_max)
+        self._core = PhpmqCore(chosen.payload_bytes_max, receipts=chosen.receipts)
         self._link = AsyncLink(self._core, parse_url(url, "phpmq"), chosen)
 
     async def send(self, queue: str, body: bytes, ttl: int | None = None) -> None:
@@ -120,9 +118,8 @@ class AsyncPhpmqClient(AsyncLinkedClient):
     ) -> int:
         told = 0
         for (queue, generation), group in unsettled(messages).items():
-            verdict = partial(self._core.settle, outcome, queue, ids_of(group), generation, ttl or 0)
+            verdict = partial(self._core.settle, outcome, queue, group, generation, ttl or 0)
             if await self._link.write_if_open(verdict):
-                mark_settled(group)
                 told += len(group)
             else:
                 log.warning(DROPPED, queue, outcome.value, len(group))

@@ -85,7 +85,8 @@ class AsyncRqClient:
     ) -> int:
         """Send messages, and wait until all are stored; how many they were. `timeout`: without a receipt.
 
-        Errors are those of `send`; `positions` are those of the messages that have no receipt.
+        Errors are those of `send`; `positions` are those of the messages that were sent and have no receipt,
+        `sent` is how many were sent at all: no message from there on was.
         """
         seconds = self._options.operation_seconds if timeout is None else timeout
         changed = asyncio.Event()
@@ -103,7 +104,9 @@ class AsyncRqClient:
                 used.add(line)
                 line.write(line.core.send(call, queue, chunk, end, retries))
                 end += len(chunk)
-                if not await line.drained(seconds) or call.failed or call.in_doubt:
+                if not await line.drained(seconds):
+                    trouble = TimedOut(f"the controller has taken nothing for {seconds:g} s")
+                if trouble is not None or call.failed or call.in_doubt:
                     break
             in_time = await _settled(call, changed, seconds)
         finally:
@@ -131,6 +134,7 @@ class AsyncRqClient:
                 f"{what}, the broker refused {len(call.failed)}; its log says why",
                 in_doubt=len(open_),
                 positions=sorted([*call.failed, *open_]),
+                sent=end,
             )
         if waited_seconds is not None:
             raise TimedOut(
@@ -138,6 +142,7 @@ class AsyncRqClient:
                 "send again what must not be lost",
                 in_doubt=len(open_),
                 positions=open_,
+                sent=end,
             )
         if open_:
             raise ConnectionLost(
@@ -145,9 +150,10 @@ class AsyncRqClient:
                 "send again what must not be lost",
                 in_doubt=len(open_),
                 positions=open_,
+                sent=end,
             )
         if trouble is not None:
-            raise type(trouble)(f"{what}, the others were not sent: {trouble}") from trouble
+            raise type(trouble)(f"{what}, the others were not sent: {trouble}", sent=end) from trouble
 
     async def request(
         self, queue: str, body: bytes, timeout: float | None = None, *, retries: int | None = None

@@ -38,7 +38,7 @@ class AsyncSspqClient(AsyncLinkedClient):
 
     def __init__(self, url: str, **options: Unpack[ClientOptions]) -> None:
         chosen = Options.of(**options)
-        self._core = SspqCore(chosen.payload_bytes_max)
+        self._core = SspqCore(chosen.payload_bytes_max, receipts=chosen.receipts)
         self._link = AsyncLink(self._core, parse_url(url, "sspq"), chosen)
         self._receiving = False
 

@@ -18,8 +18,9 @@ import ssl
 from collections.abc import Callable
 from typing import Final, cast
 
+from penstock.client.core import CLOSED_BY_BROKER
 from penstock.client.errors import reason_of
-from penstock.client.wire import CLOSED_BY_BROKER, HANGUP, tune
+from penstock.client.wire import HANGUP, tune
 from penstock.server.address import Address, UnixAddress
 
 BUFFER_BYTES: Final = 1 << 20

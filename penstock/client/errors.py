@@ -26,11 +26,23 @@ class ClientError(PenstockError):
 class _InFlight(ClientError):
     """An error that may leave messages behind of which nobody knows whether they arrived."""
 
-    def __init__(self, text: str, *, in_doubt: int = 0, positions: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        text: str,
+        *,
+        in_doubt: int = 0,
+        verdicts_in_doubt: int = 0,
+        positions: Sequence[int] = (),
+        sent: int | None = None,
+    ) -> None:
         self.in_doubt = in_doubt
         """How many messages were sent and are not known to have arrived. Send again what must not be lost."""
         self.positions = tuple(positions)
         """In an error of `send_many` with receipts: which of its messages have none, counted from 0."""
+        self.verdicts_in_doubt = verdicts_in_doubt
+        """How many acknowledgements (requeues, rejections) are not known to have arrived."""
+        self.sent = sent
+        """In an error of `send_many`: how many of its messages, the first ones, were sent; no others were."""
         super().__init__(text)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self, Unpack
 
+from penstock.client.core import CLOSED_BY_BROKER
 from penstock.client.errors import ConnectionLost, reason_of
 from penstock.client.http_core import (
     Answer,
@@ -38,7 +39,7 @@ from penstock.client.link import log
 from penstock.client.options import ClientOptions, Options, tls_context
 from penstock.client.plan import Plan
 from penstock.client.url import Target, parse_url
-from penstock.client.wire import CLOSED_BY_BROKER, HANGUP, open_socket
+from penstock.client.wire import HANGUP, open_socket
 from penstock.server.address import Address, UnixAddress
 
 

@@ -8,28 +8,34 @@ Rules that always hold:
     of them. The core itself is only touched under another, which nobody holds while waiting.
   * Before a write, a connection that the broker has closed is found out and replaced; bytes are not handed
     to a system that would throw them away, as far as that can be known.
-  * One thread reads. Any thread may write.
+  * One thread reads at a time; whoever else waits for something from the broker is told by it. Any thread
+    may write, until `close` begins: from then on a send raises and an acknowledgement is refused.
 
 How it fails: `ConnectionLost` and `TimedOut`, with what is in doubt; `NotSupported` passes through. A broker
 that breaks the protocol is not connected to again by itself: it would do the same once more.
 """
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import NoReturn, Self, TypeVar
 
-from penstock.client.core import Core
+from penstock.client.core import CLOSED_BY_BROKER, Core
 from penstock.client.errors import ClientError, ConnectionLost, reason_of
 from penstock.client.options import Options, tls_context
 from penstock.client.plan import Plan
 from penstock.client.url import Target
-from penstock.client.wire import CLOSED_BY_BROKER, Wire, dial
+from penstock.client.wire import Wire, dial
 from penstock.protocols.errors import PeerViolation
 
 INTERRUPTED = "interrupted"
+WRONG_PORT = "whoever is there does not speak this protocol; is this the right port?"
+
+FAREWELL_SECONDS = 5.0
+"""How long a broker may take to close. By then nothing is in doubt any more."""
 
 log = logging.getLogger("penstock.client")
 
@@ -46,6 +52,9 @@ class Link:
         self._plan = Plan(target, options)
         self._wire: Wire | None = None
         self._lock = threading.Lock()  # the core, and which wire is the present one
+        self._news = threading.Condition(self._lock)  # somebody has read
+        self._reading = False
+        self._proving = threading.Lock()  # one question at a time
         self._writing = threading.Lock()
         self._dialing = threading.Lock()
         self._closed = threading.Event()
@@ -73,6 +82,8 @@ class Link:
 
     def _encoded(self, encode: Callable[[], bytes], sends: bool) -> tuple[Wire, bytes]:
         while True:
+            if self._closed.is_set():
+                raise self._is_closed()
             wire = self._living()
             if sends:
                 with self._lock:
@@ -85,7 +96,7 @@ class Link:
     def write_if_open(self, encode: Callable[[], bytes | None]) -> bool:
         """The same over the connection that is there; False where there is none, or it is the wrong one."""
         with self._writing:
-            wire = self._living()
+            wire = None if self._closed.is_set() else self._living()
             with self._lock:
                 data = encode() if wire is not None and wire is self._wire else None
             if wire is None or data is None:
@@ -105,11 +116,45 @@ class Link:
             raise
 
     def flush(self) -> None:
-        """Everything has been handed to the system already; find out whether the connection still stands."""
+        """Until the broker says that everything is stored. Without receipts: does the connection stand?"""
+        with self._proving:
+            self._prove()
+
+    def _prove(self) -> None:
+        deadline = time.monotonic() + self._options.operation_seconds
+        for _ in range(2):  # an answer may be open to somebody who was interrupted
+            wire = self._asked()
+            if wire is None:
+                break
+            while self._owes_answer(wire):
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._pump(wire, left, own=True):
+                    self._give_up(wire)
+        with self._lock:
+            self._core.check(verdicts=True)
+
+    def _asked(self) -> Wire | None:
+        """Ask the broker what it has stored; the wire that its answer comes over, if one is needed."""
         with self._writing:
-            self._living()
+            wire = self._living()
+            if wire is None:
+                return None
             with self._lock:
-                self._core.check()
+                question = self._core.ask_proof() if wire is self._wire else None
+            if question:
+                with contextlib.suppress(OSError):  # the wire is dropped, and what is in doubt is told below
+                    self._hand_over(wire, question)
+            return None if question is None else wire
+
+    def _owes_answer(self, wire: Wire) -> bool:
+        with self._lock:
+            return wire is self._wire and self._core.is_asking
+
+    def _give_up(self, wire: Wire) -> NoReturn:
+        why = f"the broker has not said within {self._options.operation_seconds:g} s what it has stored"
+        self._drop(wire, why)
+        with self._lock:
+            raise self._core.timed_out(f"{self._name}: {why}; the connection was closed")
 
     def touch(self, look: Callable[[], T]) -> T:
         """Call something of the core, which nobody else touches meanwhile."""
@@ -124,17 +169,33 @@ class Link:
         True also where there is no connection, or none any more: look at the core, and at `ensure`.
         """
         wire = self._present()
-        if wire is None:
-            return True
+        came = wire is None or self._pump(wire, seconds)
+        if self._closed.is_set():
+            raise self._is_closed()
+        return came
+
+    def _pump(self, wire: Wire, seconds: float | None, *, own: bool = False) -> bool:
+        """Read, or wait until another thread has read. `own`: for `flush` and `close`."""
+        with self._news:
+            if self._reading:
+                return self._news.wait(seconds)
+            self._reading = True
+        try:
+            return self._feed(wire, seconds, own)
+        finally:
+            with self._news:
+                self._reading = False
+                self._news.notify_all()
+
+    def _feed(self, wire: Wire, seconds: float | None, own: bool) -> bool:
         try:
             data = wire.read(seconds)
             lost = CLOSED_BY_BROKER if data is not None and not data else ""
         except OSError as error:
             data, lost = None, reason_of(error)
-        if self._closed.is_set():
-            raise self._is_closed()  # the end of the connection is the business of `close`
         if lost:
-            self._drop(wire, lost)
+            if own or not self._closed.is_set():  # else it is the business of `close`
+                self._drop(wire, lost)
             return True
         if data is None:
             return False
@@ -147,31 +208,42 @@ class Link:
                     violation = error
         if violation is not None:
             self._drop(wire, str(violation))
-            raise ConnectionLost(
-                f"{self._name}: the broker broke the protocol ({violation}); is this the right port?"
-            ) from violation
+            with self._lock:
+                raise self._core.broken(f"{self._name}: {WRONG_PORT} ({violation})") from violation
         return True
 
     # --- the connection ----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Wait until the broker has read everything, then end. ConnectionLost where that is not certain."""
-        with self._writing:
-            if self._closed.is_set():
-                return
-            self._closed.set()
-            wire = self._living()
-            if wire is not None:
-                try:
-                    wire.finish(self._options.operation_seconds)
-                except OSError as error:
-                    self._drop(wire, reason_of(error))
-                else:
-                    with self._lock:
-                        self._core.proved()
-                    self._drop(wire, "")
+        """Until the broker says that everything is stored, then end. ConnectionLost where it does not."""
+        with self._proving:
+            with self._writing:
+                if self._closed.is_set():
+                    return
+                self._closed.set()
+            try:
+                self._prove()
+            finally:
+                self._end()
             with self._lock:
-                self._core.check()
+                self._core.check(verdicts=True)
+
+    def _end(self) -> None:
+        """Say farewell. Without receipts, that the broker does so too is the only proof that there is."""
+        wire = self._living()
+        if wire is None:
+            return
+        has_receipts = self._core.has_receipts
+        seconds = self._options.operation_seconds
+        try:
+            wire.finish(min(seconds, FAREWELL_SECONDS) if has_receipts else seconds)
+        except OSError as error:
+            self._drop(wire, "" if has_receipts else reason_of(error))
+        else:
+            with self._lock:
+                if not has_receipts:
+                    self._core.proved()
+            self._drop(wire, "")
 
     def notice(self) -> None:
         """Find out whether the broker has closed the connection in the meantime."""
@@ -248,17 +320,15 @@ class LinkedClient:
     _link: Link
 
     def flush(self) -> None:
-        """Raise ConnectionLost where the connection is gone and messages sent on it are in doubt.
+        """Wait until the broker says that everything that was sent and settled so far is stored.
 
-        There is nothing else to do: when a send returns, the system has taken its bytes.
+        ConnectionLost or TimedOut where it does not, with what is in doubt; Undelivered where it has refused
+        some. With `receipts=False`: only look whether the connection still stands.
         """
         self._link.flush()
 
     def close(self) -> None:
-        """Wait until the broker has read everything that was sent, then end.
-
-        ConnectionLost where that cannot be known. What is not settled goes back to the queue.
-        """
+        """The same as `flush`, then end. What is not settled goes back to the queue."""
         self._link.close()
 
     def __enter__(self) -> Self:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from penstock.client.url import Target
 
 _PAYLOAD_BYTES_TOP: Final = (1 << 31) - 1  # positions in a batch are int32
+SECONDS_TOP: Final = 2_000_000.0
+"""The longest that anybody waits: 23 days, because the system counts them in milliseconds of 31 bits."""
 
 
 class ClientOptions(TypedDict, total=False):
@@ -30,6 +32,7 @@ class ClientOptions(TypedDict, total=False):
     silence_seconds: float
     drain_seconds: float
     payload_bytes_max: int
+    receipts: bool
     token: str | None
     cafile: str | None
     certfile: str | None
@@ -50,6 +53,7 @@ class Options:
     silence_seconds: float = 15.0  # RQ: a silent controller is pinged, and after as long again left
     drain_seconds: float = 10.0  # RQ: how long close() waits for handlers and answers
     payload_bytes_max: int = 64 << 20  # of a message, either way
+    receipts: bool = True  # PHPMQ, SSPQ: False for a server that is no Penstock and cannot say what it stored
     token: str | None = field(default=None, repr=False)  # HTTP: who we are, where the broker has tokens
     cafile: str | None = None  # who signs the broker's certificate; None: what the system trusts
     certfile: str | None = None  # this client's own certificate, where the broker asks for one
@@ -66,6 +70,8 @@ class Options:
                 near = get_close_matches(name, names, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
                 raise NotSupported(f"there is no option {name}; {hint}")
+        for name in _SECONDS.keys() & given.keys() - {"reconnect_seconds"}:
+            given[name] = min(given[name], SECONDS_TOP)  # type: ignore[literal-required]
         options = cls(**given)
         options._check()
         return options

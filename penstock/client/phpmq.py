@@ -25,8 +25,6 @@ from penstock.client.phpmq_core import (
     Held,
     PhpmqCore,
     Window,
-    ids_of,
-    mark_settled,
     unsettled,
 )
 from penstock.client.url import parse_url
@@ -60,7 +58,7 @@ class PhpmqClient(LinkedClient):
     def __init__(self, url: str, **options: Unpack[ClientOptions]) -> None:
         chosen = Options.of(**options)
         target = parse_url(url, "phpmq")
-        self._core = PhpmqCore(chosen.payload_bytes_max)
+        self._core = PhpmqCore(chosen.payload_bytes_max, receipts=chosen.receipts)
         self._link = Link(self._core, target, chosen)
 
     def send(self, queue: str, body: bytes, ttl: int | None = None) -> None:
@@ -126,9 +124,8 @@ class PhpmqClient(LinkedClient):
     def _settle(self, outcome: Outcome, messages: Iterable[PhpmqMessage], ttl: int | None = None) -> int:
         told = 0
         for (queue, generation), group in unsettled(messages).items():
-            verdict = partial(self._core.settle, outcome, queue, ids_of(group), generation, ttl or 0)
+            verdict = partial(self._core.settle, outcome, queue, group, generation, ttl or 0)
             if self._link.write_if_open(verdict):
-                mark_settled(group)
                 told += len(group)
             else:
                 log.warning(DROPPED, queue, outcome.value, len(group))

@@ -1,8 +1,10 @@
 """The core of a PHPMQ client: its windows, and the messages that were fetched ahead.
 
-A *window* is what `consume` asks for: at most `prefetch` unsettled messages at this client. It stays across
-connections; `opened` asks for all windows again. With a `count`, no more messages than that are ever held:
-the window shrinks before the verdicts that would free more room than is wanted, in the same write.
+A *window* is what one `consume` asks for: at most `prefetch` unsettled messages at this client. Several may
+be open on one queue: the broker is asked for the room of all of them together, and for that of what earlier
+ones have handed out and is unsettled, because it counts that, too. Windows stay across connections; `opened`
+asks for all of them again. With a `count`, no more messages than that are ever held: the window shrinks
+before the verdicts that would free more room than is wanted, in the same write.
 
 Rules that always hold:
   * What was fetched over a lost connection is forgotten: the broker gives it again, to whomever.
@@ -17,34 +19,35 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import NamedTuple, TypeVar
 
 from penstock.broker.batch import Batch
 from penstock.broker.words import Outcome
 from penstock.client.core import Core
 from penstock.client.errors import NotSupported
 from penstock.protocols.errors import MisuseError
-from penstock.protocols.phpmq import Limits
+from penstock.protocols.phpmq import SYNC_QUEUE, Limits
 from penstock.protocols.phpmq_session import ClientSession
 
 
-class Fetched(NamedTuple):
-    """A message that is here and was not handed out yet."""
+@dataclass(slots=True, eq=False)
+class Fetched:
+    """A message that is here."""
 
     id: bytes
     body: bytes
     ttl_seconds: int  # what was left when it was dispatched; 0: it has no TTL
     generation: int  # of the connection that it came over
+    window: "Window | None" = None  # that it was handed out to
+    is_settled: bool = False
 
 
 class Held:
     """A message in the hands of the caller, until its client is told what became of it."""
 
-    __slots__ = ("_fetched", "_settled", "queue")
+    __slots__ = ("_fetched", "queue")
 
     def __init__(self, queue: str, fetched: Fetched) -> None:
         self._fetched = fetched
-        self._settled = False
         self.queue = queue
 
     @property
@@ -65,27 +68,17 @@ class Held:
         return f"<{type(self).__name__} {self.id} of {self.queue!r}, {len(self.body)} bytes>"
 
 
-M = TypeVar("M", bound=Held)
-
 DROPPED = "queue %r: %s of %d messages dropped: the connection they came over is gone, and they come again"
 
 
-def unsettled(messages: Iterable[M]) -> dict[tuple[str, int], list[M]]:
+def unsettled(messages: Iterable[Held]) -> dict[tuple[str, int], list[Fetched]]:
     """Those without a verdict, by queue and connection: each group can be settled in one go."""
-    groups: dict[tuple[str, int], list[M]] = {}
+    groups: dict[tuple[str, int], list[Fetched]] = {}
     for message in messages:
-        if not message._settled:
-            groups.setdefault((message.queue, message._fetched.generation), []).append(message)
+        fetched = message._fetched
+        if not fetched.is_settled:
+            groups.setdefault((message.queue, fetched.generation), []).append(fetched)
     return groups
-
-
-def ids_of(messages: Iterable[Held]) -> list[bytes]:
-    return [message._fetched.id for message in messages]
-
-
-def mark_settled(messages: Iterable[Held]) -> None:
-    for message in messages:
-        message._settled = True
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +90,6 @@ class Window:
     count: int | None  # how many messages are wanted in all; None: no end
     handed_out: int = 0
     settled: int = 0  # by verdicts on this connection, or handed out over former ones
-    asked: int = 0  # the size that the broker was told last
     is_over: bool = False  # nobody waits for its messages any more
 
     @property
@@ -106,10 +98,39 @@ class Window:
 
     @property
     def size(self) -> int:
-        """How many unsettled messages may be here now."""
+        """How many unsettled messages may be here now; of one that is over, those that are."""
         if self.is_over:
-            return 0
+            return self.handed_out - self.settled
         return self.prefetch if self.count is None else max(0, min(self.prefetch, self.count - self.settled))
+
+
+class Windows:
+    """Those on one queue."""
+
+    __slots__ = ("_all", "asked")
+
+    def __init__(self) -> None:
+        self._all: list[Window] = []
+        self.asked = 0  # the size that the broker was told last
+
+    def add(self, window: Window) -> None:
+        self._all.append(window)
+
+    def remove(self, window: Window) -> None:
+        self._all.remove(window)
+
+    def begin(self) -> None:
+        """There is a new connection, over which nothing was handed out yet."""
+        self._all = [window for window in self._all if not window.is_over]
+        for window in self._all:
+            window.settled = window.handed_out
+
+    def size(self) -> int:
+        """What to ask the broker for; nothing where nobody waits."""
+        self._all = [window for window in self._all if not window.is_over or window.size]
+        if all(window.is_over for window in self._all):
+            return 0
+        return sum(window.size for window in self._all)
 
 
 class PhpmqCore(Core):
@@ -117,25 +138,24 @@ class PhpmqCore(Core):
 
     protocol = "phpmq"
 
-    def __init__(self, payload_bytes_max: int) -> None:
-        super().__init__()
+    def __init__(self, payload_bytes_max: int, *, receipts: bool = True) -> None:
+        super().__init__(receipts=receipts)
         self._limits = Limits(payload_bytes_max=payload_bytes_max)
         self._session: ClientSession | None = None
-        self._windows: dict[str, Window] = {}
+        self._windows: dict[str, Windows] = {}
         self._inboxes: dict[str, deque[Fetched]] = {}
 
     # --- the connection ----------------------------------------------------------------------------
 
-    def opened(self) -> bytes:
-        self.generation += 1
+    def _begin(self) -> bytes:
         self._session = ClientSession(limits=self._limits)
         self._inboxes.clear()
         requests = []
-        for window in self._windows.values():
-            window.settled = window.handed_out
-            window.asked = window.size
-            if window.size:
-                requests.append(self._session.consume(window.queue, window.size))
+        for queue, windows in self._windows.items():
+            windows.begin()
+            windows.asked = windows.size()
+            if windows.asked:
+                requests.append(self._session.consume(queue, windows.asked))
         return b"".join(requests)
 
     def lost(self, why: str) -> None:
@@ -147,11 +167,18 @@ class PhpmqCore(Core):
         assert self._session is not None
         for event in self._session.receive(data):
             batch = event.batch
+            if event.queue == SYNC_QUEUE:
+                for content in batch.messages():
+                    self.answered(int(content) if content.isdigit() else None)
+                continue
             inbox = self._inboxes.setdefault(event.queue, deque())
             ttls: Sequence[int] | repeat[int] = (
                 batch.ttl_seconds if batch.ttl_seconds is not None else repeat(0)
             )
             inbox.extend(map(Fetched, event.ids, batch.messages(), ttls, repeat(self.generation)))
+
+    def _question(self) -> bytes:
+        return self._open_session().sync()
 
     # --- out ---------------------------------------------------------------------------------------
 
@@ -166,22 +193,26 @@ class PhpmqCore(Core):
             encoded = self._open_session().send(queue, Batch.of(bodies, ttl_seconds=ttls))
         except MisuseError as error:
             raise NotSupported(str(error)) from None
-        self._unproved += len(bodies)
+        self.note_sent(len(bodies))
         return encoded
 
     def consume(self, queue: str, prefetch: int, count: int | None) -> tuple[Window, bytes]:
-        """Open a window on a queue, or take over the one that is there."""
+        """Open a window on a queue, beside those that are there."""
         if prefetch < 1:
             raise NotSupported(f"queue {queue!r}: a prefetch of {prefetch}: use at least 1")
         if count is not None and count < 1:
             raise NotSupported(f"queue {queue!r}: a count of {count}: use at least 1, or None for no end")
         window = Window(queue, prefetch, count)
+        windows = self._windows.get(queue) or Windows()
+        windows.add(window)
+        size = windows.size()
         try:
-            encoded = self._open_session().consume(queue, window.size)
+            encoded = self._open_session().consume(queue, size)
         except MisuseError as error:
+            windows.remove(window)
             raise NotSupported(str(error)) from None
-        window.asked = window.size
-        self._windows[queue] = window
+        windows.asked = size
+        self._windows[queue] = windows
         return window, encoded
 
     def take(self, window: Window) -> Fetched | None:
@@ -190,15 +221,18 @@ class PhpmqCore(Core):
         if not inbox:
             return None
         window.handed_out += 1
-        return inbox.popleft()
+        fetched = inbox.popleft()
+        fetched.window = window
+        return fetched
 
     def settle(
-        self, outcome: Outcome, queue: str, ids: Sequence[bytes], generation: int, ttl_seconds: int = 0
+        self, outcome: Outcome, queue: str, fetched: Sequence[Fetched], generation: int, ttl_seconds: int = 0
     ) -> bytes | None:
         """A verdict on messages that came over one connection; None where that is not the present one."""
         session = self._session
         if session is None or generation != self.generation:
             return None
+        ids = [one.id for one in fetched]
         try:
             if outcome is Outcome.ACK:
                 verdicts = session.ack(queue, ids)
@@ -208,14 +242,17 @@ class PhpmqCore(Core):
                 verdicts = session.requeue(queue, ids, ttl_seconds)
         except MisuseError as error:
             raise NotSupported(str(error)) from None
-        window = self._windows.get(queue)
-        if window is None:
+        self.note_settled(len(ids))
+        for one in fetched:
+            one.is_settled = True
+            if one.window is not None:
+                one.window.settled += 1
+        windows = self._windows[queue]
+        size = windows.size()
+        if size == windows.asked:
             return verdicts
-        window.settled += len(ids)
-        if window.size == window.asked:
-            return verdicts
-        window.asked = window.size
-        return session.consume(queue, window.size) + verdicts
+        windows.asked = size
+        return session.consume(queue, size) + verdicts
 
     def _open_session(self) -> ClientSession:
         assert self._session is not None  # whoever does the IO has connected before

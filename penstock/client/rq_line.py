@@ -17,6 +17,7 @@ from typing import Protocol
 
 from penstock.client.async_wire import AsyncWire, dial
 from penstock.client.errors import reason_of
+from penstock.client.link import FAREWELL_SECONDS
 from penstock.client.options import Options
 from penstock.client.rq_core import LineCore
 from penstock.protocols import rq
@@ -24,9 +25,6 @@ from penstock.protocols.errors import PeerViolation
 from penstock.protocols.rq_node import ControllerFull, NodeEvent
 from penstock.protocols.rq_session import Connection
 from penstock.server.address import Address
-
-FAREWELL_SECONDS = 5.0
-"""How long a controller may take to read the rest and close. By then nothing is in doubt any more."""
 
 
 class Owner(Protocol):

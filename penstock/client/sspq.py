@@ -43,7 +43,7 @@ class SspqClient(LinkedClient):
 
     def __init__(self, url: str, **options: Unpack[ClientOptions]) -> None:
         chosen = Options.of(**options)
-        self._core = SspqCore(chosen.payload_bytes_max)
+        self._core = SspqCore(chosen.payload_bytes_max, receipts=chosen.receipts)
         self._link = Link(self._core, parse_url(url, "sspq"), chosen)
 
     def send(self, body: bytes, retries: int | None = None) -> None:

@@ -6,9 +6,6 @@
 A question cannot be taken back: where a `receive` gave up waiting, the next one gets its answer, which may
 have come in the meantime. On a lost connection the question is gone, and so is the message that was held:
 the broker gives it again with one retry less.
-
-An answer shows that the broker had read everything before the question, so that those messages are no
-longer in doubt.
 """
 
 from collections.abc import Sequence
@@ -18,7 +15,7 @@ from penstock.broker.batch import RETRIES_ENDLESS, Batch
 from penstock.client.core import Core
 from penstock.client.errors import NotSupported
 from penstock.protocols.errors import MisuseError
-from penstock.protocols.sspq_session import ClientSession, Declined, Delivery, State
+from penstock.protocols.sspq_session import ClientSession, Declined, Delivery, State, Synced
 
 DECLINED = (
     "sspq: the broker says that no message will come: it stops, or the queue is paused or closed to this "
@@ -60,19 +57,17 @@ class SspqCore(Core):
 
     protocol = "sspq"
 
-    def __init__(self, payload_bytes_max: int) -> None:
-        super().__init__()
+    def __init__(self, payload_bytes_max: int, *, receipts: bool = True) -> None:
+        super().__init__(receipts=receipts)
         self._payload_bytes_max = payload_bytes_max
         self._session: ClientSession | None = None
         self._answer: Delivery | Declined | None = None
         self._held = 0  # the number of the message in flight; 0: none
         self._numbers = count(1)
-        self._unproved_behind_question = 0
 
     # --- the connection ----------------------------------------------------------------------------
 
-    def opened(self) -> bytes:
-        self.generation += 1
+    def _begin(self) -> bytes:
         self._session = ClientSession(payload_bytes_max=self._payload_bytes_max)
         self._answer = None
         return b""
@@ -89,7 +84,11 @@ class SspqCore(Core):
             if isinstance(answer, Delivery | Declined):
                 self._answer = answer
                 self._held = next(self._numbers) if isinstance(answer, Delivery) else 0
-                self._unproved = self._unproved_behind_question
+            elif isinstance(answer, Synced):
+                self.answered(None if answer.refused else 0)
+
+    def _question(self) -> bytes:
+        return self._open_session().sync()
 
     # --- out ---------------------------------------------------------------------------------------
 
@@ -102,8 +101,7 @@ class SspqCore(Core):
             encoded = self._open_session().send(Batch.of(bodies, retries=column))
         except MisuseError as error:
             raise NotSupported(str(error)) from None
-        self._unproved += len(bodies)
-        self._unproved_behind_question += len(bodies)
+        self.note_sent(len(bodies))
         return encoded
 
     def ask(self, *, dead: bool) -> bytes:
@@ -118,13 +116,11 @@ class SspqCore(Core):
                 f"call it again and acknowledge, or use another client for {_CALL[dead]}()"
             )
         try:
-            question = session.ask(dead=dead)
+            return session.ask(dead=dead)
         except MisuseError:
             raise NotSupported(
                 "sspq: one message at a time: acknowledge the last one first, or use another client"
             ) from None
-        self._unproved_behind_question = 0
-        return question
 
     @property
     def is_waiting(self) -> bool:
@@ -141,6 +137,7 @@ class SspqCore(Core):
         if self._session is None or number != self._held:
             return None
         self._held = 0
+        self.note_settled(1)
         return self._session.confirm()
 
     def _open_session(self) -> ClientSession:

@@ -27,8 +27,6 @@ READ_BYTES: Final = 256 * 1024
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """Seconds, seconds, tries: a peer whose machine is gone is noticed after a minute, also by one who waits."""
 
-CLOSED_BY_BROKER: Final = "the broker has closed it"
-
 # Linux tells that the peer has closed without anything being read; elsewhere it is noticed a message later.
 HANGUP: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 

@@ -84,6 +84,7 @@ class Away:
         self._rooms = Rooms(connection_buffer_bytes)
         self._link: AwayLink | None = None
         self._said: list[bytes] = []  # frames of this turn; they leave behind its messages
+        self._syncing: dict[Seat, None] = {}  # these want to hear when all that they have said is durable
         self._dialer = Dialer(self._link_up, self._link_down, self._hear, self._heard)
         self._draining = False
 
@@ -149,6 +150,7 @@ class Away:
     def detach(self, port: Port, now_us: int) -> None:
         seat = self._seating.detach(port)
         if seat is not None:
+            self._syncing.pop(seat, None)
             self._sending.leave(seat)
             self._rooms.leave(seat)
             self._write(seat, Kind.DETACH)
@@ -182,6 +184,9 @@ class Away:
             elif isinstance(command, words.Settle | words.Reply):
                 settling.append(command)
                 said.append(command)
+            elif isinstance(command, words.Sync):
+                seat.syncing = True
+                self._syncing[seat] = None
             elif self._remember(seat, command):
                 said.append(command)
         number = self._seating.settle(seat, settling) if settling else NO_NUMBER
@@ -189,6 +194,8 @@ class Away:
             self._rooms.check(seat, self._link)
         if said:
             self._write(seat, Kind.WORDS, pack_words(number, said))
+        if seat.syncing:
+            self._may_finish(seat)
         self._wants_turn()
 
     def _remember(self, seat: Seat, command: Command) -> bool:
@@ -350,7 +357,13 @@ class Away:
         self._may_finish(seat)
 
     def _may_finish(self, seat: Seat) -> None:
-        if seat.finishing and not seat.unstored and not seat.waiting and not seat.gone:
+        if seat.unstored or seat.waiting or seat.gone:
+            return
+        if seat.syncing and not seat.unsettled:
+            seat.syncing = False
+            del self._syncing[seat]
+            seat.port.synced()
+        if seat.finishing and not seat.syncing:
             seat.port.finish()
 
     def _log(self, seat: Seat, frame: Frame) -> None:
@@ -385,6 +398,8 @@ class Away:
     def _settled(self, frame: Frame) -> None:
         (number,) = Body(frame).numbers(_NUMBER)
         self._seating.settled(number)
+        for seat in list(self._syncing):
+            self._may_finish(seat)
 
     # --- this front-end leads ------------------------------------------------------------------------
 
@@ -408,6 +423,9 @@ class Away:
                 self._move_publish(seat, command, broker, engine, now_us)
 
         self._seating.move_to(broker, now_us, publish)
+        for seat in self._syncing:
+            broker.handle(seat.port, [words.Sync()], now_us)
+        self._syncing.clear()
 
     @staticmethod
     def _move_publish(

@@ -123,6 +123,12 @@ class RemotePort:
     def undelivered(self, tickets: Sequence[int]) -> None:
         self._say(Kind.UNDELIVERED, array("I", tickets).tobytes())
 
+    def refused(self, count: int) -> None:
+        """The follower's own business: see `sending.py`, as for the next."""
+
+    def synced(self) -> None:
+        """See `refused`."""
+
     def broadcast(self, queue: str, batch: Batch) -> None:
         self._link.broadcast(self.number, queue, batch)
 

@@ -77,6 +77,7 @@ class Seat:
         "port",
         "received_bytes",
         "received_count",
+        "syncing",
         "told_bytes",
         "told_count",
         "told_room",
@@ -98,6 +99,7 @@ class Seat:
         self.held = Held(0)
         self.closing = False
         self.finishing = False  # the leader has nothing pending for it any more
+        self.syncing = False  # it wants to hear when all that it has said is durable
         self.idle = False
         self.blocked = False
         self.gone = False

@@ -149,7 +149,7 @@ class Sending:
                         continue
                     if publish.tickets is not None:
                         seat.port.delivered(publish.tickets)
-                    if seat.finishing:
+                    if seat.finishing or seat.syncing:
                         self._may_finish(seat)
         self.send()
         if self._held and self._main.payload_bytes + self._gathered_bytes <= WINDOW_BYTES // 2:
@@ -195,8 +195,8 @@ class Sending:
             for item in at_fault:
                 self._wait(item)
         elif len(at_fault) == 1:
-            self._drop(at_fault[0].seat, at_fault[0].publish, text)
             at_fault[0].seat.unstored -= 1
+            self._drop(at_fault[0].seat, at_fault[0].publish, text)
         else:
             # One of them spoils it for all: each by itself is judged alone.
             others = [item._replace(alone=True) for item in (at_fault or others)] + (
@@ -225,7 +225,9 @@ class Sending:
         seat.port.log(f"refused: {text}", len(publish.batch))
         if publish.tickets is not None:
             seat.port.undelivered(publish.tickets)
-        if seat.finishing:
+        else:
+            seat.port.refused(len(publish.batch))
+        if seat.finishing or seat.syncing:
             self._may_finish(seat)
 
     def _refused_again(self, shipment: Shipment, full: bool, never: bool, text: str) -> None:

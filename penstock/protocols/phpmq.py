@@ -22,6 +22,12 @@ from penstock.protocols.errors import MisuseError
 PROTOCOL = "phpmq"
 VERSION = b"01"
 MESSAGE_HEADER_BYTES = 8
+SYNC_QUEUE = "penstock:stored"
+"""Of no document: a consume request for no messages (count 0) of this queue asks whether everything that the
+client has said is stored; to any other server it is a window that never opens. The answer is a dispatch from
+there whose content says how many messages were refused, in digits."""
+SYNC_ID = b"0" * 32
+
 LENGTH_DIGITS_BELIEVED = 10  # a content length with more significant digits is over every limit
 
 

@@ -46,6 +46,7 @@ from penstock.broker.words import (
     Publish,
     Ranges,
     Settle,
+    Sync,
     Where,
 )
 from penstock.build import COMPILED
@@ -59,6 +60,7 @@ from penstock.protocols.phpmq import (
     Event,
     Limits,
     MessageType,
+    PacketType,
     Sent,
     Settled,
 )
@@ -151,6 +153,7 @@ class ServerSession:
         self._open: dict[tuple[str, bool], Writer] = {}
         self._violation: PeerViolation | None = None
         self._salvaged: list[Command] = []
+        self._sync_dialect = Dialect()  # in which the peer has asked what is stored
         self._name = ""  # that was spoken of last, and its door
         self._door = ("", False)
 
@@ -199,6 +202,10 @@ class ServerSession:
         name = queue + DEAD_SUFFIX if dead else queue
         return writer.dispatches(name, slices, now_us, self._ttl_packet, dead)
 
+    def synced(self, refused: int) -> bytes:
+        """Everything that the peer had said when it asked for this is stored, but for so many messages."""
+        return _sync_answer(self._sync_dialect, refused)
+
     def _event(self, event: Event, commands: list[Command], ignored: dict[str, Ignored]) -> None:
         if event.queue != self._name:
             self._name, self._door = event.queue, door_of(event.queue)
@@ -220,6 +227,10 @@ class ServerSession:
         commands: list[Command],
         ignored: dict[str, Ignored],
     ) -> None:
+        if event.queue == phpmq.SYNC_QUEUE and not event.count:
+            self._sync_dialect = event.dialect
+            commands.append(Sync())
+            return
         cause = Cause.ASKED if event.count else Cause.ASKED_NONE
         after = SERVER_WINDOWS.get((self.window(door[0], dead=door[1]), cause))
         if after is None:
@@ -278,6 +289,17 @@ class ServerSession:
             commands.append(Settle(queue, outcome, origin, ranges, event.ttl_seconds, dead))
         if foreign:
             _note(ignored, IGNORED_FOREIGN_ID, event.queue, foreign)
+
+
+def _sync_answer(dialect: Dialect, refused: int) -> bytes:
+    packets = (
+        (PacketType.QUEUE, phpmq.SYNC_QUEUE.encode()),
+        (PacketType.CONTENT, b"%d" % refused),
+        (PacketType.ID, phpmq.SYNC_ID),
+    )
+    return dialect.message_header(MessageType.DISPATCH, len(packets)) + b"".join(
+        dialect.packet(type_, content) for type_, content in packets
+    )
 
 
 def _note(ignored: dict[str, Ignored], reason: str, queue: str, count: int) -> None:
@@ -357,6 +379,11 @@ class ClientSession:
         encoded = self._writer.consume(queue, count)
         self._windows[queue] = after
         return encoded
+
+    def sync(self) -> bytes:
+        """Asks whether everything so far is stored; the answer comes as a dispatch of `phpmq.SYNC_QUEUE`."""
+        self._windows[phpmq.SYNC_QUEUE] = Window.CLOSED
+        return self._writer.consume(phpmq.SYNC_QUEUE, 0)
 
     def ack(self, queue: str, ids: Iterable[bytes]) -> bytes:
         """These messages are done."""

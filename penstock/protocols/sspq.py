@@ -47,6 +47,12 @@ PAYLOAD_BYTES_MAX = 64 << 20
 HEADER_BYTES = 8
 MAGIC = b"\x55\x99"
 
+# Of no document: types that every other peer skips, as it skips all that it does not know. A client asks with
+# the first whether everything that it has said is stored; the broker answers yes with the same, no with the
+# other: some of it was refused.
+SYNC = 0x5C
+SYNC_REFUSED = 0x5D
+
 
 class Type(IntEnum):
     """What a frame is. OTHER never travels on purpose: it is the in-memory name of all unknown types."""
@@ -114,6 +120,7 @@ RECEIVE = frame(Type.RECEIVE)
 CONFIRM = frame(Type.CONFIRM)
 DEAD_RECEIVE = frame(Type.DEAD_RECEIVE)
 NO_RECEIVE = frame(Type.NO_RECEIVE)
+SYNC_FRAMES = {type_: _HEADER.pack(_MAGIC_WORD << 16 | type_ << 8, 0) for type_ in (SYNC, SYNC_REFUSED)}
 _PAIR = CONFIRM + RECEIVE
 _PAIRS_64 = _PAIR * 64
 

@@ -31,7 +31,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from penstock.broker.batch import Batch, Slice
-from penstock.broker.words import Command, Consume, Ignored, Outcome, Publish, Settle, Where
+from penstock.broker.words import Command, Consume, Ignored, Outcome, Publish, Settle, Sync, Where
 from penstock.protocols import sspq
 from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.sspq import Control, Event, FrameReader, Messages, Type
@@ -161,6 +161,10 @@ class ServerSession:
         self.state = self._after(Act.DECLINE)
         return sspq.NO_RECEIVE
 
+    def synced(self, *, refused: bool) -> bytes:
+        """Everything that the peer had said when it asked for this is stored; or not all of it."""
+        return sspq.SYNC_FRAMES[sspq.SYNC_REFUSED if refused else sspq.SYNC]
+
     def _after(self, act: Act) -> State:
         cell = SERVER.get((self.state, act))
         if cell is None:
@@ -175,6 +179,8 @@ class ServerSession:
                 commands.append(Publish(self.queue, event.batch))
             elif isinstance(event, Control):
                 self._control(event, commands, ignored)
+            elif event.type_byte == sspq.SYNC:
+                commands.append(Sync())
             else:
                 ignored[IGNORED_UNKNOWN, f"type {event.type_byte:#04x}"] += event.count
         commands += [Ignored(reason, count, detail) for (reason, detail), count in ignored.items()]
@@ -223,7 +229,14 @@ class Declined:
     dead: bool
 
 
-Answer = Delivery | Declined | Ignored
+@dataclass(slots=True)
+class Synced:
+    """The server says that everything before the question is stored; or that it has refused some of it."""
+
+    refused: bool
+
+
+Answer = Delivery | Declined | Synced | Ignored
 
 
 class ClientSession:
@@ -253,6 +266,10 @@ class ClientSession:
         """Settles the message that this client holds. Write it together with the next `ask`."""
         self.state = self._after(Type.CONFIRM)
         return sspq.CONFIRM
+
+    def sync(self) -> bytes:
+        """Asks whether everything so far is stored. Possible in every state."""
+        return sspq.SYNC_FRAMES[sspq.SYNC]
 
     def receive(self, data: bytes | bytearray | memoryview) -> list[Answer]:
         """What the server says with a chunk. The caller may reuse `data` afterwards.
@@ -296,6 +313,8 @@ class ClientSession:
         elif isinstance(event, Control):
             for type_ in event.types * event.count:
                 self._control(type_, answers)
+        elif event.type_byte in sspq.SYNC_FRAMES:
+            answers += [Synced(event.type_byte == sspq.SYNC_REFUSED) for _ in range(event.count)]
         else:
             _ignore(answers, Ignored(IGNORED_UNKNOWN, event.count, f"type {event.type_byte:#04x}"))
 

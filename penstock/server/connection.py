@@ -69,6 +69,7 @@ class Connection(asyncio.BufferedProtocol):
         self._restricted = listener.mode != "both" or listener.queues != ("*",)
         self._transport: asyncio.Transport | None = None
         self._holds = 0  # reasons not to read: 1 the broker's, 2 the server's
+        self._refused = 0  # messages that were sent without tickets, since that was last told
         self._closing = False
 
     # --- the socket ------------------------------------------------------------------------------
@@ -141,8 +142,11 @@ class Connection(asyncio.BufferedProtocol):
             self.log(
                 f"refused: this listener does not let send to queue {command.queue!r}", len(command.batch)
             )
-            if isinstance(command, words.Publish) and command.tickets is not None:
-                self.undelivered(command.tickets)
+            if isinstance(command, words.Publish):
+                if command.tickets is not None:
+                    self.undelivered(command.tickets)
+                else:
+                    self.refused(len(command.batch))
             return False
         if isinstance(command, words.Consume):
             if listener.may_receive and listener.allows(command.queue):
@@ -214,6 +218,12 @@ class Connection(asyncio.BufferedProtocol):
     def broadcast(self, queue: str, batch: Batch) -> None:
         """See `delivered`."""
 
+    def refused(self, count: int) -> None:
+        self._refused += count
+
+    def synced(self) -> None:
+        """RQ has receipts, and no word for it."""
+
     def move(self, home: Home) -> None:
         """Its words go elsewhere from now on, where it is attached already."""
         self._broker = home
@@ -276,6 +286,10 @@ class SspqConnection(Connection):
     def deliver(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> None:
         self._write(self._session.deliver(queue, slices, now_us, dead))
 
+    def synced(self) -> None:
+        self._write(self._session.synced(refused=bool(self._refused)))
+        self._refused = 0
+
     def decline(self, queue: str, dead: bool) -> None:
         if self._session.state in (sspq_session.State.WAITING, sspq_session.State.WAITING_DEAD):
             self._write(self._session.decline())
@@ -307,6 +321,10 @@ class PhpmqConnection(Connection):
 
     def deliver(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> None:
         self._write(self._session.deliver(queue, slices, now_us, dead))
+
+    def synced(self) -> None:
+        self._write(self._session.synced(self._refused))
+        self._refused = 0
 
 
 class RqConnection(Connection):

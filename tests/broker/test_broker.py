@@ -78,6 +78,12 @@ class FakePort:
     def undelivered(self, tickets: Sequence[int]) -> None:
         self.told.append(("undelivered", list(tickets)))
 
+    def refused(self, count: int) -> None:
+        self.told.append(("refused", count))
+
+    def synced(self) -> None:
+        self.told.append(("synced", None))
+
     def broadcast(self, queue: str, batch: Batch) -> None:
         self.told.append(("broadcast", batch.messages()))
 

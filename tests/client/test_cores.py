@@ -6,9 +6,9 @@ import pytest
 
 from penstock.broker.batch import Batch
 from penstock.broker.words import Outcome
-from penstock.client import ConnectionLost, NotSupported
+from penstock.client import ConnectionLost, NotSupported, Undelivered
 from penstock.client.core import CHUNK_BYTES, CHUNK_MESSAGES, chunks
-from penstock.client.phpmq_core import Held, PhpmqCore, ids_of, mark_settled, unsettled
+from penstock.client.phpmq_core import Held, PhpmqCore, unsettled
 from penstock.client.rq_core import Call, LineCore
 from penstock.client.sspq_core import SspqCore
 from penstock.protocols import rq, sspq
@@ -65,11 +65,11 @@ def test_windows_are_asked_for_again_and_what_was_fetched_is_forgotten() -> None
     assert core.take(window) is None
     assert core.opened() == consume(b"q", 5)
     assert core.take(window) is None
-    assert core.settle(Outcome.ACK, "q", [first.id], first.generation) is None
+    assert core.settle(Outcome.ACK, "q", [first], first.generation) is None
     core.feed(dispatch(b"q", b"a", 1))
     again = core.take(window)
     assert again is not None
-    assert core.settle(Outcome.ACK, "q", [again.id], again.generation) == ack(b"q", 1)
+    assert core.settle(Outcome.ACK, "q", [again], again.generation) == ack(b"q", 1)
 
 
 def test_a_window_with_a_count_shrinks_before_room_is_made() -> None:
@@ -82,7 +82,7 @@ def test_a_window_with_a_count_shrinks_before_room_is_made() -> None:
         core.feed(dispatch(b"q", b"x", number))
         fetched = core.take(window)
         assert fetched is not None
-        written.append(core.settle(Outcome.ACK, "q", [fetched.id], 1))
+        written.append(core.settle(Outcome.ACK, "q", [fetched], 1))
     assert written == [
         ack(b"q", 0),  # three more are wanted, and may be here
         consume(b"q", 2) + ack(b"q", 1),
@@ -111,7 +111,45 @@ def test_a_loop_that_was_left_ends_its_window_with_the_next_verdict() -> None:
     fetched = core.take(window)
     assert fetched is not None
     window.is_over = True
-    assert core.settle(Outcome.ACK, "q", [fetched.id], 1) == consume(b"q", 0) + ack(b"q", 1)
+    assert core.settle(Outcome.ACK, "q", [fetched], 1) == consume(b"q", 0) + ack(b"q", 1)
+    core.lost("cut")
+    assert core.opened() == b""
+
+
+def test_what_an_earlier_loop_holds_takes_no_room_of_the_next() -> None:
+    core = PhpmqCore(LIMIT)
+    core.opened()
+    former, _ = core.consume("q", 10, 2)
+    core.feed(dispatch(b"q", b"x", 1) + dispatch(b"q", b"x", 2))
+    held = [core.take(former), core.take(former)]
+    former.is_over = True
+    window, request = core.consume("q", 10, 3)
+    assert request == consume(b"q", 5)  # the broker counts the two that are unsettled
+    assert held[0] is not None
+    assert core.settle(Outcome.ACK, "q", [held[0]], 1) == consume(b"q", 4) + ack(b"q", 1)
+    core.feed(dispatch(b"q", b"x", 3))
+    third = core.take(window)
+    assert third is not None
+    assert core.settle(Outcome.ACK, "q", [third], 1) == consume(b"q", 3) + ack(b"q", 3)
+    assert held[1] is not None
+    assert core.settle(Outcome.ACK, "q", [held[1]], 1) == consume(b"q", 2) + ack(b"q", 2)
+
+
+def test_a_loop_that_is_left_does_not_close_the_window_of_another() -> None:
+    core = PhpmqCore(LIMIT)
+    core.opened()
+    staying, request = core.consume("q", 3, None)
+    assert request == consume(b"q", 3)
+    leaving, request = core.consume("q", 2, None)
+    assert request == consume(b"q", 5)
+    core.feed(dispatch(b"q", b"x", 1))
+    fetched = core.take(leaving)
+    assert fetched is not None
+    leaving.is_over = True
+    assert core.settle(Outcome.ACK, "q", [fetched], 1) == consume(b"q", 3) + ack(b"q", 1)
+    core.lost("cut")
+    assert core.opened() == consume(b"q", 3)
+    staying.is_over = True
     core.lost("cut")
     assert core.opened() == b""
 
@@ -127,11 +165,11 @@ def test_verdicts_are_grouped_by_queue_and_connection() -> None:
         assert fetched is not None
         held.append(Held(queue, fetched))
     groups = unsettled(held)
-    assert {key: ids_of(group) for key, group in groups.items()} == {
+    assert {key: [one.id for one in group] for key, group in groups.items()} == {
         ("a", 1): [b"%032x" % 0, b"%032x" % 2],
         ("b", 1): [b"%032x" % 1],
     }
-    mark_settled(groups["a", 1])
+    assert core.settle(Outcome.ACK, "a", groups["a", 1], 1) is not None
     assert list(unsettled(held)) == [("b", 1)]
     assert repr(held[1]) == f"<Held {1:032x} of 'b', 1 bytes>"
 
@@ -145,7 +183,7 @@ def test_what_is_in_doubt_is_told_once() -> None:
     core.opened()
     core.send("q", [b"c"], None)
     core.lost("cut again")
-    with pytest.raises(ConnectionLost, match=r"lost \(cut again\).* last of 3 messages") as raised:
+    with pytest.raises(ConnectionLost, match=r"lost \(cut again\).* the last 3 messages") as raised:
         core.check()
     assert raised.value.in_doubt == 3
     core.check()
@@ -168,18 +206,58 @@ def test_a_refused_send_is_not_in_doubt() -> None:
 # --- SSPQ ----------------------------------------------------------------------------------------------
 
 
-def test_an_answer_proves_what_was_sent_before_the_question_only() -> None:
+def test_an_answer_proves_what_was_said_before_the_question_only() -> None:
+    core = SspqCore(LIMIT)
+    core.opened()
+    assert core.ask_proof() is None  # nothing was said
+    core.send([b"a", b"b"], None)
+    core.ask(dead=False)
+    core.feed(sspq.encode_batch(Batch.of([b"x"])))  # read is not stored
+    taken = core.take()
+    assert isinstance(taken, tuple)
+    assert core.confirm(taken[0]) == sspq.CONFIRM
+    question = core.ask_proof()
+    assert question == sspq.SYNC_FRAMES[sspq.SYNC]
+    assert core.ask_proof() == b""  # it was asked before
+    core.send([b"c"], None)
+    core.feed(question)
+    assert not core.is_asking
+    core.lost("cut")
+    with pytest.raises(ConnectionLost) as raised:
+        core.check(verdicts=True)
+    assert (raised.value.in_doubt, raised.value.verdicts_in_doubt) == (1, 0)
+
+
+def test_verdicts_in_doubt_are_named_until_there_is_a_new_connection() -> None:
+    for reopened in (False, True):
+        core = SspqCore(LIMIT)
+        core.opened()
+        core.ask(dead=False)
+        core.feed(sspq.encode_batch(Batch.of([b"x"])))
+        taken = core.take()
+        assert isinstance(taken, tuple)
+        core.confirm(taken[0])
+        core.lost("cut")
+        core.check()
+        if reopened:
+            core.opened()
+            core.check(verdicts=True)
+            continue
+        with pytest.raises(ConnectionLost, match="1 acknowledgement sent") as raised:
+            core.check(verdicts=True)
+        assert (raised.value.in_doubt, raised.value.verdicts_in_doubt) == (0, 1)
+
+
+def test_what_the_broker_has_refused_is_named() -> None:
     core = SspqCore(LIMIT)
     core.opened()
     core.send([b"a", b"b"], None)
-    assert core.ask(dead=False) == sspq.RECEIVE
-    assert core.ask(dead=False) == b""  # it was asked before
-    core.send([b"c"], None)
-    core.feed(sspq.NO_RECEIVE)
-    core.lost("cut")
-    with pytest.raises(ConnectionLost) as raised:
+    core.ask_proof()
+    core.feed(sspq.SYNC_FRAMES[sspq.SYNC_REFUSED])
+    with pytest.raises(Undelivered, match="refused some of 2 messages") as raised:
         core.check()
-    assert raised.value.in_doubt == 1
+    assert raised.value.in_doubt == 2
+    core.check()
 
 
 def test_a_message_is_confirmed_by_its_own_number() -> None:

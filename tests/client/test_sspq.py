@@ -109,8 +109,10 @@ async def test_declined_by_a_listener_that_only_takes(kind: Connect, doors: Door
 @both
 async def test_declined_by_a_broker_that_stops(kind: Connect, spare: Spare) -> None:
     broker = spare()
-    async with kind(url_of(broker)) as mq, kind(url_of(broker)) as busy:
+    busy = await kind(url_of(broker))
+    async with kind(url_of(broker)) as mq:
         await busy.send(b"work")
+        await busy.flush()
         work = await busy.receive(timeout=5)
         waiting = asyncio.ensure_future(mq.receive())
         broker.signal(signal.SIGTERM)
@@ -118,6 +120,9 @@ async def test_declined_by_a_broker_that_stops(kind: Connect, spare: Spare) -> N
             await waiting
         assert await work.ack()
         assert await asyncio.to_thread(broker.wait) == 0
+    with pytest.raises(ConnectionLost) as raised:  # nobody has said that the acknowledgement was stored
+        await busy.close()
+    assert (raised.value.in_doubt, raised.value.verdicts_in_doubt) == (0, 1)
 
 
 @both

@@ -222,6 +222,7 @@ class Conversation(RuleBasedStateMachine):
         else:
             # The only things in vain: what a node says after a goodbye that it has not heard yet.
             assert self.controller.connection is not Connection.OPEN
+            assert isinstance(command, Ignored)
             assert command.reason in (
                 "REQUEST while closing",
                 "BROADCAST while closing",
