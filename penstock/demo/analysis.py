@@ -31,6 +31,7 @@ from penstock.client import HttpClient, PhpmqClient
 from penstock.demo.broker import Broker
 from penstock.demo.orders import NO_ORDER, QUEUE, SCHEMA, Sum, amount, closing_order, sums_of
 from penstock.demo.screen import Screen
+from penstock.demo.traffic import PATIENCE_SECONDS, PATIENT
 from penstock.pipeline.file import read_pipeline
 from penstock.pipeline.progress import Teller
 from penstock.pipeline.running import Run
@@ -45,7 +46,6 @@ from penstock.spark.session import local_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-WORKER_SECONDS_MAX: Final = 30.0
 SHORT_LIVED_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """What runs for half a minute ends before Java's better compiler pays: it would take half of all CPU time."""
 
@@ -123,11 +123,11 @@ class Analysis:
         return agree
 
     def _send_two_more(self, number_end: int) -> None:
-        with HttpClient(self._broker.url("http")) as sender:
+        with HttpClient(self._broker.url("http"), **PATIENT) as sender:
             sender.send(QUEUE, NO_ORDER)
             sender.send(QUEUE, closing_order(number_end))
-        with PhpmqClient(self._broker.url("phpmq")) as worker:
-            worker.ack_many(list(worker.consume(QUEUE, count=2, timeout=WORKER_SECONDS_MAX)))
+        with PhpmqClient(self._broker.url("phpmq"), **PATIENT) as worker:
+            worker.ack_many(list(worker.consume(QUEUE, count=2, timeout=PATIENCE_SECONDS)))
         self._screen.step(f"HTTP   sent a record that is no order: {NO_ORDER.decode()}")
         self._screen.note("       and an order that counts nowhere: time goes on, the last second is over")
 
@@ -155,7 +155,7 @@ class Analysis:
         self._show_dead_letter()
 
     def _show_dead_letter(self) -> None:
-        with HttpClient(self._broker.url("http")) as client:
+        with HttpClient(self._broker.url("http"), **PATIENT) as client:
             letters = client.peek(QUEUE, state="dead")
         rows = []
         for letter in letters:

@@ -17,7 +17,7 @@ from typing import Final
 from penstock.demo.orders import QUEUE
 from penstock.errors import PenstockError
 
-START_SECONDS_MAX: Final = 30.0
+START_SECONDS_MAX: Final = 120.0
 ANYWHERE: Final = "127.0.0.1:0"
 WIRES: Final = ("sspq", "phpmq", "rq")
 

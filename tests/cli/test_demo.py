@@ -1,10 +1,12 @@
 """The demonstration, run as people run it."""
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 from decimal import Decimal
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import pyarrow.dataset as arrow_files
 import pytest
 
 from penstock.cli.tables import Column
+from penstock.client import PhpmqClient
+from penstock.demo import traffic
 from penstock.demo.broker import Broker
 from penstock.demo.orders import REGIONS, Sum, amount, body_of, closing_order, number_of, sums_of
 from penstock.demo.screen import Screen
@@ -148,6 +152,62 @@ def test_a_broker_that_does_not_start_says_why(tmp_path: Path) -> None:
     try:
         with pytest.raises(PenstockError, match=r"^the broker did not start: .*data"):
             broker.start()
+    finally:
+        broker.end(signal.SIGKILL)
+
+
+class Slow(Broker):
+    """After the kill it stands still for longer than a worker waits, runs for a moment, and so on."""
+
+    starts = 0
+
+    def start(self) -> float:
+        took = super().start()
+        self.starts += 1
+        if self.starts == 2:
+            threading.Thread(target=self._slow_down, daemon=True).start()
+        return took
+
+    def _slow_down(self) -> None:
+        process = self._process
+        assert process is not None
+        for _ in range(4):
+            process.send_signal(signal.SIGSTOP)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1.5)
+            process.send_signal(signal.SIGCONT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.1)
+
+
+def test_what_a_slow_broker_has_not_given_yet_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(traffic, "PROGRESS_SECONDS", 0.5)
+    broker = Slow(tmp_path / "log", tmp_path / "journal")
+    try:
+        right = traffic.Traffic(broker, Screen(sys.stdout), 100).run()
+    finally:
+        broker.end(signal.SIGKILL)
+    said = capsys.readouterr().out
+    assert right, said
+    assert re.search(r"PHPMQ  [\d,]+ of [\d,]+ have come, waiting for the others", said)
+    assert _row(said, "attempted")["lost"] == 0
+
+
+def test_a_broker_that_gives_nothing_for_ever_is_no_loss_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traffic, "PROGRESS_SECONDS", 0.1)
+    monkeypatch.setattr(traffic, "PATIENCE_SECONDS", 0.5)
+    broker = Broker(tmp_path / "log", tmp_path / "journal")
+    broker.start()
+    try:
+        with (
+            PhpmqClient(broker.url("phpmq")) as worker,
+            pytest.raises(PenstockError, match="'orders': 0 of 7 orders came, and then nothing"),
+        ):
+            list(traffic.Traffic(broker, Screen(sys.stdout), 1)._take(worker, 7, 1))
     finally:
         broker.end(signal.SIGKILL)
 
