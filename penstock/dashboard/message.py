@@ -192,7 +192,7 @@ def _facts(message: Fields, size: int) -> Sequence[tuple[str, str]]:
         ("Accepted", words.moment(accepted)),
         ("Age", words.age(max(time.time() - accepted, 0))),
         ("Came through", message["protocol"]),
-        ("Size", f"{words.count(size)} B" if size < 1000 else f"{words.size(size)} ({words.count(size)} B)"),
+        ("Size", f"{words.count(size)} B" if size < 1024 else f"{words.size(size)} ({words.count(size)} B)"),
         ("Attempts", words.count(message["attempts"] or 0)),
         ("Retries left", "without end" if message["retries"] == 255 else str(message["retries"])),
         ("Expires", _when(message["expires"])),

@@ -19,8 +19,8 @@ SPARK_SECONDS: Final = 120.0
 
 COLUMNS: Final = (
     Column("name", "Queue", "link", head=True, badges="state"),
-    Column("rate_in", "In", "rate", unit="/s", help="Messages accepted per second, over the last seconds"),
-    Column("rate_out", "Out", "rate", unit="/s", help="Messages settled per second, over the last seconds"),
+    Column("rate_in", "In", "rate", unit="/s", help="Messages accepted per second, lately"),
+    Column("rate_out", "Out", "rate", unit="/s", help="Messages acknowledged per second, lately"),
     Column("ready", "Ready", "count", help="Messages that wait for a consumer"),
     Column("held", "Held", "count", help="Messages that a consumer has and has not settled"),
     Column("oldest_at", "Oldest", "since", help="Age of the oldest message that is not settled"),

@@ -2,9 +2,12 @@
 
 Who may only read sees the reasons and the letters. Who may operate also counts those that fit a condition
 (a dry run of the API), sees the first of them, and redrives them; admins throw them away.
+
+Reason, condition and limit are in the address: who opens it sees the dry run.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from nicegui import ui
@@ -71,8 +74,12 @@ class _Letters:
         self._queue: str = row["name"]
         self._dead: int = row["dead"]
         self._reasons = _reasons_of(row)
-        asked = view.request.query_params.get("reason")
-        self._reason = asked if asked in REASONS else None
+        asked = view.request.query_params
+        self._wish = Wish(
+            asked["reason"] if asked.get("reason") in REASONS else None,
+            asked.get("where") or None,
+            whole(asked.get("limit", "")) or None,
+        )
         self._stopping = False
         self._drawn: dict[str | None, _Bar] | None = None  # by reason; None as one: all of them
         with columns():
@@ -90,7 +97,7 @@ class _Letters:
             self._more = tag("p", "", "ps-help")
         terminal(view, ["dead", self._queue], ["redrive", self._queue, "--dry-run"])
         self._draw()
-        view.on_open(lambda: view.later(self._load))
+        view.on_open(lambda: view.later(self._opened))
         view.every(LOOK_SECONDS, self._look_again)
 
     # --- reasons ---------------------------------------------------------------------------------
@@ -109,7 +116,7 @@ class _Letters:
                 self._drawn = {reason: self._bar(reason) for reason in numbers}
         most = max(self._reasons.values(), default=1)
         for reason, bar in self._drawn.items():
-            bar.button.props["aria-pressed"] = str(reason == self._reason).lower()
+            bar.button.props["aria-pressed"] = str(reason == self._wish.reason).lower()
             bar.button.update()
             bar.number.set_text(words.count(numbers[reason]))
             if bar.fill is not None:
@@ -133,12 +140,22 @@ class _Letters:
         return _Bar(element, number, fill)
 
     async def _choose(self, reason: str | None) -> None:
-        self._reason = reason
+        self._ask(replace(self._wish, reason=reason))
         self._draw()
-        ui.navigate.history.replace(queue_href(self._queue, part="dead", reason=reason))
         if self._view.may(Role.OPERATE):
             self._say("")
         await self._view.run(self._load)
+
+    def _ask(self, wish: Wish) -> None:
+        """What is wanted from here on; the address says so, too."""
+        self._wish = wish
+        ui.navigate.history.replace(queue_href(self._queue, part="dead", **wish.fields()))
+
+    async def _opened(self) -> None:
+        if self._view.may(Role.OPERATE) and self._wish != Wish(self._wish.reason):
+            await self._carry_out(self._wish, False)
+        else:
+            await self._load()
 
     async def _look_again(self) -> None:
         row = self._view.feed.rows.get(self._queue)
@@ -162,12 +179,12 @@ class _Letters:
                 queue_path(self._queue, "messages"), state="dead", limit=PAGE_ROWS, **{"from": at}
             )
             for message in answer["messages"]:
-                if self._reason in (None, message["reason"]) and len(rows) <= LISTED:
+                if self._wish.reason in (None, message["reason"]) and len(rows) <= LISTED:
                     rows.append(message_row(self._queue, message))
             at = answer["next"]
             if at is None or len(rows) > LISTED:
                 break
-        which = f"Dead letters: {self._reason}" if self._reason else "Dead letters"
+        which = f"Dead letters: {self._wish.reason}" if self._wish.reason else "Dead letters"
         self._list(which, rows[:LISTED], at is not None or len(rows) > LISTED)
 
     async def _load_ranges(self, ranges: tuple[tuple[int, int], ...], more: bool) -> None:
@@ -212,6 +229,8 @@ class _Letters:
                 spellcheck="false",
                 aria_describedby="ps-where-wrong",
             )
+            # As the address has it; what is typed from then on is the browser's.
+            self._where.props["defaultValue"] = self._wish.where or ""
             self._wrong = tag("p", "", "ps-wrong", id="ps-where-wrong", role="alert")
             with tag("details", classes="ps-terminal"):
                 tag("summary", "What can stand in a condition")
@@ -219,9 +238,10 @@ class _Letters:
                 tag("pre", "\n".join(EXAMPLES), "ps-code", tabindex="0", role="group", aria_label="Examples")
             with tag("div", classes="ps-bar"):
                 tag("label", "At most", for_="ps-limit")
-                tag(
+                limit = tag(
                     "input", id="ps-limit", name_="limit", type="number", min="1", step="1", placeholder="all"
                 )
+                limit.props["defaultValue"] = str(self._wish.limit or "")
                 with tag("div", classes="ps-actions ps-apart"):
                     self._go = [
                         tag("button", "Dry run", "ps-button", type="submit", name_="do", value="count"),
@@ -262,7 +282,8 @@ class _Letters:
         given: dict[str, Any] = event.args
         where = str(given.get("where", "")).strip()
         # No number, or 0, is as good as none: all that fit.
-        wish = Wish(self._reason, where or None, whole(str(given.get("limit", "")).strip()) or None)
+        wish = Wish(self._wish.reason, where or None, whole(str(given.get("limit", "")).strip()) or None)
+        self._ask(wish)
         self._busy(True)
         try:
             await self._carry_out(wish, given.get("do") == "redrive")
@@ -333,7 +354,6 @@ class _Letters:
 
     async def _purge(self) -> None:
         view, queue = self._view, self._queue
-        await self._look()
 
         async def do() -> None:
             answer = await view.api.post(queue_path(queue, "purge"), dead=True)
@@ -341,7 +361,7 @@ class _Letters:
             await self._look()
             await self._load()
 
-        if await confirm(
+        if await view.run(self._look) and await confirm(
             "Purge the dead letters",
             f"{counted(self._dead, 'dead letter')} will be thrown away, for whatever reason they died. This "
             "cannot be undone.",

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from nicegui import ui
+
 from penstock.control.frames import Fields
 from penstock.dashboard import words
 from penstock.dashboard.caller import queue_path
@@ -13,6 +15,7 @@ from penstock.dashboard.chart import Chart, Series
 from penstock.dashboard.connections import CONNECTIONS
 from penstock.dashboard.feed import Tick
 from penstock.dashboard.layout import fact, facts, panel, tag
+from penstock.dashboard.pages import queue_href
 from penstock.dashboard.queue_blocks import Choice, columns, terminal
 from penstock.dashboard.table import Column, LiveTable, Row
 from penstock.dashboard.view import View
@@ -107,12 +110,13 @@ class _Charts:
     def __init__(self, view: View, queue: str) -> None:
         self._view = view
         self._queue = queue
-        self._span = SPAN
+        asked = view.request.query_params.get("span", "")
+        self._span = asked if asked in SPANS else SPAN
         self._loaded = False
         self._ticks = 0
         with tag("div", classes="ps-bar"):
             tag("h2", "Over time", "ps-bar-title")
-            Choice("How far back", {key: text for key, (text, _) in SPANS.items()}, SPAN, self._choose)
+            Choice("How far back", {key: text for key, (text, _) in SPANS.items()}, self._span, self._choose)
         with columns():
             self._charts = [self._chart(graph) for graph in GRAPHS]
         view.on_open(lambda: view.later(self._load))
@@ -135,6 +139,7 @@ class _Charts:
 
     async def _choose(self, span: str) -> None:
         self._span = span
+        ui.navigate.history.replace(queue_href(self._queue, span=span if span != SPAN else None))
         for chart in self._charts:
             chart.props["span-seconds"] = SPANS[span][1]
             chart.update()

@@ -90,6 +90,7 @@ class View:
                 position="bottom",
                 html=False,
                 close_button="Close" if wrong else False,
+                textColor="toast",  # else Quasar's is white, whatever a style sheet says
             )
 
     def later(self, work: Callable[[], Awaitable[None]]) -> None:

@@ -6,6 +6,7 @@ the loop that serves the API, and stopped with it. Nothing of it is stored: sess
 
 import contextlib
 import logging
+from pathlib import Path
 
 from fastapi import FastAPI, Request
 from nicegui import app as nicegui_app
@@ -59,6 +60,7 @@ class Web:
         ui.run_with(
             self._parent,
             title="Penstock",
+            favicon=(Path(__file__).parent / "assets" / "favicon.svg").read_text(encoding="utf-8"),
             dark=None,
             language="en-US",
             binding_refresh_interval=None,

@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime
 
+from penstock.cli.tables import size as size  # 1234 is 1.2 KiB
+
 
 def count(value: float) -> str:
     """1234567 is 1,234,567."""
@@ -30,16 +32,6 @@ def age(seconds: float | None) -> str:
     if hours < 48:
         return f"{hours} h {minutes % 60} min" if minutes % 60 else f"{hours} h"
     return f"{days} d {hours % 24} h" if hours % 24 and days < 10 else f"{days} d"
-
-
-def size(byte_count: float) -> str:
-    """1234 is 1.2 KB."""
-    for unit in ("B", "KB", "MB", "GB", "TB"):
-        if byte_count < 999.5:
-            whole = unit == "B" or byte_count >= 99.5
-            return f"{byte_count:.0f} {unit}" if whole else f"{byte_count:.1f} {unit}"
-        byte_count /= 1000
-    return f"{byte_count:.1f} PB"
 
 
 def moment(epoch_seconds: float) -> str:

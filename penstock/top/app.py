@@ -20,6 +20,7 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.notifications import SeverityLevel
+from textual.screen import ModalScreen
 
 from penstock.cli import tables
 from penstock.cli.admin import Admin
@@ -28,6 +29,7 @@ from penstock.cli.redrive import redrive
 from penstock.errors import PenstockError
 from penstock.top.dialog import Confirm
 from penstock.top.feed import Feed, Snapshot, Trouble
+from penstock.top.help import Help
 from penstock.top.overview import Overview
 from penstock.top.queue import QueueScreen
 from penstock.top.state import State
@@ -89,6 +91,7 @@ class Top(App[int]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "quit"),
+        Binding("question_mark", "help", "help", key_display="?"),
         Binding("ctrl+c", "quit", show=False, priority=True),
         Binding("ctrl+z", "suspend_process", show=False),
     ]
@@ -133,6 +136,10 @@ class Top(App[int]):
     def on_key(self, event: events.Key) -> None:
         if isinstance(self.screen, Overview) and self.screen.took_stray(event):
             event.prevent_default()  # it is not a command
+
+    def action_help(self) -> None:
+        if not isinstance(self.screen, ModalScreen):
+            self.push_screen(Help())
 
     async def action_quit(self) -> None:
         self.exit(0)

@@ -10,7 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Locator,
+    Page,
+    expect,
+    sync_playwright,
+)
 
 from tests.http.conftest import StartBroker, api, broker, start_broker
 from tests.server import harness
@@ -81,6 +89,7 @@ def visit(browser: Browser) -> Iterator[Visit]:
                 viewport={"width": width, "height": 800},
                 color_scheme="dark" if dark else "light",
                 reduced_motion="reduce",
+                timezone_id="Asia/Kathmandu",  # 5 hours and 45 minutes from what pages show
             )
             context.set_default_timeout(BROWSER_SECONDS * 1000)
             contexts.append(context)
@@ -121,6 +130,28 @@ def axe(page: Page) -> None:
         if it["impact"] in ("serious", "critical")
     ]
     assert bad == []
+
+
+def readable(element: Locator) -> None:
+    """Its text stands out from what is behind it, as WCAG asks of small text."""
+    text, behind = (_brightness(colour) for colour in element.evaluate(COLOURS))
+    contrast = (max(text, behind) + 0.05) / (min(text, behind) + 0.05)
+    assert contrast >= 4.5, contrast
+
+
+COLOURS = """it => {
+    let box = it;
+    const behind = () => getComputedStyle(box).backgroundColor;
+    while (behind() === "rgba(0, 0, 0, 0)") box = box.parentElement;
+    const parts = (colour) => colour.match(/\\d+/g).slice(0, 3).map(Number);
+    return [parts(getComputedStyle(it).color), parts(behind())];
+}"""
+
+
+def _brightness(colour: Sequence[float]) -> float:
+    shares = [part / 255 for part in colour]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return sum(share * weight for share, weight in zip(linear, (0.2126, 0.7152, 0.0722), strict=True))
 
 
 def until(condition: Callable[[], bool], what: str) -> None:

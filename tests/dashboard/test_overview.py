@@ -1,7 +1,7 @@
 """The first page in a browser: its numbers are the API's, its names stay text, everybody can use it."""
 
 import json
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 from penstock import connect
 from tests.dashboard.conftest import StartBroker, Visit, axe, fits, until
 from tests.http.api import NDJSON, Api
-from tests.server.harness import BrokerProcess
+from tests.server.harness import ROOT, BrokerProcess
 
 SHOWN = ("ready", "held", "dead", "consumers")
 
@@ -128,7 +128,8 @@ def test_find_and_sort_and_both_are_in_the_address(start_broker: StartBroker, vi
             fill(api, name, count)
     page = visit(broker)
     until(lambda: names(page) == ["mail-9", "mail-10", "orders", "Orders.eu"], "names in the order of people")
-    page.get_by_role("button", name="Ready").click()
+    # Beside the word, too.
+    page.get_by_role("columnheader", name="Ready").click(position={"x": 3, "y": 3})
     assert names(page) == ["Orders.eu", "orders", "mail-9", "mail-10"]
     expect(page.get_by_role("columnheader", name="Ready")).to_have_attribute("aria-sort", "descending")
     page.get_by_role("button", name="Ready").click()
@@ -208,6 +209,26 @@ def test_by_keyboard(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     page.keyboard.type("keys")
     page.keyboard.press("Escape")
     expect(page.get_by_role("searchbox")).to_have_value("")
+    # Arrows walk along the queues, and back to where one types; Enter opens.
+    fill(api, "keys.1", 1)
+    fill(api, "keys.2", 1)
+    page.keyboard.type("keys")
+    until(lambda: names(page) == ["keys", "keys.1", "keys.2"], "the queues")
+    walked = []
+    for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowDown", "ArrowUp", "ArrowUp", "ArrowUp"):
+        page.keyboard.press(key)
+        walked.append(page.evaluate("document.activeElement.innerText"))
+    assert walked == ["keys", "keys.1", "keys.2", "keys.2", "keys.1", "keys", ""]
+    page.keyboard.type(".2")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="keys.2", exact=True)).to_be_visible()
+
+
+def test_the_icon_of_the_tab_is_ours(broker: BrokerProcess, visit: Visit) -> None:
+    page = visit(broker)
+    (icon,) = page.evaluate("[...document.querySelectorAll('link[rel~=icon]')].map(it => it.href)")
+    ours = (ROOT / "penstock" / "dashboard" / "assets" / "favicon.svg").read_text(encoding="utf-8")
+    assert unquote(icon) == f"data:image/svg+xml,{ours.strip()}"
 
 
 def test_light_and_dark_are_remembered(broker: BrokerProcess, visit: Visit) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -12,14 +13,19 @@ from playwright.sync_api import Page, expect
 from penstock import connect
 from penstock.dashboard.pages import queue_href
 from penstock.dashboard.queue_messages import PAGE_ROWS
-from tests.dashboard.conftest import StartBroker, Visit, axe, fits, until
+from tests.dashboard.conftest import StartBroker, Visit, axe, fits, readable, until
 from tests.http.api import NDJSON, Api
 from tests.http.morgue import path_of, reject, take
 from tests.server.harness import BrokerProcess
 
 SHOWN = ("ready", "held", "dead", "consumers")
+NOT_DONE = "Not done: the link to the broker is lost. Try again when this page is back."
 ROLES = ("read", "operate", "admin")
 NOBODY = ("WebSocket connection to", "ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET", "ERR_EMPTY_RESPONSE")
+
+
+CRUMBS = "all => all.map(it => getComputedStyle(it, '::before').content)"
+"""What stands before each; after them is nothing."""
 
 
 def number(page: Page, field: str) -> float:
@@ -81,9 +87,17 @@ def test_charts_begin_with_the_past(broker: BrokerProcess, api: Api, visit: Visi
     rates = page.get_by_role("img", name="Messages accepted and acknowledged per second")
     # 40 within ten seconds: the API's sample knows, the rate of now has forgotten or soon will.
     until(lambda: "highest 0/s" not in (rates.get_attribute("aria-label") or "nothing"), "rates to be drawn")
+    shown = page.locator(".ps-graph").first.locator(".ps-axes text").last.inner_html()
+    assert shown.endswith(" UTC")
+    hours, minutes, seconds = map(int, shown.removesuffix(" UTC").split(":"))
+    ahead = (hours * 3600 + minutes * 60 + seconds - time.time()) % 86400
+    assert min(ahead, 86400 - ahead) < 600
     page.get_by_role("button", name="1 hour").click()
     expect(page.get_by_role("button", name="1 hour")).to_have_attribute("aria-pressed", "true")
     until(lambda: "Ready 40" in (backlog.get_attribute("aria-label") or ""), "the hour to be drawn")
+    until(lambda: page.url.endswith("/queue/charted?span=1h"), "the address to say so")
+    page.reload()
+    expect(page.get_by_role("button", name="1 hour")).to_have_attribute("aria-pressed", "true")
     fill(api, "charted", 2)
     until(lambda: "Ready 42" in (backlog.get_attribute("aria-label") or ""), "the chart to go on")
 
@@ -110,6 +124,7 @@ def test_any_name_stays_text(broker: BrokerProcess, visit: Visit, name: str) -> 
             page.locator(".ps-messages tbody th a").click()
             expect(page.get_by_role("heading", name="Message 0")).to_be_visible()
             expect(page.locator(".ps-payload")).to_have_text("x")
+            assert page.locator(".ps-crumbs li").evaluate_all(CRUMBS) == ["none", '"/"', '"/"']
             page.get_by_role("link", name=name, exact=True).click()
             assert page.locator("h1").inner_text() == name
 
@@ -133,6 +148,9 @@ def test_the_page_comes_back_when_the_broker_does(start_broker: StartBroker, vis
     until(lambda: offsets(page) == [1, 2], "the page to be there")
     broker.kill()
     expect(page.locator("#ps-link")).to_be_visible()
+    for name in ("Pause", "Go", "Refresh"):
+        page.get_by_role("button", name=name, exact=True).click()
+        expect(page.locator("#ps-link")).to_have_text(NOT_DONE)
     again = BrokerProcess(broker.folder, "--http", f"127.0.0.1:{broker.ports['http']}").start()
     try:
         expect(page.locator("#ps-link")).to_be_hidden(timeout=30_000)
@@ -140,6 +158,7 @@ def test_the_page_comes_back_when_the_broker_does(start_broker: StartBroker, vis
         with Api(again.ports["http"]) as api:
             fill(api, "orders", 5)
         until(lambda: number(page, "ready") == 8, "numbers to live again")
+        expect(page.get_by_role("button", name="Pause")).to_be_visible()  # and nobody has pressed it
     finally:
         again.kill()
 
@@ -201,13 +220,16 @@ def test_a_page_of_large_messages_is_whole(broker: BrokerProcess, api: Api, visi
 # --- what operators do -------------------------------------------------------------------------------
 
 
-def test_pause_and_resume_by_click(broker: BrokerProcess, api: Api, visit: Visit) -> None:
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_pause_and_resume_by_click(broker: BrokerProcess, api: Api, visit: Visit, dark: bool) -> None:
     fill(api, "stopped", 3)
-    page = visit(broker, "/queue/stopped")
+    api.post("/v1/queues/stopped/resume")
+    page = visit(broker, "/queue/stopped", dark=dark)
     expect(page.get_by_text("paused", exact=True)).to_be_hidden()
     page.get_by_role("button", name="Pause").click()
     until(lambda: api.get("/v1/queues/stopped")["paused"] is True, "the queue to be paused")
     expect(page.get_by_text("paused", exact=True)).to_be_visible()
+    readable(page.get_by_text("stopped is paused"))
     axe(page)
     page.get_by_role("button", name="Resume").click()
     until(lambda: api.get("/v1/queues/stopped")["paused"] is False, "the queue to be resumed")
@@ -307,6 +329,8 @@ def test_a_role_that_was_taken_away_is_refused_at_the_click(
         until(lambda: api.ask("POST", "/v1/queues/orders/resume").status == 403, "the role to be taken away")
         page.get_by_role("button", name="Pause").click()
         expect(page.get_by_text("this needs operate")).to_be_visible()
+        readable(page.get_by_text("this needs operate"))
+        readable(page.get_by_role("button", name="Close"))
         assert api.get("/v1/queues/orders")["paused"] is False
 
 

@@ -81,6 +81,12 @@ def test_a_dry_run_and_a_redrive_by_click(broker: BrokerProcess, api: Api, visit
     said = "2 of 4 dead letters would be redriven. Nothing was changed."
     until(lambda: result(page) == said, "the API's count")
     until(lambda: offsets(page) == [0, 2], "the letters that fit")
+    # Who gets this address sees the same, and nothing is done by it.
+    shared = visit(broker, page.url[page.url.index("/queue/") :])
+    until(lambda: result(shared) == said, "the same count")
+    assert offsets(shared) == [0, 2]
+    expect(shared.get_by_label("Condition")).to_have_value("value.region = 'north'")
+    shared.close()
     assert ids(api, "back", "dead") == before
     page.get_by_role("button", name="Redrive…").click()
     dialog = page.get_by_role("dialog")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.top.help import KEYS
 from tests.cli.terminal import COMMAND, ENVIRONMENT
 from tests.http.api import Api
 from tests.http.conftest import StartBroker
@@ -112,6 +113,26 @@ def test_sorting(stocked: Api, url: str) -> None:
         screen.wait_text("READY▲")
     with Screen("top", "look.*", "--sort", "dead", "--url", url) as screen:
         screen.wait(lambda it: names(it) == ["look.pears", "look.plums", "look.apples"], "most dead first")
+
+
+def test_help(stocked: Api, url: str) -> None:
+    with Screen("top", "look.*", "--url", url) as screen:
+        screen.wait_text("? help")
+        screen.type("?")
+        screen.wait_text("Esc closes this")
+        for keys, meaning in KEYS:
+            assert keys in screen.text
+            assert meaning in screen.text
+        screen.type(ESCAPE)
+        screen.wait(lambda it: "Esc closes this" not in it.text, "the queues again")
+        screen.type(ENTER)
+        screen.wait_text("max-deliveries")
+        screen.type("?")
+        screen.wait_text("Esc closes this")
+        screen.type("q")  # ends the help, and not the program
+        screen.wait(lambda it: "Esc closes this" not in it.text, "the queue again")
+        screen.type(ESCAPE)
+        screen.wait_text("look.plums")
 
 
 def test_filtering(stocked: Api, url: str) -> None:

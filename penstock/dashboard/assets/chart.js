@@ -95,7 +95,7 @@ export default {
       const middle = this.width > 360 ? [0.5] : [];
       return [0, ...middle, 1].map((share) => ({
         x: this.left + share * (this.width - this.left - this.right),
-        text: NAMED.clock(this.start + share * this.spanSeconds),
+        text: NAMED.clock(this.start + share * this.spanSeconds) + (share === 1 ? " UTC" : ""),
         anchor: share === 0 ? "start" : share === 1 ? "end" : "middle",
       }));
     },
@@ -125,7 +125,7 @@ export default {
       const point = this.points.reduce((best, it) => (Math.abs(it[0] - this.at) < Math.abs(best[0] - this.at) ? it : best));
       const x = this.x(point[0]);
       const style = x > this.width / 2 ? { right: `${this.width - x + 10}px` } : { left: `${x + 10}px` };
-      return { x, style, time: NAMED.clock(point[0]), values: point.slice(1) };
+      return { x, style, time: `${NAMED.clock(point[0])} UTC`, values: point.slice(1) };
     },
     spoken() {
       if (!this.points.length) return `${this.label}: nothing yet`;

@@ -4,6 +4,9 @@
 // page: it is loaded again, but only once the broker answers, so that a page never ends as the browser's
 // own error page. A broker that answers and refuses the link has forgotten who this visitor is, or there is a
 // proxy that lets no websocket pass: the page is loaded again for the former, and says so for the latter.
+//
+// What is clicked while the link is lost is not done, and the page says so: it would wait in the browser, and
+// be done whenever the link is back.
 (() => {
   const banner = document.getElementById("ps-link");
   const RETRY_MS = 1000;
@@ -11,6 +14,7 @@
   const REFUSALS = 3; // so many in a row, while the broker answers, are no accident
   const RELOAD_MS = 60000; // a page that was loaded again and is refused again is not helped by a third time
   const LOST = "The link to the broker is lost. This page comes back by itself.";
+  const UNDONE = "Not done: the link to the broker is lost. Try again when this page is back.";
   const REFUSED = "The broker answers, and the link to it is refused. A proxy between must let websockets pass.";
   let telling = null;
   let returning = false;
@@ -89,6 +93,19 @@
     window.penstockTheme.apply();
   }
   watch();
+
+  function refuse(event) {
+    // What the browser does by itself goes on: tables, colours, links, signing out, closing a message.
+    const it = event.target.closest?.(event.type === "submit" ? "form" : "button");
+    if (!it || window.socket?.connected || it.closest(".ps-live, .ps-header, .q-notification")) return;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+    lost();
+    clearTimeout(telling);
+    say(UNDONE);
+  }
+  document.addEventListener("click", refuse, true);
+  document.addEventListener("submit", refuse, true);
 
   document.addEventListener("keydown", (event) => {
     if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return;

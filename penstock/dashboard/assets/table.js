@@ -10,12 +10,12 @@ const NUMBERS = new Set(["count", "rate", "age", "since", "size"]);
 
 export default {
   template: `
-    <div class="ps-live" :class="{ 'ps-live-loading': !loaded }">
+    <div class="ps-live" @keydown.down="walk($event, 1)" @keydown.up="walk($event, -1)" :class="{ 'ps-live-loading': !loaded }">
       <div v-if="search || sortable.length > 1" class="ps-live-bar" v-show="total > 0">
         <label v-if="search" class="ps-search">
           <span class="ps-hidden">{{ search }}</span>
           <input type="search" data-ps-search :placeholder="search" :value="query" @input="find($event.target.value)"
-                 @keydown.esc="find('')" autocomplete="off" spellcheck="false" aria-keyshortcuts="/" />
+                 @keydown.esc="find('')" @keydown.enter="open()" autocomplete="off" spellcheck="false" aria-keyshortcuts="/" />
           <kbd aria-hidden="true">/</kbd>
         </label>
         <label class="ps-sort">
@@ -41,8 +41,8 @@ export default {
           <thead role="rowgroup">
             <tr role="row">
               <th v-for="column in columns" :key="column.key" role="columnheader" scope="col" :class="cellClass(column)"
-                  :aria-sort="ariaSort(column)" :title="column.help || undefined">
-                <button v-if="column.sortable" type="button" @click="toggle(column)">
+                  :aria-sort="ariaSort(column)" :title="column.help || undefined" @click="column.sortable && toggle(column)">
+                <button v-if="column.sortable" type="button">
                   {{ column.label }}<span v-if="column.unit" class="ps-unit">{{ column.unit }}</span><i aria-hidden="true"></i>
                 </button>
                 <template v-else>{{ column.label }}</template>
@@ -248,6 +248,21 @@ export default {
     },
     toggle(column) {
       this.sortBy(this.sort === this.first(column) ? this.second(column) : this.first(column));
+    },
+    // Enter in the search opens the first row that is found; arrows walk from there along the rows' links.
+    links() {
+      return [...this.$el.querySelectorAll("tbody .ps-is-link a")];
+    },
+    open() {
+      this.links()[0]?.click();
+    },
+    walk(event, step) {
+      const links = this.links();
+      const at = links.indexOf(event.target);
+      if (event.target.tagName === "SELECT" || (at < 0 && !event.target.matches("[data-ps-search]"))) return;
+      event.preventDefault();
+      const next = at < 0 ? (step > 0 ? links[0] : null) : links[at + step];
+      (next ?? (at === 0 && step < 0 ? this.$el.querySelector("[data-ps-search]") : null))?.focus();
     },
     turn(page) {
       this.page = page;

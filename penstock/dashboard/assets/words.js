@@ -22,17 +22,18 @@ export function age(seconds) {
 }
 
 export function size(bytes) {
-  const units = ["B", "KB", "MB", "GB", "TB", "PB"];
+  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   let at = 0;
-  while (bytes >= 999.5 && at < units.length - 1) {
-    bytes /= 1000;
+  while (bytes >= 1024 && at < units.length - 1) {
+    bytes /= 1024;
     at += 1;
   }
-  return at === 0 || bytes >= 99.5 ? `${Math.round(bytes)} ${units[at]}` : `${bytes.toFixed(1)} ${units[at]}`;
+  return at === 0 || bytes >= 100 ? `${bytes.toFixed(0)} ${units[at]}` : `${bytes.toFixed(1)} ${units[at]}`;
 }
 
+// UTC, as every other time on a page: what is compared with a log must not depend on where the browser is.
 export function clock(epochSeconds) {
-  return new Date(epochSeconds * 1000).toLocaleTimeString("en-GB");
+  return new Date(epochSeconds * 1000).toISOString().slice(11, 19);
 }
 
 export const NAMED = { count, rate, age, size, clock };
