@@ -40,9 +40,10 @@ from penstock.cluster.info import cluster_info
 from penstock.cluster.nodes import front_end_id, servers_of, wire_options
 from penstock.cluster.pipe import HttpPipe
 from penstock.engines.interface import EngineError, EngineFailed
+from penstock.engines.jetstream.api import JetStream
 from penstock.engines.jetstream.engine import StreamLog, make_streams, open_stream_log
 from penstock.engines.jetstream.errors import JetStreamTrouble
-from penstock.engines.jetstream.lease import Claim, Election, Role, View
+from penstock.engines.jetstream.lease import ASK_SECONDS, Claim, Election, Role, View
 from penstock.engines.jetstream.names import LogNames
 from penstock.engines.jetstream.replica import LOG, Replica
 from penstock.engines.jetstream.station import Station
@@ -100,6 +101,7 @@ class Front(Server):
         self._keeping: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._log: StreamLog | None = None  # where we lead
+        self._term = 0  # in which we lead
         self._lost: EngineFailed | None = None  # why the log that we led is of no use any more
         super().__init__(replace(settings, data=os.path.join(settings.data, LOG)), reload)
 
@@ -149,7 +151,7 @@ class Front(Server):
         host, port, *_ = self._relay.getsockname()
         self._relay_address = self._cluster.advertise or TcpAddress(host, port)
         self._election = Election(
-            self._station,
+            JetStream(self._station.requests, answer_seconds=ASK_SECONDS, patience_seconds=0.0),
             self._names,
             self._member,
             offer=self._offer,
@@ -265,6 +267,10 @@ class Front(Server):
                 self._follow(claim)
             elif self._engine is None:
                 await self._lead(claim)
+            elif claim.term != self._term:
+                # It was lost and taken again before we looked: what somebody else did meanwhile is not known.
+                await self._step_down()
+                self._stirred.set()
             else:
                 self._make_sure()
 
@@ -293,8 +299,9 @@ class Front(Server):
             self._keeping.add_done_callback(self._steered)
         if self._pipe is None and self._second is not None:
             self._pipe = HttpPipe(self._second.second_door(), self._leader_link)
-        if claim.leader and claim.leader != self._member:
-            self._away.connect(relay_of(claim), claim.secret, claim.term)
+        leader = self._leader_link()
+        if leader is not None and claim.leader != self._member:
+            self._away.connect(*leader)
             if self._pipe is not None:
                 self._pipe.leader_changed()
         else:
@@ -319,6 +326,16 @@ class Front(Server):
             await asyncio.sleep(KEEP_UP_SECONDS)
             self._stirred.set()
             return
+        if self._view.claim != claim:
+            # While it was opened, the lease was lost: to somebody else, or in between, and it is ours again.
+            log.info("the lease of term %d was lost while the log was opened", claim.term)
+            await asyncio.to_thread(led.close_within, CLOSE_SECONDS, self.now_us())
+            try:
+                await self._asked(self._replica.begin())  # from what was left
+            except JetStreamTrouble:
+                self._replica.wipe()
+            self._stirred.set()
+            return
         engine = led.engine
         engine.cluster = self._cluster_info
         broker = self._make_broker(engine)
@@ -337,7 +354,7 @@ class Front(Server):
             expected=others,
             claims_seconds=CLAIMS_SECONDS,
         )
-        self._log, self._engine = led, engine
+        self._log, self._engine, self._term = led, engine, claim.term
         self._away.lost("this front-end leads")
         self._away.move_to(broker, engine, self.now_us())
         for connection in self._connections:
@@ -391,9 +408,13 @@ class Front(Server):
         self._linked = up
 
     def _leader_link(self) -> tuple[TcpAddress, str, int] | None:
-        """Where the leader's relay is, its secret and its term; None where nobody leads."""
+        """Where the leader's relay is, its secret and its term; None where none can be reached."""
         claim = self._view.claim
-        return (relay_of(claim), claim.secret, claim.term) if claim.leader else None
+        try:
+            address = parse_address(claim.relay)
+        except ValueError:
+            return None
+        return (address, claim.secret, claim.term) if isinstance(address, TcpAddress) else None
 
     async def _keep_up(self) -> None:
         """The local copy follows the stream."""
@@ -433,10 +454,3 @@ class Front(Server):
             stream=self._stream,
             findings=self._findings,
         )
-
-
-def relay_of(claim: Claim) -> TcpAddress:
-    """Where other front-ends reach the leader."""
-    address = parse_address(claim.relay)
-    assert isinstance(address, TcpAddress), claim.relay
-    return address

@@ -12,7 +12,7 @@ import yaml
 
 from penstock.cli import cluster as command
 from penstock.engines.jetstream.cluster import server_path
-from penstock.engines.jetstream.lease import LEASE_SECONDS
+from penstock.engines.jetstream.lease import LEASE_SECONDS, SUSPECT_SECONDS
 from penstock.server.settings import SECTIONS, TABLE, Settings
 from penstock.server.settings_read import add_arguments, load
 
@@ -103,6 +103,7 @@ def test_what_it_says_of_flags_and_times_is_so() -> None:
     said = set(re.findall(r"`(--[a-z-]+)", part.partition("## Run it")[0]))
     assert said <= flags
     assert f"after {LEASE_SECONDS:g} s of silence" in PAGE
+    assert f"after {SUSPECT_SECONDS:g} s where its process died" in PAGE
 
 
 def test_the_links_of_the_page_lead_somewhere() -> None:

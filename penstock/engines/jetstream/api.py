@@ -229,17 +229,21 @@ class JetStream:
         payload: bytes,
         *,
         last_seq: int | None = None,
+        stream_seq: int | None = None,
         message_id: str = "",
         stream: str = "",
     ) -> int:
         """Publish one message and return its sequence number. Asked once: see the module.
 
         With `last_seq`, only if the last message of the subject has that sequence number (0: there is none):
-        compare and set. Then `JetStreamError.wrong_last` says that somebody else was first.
+        compare and set; with `stream_seq`, only if that of the stream has. Then `JetStreamError.wrong_last`
+        says that somebody else was first.
         """
         headers = []
         if last_seq is not None:
             headers.append((b"Nats-Expected-Last-Subject-Sequence", b"%d" % last_seq))
+        if stream_seq is not None:
+            headers.append((b"Nats-Expected-Last-Sequence", b"%d" % stream_seq))
         if message_id:
             headers.append((b"Nats-Msg-Id", message_id.encode()))
         if stream:

@@ -1,0 +1,104 @@
+"""A lease that is lost and taken again while the log is opened: the term that counts is the last one."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from penstock.cluster.frames import Hello, Kind, Reader, encode_hello
+from penstock.engines.jetstream.cluster import Cluster, wait_until
+from penstock.engines.jetstream.errors import JetStreamError
+from penstock.engines.jetstream.lease import LEASE, Claim
+from penstock.engines.jetstream.names import LogNames
+from penstock.engines.jetstream.servers import parse_server
+from penstock.engines.jetstream.station import Station
+from penstock.server.address import TcpAddress, parse_address
+from tests.cluster.processes import FrontEnd
+from tests.server.harness import WAIT_SECONDS
+
+NAMES = LogNames()
+
+SLOW = """
+import os, runpy, sys, time
+from penstock.cluster import front
+opening = front.open_stream_log
+def slow(*args, **kwargs):
+    deadline = time.monotonic() + 30
+    while not os.path.exists({go!r}) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return opening(*args, **kwargs)
+front.open_stream_log = slow
+runpy.run_module("penstock", run_name="__main__")
+"""
+
+
+class SlowFrontEnd(FrontEnd):
+    """Opens its log when a file is there."""
+
+    @property
+    def go(self) -> Path:
+        return self.folder / "go"
+
+    def command(self) -> list[str]:
+        python, _, _, *words = super().command()
+        return [python, "-c", SLOW.format(go=str(self.go)), *words]
+
+
+def lease_in(station: Station) -> tuple[int, Claim]:
+    stored = station.ask(station.api.last(NAMES.state_stream, NAMES.state(LEASE)))
+    return (stored.seq, Claim(**json.loads(stored.payload))) if stored is not None else (0, Claim())
+
+
+def lead_again(station: Station, go: Path) -> None:
+    """Take the lease from who has it, give it back at once, and let it open its log when it has it again."""
+
+    def led(above: int) -> Callable[[], Claim | None]:
+        def found() -> Claim | None:
+            claim = lease_in(station)[1]
+            return claim if claim.leader and claim.term > above else None
+
+        return found
+
+    first = wait_until("somebody leads", led(0))
+
+    def taken() -> bool | None:
+        seq, _ = lease_in(station)
+        record = json.dumps(asdict(Claim(term=first.term + 1))).encode()
+        try:
+            station.ask(station.api.put(NAMES.state(LEASE), record, last_seq=seq))
+        except JetStreamError as error:
+            if not error.wrong_last:
+                raise
+            return None
+        return True
+
+    wait_until("the lease is taken away", taken)
+    wait_until("it leads again", led(first.term + 1))
+    go.touch()
+
+
+def test_who_loses_the_lease_while_it_opens_leads_in_the_new_term(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "nats", 1).start()
+    station = Station.open([parse_server(cluster.nodes[0].url)])
+    front = SlowFrontEnd("a", tmp_path / "a", cluster, cluster.urls)
+    thread = threading.Thread(target=lead_again, args=(station, front.go))
+    try:
+        thread.start()
+        front.start()
+        _, claim = lease_in(station)
+        assert claim.term == 3
+        address = parse_address(claim.relay)
+        assert isinstance(address, TcpAddress)
+        with socket.create_connection((address.host, address.port), WAIT_SECONDS) as link:
+            link.sendall(encode_hello(Hello("words", "b-1", claim.secret, claim.term, "life")))
+            (welcome,) = Reader().feed(link.recv(4096))
+        assert (welcome.kind, bytes(welcome.body)) == (Kind.WELCOME, b"")
+        assert front.stop() == 0
+    finally:
+        thread.join()
+        if front.running:
+            front.kill()
+        station.close()
+        cluster.stop()
