@@ -11,7 +11,7 @@ ARGS ?=
 # How long `make fuzz` works on each target.
 SECONDS ?= 600
 
-.PHONY: help setup demo test test-compiled test-pythons check bench bench-cluster bench-peers bench-spark fuzz clean
+.PHONY: help setup demo test test-compiled test-pythons check bench bench-cluster bench-peers bench-spark fuzz mutate clean
 
 help: ## List the commands.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +48,9 @@ bench-spark: ## Measure Spark with Penstock beside Spark's own reader, about 6 m
 
 fuzz: ## Feed the protocol parsers random bytes, SECONDS=600 for each target.
 	@scripts/fuzz $(SECONDS)
+
+mutate: ## Make small wrong changes where data lives; print those that no test notices (ARGS="--count 20 --seed 7").
+	@scripts/mutate $(ARGS)
 
 clean: ## Remove the virtual environment, caches and everything that was built.
 	@scripts/clean
