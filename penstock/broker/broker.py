@@ -8,7 +8,7 @@ Rules that always hold:
   * A queue is a queue, whichever door a message came through; nobody below a port knows protocols.
   * What a consumer has room for is decided here and nowhere else: its window, its buffer, its turn.
   * A sender for whose messages there is no room is not told no: it is not read any more, its
-    messages wait here in order, and go in as soon as there is room.
+    messages wait here in order, and go in as soon as there is room, before those of later senders.
   * A port that goes away leaves nothing behind: what it held goes back by the rule of its protocol,
     what it had asked for is withdrawn, whoever waited behind it moves up.
   * Every request ends once: a reply, or the news that there will be none.
@@ -49,6 +49,8 @@ DISPATCH_BYTES = 256 * 1024
 MESSAGE_BYTES: Final = 160
 """What a message is taken to cost beside its payload and the name of its queue, when it is handed out. The
 longest of the wires, PHPMQ, writes about so much around each."""
+
+EVERY_QUEUE: Final = ""
 
 
 class Door:
@@ -157,7 +159,8 @@ class Broker:
         self._stirred: dict[Door, None] = {}  # doors where something may be handed out
         self._deadlines: list[tuple[int, int, Asked]] = []
         self._deadlines_over = 0  # how many of them are of requests that have ended
-        self._held_back: dict[Guest, None] = {}
+        self._held_back: dict[Guest, None] = {}  # in the order in which they go in
+        self._full: set[str] = set()  # queues that they wait for; EVERY_QUEUE where the disk is full
         self._starved: dict[Guest, None] = {}  # who had no room at some door, without being blocked
         self._consumers_changed: dict[str, None] = {}  # queues that somebody has begun or ceased to consume
         self._draining = False
@@ -373,10 +376,21 @@ class Broker:
     def _publish(self, guest: Guest, command: words.Publish, now_us: int) -> None:
         if guest.waiting:
             guest.waiting.append(command)
-        elif self._store(guest, command, now_us) is not None:
+        elif (self._full and self._others_wait(command.queue)) or not self._stored(guest, command, now_us):
             guest.waiting.append(command)
             guest.port.hold(True)
             self._held_back[guest] = None
+
+    def _others_wait(self, queue: str) -> bool:
+        """Whether somebody came before who waits for room in that queue: nobody overtakes it."""
+        return queue in self._full or EVERY_QUEUE in self._full
+
+    def _stored(self, guest: Guest, command: words.Publish, now_us: int) -> bool:
+        """Whether the engine has taken them, or refused them for good; they wait where it has no room."""
+        full = self._store(guest, command, now_us)
+        if full is not None:
+            self._full.add(EVERY_QUEUE if isinstance(full, DiskFull) else command.queue)
+        return full is None
 
     def _store(self, guest: Guest, command: words.Publish, now_us: int) -> EngineRefused | None:
         """Give messages to the engine. Where there is no room for them now, it answers who has none."""
@@ -845,8 +859,11 @@ class Broker:
                     self._stirred[door] = None
                 if self._stirred:
                     self._wants_turn()
-                self._engine.flush(now_us)
+                self._put_out(now_us)
             return
+        self._put_out(now_us)
+
+    def _put_out(self, now_us: int) -> None:
         self._engine.flush(now_us)
         if self._syncing:
             self._confirm(now_us)
@@ -954,16 +971,17 @@ class Broker:
 
     def retry_held_back(self, now_us: int) -> None:
         """Room may have come back: take in what waits, in order, and go on reading from its senders."""
+        self._full.clear()
         for guest in list(self._held_back):
-            while guest.waiting:
+            while guest.waiting and not self._others_wait(guest.waiting[0].queue):
                 command = guest.waiting.popleft()
-                full = self._store(guest, command, now_us)
-                if full is None:
+                if self._stored(guest, command, now_us):
                     continue
-                if isinstance(full, DiskFull) or len(command.batch) == 1:
+                if EVERY_QUEUE in self._full or len(command.batch) == 1:
                     guest.waiting.appendleft(command)
                     break
                 # Some may fit where all do not, and all of them may be more than the queue ever takes.
+                self._full.discard(command.queue)
                 guest.waiting.extendleft(reversed(command.halves()))
             if not guest.waiting:
                 del self._held_back[guest]

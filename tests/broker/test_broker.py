@@ -438,6 +438,58 @@ def test_what_came_together_goes_in_one_by_one_where_a_queue_takes_no_more(tmp_p
     house.engine.close(house.now)
 
 
+def test_nobody_overtakes_senders_that_wait_for_room(tmp_path: Path) -> None:
+    house = House(tmp_path, Policies({"small": {"max-bytes": 4}}))
+    first, large, worker = house.port("f"), house.port("l"), house.port("w")
+    worker.say(Consume("small", 9))
+    first.say(send("small", b"aa"), send("small", b"bb"))
+    house.turn()
+    large.say(send("small", b"LLLL"))
+    assert large.held is True
+    for offset in range(2):
+        worker.say(settle(worker, "small", offset))
+        late = house.port(f"late-{offset}")
+        late.say(send("small", b"%d" % offset))  # there is room for it, and somebody came before
+        late.say(send("other", b"x"))
+        assert late.held is True
+        house.tick()
+    assert large.heard("released") == [None]
+    elsewhere = house.port("e")
+    elsewhere.say(send("other", b"y"))
+    assert elsewhere.held is False
+    house.turn()
+    worker.say(settle(worker, "small", 2))
+    house.tick()
+    house.turn()
+    assert worker.payloads() == [b"aa", b"bb", b"LLLL", b"0", b"1"]
+    assert house.broker.holds_back == 0
+    house.port("n").say(send("small", b"n"))
+    house.turn()
+    assert worker.payloads()[5:] == [b"n"]
+    house.engine.close(house.now)
+
+
+class Broken(FakePort):
+    """Messages for it find a bug."""
+
+    def deliver(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> None:
+        raise RuntimeError("a bug")
+
+
+def test_a_bug_with_one_consumer_costs_neither_the_others_nor_what_came(house: House) -> None:
+    broken, worker, sender = Broken(house, "b"), house.port("w"), house.port("s", "rq")
+    house.broker.attach(broken)
+    broken.say(Consume("q", 9))
+    worker.say(Consume("r", 9))
+    sender.say(send("q", b"1", tickets=[1]), send("r", b"2", tickets=[2]))
+    with pytest.raises(RuntimeError, match="a bug"):
+        house.broker.turn(house.now)
+    house.engine.wait()
+    assert sender.heard("delivered") == [[1], [2]]
+    house.turn()
+    assert worker.payloads() == [b"2"]
+
+
 def test_paused_dead_letters_off_and_draining_decline(tmp_path: Path) -> None:
     house = House(tmp_path, Policies({"q": {"dead-letters": "off"}}))
     sender, asking = house.port("s"), house.port("a", "sspq", Where.TAIL)
