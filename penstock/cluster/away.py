@@ -147,13 +147,13 @@ class Away:
         seat = self._seating.attach(port)
         self._write_at_once(seat, Kind.ATTACH, [self._seating.attachment(seat)])
 
-    def detach(self, port: Port, now_us: int) -> None:
+    def detach(self, port: Port, now_us: int, *, lost: bool = True) -> None:
         seat = self._seating.detach(port)
         if seat is not None:
             self._syncing.pop(seat, None)
             self._sending.leave(seat)
             self._rooms.leave(seat)
-            self._write(seat, Kind.DETACH)
+            self._write(seat, Kind.DETACH, flag=not lost)
             self._wants_turn()
 
     def blocked(self, port: Port, blocked: bool) -> None:

@@ -295,7 +295,7 @@ class RelayHost:
     def _detach(self, link: HostLink, frame: Frame) -> None:
         port = link.port(frame)
         self._claim_waiting(port)
-        self._broker.detach(port, self._now_us())
+        self._broker.detach(port, self._now_us(), lost=not frame.flag)
         del link.ports[frame.port]
 
     def block(self, port: RemotePort, blocked: bool) -> None:

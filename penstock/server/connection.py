@@ -10,7 +10,8 @@ Flow control, both ways:
   * In: a sender for which there is no room, on the disk or in memory, is not read from.
 
 Whatever bytes a peer sends, no exception leaves this module: a violation closes that connection,
-with a line that says who, why and the first offending bytes.
+with a line that says who, why and the first offending bytes; so does a fault of ours, with its traceback.
+What it held is with others at once, and a peer that does not read its last words is not waited for.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ from penstock.protocols import phpmq, phpmq_session, rq, rq_controller, sspq_ses
 from penstock.protocols.errors import PeerViolation
 from penstock.protocols.rq_session import Connection as RqState
 from penstock.server.address import TcpAddress
+from penstock.server.journal import log
 
 if TYPE_CHECKING:
     from penstock.server.server import Server
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 RECEIVE_BYTES = 256 * 1024
 _receive_buffer = memoryview(bytearray(RECEIVE_BYTES))
 UNBOUNDED = 1 << 30
+LAST_WORDS_SECONDS = 5.0
+"""How long a peer that is sent away may take to read what waits for it, and to close its side."""
+
 KEEP_ALIVE = (
     ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
     ((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 60),
@@ -71,6 +76,7 @@ class Connection(asyncio.BufferedProtocol):
         self._holds = 0  # reasons not to read: 1 the broker's, 2 the server's
         self._refused = 0  # messages that were sent without tickets, since that was last told
         self._closing = False
+        self._attached = False
 
     # --- the socket ------------------------------------------------------------------------------
 
@@ -84,21 +90,31 @@ class Connection(asyncio.BufferedProtocol):
         if not self._server.admit(self):
             self._refuse()
             self._transport = None
-            transport.close()
+            self._part(transport)
             return
-        transport.set_write_buffer_limits(high=self._server.connection_buffer_bytes)
+        # A port that has no room left is told when it has some again: it must count as full from there on.
+        transport.set_write_buffer_limits(high=self._server.connection_buffer_bytes - 1)
         _watch_peer(transport.get_extra_info("socket"))
         self._broker.attach(self)
+        self._attached = True
         self._server.journal.note(logging.INFO, f"{self.name} connected")
 
     def _refuse(self) -> None:
         """Tell the peer that the server is full, where its protocol has a word for that."""
 
+    @staticmethod
+    def _part(transport: asyncio.Transport) -> None:
+        """Close without losing what was written last: a close with unread bytes would reset the connection,
+        and the peer's system throw away what it has not read. What still comes goes nowhere."""
+        if transport.can_write_eof():
+            transport.write_eof()
+        asyncio.get_running_loop().call_later(LAST_WORDS_SECONDS, transport.abort)
+
     def get_buffer(self, sizehint: int) -> memoryview:
         return _receive_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._transport is None:
+        if not self._attached:
             return
         now_us = self._server.arrival_us()
         try:
@@ -108,7 +124,11 @@ class Connection(asyncio.BufferedProtocol):
             self._server.journal.note(
                 logging.WARNING, f"closed {self.protocol} connection: {violation}", peer=self.name
             )
+            self.leave(lost=True)
             self.close()
+            return
+        except Exception:  # noqa: BLE001 - it is told: a fault of ours costs one connection
+            self._fault("what it sent could not be read")
             return
         self._handle(commands, now_us)
         for command in commands:
@@ -164,12 +184,25 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._transport = None
         self._server.gone(self)
-        try:
-            self._broker.detach(self, self._server.now_us())
-        except EngineFailed as failure:
-            self._server.fail(failure)
+        # Who leaves a broker that stops may do so for that; a crash would not count its deliveries either.
+        self.leave(lost=not self._server.stopping)
         ending = f"was lost: {error}" if error else "left"
         self._server.journal.note(logging.INFO, f"{self.name} {ending}")
+
+    def leave(self, *, lost: bool) -> None:
+        """Be no port any more: what it holds goes back, and is a delivery that failed where it is `lost`."""
+        if not self._attached:
+            return
+        self._attached = False
+        try:
+            self._broker.detach(self, self._server.now_us(), lost=lost)
+        except EngineFailed as failure:
+            self._server.fail(failure)
+
+    def _fault(self, what: str) -> None:
+        """In an `except`: it is ours, and costs this connection."""
+        log.exception("closed %s: a bug: %s", self.name, what)
+        self.drop()
 
     def pause_writing(self) -> None:
         self._broker.blocked(self, True)
@@ -178,10 +211,12 @@ class Connection(asyncio.BufferedProtocol):
         self._broker.blocked(self, False)
 
     def close(self) -> None:
-        """Write what is waiting, then close."""
+        """Write what is waiting, then close; for a peer that does not read it, not for ever."""
         if self._transport is not None and not self._closing:
             self._closing = True
             self._transport.close()
+            if self._transport.get_write_buffer_size():
+                asyncio.get_running_loop().call_later(LAST_WORDS_SECONDS, self.drop)
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None and data and not self._closing:
@@ -198,6 +233,14 @@ class Connection(asyncio.BufferedProtocol):
         return UNBOUNDED
 
     def deliver(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> None:
+        try:
+            data = self._delivery(queue, slices, now_us, dead)
+        except Exception:  # noqa: BLE001 - it is told, as above
+            self._fault(f"messages of queue {queue!r} could not be sent")
+            return
+        self._write(data)
+
+    def _delivery(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> bytes:
         raise NotImplementedError
 
     def consuming(self, queue: str, dead: bool) -> None:
@@ -283,8 +326,8 @@ class SspqConnection(Connection):
     def _salvage(self) -> list[Command]:
         return self._session.salvage()
 
-    def deliver(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> None:
-        self._write(self._session.deliver(queue, slices, now_us, dead))
+    def _delivery(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> bytes:
+        return self._session.deliver(queue, slices, now_us, dead)
 
     def synced(self) -> None:
         self._write(self._session.synced(refused=bool(self._refused)))
@@ -319,8 +362,8 @@ class PhpmqConnection(Connection):
     def _salvage(self) -> list[Command]:
         return self._session.salvage()
 
-    def deliver(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> None:
-        self._write(self._session.deliver(queue, slices, now_us, dead))
+    def _delivery(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> bytes:
+        return self._session.deliver(queue, slices, now_us, dead)
 
     def synced(self) -> None:
         self._write(self._session.synced(self._refused))
@@ -377,8 +420,8 @@ class RqConnection(Connection):
     def count_room(self) -> int:
         return self._session.free_deliveries()
 
-    def deliver(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> None:
-        self._write(self._session.deliver(queue, slices, dead=dead))
+    def _delivery(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> bytes:
+        return self._session.deliver(queue, slices, dead=dead)
 
     def consuming(self, queue: str, dead: bool) -> None:
         self._write(self._session.consuming(queue, dead=dead))

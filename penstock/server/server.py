@@ -120,6 +120,10 @@ class Server:
         assert self._engine is not None, "this broker does not have the log"
         return self._engine
 
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
+
     @staticmethod
     def now_us() -> int:
         return time.time_ns() // 1000
@@ -267,7 +271,7 @@ class Server:
         for connection in list(self._connections):
             connection.close()
             if not failed:
-                self.home.detach(connection, now_us)
+                connection.leave(lost=False)
         deadline = time.monotonic() + LAST_WORDS_SECONDS
         while self._connections and time.monotonic() < deadline:
             await asyncio.sleep(0.01)  # the last words to peers are still being written
@@ -298,6 +302,8 @@ class Server:
             self.home.turn(self.now_us())
         except EngineFailed as error:
             self.fail(error)
+        except Exception:  # noqa: BLE001 - it is told: a fault of ours must not stop the next turn
+            log.exception("a turn failed")
         if self._throttled:
             self.engine.hurry()
         if self._stopping:
@@ -356,12 +362,11 @@ class Server:
         return f"{connection.protocol}:{connection.peer}#{next(self._numbers)}"
 
     def admit(self, connection: Connection) -> bool:
-        if self._stopping or len(self._connections) >= self.limits.connections_max:
-            self.journal.note(
-                logging.WARNING,
-                f"refused a connection: {self.limits.connections_max} are open, the limit of connections-max",
-                peer=connection.name,
-            )
+        most = self.limits.connections_max
+        if self._stopping or len(self._connections) >= most:
+            limit = f"{most} are open, the limit of connections-max"
+            why = "the broker is stopping" if self._stopping else limit
+            self.journal.note(logging.WARNING, f"refused a connection: {why}", peer=connection.name)
             return False
         self._connections.add(connection)
         return True

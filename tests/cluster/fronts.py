@@ -155,6 +155,8 @@ class Front:
 
     # --- what a connection needs of its server -------------------------------------------------------
 
+    stopping = False
+
     @staticmethod
     def now_us() -> int:
         return time.time_ns() // 1000

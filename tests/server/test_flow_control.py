@@ -1,0 +1,204 @@
+"""Flow control: who does not read gets no more, who sends faster than the disk is not read, and both go on.
+
+Nothing here is slow by chance. A disk that stands still is a real one: the kernel makes whoever opens a file
+wait while another process has a lease on it, and the log's writer opens the file of its next segment.
+"""
+
+import asyncio
+import fcntl
+import os
+import select
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.server.harness import (
+    SEND,
+    WAIT_SECONDS,
+    BrokerProcess,
+    Wire,
+    expect_dispatch,
+    phpmq,
+    rq,
+    sspq,
+    until,
+)
+from tests.server.inside import LOOPS, Inside, Peer, run
+from tests.server.inside import until as soon
+
+KIB, MIB = 1 << 10, 1 << 20
+SEGMENT = 4 * MIB
+
+
+@contextmanager
+def standing_disk(broker: BrokerProcess, wire: Wire) -> Iterator[None]:
+    """The log's writer stands still in here; for less than /proc/sys/fs/lease-break-time, which is 45 s.
+
+    More than half a segment makes the broker have the next one's file ready; when this one is full, the
+    writer opens that.
+    """
+    spare = broker.folder / "data" / "spare-1"
+    for _ in range(SEGMENT // (100 * KIB) * 6 // 10):
+        wire.say(phpmq(1, (1, b"ballast"), (2, bytes(100 * KIB))))
+    until(lambda: spare.exists() and spare.stat().st_size == SEGMENT, "the next segment's file")
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # the kernel tells that somebody wants the file
+    leased = os.open(spare, os.O_RDWR)
+
+    def lease() -> bool:
+        try:
+            fcntl.fcntl(leased, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except BlockingIOError:  # the broker has it still open
+            return False
+        return True
+
+    try:
+        until(lease, "a lease on the next segment's file")
+        for _ in range(SEGMENT // (100 * KIB) * 6 // 10):
+            wire.say(phpmq(1, (1, b"ballast"), (2, bytes(100 * KIB))))
+        until(lambda: not spare.exists(), "the writer to begin its next segment")
+        yield
+    finally:
+        os.close(leased)  # and with it the lease
+        signal.signal(signal.SIGIO, before)
+
+
+def pour(wire: Wire, stream: bytes) -> int:
+    """How many bytes were taken before the broker stopped reading."""
+    wire.socket.setblocking(False)
+    rest = memoryview(stream)
+    while rest and select.select([], [wire.socket], [], 1.0)[1]:
+        rest = rest[wire.socket.send(rest) :]
+    wire.socket.settimeout(WAIT_SECONDS)
+    return len(stream) - len(rest)
+
+
+def message(protocol: str, number: int, payload: bytes) -> bytes:
+    """To queue q; nobody wants an answer."""
+    if protocol == "sspq":
+        return sspq(SEND, payload)
+    if protocol == "phpmq":
+        return phpmq(1, (1, b"q"), (2, payload))
+    return rq(1, (128, number), (160, b"q"), (224, payload), 33, 10)
+
+
+def is_alive(broker: BrokerProcess) -> bool:
+    with broker.wire("rq") as wire:
+        wire.say(rq(5))
+        return wire.hear(1) == rq(6)
+
+
+@pytest.mark.parametrize("protocol", ["sspq", "phpmq", "rq"])
+def test_who_sends_faster_than_the_disk_is_not_read_until_it_has_caught_up(
+    tmp_path: Path, protocol: str
+) -> None:
+    flags = ("--limits-in-flight-bytes", str(256 * KIB), "--log-segment-bytes", str(SEGMENT))
+    broker = BrokerProcess(tmp_path, *flags, "--sspq-queue", "q").start()
+    payload = b"x" * (10 * KIB)
+    messages = [message(protocol, number, payload) for number in range(6400)]
+    message_bytes, poured = len(messages[0]), b"".join(messages)
+    first, sender, worker = broker.wire("phpmq"), broker.wire(protocol), broker.wire("phpmq")
+    worker.say(phpmq(1, (1, b"other"), (2, b"held")), phpmq(2, (1, b"other"), (4, b"2")))
+    held = expect_dispatch(worker, b"other", b"held")
+    with standing_disk(broker, first):
+        before = broker.resident_bytes()
+        sent = pour(sender, poured)
+        assert sent < 32 * MIB, "the broker takes in whatever comes"
+        assert broker.resident_bytes() - before < 16 * MIB
+        # Nobody else waits, and who settles is read.
+        assert is_alive(broker)
+        worker.say(phpmq(4, (1, b"other"), (3, held)))
+        # One that has not sent yet is stopped by its first chunk, and not by its second.
+        other = broker.wire(protocol)
+        assert pour(other, poured) < 32 * MIB
+    count = -(-sent // message_bytes)
+    sender.say(poured[sent : count * message_bytes])
+    sender.leave()
+    other.reset()
+    worker.say(phpmq(2, (1, b"q"), (4, b"100")))
+    for _ in range(count):
+        message_id = expect_dispatch(worker, b"q", payload)
+        worker.say(phpmq(4, (1, b"q"), (3, message_id)))
+    worker.close()
+    first.close()
+    assert broker.stop() == 0
+
+
+# --- out: what waits in a connection's buffer ---------------------------------------------------------
+
+
+BUFFER = 64 * KIB
+FRAME = len(phpmq(3, (1, b"q"), (2, b""), (3, b"?" * 32)))
+"""What PHPMQ puts around a payload for queue q."""
+
+
+async def deaf_consumer(server: Inside) -> Peer:
+    """It consumes without end and reads nothing; the kernel takes little for it, and always the same."""
+    consumer = await server.connect("phpmq", buffer_bytes=4 * KIB)
+    transport = server.connections[0]._transport
+    assert transport is not None
+    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * KIB)
+    await consumer.say(phpmq(2, (1, b"q"), (4, b"100000")))
+    return consumer
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_what_waits_for_a_consumer_that_does_not_read_is_bounded(tmp_path: Path, loop: str) -> None:
+    payload = bytes(4 * KIB)
+    count = 400
+
+    async def test() -> None:
+        async with Inside.open(tmp_path, f"--limits-connection-buffer-bytes {BUFFER}") as server:
+            consumer = await deaf_consumer(server)
+            sender = await server.connect("phpmq")
+            for _ in range(count):
+                await sender.say(phpmq(1, (1, b"q"), (2, payload)))
+            await soon(
+                lambda: held(server) + server.engine.ready("q") == count, "the broker to have read all"
+            )
+            waiting = BUFFER - server.connections[0].bytes_room()
+            # The limit, one message that is over it, and what is around each.
+            assert BUFFER - 5 * KIB <= waiting <= BUFFER + 5 * KIB + BUFFER // 16
+            heard = await consumer.hear(count * (FRAME + len(payload)))
+            assert heard.count(b"H0100303P01") == count
+
+    run(loop, test())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_buffer_that_is_full_to_the_byte_is_no_dead_end(tmp_path: Path, loop: str) -> None:
+    """Nothing more may wait, and not one byte too much does: it must be heard when there is room again."""
+
+    async def test() -> None:
+        async with Inside.open(tmp_path, f"--limits-connection-buffer-bytes {BUFFER}") as server:
+            consumer = await deaf_consumer(server)
+            sender = await server.connect("phpmq")
+            connection = server.connections[0]
+            expected = 0
+
+            async def send(payload: bytes) -> None:
+                nonlocal expected
+                before = held(server)
+                await sender.say(phpmq(1, (1, b"q"), (2, payload)))
+                expected += FRAME + len(payload)
+                await soon(lambda: held(server) > before or server.engine.ready("q") == 1, "the message")
+                await asyncio.sleep(0.05)  # what the kernel takes, it takes now
+
+            while connection.bytes_room() == BUFFER:
+                await send(bytes(16 * KIB))
+            await send(bytes(connection.bytes_room() - FRAME))
+            assert connection.bytes_room() == 0
+            await send(b"the last")
+            assert server.engine.ready("q") == 1
+            heard = await consumer.hear(expected)
+            assert heard.count(b"the last") == 1
+
+    run(loop, test())
+
+
+def held(server: Inside) -> int:
+    """Messages that the first connection has."""
+    return server.broker.guests(0, 1)[0].held
