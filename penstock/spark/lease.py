@@ -8,6 +8,8 @@ Rules that always hold:
   * The first hold is made before anything is read, and a no to it ends the query: whoever asked for a reader
     relies on it.
   * After that nothing here disturbs the query. What goes wrong is a warning, and is tried again.
+  * A reader of the broker's has `READER_QUEUES` queues at most. Those beyond are held by further readers, whose
+    names have a number: `nightly`, `nightly (2)`, …
 """
 
 import logging
@@ -20,6 +22,9 @@ from penstock.spark.offsets import Positions
 
 RENEWALS: Final = 3
 """How often a lease is renewed before it would end, if nothing goes wrong."""
+
+READER_QUEUES: Final = 1000
+"""What the broker takes of one reader."""
 
 MOVE_SECONDS: Final = 1.0
 """Positions are told to the broker no more often than this, however short the batches are."""
@@ -69,16 +74,22 @@ class Lease:
 
     def _tell(self) -> None:
         with self._lock:
-            positions = dict(self._positions)
-        if not positions:
-            return
-        answer = self._broker.put(
-            "readers",
-            self._name,
-            fields={"view": self._view, "positions": positions},
-        )
-        self._renew_seconds = answer["lease_seconds_left"] / RENEWALS
-        capped = {row["queue"] for row in answer["queues"] if row["capped"]}
+            positions = list(self._positions.items())
+        capped: set[str] = set()
+        failure: PenstockError | None = None
+        # A queue keeps its place, so that no reader lets go of what another one does not hold yet.
+        for at in range(0, len(positions), READER_QUEUES):
+            name = f"{self._name} ({at // READER_QUEUES + 1})" if at else self._name
+            held = dict(positions[at : at + READER_QUEUES])
+            try:
+                answer = self._broker.put("readers", name, fields={"view": self._view, "positions": held})
+            except PenstockError as error:
+                failure = error
+                continue
+            self._renew_seconds = answer["lease_seconds_left"] / RENEWALS
+            capped |= {row["queue"] for row in answer["queues"] if row["capped"]}
+        if failure is not None:
+            raise failure
         for queue in sorted(capped - self._capped):
             log.warning(
                 "reader %r is so far behind in queue %r that the broker does not keep all of it any more "

@@ -84,7 +84,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for queue, extent in extents.items()
         }
         for queue in start.keys() - extents.keys():
-            kept_position(self._options, queue, start[queue], None)
+            # One that is not subscribed to any more is forgotten: should it come back, it is a new one.
+            if self._options.wants(queue):
+                kept_position(self._options, queue, start[queue], None)
         self._hold(positions)
         waiting = {queue: self._end(queue, extents) - position for queue, position in positions.items()}
         if isinstance(limit, ReadMaxRows):
@@ -135,7 +137,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: Positions) -> None:
         if self._lease is not None:
-            self._lease.move(end)
+            self._lease.move(self._wanted(end))
 
     def stop(self) -> None:
         if self._lease is not None:
@@ -149,7 +151,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._lease is None:
             broker = Broker(options.url, options.token, options.retry_seconds)
             self._lease = Lease(broker, options.reader, options.view)
-        self._lease.hold(positions)
+        self._lease.hold(self._wanted(positions))
+
+    def _wanted(self, positions: Positions) -> Positions:
+        """A batch that is done again may have a queue in it that nobody wants held any more."""
+        return {queue: position for queue, position in positions.items() if self._options.wants(queue)}
 
 
 def _in_order(positions: Positions) -> Positions:

@@ -1,0 +1,78 @@
+"""What a stream holds at the broker, and which queues it remembers: the source itself, without Spark."""
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import BinaryType, StructType
+
+from penstock.spark.offsets import DataLost
+from penstock.spark.options import STREAM, read_options
+from penstock.spark.streaming import StreamReader
+from tests.http.api import Api
+from tests.http.morgue import phpmq
+from tests.server.harness import BrokerProcess, until
+from tests.spark.conftest import StartBroker
+from tests.spark.rig import send, url_of, values
+
+
+def test_a_stream_of_more_queues_than_one_reader_takes_holds_them_all(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    names = [f"q{number:04}" for number in range(1002)]
+    with phpmq(broker) as mq, Api(broker.ports["http"]) as api:
+        for name in names:
+            mq.send(name, b"x")
+        until(lambda: len(api.get("/v1/offsets", limit=2000)["queues"]) == 1002, "all queues are there")
+        for reader in a_stream(broker, subscribePattern="q.*", reader="many", startingOffsets="earliest"):
+            reader.initialOffset()
+            readers = {it["name"]: it for it in api.get("/v1/readers")["readers"]}
+            assert sorted(readers) == ["many", "many (2)"]
+            assert sorted(row["queue"] for it in readers.values() for row in it["queues"]) == names
+            # A new one comes to the last of them, and whoever moves is moved.
+            send(broker, "q9", values(1))
+            reader.latestOffset(dict.fromkeys(names, 0), ReadAllAvailable())
+            reader.commit({names[0]: 1, names[-1]: 1})
+            until(
+                lambda: (
+                    (rows := held(api, "many (2)")).keys() == {"q1000", "q1001", "q9"} and rows["q1001"] == 1
+                ),
+                "the reader moves",
+            )
+            assert held(api, "many")["q0000"] == 1
+
+
+def held(api: Api, name: str) -> dict[str, int]:
+    return {
+        row["queue"]: row["position"] for row in api.get(f"/v1/readers/{name.replace(' ', '%20')}")["queues"]
+    }
+
+
+def a_stream(broker: BrokerProcess, **said: str) -> Iterator[StreamReader]:
+    """A stream's reader, as Spark makes it, stopped in the end."""
+    reader = StreamReader(
+        read_options({"url": url_of(broker), **said}, STREAM), StructType().add("value", BinaryType())
+    )
+    try:
+        yield reader
+    finally:
+        reader.stop()
+
+
+def test_a_queue_that_is_not_subscribed_to_any_more_is_forgotten(broker: BrokerProcess, api: Api) -> None:
+    for queue in ("lease-a", "lease-b"):
+        send(broker, queue, values(3))
+    for reader in a_stream(broker, subscribe="lease-a", reader="lease-test"):
+        assert reader.latestOffset({"lease-a": 1, "lease-b": 2}, ReadAllAvailable()) == {"lease-a": 3}
+        # The last batch, which was not done, has it still; and is read as it was planned.
+        before = {"lease-a": 0, "lease-b": 0}
+        pieces = reader.partitions(before, {"lease-a": 1, "lease-b": 2})
+        ranges = sorted((part.queue, part.start, part.end) for piece in pieces for part in piece.ranges)
+        assert ranges == [("lease-a", 0, 1), ("lease-b", 0, 2)]
+        reader.commit({"lease-a": 1, "lease-b": 2})
+        until(lambda: held(api, "lease-test") == {"lease-a": 1}, "the reader moves, and holds no other queue")
+    for reader in a_stream(broker, subscribe="lease-a,lease-b"):
+        # It comes back as a new one.
+        assert reader.latestOffset({"lease-a": 3}, ReadAllAvailable()) == {"lease-a": 3, "lease-b": 3}
+    for reader in a_stream(broker, subscribe="lease-a,lease-nix"):
+        with pytest.raises(DataLost, match="queue 'lease-nix' is gone, but was read up to 2"):
+            reader.latestOffset({"lease-a": 1, "lease-nix": 2}, ReadAllAvailable())
