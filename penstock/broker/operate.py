@@ -84,11 +84,12 @@ class Operator:
         receipt: TransactionReceipt,
         *,
         step: Step | None = None,
+        fingerprint: str = "",
     ) -> None:
         """Messages for several queues, all or nothing. See the engine for keys and steps."""
         self._check_open()
         self._broker.check_names(queue for queue, _ in parts)
-        self._engine.transact(key, parts, now_us, receipt, step=step)
+        self._engine.transact(key, parts, now_us, receipt, step=step, fingerprint=fingerprint)
         for queue, _ in parts:
             self._broker.stir(queue)
         self._broker.wake()

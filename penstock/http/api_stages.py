@@ -190,6 +190,7 @@ ROUTES: Final = (
         problems=(
             "stage-not-found",
             "conflict",
+            "key-reused",
             "queue-not-found",
             "queue-full",
             "disk-full",

@@ -89,20 +89,23 @@ class Known(NamedTuple):
 
     stored: list[Range] | None  # None: it is not committed
     steps: int  # that are stored, where it has begun and not ended
+    fingerprint: str  # of what is committed; empty where nobody knows
 
 
 async def known_of(link: Link, key: str) -> Known:
     """What has become of a key; that it is committed is said only when no power cut can undo it."""
     answer = (await link.call("transaction", {"key": KIND + key})).fields
     if answer["stored"] is None:
-        return Known(None, answer["steps"])
+        return Known(None, answer["steps"], "")
     # It may have been committed a moment ago. A repetition is answered behind its sync.
-    return Known(await commit_at_once(link, key, []), 0)
+    return Known(await commit_at_once(link, key, []), 0, answer["fingerprint"])
 
 
-async def commit_at_once(link: Link, key: str, parts: Sequence[tuple[str, Batch]]) -> list[Range]:
+async def commit_at_once(
+    link: Link, key: str, parts: Sequence[tuple[str, Batch]], fingerprint: str = ""
+) -> list[Range]:
     """All of it in one step; where it is there already, it stays as it is."""
-    return await _transact(link, key, parts, {})
+    return await _transact(link, key, parts, {"fingerprint": fingerprint})
 
 
 async def _transact(
@@ -154,6 +157,11 @@ class LargeCommit:
     @property
     def key(self) -> str:
         return self._intent.key
+
+    @property
+    def intent(self) -> Intent:
+        """What it carries out."""
+        return self._intent
 
     def join(self) -> "asyncio.Future[list[Range]]":
         """Where the messages are, as soon as they are; or what is in the way, where something is."""
@@ -271,7 +279,8 @@ class LargeCommit:
 
     async def _send(self, number: int, parts: Sequence[tuple[str, Batch]]) -> list[Range]:
         last = number == len(self._chunks) - 1
-        stored = await _transact(self._link, self.key, parts, {"step": [number, last]})
+        more = {"step": [number, last], "fingerprint": self._intent.fingerprint if last else ""}
+        stored = await _transact(self._link, self.key, parts, more)
         self._sent += 1
         return stored
 

@@ -100,9 +100,8 @@ def _joined(batches: Sequence[Batch], protocol: str) -> Batch:
     return part.batch(protocol)
 
 
-def check_chunks(folder: StageFolder, chunks: Iterable[Chunk]) -> None:
-    """Read everything and check it, before anything is done with it; StageDamaged where it must not be."""
+def read_chunks(folder: StageFolder, chunks: Iterable[Chunk]) -> Iterator[tuple[str, Batch]]:
+    """Everything, checked, a piece at a time; StageDamaged where one is."""
     for chunk in chunks:
         for stage_id, pieces in groupby(chunk, key=lambda it: it.stage_id):
-            for _ in folder.read(stage_id, [it.piece for it in pieces]):
-                pass
+            yield from folder.read(stage_id, [it.piece for it in pieces])

@@ -111,6 +111,7 @@ class Intent:
     chunk_bytes: int
     chunk_messages: int
     begun: bool  # whether the first chunk is known to be stored
+    fingerprint: str = ""  # of all of it; older versions wrote none
 
 
 # --- encoding --------------------------------------------------------------------------------------
@@ -309,6 +310,7 @@ class StageFolder:
                 "chunk_bytes": intent.chunk_bytes,
                 "chunk_messages": intent.chunk_messages,
                 "begun": intent.begun,
+                "fingerprint": intent.fingerprint,
             },
         )
         self._write_whole(_intent_name(intent.key), [head])

@@ -10,8 +10,9 @@ own (`stage_files.py`), synced before it is confirmed. Then either
 
 Rules that always hold:
   * One thing at a time is done to a key, commit or abort. Whoever comes meanwhile waits for the outcome.
-  * A key that was committed stays committed: to commit it again, with whatever stages, changes nothing and is
-    answered as the first time; to abort it does nothing. The engine remembers the last 10,000 such keys.
+  * A key that was committed stays committed: to commit it again, with stages that have the same messages or
+    are gone, changes nothing and is answered as the first time; to abort it does nothing. The engine
+    remembers the last 10,000 such keys. With stages that have other messages it is the problem `key-reused`.
   * What is in memory is what is on the disk: a stage is there after its sync, and gone before its file is.
   * All files together have at most `stages-bytes-max` bytes, and leave some room on the disk for the log.
 
@@ -42,9 +43,10 @@ from penstock.http.commits import (
     disk_problem,
     known_of,
 )
+from penstock.http.fingerprint import OF_STREAMS, Fingerprint
 from penstock.http.link import Link
 from penstock.http.problems import Problem
-from penstock.http.stage_chunks import check_chunks, load_chunk, plan_chunks
+from penstock.http.stage_chunks import load_chunk, plan_chunks, read_chunks
 from penstock.http.stage_files import Intent, Stage, StageDamaged, StageFolder, encode_stage
 
 SWEEP_SECONDS: Final = 60.0
@@ -56,6 +58,10 @@ THREADS: Final = 4
 LOADS_MAX: Final = 4
 """So many small transactions are in memory at a time."""
 
+COPIED: Final = (
+    "is this a copy of another query's checkpoint, or is the option queue another one since then? Begin with "
+    "a new checkpoint"
+)
 ASKED_AT_ONCE: Final = 500
 """Keys that the engine is asked about in one go, at the start."""
 
@@ -122,8 +128,8 @@ class Stages:
         for at in range(0, len(keys), ASKED_AT_ONCE):
             some = keys[at : at + ASKED_AT_ONCE]
             known = await asyncio.gather(*(known_of(self._link, key) for key in some))
-            for key, (stored, _) in zip(some, known, strict=True):
-                if stored is not None:
+            for key, found in zip(some, known, strict=True):
+                if found.stored is not None:
                     await self._drop(key)
 
     async def _resume(self, intent: Intent) -> None:
@@ -220,21 +226,48 @@ class Stages:
         async with self._lock(key):
             large = self._large.get(key)
             if large is not None:
+                if large.intent.stages != tuple(stage_ids):
+                    await self._check_same(key, stage_ids, [], large.intent.fingerprint)
                 outcome, repeated = large.join(), True
             else:
                 known = await known_of(self._link, key)
                 if known.stored is not None:
+                    await self._check_same(key, stage_ids, known.stored, known.fingerprint)
                     await self._tidy_up(key)
                     return Committed(known.stored, repeated=True)
                 self._check_intent(key, known)
                 self._check_stages(key, stage_ids)
-                parts = await self._prepare(key, stage_ids)
+                parts, fingerprint = await self._prepare(key, stage_ids)
                 if parts is not None:
-                    stored = await commit_at_once(self._link, key, parts)
+                    stored = await commit_at_once(self._link, key, parts, fingerprint)
                     await self._tidy_up(key)
                     return Committed(stored, repeated=False)
-                outcome, repeated = self._begin_large(await self._new_intent(key, stage_ids)).join(), False
+                intent = await self._new_intent(key, stage_ids, fingerprint)
+                outcome, repeated = self._begin_large(intent).join(), False
         return Committed(await outcome, repeated)
+
+    async def _check_same(
+        self, key: str, stage_ids: Sequence[str], stored: Sequence[Range], fingerprint: str
+    ) -> None:
+        """Whether these stages bring what is stored under their key already, as far as they are there.
+
+        Whoever asks again because an answer was lost names stages that are gone, and is not meant.
+        """
+        stages = [self._stages.get(stage_id) for stage_id in stage_ids]
+        if any(stage is None or stage.key != key or stage.damage for stage in stages):
+            return
+        try:
+            asked = await self._in_thread(_fingerprint_of, self._folder, key, stage_ids)
+        except StageDamaged:
+            return
+        except OSError as error:
+            raise disk_problem(error, self._folder.path) from error
+        if key.startswith(OF_STREAMS):
+            queues = {it.queue for it in stored}
+            if queues and not queues.issuperset(asked.counts()):
+                raise _reused(key, stored, asked, COPIED)
+        elif fingerprint and stage_ids and fingerprint != asked.text():
+            raise _reused(key, stored, asked, "use a new key for what is new")
 
     def _check_intent(self, key: str, known: Known) -> None:
         if known.steps:
@@ -255,22 +288,25 @@ class Stages:
                     f"transaction {key!r} has no stage {stage_id!r} (any more); stage that part again",
                 )
 
-    async def _prepare(self, key: str, stage_ids: Sequence[str]) -> list[tuple[str, Batch]] | None:
-        """All messages of these stages; None where they are too many to be handled at once.
+    async def _prepare(
+        self, key: str, stage_ids: Sequence[str]
+    ) -> tuple[list[tuple[str, Batch]] | None, str]:
+        """All messages of these stages, or None where they are too many to be handled at once; and what is
+        remembered of them.
 
         All are read and found undamaged in either case: nothing is begun that could not be finished.
         """
         async with self._loads:
             try:
-                return await self._in_thread(_read_all, self._folder, stage_ids)
+                return await self._in_thread(_read_all, self._folder, key, stage_ids)
             except StageDamaged as error:
                 log.warning("transaction %r is not committed, for a stage of it is damaged: %s", key, error)
                 raise _damaged(key, str(error)) from None
             except OSError as error:
                 raise disk_problem(error, self._folder.path) from error
 
-    async def _new_intent(self, key: str, stage_ids: Sequence[str]) -> Intent:
-        intent = Intent(key, tuple(stage_ids), CHUNK_BYTES, CHUNK_MESSAGES, begun=False)
+    async def _new_intent(self, key: str, stage_ids: Sequence[str], fingerprint: str) -> Intent:
+        intent = Intent(key, tuple(stage_ids), CHUNK_BYTES, CHUNK_MESSAGES, False, fingerprint)
         try:
             await self._in_thread(self._folder.write_intent, intent)
         except OSError as error:
@@ -353,13 +389,40 @@ class Stages:
                 log.exception("stages of transaction %r cannot be removed", key)
 
 
-def _read_all(folder: StageFolder, stage_ids: Sequence[str]) -> list[tuple[str, Batch]] | None:
+def _read_all(
+    folder: StageFolder, key: str, stage_ids: Sequence[str]
+) -> tuple[list[tuple[str, Batch]] | None, str]:
     """See `Stages._prepare`. In a thread."""
     chunks = plan_chunks(folder, stage_ids, AT_ONCE_BYTES, AT_ONCE_MESSAGES)
-    if len(chunks) > 1:
-        check_chunks(folder, chunks)
-        return None
-    return load_chunk(folder, chunks[0]) if chunks else []
+    fingerprint = Fingerprint(key)
+    parts = None if len(chunks) > 1 else load_chunk(folder, chunks[0]) if chunks else []
+    fingerprint.add(read_chunks(folder, chunks) if parts is None else parts)
+    return parts, fingerprint.text()
+
+
+def _fingerprint_of(folder: StageFolder, key: str, stage_ids: Sequence[str]) -> Fingerprint:
+    """Of what is staged. In a thread."""
+    fingerprint = Fingerprint(key)
+    fingerprint.add(read_chunks(folder, plan_chunks(folder, stage_ids, CHUNK_BYTES, CHUNK_MESSAGES)))
+    return fingerprint
+
+
+def _reused(key: str, stored: Sequence[Range], asked: Fingerprint, advice: str) -> Problem:
+    counts = sorted(asked.counts().items())
+    there = [f"{it.end - it.first} in {it.queue!r} from offset {it.first} on" for it in stored]
+    here = [f"{count} for {queue!r}" for queue, count in counts]
+    return Problem(
+        "key-reused",
+        f"transaction {key!r} was committed for other messages ({_some(there)}) than are staged now "
+        f"({_some(here)}), of which none is stored; {advice}",
+        stored=[{"queue": it.queue, "offset_start": it.first, "offset_end": it.end} for it in stored],
+        asked=[{"queue": queue, "count": count} for queue, count in counts],
+    )
+
+
+def _some(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - 3} more" if len(texts) > 3 else ""
+    return ", ".join(texts[:3]) + more or "none that are new"
 
 
 def _damaged(key: str, what: str) -> Problem:

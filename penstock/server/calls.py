@@ -170,7 +170,14 @@ def _transact(context: Context, fields: Fields, body: memoryview, answer: Answer
             )
 
     step = Step(*fields["step"]) if fields.get("step") is not None else None
-    context.operator.transact(fields["key"], parts, context.server.arrival_us(), receipt, step=step)
+    context.operator.transact(
+        fields["key"],
+        parts,
+        context.server.arrival_us(),
+        receipt,
+        step=step,
+        fingerprint=fields.get("fingerprint", ""),
+    )
 
 
 def _transaction(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
@@ -181,6 +188,7 @@ def _transaction(context: Context, fields: Fields, body: memoryview, answer: Ans
         {
             "stored": _stored(stored) if stored is not None else None,
             "steps": context.engine.transaction_steps(key),
+            "fingerprint": context.engine.transaction_fingerprint(key),
         }
     )
 

@@ -8,8 +8,8 @@ Rules that always hold:
   * The first hold is made before anything is read, and a no to it ends the query: whoever asked for a reader
     relies on it.
   * After that nothing here disturbs the query. What goes wrong is a warning, and is tried again.
-  * A reader of the broker's has `READER_QUEUES` queues at most. Those beyond are held by further readers, whose
-    names have a number: `nightly`, `nightly (2)`, …
+  * A reader of the broker's has `READER_QUEUES` queues at most. Those beyond are held by further readers,
+    whose names have a number: `nightly`, `nightly (2)`, …
 """
 
 import logging

@@ -60,7 +60,7 @@ async def test_a_key_stores_once(kind: Connect, broker: BrokerProcess, queue: st
         assert (again.offset, again.id) == (first.offset, first.id)
         with pytest.raises(Refused) as raised:
             await api.send(queue, b"y", key="k")
-        assert (raised.value.status, raised.value.name) == (422, "key-reused")
+        assert (raised.value.status, raised.value.name) == (409, "key-reused")
         assert "use a new key for what is new" in str(raised.value)
 
 

@@ -80,7 +80,11 @@ class EngineLink:
         assert fields is not None
         if name == "transaction":
             stored = self.engine.transaction(fields["key"])
-            answer = {"stored": _rows(stored), "steps": self.engine.transaction_steps(fields["key"])}
+            answer = {
+                "stored": _rows(stored),
+                "steps": self.engine.transaction_steps(fields["key"]),
+                "fingerprint": self.engine.transaction_fingerprint(fields["key"]),
+            }
         else:
             answer = self._transact(fields, b"".join(buffers))
             if self.before_answer is not None:
@@ -98,7 +102,8 @@ class EngineLink:
         came: list[TransactionDone | EngineError] = []
         step = Step(*fields["step"]) if "step" in fields else None
         try:
-            self.engine.transact(fields["key"], parts, NOW_US, came.append, step=step)
+            said = fields["fingerprint"]
+            self.engine.transact(fields["key"], parts, NOW_US, came.append, step=step, fingerprint=said)
         except EngineRefused as error:
             raise CallRefused(KINDS[type(error)], str(error)) from None
         self.engine.flush(NOW_US)

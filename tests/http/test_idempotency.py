@@ -92,9 +92,9 @@ def test_a_batch_of_several_blocks(api: Api) -> None:
     first = send_lines(api, "blocks", "k", *rows).json
     assert send_lines(api, "blocks", "k", *rows).json == first | {"repeated": True}
     rows[149]["value"] += "!"
-    assert send_lines(api, "blocks", "k", *rows).status == 422
+    assert send_lines(api, "blocks", "k", *rows).status == 409
     rows[149] = {"value": "149" + "x" * 30_000, "ttl": 1}
-    assert send_lines(api, "blocks", "k", *rows).status == 422
+    assert send_lines(api, "blocks", "k", *rows).status == 409
     assert offset_end(api, "blocks") == 150
 
 
@@ -107,7 +107,7 @@ def test_keys_are_remembered_across_a_restart(start_broker: StartBroker) -> None
     try:
         with Api(again.ports["http"]) as api:
             assert send(api, "kept", b"x", "k").json == first | {"repeated": True}
-            assert send(api, "kept", b"y", "k").status == 422
+            assert send(api, "kept", b"y", "k").status == 409
     finally:
         again.kill()
 
@@ -172,7 +172,7 @@ def test_another_body_is_refused(api: Api, rows: list[dict[str, Any]]) -> None:
     queue = f"other {json.dumps(rows)}"
     first = send_lines(api, queue, "k", {"value": "ab"}, {"value": "c"}).json
     reply = send_lines(api, queue, "k", *rows)
-    assert (reply.status, reply.problem) == (422, "key-reused")
+    assert (reply.status, reply.problem) == (409, "key-reused")
     assert reply.json["detail"] == (
         f"queue {queue!r}: this Idempotency-Key was used for other messages (offsets 0 to 1); use a new key "
         f"for what is new"
@@ -184,7 +184,7 @@ def test_another_body_is_refused(api: Api, rows: list[dict[str, Any]]) -> None:
 def test_other_terms_are_another_body(api: Api) -> None:
     send(api, "terms", b"x", "k", ttl=60, retries=3)
     for terms in ({"ttl": 61, "retries": 3}, {"ttl": 60, "retries": 4}, {"ttl": 60}, {"retries": 3}, {}):
-        assert send(api, "terms", b"x", "k", **terms).status == 422
+        assert send(api, "terms", b"x", "k", **terms).status == 409
 
 
 def test_the_same_key_for_another_queue_is_another_key(api: Api) -> None:
@@ -240,7 +240,7 @@ def test_two_requests_at_the_same_moment(broker: BrokerProcess) -> None:
     taken = [reply.json for reply in replies if reply.status == 200]
     # Which of the two bodies came first is open; the other one is refused.
     assert len(taken) in (2, 4)
-    assert {reply.status for reply in replies} == {200, 422}
+    assert {reply.status for reply in replies} == {200, 409}
     assert sum(not receipt["repeated"] for receipt in taken) == 1
     assert len({(receipt["offset"], receipt["id"]) for receipt in taken}) == 1
     with Api(broker.ports["http"]) as api:

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.batch import Batch
+from penstock.engines.log.engine import open_log
 from penstock.engines.log.keys import TRANSACTIONS_MAX
 from penstock.engines.log.reader import LogReader
 from penstock.http.commits import AT_ONCE_BYTES, AT_ONCE_MESSAGES, CHUNK_BYTES
@@ -108,13 +110,77 @@ def test_a_commit_stores_the_stages_named_in_their_order_and_drops_the_others(
 
 
 def test_a_commit_counts_once_whatever_it_names_the_second_time(api: Api, broker: BrokerProcess) -> None:
-    first = stage(api, "twice", "twice", "one")
+    first = stage(api, "twice", "twice", "one", "two")
     answer = committed(api, "twice", first)
-    other = stage(api, "twice", "twice", "two")  # the batch is replayed from its beginning
-    for stages in ((first,), (), ("f" * 32,), (other,)):
+    # The batch is replayed from its beginning, in another order, and in other parts.
+    again = stage(api, "twice", "twice", "two"), stage(api, "twice", "twice", "one")
+    for stages in (again, (first,), (), ("f" * 32,)):
         assert committed(api, "twice", *stages) == {**answer, "repeated": True}
-    assert stored(broker, "twice") == ["one"]
+    assert stored(broker, "twice") == ["one", "two"]
     assert stage_files(broker) == []
+
+
+@pytest.mark.parametrize(
+    ("queue", "values"),
+    [
+        ("reused", ("b1", "a3")),
+        ("reused", ("a1", "b2", "")),
+        ("reused", ("a2", "b1")),
+        ("elsewhere", ("a1", "b2")),
+    ],
+    ids=["payload", "rows", "exchanged", "queue"],
+)
+def test_a_key_that_is_used_again_for_something_else(
+    start_broker: StartBroker, queue: str, values: tuple[str, ...]
+) -> None:
+    """Also after a restart from the log, and from a snapshot."""
+    broker = start_broker()
+    with Api(broker.ports["http"]) as api:
+        committed(api, "key", stage(api, "key", "reused", "a1", "b2"))
+    for end in (lambda: None, broker.kill, broker.stop):
+        end()
+        if not broker.running:
+            broker.start()
+        with Api(broker.ports["http"]) as api:
+            reply = commit(api, "key", stage(api, "key", queue, *values))
+            assert (reply.status, reply.problem) == (409, "key-reused")
+            assert reply.json["detail"] == (
+                "transaction 'key' was committed for other messages (2 in 'reused' from offset 0 on) than "
+                f"are staged now ({len(values)} for {queue!r}), of which none is stored; use a new key for "
+                "what is new"
+            )
+            assert reply.json["stored"] == [{"queue": "reused", "offset_start": 0, "offset_end": 2}]
+            assert reply.json["asked"] == [{"queue": queue, "count": len(values)}]
+            assert api.ask("DELETE", "/v1/transactions/key").json["state"] == "committed"
+            assert committed(api, "key", stage(api, "key", "reused", "b2", "a1"))["repeated"] is True
+    assert stored(broker, "reused") == ["a1", "b2"]
+
+
+def test_of_a_stream_s_batch_other_contents_are_the_same_batch_and_other_queues_are_not(
+    api: Api, broker: BrokerProcess
+) -> None:
+    key = "spark/6c0b8a3f/7"
+    answer = committed(api, key, stage(api, key, "stream-a", "one"), stage(api, key, "stream-b", "two"))
+    other = stage(api, key, "stream-a", "ONE", "more")
+    assert committed(api, key, other) == {**answer, "repeated": True}
+    reply = commit(api, key, stage(api, key, "stream-a", "one"), stage(api, key, "stream-c", "two"))
+    assert (reply.status, reply.problem) == (409, "key-reused")
+    for words in ("1 in 'stream-a'", "1 in 'stream-b'", "1 for 'stream-c'", "a new checkpoint"):
+        assert words in reply.json["detail"]
+    assert stored(broker, "stream-c") == []
+    api.ask("DELETE", "/v1/transactions/spark%2F6c0b8a3f%2F7")
+
+
+def test_a_key_without_a_fingerprint_is_answered_as_ever(tmp_path: Path, start_broker: StartBroker) -> None:
+    """Earlier versions remembered none."""
+    broker = start_broker()
+    broker.stop()
+    engine = open_log(str(broker.folder / "data"), time.time_ns() // 1000)
+    engine.transact("transaction/old", [("old", Batch.of([b"x"]))], time.time_ns() // 1000)
+    engine.close(time.time_ns() // 1000)
+    broker.start()
+    with Api(broker.ports["http"]) as api:
+        assert committed(api, "old", stage(api, "old", "old", "y"))["repeated"] is True
 
 
 def test_commits_at_the_same_time_are_one(api: Api, broker: BrokerProcess) -> None:
@@ -211,6 +277,12 @@ def test_a_large_transaction(api: Api, broker: BrokerProcess) -> None:
     assert stored(broker, "large") == values
     assert committed(api, "large", *stages) == {**answer, "repeated": True}
     assert stage_files(broker) == []
+    again = [stage(api, "large", "large", *values[at : at + 80]) for at in range(320, -1, -80)]
+    assert committed(api, "large", *again) == {**answer, "repeated": True}
+    values[7] = values[7].upper()
+    other = [stage(api, "large", "large", *values[at : at + 80]) for at in range(0, 400, 80)]
+    assert commit(api, "large", *other).problem == "key-reused"
+    api.ask("DELETE", "/v1/transactions/large")
 
 
 def test_a_full_queue_holds_up_a_large_one_which_then_ends_by_itself(
@@ -230,6 +302,8 @@ def test_a_full_queue_holds_up_a_large_one_which_then_ends_by_itself(
         state = api.get("/v1/transactions/full")
         assert (state["state"], state["committing"]) == ("open", True)
         assert 0 < api.get("/v1/queues/full")["ready"] < 300
+        other = stage(api, "full", "full", "something else")
+        assert commit(api, "full", other).problem == "key-reused"
     # It also survives a restart; and goes on as soon as there is room.
     broker.kill()
     broker.start()

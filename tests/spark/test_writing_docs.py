@@ -2,6 +2,7 @@
 
 import re
 from base64 import b64decode
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -24,15 +25,24 @@ def test_the_examples_run(
     letters = [b'{"region": "north"}', b'{"region": "south", "amount": 1,5}', b'{"region": "north"}']
     reject(broker, api, "docs.orders", letters)
     blocks = re.findall(r"^```python\n(.*?)^```$", WRITING_PART, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     names: dict[str, object] = {"spark": spark}
     for text in blocks:
         text = text.replace("http://127.0.0.1:9180", url_of(broker)).replace('"out/', f'"{tmp_path}/out/')
-        text = re.sub('"(orders|written|shouted)"', r'"docs.\1"', text)
+        text = re.sub('"(orders|written|shouted|copied)"', r'"docs.\1"', text)
         exec(compile(text, "docs/spark.md", "exec"), names)
     assert queues.values("docs.written") == {b"order %d" % number: 1 for number in range(1000)}
     shouted = {b'{"REGION": "NORTH"}': 2, b'{"REGION": "SOUTH", "AMOUNT": 1,5}': 1}
     assert queues.values("docs.shouted") == shouted
+    # With another checkpoint, batches have other ids: the same rows are written once more.
+    text = blocks[2].replace("http://127.0.0.1:9180", url_of(broker)).replace('"out/', f'"{tmp_path}/other/')
+    exec(
+        compile(
+            text.replace('"orders"', '"docs.orders"').replace('"copied"', '"docs.copied"'), "page", "exec"
+        ),
+        names,
+    )
+    assert queues.values("docs.copied") == Counter(letters * 2)
     # The first two were redriven as they are, and the third one with another payload.
     ready = api.get(path_of("docs.orders", "messages"), state="ready")["messages"]
     assert [(message["offset"], message["repaired"]) for message in ready] == [

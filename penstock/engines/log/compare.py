@@ -66,7 +66,10 @@ def differences(replayed: LogState, written: LogState) -> Iterator[str]:
     for name in ("log", "opening", "readers"):
         if getattr(replayed, name) != getattr(written, name):
             yield f"{name} is {getattr(written, name)!r}; the blocks say {getattr(replayed, name)!r}"
-    if list(replayed.transactions.items()) != list(written.transactions.items()):
+    if (list(replayed.transactions.items()), replayed.fingerprints) != (
+        list(written.transactions.items()),
+        written.fingerprints,
+    ):
         yield "its transactions are not those of the blocks"
     if replayed.unfinished != written.unfinished:
         yield "its unfinished transactions are not those of the blocks"

@@ -347,10 +347,11 @@ class LogEngine:
         receipt: TransactionReceipt | None = None,
         *,
         step: Step | None = None,
+        fingerprint: str = "",
     ) -> None:
         """See `Transactions.transact`."""
         self._check()
-        self._transactions.transact(key, parts, now_us, receipt, step=step)
+        self._transactions.transact(key, parts, now_us, receipt, step=step, fingerprint=fingerprint)
 
     def transaction(self, key: str) -> list[Stored] | None:
         """Where a committed transaction's messages are; None where the key is not known (any more).
@@ -358,6 +359,10 @@ class LogEngine:
         It may have been committed a moment ago: only a receipt says that it is safe.
         """
         return self._transactions.stored(key)
+
+    def transaction_fingerprint(self, key: str) -> str:
+        """What was said of a committed transaction's contents; empty where nothing was."""
+        return self._state.fingerprints.get(key, "")
 
     def transaction_newest(self, series: str) -> str | None:
         """The key that was committed last of those that are `series`, which ends with a slash, and one more

@@ -124,6 +124,7 @@ class Capture:
             "opening": state.opening,
             "position": position,
             "transactions": list(state.transactions.items()),
+            "fingerprints": list(state.fingerprints.items()),
             "unfinished": list(state.unfinished.items()),
             "readers": [reader_fields(reader) for reader in state.readers.values()],
             "damage": [damage_fields(damage) for damage in state.damage],
@@ -287,6 +288,7 @@ def load_snapshot(state: LogState, position: int) -> None:
         state.segments.add(segment)
     for key, parts in meta["transactions"]:
         state.remember(key, [(q, first, end, opening) for q, first, end, opening in parts])
+    state.fingerprints = dict(meta.get("fingerprints", ()))  # older versions wrote none
     for key, (steps, parts) in meta.get("unfinished", ()):  # older versions wrote none
         state.unfinished[key] = (steps, [(q, first, end, opening) for q, first, end, opening in parts])
     for fields in meta["readers"]:

@@ -95,6 +95,7 @@ class LogState:
         self.begins_late = False  # what is missing cannot be told from what retention took
         self.number_last = 0  # the highest that a queue has: numbers are never given twice
         self.transactions: dict[str, list[StoredPart]] = {}  # in the order of their commits
+        self.fingerprints: dict[str, str] = {}  # of those of which one was told
         self._keys: dict[str, Keys] = {}  # by their kinds
         self.unfinished: dict[str, tuple[int, list[StoredPart]]] = {}  # steps that are stored, and where
         self.readers: dict[ReaderKey, ReaderInfo] = {}
@@ -134,12 +135,15 @@ class LogState:
     def policy_of(self, name: str) -> QueuePolicy:
         return DRAWER_POLICY if is_drawer(name) else self.policies.for_queue(name)
 
-    def remember(self, key: str, parts: list[StoredPart]) -> None:
+    def remember(self, key: str, parts: list[StoredPart], fingerprint: str = "") -> None:
         """A transaction that is whole."""
         if key not in self.transactions:
             for forgotten in self._keys_of(key).add(key):
                 del self.transactions[forgotten]
+                self.fingerprints.pop(forgotten, None)
         self.transactions[key] = parts
+        if fingerprint:
+            self.fingerprints[key] = fingerprint
 
     def _keys_of(self, key: str) -> Keys:
         kind = kind_of(key)
@@ -156,12 +160,14 @@ class LogState:
         """How many steps of a transaction are stored that has not had its last one."""
         return self.unfinished[key][0] if key in self.unfinished else 0
 
-    def remember_step(self, key: str, step: Step, parts: list[StoredPart]) -> list[StoredPart]:
+    def remember_step(
+        self, key: str, step: Step, parts: list[StoredPart], fingerprint: str = ""
+    ) -> list[StoredPart]:
         """One more step of a transaction; what is stored of it, and with the last one of them all."""
         _, before = self.unfinished.pop(key, (0, []))
         together = join_parts(before, parts)
         if step.last:
-            self.remember(key, together)
+            self.remember(key, together, fingerprint)
             return together
         self.unfinished[key] = (step.number + 1, together)
         return parts
@@ -362,10 +368,11 @@ class LogState:
             self.release(fields["name"], fields.get("queue"))
         elif operation == "transaction":
             parts = [(q, first, end, header.opening) for q, first, end in fields["parts"]]
+            fingerprint = fields.get("fingerprint", "")
             if "step" in fields:
-                self.remember_step(fields["key"], Step(fields["step"], fields["last"]), parts)
+                self.remember_step(fields["key"], Step(fields["step"], fields["last"]), parts, fingerprint)
             elif fields["key"]:
-                self.remember(fields["key"], parts)
+                self.remember(fields["key"], parts, fingerprint)
         elif operation == "damage":
             self.damage.append(Damage(**fields["damage"]))
             queue = self.queues.get(fields["damage"]["queue"])

@@ -44,12 +44,14 @@ class Transactions:
         receipt: TransactionReceipt | None = None,
         *,
         step: Step | None = None,
+        fingerprint: str = "",
     ) -> None:
         """All of these messages or none, once for each key, whatever happens meanwhile.
 
         Without a key nothing is remembered: said again, the messages are stored again.
         In steps: each is all or nothing, and stored once; the key counts as committed with the last one.
         A key that has begun is remembered until then, however many others are committed meanwhile.
+        A fingerprint is remembered with its key, for those who want to know whether it was the same.
         A batch that is `dead` becomes dead letters, which nobody has had before. One of `repairs` is no new
         messages: the dead letters that it names go back into their queue with these payloads, as far as
         they are dead and nobody holds them.
@@ -109,6 +111,8 @@ class Transactions:
         fields: dict[str, object] = {"op": "transaction", "key": key, "parts": [part[:3] for part in stored]}
         if step is not None:
             fields |= {"step": step.number, "last": step.last}
+        if fingerprint:
+            fields["fingerprint"] = fingerprint
         control = control_parts(fields)
         end = self._sealer.header(KIND_CONTROL, FLAG_PART | FLAG_END, 0, 0, control, now_us)
         self._committer.reserve(
@@ -121,9 +125,9 @@ class Transactions:
                 self._sealer.add_settlements(block, sync=True)
         self._committer.add(end, control, sync=True)
         if step is not None:
-            stored = self._state.remember_step(key, step, stored)
+            stored = self._state.remember_step(key, step, stored, fingerprint)
         elif key:
-            self._state.remember(key, stored)
+            self._state.remember(key, stored, fingerprint)
         if receipt is not None:
             done = TransactionDone(
                 key,

@@ -1,0 +1,58 @@
+"""Fingerprint: by which a key that comes again is known to bring what it brought the first time.
+
+Spark runs a job again with its rows in another order, cut into other parts. So what counts is which rows
+there are for each queue, however they are ordered: their number, their bytes, a sum over their checksums.
+
+The batches of a streaming query are an exception: one that Spark runs again need not be byte for byte the
+same, and the first one counts. Of these, only queues are compared (`stages.py`).
+"""
+
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Final
+
+from penstock.broker.batch import Batch
+
+OF_STREAMS: Final = "spark/"
+"""What keys begin with that Spark's sink makes up; see `penstock/spark/writing.py`."""
+
+_REPAIRS: Final = "redrive"
+
+
+class Fingerprint:
+    """Of all messages that are added. Measured: 0.3 µs for each of 200 bytes."""
+
+    def __init__(self, key: str) -> None:
+        self._looks_inside = not key.startswith(OF_STREAMS)
+        self._rows: dict[tuple[str, str], list[int]] = {}  # by queue and what becomes of them
+
+    def add(self, parts: Iterable[tuple[str, Batch]]) -> None:
+        for queue, batch in parts:
+            kind = _REPAIRS if batch.repairs is not None else batch.dead.label
+            total = self._rows.setdefault((queue, kind), [0, 0, 0])
+            total[0] += len(batch)
+            total[1] += len(batch.payload)
+            if self._looks_inside:
+                payload = memoryview(batch.payload)
+                # Squares: sums of checksums alone are the same where two rows have exchanged a part.
+                for start, end in pairwise(batch.bounds):
+                    checksum = zlib.crc32(payload[start:end])
+                    total[2] += checksum * checksum
+                total[2] += sum(batch.repairs or ())
+
+    def text(self) -> str:
+        """What is remembered with the key; nothing where it is a stream's."""
+        if not self._looks_inside:
+            return ""
+        return hashlib.blake2b(json.dumps(sorted(self._rows.items())).encode(), digest_size=12).hexdigest()
+
+    def counts(self) -> dict[str, int]:
+        """New messages by queue."""
+        counts: dict[str, int] = {}
+        for (queue, kind), (rows, _, _) in self._rows.items():
+            if kind != _REPAIRS:
+                counts[queue] = counts.get(queue, 0) + rows
+        return counts
