@@ -138,7 +138,9 @@ def _analyse(broker: Broker, screen: Screen, folder: Path, traffic: Traffic) -> 
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "penstock":
             raise
-        raise SparkMissing(f"{error.name} is not installed; pip install 'penstock[spark]'") from None
+        raise SparkMissing(
+            f"{error.name} is not installed; pip install 'penstock[spark]', and Java 17 or newer for it"
+        ) from None
     try:
         return Analysis(broker, screen, folder).run(traffic.stored, traffic.number_end)
     except SparkNotStarted as error:

@@ -128,7 +128,9 @@ def test_without_pyspark_it_says_what_to_install(tmp_path: Path) -> None:
     ended = _run([sys.executable, "-c", WITHOUT_PYSPARK], {"TMPDIR": str(tmp_path)})
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
     (line,) = (line for line in ended.stdout.splitlines() if "left out" in line)
-    assert line.strip() == "left out: pyspark is not installed; pip install 'penstock[spark]'"
+    assert line.strip() == (
+        "left out: pyspark is not installed; pip install 'penstock[spark]', and Java 17 or newer for it"
+    )
     assert list(tmp_path.iterdir()) == []
 
 
