@@ -235,7 +235,7 @@ class Shapes:
             if len(self._ttl_values) >= _CACHE_MAX:
                 self._ttl_values.clear()
             self._ttl_digits[shape.line_break + dialect.packet_header(PacketType.TTL, len(text))] = len(text)
-            self._ttl_values[text + shape.line_break] = int(text)
+            self._ttl_values[text] = int(text)
         self._last = shape
 
     def take(self, data: bytes, at: int, runs: Runs) -> tuple[int, Dialect | None]:
@@ -350,8 +350,8 @@ class Shapes:
         return at
 
     def _walk_with_ttl(self, shape: _Shape, data: bytes, at: int, run: Run) -> int:
-        head_bytes, known, line_break_bytes = shape.head_bytes, shape.sizes.get, len(shape.line_break)
-        ttl_head_bytes, end = shape.ttl_head_bytes, len(data)
+        head_bytes, known, line_break = shape.head_bytes, shape.sizes.get, shape.line_break
+        ttl_head_bytes, line_break_bytes, end = shape.ttl_head_bytes, len(line_break), len(data)
         digits_of, value_of = self._ttl_digits.get, self._ttl_values.get
         run.note_ttl(0, 0)
         add_payload, add_size, add_ttl = run.payloads.append, run.sizes.append, run.ttls.append
@@ -368,9 +368,10 @@ class Shapes:
             digits = digits_of(data[stop:text])
             if digits is None:
                 break
-            after = text + digits + line_break_bytes
-            ttl_seconds = value_of(data[text:after])
-            if ttl_seconds is None or after > end:
+            text_end = text + digits
+            after = text_end + line_break_bytes
+            ttl_seconds = value_of(data[text:text_end])
+            if ttl_seconds is None or after > end or data[text_end:after] != line_break:
                 break
             add_payload(data[start:stop])
             add_size(size)
@@ -447,7 +448,10 @@ class Shapes:
         digits = self._ttl_digits.get(data[at:text])
         if digits is None:
             return None
-        end = text + digits + len(line_break)
-        ttl_seconds = self._ttl_values.get(data[text:end])
+        text_end = text + digits
+        end = text_end + len(line_break)
+        ttl_seconds = self._ttl_values.get(data[text:text_end])
         # At the chunk's end the beginning of a text may look like another, shorter text.
-        return (ttl_seconds, end) if ttl_seconds is not None and end <= len(data) else None
+        if ttl_seconds is None or end > len(data) or data[text_end:end] != line_break:
+            return None
+        return ttl_seconds, end

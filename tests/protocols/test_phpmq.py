@@ -166,6 +166,16 @@ def test_queues_of_equal_length_are_kept_apart() -> None:
     assert [len(event.batch) for event in events if isinstance(event, Sent)] == [50] * 8
 
 
+def test_the_digits_of_a_ttl_are_known_without_the_line_break_of_another_dialect() -> None:
+    """A message with line breaks has shown a TTL of 5; that does not make a number of the text 5 and a break."""
+    known = write(("sent", "q", b"x", 5), NARROW_LINES) + write(("sent", "q", b"x", 60), NARROW)
+    spoiled = write(("sent", "q", b"x", 60), NARROW).replace(b"60", b"5\n")
+    for stream in (known + spoiled, known + spoiled * 40):
+        said, violation = in_chunks([stream], Limits())
+        assert (said, violation) == carefully(stream, Limits())
+        assert violation is not None
+
+
 def test_the_width_last_seen_is_also_that_of_the_quick_way() -> None:
     wide, narrow = (Writer(dialect).sends("a", Batch.of([b"x"])) for dialect in (WIDE, NARROW))
     packets = [(PacketType.CONTENT, b"y"), (PacketType.QUEUE, b"a")]
