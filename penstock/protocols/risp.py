@@ -68,8 +68,9 @@ class Reader:
     """Cuts a stream into the commands of one vocabulary.
 
     Call `feed` with a chunk, then `next` until it returns NEED_MORE. After `next` has returned a
-    command, `number` or `string` holds its parameter. Between two calls of `next`, the caller may
-    look at `data` from `at` on, and may set `at` to a later command that it has found by itself.
+    command, `number` or `string` holds its parameter. Between two calls of `next`, where nothing is
+    `pending`, the caller may look at `data` from `at` on, and may set `at` to a later command that it
+    has found by itself.
     """
 
     __slots__ = (
@@ -116,6 +117,11 @@ class Reader:
     def position(self) -> int:
         """How many bytes of the stream have been read as commands."""
         return self._base + self.at
+
+    @property
+    def pending(self) -> bool:
+        """Whether a command that began in an earlier chunk comes before what stands at `at`."""
+        return self._command != NEED_MORE
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
         """Give the next chunk. It may be reused by its owner afterwards."""

@@ -22,6 +22,12 @@ them (attributes may come in any order when we read):
     both: broadcast             01 a0 <n> QUEUE e0 <n> PAYLOAD 0e
     ping, pong, closing, full   05, 06, 01 16, 17
 
+An empty PAYLOAD is never sent, because the original library stops on one, and it stops on a REQUEST or REPLY
+without PAYLOAD as well. An empty message travels as the originals say "nothing" to each other, as one NOP
+byte, in a frame that begins with two CLEARs: to an original program that is a payload of one byte and nothing
+else new, and our own reader takes it for what it is. A node's own REPLY, if empty, has no PAYLOAD: that is
+what the original library sends.
+
 Frames of one kind travel in batches, in both directions: an event holds a whole run of them and
 an encoder writes one buffer for many. Encoders trust their callers in the sessions for sizes and
 ids (the queue name and what a `struct` cannot hold aside): a session checks once per batch.
@@ -78,7 +84,7 @@ NEEDS: dict[Command, tuple[tuple[Command, ...], ...]] = {
     Command.PING: (),
     Command.PONG: (),
     Command.REQUEST: ((Command.ID,), (Command.QUEUE, Command.QUEUEID), (Command.PAYLOAD,)),
-    Command.REPLY: ((Command.ID,), (Command.PAYLOAD,)),
+    Command.REPLY: ((Command.ID,),),  # without PAYLOAD it is empty
     Command.DELIVERED: ((Command.ID,),),
     Command.BROADCAST: ((Command.QUEUE, Command.QUEUEID), (Command.PAYLOAD,)),
     Command.UNDELIVERED: ((Command.ID,),),
@@ -90,8 +96,12 @@ NEEDS: dict[Command, tuple[tuple[Command, ...], ...]] = {
 }
 """Every action, and for each attribute it needs the commands of which one must be there."""
 
+NOTHING = bytes((Command.NOP,))
+"""A payload that stands for an empty one, in a frame that begins with two CLEARs."""
+
 PRIORITY_DEFAULT = 20
 ID_MAX = (1 << 32) - 1
+QUEUE_ID_MAX = (1 << 16) - 1
 
 PING = encode(Command.PING)
 PONG = encode(Command.PONG)
@@ -105,13 +115,13 @@ class Limits:
 
     payload_bytes_max: int = 64 << 20
     queue_name_bytes_max: int = 255
-    consumed_queues_max: int = 1024  # per connection
+    consumed_queues_max: int = 1024  # per connection, at once
 
     def __post_init__(self) -> None:
         for name, highest in (
             ("payload_bytes_max", (1 << 31) - 1),  # positions in a batch are int32
             ("queue_name_bytes_max", 255),  # QUEUE has a length of one byte
-            ("consumed_queues_max", (1 << 16) - 1),  # QUEUEID has two bytes
+            ("consumed_queues_max", QUEUE_ID_MAX),
         ):
             if not 1 <= getattr(self, name) <= highest:
                 raise MisuseError(f"RQ limit {name} = {getattr(self, name)}: must be 1 to {highest}")
@@ -299,9 +309,13 @@ def encode_deliveries(
     frames: list[bytes | memoryview] = []
     add = frames.append
     for next_ident, end in zip(ids, bounds[1:], strict=True):
-        add(pack(middle, ident, join, end - start))
-        add(source[start:end])
-        start = end
+        if end == start:
+            add(_joint(len(middle), len(join) + 1).pack(middle, ident, action + _CLEAR + head, len(NOTHING)))
+            add(NOTHING)
+        else:
+            add(pack(middle, ident, join, end - start))
+            add(source[start:end])
+            start = end
         ident = next_ident
     if frames:
         # The first pack has written the end of a frame that was never there.
@@ -311,7 +325,23 @@ def encode_deliveries(
 
 
 def encode_replies(ids: Sequence[int], batch: Batch) -> bytes:
+    """A controller's replies."""
     return _id_first(_PAYLOAD, encode(Command.REPLY), ids, batch.payload, batch.bounds)
+
+
+def encode_node_replies(ids: Sequence[int], batch: Batch) -> bytes:
+    """A node's replies. Empty ones have no PAYLOAD."""
+    bounds = batch.bounds
+    frames = []
+    for empty, group in groupby(range(len(batch)), lambda i: bounds[i] == bounds[i + 1]):
+        run = list(group)
+        lo, hi = run[0], run[-1] + 1
+        if empty:
+            frames.append(_id_frames(Command.REPLY, ids[lo:hi]))
+        else:
+            part = bounds[lo : hi + 1]
+            frames.append(_id_first(_PAYLOAD, encode(Command.REPLY), ids[lo:hi], batch.payload, part))
+    return b"".join(frames)
 
 
 def encode_delivered(ids: Iterable[int]) -> bytes:
@@ -329,7 +359,10 @@ def encode_broadcasts(queue: str, batch: Batch) -> bytes:
     frames: list[bytes | memoryview] = []
     for i in range(len(batch)):
         start, end = bounds[i], bounds[i + 1]
-        frames += (head, (end - start).to_bytes(4, "big"), source[start:end], tail)
+        if end == start:
+            frames += (_CLEAR, head, len(NOTHING).to_bytes(4, "big"), NOTHING, tail)
+        else:
+            frames += (head, (end - start).to_bytes(4, "big"), source[start:end], tail)
     return b"".join(frames)
 
 
@@ -358,7 +391,7 @@ def _id_frames(action: Command, ids: Iterable[int]) -> bytes:
 def _id_first(
     middle: bytes, tail: bytes, ids: Sequence[int], payload: bytes | memoryview, bounds: Sequence[int]
 ) -> bytes:
-    """Frames of the form CLEAR, ID, `middle`, payload with its length, `tail`."""
+    """Frames of the form CLEAR, ID, `middle`, payload with its length, `tail`; with two CLEARs if empty."""
     join = tail + _CLEAR_ID
     pack = _joint(len(join), len(middle)).pack
     source = _source(payload, bounds)
@@ -366,9 +399,14 @@ def _id_first(
     frames: list[bytes | memoryview] = []
     add = frames.append
     for ident, end in zip(ids, bounds[1:], strict=True):
-        add(pack(join, ident, middle, end - start))
-        add(source[start:end])
-        start = end
+        if end == start:
+            twice = tail + _CLEAR + _CLEAR_ID
+            add(_joint(len(twice), len(middle)).pack(twice, ident, middle, len(NOTHING)))
+            add(NOTHING)
+        else:
+            add(pack(join, ident, middle, end - start))
+            add(source[start:end])
+            start = end
     if frames:
         # The first pack has written the end of a frame that was never there.
         frames[0] = frames[0][len(tail) :]

@@ -58,6 +58,7 @@ _STATE_MASK = (1 << _STATE_BITS) - 1
 _NOTICE = int(Exchange.NOTICE)
 _AFTER_DELIVERED = tuple(int(EXCHANGES.get((state, Step.DELIVERED), state)) for state in Exchange)
 _MAY_DELIVER = frozenset({Connection.OPEN, Connection.LEAVING})
+_NOT_CONSUMED = frozenset({Consumer.NONE, Consumer.CANCELLED})
 
 
 class _Lane(NamedTuple):
@@ -80,6 +81,8 @@ class ControllerSession:
         self._ignored = IgnoredTally()
         self._commands: list[Command] = []  # those of the chunk being read, or to be salvaged
         self._consumers: dict[str, Consumer] = {}  # by the name that the node uses
+        self._consumed = 0  # how many of them are not cancelled
+        self._unanswered: dict[str, int] = {}  # CONSUMEs without their CONSUMING
         self._queue_ids: dict[str, int] = {}
         self._queue_names: list[str] = []  # index + 1 is the queue id
         self._pool = IdPool()
@@ -156,14 +159,17 @@ class ControllerSession:
     # -- out --------------------------------------------------------------------------------------
 
     def consuming(self, queue: str, *, dead: bool = False) -> bytes:
-        """The node's turn has come. Nothing where it was told before: the original library dies of it."""
+        """The node's turn has come. Nothing where it waits for no answer: the original library dies of it."""
         name = door_name(queue, dead)
         before = self._consumers.get(name, Consumer.NONE)
         queue_id = self._queue_ids.get(name)
         if before is Consumer.NONE:
             raise MisuseError(f"queue {name!r}: the node has never asked to consume it")
-        if queue_id is not None and before is not Consumer.ASKED:
+        unanswered = self._unanswered.pop(name, 0)
+        if not unanswered:
             return b""
+        if unanswered > 1:
+            self._unanswered[name] = unanswered - 1
         if queue_id is None:
             self._queue_names.append(name)
             queue_id = self._queue_ids[name] = len(self._queue_names)
@@ -359,14 +365,21 @@ class ControllerSession:
         name = self._named(event.queue)
         queue, dead = door_of(name)
         refused = self._refused("CONSUME", queue if name else event.queue)
-        if refused is None and name not in self._consumers:
+        before = self._consumers.get(name, Consumer.NONE)
+        if refused is None and before in _NOT_CONSUMED:
             limit = self._limits.consumed_queues_max
-            if len(self._consumers) >= limit:
-                refused = "CONSUME of too many queues", f"queue {name!r}: {limit} are the limit"
+            if self._consumed >= limit:
+                refused = "CONSUME of too many queues", f"queue {name!r}: {limit} at once are the limit"
+            elif before is Consumer.NONE and len(self._consumers) >= rq.QUEUE_ID_MAX:
+                refused = (
+                    "CONSUME of too many queues on one connection",
+                    f"queue {name!r}: all {rq.QUEUE_ID_MAX} queue ids were given; connect again",
+                )
         if refused is not None:
             self._ignored.add(*refused)
             return
-        before = self._consumers.get(name, Consumer.NONE)
+        self._consumed += before in _NOT_CONSUMED
+        self._unanswered[name] = self._unanswered.get(name, 0) + 1
         self._consumers[name] = CONSUMERS[before, rq.Command.CONSUME]
         self._commands.append(
             words.Consume(queue, event.credit, dead=dead, priority=event.priority, exclusive=event.exclusive)
@@ -380,6 +393,7 @@ class ControllerSession:
             self._ignored.add("CANCEL_QUEUE of a queue that is not consumed", f"queue {event.queue!r}")
             return
         self._consumers[name] = after
+        self._consumed -= 1
         queue, dead = door_of(name)
         self._commands.append(words.Cancel(queue, dead=dead))
 

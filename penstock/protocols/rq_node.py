@@ -250,7 +250,7 @@ class NodeSession:
             if self._held.get(ident) == _NOTICE:
                 raise MisuseError(f"delivery {ident}: it wants no reply; say delivered()")
         self._answer(ids, Step.REPLY)
-        return rq.encode_replies(ids, answers)
+        return rq.encode_node_replies(ids, answers)
 
     def closing(self) -> bytes:
         """We leave: nothing new begins, what has begun may finish."""

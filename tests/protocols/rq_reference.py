@@ -24,6 +24,7 @@ def reference(stream: bytes, limits: Limits | None = None) -> tuple[list[Item], 
     limits = limits or Limits()
     items: list[Item] = []
     registers: dict[int, Any] = {}
+    cleared = twice = False  # whether the last command was a CLEAR, and the one before a CLEAR, too
     at = 0
     while at < len(stream):
         command = stream[at]
@@ -43,12 +44,17 @@ def reference(stream: bytes, limits: Limits | None = None) -> tuple[list[Item], 
         at = end
         if command not in set(Command):
             items.append(("skipped", command))
-        elif command == Command.CLEAR:
+            continue
+        if command == Command.CLEAR:
             registers.clear()
+            twice = cleared
+        elif command == Command.PAYLOAD and twice and value == b"\0":
+            registers[command] = b""
         elif command >= 32:
             registers[command] = value
         elif command != Command.NOP:
             items.append(_act(Command(command), registers))
+        cleared = command == Command.CLEAR
     return items, False
 
 
@@ -76,7 +82,7 @@ def _act(action: Command, registers: dict[int, Any]) -> Item:
     if action is Command.BROADCAST:
         return ("broadcast", queue, payload)
     if action is Command.REPLY:
-        return ("reply", ident, payload)
+        return ("reply", ident, payload or b"")
     if action is Command.DELIVERED:
         return ("delivered", ident)
     if action is Command.UNDELIVERED:

@@ -67,8 +67,8 @@ def test_a_vector_is_read_with_bytes_behind_it(vector: Vector) -> None:
 def test_a_vector_is_read_twice_in_a_row(vector: Vector) -> None:
     """The second time, the fast paths know the shape."""
     decoder = Decoder(Limits())
-    first = settled(items_of(decoder.feed(b"\x01" + vector.wire)))
-    again = settled(items_of(decoder.feed(b"\x01" + vector.wire)))
+    first = settled(items_of(decoder.feed(b"\x01\x00" + vector.wire)))
+    again = settled(items_of(decoder.feed(b"\x01\x00" + vector.wire)))
     assert first == again == settled(vector.items)
 
 
@@ -380,6 +380,13 @@ CUT_AFTER_CLEAR = (b"\x01" + _REST + _OTHER, [1, 1 + len(_REST)])
 @example(REPEATED + REPEATED[:-1] + b"\x0e", [])
 @example(REPEATED + bytes.fromhex("80 00000002 0a 0a 15"), [17])
 @example(bytes.fromhex("01 80 00000001 e0 00000000 0b 0d 0d 80 00000001 0b"), [3])
+# A frame that a fast path has read is not one to learn from.
+@example(bytes.fromhex("01 01 80 00000005 0d a0 01 71 e0 00000003 616263 0a") * 3, [])
+@example(bytes.fromhex("01 01 00 80 00000005 0d a0 01 71 e0 00000003 616263 0a 01 80 00000005 0d 0a"), [])
+@example(bytes.fromhex("01 80 00000005 01 80 00000005 0d a0 01 71 e0 00000003 616263 0a") * 2, [])
+# A string that began in an earlier chunk is dropped by the CLEAR behind it.
+@example(bytes.fromhex("60 0001 a0 06 736563726574 01 80 00000005 0d 60 0001 e0 00000000 0a"), [6])
+@example(bytes.fromhex("e0 00000003 6f6c64 01 80 00000005 0b 0b"), [6])
 @example(*CUT_WITH_A_FLAG)
 @example(*CUT_AFTER_CLEAR)
 def test_any_stream_in_any_pieces_means_what_the_reference_says(stream: bytes, at: list[int]) -> None:

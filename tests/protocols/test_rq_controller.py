@@ -79,7 +79,7 @@ def test_the_answers_to_a_requester_are_the_originals_bytes() -> None:
     assert session.undelivered(tickets[:1]) == bytes.fromhex("01 80 00000007 10")
     answers = Batch.of([b"yes", b""])
     assert session.replies(tickets, answers) == bytes.fromhex(
-        "01 80 00000007 e0 00000003 796573 0b 01 80 fffffffe e0 00000000 0b"
+        "01 80 00000007 e0 00000003 796573 0b 01 01 80 fffffffe e0 00000001 00 0b"
     )
     with pytest.raises(MisuseError, match="1 answers for 2 tickets"):
         session.replies(tickets, Batch.of([b"x"]))
@@ -103,7 +103,7 @@ def test_the_answers_to_a_requester_are_the_originals_bytes() -> None:
         ("01 80 00000007 a0 00 e0 00000000 0a", "01 80 00000007 10", "REQUEST with an empty QUEUE"),
         ("01 80 00000007 a0 01 ff e0 00000000 0a", "01 80 00000007 10",
          "REQUEST with a QUEUE that is not UTF-8"),
-        ("01 80 00000007 0b", "", "REPLY without PAYLOAD"),
+        ("01 0b", "", "REPLY without ID"),
         ("01 0d", "", "DELIVERED without ID"),
         ("01 80 00000007 e0 00000000 0e", "", "BROADCAST without QUEUE or QUEUEID"),
         ("01 60 0009 e0 00000000 0e", "", "BROADCAST with an unknown QUEUEID"),
@@ -185,11 +185,12 @@ def test_queue_ids_count_from_one_and_name_the_queue_in_both_directions() -> Non
     assert session.consuming("Q2", dead=True)[2:4] == bytes.fromhex("0002")
 
 
-def test_consuming_is_said_once() -> None:
-    """The original library dies of a second one for the same queue."""
+def test_consuming_is_said_once_for_each_consume() -> None:
+    """The original library dies of one that it has not asked for, and waits for one that it has."""
     session = consumer("Q1")
-    session.receive(rq.encode_consume("Q1", 9, 30, False), 1)
     assert session.consuming("Q1") == b""
+    session.receive(rq.encode_consume("Q1", 9, 30, False) * 2, 1)
+    assert [session.consuming("Q1") for _ in range(3)] == [rq.encode_consuming("Q1", 1)] * 2 + [b""]
 
 
 @pytest.mark.parametrize("again", [b"", rq.encode_consume("q", 0, 20, False)])
@@ -199,7 +200,7 @@ def test_no_call_fails_for_what_the_node_has_said_meanwhile(again: bytes) -> Non
     wire = rq.encode_consume("q", 0, 20, False) + rq.encode_cancel("q") + again + rq.CLOSING
     assert len(session.receive(wire, 1)) == (4 if again else 3)
     assert session.consuming("q") == rq.encode_consuming("q", 1)
-    assert session.consuming("q") == b""
+    assert session.consuming("q") == (rq.encode_consuming("q", 1) if again else b"")
     assert session.deliver("q", [stored([b"x"])])
     assert session.broadcast("q", Batch.of([b"y"]))
     assert session.receive(rq.encode_delivered([0]), 2) == [Settle("q", Outcome.ACK, ORIGIN, [(0, 1)])]
@@ -223,6 +224,24 @@ def test_a_node_may_not_consume_without_end() -> None:
         ("CONSUME of too many queues", 1)
     ]
     assert session.receive(rq.encode_consume("a", 3, 20, False), 1) == [Consume("a", 3)]
+
+
+def test_a_cancelled_consumer_makes_room_for_another() -> None:
+    """A worker that takes queue after queue goes on for as long as there are queue ids."""
+    session = ControllerSession(0, limits=Limits(consumed_queues_max=2))
+    session.receive(rq.encode_consume("kept", 0, 20, False), 1)
+    for number in range(1, rq.QUEUE_ID_MAX):
+        name = f"q{number}"
+        assert session.receive(rq.encode_consume(name, 0, 20, False), 1) == [Consume(name, 0)]
+        session.consuming(name)
+        assert session.receive(rq.encode_cancel(name), 1) == [Cancel(name)]
+    assert reasons(session.receive(rq.encode_consume("one more", 0, 20, False), 1)) == [
+        ("CONSUME of too many queues on one connection", 1)
+    ]
+    assert session.receive(rq.encode_consume("q1", 3, 20, False), 1) == [Consume("q1", 3)]
+    assert reasons(session.receive(rq.encode_consume("q2", 3, 20, False), 1)) == [
+        ("CONSUME of too many queues", 1)
+    ]
 
 
 def test_broadcasts_pass_through() -> None:

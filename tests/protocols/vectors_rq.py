@@ -29,6 +29,7 @@ def _hex(text: str) -> bytes:
 
 _HELLO = Batch.of([b"hello"])
 _RETRIED = Batch.of([b"hello"], retries=[3])
+_EMPTY = Batch.of([b""])
 
 VECTORS = [
     Vector(
@@ -209,7 +210,48 @@ VECTORS = [
         _hex("01 a0 02 5131 e0 00000000 0a"),
         [("malformed", "REQUEST", None)],
     ),
-    Vector("reply without payload", "protocol page", _hex("01 80 00000007 0b"), [("malformed", "REPLY", 7)]),
+    Vector(
+        "an empty reply of a node",
+        "wire note: the original library leaves PAYLOAD out of a REPLY of no bytes",
+        _hex("01 80 00000007 0b"),
+        [("reply", 7, b"")],
+        lambda: rq.encode_node_replies([7], _EMPTY),
+    ),
+    Vector(
+        "an empty reply of a controller",
+        "wire note: the original library stops on an empty PAYLOAD and on a REPLY without; programs say NOP",
+        _hex("01 01 80 00000007 e0 00000001 00 0b"),
+        [("reply", 7, b"")],
+        lambda: rq.encode_replies([7], _EMPTY),
+    ),
+    Vector(
+        "an empty request",
+        "wire note: the same of a REQUEST",
+        _hex("01 01 80 00000007 a0 02 5131 e0 00000001 00 0a"),
+        [("request", "Q1", 7, b"", False, -1, 0)],
+        lambda: rq.encode_requests("Q1", [7], _EMPTY, noreply=False),
+    ),
+    Vector(
+        "an empty request to a consumer",
+        "wire note: the same of a REQUEST",
+        _hex("01 01 a0 02 5131 e0 00000001 00 21 80 00000000 0a"),
+        [("request", "Q1", 0, b"", True, -1, 0)],
+        lambda: rq.encode_deliveries("Q1", [0], b"", _EMPTY.bounds, noreply=True),
+    ),
+    Vector(
+        "an empty broadcast",
+        "wire note: the same of a BROADCAST",
+        _hex("01 01 a0 02 5131 e0 00000001 00 0e"),
+        [("broadcast", "Q1", b"")],
+        lambda: rq.encode_broadcasts("Q1", _EMPTY),
+    ),
+    Vector(
+        "a NOP byte",
+        "one CLEAR: a payload like any other",
+        _hex("01 80 00000007 e0 00000001 00 0b"),
+        [("reply", 7, b"\0")],
+        lambda: rq.encode_replies([7], Batch.of([b"\0"])),
+    ),
     Vector(
         "a name that is not UTF-8",
         "ours: names are text",

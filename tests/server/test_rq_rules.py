@@ -198,7 +198,7 @@ def test_frames_may_be_split_at_every_byte(room: Room) -> None:
 
 def test_many_frames_may_come_in_one_segment(room: Room) -> None:
     queue, node = room.queue(), room.node()
-    payloads = [b"%d" % number * (number % 5) for number in range(300)]
+    payloads = [b"%d" % number * (1 + number % 5) for number in range(300)]
     node.say(consume(queue), *[notice(number, queue, payload) for number, payload in enumerate(payloads)])
     node.expect(consuming(queue))
     receipts = [delivered(number) for number in range(300)]
@@ -287,14 +287,62 @@ def test_the_requester_hears_delivered_when_the_consumer_has_taken_it_and_then_t
     requester.expect(reply(7, b"answer"))
 
 
-def test_a_reply_may_be_empty_or_large(room: Room) -> None:
+def test_a_reply_may_be_large(room: Room) -> None:
     queue, requester = room.queue(), room.node()
     consumer = room.consumer(queue)
-    for answer in (b"", b"x" * 3_000_000):
-        requester.say(request(0xFFFFFFFF, queue, b"question"))
-        consumer.expect(to_consumer(queue, b"question"))
-        consumer.say(delivered(0), reply(0, answer))
-        requester.expect(delivered(0xFFFFFFFF) + reply(0xFFFFFFFF, answer))
+    answer = b"x" * 3_000_000
+    requester.say(request(0xFFFFFFFF, queue, b"question"))
+    consumer.expect(to_consumer(queue, b"question"))
+    consumer.say(delivered(0), reply(0, answer))
+    requester.expect(delivered(0xFFFFFFFF) + reply(0xFFFFFFFF, answer))
+
+
+NOTHING = b"\0"
+"""What the original programs say where they have nothing to say; the frame begins with two CLEARs then."""
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [rq((PAYLOAD, b"")), b"", rq(CLEAR, CLEAR, (ID, 0), (PAYLOAD, NOTHING))],
+    ids=["empty-payload", "no-payload", "nop"],
+)
+def test_no_requester_gets_an_empty_payload(room: Room, empty: bytes) -> None:
+    """The original library stops on a PAYLOAD of no bytes, and sends an empty reply without one."""
+    queue, requester = room.queue(), room.node()
+    consumer = room.consumer(queue)
+    requester.say(request(7, queue, b"question"))
+    consumer.expect(to_consumer(queue, b"question"))
+    consumer.say(delivered(0), rq(CLEAR, (ID, 0)), empty, rq(REPLY))
+    requester.expect(delivered(7) + rq(CLEAR) + reply(7, NOTHING))
+    # A NOP byte that is meant as one stays one.
+    requester.say(request(8, queue, NOTHING))
+    consumer.expect(to_consumer(queue, NOTHING))
+    consumer.say(delivered(0), reply(0, NOTHING))
+    requester.expect(delivered(8) + reply(8, NOTHING))
+
+
+def test_no_consumer_gets_an_empty_payload(room: Room) -> None:
+    queue, sender = room.queue(), room.node()
+    consumer = room.consumer(queue)
+    sender.say(notice(1, queue, b""))
+    consumer.expect(rq(CLEAR) + to_consumer_noreply(queue, NOTHING))
+    consumer.say(delivered(0))
+    sender.say(broadcast(queue, b""))
+    consumer.expect(rq(CLEAR) + broadcast(queue, NOTHING))
+    php = room.wire("phpmq")
+    php.say(b"H0100102P01%029d%bP02%029d" % (len(queue), queue, 0))
+    consumer.expect(rq(CLEAR) + to_consumer_noreply(queue, NOTHING))
+
+
+def test_a_repeated_consume_is_answered(room: Room) -> None:
+    queue = room.queue()
+    consumer = room.consumer(queue, 1)
+    for _ in range(3):
+        consumer.say(consume(queue, 2), consume(queue, 2))
+        consumer.expect(consuming(queue) + consuming(queue))
+    room.send(queue, b"a", b"b", b"c")
+    consumer.expect(to_consumer_noreply(queue, b"a", 0) + to_consumer_noreply(queue, b"b", 1))
+    assert consumer.is_silent(0.05), "the last MAX counts"
 
 
 def test_noreply_is_confirmed_by_delivered_without_any_consumer(room: Room) -> None:
