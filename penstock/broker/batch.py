@@ -7,7 +7,8 @@ Both use the same two columns, and both are laid out as Arrow's variable-size bi
 `payload[bounds[i]:bounds[i + 1]]`. So a batch becomes a log block, and a block becomes an
 Arrow array, without anybody walking over the messages.
 
-Optional columns are `None` when no message of the batch has the attribute.
+Optional columns are `None` when no message of the batch has the attribute. A TTL of 0 is one: whoever said it
+is told it again (PHPMQ's packet 05), so batches with a TTL and batches without are stored in blocks of their own.
 
 What is made for every chunk has its `__init__` written out, here and in `words.py`: one that `dataclass`
 makes is interpreted in the compiled build, too, and would cost more than all that is done with the object.
@@ -25,6 +26,9 @@ NOT_DEAD: Final = Reason.NONE
 RETRIES_NONE = -1
 """In a retries column: this message came without a retry counter."""
 
+NO_TTL = -1
+"""In a slice's column of expiries: this message came without a TTL, unlike a neighbour."""
+
 RETRIES_ENDLESS = 255
 """A retry counter that never runs down."""
 
@@ -35,7 +39,7 @@ class Batch:
 
     payload: bytes
     bounds: "array[int]"  # typecode "i", count + 1 entries, first is 0
-    ttl_seconds: "array[int] | None" = None  # typecode "q"; 0: no TTL
+    ttl_seconds: "array[int] | None" = None  # typecode "q"; 0: it never expires
     retries: "array[int] | None" = None  # typecode "h"; RETRIES_NONE: no counter
     reply: "Sequence[bytes] | None" = None  # reply addresses; all messages of the batch have one, or none has
     protocol: str = ""  # the door it came through: "sspq", "phpmq", "rq", "http", "spark", "pipeline"
@@ -126,7 +130,7 @@ class Slice:
     first_offset: int
     origin: bytes  # the first 18 hex digits of every id in this slice, see ids.py
     time_us: int  # when the messages were accepted
-    expires_us: Sequence[int] | None = None  # absolute; 0: never
+    expires_us: Sequence[int] | None = None  # absolute; 0: never; or NO_TTL
     retries: Sequence[int] | None = None  # what is left; RETRIES_NONE: no counter
     attempts: Sequence[int] | None = None  # deliveries before this one; None: none before
     reply: Sequence[bytes] | None = None

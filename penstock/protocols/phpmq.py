@@ -1,13 +1,13 @@
 """PHPMQ's vocabulary: message types, packet types, dialects, limits, and what a stream can say.
 
     message header   H + version(2) + type(3) + packet count(2)          8 bytes
-    packet header    P + packet type(2) + content length, zero padded    32 or 36 bytes
+    packet header    P + packet type(2) + content length, zero padded    32, 35 or 36 bytes
     content          that many bytes
 
 `phpmq_read.py` turns bytes into the events below, `phpmq_write.py` turns messages into bytes,
 `phpmq_session.py` says who may do what when. This module owns what they share and does nothing.
 
-The documents of PHPMQ contradict each other, so a message comes in a *dialect*: 32- or 36-byte
+The documents of PHPMQ contradict each other, so a message comes in a *dialect*: 32-, 35- or 36-byte
 packet headers, with or without a line break after every header and content. The reader recognises it
 in every message by itself; the writer is told which one to use.
 """
@@ -28,6 +28,7 @@ client has said is stored; to any other server it is a window that never opens. 
 there whose content says how many messages were refused, in digits."""
 SYNC_ID = b"0" * 32
 
+WIDTHS = (32, 35, 36)  # of a packet header: 29, 32 or 33 digits
 LENGTH_DIGITS_BELIEVED = 10  # a content length with more significant digits is over every limit
 
 
@@ -86,8 +87,9 @@ class Dialect:
     line_breaks: bool = False
 
     def __post_init__(self) -> None:
-        if self.packet_header_bytes not in (32, 36):
-            raise MisuseError(f"phpmq: packet headers have 32 or 36 bytes, not {self.packet_header_bytes}")
+        if self.packet_header_bytes not in WIDTHS:
+            known = "32, 35 or 36"
+            raise MisuseError(f"phpmq: packet headers have {known} bytes, not {self.packet_header_bytes}")
 
     @property
     def line_break(self) -> bytes:
@@ -106,7 +108,7 @@ class Dialect:
 
 _LIMIT_TOPS = {
     "payload_bytes_max": (1 << 31) - 1,  # a batch's bounds are int32
-    "queue_name_bytes_max": 9999,  # with longer names the width of the headers could not be recognised
+    "queue_name_bytes_max": 999,  # with longer names the width of the headers could not be recognised
     "packets_per_message_max": 99,  # two digits
     "number_digits_max": 12,  # a TTL of so many digits, in microseconds, still fits in 64 bits
     "message_id_bytes_max": 9999,
@@ -146,7 +148,7 @@ LIMITS = Limits()
 
 @dataclass(slots=True, init=False)
 class Sent:
-    """A run of messages (001) for one queue."""
+    """A run of messages (001) for one queue. All of them came with a TTL, if only 0, or none did."""
 
     queue: str
     batch: Batch

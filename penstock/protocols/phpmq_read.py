@@ -2,12 +2,24 @@
 
 There are two ways through a stream, and they give the same answer. The *careful* way, here, takes a
 message apart item by item (a table of steps), checks everything, and can stop after any byte and go on with
-the next chunk. The *quick* way, `phpmq_runs.Shapes`, takes whole messages that look like earlier ones.
+the next chunk. The *quick* way, `phpmq_runs.Shapes`, takes whole messages that look like earlier ones;
+`QUICK` is how a test does without it.
 
 The dialect of a message: after the message header comes `P` or a line break, and that decides line
-breaks. If the first packet is the queue name, its first 29 digits decide the width: not zero means 32-byte
-headers, zero 36 (an empty name is refused, and one of 10,000 bytes is over any limit). If another packet
-comes first, the width last seen on the connection holds, and 32 on a fresh one.
+breaks. If the first packet is the queue name, its length decides the width. A name has 1 to 999 bytes, so that
+its length is in the last three digits:
+
+    digits   1 to 29     30 to 32   33 or what follows
+    32       not zero    –
+    36       zero        zero       a digit                            a name of 1 to 9 bytes
+    35       zero        not zero   a line break, where there are such
+    36       zero        not zero   a digit, where there are line breaks
+    35       zero        not zero   the name, and a packet header of 35 bytes behind it
+    36       zero        not zero   none of these                      a name of 10 bytes or more
+
+The fifth row looks at what stands behind the name: every message has a second packet. It would take the sixth
+for itself only where a queue has a packet header of 35 bytes in its name. If another packet comes first,
+the width last seen on the connection holds, and 32 on a fresh one.
 
 Rules that always hold:
   * A message is complete with its last content. The line break after that is taken when it comes, and
@@ -40,6 +52,7 @@ from penstock.protocols.phpmq import (
     REQUIRED,
     SETTLEMENTS,
     VERSION,
+    WIDTHS,
     ConsumeRequested,
     Dialect,
     Event,
@@ -47,13 +60,11 @@ from penstock.protocols.phpmq import (
     MessageType,
     PacketType,
 )
-from penstock.protocols.phpmq_runs import Runs, Shapes
+from penstock.protocols.phpmq_runs import TTL_OF_EACH, Runs, Shapes
 
-_NARROW, _WIDE = 32, 36
+_NARROW, _MIDDLE, _WIDE = WIDTHS
 _DIALECTS = {
-    (width, line_breaks): Dialect(width, line_breaks)
-    for width in (_NARROW, _WIDE)
-    for line_breaks in (False, True)
+    (width, line_breaks): Dialect(width, line_breaks) for width in WIDTHS for line_breaks in (False, True)
 }
 _LINE_BREAK = ord("\n")
 _NUMBERS = frozenset({PacketType.COUNT, PacketType.TTL})
@@ -64,6 +75,9 @@ _CHUNK_BYTES_MAX = 1 << 30  # larger chunks are read in pieces, so that a batch'
 # neighbours would copy it once more.
 _LARGE_BYTES = 1 << 20
 
+QUICK = True
+"""Whether a new `Reader` has the quick way. It has; tests of the careful way do without."""
+
 
 class _Step(IntEnum):
     """What the careful way gathers next."""
@@ -71,7 +85,8 @@ class _Step(IntEnum):
     HEADER = auto()
     FIRST_BREAK = auto()  # a line break, or the P of the first packet
     PACKET = auto()
-    PACKET_REST = auto()  # the last four digits of a 36-byte header whose first 32 bytes were looked at
+    PACKET_REST = auto()  # what a wider header has behind the first 32 bytes, which were looked at
+    WIDTH = auto()  # what tells 35-byte headers from 36-byte ones
     PACKET_BREAK = auto()
     CONTENT = auto()
     CONTENT_BREAK = auto()
@@ -91,6 +106,7 @@ class Reader:
         self._violation: PeerViolation | None = None
         self._runs = Runs()
         self._shapes = Shapes(limits.payload_bytes_max)
+        self._quick = QUICK
 
         # The careful way: what is gathered now, and the message so far.
         self._step = _Step.HEADER
@@ -155,7 +171,7 @@ class Reader:
                     at += 1
                     continue
             start = at
-            at, dialect = self._shapes.take(data, start, self._runs)
+            at, dialect = self._shapes.take(data, start, self._runs) if self._quick else (start, None)
             if dialect is None:
                 at = self._careful(data, start)
             else:
@@ -240,12 +256,16 @@ class Reader:
             self._violate("a content length must be digits", position, item)
         self._packet_type = type_
         if self._width == 0:
-            self._width = self.dialect.packet_header_bytes
-            if type_ is PacketType.QUEUE:
-                self._width = _NARROW if item[3:].strip(b"0") else _WIDE
-            if self._width == _WIDE:
-                self._packet_header = item
-                self._next(_Step.PACKET_REST, _WIDE - _NARROW)
+            self._packet_header = item
+            if type_ is not PacketType.QUEUE:
+                self._width = self.dialect.packet_header_bytes
+            elif item[3:].strip(b"0"):
+                self._width = _NARROW
+            else:
+                self._next(_Step.PACKET_REST, _MIDDLE - _NARROW)
+                return 0
+            if self._width > _NARROW:
+                self._next(_Step.PACKET_REST, self._width - _NARROW)
                 return 0
         self._sized(item, position)
         return 0
@@ -255,7 +275,46 @@ class Reader:
         position -= len(self._packet_header)
         if not item.isdigit():
             self._violate("a content length must be digits", position, header)
-        self._sized(header, position)
+        if self._width:
+            self._sized(header, position)
+            return 0
+        self._packet_header = header
+        name_bytes = int(item)
+        if self._line_breaks or not name_bytes:
+            self._next(_Step.WIDTH, 1)
+        elif name_bytes > self._limits.queue_name_bytes_max:
+            self._sized(header, position)  # over the limit in either width
+        else:
+            self._next(_Step.WIDTH, name_bytes + _MIDDLE)
+        return 0
+
+    def _on_width(self, item: bytes, position: int) -> int:
+        header = self._packet_header
+        name_bytes = int(header[_NARROW:])
+        if not name_bytes or (self._line_breaks and item != b"\n"):
+            middle = False
+        else:
+            # Without line breaks: a digit may be the header's last one or the name's first byte.
+            behind = item[name_bytes:]
+            middle = not item[:1].isdigit() or (
+                behind[:1] == b"P" and behind[1:3] in PACKET_TYPES and behind[3:].isdigit()
+            )
+        rest = item
+        if middle:
+            self._width = _MIDDLE
+        else:
+            self._width = _WIDE
+            header, rest = header + item[:1], item[1:]
+            if not item[:1].isdigit():
+                self._violate("a content length must be digits", position - len(self._packet_header), header)
+        self._sized(header, position - len(self._packet_header))
+        if rest:
+            # What was looked at is read now. It never goes beyond the header of the second packet.
+            before, self._position = self._position, position + len(item) - len(rest)
+            try:
+                self._careful(rest, 0)
+            finally:
+                self._position = before
         return 0
 
     def _sized(self, header: bytes, position: int) -> None:
@@ -328,7 +387,8 @@ class Reader:
         content = packets[PacketType.CONTENT]
         if len(content) >= _LARGE_BYTES:
             self._runs.close()
-        run = self._runs.of(self._type, queue)
+        with_ttl = self._type is MessageType.MESSAGE and PacketType.TTL in packets
+        run = self._runs.of(self._type, queue, TTL_OF_EACH if with_ttl else 0)
         run.payloads.append(content)
         run.sizes.append(len(content))
         if ttl_seconds:
@@ -364,6 +424,7 @@ _STEPS: dict[_Step, Callable[[Reader, bytes, int], int]] = {
     _Step.FIRST_BREAK: Reader._on_first_break,
     _Step.PACKET: Reader._on_packet,
     _Step.PACKET_REST: Reader._on_packet_rest,
+    _Step.WIDTH: Reader._on_width,
     _Step.PACKET_BREAK: Reader._on_packet_break,
     _Step.CONTENT: Reader._on_content,
     _Step.CONTENT_BREAK: Reader._on_content_break,

@@ -51,7 +51,10 @@ _GROUP = 32  # equal messages that are taken apart together
 _WALK = 256  # messages that are walked over before equal ones are looked for again
 _CACHE_MAX = 1024  # sizes, heads or TTLs that are remembered for a connection
 _SHAPES_MAX = 64
-_LEAD_BYTES = MESSAGE_HEADER_BYTES + 1 + 36 + 1  # always enough to know how long a head is
+_LEAD_BYTES = MESSAGE_HEADER_BYTES + 1 + 36 + 1  # nearly always enough to know how long a head is
+
+TTL_OF_EACH: Final = -1
+"""Of a run of messages: each came with a TTL, if only 0."""
 
 
 class Run:
@@ -62,7 +65,7 @@ class Run:
     def __init__(self, type_: MessageType, queue: str, ttl_seconds: int, id_bytes: int) -> None:
         self.type_ = type_
         self.queue = queue
-        self.ttl_seconds = ttl_seconds  # of settlements: one for all
+        self.ttl_seconds = ttl_seconds  # of settlements: one for all; of messages: TTL_OF_EACH, or 0 for none
         self.id_bytes = id_bytes  # the same
         self.payloads: list[bytes] = []  # one by one, or many of them in one piece
         self.sizes: list[int] = []  # of each payload
@@ -82,7 +85,7 @@ class Run:
             return Settled(type_, self.queue, joined, self.id_bytes, count, self.ttl_seconds)
         payload = self.payloads[0] if len(self.payloads) == 1 else b"".join(self.payloads)
         batch = Batch(payload, _bounds_of(self.sizes), protocol=PROTOCOL)
-        if self.ttls and any(self.ttls):
+        if self.ttl_seconds == TTL_OF_EACH or (self.ttls and any(self.ttls)):
             self.note_ttl(0, 0)
             batch.ttl_seconds = array("q", self.ttls)
         if type_ is DISPATCH:
@@ -308,7 +311,7 @@ class Shapes:
             if size is None or tail is None:
                 return at
             if run is None:
-                run = runs.of(shape.type_, shape.queue)
+                run = runs.of(shape.type_, shape.queue, TTL_OF_EACH if shape.ttl else 0)
             payloads = run.payloads
             before = len(payloads)
             at = _take_groups(data, at, head, size, data[stop : tail[1]], payloads)

@@ -9,7 +9,7 @@ Rules that always hold:
     the original client cannot read.
   * Every packet is where the documents put it: queue, content, id, TTL.
   * A dispatch shows what is left of the TTL in whole seconds, rounded up, at least 1. Dead letters do not
-    expire any more and have no TTL.
+    expire any more, and show 0 where they came with a TTL.
 
 How it fails: what PHPMQ cannot say, or what the limits forbid, raises `MisuseError` before anything is
 written.
@@ -56,7 +56,7 @@ _HEX_GROUP = 64  # offsets that are written as hex digits together
 class TtlPacket(Enum):
     """Whether a dispatch carries packet 05. The original clients expect it always, or never."""
 
-    AUTO = "auto"  # a message with a TTL does, one without does not
+    AUTO = "auto"  # a message that came with one, if only 0, does; one without does not
     ALWAYS = "always"  # 0 where there is none
     NEVER = "never"
 
@@ -228,7 +228,7 @@ class Writer:
         before_id, line_break = self._before_id, self._line_break
         if COMPILED and ttl_packet is not ALWAYS:
             pieces = slices if isinstance(slices, list) else list(slices)
-            if dead or ttl_packet is NEVER or not _any_expires(pieces):
+            if ttl_packet is NEVER or not _any_expires(pieces):
                 return _without_ttl(pieces, plain, before_id, line_break)
             slices = pieces
         out: list[bytes | memoryview] = []
@@ -238,7 +238,7 @@ class Writer:
             payload = _payload(piece.payload, bounds[-1] - bounds[0], hi - lo)
             middle = before_id + piece.origin
             numbers = _offsets_as_hex(piece.offset_start, piece.offset_end)
-            expires = None if dead or piece.expires_us is None else piece.expires_us[lo:hi]
+            expires = None if piece.expires_us is None else piece.expires_us[lo:hi]
             start = bounds[0]
             if ttl_packet is TtlPacket.NEVER or (expires is None and ttl_packet is TtlPacket.AUTO):
                 tail = line_break
@@ -247,10 +247,11 @@ class Writer:
                     start = end
                 continue
             always = ttl_packet is TtlPacket.ALWAYS
-            ttls = _seconds_left(expires, now_us) if expires is not None else [0] * (hi - lo)
+            ttls = _seconds_left(expires, now_us, dead) if expires is not None else [0] * (hi - lo)
             for end, number, left in zip(bounds[1:], numbers, ttls, strict=True):
-                if left or always:
-                    out += with_ttl[end - start], payload[start:end], middle, number, self._tails[left]
+                if left >= 0 or always:
+                    tail = self._tails[max(left, 0)]
+                    out += with_ttl[end - start], payload[start:end], middle, number, tail
                 else:
                     out += plain[end - start], payload[start:end], middle, number, line_break
                 start = end
@@ -290,6 +291,10 @@ def _payload(payload: bytes | memoryview, payload_bytes: int, count: int) -> byt
     return memoryview(payload) if payload_bytes >= _VIEW_BYTES * count else payload
 
 
-def _seconds_left(expires_us: Sequence[int], now_us: int) -> list[int]:
-    """Whole seconds, rounded up, at least 1 for a living message; 0 where there is no TTL."""
-    return [max(1, -((now_us - expires) // _US_PER_SECOND)) if expires else 0 for expires in expires_us]
+def _seconds_left(expires_us: Sequence[int], now_us: int, dead: bool) -> list[int]:
+    """Whole seconds, rounded up, at least 1 for a living message; 0 for never, -1 where no TTL was given."""
+    if dead:
+        return [min(expires, 0) for expires in expires_us]
+    return [
+        max(1, -((now_us - expires) // _US_PER_SECOND)) if expires > 0 else expires for expires in expires_us
+    ]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.broker.batch import Batch, Slice
+from penstock.broker.batch import NO_TTL, Batch, Slice
 from penstock.protocols import phpmq
 from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.phpmq import (
@@ -30,6 +30,7 @@ from tests.protocols.vectors_phpmq import (
     NARROW,
     NARROW_LINES,
     ROWS,
+    TTL_0,
     WIDE,
     WIDE_LINES,
     Fault,
@@ -40,7 +41,7 @@ from tests.protocols.vectors_phpmq import (
 Feed = Callable[[Callable[[bytes], list[Event]], bytes, bytes], list[Event]]
 
 EVERY_TYPE = frozenset(MessageType)
-DIALECTS = (NARROW, NARROW_LINES, WIDE, WIDE_LINES)
+DIALECTS = (NARROW, NARROW_LINES, Dialect(35), Dialect(35, True), WIDE, WIDE_LINES)
 FOLLOWING = b"H0100102P0100000000000000000000000000002q2P0200000000000000000000000000004next"
 FOLLOWING_READS: Read = ("sent", "q2", b"next", 0)
 
@@ -54,11 +55,13 @@ def flat(events: list[Event]) -> list[Read]:
         elif isinstance(event, Sent | Dispatched):
             batch = event.batch
             assert batch.protocol == "phpmq"
-            assert batch.ttl_seconds is None or any(batch.ttl_seconds)
             ttls = batch.ttl_seconds or array("q", bytes(8 * len(batch)))
             if isinstance(event, Sent):
+                if batch.ttl_seconds is not None:
+                    ttls = array("q", [ttl or TTL_0 for ttl in ttls])
                 out += [("sent", event.queue, c, t) for c, t in zip(batch.messages(), ttls, strict=True)]
             else:
+                assert batch.ttl_seconds is None or any(batch.ttl_seconds)
                 rows = zip(batch.messages(), event.ids, ttls, strict=True)
                 out += [("dispatched", event.queue, c, i, t) for c, i, t in rows]
         else:
@@ -78,7 +81,7 @@ def write(read: Read, dialect: Dialect) -> bytes:
             return writer.settlements(type_, queue, [id_], ttl)
         case ("dispatched", str(queue), bytes(content), bytes(id_), int(ttl)):
             piece = Slice(content, [0, len(content)], 0, 1, int(id_[18:], 16), id_[:18], 0)
-            piece.expires_us = [ttl * 1_000_000]
+            piece.expires_us = [ttl * 1_000_000] if ttl else None
             return writer.dispatches(queue, [piece], 0)
     raise AssertionError(read)
 
@@ -150,11 +153,11 @@ def test_a_run_is_one_batch_ready_to_be_a_block() -> None:
     writer = Writer(NARROW)
     first = writer.sends("a", Batch.of([bytes(size) for size in range(100)]))
     second = writer.sends("a", Batch.of([b"x"] * 100, ttl_seconds=[7] * 100))
-    (event,) = Reader(EVERY_TYPE).feed(first + second)
-    assert isinstance(event, Sent)
-    assert event.batch.bounds.typecode == "i"
-    assert event.batch.bounds[-1] == len(event.batch.payload)
-    assert event.batch.ttl_seconds == array("q", [0] * 100 + [7] * 100)
+    events = [event for event in Reader(EVERY_TYPE).feed(first + second) if isinstance(event, Sent)]
+    assert [event.batch.ttl_seconds for event in events] == [None, array("q", [7] * 100)]
+    for event in events:
+        assert event.batch.bounds.typecode == "i"
+        assert event.batch.bounds[-1] == len(event.batch.payload)
 
 
 def test_queues_of_equal_length_are_kept_apart() -> None:
@@ -360,7 +363,8 @@ def test_dispatches_read_as_their_slices(
 
 
 def test_the_ttl_packet_follows_its_setting() -> None:
-    pieces = [Slice(b"ab", [0, 1, 2], 0, 2, 0, b"0" * 18, 0, expires_us=[5_000_000, 0])]
+    column = [5_000_000, 0, NO_TTL]
+    pieces = [Slice(b"abc", [0, 1, 2, 3], 0, 3, 0, b"0" * 18, 0, expires_us=column)]
     plain = [Slice(b"c", [0, 1], 0, 1, 9, b"0" * 18, 0)]
     counts = {
         setting: [
@@ -369,7 +373,11 @@ def test_the_ttl_packet_follows_its_setting() -> None:
         ]
         for setting in TtlPacket
     }
-    assert counts == {TtlPacket.AUTO: [4, 3, 3], TtlPacket.ALWAYS: [4, 4, 4], TtlPacket.NEVER: [3, 3, 3]}
+    assert counts == {
+        TtlPacket.AUTO: [4, 4, 3, 3],
+        TtlPacket.ALWAYS: [4, 4, 4, 4],
+        TtlPacket.NEVER: [3, 3, 3, 3],
+    }
 
 
 @pytest.mark.parametrize(
@@ -479,6 +487,22 @@ def test_limits_have_limits(name: str, value: int) -> None:
         Limits(**{name: value})
 
 
-def test_a_dialect_has_one_of_two_widths() -> None:
-    with pytest.raises(MisuseError, match="32 or 36 bytes, not 33"):
+@pytest.mark.parametrize("name", ["Foo", "1", "2nd", "0123456789", "9" * 99, "P02" + "0" * 20, "ä" * 50])
+@pytest.mark.parametrize("dialect", DIALECTS, ids=str)
+def test_the_width_is_recognised_whatever_the_name(dialect: Dialect, name: str) -> None:
+    """Also where the name begins with a digit, which could be the last one of a wider header."""
+    writer = Writer(dialect)
+    stream = writer.consume(name, 5) + writer.sends(name, Batch.of([b"", b"7", b"P02" + b"0" * 40]))
+    reads: list[Read] = [("consume", name, 5, dialect)]
+    reads += [("sent", name, content, 0) for content in (b"", b"7", b"P02" + b"0" * 40)]
+    for chunks in ([stream], [stream[at : at + 1] for at in range(len(stream))]):
+        assert in_chunks(chunks, Limits()) == (reads, None)
+    if len(name) < 30:
+        return
+    over = writer.sends(name, Batch.of([b"x"]))
+    assert in_chunks([over], Limits(queue_name_bytes_max=20))[1] is not None
+
+
+def test_a_dialect_has_one_of_three_widths() -> None:
+    with pytest.raises(MisuseError, match="32, 35 or 36 bytes, not 33"):
         Dialect(33)

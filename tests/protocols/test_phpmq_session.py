@@ -149,13 +149,16 @@ def test_dead_letters_are_consumed_and_settled_under_their_name() -> None:
         session.deliver("orders", [stored(8, b"x")], 0)
 
 
-def test_a_dead_letter_shows_no_ttl() -> None:
+def test_a_dead_letter_that_came_with_a_ttl_shows_0() -> None:
     session = ServerSession()
     session.receive(WRITER.consume("orders.dead", 4))
     piece = stored(8, b"x")
     piece.expires_us = [1]
     written = session.deliver("orders", [piece], 5_000_000, dead=True)
-    assert written.startswith(b"H0100303")
+    assert written.startswith(b"H0100304")
+    assert written.endswith(b"P05%029d0" % 1)
+    piece.expires_us = None
+    assert session.deliver("orders", [piece], 5_000_000, dead=True).startswith(b"H0100303")
 
 
 def test_closing_one_door_leaves_the_other_open() -> None:
@@ -182,7 +185,7 @@ def test_what_is_sent_to_dead_letters_is_counted_and_not_stored() -> None:
 def test_messages_for_one_queue_in_a_row_are_one_publish() -> None:
     session = ServerSession()
     data = b"".join(
-        WRITER.sends(queue, Batch.of([b"%d" % n for n in range(40)], ttl_seconds=[0] * 39 + [60]))
+        WRITER.sends(queue, Batch.of([b"%d" % n for n in range(40)], ttl_seconds=[5] * 39 + [60]))
         for queue in ("a", "a", "b", "a")
     )
     commands = session.receive(data)
@@ -193,8 +196,19 @@ def test_messages_for_one_queue_in_a_row_are_one_publish() -> None:
     ]
     first = commands[0]
     assert isinstance(first, Publish)
-    assert first.batch.ttl_seconds == array("q", ([0] * 39 + [60]) * 2)
+    assert first.batch.ttl_seconds == array("q", ([5] * 39 + [60]) * 2)
     assert first.batch.retries is None
+
+
+def test_messages_with_a_ttl_and_messages_without_are_told_apart() -> None:
+    """Packet 05 goes out where one came in, also if it said 0."""
+    with_0 = WRITER.sends("a", Batch.of([b"x"], ttl_seconds=[7])).replace(b"0000017", b"0000010")
+    commands = ServerSession().receive(with_0 * 3 + WRITER.sends("a", Batch.of([b"y"] * 2)) + with_0)
+    assert [(c.batch.messages(), c.batch.ttl_seconds) for c in commands if isinstance(c, Publish)] == [
+        ([b"x"] * 3, array("q", [0, 0, 0])),
+        ([b"y"] * 2, None),
+        ([b"x"], array("q", [0])),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ NARROW = Dialect(32, line_breaks=False)
 NARROW_LINES = Dialect(32, line_breaks=True)
 WIDE = Dialect(36, line_breaks=False)
 WIDE_LINES = Dialect(36, line_breaks=True)
+TTL_0 = -1  # in what is read: a message that came with a TTL, of 0
 
 ID = b"d7e7f68761d34838494b233148b5486c"
 ACK, REQUEUE, DEAD = MessageType.ACKNOWLEDGE, MessageType.REQUEUE, MessageType.DEAD_LETTER
@@ -255,7 +256,28 @@ ROWS = (
         "page: the released client on newer classes sends 0",
         b"H0100103P0100000000000000000000000000003FooP0200000000000000000000000000002Hi"
         b"P05000000000000000000000000000010",
+        (("sent", "Foo", b"Hi", TTL_0),),
+    ),
+    Row(
+        "message, 35-byte headers",
+        "the prose of all three seeds: 'The content length has a length of 32 bytes'",
+        b"H0100102P0100000000000000000000000000000003FooP0200000000000000000000000000000002Hi",
         (("sent", "Foo", b"Hi", 0),),
+        Dialect(35),
+    ),
+    Row(
+        "message, 35-byte headers and a name that begins with a digit",
+        "the prose of all three seeds: 'The content length has a length of 32 bytes'",
+        b"H0100102P01000000000000000000000000000000042ndsP0200000000000000000000000000000002Hi",
+        (("sent", "2nds", b"Hi", 0),),
+        Dialect(35),
+    ),
+    Row(
+        "consume, 35-byte headers with line breaks",
+        "the prose of all three seeds, in the layout of their examples",
+        b"H0100202\nP0100000000000000000000000000000003\nFoo\nP0400000000000000000000000000000001\n5\n",
+        (("consume", "Foo", 5, Dialect(35, True)),),
+        Dialect(35, True),
     ),
     Row(
         "packets in another order",

@@ -328,6 +328,7 @@ class LogEngine:
         if parts and (
             parts[0].protocol != batch.protocol
             or (parts[0].reply is None) != (batch.reply is None)
+            or (parts[0].ttl_seconds is None) != (batch.ttl_seconds is None)
             or queue.parts_time_us != now_us
             or queue.parts_bytes + len(batch.payload) > self._settings.block_bytes
         ):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from penstock.broker.batch import RETRIES_NONE, Batch, Slice
+from penstock.broker.batch import NO_TTL, RETRIES_NONE, Batch, Slice
 from penstock.broker.ids import origin_of
 from penstock.broker.life import Event, Reason
 from penstock.broker.pending import AS_STORED, Hold, Note, Pending, Place
@@ -292,7 +292,7 @@ class LogQueue:
             return
         attempts = array("i", bytes(4 * target.hi))
         retries = array("h", [RETRIES_NONE]) * target.hi
-        expires = array("q", bytes(8 * target.hi))
+        expires = array("q", [NO_TTL]) * target.hi
         if target.retries is not None:
             retries[target.lo :] = array("h", target.retries[target.lo : target.hi])
         if target.expires_us is not None:
