@@ -7,8 +7,8 @@ Both use the same two columns, and both are laid out as Arrow's variable-size bi
 `payload[bounds[i]:bounds[i + 1]]`. So a batch becomes a log block, and a block becomes an
 Arrow array, without anybody walking over the messages.
 
-Optional columns are `None` when no message of the batch has the attribute. A TTL of 0 is one: whoever said it
-is told it again (PHPMQ's packet 05), so batches with a TTL and batches without are stored in blocks of their own.
+Optional columns are `None` when no message of the batch has the attribute. A TTL of 0 is one: PHPMQ's
+packet 05 goes out where it came in. So batches with a TTL and batches without are blocks of their own.
 
 What is made for every chunk has its `__init__` written out, here and in `words.py`: one that `dataclass`
 makes is interpreted in the compiled build, too, and would cost more than all that is done with the object.

@@ -6,8 +6,8 @@ the next chunk. The *quick* way, `phpmq_runs.Shapes`, takes whole messages that 
 `QUICK` is how a test does without it.
 
 The dialect of a message: after the message header comes `P` or a line break, and that decides line
-breaks. If the first packet is the queue name, its length decides the width. A name has 1 to 999 bytes, so that
-its length is in the last three digits:
+breaks. If the first packet is the queue name, its length decides the width. A name has 1 to 999 bytes: its
+length is in the last three digits.
 
     digits   1 to 29     30 to 32   33 or what follows
     32       not zero    –

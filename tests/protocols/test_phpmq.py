@@ -170,7 +170,7 @@ def test_queues_of_equal_length_are_kept_apart() -> None:
 
 
 def test_the_digits_of_a_ttl_are_known_without_the_line_break_of_another_dialect() -> None:
-    """A message with line breaks has shown a TTL of 5; that does not make a number of the text 5 and a break."""
+    """A message with line breaks has shown a TTL of 5; the text 5 and a break is no number for that."""
     known = write(("sent", "q", b"x", 5), NARROW_LINES) + write(("sent", "q", b"x", 60), NARROW)
     spoiled = write(("sent", "q", b"x", 60), NARROW).replace(b"60", b"5\n")
     for stream in (known + spoiled, known + spoiled * 40):

@@ -98,22 +98,41 @@ class Queue:
             wire.say(rq(1, (160, name), (98, 1), (64, 20), 20))
             wire.expect(rq(1, (96, 1), (160, name), 24))
 
-    def hear(self, wire: Wire, door: str, payload: bytes, *, dead: bool = False, left: int = ENDLESS) -> Held:
-        """The one message that was asked for; `left` are the retries that SSPQ shows."""
+    def hear(
+        self,
+        wire: Wire,
+        door: str,
+        payload: bytes,
+        *,
+        dead: bool = False,
+        left: int = ENDLESS,
+        ttl: bytes | None = None,
+    ) -> Held:
+        """The one message that was asked for; `left` are the retries that SSPQ shows, `ttl` is PHPMQ's."""
         name = self.name + (b".dead" if dead else b"")
         if door == "sspq":
             wire.expect(sspq(SEND, payload, left))
             return Held(wire, sspq(CONFIRM))
         if door == "phpmq":
-            message_id = expect_dispatch(wire, name, payload)
+            message_id = expect_dispatch(wire, name, payload, ttl)
             return Held(wire, phpmq(4, (1, name), (3, message_id)), phpmq(2, (1, name), (4, b"0")))
-        wire.expect(rq(1, (160, name), (224, payload), 33, (128, 0), 10))
+        if not payload:
+            wire.expect(rq(1))  # Two CLEARs, and a NOP byte: no RQ peer gets an empty PAYLOAD.
+        wire.expect(rq(1, (160, name), (224, payload or b"\0"), 33, (128, 0), 10))
         return Held(wire, rq(1, (128, 0), 13), rq(1, (160, name), 21))
 
-    def take(self, door: str, payload: bytes, *, dead: bool = False, left: int = ENDLESS) -> Held:
+    def take(
+        self,
+        door: str,
+        payload: bytes,
+        *,
+        dead: bool = False,
+        left: int = ENDLESS,
+        ttl: bytes | None = None,
+    ) -> Held:
         wire = self.wire(door)
         self.ask(wire, door, dead=dead)
-        return self.hear(wire, door, payload, dead=dead, left=left)
+        return self.hear(wire, door, payload, dead=dead, left=left, ttl=ttl)
 
     def kill(self, *payloads: bytes) -> None:
         """Messages that are dead letters, when this returns."""
@@ -246,7 +265,7 @@ def test_a_request_consumed_by_a_door_without_answers_gets_an_empty_reply(
     requester.expect(rq(1, (128, 7), 13))  # it has been taken
     assert requester.is_silent(0.05), "the reply comes when it is settled"
     held.settle()
-    requester.expect(bytes.fromhex("01 80 00000007 e0 00000000 0b"))
+    requester.expect(bytes.fromhex("01 01 80 00000007 e0 00000001 00 0b"))
     queue.expect_empty()
 
 
@@ -257,9 +276,9 @@ def test_several_requests_settled_at_once_are_each_answered(queue: Queue) -> Non
     worker.say(phpmq(2, (1, queue.name), (4, b"9")))
     ids = [expect_dispatch(worker, queue.name, b"%d" % i) for i in range(3)]
     worker.say(*[phpmq(4, (1, queue.name), (3, message_id)) for message_id in ids])
-    heard = requester.hear(3 * 7 + 3 * 12)
+    heard = requester.hear(3 * 7 + 3 * 14)
     for i in range(3):
-        taken, answered = rq(1, (128, i), 13), rq(1, (128, i), (224, b""), 11)
+        taken, answered = rq(1, (128, i), 13), rq(1, 1, (128, i), (224, b"\0"), 11)
         assert 0 <= heard.find(taken) < heard.find(answered), heard.hex(" ")
 
 
@@ -303,7 +322,7 @@ def test_a_requeued_request_is_still_waited_for(queue: Queue) -> None:
     worker.say(phpmq(5, (1, queue.name), (3, message_id), (5, b"60")))
     assert expect_dispatch(worker, queue.name, b"question", b"60") == message_id
     worker.say(phpmq(4, (1, queue.name), (3, message_id)))
-    requester.expect(rq(1, (128, 7), 13) + rq(1, (128, 7), (224, b""), 11))
+    requester.expect(rq(1, (128, 7), 13) + rq(1, 1, (128, 7), (224, b"\0"), 11))
 
 
 def test_a_requeued_request_that_expires_is_undelivered(queue: Queue) -> None:
@@ -419,7 +438,7 @@ def test_what_expires_at_a_consumer_of_any_door_does_not_come_again(queue: Queue
     queue.put("phpmq", b"short", ttl=b"1")
     held = queue.take(consumer, b"short")
     queue.put("phpmq", b"clock", ttl=b"1")
-    queue.take("phpmq", b"clock", dead=True).settle()  # more than a second later
+    queue.take("phpmq", b"clock", dead=True, ttl=b"0").settle()  # more than a second later
     held.lose()
     queue.take("rq", b"short", dead=True).settle()
     queue.expect_empty()
@@ -445,7 +464,7 @@ KILLERS: dict[str, Callable[[Queue], None]] = {
 def test_dead_letters_are_reached_through_every_door(queue: Queue, killer: str, door: str) -> None:
     KILLERS[killer](queue)
     left = 0 if "retries" in killer else ENDLESS
-    queue.take(door, b"dead", dead=True, left=left).settle()
+    queue.take(door, b"dead", dead=True, left=left, ttl=b"0" if "ttl" in killer else None).settle()
     queue.expect_empty()
 
 

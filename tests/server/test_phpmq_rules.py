@@ -10,6 +10,7 @@ import select
 import time
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -18,8 +19,10 @@ from tests.server.harness import WAIT_SECONDS, BrokerProcess, Wire, expect_dispa
 NARROW_DIGITS, WIDE_DIGITS = 29, 33
 DIALECTS = {
     "32": (32, b""),
+    "35": (35, b""),
     "36": (36, b""),
     "32 with line breaks": (32, b"\n"),
+    "35 with line breaks": (35, b"\n"),
     "36 with line breaks": (36, b"\n"),
 }
 LISTENERS = {
@@ -144,10 +147,10 @@ def test_the_bytes_of_every_message_with_32_byte_headers(room: Room) -> None:
     wire.say(b"H0100602P0100000000000000000000000000007plain.qP0300000000000000000000000000032", message_id)
     wire.say(b"H0100202P0100000000000000000000000000012plain.q.deadP04000000000000000000000000000011")
     wire.expect(
-        b"H0100303"
+        b"H0100304"
         b"P0100000000000000000000000000012plain.q.dead"
         b"P0200000000000000000000000000012Hello World!"
-        b"P0300000000000000000000000000032" + message_id
+        b"P0300000000000000000000000000032" + message_id + b"P05000000000000000000000000000010"
     )
     wire.say(
         b"H0100402P0100000000000000000000000000012plain.q.deadP0300000000000000000000000000032",
@@ -218,14 +221,14 @@ def test_the_dialect_is_recognised_for_each_message(room: Room) -> None:
     queue, wire = room.queue(), room.client()
     for number, (width, newline) in enumerate([*DIALECTS.values(), *reversed(DIALECTS.values())]):
         wire.say(phpmq(1, (1, queue), (2, b"%d" % number), width=width, newline=newline))
-    wire.say(consume(queue, 8))
-    for number in range(8):
+    wire.say(consume(queue, 2 * len(DIALECTS)))
+    for number in range(2 * len(DIALECTS)):
         expect_dispatch(wire, queue, b"%d" % number)
 
 
 def test_dispatches_have_the_dialect_of_the_consume_request_not_of_sends(room: Room) -> None:
     queue, sender, wire = room.queue(), room.client(), room.client()
-    wire.say(consume(queue, 9, width=36, newline=b"\n"))
+    wire.say(consume(queue, 2 * len(DIALECTS), width=36, newline=b"\n"))
     for width, newline in DIALECTS.values():
         wire.say(phpmq(1, (1, queue), (2, b"mine"), width=width, newline=newline))
         expect_dispatch(wire, queue, b"mine", width=36, newline=b"\n")
@@ -246,7 +249,7 @@ def test_packets_may_come_in_any_order(room: Room) -> None:
     ]
     wire.say(phpmq(4, (3, ids[0]), (1, queue)), phpmq(6, (3, ids[1]), (1, queue)))
     wire.say(phpmq(5, (5, b"0"), (3, ids[2]), (1, queue)))
-    assert expect_dispatch(wire, queue, b"ttl second") == ids[2]
+    assert expect_dispatch(wire, queue, b"ttl second", b"0") == ids[2]
 
 
 @pytest.mark.parametrize("newline", [b"", b"\n"])
@@ -304,11 +307,11 @@ def test_a_content_of_megabytes_comes_back_whole(room: Room) -> None:
 
 
 @pytest.mark.parametrize(
-    ("listener", "without", "with_ttl"),
-    [("phpmq", None, b"60"), ("always", b"0", b"60"), ("never", None, None)],
+    ("listener", "without", "with_0", "with_ttl"),
+    [("phpmq", None, b"0", b"60"), ("always", b"0", b"0", b"60"), ("never", None, None, None)],
 )
 def test_which_dispatches_carry_a_ttl_is_a_setting(
-    room: Room, listener: str, without: bytes | None, with_ttl: bytes | None
+    room: Room, listener: str, without: bytes | None, with_0: bytes | None, with_ttl: bytes | None
 ) -> None:
     queue, wire = room.queue(), room.client(listener)
     wire.say(consume(queue, 9))
@@ -316,8 +319,34 @@ def test_which_dispatches_carry_a_ttl_is_a_setting(
     wire.say(phpmq(1, (1, queue), (2, b"ttl 0"), (5, b"0")), phpmq(1, (1, queue), (2, b"last"), (5, b"60")))
     expect_dispatch(wire, queue, b"no ttl", without)
     expect_dispatch(wire, queue, b"a ttl", with_ttl)
-    expect_dispatch(wire, queue, b"ttl 0", without)
+    expect_dispatch(wire, queue, b"ttl 0", with_0)
     expect_dispatch(wire, queue, b"last", with_ttl)
+
+
+def test_packet_05_goes_out_where_it_came_in_also_after_a_restart(tmp_path: Path) -> None:
+    """Messages of both kinds, sent in one segment, given back by a lost consumer, and as dead letters."""
+    queue = b"orders"
+    came = [(b"none", None), (b"zero", b"0"), (b"none again", None), (b"zero again", b"0"), (b"zero", b"0")]
+    broker = BrokerProcess(tmp_path, "--sspq", "off", "--rq", "off").start()
+    with broker.wire("phpmq") as sender:
+        sender.say(*[phpmq(1, (1, queue), (2, c), *([(5, t)] if t else [])) for c, t in came])
+        sender.leave()
+    broker.kill()
+    broker.start()
+    for _ in range(2):
+        wire = broker.wire("phpmq")
+        wire.say(consume(queue, 9))
+        for content, ttl in came:
+            expect_dispatch(wire, queue, content, ttl)
+        lose(broker, wire, "rst")
+    with broker.wire("phpmq") as wire:
+        wire.say(consume(queue, 9))
+        ids = [expect_dispatch(wire, queue, content, ttl) for content, ttl in came]
+        wire.say(*[phpmq(6, (1, queue), (3, message_id)) for message_id in ids])
+        wire.say(consume(queue + b".dead", 9))
+        for content, ttl in came:
+            expect_dispatch(wire, queue + b".dead", content, ttl)
+    assert broker.stop() == 0
 
 
 def test_ttl_0_means_no_ttl(room: Room) -> None:
@@ -326,10 +355,10 @@ def test_ttl_0_means_no_ttl(room: Room) -> None:
     room.send(queue, b"for ever", ttl=b"0")
     undertaker = room.client()
     undertaker.say(consume(queue + b".dead", 9))
-    expect_dispatch(undertaker, queue + b".dead", b"old")  # a second is over
+    expect_dispatch(undertaker, queue + b".dead", b"old", b"0")  # a second is over
     wire = room.client()
     wire.say(consume(queue, 9))
-    expect_dispatch(wire, queue, b"for ever")
+    expect_dispatch(wire, queue, b"for ever", b"0")
 
 
 def test_a_dispatch_shows_what_is_left_rounded_up_and_never_0(room: Room) -> None:
@@ -355,7 +384,7 @@ def test_a_dispatch_shows_what_is_left_rounded_up_and_never_0(room: Room) -> Non
         assert math.ceil(least) <= int(left[32:]) <= math.ceil(most)
         wire.leave()
     assert time.monotonic() > sent_after + 2
-    expect_dispatch(undertaker, queue + b".dead", b"x")
+    expect_dispatch(undertaker, queue + b".dead", b"x", b"0")
     assert shown == {2, 1}
 
 
@@ -372,7 +401,8 @@ def test_an_expired_message_is_never_dispatched_and_becomes_a_dead_letter(room: 
     undertaker = room.client()
     undertaker.say(consume(queue + b".dead", 9))
     assert undertaker.is_silent(0.1), "not before its time"
-    ids = [expect_dispatch(undertaker, queue + b".dead", content) for content in (b"short", b"short too")]
+    dead = queue + b".dead"
+    ids = [expect_dispatch(undertaker, dead, content, b"0") for content in (b"short", b"short too")]
     wire = room.client("never")
     wire.say(consume(queue, 9))
     wire.say(ack(queue, expect_dispatch(wire, queue, b"long")))
@@ -388,7 +418,7 @@ def test_on_expiry_drop_throws_it_away(room: Room) -> None:
     room.send(clock, b"tick", ttl=b"1")
     witness = room.client()
     witness.say(consume(clock + b".dead", 1))
-    expect_dispatch(witness, clock + b".dead", b"tick")
+    expect_dispatch(witness, clock + b".dead", b"tick", b"0")
     room.expect_empty(queue)
     room.expect_no_dead(queue)
 
@@ -403,7 +433,7 @@ def test_what_expires_at_a_consumer_can_be_acknowledged_and_does_not_come_again(
     room.send(clock, b"tick", ttl=b"1")
     witness = room.client()
     witness.say(consume(clock + b".dead", 1))
-    expect_dispatch(witness, clock + b".dead", b"tick")
+    expect_dispatch(witness, clock + b".dead", b"tick", b"0")
     worker.say(ack(done, message_id))
     worker.leave()
     loser.leave()
@@ -412,7 +442,7 @@ def test_what_expires_at_a_consumer_can_be_acknowledged_and_does_not_come_again(
     room.expect_empty(lost)
     undertaker = room.client()
     undertaker.say(consume(lost + b".dead", 1))
-    expect_dispatch(undertaker, lost + b".dead", b"lost")
+    expect_dispatch(undertaker, lost + b".dead", b"lost", b"0")
 
 
 # --- windows -----------------------------------------------------------------------------------------
@@ -433,7 +463,7 @@ def test_a_window_is_filled_and_each_settlement_frees_a_slot(room: Room) -> None
     five = expect_dispatch(wire, queue, b"5")
     assert wire.is_silent(0.05)
     wire.say(ack(queue, four), ack(queue, five))
-    assert expect_dispatch(wire, queue, b"3") == three
+    assert expect_dispatch(wire, queue, b"3", b"0") == three
 
 
 def test_a_window_stays_in_force_for_messages_that_arrive_later(room: Room) -> None:
@@ -694,15 +724,15 @@ def test_requeue_with_ttl_0_takes_the_ttl_away(room: Room) -> None:
     wire.say(consume(queue, 1), phpmq(1, (1, queue), (2, b"x"), (5, b"1")))
     message_id = expect_dispatch(wire, queue, b"x", b"1")
     wire.say(phpmq(5, (1, queue), (3, message_id), (5, b"0")))
-    assert expect_dispatch(wire, queue, b"x") == message_id
+    assert expect_dispatch(wire, queue, b"x", b"0") == message_id
     wire.leave()
     room.send(clock, b"tick", ttl=b"1")
     witness = room.client()
     witness.say(consume(clock + b".dead", 1))
-    expect_dispatch(witness, clock + b".dead", b"tick")
+    expect_dispatch(witness, clock + b".dead", b"tick", b"0")
     again = room.client()
     again.say(consume(queue, 1))
-    assert expect_dispatch(again, queue, b"x") == message_id
+    assert expect_dispatch(again, queue, b"x", b"0") == message_id
 
 
 def test_the_ttl_of_a_requeue_begins_with_the_requeue(room: Room) -> None:
@@ -712,7 +742,7 @@ def test_the_ttl_of_a_requeue_begins_with_the_requeue(room: Room) -> None:
     wire.say(
         consume(queue, 0), phpmq(5, (1, queue), (3, message_id), (5, b"1")), consume(queue + b".dead", 1)
     )
-    assert expect_dispatch(wire, queue + b".dead", b"x") == message_id
+    assert expect_dispatch(wire, queue + b".dead", b"x", b"0") == message_id
 
 
 def test_the_requeued_ttl_outlives_a_lost_connection(room: Room) -> None:
@@ -743,7 +773,7 @@ def test_a_rejected_message_is_kept_as_a_dead_letter_whatever_ttl_it_has_left(
     room.expect_empty(queue)
     undertaker = room.client()
     undertaker.say(consume(queue + b".dead", 1))
-    assert expect_dispatch(undertaker, queue + b".dead", b"bad") == message_id
+    assert expect_dispatch(undertaker, queue + b".dead", b"bad", ttl and b"0") == message_id
 
 
 def test_a_dead_letter_does_not_expire(room: Room) -> None:
@@ -755,10 +785,10 @@ def test_a_dead_letter_does_not_expire(room: Room) -> None:
     room.send(clock, b"tick", ttl=b"1")
     witness = room.client()
     witness.say(consume(clock + b".dead", 1))
-    expect_dispatch(witness, clock + b".dead", b"tick")
+    expect_dispatch(witness, clock + b".dead", b"tick", b"0")
     undertaker = room.client()
     undertaker.say(consume(queue + b".dead", 1))
-    assert expect_dispatch(undertaker, queue + b".dead", b"bad") == message_id
+    assert expect_dispatch(undertaker, queue + b".dead", b"bad", b"0") == message_id
 
 
 def test_an_acknowledged_dead_letter_is_settled_for_good(room: Room) -> None:
