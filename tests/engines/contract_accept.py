@@ -246,6 +246,38 @@ class Accepting:
         rig.send("orders", [b"z" * 60])
         assert [m.payload[:1] for m in rig.take("orders")] == [b"y", b"z"]
 
+    def test_max_bytes_counts_the_living_and_not_what_came_after_them(self, rig: Rig) -> None:
+        """One that is held for long keeps nobody out when all later ones are settled."""
+        engine = rig.open({"orders": {"max-bytes": 500}})
+        rig.send("orders", [b"x" * 100])
+        (held,) = rig.take("orders", 1)
+        for _ in range(8):
+            rig.send("orders", [b"y" * 200, b"z" * 200])
+            assert rig.described("orders").bytes == 500
+            with pytest.raises(QueueFull):
+                engine.append("orders", Batch.of([b"z"]), rig.now_us)
+            second, first = rig.take("orders", 2)
+            rig.ack("orders", [first])
+            assert rig.described("orders").bytes == 300
+            rig.ack("orders", [second])
+            assert rig.described("orders").bytes == 100
+        for how in ("crash", "reopen"):
+            rig.restart(how)
+            assert rig.described("orders").bytes == 100
+        assert payloads(rig.take("orders")) == [held.payload]
+
+    def test_an_old_letter_that_lives_again_counts_for_itself(self, rig: Rig) -> None:
+        engine = rig.open()
+        rig.kill("orders", [b"old" * 10])
+        rig.send("orders", [b"x" * 3000] * 4)
+        rig.ack("orders", rig.take("orders"))
+        assert rig.described("orders").bytes == 0
+        engine.redrive("orders", rig.now_us)
+        rig.turn()
+        assert rig.described("orders").bytes == 30
+        engine.purge("orders", rig.now_us)
+        assert rig.described("orders").bytes == 0
+
     def test_max_bytes_counts_what_is_held_and_a_transaction_as_a_whole(self, rig: Rig) -> None:
         engine = rig.open({"*": {"max-bytes": 100}})
         rig.send("orders", [b"x" * 60])

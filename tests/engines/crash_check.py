@@ -67,7 +67,7 @@ class Checker:
         expected = (len(queue.messages), len(queue.messages) + len(queue.happenings))
         assert ends == expected, f"{queue.name}: ends at {ends} instead of {expected}"
         living = [m for m in queue.messages if m.life.room == READY]
-        assert info.bytes >= sum(len(m.payload) for m in living), f"{queue.name}: {info}"
+        assert info.bytes == sum(len(m.payload) for m in living), f"{queue.name}: {info}"
         assert info.oldest_us == (living[0].time_us if living else 0), f"{queue.name}: {info}"
         self._readers(queue, info)
 

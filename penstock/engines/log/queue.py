@@ -32,6 +32,9 @@ from penstock.engines.log.repairs import runs_of, up_to, with_payload
 ACKED: Final = Event.ACKED  # for what is done with every chunk: a member is looked up by its name each time
 NO_REASON: Final = Reason.NONE
 
+WEIGHT_NOTES_MAX = 1 << 17
+"""Two for each run; what so many take is what a walk over all living messages takes."""
+
 Lookup = Callable[[int, int], Messages | None]
 Schedule = Callable[[int, int, int, int], None]  # at_us, queue, first, end
 Unreadable = Callable[["LogQueue", int, int, LogDamaged], int]
@@ -42,9 +45,43 @@ class Oldest(NamedTuple):
 
     offset: int
     changes: int  # of the segments, by then
-    stored_bytes: int  # of the queue, by then
-    living_bytes: int
     time_us: int
+
+
+class Weight:
+    """Payload bytes of the living messages of a queue that are in blocks, and what has to be added to know.
+
+    How large messages are that end is in their blocks. To look there with every ack would cost more than
+    the ack: it is noted which they are, and looked up when somebody wants to know (`views.weigh`), or before
+    their segment goes.
+    """
+
+    __slots__ = ("back", "bytes", "known", "left")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.known = False  # False: nobody has asked since the log was opened
+        self.left: list[int] = []  # first and end of runs that live no more
+        self.back: list[int] = []  # and of those that live again
+
+    def leave(self, first: int, end: int) -> None:
+        left = self.left
+        if left and left[-1] == first:
+            left[-1] = end
+            return
+        left.append(first)
+        left.append(end)
+        if len(left) > WEIGHT_NOTES_MAX:
+            self.known = False  # Counted anew by the next who asks.
+            left.clear()
+            self.back.clear()
+
+    def come_back(self, first: int, end: int) -> None:
+        self.back += (first, end)
+        if len(self.back) > WEIGHT_NOTES_MAX:
+            self.known = False
+            self.left.clear()
+            self.back.clear()
 
 
 class LogQueue:
@@ -89,7 +126,7 @@ class LogQueue:
         self.offset_start = 0  # the log is complete from here on
         self.event_start = 0
         self.paused = False
-        self.stored_bytes = 0  # payload in this opening's blocks
+        self.weight = Weight()
         self.oldest: Oldest | None = None  # what was found out about the oldest living message
         self.fates: list[Fate] = []  # what a take found expired, for the next `expire`
 
@@ -318,7 +355,7 @@ class LogQueue:
                 self._record_end(ACKED, a, b, NO_REASON, hold)
             else:
                 self.ledger.add(ACKED, a, b, NO_REASON, consumer, 1, hold.dispatched_us)
-            self._gone(a, b)
+            self._gone(a, b, not hold.dead)
             fates.append(Fate(a, b, ACKED, NO_REASON))
         return fates
 
@@ -471,8 +508,10 @@ class LogQueue:
                 hold.dispatched_us if hold else 0,
             )
 
-    def _gone(self, first: int, end: int) -> None:
+    def _gone(self, first: int, end: int, lived: bool) -> None:
         self.pending.to_gone(first, end)
+        if lived:
+            self.weight.leave(first, end)
         if self.asking:
             self.asking.cut(first, end)
         if self.repairs:
@@ -487,8 +526,10 @@ class LogQueue:
         """The end of a life, or its continuation as a dead letter."""
         if event is not Event.DEAD:
             self._record_end(event, first, end, reason, hold)
-            self._gone(first, end)
+            self._gone(first, end, hold is None or not hold.dead)
         else:
+            if hold is None or not hold.dead:
+                self.weight.leave(first, end)
             for a, b, note in self.pending.noted(first, end):
                 after = Note(note.attempts + (hold is not None), note.retries, note.expires_us)
                 self._row(Event.DEAD, a, b, reason, hold, after)
@@ -574,7 +615,7 @@ class LogQueue:
         for first, end in ranges:
             for room in (pending.ready, pending.waiting.places):
                 for a, b, _ in room.cut(first, end) if room else ():
-                    fates.append(self._withdrawn(a, b, reason, None))
+                    fates.append(self._withdrawn(a, b, reason, None, lived=True))
         if not pending.held or not ranges:
             return fates
         wanted: RangeMap[None] = RangeMap()
@@ -588,12 +629,12 @@ class LogQueue:
             for first, end, _ in holds.find(low, high):
                 for a, b, _ in wanted.find(first, end):
                     for c, d, hold in pending.release(a, b, consumer, dead=False):
-                        fates.append(self._withdrawn(c, d, reason, hold))
+                        fates.append(self._withdrawn(c, d, reason, hold, lived=True))
         return fates
 
-    def _withdrawn(self, first: int, end: int, reason: Reason, hold: Hold | None) -> Fate:
+    def _withdrawn(self, first: int, end: int, reason: Reason, hold: Hold | None, *, lived: bool) -> Fate:
         self._record_end(Event.WITHDRAWN, first, end, reason, hold)
-        self._gone(first, end)
+        self._gone(first, end, lived)
         return Fate(first, end, Event.WITHDRAWN, reason, hold.consumer if hold is not None else "")
 
     def purge(self, dead: bool, limit: int | None, runs_max: int | None) -> list[Fate]:
@@ -604,7 +645,7 @@ class LogQueue:
         fates: list[Fate] = []
         for pop in (pending.pop_dead,) if dead else (pending.ready.pop_front, pending.waiting.pop_front):
             while left > 0 and len(fates) < runs_left and (run := pop(left)) is not None:
-                fates.append(self._withdrawn(run[0], run[1], Reason.PURGED, None))
+                fates.append(self._withdrawn(run[0], run[1], Reason.PURGED, None, lived=not dead))
                 left -= run[1] - run[0]
         return fates
 
@@ -650,6 +691,7 @@ class LogQueue:
 
     def _redriven(self, first: int, end: int, place: Place) -> Fate:
         self._move_to_tail(first, end, Event.REDRIVEN, place.reason, None, Note(0, AS_STORED, 0))
+        self.weight.come_back(first, end)
         return Fate(first, end, Event.REDRIVEN, place.reason)
 
     def repair(self, offsets: "array[int]", drawer_first: int) -> tuple[Ledger, list[tuple[int, int]]]:

@@ -33,6 +33,7 @@ from penstock.engines.log.scan import walk_blocks
 from penstock.engines.log.segments import Segment
 from penstock.engines.log.snapshot import SNAPSHOTS_KEPT
 from penstock.engines.log.state import LogState
+from penstock.engines.log.views import weigh
 from penstock.engines.log.workers import Worker
 
 log = logging.getLogger("penstock.log")
@@ -208,6 +209,10 @@ class Trimmer:
         def leave() -> None:
             """A reader that comes from now on comes too late for this segment, and can see that."""
             self._readers.lose(segment, now_us)
+            for number in segment.spans:
+                queue = self._state.by_number[number]
+                if queue.weight.known:
+                    weigh(self._state.segments, queue)
             move_starts(self._state, segment)
 
         def replace(by: Segment | None) -> None:

@@ -121,7 +121,7 @@ class Sealer:
         header.extra = len(columns.payload)
         queue.next_stored += count
         queue.next_event += count
-        queue.stored_bytes += header.extra
+        queue.weight.bytes += header.extra
         if columns.expires is not None:
             header.expires_min_us = min(filter(None, columns.expires), default=0)
             if header.expires_min_us:

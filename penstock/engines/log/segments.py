@@ -413,20 +413,37 @@ class Segments:
             )
         return header
 
-    def bytes_from(self, segment: Segment, queue: int, offset: int) -> int:
-        """Payload bytes of a queue in one segment, from `offset` on; roughly, where it is damaged."""
-        try:
-            entries = self.entries_of(segment, queue)
-            row = entries.at(offset)
-            if row < 0:
-                return segment.spans[queue].bytes
-            after = segment.spans[queue].bytes - entries.bytes_before[row]
-            block = self.load(segment, entries.positions[row])
-        except LogDamaged:
-            return segment.spans[queue].bytes
-        if block is None or offset >= block.header.offset_end:
-            return after
-        return after - block.bounds[offset - block.header.first_offset]
+    def bytes_between(self, queue: int, first: int, end: int) -> int:
+        """Payload bytes of messages that are in the log, all of them; roughly, where it is damaged."""
+        total = 0
+        for segment in self.holding_from(queue, first):
+            span = segment.spans[queue]
+            if span.first_offset >= end:
+                break
+            if first <= span.first_offset and span.end_offset <= end:
+                total += span.bytes
+                continue
+            try:
+                total += self._bytes_before(segment, queue, end) - self._bytes_before(segment, queue, first)
+            except LogDamaged:
+                count = min(end, span.end_offset) - max(first, span.first_offset)
+                total += span.bytes * max(count, 0) // span.count
+        return total
+
+    def _bytes_before(self, segment: Segment, queue: int, offset: int) -> int:
+        """Payload bytes of a queue in one segment, before `offset`."""
+        span = segment.spans[queue]
+        if offset >= span.end_offset:
+            return span.bytes
+        entries = self.entries_of(segment, queue)
+        row = entries.at(offset)
+        if row < 0:
+            return 0
+        before = entries.bytes_before[row]
+        block = self.load(segment, entries.positions[row])
+        if block is None:  # settlements, behind the messages in question
+            return before
+        return before + block.bounds[min(offset - block.header.first_offset, block.header.count)]
 
     def messages_from(self, queue: int, offset: int) -> tuple[Segment, Header] | None:
         """The first block with messages at or behind `offset`, and its segment."""

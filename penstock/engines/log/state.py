@@ -203,6 +203,7 @@ class LogState:
         """Messages that cannot be read: nobody gets them any more, and that is written down."""
         segment, position, _ = self.segments.missing(queue.number, first)
         queue.pending.lift(first, end)
+        queue.weight.known = False
         self.changed[queue.number] = queue
         for a, b, _ in queue.asking.cut(first, end) if queue.asking else ():
             # Whoever asked is told that no answer will come.

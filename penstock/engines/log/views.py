@@ -138,7 +138,6 @@ def clip(run: EventRun, start: int, end: int) -> Iterator[EventRun]:
 def describe(state: LogState, queue: LogQueue) -> QueueInfo:
     pending = queue.pending
     held, dead_held = pending.held_counts()
-    oldest = _oldest(state.segments, queue)
     return QueueInfo(
         name=queue.name,
         ready=pending.ready_count,
@@ -148,38 +147,82 @@ def describe(state: LogState, queue: LogQueue) -> QueueInfo:
         offset_end=pending.tail,
         event_start=queue.event_start,
         event_end=queue.next_event + queue.ledger.event_count + pending.tail - queue.next_stored,
-        bytes=oldest.living_bytes,
-        oldest_us=oldest.time_us,
+        bytes=living_bytes(state.segments, queue),
+        oldest_us=_oldest_us(state.segments, queue),
         paused=queue.paused,
     )
 
 
 def living_bytes(segments: Segments, queue: LogQueue) -> int:
-    """Payload bytes from the oldest living message on."""
-    return _oldest(segments, queue).living_bytes
+    """Payload bytes of the messages that are ready or with a consumer."""
+    weigh(segments, queue)
+    return queue.weight.bytes + queue.parts_bytes
 
 
-def _oldest(segments: Segments, queue: LogQueue) -> Oldest:
-    """The oldest living message: when it came, and the payload from it on.
+def weigh(segments: Segments, queue: LogQueue) -> None:
+    """Make the weight of a queue that of its living messages, as of now.
 
-    To find that out takes a walk over segments, perhaps a look into one. It is done again when
-    another message is the oldest one, or segments have gone; what is stored meanwhile is added.
+    Where a block cannot be read any more, by what its segment has of the queue on the average.
+    """
+    weight, number = queue.weight, queue.number
+    if not weight.known:
+        runs = _joined(list(_living_runs(queue)))
+        weight.bytes = sum(segments.bytes_between(number, a, b) for a, b in runs)
+    else:
+        for first, end in _joined(_pairs(weight.left)):
+            weight.bytes -= segments.bytes_between(number, first, end)
+        for first, end in _joined(_pairs(weight.back)):
+            weight.bytes += segments.bytes_between(number, first, end)
+    weight.known = True
+    weight.left.clear()
+    weight.back.clear()
+
+
+def _living_runs(queue: LogQueue) -> Iterator[tuple[int, int]]:
+    """The living messages that are in blocks."""
+    pending = queue.pending
+    for a, b, _ in pending.ready:
+        if a < queue.next_stored:
+            yield a, min(b, queue.next_stored)
+    for a, b, _ in pending.waiting.places:
+        yield a, b
+    for holds in pending.held.values():
+        for a, b, hold in holds:
+            if not hold.dead:
+                yield a, b
+
+
+def _pairs(ends: list[int]) -> list[tuple[int, int]]:
+    return list(zip(ends[::2], ends[1::2], strict=True))
+
+
+def _joined(runs: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """One run for those that touch. A message may be in two of them, if it came back in between."""
+    runs.sort()
+    at = 0
+    while at < len(runs):
+        first, end = runs[at]
+        at += 1
+        while at < len(runs) and runs[at][0] == end:
+            end = runs[at][1]
+            at += 1
+        yield first, end
+
+
+def _oldest_us(segments: Segments, queue: LogQueue) -> int:
+    """When the oldest living message came; 0 where there is none.
+
+    To find that out takes a look into a segment. It is done again when another message is the oldest one,
+    or segments have gone.
     """
     offset = queue.pending.oldest_living()
     if offset >= queue.next_stored:
-        time_us = queue.parts_time_us if offset < queue.pending.tail else 0
-        return Oldest(offset, 0, 0, queue.parts_bytes, time_us)
+        return queue.parts_time_us if offset < queue.pending.tail else 0
     known = queue.oldest
     if known is None or known.offset != offset or known.changes != segments.replaced:
-        known = queue.oldest = Oldest(
-            offset,
-            segments.replaced,
-            queue.stored_bytes,
-            _bytes_from(segments, queue, offset),
-            _time_of(segments, queue, offset),
-        )
-    more = queue.stored_bytes - known.stored_bytes + queue.parts_bytes
-    return known._replace(living_bytes=known.living_bytes + more)
+        time_us = _time_of(segments, queue, offset)
+        known = queue.oldest = Oldest(offset, segments.replaced, time_us)
+    return known.time_us
 
 
 def _time_of(segments: Segments, queue: LogQueue, offset: int) -> int:
@@ -188,17 +231,6 @@ def _time_of(segments: Segments, queue: LogQueue, offset: int) -> int:
     except LogDamaged:
         block = None
     return block.header.time_us if block is not None else 0
-
-
-def _bytes_from(segments: Segments, queue: LogQueue, offset: int) -> int:
-    total = 0
-    for segment in segments.holding_from(queue.number, offset):
-        span = segment.spans[queue.number]
-        if span.first_offset >= offset:
-            total += span.bytes
-        elif span.end_offset > offset:
-            total += segments.bytes_from(segment, queue.number, offset)
-    return total
 
 
 def known_queue(state: LogState, name: str) -> LogQueue:
