@@ -680,6 +680,25 @@ def test_an_older_generation_is_a_leftover(tmp_path: Path) -> None:
     assert (report.defects, kinds(report.notes)) == ([], {"leftover"})
 
 
+def test_gaps_that_retention_left_are_right_when_the_newest_snapshot_is_damaged(tmp_path: Path) -> None:
+    """Damaged where it is, and after a start that has set it aside."""
+    worker = Worker(tmp_path, 11, queues=("brief", "lazy"))
+    for _ in range(300):
+        worker.turn()
+    worker.settle_down()
+    worker.engine.trim(worker.now_us)
+    worker.settle_down()
+    worker.engine.abandon()
+    assert inspect(tmp_path).defects == []
+    found = [parse_segment_name(path.name) or (0, 0) for path in segments(tmp_path)]
+    assert found[0][0] > 0 or any(generation for _, generation in found), "nothing was trimmed"
+    newest = max(tmp_path.glob("snapshot-*"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert kinds(inspect(tmp_path).defects) == {"bad-snapshot"}
+    worker._open().abandon()
+    assert inspect(tmp_path).defects == []
+
+
 def test_a_torn_tail_is_what_a_start_cuts(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     note_torn_tail(folder)

@@ -11,7 +11,7 @@ import os
 import random
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -516,3 +516,157 @@ def test_a_real_file_system_without_room(tmp_path: Path) -> None:
             assert not rig.engine.damage
         finally:
             rig.engine.close(rig.now_us)
+
+
+# --- room that the log makes itself ------------------------------------------------------------------
+
+
+class Stalled(Rig):
+    """A log whose last group waits for room, though some of its segments could go."""
+
+    def __init__(self, disk: SimDisk, retention_seconds: int, free_bytes: int) -> None:
+        self.disk = disk
+        self.writer, self.keeper = InlineWorker(), InlineWorker()
+        policies = Policies({"*": {"retention-seconds": retention_seconds}})
+        settings = LogSettings(segment_bytes=8192, cache_bytes=0, block_bytes=500, snapshot_blocks=1000)
+
+        def opener(now_us: int) -> LogEngine:
+            self.writer, self.keeper = InlineWorker(), InlineWorker()
+            return LogEngine.open(
+                self.disk,
+                now_us,
+                settings=settings,
+                policies=policies,
+                writer=self.writer,
+                keeper=self.keeper,
+            )
+
+        super().__init__(opener)
+        for _ in range(12):
+            self.append(20)
+            self.consume(20)
+            self.turn()
+        self.append(40)
+        self.turn()
+        self.tick()
+        committer = self.engine._committer
+        # The next segment is needed before anybody knows that there is no room for it.
+        while committer._stalled is None:
+            self.disk.capacity_bytes = self.disk.used_bytes + free_bytes
+            self.append(8)
+            self.engine.flush(self.now_us)
+            self.writer.wait()
+        assert self.engine.full
+
+    def try_for(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.engine.trim(self.now_us)
+            self.tick()
+
+
+def test_a_full_disk_frees_itself() -> None:
+    """What retention takes away needs no sync but those that have been: the one that waits for room would
+    wait for ever."""
+    rig = Stalled(SimDisk(), retention_seconds=3600, free_bytes=100)
+    rig.consume(10)
+    rig.try_for(60)
+    with pytest.raises(DiskFull):
+        rig.append(1)
+    rig.now_us += 3600 * 1_000_000
+    rig.try_for(10)
+    assert not rig.engine.full
+    rig.append(3)
+    rig.turn()
+    assert not rig.waiting
+    after = rig.disk.crash(random.Random(1))
+    after.capacity_bytes = None
+    rig.disk = after
+    rig.reopen()
+    assert rig.drain() == rig.sent - rig.settled
+
+
+def test_a_round_of_trimming_that_had_begun_before_the_disk_was_full_does_not_stop_the_next() -> None:
+    rig = Stalled(SimDisk(), retention_seconds=3600, free_bytes=100)
+    rig.now_us += 3600 * 1_000_000
+    rig.engine._trimmer._awaits_sync = rig.engine._trimmer._busy = True  # as by a sync that has not come
+    rig.try_for(10)
+    assert not rig.engine.full
+
+
+def test_room_for_a_part_of_a_segment_is_used() -> None:
+    rig = Stalled(SimDisk(), retention_seconds=10**9, free_bytes=4000)
+    rig.consume(10)
+    for _ in range(6):
+        rig.tick()
+    assert not rig.waiting
+    assert rig.engine._committer.idle
+    with pytest.raises(DiskFull):
+        rig.append(50)
+
+
+@pytest.mark.parametrize("free_bytes", [100, 4000])
+def test_what_is_settled_while_the_disk_is_full_survives_an_orderly_close(free_bytes: int) -> None:
+    """By a smaller segment, or by what retention lets go of in the last moment."""
+    retention_seconds = 10**9 if free_bytes == 4000 else 0
+    rig = Stalled(SimDisk(), retention_seconds, free_bytes)
+    for _ in range(4):
+        assert rig.consume(10)
+        rig.engine.flush(rig.now_us)
+    rig.engine.close(rig.now_us)
+    rig.disk = rig.disk.crash(random.Random(4))
+    rig.disk.capacity_bytes = None
+    rig.reopen()
+    assert rig.drain() == rig.sent - rig.settled
+
+
+def test_settlements_that_wait_get_a_small_file_where_there_is_one() -> None:
+    """The reserve is used up, there is no room for a segment, but for what has to be written down."""
+    settings = LogSettings(segment_bytes=16 * 1024, cache_bytes=0, snapshot_blocks=1000)
+    disk = SimDisk(capacity_bytes=4 * 16 * 1024)
+    rig = Rig(simulated(disk, settings))
+    fill(rig)
+    disk.capacity_bytes = disk.used_bytes + 8000
+    slices = rig.engine.take("orders", "ann", 1000, rig.now_us, bytes_max=1 << 20)
+    offsets = [offset for piece in slices for offset in range(piece.offset_start, piece.offset_end)]
+    settled = offsets[:90:3]
+    for offset in settled:
+        rig.engine.settle("orders", "ann", Outcome.ACK, [(offset, offset + 1)], rig.now_us)
+        rig.tick()
+    rig.tick()
+    left = [
+        p
+        for piece in slices
+        for o, p in zip(range(piece.offset_start, 1 << 40), piece.messages(), strict=False)
+        if o not in settled
+    ]
+    after = reopened(rig, disk.crash(random.Random(3)))
+    assert after.drain() == set(left)
+
+
+@pytest.mark.parametrize("attributes", [False, True])
+def test_room_is_asked_for_by_what_is_written_and_for_a_whole_turn(attributes: bool) -> None:
+    """Empty messages take room too, and so do those that came a moment before: what is accepted fits."""
+    settings = LogSettings(segment_bytes=16 * 1024, cache_bytes=0, snapshot_blocks=1000)
+    disk = SimDisk(capacity_bytes=3 * 16 * 1024)
+    rig = Rig(simulated(disk, settings))
+    while not rig.engine._committer._no_room:
+        rig.append(3)
+        rig.turn()
+    batch = Batch.of(
+        [b""] * 20,
+        ttl_seconds=[60] * 20 if attributes else None,
+        retries=[3] * 20 if attributes else None,
+        reply=[b"%050d" % i for i in range(20)] if attributes else None,
+        protocol="rq",
+    )
+    accepted = 0
+    for turn in range(40):
+        with suppress(DiskFull):
+            for i in range(100):
+                rig.engine.append(f"queue-{(turn + i) % 3}", batch, rig.now_us)
+                accepted += 1
+        rig.turn()
+        assert rig.engine._committer._stalled is None, f"{accepted} batches"
+    assert accepted
+    with pytest.raises(DiskFull):
+        rig.append(5)

@@ -1,18 +1,24 @@
 """What each setting of the embedded log does, and each durability: files, blocks, memory, syncs."""
 
 import os
+import tracemalloc
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from penstock.broker.batch import Batch
+from penstock.broker.life import Event, Reason
+from penstock.broker.pending import Note
 from penstock.broker.policy import Policies
 from penstock.broker.words import Outcome
 from penstock.engines.interface import LogInUse, Stored
 from penstock.engines.log import segments
+from penstock.engines.log.block import KIND_SETTLEMENTS, Header
 from penstock.engines.log.disk import RealDisk, RealFile
 from penstock.engines.log.engine import LogEngine, open_log
+from penstock.engines.log.ledger import EVENTS_MAX, Ledger, read_rows
 from penstock.engines.log.state import LogSettings
 from penstock.engines.log.workers import InlineWorker
 
@@ -132,7 +138,7 @@ def test_what_comes_in_one_turn_is_one_block(make: Make) -> None:
 
 
 def test_a_turn_with_more_than_a_block_s_bytes_is_several(make: Make) -> None:
-    log = make(LogSettings(block_bytes=1000))
+    log = make(LogSettings(block_bytes=1100))
     for _ in range(5):
         log.engine.append("orders", Batch.of([b"x" * 100] * 4), NOW)
     log.turn()
@@ -140,7 +146,7 @@ def test_a_turn_with_more_than_a_block_s_bytes_is_several(make: Make) -> None:
 
 
 def test_a_batch_with_more_than_two_blocks_bytes_is_cut(make: Make) -> None:
-    log = make(LogSettings(block_bytes=1000))
+    log = make(LogSettings(block_bytes=1040))  # ten of them, with a bound of 4 bytes each
     log.send("orders", [b"x" * 100] * 20)
     log.send("orders", [b"x" * 100] * 21)
     log.send("orders", [b"x" * 5000, b"", b"x" * 5000])
@@ -177,7 +183,113 @@ def test_the_cache_keeps_its_size_and_everything_can_be_read_all_the_same(make: 
     ]
     assert got == list(range(100))
     assert cached._cached_bytes <= 10_000
-    assert cached._cached_bytes == sum(block.header.body_bytes for block in cached._cache.values())
+    bodies = sum(block.header.body_bytes for block in cached._cache.values())
+    assert cached._cached_bytes == bodies + segments.BLOCK_BYTES * len(cached._cache)
+
+
+def test_empty_messages_have_their_place_in_the_cache(make: Make) -> None:
+    """A block of one that is empty takes about a kilobyte, and hardly anything of it is its body."""
+    log = make(LogSettings(cache_bytes=200_000), {"*": {"durability": "none"}})
+    tracemalloc.start()
+    try:
+        for i in range(2000):
+            log.engine.append("orders", Batch.of([b""]), NOW + i)
+            log.engine.flush(NOW + i)
+        log.turn()
+        log.engine.tick(NOW + 10_000_000)
+        log.engine.wait()
+        cached = log.engine._state.segments
+        assert 50 < len(cached._cache) <= 200
+        before, _ = tracemalloc.get_traced_memory()
+        cached._cache.clear()
+        taken = before - tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert taken <= 400_000  # tables that have grown included
+
+
+def test_a_million_empty_messages_are_counted_and_cut_by_what_they_take(make: Make) -> None:
+    log = make(LogSettings(), {"*": {"durability": "none"}})
+    batch = Batch(b"", array("i", bytes(4 * 100_001)))
+    for _ in range(10):
+        log.engine.append("orders", batch, NOW)
+    assert log.engine.bytes_in_flight >= 4_000_000
+    log.turn()
+    assert log.engine.bytes_in_flight == 0
+    sizes = [block.header.body_bytes for block in log.engine._state.segments._cache.values()]
+    assert max(sizes) <= 2 * 1024 * 1024
+    assert log.engine.describe("orders").ready == 1_000_000
+    giant = Batch(b"", array("i", bytes(4 * 1_000_001)))
+    log.engine.append("giant", giant, NOW)
+    log.turn()
+    assert max(log.blocks("giant")) <= 2 * 1024 * 1024 // 4
+
+
+def test_a_clock_that_is_set_back_does_not_put_off_a_sync(make: Make) -> None:
+    log = make(LogSettings(interval_us=50_000), {"orders": {"durability": "interval"}})
+    log.engine.tick(NOW)
+    log.engine.wait()
+    for now_us in (NOW, NOW - 3600 * 1_000_000, NOW + 3600 * 1_000_000, NOW - 1):
+        log.engine.append("orders", Batch.of([b"x"]), now_us)
+        log.turn(now_us)
+        syncs = log.disk.syncs
+        for _ in range(8):
+            now_us += 10_000
+            log.engine.tick(now_us)
+            log.engine.wait()
+        assert log.disk.syncs > syncs
+        assert log.engine.durable_end("orders") == log.engine.describe("orders").offset_end
+
+
+def test_more_events_than_a_header_can_count_become_several_blocks(make: Make) -> None:
+    log = make(LogSettings())
+    log.send("orders", [b"x"])
+    queue = log.engine._state.queues["orders"]
+    many = 3 * EVENTS_MAX // 2
+    # As if so many had come: only where they are is kept in memory, and nobody could send them here.
+    queue.pending.accept(many)
+    queue.next_stored += many
+    queue.next_event += many
+    (fate,) = log.engine.purge("orders", NOW)
+    assert fate.end - fate.first == many + 1
+    log.turn()
+    assert log.engine.failed is None
+    log.engine.tick(NOW + 10_000_000)
+    log.engine.wait()
+    runs = [
+        run
+        for run in log.engine.events("orders", many + 1, 1 << 62)
+        if run.event is Event.WITHDRAWN and run.reason is Reason.PURGED
+    ]
+    assert [run.end - run.first for run in runs] == [EVENTS_MAX, many + 1 - EVENTS_MAX]
+    assert (runs[0].first, runs[-1].end) == (0, many + 1)
+
+
+def test_pieces_of_a_ledger_say_what_the_whole_says() -> None:
+    whole = Ledger()
+    whole.add(Event.ACKED, 0, 7, Reason.NONE, "ann", 1, 5)
+    whole.add(Event.REQUEUED, 9, 12, Reason.CONSUMER_LOST, "bob", 2, 6, Note(2, 3, 99), 40)
+    whole.add(Event.ACKED, 20, 21, Reason.NONE, "bob", 1, 7)
+
+    def told(ledger: Ledger) -> list[tuple[object, ...]]:
+        (body,) = ledger.parts()
+        count = len(ledger)
+        header = Header(
+            KIND_SETTLEMENTS,
+            ledger.flags,
+            *(0, 1, count, 0, 0, 0, 0, ledger.event_count, len(body), 0, 0, 0, ledger.names_count, 0),
+        )
+        rows = read_rows(header, memoryview(bytes(body)))
+        return [(offset, *row[:1], *row[3:]) for row in rows for offset in range(row.first, row.end)]
+
+    pieces = list(whole.pieces(4))
+    assert [piece.event_count for piece in pieces] == [4, 4, 3]
+
+    def of_each(rows: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
+        """Without the note of a row that has none, which its block may have for it or not."""
+        return [row[:6] if row[1] is Event.ACKED else row for row in rows]
+
+    assert of_each([row for piece in pieces for row in told(piece)]) == of_each(told(whole))
 
 
 def test_what_is_not_written_yet_is_kept_whatever_the_cache_says(make: Make) -> None:

@@ -861,6 +861,31 @@ def test_a_reader_that_comes_while_a_segment_is_compacted_keeps_it(make: Make) -
     assert log.read("orders") == kept
 
 
+def test_a_thousand_segments_that_are_passed_over_are_no_trouble(make: Make) -> None:
+    log = make({"*": {"retention-seconds": 0}}, LogSettings(segment_bytes=512, snapshot_blocks=100_000))
+    for _ in range(1200):
+        log.send("orders", [b"x" * 300])
+    log.ack("orders", log.take("orders"))
+    for _ in range(4):
+        log.turn()
+        log.engine.tick(log.now_us)
+        log.engine.wait()
+    calls = 0
+
+    def no_room(*_: object) -> bool:
+        nonlocal calls
+        calls += 1
+        return False
+
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(log.engine._trimmer, "_when_safe", no_room)
+        log.engine.trim(log.now_us)
+        log.engine.wait()
+    assert calls > 1100
+    log.trim()
+    assert len(log.segments()) < 10
+
+
 def test_a_damaged_segment_stays_and_the_others_go(make: Make) -> None:
     log = make(KEEP_NOTHING)
     log.work("orders", 60, keep=lambda i: i == 0)

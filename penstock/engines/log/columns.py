@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from penstock.broker.batch import RETRIES_ENDLESS, RETRIES_NONE, Batch
 from penstock.build import COMPILED
 from penstock.engines.interface import EngineRefused
-from penstock.engines.log.block import PROTOCOLS, Messages
+from penstock.engines.log.block import HEADER_BYTES, PROTOCOLS, Messages
 
 if COMPILED:
     from penstock.engines.log import loops
@@ -80,6 +80,19 @@ def _check_columns(queue: str, batch: Batch) -> None:
         check_ttl(queue, max(batch.ttl_seconds))
 
 
+def stored_bytes(batch: Batch) -> int:
+    """About what a batch takes in a file, and in memory until it is there; a block of its own at most."""
+    count = len(batch)
+    size = HEADER_BYTES + 16 + len(batch.payload) + 4 * count
+    if batch.ttl_seconds is not None:
+        size += 8 * count
+    if batch.retries is not None:
+        size += 2 * count
+    if batch.reply is not None:
+        size += 16 + 4 * count + sum(map(len, batch.reply))
+    return size
+
+
 def check_ttl(queue: str, ttl_seconds: int) -> None:
     if not 0 <= ttl_seconds <= TTL_SECONDS_MAX:
         raise EngineRefused(
@@ -139,18 +152,22 @@ def _expiries(batch: Batch, now_us: int) -> "array[int] | None":
     return array("q", [now_us + ttl * 1_000_000 if ttl else 0 for ttl in ttls])
 
 
-def split_columns(columns: Columns, payload_bytes: int) -> Iterator[Columns]:
-    """Pieces of about that many bytes of payload, so that no reader must load a giant for one message."""
+def split_columns(columns: Columns, block_bytes: int) -> Iterator[Columns]:
+    """Pieces of about that many bytes, so that no reader must load a giant for one message."""
     bounds = columns.bounds
     count = len(columns)
-    if bounds[count] <= 2 * payload_bytes:
+    # An empty message takes something too.
+    each = 4 + 8 * (columns.expires is not None) + 2 * (columns.retries is not None)
+    if columns.reply is not None:
+        each += 4 + sum(map(len, columns.reply)) // count
+    if bounds[count] + each * count <= 2 * block_bytes:
         yield columns
         return
     lo = 0
     while lo < count:
         hi = lo + 1
-        limit = bounds[lo] + payload_bytes
-        while hi < count and bounds[hi + 1] <= limit:
+        limit = bounds[lo] + each * lo + block_bytes
+        while hi < count and bounds[hi + 1] + each * (hi + 1) <= limit:
             hi += 1
         yield cut_columns(columns, lo, hi)
         lo = hi

@@ -95,6 +95,7 @@ class Committer:
         self._spares_made = 0
         self._spare_wanted = False
         self._no_room = False  # the last attempt to get room failed
+        self._squeezing = False  # the next block goes out though there is no room for a whole segment
         self.settlements_wait = False  # for room: no new message may overtake them
         self.position = 0  # where the next block goes
         self.synced = 0  # everything before this is safe
@@ -116,12 +117,12 @@ class Committer:
         self._begin_segment(self._segment_bytes)
 
     def check_room(self, length: int) -> None:
-        """Raise DiskFull where new messages of that many bytes had better not be accepted.
+        """Raise DiskFull where new messages that take that many bytes, with those of their turn, had better
+        not be accepted.
 
         The reserve at the end of the last segment is kept for settlements.
         """
-        tried_again = self._in_flight is not None and self._in_flight.was_stalled
-        waiting = self._stalled is not None or tried_again or self.settlements_wait
+        waiting = self.waits_for_room
         if not waiting and (not self._no_room or self._spare):
             return
         if waiting or self.active.size + length > self.active.limit - self._reserve_bytes:
@@ -129,6 +130,17 @@ class Committer:
                 f"no room for {length} more bytes in {self._disk.where('')}: new messages wait until "
                 f"there is room; deliveries and settlements go on"
             )
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether blocks, or settlements, wait for room on the disk."""
+        if self._stalled is not None or self.settlements_wait:
+            return True
+        return self._in_flight is not None and self._in_flight.was_stalled
+
+    def squeeze(self) -> None:
+        """Let the next block go out though there is no room for a whole segment."""
+        self._squeezing = self._no_room and not self._spare
 
     @property
     def full(self) -> bool:
@@ -140,13 +152,19 @@ class Committer:
 
     def fits(self, length: int) -> bool:
         """Whether a block can be added without asking the disk for room that it does not have."""
-        return not self._no_room or bool(self._spare) or self.active.size + length <= self.active.limit
+        if not self._no_room or self._spare or self._squeezing:
+            return True
+        return self.active.size + length <= self.active.limit
 
     def reserve(self, length: int) -> None:
         """Make sure that the next `length` bytes land in one segment."""
         active = self.active
         if active.size and active.size + length > active.limit:
-            self._begin_segment(max(self._segment_bytes, length))
+            # Where there is no room, what settles messages is worth a small file.
+            squeezed = self._squeezing and self._no_room and not self._spare
+            least = self._reserve_bytes if squeezed else self._segment_bytes
+            self._squeezing = False
+            self._begin_segment(max(least, length))
 
     def _begin_segment(self, limit: int) -> None:
         segment = Segment(self.position, 0, 0, limit, sealed=False)
@@ -272,12 +290,19 @@ class Committer:
             self._stalled = group
             group.was_stalled = True
             self._no_room = True
+            if self.synced < self._segments.written:
+                # What was written before need not wait for room to be safe, and what rests on that.
+                before = Group()
+                before.sync = True
+                self._submit(before)
             return
         if error is not None:
             self.fail(error, group)
             return
         if group.was_stalled:
-            self._no_room = False
+            self._no_room = (
+                self.active.limit < self._segment_bytes
+            )  # There was some, not enough for the next.
         if group.blocks:
             written = group.blocks[-1].header.end
             self._segments.written = written
@@ -366,23 +391,35 @@ class Committer:
         """Now and then: see whether room has come back."""
         if self.failed is not None:
             return
-        if self._stalled is not None and self._in_flight is None:
-            group, self._stalled = self._stalled, None
-            self._submit(group)
+        if self._stalled is not None:
+            if not self.shrink():
+                self._try_again()
         elif self._no_room and not self._spare and not self._spare_wanted:
+            if self.settlements_wait:
+                self.squeeze()
             self._make_spare()
         else:
             self._want_spare()
 
+    def _try_again(self) -> None:
+        if self._stalled is not None and self._in_flight is None:
+            group, self._stalled = self._stalled, None
+            self._submit(group)
+
     def shrink(self) -> bool:
-        """There is no room for the first segment of an opening: try with half of it, for better than none
-        is a log that serves and settles. False where that would be too small."""
-        segment = self.active
-        if self._stalled is None or segment.limit // 2 < max(segment.size, SEGMENT_BYTES_MIN):
+        """There is no room for a segment: try with half of it, for better than none is a log that serves and
+        settles. False where nothing waits for that, or it is as small as it can be."""
+        if self._stalled is None or self._in_flight is not None:
             return False
-        segment.limit //= 2
-        self.tick()
-        return True
+        shrunk = False
+        for segment in {block.segment: None for block in self._stalled.blocks}:
+            limit = max(segment.limit // 2, segment.size, SEGMENT_BYTES_MIN)
+            if not segment.created and not segment.spare and limit < segment.limit:
+                segment.limit = limit
+                shrunk = True
+        if shrunk:
+            self._try_again()
+        return shrunk
 
     def hurry(self) -> None:
         """Somebody waits for room: have the end of the group that is with the writer told at once."""

@@ -11,7 +11,7 @@ reported in `damage`, its messages are out of reach and are said to be, the rest
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,10 +35,7 @@ from penstock.engines.interface import (
     TransactionReceipt,
 )
 from penstock.engines.log import views
-from penstock.engines.log.block import (
-    HEADER_BYTES,
-)
-from penstock.engines.log.columns import check_batch, check_ttl
+from penstock.engines.log.columns import check_batch, check_ttl, stored_bytes
 from penstock.engines.log.committer import Committer
 from penstock.engines.log.disk import Disk, RealDisk, is_final, is_full
 from penstock.engines.log.queue import LogQueue
@@ -48,6 +45,7 @@ from penstock.engines.log.repairs import left_over, shown
 from penstock.engines.log.retention import Trimmer
 from penstock.engines.log.rooms import living_runs
 from penstock.engines.log.sealer import Sealer
+from penstock.engines.log.segments import Span
 from penstock.engines.log.snapshot import Snapshotter
 from penstock.engines.log.state import (
     FORMAT,
@@ -91,7 +89,8 @@ class LogEngine:
         self._readers = Readers(state)
         self._trimmer = Trimmer(state, self._readers, keeper, self._when_safe, self._committer.fail)
         self._snapshotter = Snapshotter(state, self._committer, keeper)
-        self._last_sync_us = 0
+        self._ticked_us = 0
+        self._unsynced_us = 0  # how long, by ticks
         self._closed = False
         # What people see of the cluster that keeps this log; None: this machine alone does. JSON: `Any`.
         self.cluster: Callable[[], dict[str, Any]] | None = None
@@ -180,12 +179,14 @@ class LogEngine:
         if self._closed:
             return
         self._closed = True
-        self._trimmer.stop()
         if self._committer.failed is None:
             self._seal_all(now_us)
             self._committer.want_sync()
             self._committer.push()
             self._writer.wait()
+            if self._committer.waits_for_room:
+                self._find_room(now_us)
+        self._trimmer.stop()
         if self._committer.failed is None and self._committer.idle:
             self._keeper.wait()
             # Settlements may have waited for room that the keeper has found. A snapshot with some that
@@ -198,6 +199,25 @@ class LogEngine:
             self._writer.wait()
             self._keeper.wait()
         self._stop()
+
+    def _find_room(self, now_us: int) -> None:
+        """For what was done while the disk was full: by retention, or with the smallest segment that does."""
+        committer = self._committer
+        self._trimmer.trim(self._snapshotter.positions, now_us, anew=True)
+        self._keeper.wait()
+        committer.squeeze()
+        self._seal_all(now_us)
+        committer.want_sync()
+        committer.push()
+        committer.tick()
+        self._writer.wait()
+        while committer.shrink():
+            self._writer.wait()
+        if committer.failed is None and committer.waits_for_room:
+            log.error(
+                "%s: no room for what was settled last: these messages will be delivered again",
+                self._disk.where(""),
+            )
 
     def abandon(self) -> None:
         """Let go of everything without writing another byte, as a crash would."""
@@ -312,9 +332,10 @@ class LogEngine:
             raise EngineRefused(f"queue {queue!r}: dead letters and their repairs are sent in a transaction")
         check_batch(queue, batch)
         views.check_queue(self._state, queue, len(batch.payload))
-        self._committer.check_room(HEADER_BYTES + len(batch.payload))
+        size = stored_bytes(batch)
+        self._committer.check_room(size + self._state.gathered_bytes)
         found = self._state.queues.get(queue) or self._sealer.declare(queue, now_us)
-        first = self._gather(found, batch, now_us)
+        first = self._gather(found, batch, size, now_us)
         if receipt is not None:
             stored = Stored(queue, first, first + len(batch), found.origin(self._state.opening))
             if found.policy.durability == "none":
@@ -323,19 +344,20 @@ class LogEngine:
                 # It waits with the messages: a group that goes out before their block is not theirs.
                 found.parts_receipts.append(lambda error: receipt(error or stored))
 
-    def _gather(self, queue: LogQueue, batch: Batch, now_us: int) -> int:
+    def _gather(self, queue: LogQueue, batch: Batch, size: int, now_us: int) -> int:
         parts = queue.parts
         if parts and (
             parts[0].protocol != batch.protocol
             or (parts[0].reply is None) != (batch.reply is None)
             or (parts[0].ttl_seconds is None) != (batch.ttl_seconds is None)
             or queue.parts_time_us != now_us
-            or queue.parts_bytes + len(batch.payload) > self._settings.block_bytes
+            or queue.parts_stored_bytes + size > self._settings.block_bytes
         ):
             self._sealer.messages(queue)
         queue.parts.append(batch)
         queue.parts_bytes += len(batch.payload)
-        self._state.gathered_bytes += len(batch.payload)
+        queue.parts_stored_bytes += size
+        self._state.gathered_bytes += size
         queue.parts_time_us = now_us
         self._dirty[queue.number] = self._changed[queue.number] = queue
         return queue.pending.accept(len(batch))
@@ -720,15 +742,23 @@ class LogEngine:
         self._check()
         for name, queue in self._readers.ended(now_us):
             self.release_retention(name, now_us, queue=queue)
-        self._trimmer.trim(self._snapshotter.positions, now_us)
+        self._trimmer.trim(self._snapshotter.positions, now_us, anew=self._committer.waits_for_room)
 
     def _when_safe(
-        self, queues: Iterable[int], now_us: int, call: Callable[[EngineFailed | None], None]
+        self, spans: dict[int, Span], now_us: int, call: Callable[[EngineFailed | None], None]
     ) -> bool:
-        """Call when all that has happened to these queues is synced; False where there is no room for it."""
+        """Call when all that has happened to these messages is synced; False where there is no room for it.
+
+        While the disk is full no sync comes, and room is what trimming makes: what is synced already has to
+        be enough.
+        """
         self._seal_all(now_us)
-        if not self._dirty.keys().isdisjoint(queues):
-            return False
+        if self._committer.waits_for_room:
+            by_number = self._state.by_number
+            if not all(by_number[it].is_settled_for_good(span.end_offset) for it, span in spans.items()):
+                return False
+            call(None)
+            return True
         self._committer.when_synced(call)
         self._committer.want_sync()
         self._committer.push()
@@ -753,8 +783,11 @@ class LogEngine:
         """Housekeeping, some times a second: late syncs, room on the disk, snapshots."""
         if self._committer.failed is not None or self._closed:
             return
-        if self._sealer.lazy_us and now_us - self._last_sync_us >= self._sealer.lazy_us:
-            self._last_sync_us = now_us
+        # Added up from tick to tick: a clock that is set back must not put off a sync until it has caught up.
+        self._unsynced_us += max(now_us - self._ticked_us, 0)
+        self._ticked_us = now_us
+        if self._sealer.lazy_us and self._unsynced_us >= self._sealer.lazy_us:
+            self._unsynced_us = 0
             self._sealer.lazy_us = 0
             self._committer.want_sync()
         self._committer.tick()

@@ -334,7 +334,9 @@ class _Inspection:
 
     def _check_no_gap(self, reached: int | None, base: int) -> None:
         """Retention leaves gaps, but only before the oldest snapshot of two."""
-        kept = len(self._snapshot_positions) >= SNAPSHOTS_KEPT
+        # One that was damaged, and set aside since, counted when retention asked.
+        aside = sum(name.startswith(QUARANTINE + PREFIX) for name in self._names)
+        kept = self._snapshot_positions and len(self._snapshot_positions) + aside >= SNAPSHOTS_KEPT
         if reached is not None and reached < base and not (kept and base <= self._snapshot_positions[0]):
             self._missing_positions(reached, base)
 

@@ -27,6 +27,9 @@ from penstock.broker.life import Event, Reason
 from penstock.broker.pending import AS_STORED, Note
 from penstock.engines.log.block import FLAG_MOVED, PAD, BodyReader, Buffer, Header
 
+EVENTS_MAX = (1 << 32) - 1
+"""Of one block: its header has 32 bits for them."""
+
 
 class Row(NamedTuple):
     """One row of a settlement block, decoded."""
@@ -158,6 +161,35 @@ class Ledger:
             if event != Event.ACKED:
                 key = event << 8 | reason
                 totals[key] = totals.get(key, 0) + length
+
+    def pieces(self, events_max: int) -> "Iterator[Ledger]":
+        """The same rows in ledgers with at most so many events, long ones in parts. For the very rare."""
+        piece = Ledger()
+        names = list(self._names)
+        for row, at in enumerate(self._first):
+            end = at + self._length[row]
+            while at < end:
+                stop = min(end, at + events_max - piece.event_count)
+                note: Note | None = None
+                if self._moved:
+                    note = Note(self._attempts[row], self._retries[row], self._expires[row])
+                piece.add(
+                    Event(self._event[row]),
+                    at,
+                    stop,
+                    Reason(self._reason[row]),
+                    names[self._consumer[row]],
+                    self._attempt[row],
+                    self._dispatched[row],
+                    note,
+                    self._tail[row] if self._moved else 0,
+                )
+                at = stop
+                if piece.event_count == events_max:
+                    yield piece
+                    piece = Ledger()
+        if len(piece):
+            yield piece
 
     def parts(self) -> list[Buffer]:
         """The body of the block."""

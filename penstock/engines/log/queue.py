@@ -6,6 +6,7 @@ record change together, in one call, so that replaying the record gives the same
 """
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple
@@ -117,8 +118,11 @@ class LogQueue:
         self.ledger = Ledger()
         self.parts: list[Batch] = []  # accepted, not yet in a block
         self.parts_receipts: list[Callable[[EngineFailed | None], None]] = []  # who waits for these
-        self.parts_bytes = 0
+        self.parts_bytes = 0  # their payload
+        self.parts_stored_bytes = 0  # what they will take in a file
         self.parts_time_us = 0
+        # Settlement blocks that are not synced: behind their last event, and the lowest offset in them.
+        self.settling: deque[tuple[int, int]] = deque()
         self.next_event = 0
         self.next_stored = 0  # the first offset that is not in a block yet
         self.synced_offset = 0
@@ -135,6 +139,12 @@ class LogQueue:
         if found is None:
             found = self._origins[opening] = origin_of(self._log, self.number, opening)
         return found
+
+    def is_settled_for_good(self, offset: int) -> bool:
+        """Whether everything that is known about messages before that offset is synced."""
+        if len(self.ledger) and self.ledger.lowest < offset:
+            return False
+        return all(lowest >= offset for _, lowest in self.settling)
 
     def counts(self) -> dict[tuple[Event, Reason], int]:
         """How often each event has happened in this opening. `held` is a delivery, the only one that is

@@ -13,7 +13,7 @@ Rules that always hold:
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from penstock.engines.interface import EngineFailed, LogDamaged
 from penstock.engines.log.block import (
@@ -30,7 +30,7 @@ from penstock.engines.log.columns import cut_columns
 from penstock.engines.log.disk import Disk, File, discard, is_final, sync_folder
 from penstock.engines.log.readers import Readers
 from penstock.engines.log.scan import walk_blocks
-from penstock.engines.log.segments import Segment
+from penstock.engines.log.segments import Segment, Span
 from penstock.engines.log.snapshot import SNAPSHOTS_KEPT
 from penstock.engines.log.state import LogState
 from penstock.engines.log.views import weigh
@@ -125,7 +125,7 @@ def move_starts(state: LogState, segment: Segment) -> None:
         state.changed[number] = queue
 
 
-WhenSafe = Callable[[Iterable[int], int, Callable[[EngineFailed | None], None]], bool]
+WhenSafe = Callable[[dict[int, Span], int, Callable[[EngineFailed | None], None]], bool]
 
 
 class Trimmer:
@@ -150,6 +150,8 @@ class Trimmer:
         self._when_safe = when_safe
         self._on_failure = on_failure
         self._busy = False
+        self._attempt = 0  # counts plans
+        self._awaits_sync = False  # the last one has not begun
         self._stopped = False
         self._passed_over: set[int] = set()  # bases of segments that failed, in this round
         self._damaged: set[int] = set()  # bases of segments that cannot be compacted
@@ -159,8 +161,13 @@ class Trimmer:
         """Begin with nothing more."""
         self._stopped = True
 
-    def trim(self, snapshots: list[int], now_us: int) -> None:
-        """A round over all segments that can go or be compacted; `snapshots` are on the disk."""
+    def trim(self, snapshots: list[int], now_us: int, *, anew: bool = False) -> None:
+        """A round over all segments that can go or be compacted; `snapshots` are on the disk.
+
+        `anew`: what waits for a sync may wait for long, so leave it and look for what does not.
+        """
+        if anew and self._awaits_sync:
+            self._busy = self._awaits_sync = False
         if not self._busy and len(snapshots) >= SNAPSHOTS_KEPT:
             self._passed_over.clear()
             self._next(snapshots[-1], now_us)
@@ -188,6 +195,7 @@ class Trimmer:
     def _begin(self, plan: Plan, oldest_snapshot: int, now_us: int) -> bool:
         """False where there is no room to write down what the plan is based on."""
         segment = plan.segment
+        self._attempt = attempt = self._attempt + 1
 
         def ended(_: None, error: BaseException | None) -> None:
             if is_final(error) and error is not None:
@@ -247,6 +255,9 @@ class Trimmer:
                 replace(result)
 
         def safe(error: EngineFailed | None) -> None:
+            if attempt != self._attempt or not self._awaits_sync:
+                return
+            self._awaits_sync = False
             if error is not None:
                 self._busy = False
             elif is_wanted():
@@ -257,7 +268,11 @@ class Trimmer:
                 leave()
                 replace(None)
 
-        return self._when_safe(segment.spans, now_us, safe)
+        self._awaits_sync = True
+        if self._when_safe(segment.spans, now_us, safe):
+            return True
+        self._awaits_sync = False
+        return False
 
     def _give_name(self, result: Segment) -> None:
         """On the keeper's thread: from now on the compacted file is the segment."""

@@ -18,7 +18,7 @@ from penstock.engines.log.block import (
 )
 from penstock.engines.log.columns import Columns, join_batches, split_columns
 from penstock.engines.log.committer import Committer
-from penstock.engines.log.ledger import Ledger
+from penstock.engines.log.ledger import EVENTS_MAX, Ledger
 from penstock.engines.log.queue import LogQueue
 from penstock.engines.log.state import LogState
 
@@ -80,8 +80,8 @@ class Sealer:
         """The gathered batches of a queue: one block, or a few where they are large."""
         batches, queue.parts = queue.parts, []
         receipts, queue.parts_receipts = queue.parts_receipts, []
-        self._state.gathered_bytes -= queue.parts_bytes
-        queue.parts_bytes = 0
+        self._state.gathered_bytes -= queue.parts_stored_bytes
+        queue.parts_bytes = queue.parts_stored_bytes = 0
         durability = queue.policy.durability
         time_us = queue.parts_time_us
         for columns in split_columns(join_batches(batches, time_us), self._state.settings.block_bytes):
@@ -155,11 +155,14 @@ class Sealer:
         buffers = ledger.parts()
         if not self._committer.fits(HEADER_BYTES + sum(map(len, buffers))):
             return False
-        block = self._settlement_block(queue, ledger, buffers, now_us)
         queue.ledger = Ledger()
         # Nobody is promised anything by a settlement: it goes along with the next sync, which comes
         # within the interval at the latest. A power cut before that delivers the message again.
-        self.add_settlements(block, sync=False)
+        if ledger.event_count <= EVENTS_MAX:
+            self.add_settlements(self._settlement_block(queue, ledger, buffers, now_us), sync=False)
+        else:
+            for piece in ledger.pieces(EVENTS_MAX):
+                self.add_settlements(self._settlement_block(queue, piece, piece.parts(), now_us), sync=False)
         if queue.policy.durability == "commit":
             self.settlements_wait = True
         self._note_lazy("none" if queue.policy.durability == "none" else "interval")
@@ -192,8 +195,11 @@ class Sealer:
 
     def add_settlements(self, block: SettlementBlock, sync: bool) -> None:
         """Give a block its place."""
-        self._committer.add(block.header, block.buffers, sync=sync)
-        self._show_when_synced(block.header)
+        header = block.header
+        self._committer.add(header, block.buffers, sync=sync)
+        queue = self._state.by_number[header.queue]
+        queue.settling.append((header.first_event + header.event_count, header.first_offset))
+        self._show_when_synced(header)
 
     def _show_when_synced(self, header: Header) -> None:
         queue = self._state.by_number[header.queue]
@@ -203,5 +209,7 @@ class Sealer:
         def show() -> None:
             queue.synced_offset = max(queue.synced_offset, offset_end)
             queue.synced_event = event_end
+            while queue.settling and queue.settling[0][0] <= event_end:
+                queue.settling.popleft()
 
         self._committer.show_when_synced(show)

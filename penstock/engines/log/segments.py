@@ -35,6 +35,8 @@ from penstock.engines.log.scan import find_headers, read_body
 _NAME = re.compile(r"(\d{20})(?:\.(\d+))?\.seg")
 INDEXES_MAX = 8
 FILES_MAX = 64
+BLOCK_BYTES = 1024
+"""What a block takes in memory beside its body: objects, an entry, a key."""
 
 
 def segment_name(base: int, generation: int) -> str:
@@ -499,7 +501,7 @@ class Segments:
         if key in self._cache:
             return
         self._cache[key] = block
-        self._cached_bytes += block.header.body_bytes
+        self._cached_bytes += BLOCK_BYTES + block.header.body_bytes
         self._shrink()
 
     def _shrink(self) -> None:
@@ -512,7 +514,7 @@ class Segments:
             self._uncache(oldest)
 
     def _uncache(self, key: tuple[Segment, int]) -> None:
-        self._cached_bytes -= self._cache.pop(key).header.body_bytes
+        self._cached_bytes -= BLOCK_BYTES + self._cache.pop(key).header.body_bytes
 
     def close(self) -> None:
         for segment in self.all:

@@ -106,7 +106,7 @@ class LogState:
         self._news: list[Damage] = []  # damage that is not in the log yet
         self.log = int.from_bytes(os.urandom(3), "little")
         self.opening = 0
-        self.gathered_bytes = 0  # payload that is accepted and in no block yet
+        self.gathered_bytes = 0  # of batches that are accepted and in no block yet, as they will be stored
 
     def declare(self, number: int, name: str) -> LogQueue:
         """A queue that is there from now on."""

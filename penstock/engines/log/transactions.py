@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from penstock.broker.batch import Batch
 from penstock.engines.interface import EngineRefused, Step, Stored, TransactionDone, TransactionReceipt
 from penstock.engines.log.block import FLAG_END, FLAG_PART, HEADER_BYTES, KIND_CONTROL, control_parts
-from penstock.engines.log.columns import check_batch, join_batches, split_columns
+from penstock.engines.log.columns import check_batch, join_batches, split_columns, stored_bytes
 from penstock.engines.log.committer import Committer
 from penstock.engines.log.queue import LogQueue
 from penstock.engines.log.repairs import cut_batch, drawer_of
@@ -84,7 +84,9 @@ class Transactions:
             payload_bytes[name] = payload_bytes.get(name, 0) + living_bytes
         for name, more in payload_bytes.items():
             check_queue(self._state, name, more)
-        self._committer.check_room(sum(HEADER_BYTES + len(batch.payload) for _, batch in parts))
+        self._committer.check_room(
+            self._state.gathered_bytes + sum(stored_bytes(batch) for _, batch in parts)
+        )
         accepted = [
             (self._state.queues.get(name) or self._sealer.declare(name, now_us), batch)
             for name, batch in parts
