@@ -994,6 +994,11 @@ class Broker:
         """How many ports wait for room."""
         return len(self._held_back)
 
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether messages wait here because there is no room for them on the disk."""
+        return EVERY_QUEUE in self._full
+
 
 # Any: each handler takes the one command that it stands under. `handle` knows the two that are missing.
 _HANDLERS: dict[type, Callable[[Broker, Guest, Any, int], None]] = {

@@ -255,4 +255,5 @@ class Operator:
             return "the broker is stopping"
         if self._broker.is_suspended:
             return "the cluster does not answer: nothing is stored or handed out until it does"
-        return "no room on the disk: new messages wait" if engine.full else ""
+        full = engine.full or self._broker.waits_for_disk
+        return "no room on the disk: new messages wait" if full else ""

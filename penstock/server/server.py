@@ -76,6 +76,7 @@ class Server:
         self._arrival_us = 0  # of what was received since the last turn; 0: nothing was
         self._ticks = 0
         self._position_seen = self._position_tidied = 0  # of the log
+        self._disk_was_full = False
         self._stopping = False
         self._dismissed = False
         self._exit = EXIT_OK
@@ -342,10 +343,27 @@ class Server:
         except EngineFailed as error:
             self.fail(error)
             return
+        self._tell_of_the_disk()
         if self._ticks % SLOW_TICKS == 0:
             self._tidy()
             for connection in list(self._connections):
                 connection.tick(now_us)
+
+    def _tell_of_the_disk(self) -> None:
+        """A line when it is full, and one when it is not any more: senders wait without a word."""
+        if self._engine is None:
+            return
+        full = self._engine.full or (isinstance(self.home, Broker) and self.home.waits_for_disk)
+        if full == self._disk_was_full:
+            return
+        self._disk_was_full = full
+        if full:
+            log.error(
+                "the disk is full: new messages wait for room in %s; deliveries and settlements go on",
+                self._settings.data,
+            )
+        else:
+            log.warning("there is room on the disk again, for %s: senders go on", self._settings.data)
 
     def _tidy(self) -> None:
         """Once a second: when a burst is over, what it took of memory goes back."""

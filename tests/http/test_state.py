@@ -111,9 +111,13 @@ def test_a_full_disk_is_not_ready_until_there_is_room(small_disk: SmallDisk) -> 
             "the sender to be held back",
         )
         assert api.get("/healthz") == {"status": "ok"}
+        until(lambda: "the disk is full" in small_disk.log(), "a line in the log")
+        assert "there is room" not in small_disk.log()
         small_disk.ballast.unlink()
         until(lambda: api.ask("GET", "/readyz").status == 200, "room to be found")
         until(lambda: api.get("/v1/queues/orders")["ready"] == 66, "what waited to be taken in")
+    until(lambda: "there is room on the disk again" in small_disk.log(), "the line that it is over")
+    assert small_disk.log().count("the disk is full") == 1
 
 
 # --- The engine ---
