@@ -51,11 +51,11 @@ from penstock.cluster.frames import (
     text_bytes,
     violation,
 )
-from penstock.cluster.lanes import LANES, number_of, series_of
+from penstock.cluster.lanes import LANES, Words, number_of, series_of
 from penstock.cluster.rooms import Rooms
 from penstock.cluster.sayings import NO_NUMBER, pack_words
 from penstock.cluster.seating import Seating
-from penstock.cluster.seats import Demand, Held, Seat
+from penstock.cluster.seats import Demand, Held, Saying, Seat
 from penstock.cluster.sending import Sending
 from penstock.engines.interface import Engine, EngineRefused
 from penstock.server.address import TcpAddress
@@ -80,12 +80,12 @@ class Away:
         self._wants_turn = wants_turn
         self._on_link = on_link
         self._seating = Seating(connection_buffer_bytes)
-        self._sending = Sending(self._say_request, self._may_finish)
+        self._sending = Sending(self._say_request, self._may_finish, self._seating.number)
         self._rooms = Rooms(connection_buffer_bytes)
         self._link: AwayLink | None = None
         self._said: list[bytes] = []  # frames of this turn; they leave behind its messages
         self._syncing: dict[Seat, None] = {}  # these want to hear when all that they have said is durable
-        self._dialer = Dialer(self._link_up, self._link_down, self._hear, self._heard)
+        self._dialer = Dialer(self._link_up, self._link_down, self._hear, wants_turn)
         self._draining = False
 
     # --- the leader --------------------------------------------------------------------------------
@@ -119,22 +119,36 @@ class Away:
     def _link_up(self, link: AwayLink) -> None:
         """Everything that a leader must know, in an order that gives nothing twice."""
         self._link = link
-        self._seating.tell(self._write)
-        self._said.append(encode_frame(Kind.RESUMED))
-        said, self._said = self._said, []
-        for frame in said[:-1]:
-            link.write(frame)
+        # Messages first: no settlement of who has sent them overtakes them.
         self._sending.link_up(link)
-        link.write(said[-1])
+
+        def tell(seat: Seat, kind: Kind, buffers: Iterable[Buffer], flag: int) -> None:
+            link.write(encode_frame(kind, *buffers, port=seat.number, flag=flag))
+
+        self._seating.tell(tell)
+        link.write(encode_frame(Kind.RESUMED))
         self._wants_turn()
         if self._on_link is not None:
             self._on_link(True, "")
 
-    def _write(self, seat: Seat, kind: Kind, buffers: Iterable[Buffer] = (), flag: int = 0) -> None:
-        if self._link is not None:
+    def _write(
+        self,
+        seat: Seat,
+        kind: Kind,
+        buffers: Iterable[Buffer] = (),
+        flag: int = 0,
+        saying: Saying | None = None,
+    ) -> None:
+        """Behind the messages of this turn, and behind all that the connection has published before."""
+        if self._link is None and saying is None:
+            return
+        frame = encode_frame(kind, *buffers, port=seat.number, flag=flag)
+        if seat.gathered or seat.waiting:
+            self._sending.say_behind(Words(seat, frame, saying))
+        elif self._link is not None:
             if not self._said:
                 self._wants_turn()
-            self._said.append(encode_frame(kind, *buffers, port=seat.number, flag=flag))
+            self._said.append(frame)
 
     def _write_at_once(self, seat: Seat, kind: Kind, buffers: Iterable[Buffer]) -> None:
         """Among the messages of this turn, before all other words."""
@@ -189,11 +203,14 @@ class Away:
                 self._syncing[seat] = None
             elif self._remember(seat, command):
                 said.append(command)
-        number = self._seating.settle(seat, settling) if settling else NO_NUMBER
+        saying = self._seating.settle(seat, settling) if settling else None
         if settling and seat.counts_room:
             self._rooms.check(seat, self._link)
         if said:
-            self._write(seat, Kind.WORDS, pack_words(number, said))
+            is_next = saying is not None and not seat.gathered and not seat.waiting
+            number = self._seating.number(saying) if saying is not None and is_next else NO_NUMBER
+            self._write(seat, Kind.WORDS, pack_words(number, said), saying=saying)
+            self._sending.check_link(seat)
         if seat.syncing:
             self._may_finish(seat)
         self._wants_turn()
@@ -237,7 +254,6 @@ class Away:
         """The end of a turn of the loop: to the leader with what came."""
         self._sending.send()
         if self._link is not None:
-            # A client that has published and then settled must not have settled alone.
             said, self._said = self._said, []
             for frame in said:
                 self._link.write(frame)
@@ -293,9 +309,6 @@ class Away:
         seat = self._seating.at(frame.port)
         if seat is not None:  # otherwise it has left meanwhile
             handler(self, seat, frame)
-
-    def _heard(self) -> None:
-        """All frames of a chunk have been told."""
 
     def _deliver(self, seat: Seat, frame: Frame) -> None:
         body = Body(frame)

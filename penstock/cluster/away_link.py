@@ -20,6 +20,7 @@ from penstock.server.address import TcpAddress
 PAUSE_SECONDS_MIN: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 1.0
 CONNECT_SECONDS: Final = 3.0
+LINK_BUFFER_BYTES: Final = 4 << 20
 
 
 class AwayLink(Link):
@@ -30,9 +31,20 @@ class AwayLink(Link):
         self.hello = hello
         self._dialer = dialer
         self._welcome = False
+        self.is_full = False  # it takes more, and whoever has much to say had better wait
 
     def on_open(self) -> None:
+        assert self._transport is not None
+        self._transport.set_write_buffer_limits(high=LINK_BUFFER_BYTES)
         self.write(encode_hello(self.hello))
+
+    def pause_writing(self) -> None:
+        self.is_full = True
+
+    def resume_writing(self) -> None:
+        self.is_full = False
+        if self._welcome:
+            self._dialer.on_room()
 
     def on_frame(self, frame: Frame) -> None:
         if self._welcome:
@@ -47,10 +59,6 @@ class AwayLink(Link):
         self.trust()
         self._dialer.welcomed(self)
 
-    def on_received(self) -> None:
-        if self._welcome:
-            self._dialer.on_received()
-
     def on_lost(self, why: str) -> None:
         self._dialer.link_ended(self, why)
 
@@ -63,12 +71,12 @@ class Dialer:
         on_up: Callable[[AwayLink], None],
         on_down: Callable[[str], None],
         on_frame: Callable[[Frame], None],
-        on_received: Callable[[], None],
+        on_room: Callable[[], None],
     ) -> None:
         self._on_up = on_up
         self._on_down = on_down
         self.on_frame = on_frame
-        self.on_received = on_received
+        self.on_room = on_room  # a link that was full is not any more
         self._loop = asyncio.get_running_loop()
         self._target: tuple[TcpAddress, Hello] | None = None
         self._link: AwayLink | None = None  # the one that counts, welcome or not

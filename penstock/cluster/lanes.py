@@ -1,7 +1,7 @@
 """Lanes: how published messages travel from a follower to the leader, in order, and are stored once.
 
-Public names: `Item`, `Part`, `Shipment`, `Lane`, `pack_shipment`, `unpack_shipment`, `series_of`,
-`number_of`.
+Public names: `Item`, `Words`, `Part`, `Shipment`, `Lane`, `pack_shipment`, `unpack_shipment`, `series_of`,
+`number_of`, `weight_of`.
 
 What the connections of a follower publish in one turn of its loop becomes a *shipment*: a number, and a batch
 for each queue. A lane counts its shipments from 0; the leader stores them in that order, each as one
@@ -28,11 +28,16 @@ from penstock.broker.batch import Batch
 from penstock.broker.words import Publish
 from penstock.cluster.columns import pack_batches, unpack_batch
 from penstock.cluster.frames import Body, Buffer, Frame, Kind, encode_frame, text_bytes
-from penstock.cluster.seats import Seat
+from penstock.cluster.seats import Saying, Seat
 
 MAIN, AGAIN = LANES = 0, 1
 SHIPMENT_BYTES: Final = 1 << 20
-"""About how much payload goes into one; a larger batch goes alone."""
+"""About how much goes into one; a larger batch goes alone."""
+
+BATCH_BYTES: Final = 512
+MESSAGE_BYTES: Final = 8
+ADDRESS_BYTES: Final = 64
+"""What a batch, a message and a reply address cost besides the payload, in memory: an empty one, too."""
 
 _SHIPMENT: Final = struct.Struct("<qqI")
 
@@ -44,6 +49,30 @@ class Item(NamedTuple):
     publish: Publish
     late_us: int = 0  # a request: when nobody waits for its answer any more; 0: no limit
     alone: bool = False  # in a shipment of its own: one with others was refused, nobody knows for whose sake
+    weight: int = 0  # see `weight_of`
+
+
+class Words(NamedTuple):
+    """What one connection has said behind its messages, which it must not overtake: a frame."""
+
+    seat: Seat
+    frame: bytes
+    saying: Saying | None  # the settlements in it
+
+    @property
+    def weight(self) -> int:
+        return BATCH_BYTES + len(self.frame)
+
+
+def weight_of(publish: Publish) -> int:
+    """About how much memory a batch takes."""
+    batch = publish.batch
+    weight = BATCH_BYTES + len(batch.payload) + MESSAGE_BYTES * len(batch)
+    if batch.ttl_seconds is not None:
+        weight += MESSAGE_BYTES * len(batch)
+    if batch.reply is not None:
+        weight += ADDRESS_BYTES * len(batch)
+    return weight
 
 
 class Part:
@@ -60,11 +89,11 @@ class Part:
 class Shipment:
     """Numbered, and on its way."""
 
-    __slots__ = ("number", "parts", "payload_bytes")
+    __slots__ = ("number", "parts", "weight")
 
     def __init__(self, number: int, items: Iterable[Item]) -> None:
         self.number = number
-        self.payload_bytes = 0
+        self.weight = 0
         parts: dict[tuple[str, str], Part] = {}
         for item in items:
             key = item.publish.queue, item.publish.batch.protocol
@@ -72,7 +101,7 @@ class Shipment:
             if part is None:
                 part = parts[key] = Part(*key)
             part.items.append(item)
-            self.payload_bytes += len(item.publish.batch.payload)
+            self.weight += item.weight
         self.parts = list(parts.values())
 
     def items(self) -> list[Item]:
@@ -82,21 +111,21 @@ class Shipment:
 class Lane:
     """What is on its way, in order."""
 
-    __slots__ = ("epoch", "flag", "next_number", "payload_bytes", "sent")
+    __slots__ = ("epoch", "flag", "next_number", "sent", "weight")
 
     def __init__(self, flag: int) -> None:
         self.flag = flag
         self.epoch = 0  # of this link: how many refusals have been heard of
         self.next_number = 0
         self.sent: deque[Shipment] = deque()
-        self.payload_bytes = 0
+        self.weight = 0
 
     def ship(self, items: Iterable[Item]) -> bytes:
         """The frame of a new shipment."""
         shipment = Shipment(self.next_number, items)
         self.next_number += 1
         self.sent.append(shipment)
-        self.payload_bytes += shipment.payload_bytes
+        self.weight += shipment.weight
         return self.frame(shipment)
 
     def frame(self, shipment: Shipment) -> bytes:
@@ -120,10 +149,10 @@ class Lane:
 
     def clear(self) -> None:
         self.sent.clear()
-        self.payload_bytes = 0
+        self.weight = 0
 
     def _left(self, shipment: Shipment) -> Shipment:
-        self.payload_bytes -= shipment.payload_bytes
+        self.weight -= shipment.weight
         return shipment
 
 

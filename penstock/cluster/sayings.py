@@ -1,6 +1,6 @@
 """Words in frames: the commands of `broker/words.py`, as a follower hands them on.
 
-Public names: `pack_words`, `unpack_words`, `NO_NUMBER`.
+Public names: `pack_words`, `unpack_words`, `renumbered`, `NO_NUMBER`.
 
     int64    number of the frame, by which its settlements are confirmed; NO_NUMBER: it has none
     then, for each command, uint8 which, and its fields
@@ -18,7 +18,7 @@ from typing import Any, Final
 from penstock.broker import words
 from penstock.broker.words import Command, Outcome
 from penstock.cluster.columns import pack_batches, pack_ranges, unpack_batch, unpack_ranges
-from penstock.cluster.frames import Body, Buffer, short_bytes, text_bytes
+from penstock.cluster.frames import HEADER_BYTES, Body, Buffer, short_bytes, text_bytes
 from penstock.protocols.errors import PeerViolation
 
 NO_NUMBER: Final = -1
@@ -153,6 +153,12 @@ def pack_words(number: int, commands: Sequence[Command]) -> list[Buffer]:
         buffers.append(mark)
         buffers += pack(command)
     return buffers
+
+
+def renumbered(frame: bytes, number: int) -> bytes:
+    """A frame of words, under another number."""
+    end = HEADER_BYTES + _NUMBER.size
+    return b"".join((frame[:HEADER_BYTES], _NUMBER.pack(number), memoryview(frame)[end:]))
 
 
 def unpack_words(body: Body) -> tuple[int, list[Command]]:

@@ -47,7 +47,8 @@ class Seating:
         self._seats: dict[Port, Seat] = {}
         self._by_number: dict[int, Seat] = {}
         self._departed: dict[int, Seat] = {}  # gone, with settlements that are not known to be durable
-        self._unsettled: deque[Saying] = deque()
+        self._unsettled: deque[Saying] = deque()  # said, by number
+        self._unsaid: dict[Saying, None] = {}  # queued behind messages, see `sending.py`
         self._port_numbers = counter(1)
         self._saying_numbers = counter()
 
@@ -64,7 +65,7 @@ class Seating:
     @property
     def is_settled(self) -> bool:
         """Nobody holds anything, and every settlement is durable."""
-        return not self._unsettled and not any(seat.holds for seat in self._seats.values())
+        return not (self._unsettled or self._unsaid) and not any(seat.holds for seat in self._seats.values())
 
     # --- coming and going --------------------------------------------------------------------------
 
@@ -85,8 +86,8 @@ class Seating:
 
     # --- settlements -------------------------------------------------------------------------------
 
-    def settle(self, seat: Seat, commands: list[words.Settle | words.Reply]) -> int:
-        """What a client has settled in one chunk; the number by which it is confirmed, if anything counts."""
+    def settle(self, seat: Seat, commands: list[words.Settle | words.Reply]) -> Saying | None:
+        """What a client has settled in one chunk; None where nothing of it counts."""
         settling: list[Command] = []
         claims: list[Claim] = []
         for command in commands:
@@ -99,10 +100,17 @@ class Seating:
                 settling.append(command)
                 claims.append((door, command.origin, gone))
         if not claims:
-            return NO_NUMBER
-        saying = Saying(next(self._saying_numbers), seat, settling, claims)
-        self._unsettled.append(saying)
+            return None
+        saying = Saying(seat, settling, claims)
+        self._unsaid[saying] = None
         seat.unsettled += 1
+        return saying
+
+    def number(self, saying: Saying) -> int:
+        """It is said now, or by whoever tells the next leader everything: the number to say it with."""
+        del self._unsaid[saying]
+        self._unsettled.append(saying)
+        saying.number = next(self._saying_numbers)
         return saying.number
 
     def settled(self, number: int) -> None:
@@ -141,6 +149,10 @@ class Seating:
             for claim in saying.claims:
                 _write_claim(write, saying.seat, claim, CLAIM_SETTLED)
             write(saying.seat, Kind.WORDS, pack_words(saying.number, saying.commands), WORDS_AGAIN)
+        for saying in self._unsaid:
+            # It is said later: until then, the client holds what it speaks of.
+            for claim in saying.claims:
+                _write_claim(write, saying.seat, claim, 0)
         for seat in seats:
             for claim in seat.claims():
                 _write_claim(write, seat, claim, 0)
@@ -169,7 +181,7 @@ class Seating:
         for seat in seats:
             broker.attach(seat.port)
             seat.hold(Held.LEADER, False)
-        for saying in self._unsettled:
+        for saying in (*self._unsettled, *self._unsaid):
             for (queue, dead), origin, ranges in saying.claims:
                 broker.claim(saying.seat.port, queue, dead, origin, ranges, now_us)
             broker.handle(saying.seat.port, saying.commands, now_us)
@@ -196,6 +208,7 @@ class Seating:
         self._by_number.clear()
         self._departed.clear()
         self._unsettled.clear()
+        self._unsaid.clear()
 
 
 def _write_claim(write: Write, seat: Seat, claim: Claim, flag: int) -> None:

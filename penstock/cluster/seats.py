@@ -10,6 +10,7 @@ Rules that always hold:
 from array import array
 from collections import deque
 from enum import IntFlag
+from typing import Any
 
 from penstock.broker import words
 from penstock.broker.batch import Slice
@@ -47,12 +48,11 @@ class Saying:
 
     def __init__(
         self,
-        number: int,
         seat: "Seat",
         commands: list[words.Command],
         claims: list[Claim],
     ) -> None:
-        self.number = number
+        self.number = -1  # by which it is confirmed; it has one when it is said
         self.seat = seat
         self.commands = commands
         self.claims = claims  # what the client held of the messages that they speak of
@@ -92,8 +92,9 @@ class Seat:
         self.demands: dict[Door, Demand] = {}
         self.holds: dict[Door, RangeMap[bytes]] = {}  # with the origins of their ids; none is empty
         self.asked: set[int] = set()  # tickets of requests that the leader knows
-        self.waiting: deque[words.Publish] = deque()  # refused for lack of room, and what came behind that
-        self.gathered = 0  # batches that are on no way yet
+        # Refused for lack of room, and what came behind that: `words.Publish` and `lanes.Words`.
+        self.waiting: deque[Any] = deque()
+        self.gathered = 0  # batches and words that are on no way yet
         self.unstored = 0  # batches that are on their way, or gathered
         self.unsettled = 0  # sayings that are not known to be durable
         self.held = Held(0)

@@ -2,13 +2,16 @@
 
 Public names: `Sending`.
 
-    gathered    came in this turn, or there is no leader, or too much is on its way; requests too
+    gathered    came in this turn, or there is no leader, or too much is on its way; requests too, and words
+                that their connection has said behind messages, settlements above all
     main lane   on its way, in order
     waiting     of one connection: refused for lack of room, and whatever it has published since
     again lane  of all that waits, one batch at a time, tried again a few times a second
 
 Rules that always hold:
   * What one connection sends to one queue is stored in the order in which it came.
+  * No word of a connection leaves before the messages that it has published before: a client that has sent
+    a result and then settled its input must not have settled alone.
   * A connection of which something waits, or that finds the window full, is not read from.
   * Lack of room in one queue does not delay those who send to others for longer than one refusal takes.
 
@@ -22,13 +25,14 @@ from typing import Final
 
 from penstock.broker.words import Publish
 from penstock.cluster.away_link import AwayLink
-from penstock.cluster.lanes import AGAIN, MAIN, SHIPMENT_BYTES, Item, Lane, Shipment
-from penstock.cluster.seats import Held, Seat
+from penstock.cluster.lanes import AGAIN, MAIN, SHIPMENT_BYTES, Item, Lane, Shipment, Words, weight_of
+from penstock.cluster.sayings import renumbered
+from penstock.cluster.seats import Held, Saying, Seat
 
 SECOND_US: Final = 1_000_000
 
 WINDOW_BYTES: Final = 8 << 20
-"""How much payload may be on its way or gathered before connections that publish are held."""
+"""How much may be on its way or gathered, by weight, before connections that publish are held."""
 
 SHIPMENTS_MAX: Final = 32
 """How many shipments may be on their way. While the leader's disk is busy, they grow instead."""
@@ -38,15 +42,19 @@ class Sending:
     """See the module's docstring."""
 
     def __init__(
-        self, say_request: Callable[[Seat, Publish], None], may_finish: Callable[[Seat], None]
+        self,
+        say_request: Callable[[Seat, Publish], None],
+        may_finish: Callable[[Seat], None],
+        number: Callable[[Saying], int],
     ) -> None:
         self._say_request = say_request
         self._may_finish = may_finish
+        self._number = number
         self._link: AwayLink | None = None
         self._main = Lane(MAIN)
         self._again = Lane(AGAIN)
-        self._gathered: deque[Item] = deque()
-        self._gathered_bytes = 0
+        self._gathered: deque[Item | Words] = deque()
+        self._gathered_weight = 0
         self._held: dict[Seat, None] = {}  # for the window's sake
         self._refused: dict[Seat, None] = {}  # of which something waits
         self._full: set[str] = set()  # queues that were found full since the last tick
@@ -70,7 +78,32 @@ class Sending:
                 link.write(lane.frame(shipment))
 
     def link_down(self) -> None:
+        """The next leader is told everything anew, but for settlements that are still queued here."""
         self._link = None
+        gathered, self._gathered = self._gathered, deque()
+        for item in gathered:
+            self._leave_line(item)
+            if not isinstance(item, Words) or self._stays(item):
+                self._line_up(item)
+        for seat in self._refused:
+            seat.waiting = deque(
+                item for item in seat.waiting if not isinstance(item, Words) or self._stays(item)
+            )
+
+    def _stays(self, item: Words) -> bool:
+        if item.saying is not None and item.seat.gone:
+            self._number(item.saying)  # it is told with the rest of a connection that is there no more
+            return False
+        return item.saying is not None
+
+    def _line_up(self, item: Item | Words) -> None:
+        self._gathered.append(item)
+        self._gathered_weight += item.weight
+        item.seat.gathered += 1
+
+    def _leave_line(self, item: Item | Words) -> None:
+        self._gathered_weight -= item.weight
+        item.seat.gathered -= 1
 
     # --- in --------------------------------------------------------------------------------------
 
@@ -79,17 +112,43 @@ class Sending:
             seat.waiting.append(command)
             return
         late_us = now_us + command.timeout_seconds * SECOND_US if command.timeout_seconds else 0
-        self._gathered.append(Item(seat, command, late_us))
-        self._gathered_bytes += len(command.batch.payload)
-        seat.gathered += 1
+        self._line_up(Item(seat, command, late_us, weight=weight_of(command)))
         seat.unstored += 1
-        if self._main.payload_bytes + self._gathered_bytes > WINDOW_BYTES:
-            self._held[seat] = None
-            seat.hold(Held.WINDOW, True)
+        if self._main.weight + self._gathered_weight > WINDOW_BYTES:
+            self._hold(seat)
+
+    def say_behind(self, item: Words) -> None:
+        """Something was said by a connection of which messages are gathered, or wait."""
+        if item.seat.waiting:
+            item.seat.waiting.append(item)
+        else:
+            self._line_up(item)
+
+    def check_link(self, seat: Seat) -> None:
+        """It has said something: where the link takes no more, it has said enough."""
+        if self._link is not None and self._link.is_full:
+            self._hold(seat)
+
+    def _hold(self, seat: Seat) -> None:
+        self._held[seat] = None
+        seat.hold(Held.WINDOW, True)
+
+    def _check_window(self) -> None:
+        if (
+            self._held
+            and self._main.weight + self._gathered_weight <= WINDOW_BYTES // 2
+            and not (self._link is not None and self._link.is_full)
+        ):
+            held, self._held = self._held, {}
+            for seat in held:
+                seat.hold(Held.WINDOW, False)
 
     def leave(self, seat: Seat) -> None:
-        """Its connection is gone. What is on its way or gathered goes on, what waits for room does not."""
-        seat.waiting.clear()
+        """Its connection is gone: messages that wait for room go no further, all else does."""
+        waiting, seat.waiting = seat.waiting, deque()
+        for item in waiting:
+            if isinstance(item, Words):
+                self._line_up(item)
         self._refused.pop(seat, None)
         self._held.pop(seat, None)
 
@@ -97,40 +156,56 @@ class Sending:
 
     def send(self) -> None:
         """The end of a turn: what has gathered, as far as the window allows."""
-        link, main, gathered = self._link, self._main, self._gathered
-        while link is not None and gathered:
-            if len(main.sent) >= SHIPMENTS_MAX or main.payload_bytes >= WINDOW_BYTES:
-                return
-            items = self._next_items()
+        link, main = self._link, self._main
+        while link is not None and self._gathered:
+            if len(main.sent) >= SHIPMENTS_MAX or main.weight >= WINDOW_BYTES or link.is_full:
+                break
+            items, said = self._next_items()
             if items:
                 link.write(main.ship(items))
+            for behind in said:
+                self._say(behind, link)
+        self._check_window()
 
-    def _next_items(self) -> list[Item]:
+    def _say(self, item: Words, link: AwayLink) -> None:
+        saying = item.saying
+        link.write(item.frame if saying is None else renumbered(item.frame, self._number(saying)))
+
+    def _next_items(self) -> tuple[list[Item], list[Words]]:
+        """What goes into the next shipment, and what is said behind it."""
         items: list[Item] = []
+        said: list[Words] = []
         size = 0
         gathered = self._gathered
         while gathered and size < SHIPMENT_BYTES:
             item = gathered[0]
-            seat, publish, _, alone = item
-            more = len(publish.batch.payload)
-            if items and (alone or publish.wants_reply or size + more > SHIPMENT_BYTES):
-                break
-            gathered.popleft()
-            self._gathered_bytes -= more
-            seat.gathered -= 1
-            if seat.waiting:
-                seat.unstored -= 1
-                seat.waiting.append(publish)
-            elif publish.wants_reply:
-                seat.unstored -= 1
-                if not seat.gone:
-                    self._say_request(seat, publish)
+            seat = item.seat
+            if isinstance(item, Words):
+                if seat.waiting:
+                    seat.waiting.append(item)
+                else:
+                    said.append(item)
             else:
-                items.append(item)
-                size += more
-                if alone:
+                publish = item.publish
+                if (items and (item.alone or size + item.weight > SHIPMENT_BYTES)) or (
+                    (items or said) and publish.wants_reply
+                ):
                     break
-        return items
+                if seat.waiting:
+                    seat.unstored -= 1
+                    seat.waiting.append(publish)
+                elif publish.wants_reply:
+                    seat.unstored -= 1
+                    if not seat.gone:
+                        self._say_request(seat, publish)
+                else:
+                    items.append(item)
+                    size += item.weight
+            gathered.popleft()
+            self._leave_line(item)
+            if items and items[-1].alone:
+                break
+        return items, said
 
     # --- what the leader says ----------------------------------------------------------------------
 
@@ -152,10 +227,6 @@ class Sending:
                     if seat.finishing or seat.syncing:
                         self._may_finish(seat)
         self.send()
-        if self._held and self._main.payload_bytes + self._gathered_bytes <= WINDOW_BYTES // 2:
-            held, self._held = self._held, {}
-            for seat in held:
-                seat.hold(Held.WINDOW, False)
 
     def _waited(self, shipment: Shipment) -> None:
         """There was room for the first that waits of a connection."""
@@ -203,10 +274,10 @@ class Sending:
                 others if at_fault else []
             )
         others += [item for shipment in back[1:] for item in shipment.items()]
-        self._gathered.extendleft(reversed(others))
+        behind, self._gathered = self._gathered, deque()
         for item in others:
-            item.seat.gathered += 1
-            self._gathered_bytes += len(item.publish.batch.payload)
+            self._line_up(item)
+        self._gathered += behind
         self.send()
         self.retry()
 
@@ -248,14 +319,16 @@ class Sending:
         """Some times a second: there may be room; and requests do not wait for a leader for ever."""
         self._full.clear()
         self.retry()
-        if self._link is None and any(0 < item.late_us <= now_us for item in self._gathered):
-            late = [item for item in self._gathered if 0 < item.late_us <= now_us]
-            self._gathered = deque(item for item in self._gathered if not 0 < item.late_us <= now_us)
-            for item in late:
-                self._gathered_bytes -= len(item.publish.batch.payload)
-                item.seat.gathered -= 1
-                item.seat.unstored -= 1
-                self._drop(item.seat, item.publish, "there was no leader in time")
+        if self._link is None and any(_is_late(item, now_us) for item in self._gathered):
+            gathered, self._gathered = self._gathered, deque()
+            for item in gathered:
+                if isinstance(item, Item) and _is_late(item, now_us):
+                    self._leave_line(item)
+                    item.seat.unstored -= 1
+                    self._drop(item.seat, item.publish, "there was no leader in time")
+                else:
+                    self._gathered.append(item)
+            self._check_window()
 
     def retry(self) -> None:
         """Send the next that waits, of the connection whose turn it is."""
@@ -263,14 +336,19 @@ class Sending:
         if link is None or self._again.sent:
             return
         for seat in list(self._refused):
-            while seat.waiting and seat.waiting[0].wants_reply:
-                self._say_request(seat, seat.waiting.popleft())
+            while seat.waiting and (isinstance(seat.waiting[0], Words) or seat.waiting[0].wants_reply):
+                first = seat.waiting.popleft()
+                if isinstance(first, Words):
+                    self._say(first, link)
+                else:
+                    self._say_request(seat, first)
             if not seat.waiting:
                 self._released(seat)
             elif seat.waiting[0].queue not in self._full:
                 del self._refused[seat]
                 self._refused[seat] = None  # behind the others
-                link.write(self._again.ship([Item(seat, seat.waiting[0])]))
+                item = Item(seat, seat.waiting[0], weight=weight_of(seat.waiting[0]))
+                link.write(self._again.ship([item]))
                 return
 
     # --- the end -----------------------------------------------------------------------------------
@@ -283,16 +361,21 @@ class Sending:
             Item(seat, publish)
             for seat in self._refused
             for publish in seat.waiting
-            if id(publish) not in on_way
+            if isinstance(publish, Publish) and id(publish) not in on_way
         ]
-        others += self._gathered
+        others += [item for item in self._gathered if isinstance(item, Item)]
         for seat in [*self._held, *self._refused]:
             seat.waiting.clear()
             seat.hold(Held.WINDOW | Held.REFUSED, False)
         for lane in (self._main, self._again):
             lane.clear()
         self._gathered.clear()
-        self._gathered_bytes = 0
+        self._gathered_weight = 0
         self._held.clear()
         self._refused.clear()
         return numbered, others
+
+
+def _is_late(item: Item | Words, now_us: int) -> bool:
+    """A request for whose answer nobody waits any more."""
+    return isinstance(item, Item) and 0 < item.late_us <= now_us

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.batch import Batch
 from penstock.broker.policy import Policies
+from penstock.broker.words import Publish
+from penstock.cluster.host_link import HostLink
+from penstock.cluster.lanes import BATCH_BYTES, MESSAGE_BYTES
+from penstock.cluster.sending import SHIPMENTS_MAX, WINDOW_BYTES
+from penstock.cluster.storing import Storing
+from penstock.engines.interface import EngineError, TransactionDone
 from penstock.server.settings import Limits
 from tests.cluster.fronts import Follower, Leader, LoopThread
 from tests.server.harness import SEND, Wire, phpmq, sspq
@@ -179,3 +186,136 @@ def test_large_messages_pass(leader: Leader, follower: Follower) -> None:
     saying.join(20)
     sender.close()
     reader.close()
+
+
+def test_a_request_that_fills_the_window_holds_its_sender_for_a_moment_only(
+    leader: Leader, follower: Follower
+) -> None:
+    """No receipt of a shipment comes for it: it travels with the words."""
+    requester = follower.wire("rq")
+    large = threading.Thread(
+        target=lambda: requester.say(request(1, b"asked", bytes(9 << 20)), request(2, b"asked", b"small"))
+    )
+    large.start()
+    leader.thread.until(lambda: leader.counts_now("asked")[0] == 2, "both requests")
+    large.join()
+    leader.thread.until(lambda: follower.away.holds_back == 0, "the requester to be read from")
+    requester.close()
+
+
+def test_empty_messages_fill_the_window_too(follower: Follower) -> None:
+    """What a follower keeps while there is no leader is bounded by what it takes, not by payload alone."""
+    thread = follower.thread
+    follower.lose()
+    sender = follower.wire("phpmq")
+    thread.until(lambda: len(follower.connections) == 1, "the connection")
+    (connection,) = follower.connections
+
+    def publish() -> int:
+        for number in range(1, 300_000):
+            follower.away.handle(connection, [Publish("empty", Batch.of([b""]))], follower.now_us())
+            if follower.away.holds_back:
+                return number
+        return 0
+
+    assert 0 < thread.call(publish) <= WINDOW_BYTES // BATCH_BYTES + 1
+
+    def publish_many() -> int:
+        """The same in large batches, of another connection."""
+        for number in range(1, 1000):
+            batch = Batch.of([b""] * 10_000)
+            follower.away.handle(connection, [Publish("empty", batch)], follower.now_us())
+            if follower.away.holds_back:
+                return number
+        return 0
+
+    thread.call(follower.away._sending.take_all)
+    assert 0 < thread.call(publish_many) <= WINDOW_BYTES // (10_000 * MESSAGE_BYTES) + 1
+    thread.call(follower.away._sending.take_all)
+    sender.close()
+
+
+class Receipts:
+    """Keeps the receipts of shipments back, so that a follower has as many under way as it may."""
+
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+        self._released = False
+        self._kept: list[tuple[HostLink, int, int, TransactionDone | EngineError | None]] = []
+        leader.thread.call(setattr, leader.host._storing, "_stored", self._keep)
+
+    def _keep(
+        self, link: HostLink, lane: int, number: int, result: TransactionDone | EngineError | None
+    ) -> None:
+        if self._released:
+            Storing._stored(link, lane, number, result)
+        else:
+            self._kept.append((link, lane, number, result))
+
+    def release(self) -> None:
+        def tell() -> None:
+            self._released = True
+            for receipt in self._kept:
+                Storing._stored(*receipt)
+
+        self._leader.thread.call(tell)
+
+
+def publish_and_settle(leader: Leader, follower: Follower) -> tuple[Receipts, list[Wire]]:
+    """A worker has sent its result and settled its input, and both wait behind others at the follower."""
+    thread, sending = leader.thread, follower.away._sending
+    worker, other, source = follower.wire("phpmq"), follower.wire("phpmq"), leader.wire("phpmq")
+    send(source, b"in", b"input")
+    worker.say(consume(b"in", 1))
+    head = phpmq(3, (1, b"in"), (2, b"input"), (3, b"?" * 32))
+    held = worker.hear(len(head))[-32:]
+    receipts = Receipts(leader)
+    for number in range(1, SHIPMENTS_MAX + 1):
+        send(other, b"other", b"%d" % number)
+        thread.until(lambda number=number: len(sending._main.sent) >= number, "a shipment of its own")
+    worker.say(phpmq(1, (1, b"out"), (2, b"result")), ack(b"in", held))
+    thread.until(lambda: len(sending._gathered) == 2, "the result and the acknowledgement")
+    return receipts, [worker, other, source]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_an_acknowledgement_does_not_overtake_the_result_before_it(
+    leader: Leader, follower: Follower, cut: bool
+) -> None:
+    """With as many shipments under way as may be, a result waits at the follower, and so does what its sender
+    has said behind it; a lost link changes nothing."""
+    thread, sending = leader.thread, follower.away._sending
+    receipts, wires = publish_and_settle(leader, follower)
+    if cut:
+        leader.cut_links()
+        follower.follow(leader)
+    probe = follower.wire("rq")
+    probe.say(notice(1, b"other", b"x"))
+    thread.until(lambda: len(sending._gathered) == 3, "the probe")
+    assert leader.counts("in") == (0, 1, 0)
+    assert leader.counts("out") == (0, 0, 0)
+    receipts.release()
+    thread.until(lambda: leader.counts_now("in") == (0, 0, 0), "the input to be settled")
+    assert leader.stored("out") == [b"result"]
+    thread.until(lambda: follower.away.is_drained, "nothing to be open")
+    for wire in (*wires, probe):
+        wire.close()
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_an_acknowledgement_behind_a_result_is_told_when_its_client_has_left(
+    leader: Leader, follower: Follower, cut: bool
+) -> None:
+    thread, sending = leader.thread, follower.away._sending
+    receipts, (worker, *wires) = publish_and_settle(leader, follower)
+    worker.close()
+    thread.until(lambda: len(sending._gathered) == 3, "its leaving")
+    if cut:
+        leader.cut_links()
+        follower.follow(leader)
+    receipts.release()
+    thread.until(lambda: leader.counts_now("in") == (0, 0, 0), "the input to be settled")
+    thread.until(lambda: follower.away.is_drained, "nothing to be open")
+    assert leader.stored("out") == [b"result"]
+    for wire in wires:
+        wire.close()
