@@ -7,7 +7,8 @@ buffers here, and how many deliveries the client has places for. That is told wh
 quarter of the buffer, or half of the places.
 
 Rule that always holds: while the leader believes that more than a quarter of a connection's buffer is taken,
-the connection is looked at again and again, so that it is never left without work for want of a word.
+the connection is looked at again and again, so that it is never left without work for want of a word; seldom
+where nothing has moved for a while.
 """
 
 import asyncio
@@ -19,6 +20,10 @@ from penstock.cluster.frames import Kind, encode_frame
 from penstock.cluster.seats import Seat
 
 LOOK_SECONDS: Final = 0.002
+LOOKS_MAX: Final = 8
+"""So often a connection is looked at in vain before it counts as stuck."""
+
+STUCK_SECONDS: Final = 0.1
 _ROOM: Final = struct.Struct("<qqq")
 
 
@@ -30,31 +35,45 @@ class Rooms:
         self._tell_bytes = buffer_bytes // 4
         self._loop = asyncio.get_running_loop()
         self._link: AwayLink | None = None
-        self._seats: dict[Seat, None] = {}  # to be looked at
+        # To be looked at: how often that was in vain, and how much had left their buffers then.
+        self._seats: dict[Seat, tuple[int, int]] = {}
+        self._stuck: dict[Seat, int] = {}  # in whose buffers nothing moves
         self._is_soon = False
         self._later: asyncio.TimerHandle | None = None
+        self._much_later: asyncio.TimerHandle | None = None
 
     def check(self, seat: Seat, link: AwayLink | None) -> None:
         """Look at a connection once the socket had a chance to take what was written."""
         self._link = link
         if link is not None:
-            self._seats[seat] = None
+            self._stuck.pop(seat, None)
+            self._seats[seat] = (0, 0)
             if not self._is_soon:
                 self._is_soon = True
                 self._loop.call_soon(self._look)
 
     def leave(self, seat: Seat) -> None:
         self._seats.pop(seat, None)
+        self._stuck.pop(seat, None)
 
     def link_down(self) -> None:
         self._link = None
         self._seats.clear()
-        if self._later is not None:
-            self._later.cancel()
-            self._later = None
+        self._stuck.clear()
+        for timer in (self._later, self._much_later):
+            if timer is not None:
+                timer.cancel()
+        self._later = self._much_later = None
 
     def _look_later(self) -> None:
         self._later = None
+        self._look()
+
+    def _look_at_stuck(self) -> None:
+        self._much_later = None
+        stuck, self._stuck = self._stuck, {}
+        for seat, drained in stuck.items():
+            self._seats[seat] = (LOOKS_MAX, drained)
         self._look()
 
     def _look(self) -> None:
@@ -63,16 +82,25 @@ class Rooms:
         if link is None:
             return
         seats, self._seats = self._seats, {}
-        for seat in seats:
-            self._tell(seat, link)
-            if seat.received_bytes - seat.told_bytes >= self._tell_bytes and not seat.gone:
-                self._seats[seat] = None
+        for seat, (looks, before) in seats.items():
+            drained = self._tell(seat, link)
+            if seat.received_bytes - seat.told_bytes < self._tell_bytes or seat.gone:
+                continue
+            if drained != before:
+                self._seats[seat] = (0, drained)
+            elif looks < LOOKS_MAX:
+                self._seats[seat] = (looks + 1, drained)
+            else:
+                self._stuck[seat] = drained
         if self._seats and self._later is None:
             self._later = self._loop.call_later(LOOK_SECONDS, self._look_later)
+        if self._stuck and self._much_later is None:
+            self._much_later = self._loop.call_later(STUCK_SECONDS, self._look_at_stuck)
 
-    def _tell(self, seat: Seat, link: AwayLink) -> None:
+    def _tell(self, seat: Seat, link: AwayLink) -> int:
+        """How much has left the connection's buffers, whether that was worth a word or not."""
         if seat.gone:
-            return
+            return 0
         port = seat.port
         waiting_bytes = max(self.buffer_bytes - port.bytes_room(), 0)
         drained = max(seat.received_bytes - waiting_bytes, seat.told_bytes)
@@ -83,3 +111,4 @@ class Rooms:
             link.write(
                 encode_frame(Kind.ROOM, _ROOM.pack(drained, seat.received_count, room), port=seat.number)
             )
+        return drained

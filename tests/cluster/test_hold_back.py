@@ -1,7 +1,10 @@
 """No room: who sends into a full queue waits, in order, and nobody else does. Slow readers likewise."""
 
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,9 +12,12 @@ import pytest
 from penstock.broker.batch import Batch
 from penstock.broker.policy import Policies
 from penstock.broker.words import Publish
+from penstock.cluster.away_link import AwayLink
 from penstock.cluster.host_link import HostLink
 from penstock.cluster.lanes import BATCH_BYTES, MESSAGE_BYTES
-from penstock.cluster.sending import SHIPMENTS_MAX, WINDOW_BYTES
+from penstock.cluster.rooms import STUCK_SECONDS, Rooms
+from penstock.cluster.seats import Seat
+from penstock.cluster.sending import SHIPMENTS_MAX, WINDOW_BYTES, Sending
 from penstock.cluster.storing import Storing
 from penstock.engines.interface import EngineError, TransactionDone
 from penstock.server.settings import Limits
@@ -261,6 +267,10 @@ class Receipts:
         self._leader.thread.call(tell)
 
 
+def is_under_way(sending: Sending, count: int) -> bool:
+    return len(sending._main.sent) >= count
+
+
 def publish_and_settle(leader: Leader, follower: Follower) -> tuple[Receipts, list[Wire]]:
     """A worker has sent its result and settled its input, and both wait behind others at the follower."""
     thread, sending = leader.thread, follower.away._sending
@@ -272,7 +282,7 @@ def publish_and_settle(leader: Leader, follower: Follower) -> tuple[Receipts, li
     receipts = Receipts(leader)
     for number in range(1, SHIPMENTS_MAX + 1):
         send(other, b"other", b"%d" % number)
-        thread.until(lambda number=number: len(sending._main.sent) >= number, "a shipment of its own")
+        thread.until(partial(is_under_way, sending, number), "a shipment of its own")
     worker.say(phpmq(1, (1, b"out"), (2, b"result")), ack(b"in", held))
     thread.until(lambda: len(sending._gathered) == 2, "the result and the acknowledgement")
     return receipts, [worker, other, source]
@@ -318,4 +328,40 @@ def test_an_acknowledgement_behind_a_result_is_told_when_its_client_has_left(
     thread.until(lambda: follower.away.is_drained, "nothing to be open")
     assert leader.stored("out") == [b"result"]
     for wire in wires:
+        wire.close()
+
+
+def test_consumers_that_do_not_read_cost_little(
+    leader: Leader, follower: Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are looked at again, so that they get more when they read, and not hundreds of times a second."""
+    thread = leader.thread
+    looks: Counter[Seat] = Counter()
+    tell = Rooms._tell
+
+    def counted(rooms: Rooms, seat: Seat, link: AwayLink) -> int:
+        looks[seat] += 1
+        return tell(rooms, seat, link)
+
+    monkeypatch.setattr(Rooms, "_tell", counted)
+    sender = follower.wire("phpmq")
+    readers = [follower.wire("phpmq") for _ in range(3)]
+    for reader in readers:
+        reader.say(consume(b"slow", 1000))
+    size = 60_000
+    for _ in range(6):
+        send(sender, b"slow", *numbered(100, size))
+    rooms = follower.away._rooms
+    thread.until(lambda: len(rooms._stuck) == len(readers), "nothing to move")
+    began, before = time.monotonic(), thread.call(looks.total)
+    thread.until(lambda: looks.total() >= before + 10 * len(readers), "ten looks at each")
+    assert time.monotonic() - began > 10 * STUCK_SECONDS / 2
+    # And as soon as one reads, it gets everything.
+    for reader in readers[1:]:
+        reader.close()
+    head = phpmq(3, (1, b"slow"), (2, bytes(size)), (3, b"?" * 32))
+    for _ in range(600):
+        readers[0].say(ack(b"slow", readers[0].hear(len(head))[-32:]))
+    thread.until(lambda: leader.counts_now("slow") == (0, 0, 0), "all to be settled")
+    for wire in (sender, readers[0]):
         wire.close()
