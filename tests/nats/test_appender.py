@@ -154,7 +154,22 @@ def test_an_overtaken_one_that_does_not_know_it_takes_nothing_of_the_other_out(s
     second = Appender(station, names, 2, 1)
     second.remove(FILE)
     second.write(FILE, [(0, b"second")])
-    first.remove(FILE)
+    with pytest.raises(Overtaken):
+        first.remove(FILE)
+    assert [bytes(record.data) for record in records_in(station, names)] == [b"second"]
+
+
+def test_an_overtaken_one_that_does_not_know_it_takes_nothing_of_its_own_out(station: Station) -> None:
+    """Who leads now has it, and may have promised it to a reader."""
+    names = new_log(station)
+    first = Appender(station, names, 1, 0)
+    first.write(FILE, [(0, b"first")])
+    second = Appender(station, names, 2, 1)
+    second.send_file(SNAPSHOT, b"second")
+    with pytest.raises(Overtaken, match="another broker has written"):
+        first.remove(FILE)
+    assert [bytes(record.data) for record in records_in(station, names)] == [b"first", b"second"]
+    second.remove(FILE)
     assert [bytes(record.data) for record in records_in(station, names)] == [b"second"]
 
 

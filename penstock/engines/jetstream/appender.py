@@ -12,6 +12,8 @@ Rules that always hold:
   * What has ended it, has ended it for good: once overtaken or stopped it sends nothing any more. A record
     that it gave up may be stored or not, so its number must not be used for another one.
   * What it takes out of the stream is at most what it knew of: nothing that another has written since goes.
+    And it takes out nothing once another has written: that one may have promised it to somebody. It looks
+    immediately before, because JetStream cannot take out on a condition.
 
 How it fails: `Overtaken`, or `StationClosed` when it was stopped; both for good. `trouble` says meanwhile
 what it waits for.
@@ -22,7 +24,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from penstock.engines.jetstream.api import JetStream
+from penstock.engines.jetstream.api import JetStream, Stored
 from penstock.engines.jetstream.errors import JetStreamError, JetStreamTrouble, LinkLost, NoAnswer
 from penstock.engines.jetstream.names import LogNames
 from penstock.engines.jetstream.records import HEAD_BYTES_MAX, Kind, Record, RecordDamaged, read_record
@@ -173,10 +175,26 @@ class Appender:
 
     async def _try_purge(self, name: str, before_seq: int) -> tuple[int, str]:
         try:
-            await self._api.purge_subject(self._names.stream, self._names.file(name), before_seq=before_seq)
+            last = await self._api.last(self._names.stream, self._names.files)
+            if last is None or last.seq <= self.seq_last or self._is_ours(last):
+                subject = self._names.file(name)
+                await self._api.purge_subject(self._names.stream, subject, before_seq=before_seq)
+                return 1, ""
         except JetStreamTrouble as error:
             return 0, str(error)
-        return 1, ""
+        raise self._overtaken(f"record {last.seq} is there")
+
+    def _is_ours(self, stored: Stored) -> bool:
+        try:
+            return read_record(stored.payload).writer == self.writer
+        except RecordDamaged:
+            return False
+
+    def _overtaken(self, why: str) -> Overtaken:
+        self._ended = error = Overtaken(
+            f"another broker has written to {self._names.stream} behind record {self.seq_last}: {why}"
+        )
+        return error
 
     async def _try(self, subject: bytes, payload: bytes, headers: bytes) -> tuple[int, str]:
         """Its sequence number, or why it has none yet."""
@@ -219,7 +237,4 @@ class Appender:
                 record = None
             if record is not None and (record.writer, record.number) == (self.writer, self._number):
                 return stored.seq, ""
-        self._ended = Overtaken(
-            f"another broker has written to {self._names.stream} behind record {self.seq_last}: {why}"
-        )
-        raise self._ended
+        raise self._overtaken(why)
