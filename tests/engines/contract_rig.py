@@ -98,7 +98,7 @@ def open_slices(slices: Iterable[Slice]) -> list[Got]:
             id_of(piece.origin, piece.first_offset + i),
             piece.retries[i] if piece.retries is not None else RETRIES_NONE,
             piece.attempts[i] if piece.attempts is not None else 0,
-            piece.expires_us[i] if piece.expires_us is not None else 0,
+            max(piece.expires_us[i], 0) if piece.expires_us is not None else 0,
             piece.time_us,
             piece.reply[i] if piece.reply is not None else None,
             piece.protocol,

@@ -43,7 +43,7 @@ class Checker:
                 payload,
                 piece.attempts[i] if piece.attempts is not None else 0,
                 piece.retries[i] if piece.retries is not None else RETRIES_NONE,
-                piece.expires_us[i] if piece.expires_us is not None else 0,
+                max(piece.expires_us[i], 0) if piece.expires_us is not None else 0,  # or it came without
                 piece.reply[i] if piece.reply is not None else None,
                 piece.time_us,
                 piece.protocol,

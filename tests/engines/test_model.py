@@ -371,7 +371,7 @@ class LogAgainstModel(RuleBasedStateMachine):
                 entry = self.models[name].entries[offset]
                 seen = (
                     payload,
-                    piece.expires_us[i] if piece.expires_us is not None else 0,
+                    max(piece.expires_us[i], 0) if piece.expires_us is not None else 0,
                     piece.retries[i] if piece.retries is not None else RETRIES_NONE,
                     piece.attempts[i] if piece.attempts is not None else 0,
                     piece.reply is not None,
