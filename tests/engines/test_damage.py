@@ -618,3 +618,30 @@ def test_a_file_that_goes_away_while_the_log_is_open_is_reported() -> None:
     assert tells_offsets(WHOLE.ready.keys() - found.ready.keys(), list(engine.damage))
     assert any(SEGMENTS[0] in d.text for d in engine.damage)
     assert found.ready
+
+
+@pytest.mark.parametrize("first", ["lost", "named"])
+def test_a_queue_that_is_called_like_one_whose_name_is_lost(first: str) -> None:
+    """Somebody may call a queue `unknown-2`. Both are there, in recovery and for readers in other processes."""
+    disk = SimDisk()
+    engine = open_engine(disk)
+    names = ["before", "lost", "unknown-2"] if first == "lost" else ["unknown-2", "lost", "behind"]
+    for name in names:
+        engine.append(name, Batch.of([b"of " + name.encode()]), NOW_US)
+        engine.flush(NOW_US)
+        engine.wait()
+    files = {name: data for name, data in disk.files().items() if not name.startswith("snapshot")}
+    engine.abandon()
+    name = next(name for name in files if parse_segment_name(name) == (0, 0))
+    data = bytearray(files[name])
+    data[data.index(b'"lost"') + 1] ^= 1
+    damaged = SimDisk(files | {name: bytes(data)})
+    engine = open_engine(damaged)
+    lost = "unknown-2-lost"
+    assert set(engine.queues()) == set(names) - {"lost"} | {lost}
+    for name in [*names, lost]:
+        if name != "lost":
+            (piece,) = engine.take(name, "ann", 5, NOW_US)
+            assert piece.messages() == [b"of " + (b"lost" if name == lost else name.encode())]
+    engine.close(NOW_US)
+    assert set(open_engine(damaged.copy()).queues()) == set(names) - {"lost"} | {lost}

@@ -109,6 +109,32 @@ def test_a_damaged_payload_costs_its_message_and_no_other(tmp_path: Path) -> Non
     log.engine.close(log.now_us)
 
 
+def test_a_letter_that_is_damaged_leaves_nothing_in_the_drawer(tmp_path: Path) -> None:
+    log = Log(tmp_path, {})
+    kill(log, "orders", [b"LETTER-0"])
+    kill(log, "orders", [b"LETTER-1"])
+    repair(log, "orders", {0: b"REPAIRED-0", 1: b"REPAIRED-1"})
+    log.engine.close(log.now_us)
+    path = tmp_path / "00000000000000000000.seg"
+    data = bytearray(path.read_bytes())
+    data[data.index(b"LETTER-0")] ^= 1
+    path.write_bytes(data)
+    log.open()
+    assert ready(log, "orders") == {1: b"REPAIRED-1"}
+    assert {(d.queue, d.first, d.end) for d in log.engine.damage} == {("orders", 0, 1)}
+
+    def kept() -> list[tuple[int, int]]:
+        pending = log.engine._state.queues[drawer_of("orders")].pending
+        return pending.unsettled(0, pending.tail)
+
+    for restart in (log.crash, log.reopen, log.crash):
+        log.turn()
+        restart()
+        assert kept() == [(1, 2)]
+        assert ready(log, "orders") == {1: b"REPAIRED-1"}
+    log.engine.close(log.now_us)
+
+
 def test_nobody_reaches_the_drawer(tmp_path: Path) -> None:
     log = Log(tmp_path, {})
     kill(log, "orders", [b"a"])

@@ -20,6 +20,7 @@ from penstock.engines.log.disk import Disk
 from penstock.engines.log.mapped import MappedSegments
 from penstock.engines.log.segments import Index, Segment, Span, parse_segment_name
 from penstock.engines.log.snapshot import read_snapshot, snapshot_positions
+from penstock.engines.log.state import lost_name
 
 log = logging.getLogger("penstock.log")
 
@@ -164,6 +165,12 @@ class Picture:
 
     def _declare(self, number: int, name: str) -> QueueView:
         queue = self.by_number.get(number)
+        other = self.queues.get(name)
+        if other is not None and other is not queue:
+            # As in recovery: it has this name because its own is lost.
+            del self.queues[name]
+            other.name = lost_name(other.number, (*self.queues, name))
+            self.queues[other.name] = other
         if queue is None:
             queue = self.by_number[number] = QueueView(number, name)
         else:
@@ -174,7 +181,9 @@ class Picture:
 
     def _queue_of(self, header: Header) -> QueueView:
         # Without its declaration the queue has the name that recovery would give it.
-        return self.by_number.get(header.queue) or self._declare(header.queue, f"unknown-{header.queue}")
+        return self.by_number.get(header.queue) or self._declare(
+            header.queue, lost_name(header.queue, self.queues)
+        )
 
     def _leave(self, segment: Segment) -> None:
         """A segment is gone, or compacted: its queues are complete only behind it."""

@@ -525,9 +525,10 @@ class LogQueue:
         if self.asking:
             self.asking.cut(first, end)
         if self.repairs:
-            self._let_go(first, end)
+            self.let_go_of_repairs(first, end)
 
-    def _let_go(self, first: int, end: int) -> None:
+    def let_go_of_repairs(self, first: int, end: int) -> None:
+        """What their payloads in the drawer were kept for is over."""
         self.let_go += [(a + distance, b + distance) for a, b, distance in self.repairs.cut(first, end)]
 
     def _end(
@@ -725,7 +726,7 @@ class LogQueue:
     def put_repair(self, first: int, end: int, distance: int) -> None:
         """The payloads of these messages are in the drawer from now on."""
         if self.repairs:
-            self._let_go(first, end)
+            self.let_go_of_repairs(first, end)
         self.repairs.add(first, end, distance)
 
     # --- expiry ----------------------------------------------------------------------------------

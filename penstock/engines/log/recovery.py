@@ -175,7 +175,7 @@ class _Recovery:
                         f"offsets {first} to {end - 1}",
                     )
                 )
-                queue.pending.lift(first, end)
+                state.lose(queue, first, end)
 
     def _describe(self, base: int, generation: int) -> Segment:
         """A compacted segment that is newer than the snapshot: its headers say what is in it."""

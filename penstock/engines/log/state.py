@@ -5,6 +5,7 @@ one. Whatever changes the state in a way that must outlive the process is a bloc
 """
 
 import os
+from collections.abc import Container
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -63,6 +64,14 @@ StoredPart = tuple[str, int, int, int]  # queue, first, end, opening
 ReaderKey = tuple[str, str]  # its name, a queue
 
 
+def lost_name(number: int, taken: Container[str]) -> str:
+    """How a queue is called whose name is among damaged bytes: somebody may have called another one so."""
+    name = f"unknown-{number}"
+    while name in taken:
+        name += "-lost"
+    return name
+
+
 def join_parts(before: list[StoredPart], parts: list[StoredPart]) -> list[StoredPart]:
     """All of them; where one begins at the end of its queue's last, they are one."""
     joined = list(before)
@@ -110,6 +119,10 @@ class LogState:
 
     def declare(self, number: int, name: str) -> LogQueue:
         """A queue that is there from now on."""
+        other = self.queues.pop(name, None)
+        if other is not None:  # It was given this name because its own is lost: it gives way.
+            other.name = lost_name(other.number, (*self.queues, name))
+            self.queues[other.name] = other
         queue = LogQueue(
             number,
             name,
@@ -202,8 +215,7 @@ class LogState:
     def report(self, queue: LogQueue, first: int, end: int, error: LogDamaged) -> None:
         """Messages that cannot be read: nobody gets them any more, and that is written down."""
         segment, position, _ = self.segments.missing(queue.number, first)
-        queue.pending.lift(first, end)
-        queue.weight.known = False
+        self.lose(queue, first, end)
         self.changed[queue.number] = queue
         for a, b, _ in queue.asking.cut(first, end) if queue.asking else ():
             # Whoever asked is told that no answer will come.
@@ -220,6 +232,13 @@ class LogState:
                 f"delivered: {error}",
             )
         )
+
+    def lose(self, queue: LogQueue, first: int, end: int) -> None:
+        """Messages are out of reach, and what was kept for them goes."""
+        queue.pending.lift(first, end)
+        queue.weight.known = False
+        if queue.repairs:
+            queue.let_go_of_repairs(first, end)
 
     def messages_missing(self, queue: LogQueue, first: int, end: int) -> None:
         """A reader found no messages between two offsets: right, where they were settled and trimmed."""
@@ -267,7 +286,7 @@ class LogState:
         queue = self.by_number.get(header.queue)
         if queue is None:
             # Its declaration is among bytes that are damaged. The messages are worth more than the name.
-            queue = self.declare(header.queue, f"unknown-{header.queue}")
+            queue = self.declare(header.queue, lost_name(header.queue, self.queues))
             self.damage.append(
                 Damage("", header.position, queue.name, 0, 0, f"the name of queue {header.queue} is lost")
             )
@@ -378,7 +397,7 @@ class LogState:
             self.damage.append(Damage(**fields["damage"]))
             queue = self.queues.get(fields["damage"]["queue"])
             if queue is not None:
-                queue.pending.lift(fields["damage"]["first"], fields["damage"]["end"])
+                self.lose(queue, fields["damage"]["first"], fields["damage"]["end"])
         else:
             raise LogDamaged(
                 f"the block at log position {header.position} says {operation!r}, which this version does "
