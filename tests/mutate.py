@@ -61,18 +61,25 @@ NEAR = {
     ),
     "penstock/http/readers.py": ("tests/http/test_reader_pool.py", "tests/http/test_readers_api.py"),
     "penstock/protocols/rq_decoder.py": (
+        "tests/protocols/test_one_byte.py",
         "tests/protocols/test_rq_codec.py",
         "tests/protocols/test_rq_controller.py",
     ),
     "penstock/protocols/phpmq_read.py": (
+        "tests/protocols/test_one_byte.py",
         "tests/protocols/test_phpmq.py",
         "tests/protocols/test_phpmq_session.py",
     ),
     "penstock/protocols/phpmq_runs.py": (
+        "tests/protocols/test_one_byte.py",
         "tests/protocols/test_phpmq.py",
         "tests/protocols/test_phpmq_session.py",
     ),
-    "penstock/protocols/sspq.py": ("tests/protocols/test_sspq.py", "tests/protocols/test_sspq_session.py"),
+    "penstock/protocols/sspq.py": (
+        "tests/protocols/test_one_byte.py",
+        "tests/protocols/test_sspq.py",
+        "tests/protocols/test_sspq_session.py",
+    ),
 }
 """The tests that a change in a module must not pass."""
 

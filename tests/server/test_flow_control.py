@@ -127,6 +127,34 @@ def test_who_sends_faster_than_the_disk_is_not_read_until_it_has_caught_up(
     assert broker.stop() == 0
 
 
+@pytest.mark.parametrize("protocol", ["sspq", "phpmq", "rq"])
+def test_who_sends_more_than_a_queue_takes_is_not_read_until_it_has_room(
+    tmp_path: Path, protocol: str
+) -> None:
+    config = tmp_path / "penstock.toml"
+    config.write_text(f"[queue.q]\nmax-bytes = {MIB}\n")
+    broker = BrokerProcess(tmp_path, "--config", str(config), "--sspq-queue", "q").start()
+    payload = b"x" * (10 * KIB)
+    messages = [message(protocol, number, payload) for number in range(6400)]
+    message_bytes, poured = len(messages[0]), b"".join(messages)
+    sender, worker = broker.wire(protocol), broker.wire("phpmq")
+    before = broker.resident_bytes()
+    sent = pour(sender, poured)
+    assert sent < 32 * MIB, "the broker takes in whatever comes"
+    assert broker.resident_bytes() - before < 16 * MIB
+    assert is_alive(broker)
+    count = -(-sent // message_bytes)
+    worker.say(phpmq(2, (1, b"q"), (4, b"100")))
+    for number in range(count):
+        if number == sent // message_bytes:
+            sender.say(poured[sent : count * message_bytes])  # it is read again
+        message_id = expect_dispatch(worker, b"q", payload)
+        worker.say(phpmq(4, (1, b"q"), (3, message_id)))
+    sender.leave()
+    worker.close()
+    assert broker.stop() == 0
+
+
 # --- out: what waits in a connection's buffer ---------------------------------------------------------
 
 
