@@ -204,3 +204,21 @@ def test_a_fault_of_ours_costs_one_connection(
     run(loop, test())
     assert "a bug" in caplog.text
     assert "an index that is none" in caplog.text
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_what_comes_from_a_connection_that_is_no_port_any_more_goes_nowhere(
+    tmp_path: Path, loop: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """TLS may deliver what it has read when the connection is already being closed."""
+
+    async def test() -> None:
+        async with Inside.open(tmp_path, "--sspq-queue q") as server:
+            gone, other = await server.connect("sspq"), await server.connect("sspq")
+            server.connections[0].leave(lost=False)
+            await gone.say(sspq(SEND, b"too late"))
+            await other.say(sspq(SEND, b"in time"), sspq(RECEIVE))
+            assert await other.hear(15) == sspq(SEND, b"in time")
+
+    run(loop, test())
+    assert "Traceback" not in caplog.text
