@@ -22,6 +22,7 @@ from penstock.cli.messaging import URL_VARIABLE, guarded
 from penstock.client import Refused
 from penstock.client.http_core import Answer
 from penstock.server.settings import CONFIG_FLAG, CONFIG_VARIABLE, TABLE, SettingsError
+from penstock.server.settings_read import add_flag, load
 
 HELP = "say what is installed, what is missing, and whether disk, ports and broker are in order"
 
@@ -49,6 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"the settings of `penstock serve`: the cluster that they name (default: {CONFIG_VARIABLE})",
     )
     add_admin(parser)
+    group = parser.add_argument_group("the NATS cluster", "What `penstock serve` would be given with it.")
+    for setting in TABLE:
+        if setting.section == "cluster" or setting.name == "allow-unsafe-sync":
+            add_flag(group, setting)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,13 +94,11 @@ def check_cluster(args: argparse.Namespace) -> Iterator[Finding]:
     named = (args.engine, args.config, os.environ.get(ENGINE.variable), os.environ.get(CONFIG_VARIABLE))
     if not any(named):
         return
-    # Whoever has no cluster loads nothing of it.
-    from penstock.server.settings_read import load
-
     try:
         settings = load(args, os.environ)
         if isinstance(settings.engine, str):
             return
+        # Whoever has no cluster loads nothing of it.
         from penstock.cluster.checks import check_servers
 
         findings = asyncio.run(check_servers(settings))

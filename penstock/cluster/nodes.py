@@ -17,7 +17,7 @@ from penstock.server.settings import ClusterSettings, Settings, SettingsError
 from penstock.server.tls import client_context
 
 _ID_CHARACTERS_MAX = 64
-PING_SECONDS = 0.8
+PING_SECONDS = 0.6
 """A server that is silent for twice as long is left for another, before a leader must doubt that it leads."""
 
 

@@ -115,16 +115,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for section, settings in SECTIONS.items():
         group = parser.add_argument_group(*_GROUPS[section])
         for setting in settings:
-            is_switch = isinstance(setting.kind, Switch)
-            group.add_argument(
-                setting.flag,
-                dest=setting.dest,
-                metavar=setting.kind.metavar or None,
-                choices=_Offered(setting.kind.words) if setting.kind.words else None,
-                help=f"{setting.help} (default: {setting.default_text})",
-                nargs="?" if is_switch else None,
-                const="true" if is_switch else None,
-            )
+            add_flag(group, setting)
+
+
+def add_flag(parser: argparse._ActionsContainer, setting: Setting) -> None:
+    """Declare the flag of one setting."""
+    is_switch = isinstance(setting.kind, Switch)
+    parser.add_argument(
+        setting.flag,
+        dest=setting.dest,
+        metavar=setting.kind.metavar or None,
+        choices=_Offered(setting.kind.words) if setting.kind.words else None,
+        help=f"{setting.help} (default: {setting.default_text})",
+        nargs="?" if is_switch else None,
+        const="true" if is_switch else None,
+    )
 
 
 # --- What is given --------------------------------------------------------------------------

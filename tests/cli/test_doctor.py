@@ -1,5 +1,6 @@
 """`penstock doctor`: every finding, made true on purpose where that can be done."""
 
+import argparse
 import json
 import os
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.cli import doctor, machine
+from penstock.cli import doctor, machine, serve
 from penstock.cli.machine import Finding, Level
 from penstock.cli.main import main
 from penstock.client.url import PORTS
@@ -394,17 +395,28 @@ def test_a_cluster_is_looked_at_without_a_broker(
     nats: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PORTS, "http", 1)
-    monkeypatch.setenv("PENSTOCK_CLUSTER_MONITOR", f"http://127.0.0.1:{nats.nodes[0].ports.monitor}")
+    monitor = f"http://127.0.0.1:{nats.nodes[0].ports.monitor}"
     arguments = ["doctor", "--data", str(tmp_path / "data"), "--json", "--engine", nats.urls[0]]
+    arguments += ["--cluster-monitor", monitor]
     assert main(arguments) == 1
     (replicas,) = about(told(capsys), "nats replicas")
     assert replicas.level is Level.FAIL
-    monkeypatch.setenv("PENSTOCK_CLUSTER_REPLICAS", "1")
+    arguments += ["--cluster-replicas", "1"]
     assert main(arguments) == 0
     findings = told(capsys)
     assert about(findings, "nats connection") == [Finding(Level.OK, "nats connection", f"to {nats.urls[0]}")]
     (sync,) = about(findings, "nats sync")
     assert sync == Finding(Level.OK, "nats sync", "every write is synced by penstock-1")
+
+
+def test_it_takes_what_serve_takes_for_a_cluster() -> None:
+    parsers = argparse.ArgumentParser(), argparse.ArgumentParser()
+    for parser, module in zip(parsers, (doctor, serve), strict=True):
+        module.add_arguments(parser)
+    taken, served = ({flag for it in parser._actions for flag in it.option_strings} for parser in parsers)
+    wanted = {flag for flag in served if flag.startswith("--cluster-")} | {"--allow-unsafe-sync", "--engine"}
+    assert len(wanted) > 10
+    assert wanted <= taken
 
 
 def test_a_cluster_of_the_settings_file_is_looked_at(
