@@ -317,6 +317,26 @@ def test_settlements_wait_when_even_the_reserve_is_used_up() -> None:
     assert after.drain() == rig.sent - rig.settled
 
 
+def test_what_waits_for_room_is_not_confirmed() -> None:
+    """Whoever asks whether all is durable is told so when the settlements are written, not before."""
+    disk = SimDisk(capacity_bytes=20_000)
+    rig = Rig(simulated(disk))
+    fill(rig)
+    slices = rig.engine.take("orders", "ann", 1000, rig.now_us, bytes_max=1 << 20)
+    offsets = [offset for piece in slices for offset in range(piece.offset_start, piece.offset_end)]
+    told: list[EngineFailed | None] = []
+    for offset in offsets[::2] + offsets[1::2]:
+        rig.engine.settle("orders", "ann", Outcome.ACK, [(offset, offset + 1)], rig.now_us)
+        rig.engine.confirm(rig.now_us, told.append)
+        rig.turn()
+    assert len(told) < len(offsets)
+    disk.capacity_bytes = 60_000
+    for _ in range(3):
+        rig.tick()
+    assert told == [None] * len(offsets)
+    assert not reopened(rig, disk.crash(random.Random(3))).drain()
+
+
 def test_trimming_makes_room() -> None:
     settings = LogSettings(segment_bytes=16 * 1024, cache_bytes=0, snapshot_blocks=1000)
     disk = SimDisk(capacity_bytes=5 * 16 * 1024 + 4000)

@@ -92,6 +92,8 @@ class LogEngine:
         self._ticked_us = 0
         self._unsynced_us = 0  # how long, by ticks
         self._closed = False
+        # Of those who want to hear when all is synced, while settlements wait for room.
+        self._unconfirmed: list[Callable[[EngineFailed | None], None]] = []
         # What people see of the cluster that keeps this log; None: this machine alone does. JSON: `Any`.
         self.cluster: Callable[[], dict[str, Any]] | None = None
 
@@ -238,6 +240,9 @@ class LogEngine:
             receipts, queue.parts_receipts = queue.parts_receipts, []
             for receipt in receipts:
                 receipt(error)
+        waiting, self._unconfirmed = self._unconfirmed, []
+        for call in waiting:
+            call(error)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -429,6 +434,11 @@ class LogEngine:
                     kept[drawer.number] = drawer
         self._dirty = kept
         self._committer.settlements_wait = bool(kept)
+        if self._unconfirmed and not kept:
+            waiting, self._unconfirmed = self._unconfirmed, []
+            for call in waiting:
+                self._committer.when_synced(call)
+            self._committer.want_sync()
 
     # --- out -------------------------------------------------------------------------------------
 
@@ -765,10 +775,13 @@ class LogEngine:
         return True
 
     def confirm(self, now_us: int, call: Callable[[EngineFailed | None], None]) -> None:
-        """Call when all that has happened until now is synced, as far as there is room to write it."""
+        """Call when all that has happened until now is synced; settlements may have to wait for room."""
         self._check()
         self._seal_all(now_us)
-        self._committer.when_synced(call)
+        if self._dirty:
+            self._unconfirmed.append(call)
+        else:
+            self._committer.when_synced(call)
         self._committer.want_sync()
         self._committer.push()
 
