@@ -40,7 +40,6 @@ class Storing:
         self._broker = broker
         self._engine = engine
         self._now_us = now_us
-        self._newest: dict[str, int] = {}  # of each lane, the last number that was stored
 
     def publish(self, link: HostLink, frame: Frame) -> None:
         """A shipment has come."""
@@ -49,34 +48,37 @@ class Storing:
         if epoch != link.epochs[lane]:
             return  # It was behind a shipment that was refused: the follower sends it again.
         series = series_of(link.front_end, link.life, lane)
-        newest = self._newest.get(series)
-        if newest is None:
-            newest = self._newest[series] = number_of(self._engine.transaction_newest(series))
         now_us = self._now_us()
         stored = partial(self._stored, link, lane, number)
-        if number <= newest:
+        if number <= number_of(self._engine.transaction_newest(series)):
             # It was stored under an earlier link; whether that is durable is not known here.
             self._engine.confirm(now_us, stored)
             return
-        refusal: EngineError | QueueNameError
-        for at, (queue, _) in enumerate(parts):
-            try:
-                self._broker.check_names((queue,))
-            except (EngineRefused, QueueNameError) as error:
-                self._refuse(link, lane, number, [at], error)
-                return
+        refusal = self._check_names([queue for queue, _ in parts])
+        if refusal is not None:
+            self._refuse(link, lane, number, *refusal)
+            return
         try:
             self._engine.transact(f"{series}{number}", parts, now_us, stored)
         except (DiskFull, QueueFull, EngineRefused) as error:
-            refusal = error
+            fault = self._at_fault(parts, error)
+            never = isinstance(error, QueueFull) and any(self._never_fits(*parts[at]) for at in fault)
+            self._refuse(link, lane, number, fault, error, never=never)
         else:
-            self._newest[series] = number
             for queue, _ in parts:
                 self._broker.stir(queue)
-            return
-        fault = self._at_fault(parts, refusal)
-        never = isinstance(refusal, QueueFull) and any(self._never_fits(*parts[at]) for at in fault)
-        self._refuse(link, lane, number, fault, refusal, never=never)
+
+    def _check_names(self, queues: list[str]) -> tuple[list[int], EngineError | QueueNameError] | None:
+        """The first that cannot be a queue, and why; the ones before it count, if they are new."""
+        try:
+            self._broker.check_names(queues)
+        except (EngineRefused, QueueNameError):
+            for at in range(len(queues)):
+                try:
+                    self._broker.check_names(queues[: at + 1])
+                except (EngineRefused, QueueNameError) as error:
+                    return [at], error
+        return None
 
     def _at_fault(self, parts: list[tuple[str, Batch]], error: EngineError) -> list[int]:
         """For the sake of which parts a shipment was refused; none: nobody knows."""

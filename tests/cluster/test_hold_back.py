@@ -151,6 +151,16 @@ def test_names_that_cannot_be_are_refused_and_the_rest_is_stored(leader: Leader,
         sender.close()
 
 
+def test_new_names_count_together(leader: Leader, follower: Follower) -> None:
+    leader.thread.call(lambda: setattr(leader.broker, "_queues_max", 2))
+    sender = follower.wire("rq")
+    sender.say(b"".join(notice(number, b"queue-%d" % number, b"x") for number in range(4)))
+    answers = sender.hear(2 * len(delivered(0)) + 2 * len(undelivered(0)))
+    assert [undelivered(number) in answers for number in range(4)] == [False, False, True, True]
+    assert leader.thread.call(leader.engine.queues) == ["queue-0", "queue-1"]
+    sender.close()
+
+
 def test_a_slow_reader_does_not_slow_others(leader: Leader, follower: Follower) -> None:
     slow, fast, sender = (follower.wire("phpmq") for _ in range(3))
     slow.say(consume(b"slow", 5000))
