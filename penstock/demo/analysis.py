@@ -197,7 +197,8 @@ class Analysis:
         with closing(Api(url)) as api:
             facts = survey(api)
             now_us = time.time_ns() // 1000
-            result = job.run(spark, job.Source(url, None, api), facts, Period(None, None), now_us)
+            source = job.Source(url, None, api)
+            result = job.run(spark, source, facts, Period(None, None), now_us, self._screen.note)
         tables.write_tables(result.tables, self.report_tables)
         figures = figures_of(result.span, result.tables)
         about = About(url, datetime.now(UTC).replace(microsecond=0), __version__)
