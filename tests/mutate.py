@@ -40,6 +40,7 @@ NEAR = {
         "tests/server/test_flow_control.py",
         "tests/server/test_endings.py",
         "tests/server/test_lifecycle.py",
+        "tests/server/test_rq_rules.py",
     ),
     "penstock/server/server.py": (
         "tests/server/test_flow_control.py",

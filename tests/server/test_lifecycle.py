@@ -262,6 +262,29 @@ def test_listeners_that_only_send_or_only_receive_and_allowed_queues(tmp_path: P
     assert broker.stop() == 0
 
 
+def test_what_a_listener_refused_is_told_to_who_asks_and_once(tmp_path: Path) -> None:
+    config = tmp_path / "penstock.toml"
+    config.write_text(
+        f'[[listener]]\nprotocol = "phpmq"\naddress = "unix:{tmp_path}/some"\nqueues = ["orders"]\n'
+        f'[[listener]]\nprotocol = "sspq"\naddress = "unix:{tmp_path}/none"\nmode = "receive-only"\n'
+    )
+    broker = BrokerProcess(tmp_path, "--config", str(config)).start()
+    some, none = Wire(f"{tmp_path}/some"), Wire(f"{tmp_path}/none")
+    question = phpmq(2, (1, b"penstock:stored"), (4, b"0"))
+    messages = [phpmq(1, (1, queue), (2, b"x")) for queue in (b"orders", b"other", b"other")]
+    for refused in (b"2", b"0", b"2"):
+        if refused != b"0":
+            some.say(*messages)
+        some.say(question)
+        some.expect(phpmq(3, (1, b"penstock:stored"), (2, refused), (3, b"0" * 32)))
+    for answer in (0x5D, 0x5C, 0x5D):
+        none.say(sspq(SEND, b"x") if answer == 0x5D else b"", sspq(0x5C))
+        none.expect(sspq(answer))
+    for wire in (some, none):
+        wire.close()
+    assert broker.stop() == 0
+
+
 def test_tls_and_mutual_tls(tmp_path: Path) -> None:
     make_certificates(tmp_path)
     common = f'tls-certificate = "{tmp_path}/server.pem"\ntls-key = "{tmp_path}/server.key"\n'
