@@ -622,7 +622,7 @@ def test_a_file_that_goes_away_while_the_log_is_open_is_reported() -> None:
 
 @pytest.mark.parametrize("first", ["lost", "named"])
 def test_a_queue_that_is_called_like_one_whose_name_is_lost(first: str) -> None:
-    """Somebody may call a queue `unknown-2`. Both are there, in recovery and for readers in other processes."""
+    """Somebody may call a queue `unknown-2`: both are there."""
     disk = SimDisk()
     engine = open_engine(disk)
     names = ["before", "lost", "unknown-2"] if first == "lost" else ["unknown-2", "lost", "behind"]
