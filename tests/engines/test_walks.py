@@ -55,11 +55,11 @@ class MeanDisk(RealDisk):
 
 
 class Walk:
-    """One reader on its way through one queue, by messages or by events."""
+    """One of a reader's ways through one queue, by messages or by events."""
 
-    def __init__(self, life: "Life", maps_max: int, queue: str, events: bool) -> None:
+    def __init__(self, life: "Life", reader: LogReader, queue: str, events: bool) -> None:
         self.life = life
-        self.reader = LogReader(str(life.folder), maps_max=maps_max)
+        self.reader = reader
         self.queue = queue
         self.events = events
         self.at = 0
@@ -95,6 +95,8 @@ class Walk:
         """A few steps; how it went."""
         if self.steps is None:
             self.begin()
+        elif self.life.rng.random() < 0.2:
+            self.reader.refresh()
         if self.steps is None:
             return "no queue"
         try:
@@ -128,8 +130,9 @@ class Life:
         )
         self.open()
         self.walks = [
-            Walk(self, maps_max, self.rng.choice(QUEUES), events)
-            for maps_max in (1, 4)
+            Walk(self, reader, queue, events)
+            for reader in (LogReader(str(folder), maps_max=maps_max) for maps_max in (1, 4))
+            for queue in ("brief", self.rng.choice(QUEUES))
             for events in (False, True)
         ]
 
