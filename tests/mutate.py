@@ -380,9 +380,11 @@ def main() -> int:
             print(*found, sep="\n")
             continue
         left = run(module, NEAR[module], found, args.jobs)
+        if left is None:
+            failed = True
+            continue
         total += len(found)
-        survived += len(left or ())
-        failed |= left is None
+        survived += len(left)
     if not args.list:
         print(f"{total - survived} of {total} noticed, {survived} survived")
     return 2 if failed else 1 if survived else 0
