@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("queue", metavar="QUEUE", help="the queue whose consumers answer")
     parser.add_argument("text", metavar="TEXT", help="the request; -: standard input")
     parser.add_argument(
-        "--timeout", type=float, default=30.0, metavar="S", help="wait so long (default: %(default)s)"
+        "--timeout", type=float, metavar="S", help="wait so long, and withdraw it then (default: wait 30 s)"
     )
     add_raw(parser)
     add_connection(parser)
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> int:
-    if args.timeout <= 0:
+    if args.timeout is not None and args.timeout <= 0:
         raise Misuse(f"--timeout {args.timeout:g}: use a number of seconds over 0")
     _, url = find_url(args)
     body = body_of(args.text)

@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from penstock.client.async_wire import AsyncWire, dial
-from penstock.client.core import CLOSED_BY_BROKER, Core
+from penstock.client.core import CLOSED_BY_BROKER, WRONG_PORT, Core
 from penstock.client.errors import ClientError, ConnectionLost, reason_of
-from penstock.client.link import FAREWELL_SECONDS, WRONG_PORT, log
+from penstock.client.link import FAREWELL_SECONDS, log
 from penstock.client.options import Options, tls_context
 from penstock.client.plan import Plan
 from penstock.client.url import Target
@@ -34,6 +34,7 @@ class AsyncLink:
         self._context = tls_context(target, options)
         self._plan = Plan(target, options)
         self._wire: AsyncWire | None = None
+        self._why = ""  # the last one was lost
         self._dialing = asyncio.Lock()
         self._proving = asyncio.Lock()  # one question at a time
         self._news = asyncio.Event()  # set, and replaced, with everything that the core may have learnt
@@ -41,8 +42,16 @@ class AsyncLink:
         self._closed = False
 
     async def open(self) -> None:
-        """The first connection: one round over the addresses."""
-        await self._connect(patient=False)
+        """The first connection. Make sure that it is to a broker, which speaks the protocol."""
+        await self._connect()
+        wire = self._asked(anyway=True)
+        seconds = self._options.connect_seconds
+        in_time = wire is None or await self._await_answer(wire, seconds)
+        if not self._core.is_known:
+            why = self._why if in_time else f"it accepts, but says nothing within {seconds:g} s"
+            if wire is not None:
+                self._drop(wire, "")
+            raise ConnectionLost(f"{self._name}: {WRONG_PORT} ({why})")
 
     # --- out -----------------------------------------------------------------------------------------
 
@@ -80,20 +89,31 @@ class AsyncLink:
 
     async def _prove(self) -> None:
         seconds = self._options.operation_seconds
-        deadline = asyncio.get_running_loop().time() + seconds
         for _ in range(2):  # an answer may be open to somebody who was cancelled
-            self.notice()
-            wire = self._wire
-            question = self._core.ask_proof() if wire is not None else None
-            if wire is None or question is None:
-                break
-            wire.write(question)
-            while wire is self._wire and self._core.is_asking:
-                if not await self.news(deadline - asyncio.get_running_loop().time()):
-                    self._give_up(wire, f"the broker has not said within {seconds:g} s what it has stored")
+            wire = self._asked()
+            if wire is not None and not await self._await_answer(wire, seconds):
+                self._give_up(wire, f"the broker has not said within {seconds:g} s what it has stored")
         if self._wire is not None and not self._core.has_receipts:
             self._check_taken(self._wire, await self._wire.flush(seconds))
         self._core.check(verdicts=True)
+
+    def _asked(self, *, anyway: bool = False) -> AsyncWire | None:
+        """Ask the broker what it has stored; the wire that its answer comes over, if one is needed."""
+        self.notice()
+        wire = self._wire
+        question = self._core.ask_proof(anyway=anyway) if wire is not None else None
+        if wire is None or question is None:
+            return None
+        wire.write(question)
+        return wire
+
+    async def _await_answer(self, wire: AsyncWire, seconds: float) -> bool:
+        """Until the question is answered, or the wire is gone; False: not in time."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while wire is self._wire and self._core.is_asking:
+            if not await self.news(deadline - asyncio.get_running_loop().time()):
+                return False
+        return True
 
     # --- in ------------------------------------------------------------------------------------------
 
@@ -178,10 +198,11 @@ class AsyncLink:
         if self._wire is not wire:
             return
         self._wire = None
+        self._why = why
         wire.abort()
-        self._core.lost(why)
+        told = self._core.lost(why)
         if why:
-            log.warning("%s: connection lost: %s", self._name, why)
+            log.warning("%s: connection lost: %s", self._name, told)
         self._tell()
 
     def _is_closed(self) -> ConnectionLost:
@@ -192,12 +213,12 @@ class AsyncLink:
             await self._connect()
         return self._wire
 
-    async def _connect(self, *, patient: bool = True) -> None:
+    async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
         async with self._dialing:
             if self._wire is not None:
                 return  # another task was faster
-            search = self._plan.search(loop.time(), patient=patient)
+            search = self._plan.search(loop.time(), first=not self._core.generation)
             while True:
                 await asyncio.sleep(search.pause)
                 if self._closed:

@@ -27,7 +27,7 @@ from penstock.client.errors import ConnectionLost, NotSupported, TimedOut, Undel
 from penstock.client.link import log
 from penstock.client.options import ClientOptions, Options, tls_context
 from penstock.client.plan import Plan
-from penstock.client.rq_core import Call
+from penstock.client.rq_core import TIMEOUT_SECONDS_MAX, Call
 from penstock.client.rq_line import Line
 from penstock.client.rq_serving import (
     AsyncErrorHandler,
@@ -61,6 +61,7 @@ class AsyncRqClient:
         self._search: asyncio.Task[None] | None = None
         self._news = asyncio.Event()  # set, and replaced, when a line comes or goes, or a search ends
         self._failure: ConnectionLost | None = None  # of the last search, if it found nobody
+        self._is_known = False  # there was a controller once
         self._closed = False
 
     # --- sending -------------------------------------------------------------------------------------
@@ -158,21 +159,27 @@ class AsyncRqClient:
     async def request(
         self, queue: str, body: bytes, timeout: float | None = None, *, retries: int | None = None
     ) -> bytes:
-        """Send a request and wait for its answer, at most `timeout` seconds (None: `operation_seconds`).
+        """Send a request and wait for its answer, at most `timeout` seconds.
+
+        The broker is told of them, and withdraws the request then. None: `operation_seconds`, and the broker
+        is told nothing; the original servers of RQ know no time-out.
 
         Undelivered: the broker says that there will be none. ConnectionLost, TimedOut: a consumer may have
         worked on it nevertheless.
         """
         seconds = self._options.operation_seconds if timeout is None else timeout
-        if not seconds > 0:
-            raise NotSupported(f"queue {queue!r}: a time-out of {seconds} s: use a number of seconds over 0")
+        if not 0 < seconds <= TIMEOUT_SECONDS_MAX and timeout is not None:
+            raise NotSupported(
+                f"queue {queue!r}: a time-out of {seconds} s: use a number of seconds over 0, at most "
+                f"{TIMEOUT_SECONDS_MAX}"
+            )
         changed = asyncio.Event()
         call = Call(changed.set)
         (bodies,) = chunks([body])
         deadline = asyncio.get_running_loop().time() + seconds
         line = await self._line_with_room(1, seconds)
         try:
-            line.write(line.core.request(call, queue, bodies[0], math.ceil(seconds), retries))
+            line.write(line.core.request(call, queue, bodies[0], math.ceil(timeout or 0), retries))
             in_time = await _settled(call, changed, deadline - asyncio.get_running_loop().time())
         finally:
             line.core.forget(call)
@@ -307,10 +314,10 @@ class AsyncRqClient:
                 "nothing was sent"
             ) from None
 
-    def _start_search(self, *, patient: bool = True) -> None:
+    def _start_search(self) -> None:
         if self._search is None and not self._closed:
             self._failure = None
-            self._search = asyncio.get_running_loop().create_task(self._find_line(patient))
+            self._search = asyncio.get_running_loop().create_task(self._find_line())
 
     def _stop_search(self) -> None:
         if self._search is not None:
@@ -318,9 +325,9 @@ class AsyncRqClient:
             self._search = None
             self._tell()
 
-    async def _find_line(self, patient: bool) -> None:
+    async def _find_line(self) -> None:
         loop = asyncio.get_running_loop()
-        search = self._plan.search(loop.time(), patient=patient)
+        search = self._plan.search(loop.time(), first=not self._is_known)
         try:
             while True:
                 await asyncio.sleep(search.pause)
@@ -335,6 +342,7 @@ class AsyncRqClient:
             self._failure = failure
             log.warning("%s", failure)
         else:
+            self._is_known = True
             self._plan.connected(loop.time())
             self._install(line)
         self._search = None
@@ -433,7 +441,7 @@ class AsyncRqClient:
 
     async def _open(self) -> Self:
         if self._current is None:
-            self._start_search(patient=False)
+            self._start_search()
         await self._line()
         return self
 

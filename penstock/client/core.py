@@ -27,7 +27,10 @@ CHUNK_BYTES = 256 * 1024
 
 
 CLOSED_BY_BROKER = "the broker has closed it"
-NO_RECEIPTS = "receipts=False"
+WRONG_PORT = (
+    "whoever is there does not speak this protocol; is this the right port? "
+    "(for a server that is no Penstock: receipts=False)"
+)
 
 
 class Said(NamedTuple):
@@ -54,6 +57,7 @@ class Core:
 
     def __init__(self, *, receipts: bool) -> None:
         self.generation = 0  # of the connection that is open, or was last
+        self.is_known = not receipts  # the broker has answered once, so that it is one
         self._receipts = receipts
         self._said = NOTHING  # on this connection
         self._proved = NOTHING  # of that: it is stored
@@ -80,14 +84,15 @@ class Core:
         """Bytes from the broker. PeerViolation passes through."""
         raise NotImplementedError
 
-    def lost(self, why: str) -> None:
-        """The connection is gone."""
+    def lost(self, why: str) -> str:
+        """The connection is gone. What to log of it."""
         unproved = self._said.beyond(self._proved)
         if unproved != NOTHING:
             self._doubted = Said(*map(sum, zip(self._doubted, unproved, strict=True)))
             self._why = why
         self._said = self._proved = NOTHING
         self._asked = None
+        return f"{why}; {unproved} in doubt" if unproved != NOTHING else why
 
     # --- proof -------------------------------------------------------------------------------------
 
@@ -97,9 +102,12 @@ class Core:
     def note_settled(self, count: int) -> None:
         self._said = Said(self._said.messages, self._said.verdicts + count)
 
-    def ask_proof(self) -> bytes | None:
-        """The question whether everything is stored; nothing where one is open, None where none is needed."""
-        if not self._receipts or self._said == self._proved:
+    def ask_proof(self, *, anyway: bool = False) -> bytes | None:
+        """The question whether everything is stored; nothing where one is open, None where none is needed.
+
+        `anyway`: ask also where nothing was said, to hear whether this is a broker at all.
+        """
+        if not self._receipts or (self._said == self._proved and not anyway):
             return None
         if self._asked is not None:
             return b""
@@ -120,6 +128,7 @@ class Core:
 
     def answered(self, refused: int | None) -> None:
         """The broker's answer: so many of the messages are not stored (None: some, nobody says how many)."""
+        self.is_known = True
         if self._asked is None:
             return
         asked, self._asked = self._asked, None
@@ -172,8 +181,6 @@ class Core:
         advice = "send again what must not be lost, the next call connects again"
         if not doubted.messages:
             advice = "what was not stored comes again"
-        if self._receipts and self._why == CLOSED_BY_BROKER:
-            advice += f" (is this the right port? For a server that is no Penstock there is {NO_RECEIPTS})"
         return advice
 
 

@@ -135,6 +135,7 @@ class HttpLine:
         self._context = tls_context(target, options)
         self._plan = Plan(target, options)
         self._connection: http.client.HTTPConnection | None = None
+        self._is_known = False  # there was an answer once
         self._hangup = select.poll()
         self._lock = threading.Lock()  # the connection; held for as long as a call takes
         self._closed = threading.Event()
@@ -142,7 +143,7 @@ class HttpLine:
     def open(self) -> None:
         """Connect, so that a wrong address is told at once."""
         with self._lock:
-            self._present(patient=False)
+            self._present()
 
     def close(self) -> None:
         self._closed.set()
@@ -169,6 +170,8 @@ class HttpLine:
             except (OSError, http.client.HTTPException) as error:
                 gone = isinstance(error, http.client.RemoteDisconnected)
                 why = CLOSED_BY_BROKER if gone else reason_of(error)
+                if not self._is_known:
+                    why += "; is this the right port?"
                 self._drop(why)
                 tries_left -= 1
                 if not tries_left:
@@ -178,6 +181,7 @@ class HttpLine:
                 self._drop("")
                 raise
             else:
+                self._is_known = True
                 if response.will_close:
                     self._plan.ended()
                 return response.status, response.headers.get("Content-Type", ""), body
@@ -196,12 +200,12 @@ class HttpLine:
     def _name(self) -> str:
         return str(self._plan.target)
 
-    def _present(self, *, patient: bool = True) -> http.client.HTTPConnection:
+    def _present(self) -> http.client.HTTPConnection:
         connection = self._connection
         if connection is not None and connection.sock is not None and not self._hangup.poll(0):
             return connection
         self._drop("")  # the usual end of a connection that nobody has used for a while
-        search = self._plan.search(time.monotonic(), patient=patient)
+        search = self._plan.search(time.monotonic(), first=not self._is_known)
         while True:
             if self._closed.wait(search.pause):
                 raise ConnectionLost(f"{self._name}: this client is closed; make another one")

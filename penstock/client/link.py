@@ -23,7 +23,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn, Self, TypeVar
 
-from penstock.client.core import CLOSED_BY_BROKER, Core
+from penstock.client.core import CLOSED_BY_BROKER, WRONG_PORT, Core
 from penstock.client.errors import ClientError, ConnectionLost, reason_of
 from penstock.client.options import Options, tls_context
 from penstock.client.plan import Plan
@@ -32,7 +32,6 @@ from penstock.client.wire import Wire, dial
 from penstock.protocols.errors import PeerViolation
 
 INTERRUPTED = "interrupted"
-WRONG_PORT = "whoever is there does not speak this protocol; is this the right port?"
 
 FAREWELL_SECONDS = 5.0
 """How long a broker may take to close. By then nothing is in doubt any more."""
@@ -51,6 +50,7 @@ class Link:
         self._context = tls_context(target, options)
         self._plan = Plan(target, options)
         self._wire: Wire | None = None
+        self._why = ""  # the last one was lost
         self._lock = threading.Lock()  # the core, and which wire is the present one
         self._news = threading.Condition(self._lock)  # somebody has read
         self._reading = False
@@ -58,7 +58,8 @@ class Link:
         self._writing = threading.Lock()
         self._dialing = threading.Lock()
         self._closed = threading.Event()
-        self._connect(patient=False)
+        self._connect()
+        self._greet()
 
     # --- out ---------------------------------------------------------------------------------------
 
@@ -120,27 +121,45 @@ class Link:
         with self._proving:
             self._prove()
 
+    def _greet(self) -> None:
+        """Make sure that it is a broker, and speaks the protocol."""
+        wire = self._asked(anyway=True)
+        seconds = self._options.connect_seconds
+        in_time = wire is None or self._await_answer(wire, seconds)
+        with self._lock:
+            if self._core.is_known:
+                return
+            why = self._why if in_time else f"it accepts, but says nothing within {seconds:g} s"
+        if wire is not None:
+            self._drop(wire, "")
+        raise ConnectionLost(f"{self._name}: {WRONG_PORT} ({why})")
+
     def _prove(self) -> None:
-        deadline = time.monotonic() + self._options.operation_seconds
+        seconds = self._options.operation_seconds
         for _ in range(2):  # an answer may be open to somebody who was interrupted
             wire = self._asked()
-            if wire is None:
-                break
-            while self._owes_answer(wire):
-                left = deadline - time.monotonic()
-                if left <= 0 or not self._pump(wire, left, own=True):
-                    self._give_up(wire)
+            if wire is not None and not self._await_answer(wire, seconds):
+                self._give_up(wire)
         with self._lock:
             self._core.check(verdicts=True)
 
-    def _asked(self) -> Wire | None:
+    def _await_answer(self, wire: Wire, seconds: float) -> bool:
+        """Until the question is answered, or the wire is gone; False: not in time."""
+        deadline = time.monotonic() + seconds
+        while self._owes_answer(wire):
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._pump(wire, left, own=True):
+                return False
+        return True
+
+    def _asked(self, *, anyway: bool = False) -> Wire | None:
         """Ask the broker what it has stored; the wire that its answer comes over, if one is needed."""
         with self._writing:
             wire = self._living()
             if wire is None:
                 return None
             with self._lock:
-                question = self._core.ask_proof() if wire is self._wire else None
+                question = self._core.ask_proof(anyway=anyway) if wire is self._wire else None
             if question:
                 with contextlib.suppress(OSError):  # the wire is dropped, and what is in doubt is told below
                     self._hand_over(wire, question)
@@ -275,16 +294,17 @@ class Link:
             if self._wire is not wire:
                 return
             self._wire = None
-            self._core.lost(why)
+            self._why = why
+            told = self._core.lost(why)
         if why and why != INTERRUPTED:  # Who interrupts us knows it.
-            log.warning("%s: connection lost: %s", self._name, why)
+            log.warning("%s: connection lost: %s", self._name, told)
 
-    def _connect(self, *, patient: bool = True) -> Wire:
+    def _connect(self) -> Wire:
         with self._dialing:
             wire = self._present()
             if wire is not None:
                 return wire  # another thread was faster
-            search = self._plan.search(time.monotonic(), patient=patient)
+            search = self._plan.search(time.monotonic(), first=not self._core.generation)
             while True:
                 if self._closed.wait(search.pause):
                     raise self._is_closed()

@@ -158,10 +158,10 @@ class PhpmqCore(Core):
                 requests.append(self._session.consume(queue, windows.asked))
         return b"".join(requests)
 
-    def lost(self, why: str) -> None:
-        super().lost(why)
+    def lost(self, why: str) -> str:
         self._session = None
         self._inboxes.clear()
+        return super().lost(why)
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
         assert self._session is not None

@@ -8,12 +8,16 @@ Pure: it is told the time and what failed, and never sleeps itself. Both kinds o
     the end    when the next pause would reach beyond `reconnect_seconds`: `ConnectionLost`, with what each
                address said
 
-The first connection of a client has one round and no pause: a wrong address should be told at once. A search
-that follows a connection which did not last begins with a pause: a broker that accepts everybody and throws
-everybody out is no reason to come back a thousand times a second.
+The first connection of a client is tried for as long as later ones: a worker may start before its broker.
+But somebody who is there and does not speak the protocol (`WrongPeer`), or has the wrong certificate, is told
+at once. When a round has failed, that is logged, once for each search. A search that follows a connection
+which did not last begins with a pause: a broker that accepts everybody and throws everybody out is no reason
+to come back a thousand times a second.
 """
 
+import logging
 import random
+import ssl
 from collections.abc import Callable
 
 from penstock.client.errors import ConnectionLost, reason_of
@@ -21,6 +25,12 @@ from penstock.client.options import Options
 from penstock.client.url import Target
 from penstock.protocols.rq_node import Controllers
 from penstock.server.address import Address
+
+log = logging.getLogger("penstock.client")
+
+
+class WrongPeer(OSError):
+    """Somebody is there, and does not speak the protocol."""
 
 
 class Backoff:
@@ -53,7 +63,7 @@ class Plan:
         self._backoff = Backoff(options.backoff_seconds_min, options.backoff_seconds_max, draw)
         self._by_name = {str(address): address for address in target.addresses}
         self._order = Controllers(self._by_name)
-        self._reconnect_seconds = options.reconnect_seconds
+        self.patience_seconds = options.reconnect_seconds
         self._steady_seconds = options.backoff_seconds_max  # a connection that lives so long has lasted
         self._connected_at: float | None = None
 
@@ -66,15 +76,15 @@ class Plan:
         """It was full, silent, closing or could not be reached: the others first from now on."""
         self._order.move_back(str(address))
 
-    def search(self, now: float, *, patient: bool = True) -> "Search":
-        """Begin to look for a broker. Without patience there is one round."""
+    def search(self, now: float, *, first: bool = False) -> "Search":
+        """Begin to look for a broker; `first`: the client has never had one."""
         pause = 0.0
         if self._connected_at is not None:
             if now - self._connected_at < self._steady_seconds:
                 pause = self._backoff.next()
             else:
                 self._backoff.reset()
-        return Search(self, now + self._reconnect_seconds if patient else now, pause)
+        return Search(self, now + self.patience_seconds, pause, first)
 
     def connected(self, now: float) -> None:
         """The search is over."""
@@ -88,8 +98,9 @@ class Plan:
 class Search:
     """One search for a broker that can be reached. Pause before the first attempt, too."""
 
-    def __init__(self, plan: Plan, deadline: float, pause: float) -> None:
+    def __init__(self, plan: Plan, deadline: float, pause: float, first: bool) -> None:
         self.pause = pause
+        self._first = first
         self._plan = plan
         self._deadline = deadline
         self._attempts = 0
@@ -108,9 +119,14 @@ class Search:
         if self._attempts % len(self._plan.target.addresses):
             return
         self.pause = self._plan._backoff.next()
-        if now + self.pause > self._deadline:
-            protocol = self._plan.target.protocol
-            said = "; ".join(f"{name}: {problem}" for name, problem in self._problems.items())
+        protocol = self._plan.target.protocol
+        said = "; ".join(f"{name}: {problem}" for name, problem in self._problems.items())
+        hopeless = self._first and isinstance(why, WrongPeer | ssl.SSLError | PermissionError)
+        if now + self.pause <= self._deadline and not hopeless:
+            if self._attempts == len(self._plan.target.addresses):
+                seconds = self._plan.patience_seconds
+                log.warning("no %s broker yet (%s); trying for %g s", protocol, said, seconds)
+        else:
             raise ConnectionLost(
                 f"no {protocol} broker could be reached ({self._attempts} attempts): {said}; "
                 "is it running, and is the address right?"

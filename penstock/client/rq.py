@@ -91,7 +91,7 @@ class RqClient:
     def request(
         self, queue: str, body: bytes, timeout: float | None = None, *, retries: int | None = None
     ) -> bytes:
-        """Send a request and wait for its answer, at most `timeout` seconds (None: `operation_seconds`)."""
+        """Send a request and wait for its answer. See `AsyncRqClient.request`."""
         return self._call(self._client.request(queue, body, timeout, retries=retries))
 
     def broadcast(self, queue: str, body: bytes) -> None:

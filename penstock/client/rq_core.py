@@ -86,11 +86,7 @@ class LineCore:
     def request(
         self, call: Call, queue: str, body: bytes, timeout_seconds: int, retries: int | None
     ) -> bytes:
-        """A message that wants an answer."""
-        if timeout_seconds > TIMEOUT_SECONDS_MAX:
-            raise NotSupported(
-                f"queue {queue!r}: a time-out of {timeout_seconds} s: use at most {TIMEOUT_SECONDS_MAX}"
-            )
+        """A message that wants an answer, from the broker's view within so many seconds (0: at any time)."""
         batch = _batch(queue, [body], retries)
         try:
             ids, frames = self.session.request(queue, batch, timeout_seconds=timeout_seconds)

@@ -13,18 +13,31 @@ fails: `OSError` while it is dialled; later everything is told by `Owner.line_lo
 
 import asyncio
 import ssl
-from typing import Protocol
+from typing import Final, Protocol
 
 from penstock.client.async_wire import AsyncWire, dial
 from penstock.client.errors import reason_of
 from penstock.client.link import FAREWELL_SECONDS
 from penstock.client.options import Options
+from penstock.client.plan import WrongPeer
 from penstock.client.rq_core import LineCore
 from penstock.protocols import rq
 from penstock.protocols.errors import PeerViolation
 from penstock.protocols.rq_node import ControllerFull, NodeEvent
 from penstock.protocols.rq_session import Connection
 from penstock.server.address import Address
+
+FIRST_WORDS: Final = frozenset(
+    (
+        rq.Command.NOP,
+        rq.Command.CLEAR,
+        rq.Command.PING,
+        rq.Command.PONG,
+        rq.Command.CLOSING,
+        rq.Command.SERVER_FULL,
+    )
+)
+"""What a controller may begin with that was asked nothing but a PING."""
 
 
 class Owner(Protocol):
@@ -87,7 +100,9 @@ class Line:
             line._is_reached = True
             line._arm()
         except TimeoutError:
-            raise TimeoutError(f"it accepts, but does not answer a ping within {seconds:g} s") from None
+            raise WrongPeer(
+                f"it accepts, but does not answer a ping within {seconds:g} s; is this the right port?"
+            ) from None
         finally:
             if not line._is_reached:
                 line.abort("not used")
@@ -167,7 +182,9 @@ class Line:
         if self._is_reached:
             self._owner.line_lost(self, why)
         elif not self._heard.done():
-            self._heard.set_exception(OSError(why))
+            self._heard.set_exception(
+                WrongPeer(f"it does not answer a ping ({why}); is this the right port?")
+            )
 
     # --- the wire's callbacks --------------------------------------------------------------------------
 
@@ -176,10 +193,14 @@ class Line:
 
     def _received(self, data: bytes) -> None:
         was_silent = self.is_silent
+        if not self._heard.done() and data[0] not in FIRST_WORDS:
+            # RQ skips what it does not know, and so would take an error page for an answer.
+            self.abort(f"it says {data[:16]!r}")
+            return
         try:
             events = self.core.feed(data, _now_us())
         except PeerViolation as violation:
-            self.abort(f"the controller broke the protocol ({violation}); is this the right port?")
+            self.abort(f"the controller broke the protocol: {violation}")
             return
         self.write(self.core.session.take_output())
         if not self._heard.done():

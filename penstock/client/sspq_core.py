@@ -72,11 +72,11 @@ class SspqCore(Core):
         self._answer = None
         return b""
 
-    def lost(self, why: str) -> None:
-        super().lost(why)
+    def lost(self, why: str) -> str:
         self._session = None
         self._answer = None
         self._held = 0
+        return super().lost(why)
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
         assert self._session is not None

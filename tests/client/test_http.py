@@ -290,7 +290,7 @@ async def test_nobody_there(kind: Connect) -> None:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         with pytest.raises(ConnectionLost) as raised:
-            await kind(f"http://127.0.0.1:{port}")
+            await kind(f"http://127.0.0.1:{port}", reconnect_seconds=0)
     assert str(raised.value) == (
         f"no http broker could be reached (1 attempts): 127.0.0.1:{port}: Connection refused; "
         "is it running, and is the address right?"

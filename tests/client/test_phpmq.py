@@ -169,7 +169,23 @@ async def test_nobody_there(kind: Connect) -> None:
         free.bind(("127.0.0.1", 0))
         url = f"phpmq://127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(ConnectionLost, match=r"no phpmq broker could be reached \(1 attempts\).*refused"):
-            await kind(url)
+            await kind(url, reconnect_seconds=0)
+
+
+@both
+async def test_a_worker_that_starts_before_its_broker(kind: Connect, spare: Spare) -> None:
+    broker = spare()
+    broker.stop()
+    connecting = asyncio.ensure_future(open_client(kind, url_of(broker), backoff_seconds_min=0.01))
+    await asyncio.sleep(0)
+    await asyncio.to_thread(broker.start)
+    mq = await connecting
+    await mq.send("q", b"x")
+    await mq.close()
+
+
+async def open_client(kind: Connect, url: str, **options: float) -> Any:
+    return await kind(url, **options)
 
 
 @both
@@ -270,7 +286,7 @@ async def test_reconnecting_gives_up_in_the_end(kind: Connect, spare: Spare) -> 
 @both_and_uvloop
 async def test_a_peer_that_does_not_speak_phpmq(kind: Connect) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    mq = await kind(f"phpmq://127.0.0.1:{listener.getsockname()[1]}", reconnect_seconds=0)
+    mq = await kind(f"phpmq://127.0.0.1:{listener.getsockname()[1]}", reconnect_seconds=0, receipts=False)
     peer, _ = listener.accept()
     messages = mq.consume("q")
     waiting = asyncio.ensure_future(anext(messages))
@@ -288,7 +304,7 @@ async def test_a_peer_that_does_not_speak_phpmq(kind: Connect) -> None:
 @both_and_uvloop
 async def test_a_message_that_comes_in_pieces(kind: Connect) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    mq = await kind(f"phpmq://127.0.0.1:{listener.getsockname()[1]}")
+    mq = await kind(f"phpmq://127.0.0.1:{listener.getsockname()[1]}", receipts=False)
     peer, _ = listener.accept()
     waiting = asyncio.ensure_future(anext(mq.consume("q")))
     await asyncio.to_thread(peer.recv, 100)

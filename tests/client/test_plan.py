@@ -4,7 +4,7 @@ import pytest
 
 from penstock.client import ConnectionLost
 from penstock.client.options import Options
-from penstock.client.plan import Backoff, Plan
+from penstock.client.plan import Backoff, Plan, WrongPeer
 from penstock.client.url import target_of
 
 
@@ -47,10 +47,21 @@ def test_the_search_ends_when_the_next_pause_would_be_too_long() -> None:
 
 
 def test_without_patience_there_is_one_round() -> None:
-    search = plan_for("rq://a,b").search(0, patient=False)
+    search = plan_for("rq://a,b", reconnect_seconds=0).search(0)
     search.failed(search.address, "x", 0)
     with pytest.raises(ConnectionLost, match="2 attempts"):
         search.failed(search.address, "x", 0)
+
+
+def test_somebody_who_does_not_speak_the_protocol_is_told_at_once_to_a_new_client() -> None:
+    for first in (False, True):
+        search = plan_for("rq://a").search(0, first=first)
+        search.failed(search.address, "not yet there", 0)
+        if first:
+            with pytest.raises(ConnectionLost, match=r"2 attempts.*speaks otherwise"):
+                search.failed(search.address, WrongPeer("speaks otherwise"), 1)
+        else:
+            search.failed(search.address, WrongPeer("speaks otherwise"), 1)
 
 
 def test_a_connection_that_did_not_last_is_no_reason_to_hurry() -> None:

@@ -63,7 +63,7 @@ async def test_a_full_controller_moves_to_the_back(
     full = spare("--limits-connections-max", "1")
     async with kind(url_of(full)):
         with pytest.raises(ConnectionLost, match="no rq broker could be reached"):
-            await kind(url_of(full))
+            await kind(url_of(full), reconnect_seconds=0)
         async with kind(url_of(full, broker)) as node:
             assert await node.send_many("second-choice", [b"x"]) == 1
     assert "refused a connection: 1 are open" in full.log()
@@ -72,7 +72,7 @@ async def test_a_full_controller_moves_to_the_back(
 @both_and_uvloop
 async def test_all_full(kind: Connect) -> None:
     one, two = Controller(), Controller()
-    connecting = asyncio.ensure_future(open_client(kind, url_of(one, two)))
+    connecting = asyncio.ensure_future(open_client(kind, url_of(one, two), reconnect_seconds=0))
     nodes = [await one.accept(answer=rq.SERVER_FULL), await two.accept(answer=rq.SERVER_FULL)]
     with pytest.raises(
         ConnectionLost, match=r"\(2 attempts\).*: the controller is full;.*: the controller is full"
@@ -89,9 +89,7 @@ async def open_client(kind: Connect, url: str, **options: float) -> Any:
 
 
 @both_and_uvloop
-async def test_one_that_does_not_speak_rq(kind: Connect, broker: BrokerProcess) -> None:
-    with pytest.raises(ConnectionLost, match="no rq broker could be reached"):
-        await kind(f"rq://127.0.0.1:{broker.ports['phpmq']}", connect_seconds=0.2)
+async def test_one_that_does_not_speak_rq(kind: Connect) -> None:
     deaf = socket.create_server(("127.0.0.1", 0))
     with pytest.raises(ConnectionLost, match=r"does not answer a ping within 0\.1 s"):
         await kind(f"rq://127.0.0.1:{deaf.getsockname()[1]}", connect_seconds=0.1)

@@ -129,7 +129,11 @@ class BrokerProcess:
     def ports_of(self, protocol: str) -> list[int]:
         """Of all its listeners, in the order of the ready line."""
         parts = [part.partition("=") for part in self.ready_line.split()[2:]]
-        return [int(where.rpartition(":")[2]) for name, _, where in parts if name == protocol]
+        return [
+            int(where.rpartition(":")[2])
+            for name, _, where in parts
+            if name == protocol and where[:5] != "unix:"
+        ]
 
     def wire(self, name: str) -> "Wire":
         return Wire(("127.0.0.1", self.ports[name]))

@@ -981,3 +981,30 @@ def test_a_message_that_is_never_finished_is_not_stored(room: Room) -> None:
     worker.say(ack(queue, expect_dispatch(worker, queue, b"whole")))
     worker.leave()
     room.expect_empty(queue)
+
+
+STORED = phpmq(2, (1, b"penstock:stored"), (4, b"0"))
+"""The question whether everything is stored."""
+
+
+def stored(refused: bytes) -> bytes:
+    return phpmq(3, (1, b"penstock:stored"), (2, refused), (3, b"0" * 32))
+
+
+def test_the_question_what_is_stored_is_answered(room: Room) -> None:
+    queue = room.queue()
+    client = room.client()
+    client.say(STORED)
+    client.expect(stored(b"0"))
+    client.say(phpmq(1, (1, queue), (2, b"a")), consume(queue, 2), phpmq(1, (1, queue), (2, b"b")))
+    ids = [expect_dispatch(client, queue, content) for content in (b"a", b"b")]
+    client.say(*[phpmq(4, (1, queue), (3, message_id)) for message_id in ids], STORED)
+    client.expect(stored(b"0"))
+    client.leave()
+    room.expect_empty(queue)
+
+
+def test_the_question_is_answered_in_its_own_dialect(room: Room) -> None:
+    client = room.client()
+    client.say(phpmq(2, (1, b"penstock:stored"), (4, b"0"), width=36, newline=b"\n"))
+    client.expect(phpmq(3, (1, b"penstock:stored"), (2, b"0"), (3, b"0" * 32), width=36, newline=b"\n"))

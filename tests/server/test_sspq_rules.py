@@ -612,6 +612,19 @@ def test_no_receive_for_whoever_waits_when_the_broker_drains(tmp_path: Path, ask
     waiting.close()
 
 
+def test_the_question_what_is_stored_is_answered(place: Place) -> None:
+    client = place.client()
+    client.say(sspq(0x5C))
+    client.expect(sspq(0x5C))
+    client.say(sspq(SEND, b"a", 1), sspq(0x5C))
+    client.expect(sspq(0x5C))
+    client.say(sspq(RECEIVE))
+    client.expect(sspq(SEND, b"a", 1))
+    client.say(sspq(CONFIRM), sspq(0x5C))
+    client.expect(sspq(0x5C))
+    place.expect_empty()
+
+
 def test_no_receive_for_whoever_asks_while_the_broker_drains(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path, "--drain-seconds", "60").start()
     busy, other = broker.wire("sspq"), broker.wire("sspq")
