@@ -9,7 +9,7 @@ from penstock.broker.life import DEAD_REASONS
 from penstock.cli import tables
 from penstock.cli.admin import Admin, add_admin, add_queue, at_least, say_objects
 from penstock.cli.messaging import guarded
-from penstock.cli.peek import body_of, messages, width
+from penstock.cli.peek import body_of, messages, width, with_text
 from penstock.cli.show import deaths
 from penstock.cli.tables import Column
 from penstock.client.http_core import Answer
@@ -60,7 +60,7 @@ def _dead(args: argparse.Namespace) -> int:
         queue = admin.get("queues", args.queue)
         letters = list(_letters(admin, args)) if queue["dead"] else []
     if args.json:
-        say_objects(letters)
+        say_objects(map(with_text, letters))
         return 0
     if not queue["dead"]:
         print(f"{tables.shown(args.queue)} has no dead letters")

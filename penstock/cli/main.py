@@ -53,6 +53,7 @@ EXIT_INTERRUPTED = 130
 EXIT_OUTPUT_CLOSED = 141
 
 VERSION_LINE = f"penstock {__version__}"
+HIDDEN = "\0"
 HELP_OF_HELP = "show this help and leave"
 
 
@@ -159,5 +160,17 @@ def _run(name: str, rest: list[str], commands: Mapping[str, str]) -> int:
         print(f"penstock: there is no command '{name}'.{hint} `penstock --help` lists them.", file=sys.stderr)
         return EXIT_MISUSE
     command = load(name, commands)
+    parser = command_parser(name, command)
     # Intermixed: an option may stand between two positional arguments, also where the second can be left out.
-    return command.run(command_parser(name, command).parse_intermixed_args(rest))
+    # argparse loses a -- then, and so what comes behind it stands there under another name.
+    cut = rest.index("--") if "--" in rest else len(rest)
+    behind = rest[cut + 1 :]
+    hidden = {f"{HIDDEN}{text}": text for text in behind if text.startswith("-")}
+    shown = [f"{HIDDEN}{text}" if text.startswith("-") else text for text in behind]
+    args = parser.parse_intermixed_args([*rest[:cut], *shown])
+    for option, value in vars(args).items():
+        if isinstance(value, str) and value in hidden:
+            setattr(args, option, hidden[value])
+        elif isinstance(value, list):
+            setattr(args, option, [hidden.get(one, one) for one in value])
+    return command.run(args)

@@ -1,8 +1,9 @@
 """What `send`, `receive`, `request`, `reply` and `broadcast` share: where to connect, what goes in and out.
 
-The protocol is that of the URL: `--url`, else PENSTOCK_URL, else the default address of `--via`, or of the
-protocol that the command goes over by itself. Bodies are bytes on the way in and out; only a terminal gets
-text, in which nothing can move the cursor.
+The URL is `--url`, else PENSTOCK_URL, else the default address of `--via`, or of the protocol that the
+command goes over by itself. One of HTTP serves every command: where a command goes over another protocol, or
+`--via` asks for one, the broker is asked over HTTP where that listens. Bodies are bytes on the way in and
+out; only a terminal gets text, in which nothing can move the cursor.
 
 How it fails: `Misuse` and the clients' `NotSupported` become exit code 2 in `guarded`; every other
 `PenstockError` is a failure, which `penstock.cli.main` prints.
@@ -11,18 +12,26 @@ How it fails: `Misuse` and the clients' `NotSupported` become exit code 2 in `gu
 import argparse
 import asyncio
 import base64
+import fcntl
 import json
 import logging
 import os
+import select
+import stat
+import struct
 import sys
+import termios
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
 
 from penstock.cli.main import EXIT_MISUSE
 from penstock.client import ClientOptions, NotSupported
+from penstock.client.options import Options
 from penstock.client.url import PORTS, target_of
 from penstock.errors import PenstockError
+from penstock.server.address import TcpAddress, UnixAddress, parse_address
 from penstock.server.journal import printable
 
 if TYPE_CHECKING:
@@ -35,6 +44,11 @@ TOKEN_VARIABLE = "PENSTOCK_TOKEN"
 STDIN = "-"
 READ_BYTES = 1 << 16
 PROGRESS_SECONDS = 0.2
+PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.001, 0.05
+"""How often to look whether the reader of a pipe has taken what is in it: nothing tells."""
+
+THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
+EVERYWHERE = ("0.0.0.0", "::")
 
 
 class Misuse(PenstockError):
@@ -78,14 +92,26 @@ def add_connection(parser: argparse.ArgumentParser, vias: Sequence[str] = ("rq",
     parser.add_argument(
         "--url",
         metavar="URL",
-        help=f"where the broker is, as in {vias[0]}://HOST:PORT "
+        help=f"where the broker is: its http://HOST:PORT, or {vias[-1]}://HOST:PORT "
         f"(default: {URL_VARIABLE}, else the protocol's port of this machine)",
     )
-    if "http" in vias:
+    parser.add_argument(
+        "--token",
+        metavar="TOKEN",
+        help=f"http: ours, where the broker has tokens (default: {TOKEN_VARIABLE})",
+    )
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="look for the broker so long, 0: once (default: %(default)g)",
+    )
+    if set(vias) & {"phpmq", "sspq"}:
         parser.add_argument(
-            "--token",
-            metavar="TOKEN",
-            help=f"http: ours, where the broker has tokens (default: {TOKEN_VARIABLE})",
+            "--no-receipts",
+            action="store_true",
+            help="phpmq, sspq: for a server that is no Penstock, and cannot say what it has stored",
         )
     parser.add_argument("--cafile", metavar="FILE", help="TLS: who signs the broker's certificate")
     parser.add_argument("--certfile", metavar="FILE", help="TLS: our own certificate")
@@ -100,6 +126,8 @@ def find_url(args: argparse.Namespace) -> tuple[str, str]:
     if not given:
         return vias[0], f"{vias[0]}://127.0.0.1:{PORTS[vias[0]]}"
     protocol = target_of(given).protocol
+    if protocol == "http" and "http" not in vias:
+        return _listener(given, args, vias)
     if protocol not in vias:
         source = "--url" if args.url else URL_VARIABLE
         via = f"--via {vias[0]} " if len(args.vias) > 1 and not args.via else ""
@@ -109,8 +137,54 @@ def find_url(args: argparse.Namespace) -> tuple[str, str]:
     return protocol, given
 
 
+def _listener(url: str, args: argparse.Namespace, vias: Sequence[str]) -> tuple[str, str]:
+    """Protocol and URL of the listener that a broker, asked over HTTP, names for these protocols."""
+    from penstock.client.http import HttpLine
+    from penstock.client.http_core import Request
+
+    target = target_of(url)
+    token = token_of(args)
+    given = client_options(args)
+    given["token"] = token
+    options = Options.of(**given)
+    headers = {"Accept": "application/json, application/problem+json"}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    line = HttpLine(target, options)
+    try:
+        listeners = line.ask(Request("GET", "/v1/engine", headers))["listeners"]
+    finally:
+        line.close()
+    (there, *_) = target.addresses
+    for via in vias:
+        for listener in listeners:
+            address = parse_address(listener["address"])
+            named = listener["queue"] is None or listener["queue"] == getattr(args, "queue", None)
+            if listener["protocol"] != via or not named:
+                continue
+            if isinstance(address, UnixAddress):
+                if isinstance(there, UnixAddress) or there.host in THIS_MACHINE:
+                    return via, f"{via}+unix://{quote(address.path)}"
+                continue
+            # It may listen everywhere: then where it can be reached is known from the other URL.
+            own = address.host in EVERYWHERE and not isinstance(there, UnixAddress)
+            host = there.host if own and isinstance(there, TcpAddress) else address.host
+            return via, f"{via}{'s' * listener['tls']}://{TcpAddress(host, address.port)}"
+    raise PenstockError(
+        f"{url}: this broker has no listener for {' or '.join(vias)}"
+        + " and this queue" * ("sspq" in vias)
+        + ", as far as it says; name one with --url"
+    )
+
+
 def client_options(args: argparse.Namespace) -> ClientOptions:
-    return {"cafile": args.cafile, "certfile": args.certfile, "keyfile": args.keyfile}
+    return {
+        "cafile": args.cafile,
+        "certfile": args.certfile,
+        "keyfile": args.keyfile,
+        "reconnect_seconds": args.wait,
+        "receipts": not getattr(args, "no_receipts", False),
+    }
 
 
 def token_of(args: argparse.Namespace) -> str | None:
@@ -149,7 +223,12 @@ async def until(
 
 def body_of(text: str) -> bytes:
     """A message from the command line, or from standard input where that is asked for."""
-    return sys.stdin.buffer.read() if text == STDIN else os.fsencode(text)
+    if text != STDIN:
+        return os.fsencode(text)
+    body = sys.stdin.buffer.read()
+    if not body:
+        raise PenstockError("standard input is empty, and nothing was sent; for an empty message give ''")
+    return body
 
 
 def lines_of(text: str) -> Iterator[list[bytes]]:
@@ -180,9 +259,13 @@ class Printer:
         self._json: bool = args.json
         self._end = b"" if args.raw else b"\n"
         self._for_people = sys.stdout.isatty() and not args.raw
+        self._is_pipe = stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode)
 
     def show(self, body: bytes, **facts: object) -> None:
-        """Write one body out, so that it has left this process when the call returns."""
+        """Write one body out. When the call returns it has left this process, and a reader of a pipe has it.
+
+        BrokenPipeError where that reader has gone away without it.
+        """
         if self._json:
             shown = json.dumps({**facts, **value_of(body)}).encode() + b"\n"
         elif self._for_people:
@@ -192,6 +275,21 @@ class Printer:
             shown = body + self._end
         sys.stdout.buffer.write(shown)
         sys.stdout.buffer.flush()
+        if self._is_pipe:
+            self._await_reader()
+
+    def _await_reader(self) -> None:
+        """What a pipe has room for was read by nobody yet, and goes with it."""
+        number = sys.stdout.fileno()
+        gone = select.poll()
+        gone.register(number, 0)  # a reader that has gone away is told in any case
+        pause = PAUSE_SECONDS_MIN
+        has_gone = False
+        while struct.unpack("i", fcntl.ioctl(number, termios.FIONREAD, bytes(4)))[0]:
+            if has_gone:
+                raise BrokenPipeError
+            has_gone = bool(gone.poll(pause * 1000))  # perhaps with the last of it
+            pause = min(2 * pause, PAUSE_SECONDS_MAX)
 
 
 def value_of(body: bytes) -> dict[str, str]:

@@ -1,12 +1,14 @@
 """`penstock peek QUEUE`: looks at messages and consumes nothing; nobody else notices.
 
-A line a message: offset, state, age, attempts, value. On a terminal a value is cut off at the end of the
-line; `--raw` writes the bytes as they are, `--json` everything that is known. With `--history`, what has
-happened to a message follows below it.
+The living ones, unless `--state` asks for others. A line a message: offset, state, age, attempts, value. A
+long value is cut off, on a terminal at the end of the line; `--full` shows all of it, `--raw` writes bytes
+as they are, `--json` everything that is known: `value` where it is text, else `value_base64`. With
+`--history`, what has happened to a message follows below it.
 """
 
 import argparse
 import base64
+import heapq
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,7 +17,7 @@ from typing import Final
 
 from penstock.cli import tables
 from penstock.cli.admin import Admin, add_admin, add_queue, at_least, say_objects
-from penstock.cli.messaging import Misuse, add_raw, guarded
+from penstock.cli.messaging import Misuse, add_raw, guarded, value_of
 from penstock.cli.tables import Column
 from penstock.client.http_core import Answer
 
@@ -25,7 +27,10 @@ LIMIT_DEFAULT: Final = 20
 PAGE: Final = 1000
 """How many the API gives at a time at most."""
 
-STATES: Final = ("ready", "held", "dead", "gone")
+LIVING: Final = ("ready", "held")
+STATES: Final = (*LIVING, "dead", "gone", "all")
+CHARACTERS: Final = 200
+"""So much of a value is shown where no terminal is."""
 
 COLUMNS: Final = (
     Column("OFFSET", right=True),
@@ -60,7 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="at most so many (default: %(default)s)",
     )
-    parser.add_argument("--state", choices=STATES, help="only messages in this state")
+    parser.add_argument(
+        "--state", choices=STATES, help=f"only messages in this state (default: {' and '.join(LIVING)})"
+    )
+    parser.add_argument("--full", action="store_true", help="do not shorten values")
     parser.add_argument("--history", action="store_true", help="with what has happened to each")
     add_raw(parser)
     add_admin(parser)
@@ -82,26 +90,41 @@ def _peek(args: argparse.Namespace) -> int:
                 sys.stdout.buffer.write(body_of(message))
             sys.stdout.buffer.flush()
         elif args.json:
-            say_objects(found)
+            say_objects(map(with_text, found))
         else:
-            print("\n".join(_lines(list(found))))
+            shown = list(found)
+            print("\n".join(_lines(shown, args.full)))
+            if not shown and args.state is None:
+                print("no message is ready or held; --state dead, gone or all shows others", file=sys.stderr)
     return 0
+
+
+def with_text(message: Answer) -> Answer:
+    """A message for programs: its value as text where it is some."""
+    return {name: value for name, value in message.items() if name != "value_base64"} | value_of(
+        body_of(message)
+    )
 
 
 def messages(
     admin: Admin, queue: str, limit: int, *, start: int | None, state: str | None, history: bool = False
 ) -> Iterator[Answer]:
-    """The first so many messages, page by page."""
-    pages = admin.pages(
-        "messages",
-        *("queues", queue, "messages"),
-        by="from",
-        limit=min(limit, PAGE),
-        state=state,
-        history=history or None,
-        **{"from": start},
-    )
-    return islice(pages, limit)
+    """The first so many messages by offset, page by page; those that live where no state is named."""
+
+    def pages(one: str | None) -> Iterator[Answer]:
+        return admin.pages(
+            "messages",
+            *("queues", queue, "messages"),
+            by="from",
+            limit=min(limit, PAGE),
+            state=one,
+            history=history or None,
+            **{"from": start},
+        )
+
+    if state is not None:
+        return islice(pages(None if state == "all" else state), limit)
+    return islice(heapq.merge(*map(pages, LIVING), key=lambda message: int(message["offset"])), limit)
 
 
 def body_of(message: Answer) -> bytes:
@@ -113,11 +136,18 @@ def width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def _lines(found: Sequence[Answer]) -> list[str]:
-    rows = tables.fitting([cells(message) for message in found], COLUMNS, width())
+def _lines(found: Sequence[Answer], full: bool) -> list[str]:
+    rows = [cells(message) for message in found]
+    if not full:
+        rows = [[*others, shortened(value)] for *others, value in rows]
+        rows = tables.fitting(rows, COLUMNS, width())
     heading, *lines = tables.table(COLUMNS, rows)
     below = [_history(message.get("history", ())) for message in found]
     return [heading, *(line for pair in zip(lines, below, strict=True) for line in (pair[0], *pair[1]))]
+
+
+def shortened(value: str) -> str:
+    return value if len(value) <= CHARACTERS else f"{value[:CHARACTERS]}..."
 
 
 def cells(message: Answer) -> list[str]:

@@ -1,8 +1,9 @@
 """`penstock receive QUEUE`: messages of a queue on standard output, each acknowledged once it is written.
 
-A message that could not be written is not acknowledged, and comes again. With `--no-ack` none is: all go
-back when the command ends (over SSPQ with one retry less). Over RQ, a request that wants an answer gets an
-empty one. Exit code 1 where no message came in time.
+Into a pipe, that is when its reader has taken it. A message that could not be written, or that the reader
+left behind, is not acknowledged, and comes again. With `--no-ack` none is: all go back when the command ends
+(over SSPQ with one retry less). Over RQ, a request that wants an answer gets an empty one. Exit code 1 where
+no message came in time.
 """
 
 import argparse
@@ -117,7 +118,8 @@ async def _rq_node(args: argparse.Namespace, url: str, count: int | None, timeou
                 if came is None:
                     break
                 request, done = came
-                printer.show(request.body, queue=request.queue, wants_reply=request.wants_reply)
+                facts = {"queue": request.queue, "wants_reply": request.wants_reply}
+                await asyncio.to_thread(printer.show, request.body, **facts)  # pings are answered meanwhile
                 received += 1
                 if received == count:
                     await node.cancel(args.queue)  # first: an answer makes room for the next message

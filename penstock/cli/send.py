@@ -1,8 +1,8 @@
 """`penstock send QUEUE [TEXT|-]`: messages for a queue, from the command line or standard input.
 
-Over HTTP and RQ the broker confirms every message when it is stored. PHPMQ and SSPQ have no receipts: success
-means that the broker has read everything. SSPQ has no queue names either: the listener's settings name the
-queue.
+Success means that the broker has said that everything is stored, over every protocol (`--no-receipts` is for
+servers that cannot say it). SSPQ has no queue names: the listener's settings name the queue. An empty
+standard input is no message.
 """
 
 import argparse
@@ -31,10 +31,12 @@ from penstock.errors import PenstockError
 HELP = "send messages to a queue"
 
 VIAS = ("http", "phpmq", "sspq", "rq")
-ONLY = {"ttl": ("http", "phpmq"), "retries": ("http", "sspq", "rq"), "token": ("http",)}
+ONLY = {
+    "ttl": ("http", "phpmq"),
+    "retries": ("http", "sspq", "rq"),
+}
 """Options that not every protocol has a word for."""
 
-RECEIPTS = ("http", "rq")
 MESSAGES_AT_ONCE = 1000
 
 Send = Callable[[list[bytes]], int]
@@ -71,7 +73,8 @@ def _send(args: argparse.Namespace) -> int:
             progress.tell(sent)
     progress.end()
     if args.json:
-        say_json(queue=args.queue, via=protocol, sent=sent, receipts=protocol in RECEIPTS)
+        receipts = protocol in ("http", "rq") or not args.no_receipts
+        say_json(queue=args.queue, via=protocol, sent=sent, receipts=receipts)
     return 0
 
 
@@ -94,6 +97,8 @@ def _http(args: argparse.Namespace, url: str) -> Iterator[Send]:
             try:
                 receipts = api.send_many(args.queue, messages, ttl=args.ttl, retries=args.retries)
             except client.Refused as refusal:
+                if refusal.name == "body-too-large":
+                    raise PenstockError(f"{refusal}, or use --via rq, which takes larger ones") from None
                 if refusal.status not in (401, 403):
                     raise
                 raise PenstockError(f"{refusal} (--token, or {TOKEN_VARIABLE})") from None

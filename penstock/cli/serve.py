@@ -47,7 +47,12 @@ def run(args: argparse.Namespace) -> int:
     except LogInUse as error:
         return _say(error, EXIT_IN_USE)
     except OSError as error:
-        return _say(error.strerror if error.filename is None else error, EXIT_FAILED)
+        if error.filename is None:
+            return _say(error.strerror, EXIT_FAILED)
+        return _say(
+            f"{error.filename}: {error.strerror}; name a folder with --data that this user may write to",
+            EXIT_FAILED,
+        )
 
 
 def _say(what: object, code: int) -> int:

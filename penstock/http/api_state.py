@@ -130,6 +130,19 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             },
             "durability": {"type": "string", "enum": ["commit", "interval", "none"]},
             "readers": {**_COUNT, "description": "Named readers that hold retention."},
+            "listeners": {
+                **list_schema(
+                    object_schema(
+                        {
+                            "protocol": {"type": "string", "enum": ["sspq", "phpmq", "rq"]},
+                            "address": {**STRING, "description": "host:port, or unix:PATH."},
+                            "tls": BOOLEAN,
+                            "queue": {**or_null(STRING), "description": "SSPQ: the one that it is for."},
+                        }
+                    )
+                ),
+                "description": "Where clients of the other protocols connect to.",
+            },
             "cluster": {
                 **or_null({"$ref": "#/components/schemas/Cluster"}),
                 "description": "The front-ends and the NATS nodes that share this log; null: there are none.",

@@ -89,6 +89,9 @@ class Host(Protocol):
 
     def fail(self, error: EngineFailed) -> None: ...
 
+    def listeners(self) -> list[Fields]:
+        """Where clients of the wires connect to."""
+
 
 class Context:
     """What handlers work on. One to a link: a round of `queues` is of one caller."""
@@ -426,6 +429,7 @@ def _engine(context: Context, fields: Fields, body: memoryview, answer: Answer) 
                 "buckets": sync.buckets,
             },
             "durability": context.operator.durability,
+            "listeners": context.server.listeners(),
             "version": __version__,
             "uptime_seconds": max(context.server.now_us() - context.server.started_us, 0) / SECOND_US,
         }

@@ -19,14 +19,14 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count as counter
 
 from penstock.broker.broker import Broker
 from penstock.broker.home import Home
 from penstock.engines.interface import EngineFailed
 from penstock.engines.log.engine import LogEngine, open_log
-from penstock.server.address import TcpAddress, UnixAddress, remove_stale_socket
+from penstock.server.address import Address, TcpAddress, UnixAddress, remove_stale_socket
 from penstock.server.connection import CONNECTIONS, Connection
 from penstock.server.control import Control
 from penstock.server.journal import Journal, log
@@ -190,14 +190,29 @@ class Server:
             await self._second.listen()
             self._second.start()
 
-    def ready_line(self) -> str:
-        parts = []
+    def _addresses(self) -> Iterator[tuple[Listener, Address]]:
+        """Where it listens, with real ports."""
         for listener, server in self._listening:
-            address = listener.address
-            if not isinstance(address, UnixAddress):
+            if isinstance(listener.address, UnixAddress) or not server.sockets:
+                yield listener, listener.address
+            else:
                 host, port, *_ = server.sockets[0].getsockname()
-                address = TcpAddress(host, port)
-            parts.append(f"{listener.protocol}={address}")
+                yield listener, TcpAddress(host, port)
+
+    def listeners(self) -> list[dict[str, object]]:
+        """The same for those who ask the HTTP API where to connect to."""
+        return [
+            {
+                "protocol": listener.protocol,
+                "address": str(address),
+                "tls": listener.tls_certificate is not None,
+                "queue": listener.queue if listener.protocol == "sspq" else None,
+            }
+            for listener, address in self._addresses()
+        ]
+
+    def ready_line(self) -> str:
+        parts = [f"{listener.protocol}={address}" for listener, address in self._addresses()]
         if self._second is not None:
             parts.append(f"http={self._second.address}")
         return "penstock ready " + " ".join(parts)

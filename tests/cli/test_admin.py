@@ -15,6 +15,7 @@ import pytest
 from penstock.cli import queues, tables
 from penstock.cli.admin import Admin, add_admin
 from penstock.cli.main import main
+from penstock.client import PhpmqClient
 from tests.certificates import make_certificates
 from tests.cli.terminal import Terminal
 from tests.http.api import Api
@@ -228,7 +229,7 @@ def test_show_marks_a_pause(api: Api, run: Run) -> None:
 def test_peek(broker: BrokerProcess, api: Api, run: Run) -> None:
     reject(broker, api, "peeked", [b"gone bad"])
     api.send("peeked", b'{"a": 1}', b"\x00\xff", "grüße\n\x1b[31m".encode())
-    heading, *rows = run("peek", "peeked")
+    heading, *rows = run("peek", "peeked", "--state", "all")
     assert heading.split() == ["OFFSET", "STATE", "AGE", "ATTEMPTS", "VALUE"]
     assert [row.split()[:3] for row in rows[:2]] == [
         ["0", "dead", "(rejected)"],
@@ -240,7 +241,33 @@ def test_peek(broker: BrokerProcess, api: Api, run: Run) -> None:
         "0x00ff",
         "grüße\\n\\x1b[31m",
     ]
+    assert [row.rpartition("  ")[2] for row in run("peek", "peeked")[1:]] == [
+        '{"a": 1}',
+        "0x00ff",
+        "grüße\\n\\x1b[31m",
+    ]
+    found = objects(run("peek", "peeked", "--json"))
+    assert [message.get("value") for message in found] == ['{"a": 1}', None, "grüße\n\x1b[31m"]
+    assert found[1]["value_base64"] == "AP8="
     assert api.get(path_of("peeked"))["ready"] == 3
+
+
+def test_peek_shortens_long_values(api: Api, run: Run) -> None:
+    api.send("long-values", b"x" * 1000)
+    assert run("peek", "long-values")[1].endswith(f"  {'x' * 200}...")
+    assert run("peek", "long-values", "--full")[1].endswith("x" * 1000)
+    assert objects(run("peek", "long-values", "--json"))[0]["value"] == "x" * 1000
+
+
+def test_peek_shows_what_is_held_in_its_place(broker: BrokerProcess, api: Api, run: Run) -> None:
+    api.send("in-hands", b"a", b"b", b"c")
+    with PhpmqClient(f"phpmq://127.0.0.1:{broker.ports['phpmq']}") as mq:
+        first, second = list(mq.consume("in-hands", count=2, timeout=5))
+        second.requeue()
+        mq.flush()
+        states = [message["state"] for message in objects(run("peek", "in-hands", "--json"))]
+        assert states == ["held", "ready", "ready"]
+        assert first.ack()
 
 
 def test_peek_bounds(broker: BrokerProcess, api: Api, run: Run) -> None:
@@ -250,8 +277,9 @@ def test_peek_bounds(broker: BrokerProcess, api: Api, run: Run) -> None:
     def values(*options: str) -> list[int]:
         return [message["offset"] for message in objects(run("peek", "bounded", "--json", *options))]
 
-    assert values() == list(range(20))
-    assert values("--limit", "100") == list(range(30))
+    assert values() == list(range(2, 22))
+    assert values("--limit", "100") == list(range(2, 30))
+    assert values("--limit", "100", "--state", "all") == list(range(30))
     assert values("--from", "25", "--limit", "3") == [25, 26, 27]
     assert values("--state", "gone") == [0, 1]
     assert values("--state", "ready", "--limit", "1") == [2]

@@ -77,7 +77,7 @@ def test_send_and_receive(broker: BrokerProcess, protocol: str) -> None:
     queue = "default" if protocol == "sspq" else f"both-ways-{protocol}"
     assert succeed("send", queue, "first", *where) == b""
     sent = json.loads(succeed("send", queue, "-", "--json", *where, stdin=b"\x00\xff\n"))
-    assert sent == {"queue": queue, "via": protocol, "sent": 1, "receipts": protocol == "rq"}
+    assert sent == {"queue": queue, "via": protocol, "sent": 1, "receipts": True}
     if protocol != "sspq":
         assert succeed("receive", queue, "--no-ack", "--count", "2", *where) == b"first\n\x00\xff\n\n"
     assert succeed("receive", queue, *where) == b"first\n"
@@ -324,6 +324,108 @@ def test_broadcast(broker: BrokerProcess) -> None:
         assert heard.get(timeout=SECONDS) == b"extra"
 
 
+# --- one address, wrong ports, pipes -------------------------------------------------------------------
+
+
+def test_one_address_of_http_serves_every_command(broker: BrokerProcess) -> None:
+    where = url(broker, "http")
+    for via in ("http", "phpmq", "rq"):
+        ended = penstock("send", "one-address", via, "--via", via, "--json", PENSTOCK_URL=where)
+        assert (ended.returncode, json.loads(ended.stdout)["via"]) == (0, via), ended.stderr
+    ended = penstock("receive", "one-address", "--count", "2", PENSTOCK_URL=where)
+    assert ended.stdout == b"http\nphpmq\n"
+    assert penstock("receive", "one-address", "--via", "rq", PENSTOCK_URL=where).stdout == b"rq\n"
+    ended = penstock("send", "one-address", "x", "--via", "sspq", PENSTOCK_URL=where)
+    assert ended.returncode == 1
+    assert b"no listener for sspq and this queue" in ended.stderr  # that is for another one
+    assert penstock("broadcast", "one-address", "to nobody", PENSTOCK_URL=where).returncode == 0
+    assert penstock("queues", PENSTOCK_URL=where).returncode == 0
+
+
+WIRES = ("phpmq", "sspq", "rq")
+PAIRS = [(ours, theirs) for ours in WIRES for theirs in (*WIRES, "http") if ours != theirs]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+def test_the_port_of_another_protocol(broker: BrokerProcess, ours: str, theirs: str) -> None:
+    where = ("--url", f"{ours}://127.0.0.1:{broker.ports[theirs]}")
+    for command in (("send", "astray", "x"), ("receive", "astray")):
+        ended = penstock(*command, *where)
+        assert (ended.returncode, ended.stdout) == (1, b"")
+        assert b"is this the right port?" in ended.stderr
+
+
+@pytest.mark.parametrize("theirs", WIRES)
+def test_http_at_the_port_of_another_protocol(broker: BrokerProcess, theirs: str) -> None:
+    ended = penstock("send", "astray", "x", "--url", f"http://127.0.0.1:{broker.ports[theirs]}")
+    assert (ended.returncode, ended.stdout) == (1, b"")
+    assert b"is this the right port?" in ended.stderr
+
+
+@pytest.mark.parametrize("protocol", ["phpmq", "rq"])
+def test_a_pipe_is_acknowledged_as_far_as_it_is_read(broker: BrokerProcess, protocol: str) -> None:
+    queue = f"piped-{protocol}"
+    succeed(
+        "send", queue, "--lines", "--url", url(broker, "rq"), stdin=b"\n".join(b"%d" % n for n in range(50))
+    )
+    line = f"{' '.join(COMMAND)} receive {queue} --follow --url {url(broker, protocol)} | head -3"
+    ended = subprocess.run(
+        ["sh", "-c", line], capture_output=True, check=False, timeout=SECONDS, env=ENVIRONMENT
+    )
+    assert ended.stdout == b"0\n1\n2\n"
+    with PhpmqClient(url(broker, "phpmq")) as mq:
+        left = [message.body for message in mq.consume(queue, timeout=1)]
+    assert left == [b"%d" % number for number in range(3, 50)]
+
+
+def test_a_reader_that_has_gone_leaves_its_messages(broker: BrokerProcess) -> None:
+    succeed("send", "unread", "--lines", "--url", url(broker, "rq"), stdin=b"a\nb\n")
+    receiving = start("receive", "unread", "--count", "2", "--url", url(broker, "phpmq"))
+    assert receiving.stdout is not None
+    assert receiving.stdout.read(2) == b"a\n"
+    receiving.stdout.close()
+    assert receiving.stderr is not None
+    with receiving.stderr:
+        assert receiving.wait(SECONDS) == 141
+    with PhpmqClient(url(broker, "phpmq")) as mq:
+        assert [message.body for message in mq.consume("unread", timeout=1)] == [b"b"]
+
+
+def test_what_begins_with_a_dash(broker: BrokerProcess) -> None:
+    where = ("--url", url(broker, "phpmq"))
+    assert succeed("send", *where, "--", "-dash", "-x") == b""
+    assert succeed("receive", *where, "--", "-dash") == b"-x\n"
+
+
+def test_an_empty_standard_input_is_no_message(broker: BrokerProcess) -> None:
+    where = ("--url", url(broker, "phpmq"))
+    ended = penstock("send", "empty", *where)
+    assert (ended.returncode, ended.stdout) == (1, b"")
+    assert b"standard input is empty, and nothing was sent" in ended.stderr
+    assert succeed("send", "empty", "", *where) == b""
+    assert succeed("receive", "empty", *where) == b"\n"
+
+
+def test_a_limit_names_the_way_that_has_room(broker: BrokerProcess) -> None:
+    large = bytes(20 << 20)
+    ended = penstock("send", "large", "--url", url(broker, "http"), stdin=large)
+    assert ended.returncode == 1
+    assert b"--via rq" in ended.stderr
+    ended = penstock("send", "large", "--url", url(broker, "http"), "--via", "rq", stdin=large)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_a_command_that_starts_before_its_broker(tmp_path: Path) -> None:
+    late = BrokerProcess(tmp_path).start()
+    late.stop()
+    sending = start("send", "early", "x", "--url", url(late, "phpmq"))
+    assert sending.stderr is not None
+    assert b"no phpmq broker yet (127.0.0.1" in sending.stderr.readline()
+    late.start()
+    assert end(sending)[0] == 0
+    late.stop()
+
+
 # --- where, and what is refused ------------------------------------------------------------------------
 
 
@@ -336,7 +438,7 @@ def test_the_url_of_the_environment(broker: BrokerProcess) -> None:
 
 @pytest.mark.parametrize("protocol", ["phpmq", "http"])
 def test_nobody_there(protocol: str) -> None:
-    ended = penstock("send", "q", "x", "--url", f"{protocol}://127.0.0.1:1")
+    ended = penstock("send", "q", "x", "--url", f"{protocol}://127.0.0.1:1", "--wait", "0")
     assert (ended.returncode, ended.stdout) == (1, b"")
     assert ended.stderr.startswith(
         b"penstock: no %b broker could be reached (1 attempts): 127.0.0.1:1: Conn" % protocol.encode()

@@ -73,6 +73,9 @@ class Desk(House):
     def arrival_us(self) -> int:
         return self.now
 
+    def listeners(self) -> list[dict[str, object]]:
+        return []
+
     def fail(self, error: EngineFailed) -> None:
         self.failures.append(error)
 
