@@ -100,4 +100,4 @@ async def test_files_that_are_none(kind: Connect, doors: Doors) -> None:
     with pytest.raises(NotSupported, match=r"certfile .* cannot be used"):
         await kind(url, cafile=doors.file("ca.pem"), certfile=doors.file("penstock.toml"))
     with pytest.raises(ConnectionLost, match="No such file or directory"):
-        await kind("phpmq+unix:///no/such/socket")
+        await kind("phpmq+unix:///no/such/socket", reconnect_seconds=0)

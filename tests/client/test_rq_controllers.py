@@ -9,6 +9,7 @@ import pytest
 
 from penstock.broker.batch import Batch
 from penstock.client import ConnectionLost, RqRequest, TimedOut, Undelivered
+from penstock.client.rq_line import Line
 from penstock.protocols import rq
 from tests.client.both import Connect, Seen, both, both_and_uvloop, take
 from tests.client.conftest import Spare
@@ -135,6 +136,44 @@ async def test_a_send_without_a_receipt_is_in_doubt(kind: Connect) -> None:
     with pytest.raises(ConnectionLost, match="0 of 0 messages are stored, the others were not sent"):
         await node.send("q", b"d")
     await node.close()
+
+
+@both
+async def test_a_controller_that_takes_no_more_in_the_middle(
+    kind: Connect, broker: BrokerProcess, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has confirmed what it got; the rest was not sent, and that is told."""
+
+    async def not_in_time(line: Line, seconds: float) -> bool:
+        return False
+
+    async with kind(url_of(broker)) as node:
+        with monkeypatch.context() as patch:
+            patch.setattr(Line, "drained", not_in_time)
+            with pytest.raises(
+                TimedOut, match="1024 of 1024 messages are stored, the others were not"
+            ) as raised:
+                await node.send_many(queue, [b"x"] * 3000)
+        assert (raised.value.sent, raised.value.in_doubt) == (1024, 0)
+
+
+@both_and_uvloop
+async def test_a_request_says_a_time_out_only_where_it_has_one(kind: Connect) -> None:
+    controller = Controller()
+    options = {"operation_seconds": float("inf"), "drain_seconds": 0}
+    connecting = asyncio.ensure_future(open_client(kind, url_of(controller), **options))
+    at_controller = await controller.accept()
+    node = await connecting
+    for seconds, more in ((None, []), (2.5, [(97, 3)])):
+        asking = asyncio.ensure_future(node.request("q", b"?", seconds))
+        await at_controller.expect(encoded(1, (128, 0), (160, b"q"), *more, (224, b"?"), 10))
+        await at_controller.say(rq.encode_delivered([0]) + rq.encode_replies([0], Batch.of([b"!"])))
+        assert await asking == b"!"
+    closing = asyncio.ensure_future(node.close())
+    await at_controller.hear(100)
+    at_controller.close()
+    controller.close()
+    await closing
 
 
 @both_and_uvloop

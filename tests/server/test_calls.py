@@ -581,6 +581,7 @@ def test_the_engine_says_how_it_is(desk: Desk, tmp_path: Path) -> None:
         "readers": 0,
         "cluster": None,
         "durability": "commit",
+        "listeners": [],
         "version": __version__,
         "uptime_seconds": 3.0,
     }
