@@ -101,6 +101,13 @@ class Teller:
         if self._clock() - self._said_at >= LINE_SECONDS:
             self.tell()
 
+    def note(self, text: str) -> None:
+        """Something that is no progress, and no failure either."""
+        if self._as_json:
+            self._object("note", text=text)
+        else:
+            self._say(f"{self._name}: {text}")
+
     def tell(self) -> None:
         """Say now what there is to say."""
         waiting, self._waiting = self._waiting, []

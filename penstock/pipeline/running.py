@@ -34,6 +34,7 @@ from penstock.pipeline.sinks import start, start_sink
 from penstock.spark.api import Broker
 from penstock.spark.offsets import extents_of
 from penstock.spark.options import STREAM, read_options
+from penstock.spark.session import tried_again
 
 LOOK_SECONDS: Final = 0.2
 BEGIN_SECONDS: Final = 120.0
@@ -90,6 +91,10 @@ class Run:
 
     def run(self) -> None:
         """Until it is done, which it is with `once`, or told to stop, or fails."""
+        tried_again(self._run, self._teller.note)
+
+    def _run(self) -> None:
+        self._bad, self._main = [], None
         with self._told():
             try:
                 self._start()

@@ -27,7 +27,7 @@ from penstock.report import measures, tables
 from penstock.report.period import Period, Span, datetime_of, span_of
 from penstock.report.survey import Asks, Facts, position_before
 from penstock.report.tables import TABLES
-from penstock.spark.session import one_line
+from penstock.spark.session import one_line, tried_again
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,9 +75,13 @@ def run(
 
     `now_us` ends a period that has a beginning and no end.
     """
-    try:
+
+    def work() -> Result:
         with _Job(spark, source, facts, period, tell) as job:
             return job.result(now_us)
+
+    try:
+        return tried_again(work, tell)
     except PySparkException as error:
         raise JobFailed(f"Spark: {one_line(error)}") from error
 

@@ -12,6 +12,9 @@ Rules that always hold:
     is ours, and `spark.log.level` says how much comes. With `quiet` nothing comes, not from its Python
     workers either.
 
+  * A Python worker that is slow to start ends nothing at once. Spark gives one 10 s to connect back, which no
+    setting of its own changes, and a busy machine may need more: `tried_again` tries once more, and says so.
+
 How it fails: `SparkNotStarted`, one line that says what is missing.
 """
 
@@ -20,8 +23,8 @@ import shutil
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping
-from typing import IO, Any, Final
+from collections.abc import Callable, Mapping
+from typing import IO, Any, Final, TypeVar
 
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
@@ -45,6 +48,8 @@ CLASSIC: Final[Mapping[str, str]] = {
     "spark.log.level": "ERROR",
     # A third less for every exchange with a Python worker than a TCP socket takes.
     "spark.python.unix.domain.socket.enabled": "true",
+    # How long either side waits for the first words of the other; Spark's 15 s are for machines at leisure.
+    "spark.python.authenticate.socketTimeout": "120s",
 }
 LOCAL: Final[Mapping[str, str]] = {
     "spark.driver.host": "127.0.0.1",
@@ -52,6 +57,13 @@ LOCAL: Final[Mapping[str, str]] = {
     # Spark's own default of 200 is for clusters; here each partition is a task that costs milliseconds.
     "spark.sql.shuffle.partitions": str(max(os.cpu_count() or 1, 2)),
 }
+
+
+LATE: Final = "Python worker"
+NO_WORD: Final = "connect back"
+"""In what Spark says where a worker of its own did not report in time; the two words stand in one line."""
+
+T = TypeVar("T")
 
 
 class SparkNotStarted(PenstockError):
@@ -100,6 +112,29 @@ def one_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def tried_again(work: Callable[[], T], say: Callable[[str], None]) -> T:
+    """What `work` returns; done once more where Spark did not wait for a Python worker that began slowly.
+
+    Whatever it does must be safe to begin again, as queries with checkpoints and reports are.
+    """
+    try:
+        return work()
+    except Exception as error:
+        if not worker_was_late(error):
+            raise
+        say("a Python worker of Spark's did not start within 10 s: this machine is busy; trying once more")
+    return work()
+
+
+def worker_was_late(error: BaseException | None) -> bool:
+    """Whether that is what ended something."""
+    while error is not None:
+        if any(LATE in line and NO_WORD in line for line in str(error).splitlines()):
+            return True
+        error = error.__cause__
+    return False
+
+
 # --- starting ----------------------------------------------------------------------------------------------
 
 
@@ -111,8 +146,8 @@ def _start(settings: Mapping[str, str], local: bool, quiet: bool) -> None:
             "Spark needs Java 17 or newer, and there is none (PATH, JAVA_HOME); "
             "on Debian: apt-get install openjdk-17-jre-headless"
         )
+    _name_python(settings, local)
     if local:
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         # Otherwise Spark looks for an address of this machine that others can reach.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # Not from Java's own settings: without Java there are none yet.
@@ -128,6 +163,18 @@ def _start(settings: Mapping[str, str], local: bool, quiet: bool) -> None:
         ear.mouth.close()
     if not quiet:
         ear.tell_from_now_on()
+
+
+def _name_python(settings: Mapping[str, str], local: bool) -> None:
+    """With which Python Spark works, unless somebody has said it: Java takes the first `python3` of PATH.
+
+    On a cluster that one is left to be named so where it is ours: the others may have theirs elsewhere.
+    """
+    named = settings.get("spark.pyspark.python")
+    first = shutil.which("python3")
+    is_ours = first is not None and os.path.dirname(first) == os.path.dirname(sys.executable)
+    if named or local or not is_ours:
+        os.environ.setdefault("PYSPARK_PYTHON", named or sys.executable)
 
 
 class _Ear:
