@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--master", metavar="URL", help="run: a Spark cluster (default: local[*], this machine)"
     )
-    parser.add_argument("--spark", action="store_true", help="check: let Spark judge SQL and schemas too")
+    parser.add_argument("--spark", action="store_true", help="check: let Spark judge the whole too")
     parser.add_argument(
         "--url",
         metavar="URL",
@@ -90,28 +90,32 @@ def _check(args: argparse.Namespace) -> int:
             pipelines.append(pipeline)
     clashes = list(_clashes(pipelines))
     _say_mistakes(args, "", clashes)
-    if not (wrong or clashes):
-        _judge(args, pipelines)
+    if pipelines and not clashes:
+        wrong = not _judge(args, pipelines) or wrong
     return EXIT_MISUSE if wrong or clashes else 0
 
 
-def _judge(args: argparse.Namespace, pipelines: "list[Pipeline]") -> None:
-    """Say what they are; and what of them nobody has judged, or have Spark do it."""
+def _judge(args: argparse.Namespace, pipelines: "list[Pipeline]") -> bool:
+    """Say what they are; and what of them nobody has judged, or have Spark do it. Whether all are fine."""
     from penstock.pipeline.sinks import check_installed
 
     spark: SparkSession | None = None
+    fine = True
     for pipeline in pipelines:
         check_installed(pipeline.sink)
     if args.spark:
         spark = _start_spark(pipelines[0], None)
     try:
         for pipeline in pipelines:
-            if spark is not None:
-                _new_run(args, pipeline, spark).check()
+            mistakes = _new_run(args, pipeline, spark).check() if spark is not None else []
+            if mistakes:
+                fine = False
+                _say_mistakes(args, pipeline.file, mistakes)
+                continue
             unjudged = () if spark is not None else pipeline.unjudged
             if args.json:
-                fine = {"file": pipeline.file, "name": pipeline.name, "mistakes": [], "unjudged": unjudged}
-                print(json.dumps(fine))
+                facts = {"file": pipeline.file, "name": pipeline.name, "mistakes": [], "unjudged": unjudged}
+                print(json.dumps(facts))
                 continue
             print(f"{pipeline.file}: fine: {_summary(pipeline)}")
             if unjudged:
@@ -119,6 +123,7 @@ def _judge(args: argparse.Namespace, pipelines: "list[Pipeline]") -> None:
     finally:
         if spark is not None:
             _stop_spark(spark)
+    return fine
 
 
 def _say_mistakes(args: argparse.Namespace, path: str, lines: "tuple[str, ...] | list[str]") -> None:

@@ -25,7 +25,7 @@ from typing import Any, Final
 from penstock.errors import PenstockError
 from penstock.pipeline.ddl import TIMES, read_ddl
 from penstock.pipeline.formats import APPEND, CONSOLE, FORMATS, MODES, PENSTOCK, Format
-from penstock.pipeline.functions import load_function, make_importable
+from penstock.pipeline.functions import NeedsSpark, load_function, make_importable
 from penstock.pipeline.kinds import (
     ONCE,
     Columns,
@@ -366,6 +366,9 @@ class _Reader:
         path = given["python"].value
         try:
             function, takes_views = load_function(path)
+        except NeedsSpark:
+            self._unjudged.append(f"{spot.name} python")
+            return Step(name, None, None, path)
         except WrongValue as error:
             self._mistake(given["python"].spot, error, f" = {path!r}")
             return Step(name, None, None, path)

@@ -6,7 +6,8 @@
 A module may stand beside the pipeline's file. What it defines is then sent along with the work, so that
 executors on other machines need not have it.
 
-How it fails: `WrongValue`, which says what is missing.
+How it fails: `WrongValue`, which says what is missing. `NeedsSpark`, where a module makes something of
+Spark's when it is imported (`@udf("string")` does), and Spark is not there yet.
 """
 
 import importlib
@@ -17,9 +18,16 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from pyspark import SparkContext
+from pyspark.errors import PySparkRuntimeError
+
 from penstock.pipeline.model import Function
 from penstock.server.setting_kinds import WrongValue
 from penstock.server.settings_given import hint_for
+
+
+class NeedsSpark(Exception):
+    """A module that can be imported where Spark runs, and only there."""
 
 
 def make_importable(folder: str) -> None:
@@ -47,6 +55,8 @@ def load_function(path: str) -> tuple[Function, bool]:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # noqa: BLE001 - whatever a module of the user's raises, it is a mistake to tell
+        if isinstance(error, PySparkRuntimeError) and SparkContext._active_spark_context is None:
+            raise NeedsSpark from None
         raise WrongValue(f"module {module_name!r} cannot be imported: {_told(error)}") from None
     found: Any = module
     for part in name.split("."):

@@ -59,7 +59,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """SQL over the views, or a function. Exactly one of the two is there."""
+    """SQL over the views, or a function, which is None where only its path can be told before Spark runs."""
 
     name: str | None
     sql: str | None

@@ -28,21 +28,22 @@ from penstock.errors import PenstockError
 from penstock.pipeline import plan
 from penstock.pipeline.failures import cause_of
 from penstock.pipeline.formats import PENSTOCK
+from penstock.pipeline.judging import mistakes
 from penstock.pipeline.model import Pipeline, Source
 from penstock.pipeline.progress import Follower, Teller
 from penstock.pipeline.sinks import start, start_sink
 from penstock.spark.api import Broker
 from penstock.spark.offsets import extents_of
 from penstock.spark.options import STREAM, read_options
-from penstock.spark.session import tried_again
+from penstock.spark.session import java_has_ended, tried_again
 
 LOOK_SECONDS: Final = 0.2
 BEGIN_SECONDS: Final = 120.0
 """How long a query may take to know where it begins; then something is wrong that it will tell itself."""
 
 
-JAVA_GONE: Final = (Py4JNetworkError, ConnectionError)
-"""What a call into Java raises where there is no Java any more."""
+JAVA_GONE: Final = (Py4JError, ConnectionError)
+"""What a call into Java may raise where there is no Java any more."""
 
 _ENDED: Final = (
     "Spark's Java process has ended; somebody has killed it, or it needs more memory (spark.driver.memory)"
@@ -76,18 +77,20 @@ class Run:
 
     def __init__(self, pipeline: Pipeline, spark: SparkSession, teller: Teller, *, once: bool) -> None:
         self._pipeline = pipeline
-        self._session = plan.own_session(spark, pipeline)
         self._teller = teller
         self._once = once or pipeline.once
         self._bad: list[StreamingQuery] = []
         self._main: StreamingQuery | None = None
         self.stop = Event()
         self.stop_now = Event()
-
-    def check(self) -> None:
-        """Let Spark judge SQL and schemas, without reading anything."""
         with self._told():
-            plan.main_frame(self._session, self._pipeline)
+            self._session = plan.own_session(spark, pipeline)
+
+    def check(self) -> list[str]:
+        """What Spark finds wrong with it, without reading anything."""
+        with self._told():
+            return mistakes(self._session, self._pipeline)
+        return []  # Somebody has told it to stop.
 
     def run(self) -> None:
         """Until it is done, which it is with `once`, or told to stop, or fails."""
@@ -109,12 +112,12 @@ class Run:
         """What Spark raises becomes one line. After a stop it is what a stop looks like, and not told."""
         try:
             yield
-        except JAVA_GONE as error:
+        except (PySparkException, *JAVA_GONE) as error:
+            gone = isinstance(error, (Py4JNetworkError, ConnectionError)) or java_has_ended()
             if not self.stop.is_set():
-                raise PipelineFailed(f"{self._pipeline.name}: {_ENDED}") from error
-        except (PySparkException, Py4JError) as error:
-            if not self.stop.is_set():
-                raise PipelineFailed(f"{self._pipeline.name}: {cause_of(error)}") from error
+                raise PipelineFailed(
+                    f"{self._pipeline.name}: {_ENDED if gone else cause_of(error)}"
+                ) from error
 
     # --- start -----------------------------------------------------------------------------------
 

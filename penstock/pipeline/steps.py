@@ -14,12 +14,18 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import PenstockError
 from penstock.pipeline.failures import cause_of
-from penstock.pipeline.functions import is_beside, module_of
+from penstock.pipeline.functions import is_beside, load_function, module_of
 from penstock.pipeline.model import INPUT, Function, Pipeline, Step
+from penstock.server.setting_kinds import WrongValue
 
 
 class StepFailed(PenstockError):
     """A step that cannot be done. Says which, and why."""
+
+    def __init__(self, where: str, number: int, why: str) -> None:
+        super().__init__(f"{where}: {why}")
+        self.number = number  # from 1
+        self.why = why
 
 
 class Views:
@@ -55,19 +61,24 @@ def _run_step(views: Views, step: Step, number: int, file: str) -> DataFrame:
     try:
         if step.sql is not None:
             return views.session.sql(step.sql)
-        function = step.function
-        assert function is not None, "a step is SQL or Python"
+        function, takes_views = step.function, step.takes_views
+        if function is None:
+            assert step.function_path is not None, "a step is SQL or Python"
+            function, takes_views = load_function(step.function_path)
         if is_beside(function, file):
             _send_along(function)
-        if step.takes_views:
+        if takes_views:
             frame = function(views.session, dict(views.frames))
         else:
             frame = function(views.frames[INPUT])
     except PySparkException as error:
-        raise StepFailed(f"{where}: {cause_of(error)}") from error
+        raise StepFailed(where, number, cause_of(error)) from error
+    except WrongValue as error:
+        raise StepFailed(where, number, f"{step.function_path}: {error}") from error
     except Exception as error:
         # Code of the user's: whatever it raises, its name and text are what helps.
-        raise StepFailed(f"{where}: {step.function_path}: {type(error).__name__}: {error}") from error
+        raise StepFailed(where, number, f"{step.function_path}: {type(error).__name__}: {error}") from error
     if not isinstance(frame, DataFrame):
-        raise StepFailed(f"{where}: {step.function_path} returned {type(frame).__name__}; return a DataFrame")
+        returned = type(frame).__name__
+        raise StepFailed(where, number, f"{step.function_path} returned {returned}; return a DataFrame")
     return frame

@@ -126,6 +126,13 @@ def tried_again(work: Callable[[], T], say: Callable[[str], None]) -> T:
     return work()
 
 
+def java_has_ended() -> bool:
+    """Whether Java, that this process started, is gone."""
+    gateway: Any = SparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    return process is not None and process.poll() is not None
+
+
 def worker_was_late(error: BaseException | None) -> bool:
     """Whether that is what ended something."""
     while error is not None:

@@ -189,6 +189,10 @@ class Command:
         self._process.wait(PATIENCE_SECONDS)
         until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in java), "Java to end", PATIENCE_SECONDS)
 
+    def kill_java(self) -> None:
+        for pid in self._children():
+            os.kill(int(pid), signal.SIGKILL)
+
     def _children(self) -> list[str]:
         return Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
 
@@ -267,3 +271,35 @@ def test_a_failure_of_spark_is_one_line(rig: Rig) -> None:
     assert (code, out) == (1, "")
     lines = [line for line in err.splitlines() if not line.startswith("one-line: ")]
     assert lines == ["penstock: one-line: column 'value' is bigint; cast it to binary or string"]
+
+
+def test_java_that_is_killed_is_one_line(rig: Rig) -> None:
+    rig.send("orphan", orders(1))
+    with running(str(rig.write("orphan", RELAY.replace('"relay"', '"orphan"'))), "--json") as command:
+        command.wait_for_batch(0)
+        command.kill_java()
+        code, _, err = command.end()
+    assert code == 1
+    (line,) = err.splitlines()
+    assert line.startswith("penstock: orphan: Spark's Java process has ended; somebody has killed it, or ")
+
+
+def test_check_with_spark_judges_every_file(tmp_path: Path) -> None:
+    fine = write(tmp_path, "fine")
+    wrong = write(tmp_path, "wrong", text=GOOD.replace("select value", "select valu"))
+    other = write(tmp_path, "other", text=GOOD.replace("select value", "select offset"))
+    typo = write(tmp_path, "typo", text=GOOD.replace("queue =", "quue ="))
+    command = [sys.executable, "-m", "penstock", "pipeline", "check", "--spark", wrong, other, typo, fine]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=around_java(), timeout=START_SECONDS, check=False
+    )
+    assert done.returncode == 2, done
+    assert done.stdout.splitlines() == [f"{fine}: fine: fine reads orders, 1 step, writes penstock to out"]
+    lines = done.stderr.splitlines()
+    assert len(lines) == 3
+    for path, words in (
+        (typo, "line 10: [sink] quue: "),
+        (wrong, "line 6: [[step]] 1: "),
+        (other, "line 8: [sink]: "),
+    ):
+        assert any(line.startswith(f"penstock pipeline: {path}, {words}") for line in lines), lines
