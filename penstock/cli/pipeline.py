@@ -263,6 +263,8 @@ def _start_spark(pipeline: "Pipeline", master: str | None) -> "SparkSession":
     # What PySpark would say there, with all of Java's words, is told as one line.
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         logging.getLogger(name).disabled = True
+    # So is what is said of a Java that does not answer.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     return local_session(pipeline.name, master, {"spark.log.level": "OFF", **pipeline.spark})
 
 

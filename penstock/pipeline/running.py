@@ -88,9 +88,10 @@ class Run:
 
     def check(self) -> list[str]:
         """What Spark finds wrong with it, without reading anything."""
+        found: list[str] = []
         with self._told():
-            return mistakes(self._session, self._pipeline)
-        return []  # Somebody has told it to stop.
+            found += mistakes(self._session, self._pipeline)
+        return found
 
     def run(self) -> None:
         """Until it is done, which it is with `once`, or told to stop, or fails."""

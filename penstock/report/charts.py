@@ -13,11 +13,11 @@ Rules that always hold:
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from html import escape
 from typing import Final, NamedTuple
 
 from penstock.report import words
 from penstock.report.period import SECOND_US, Span, datetime_of
+from penstock.report.words import escape
 
 TICKS_X_MAX: Final = 6
 TICK_SECONDS: Final = (

@@ -4,10 +4,10 @@
 """
 
 from collections.abc import Iterable, Sequence
-from html import escape
 from typing import Final, NamedTuple
 
 from penstock.report import words
+from penstock.report.words import escape
 
 ZEROS: Final = frozenset({"0", words.NOTHING, "0 s", "0 %"})
 

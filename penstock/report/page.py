@@ -9,7 +9,6 @@ Rules that always hold:
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from html import escape
 from typing import NamedTuple
 
 from penstock.report import charts, page_parts, words
@@ -21,6 +20,7 @@ from penstock.report.page_queue import queue_part
 from penstock.report.period import Span, datetime_of
 from penstock.report.style import CSS
 from penstock.report.tables import EVENTS
+from penstock.report.words import escape
 
 
 class About(NamedTuple):

@@ -1,5 +1,7 @@
 """Words: numbers and times as people read them. Everything here is plain text, nothing is HTML."""
 
+import html
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
@@ -91,3 +93,14 @@ def listed(parts: Mapping[str, int]) -> str:
         ((number, name) for name, number in parts.items() if number), key=lambda it: (-it[0], it[1])
     )
     return ", ".join(f"{number:,} {name}" for number, name in found)
+
+
+_UNSEEN: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
+)
+"""Characters that are not seen, and change how others are."""
+
+
+def escape(text: str) -> str:
+    """A text as HTML. A name of a queue may have anything in it: what is not seen is written out."""
+    return html.escape(_UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text))

@@ -257,13 +257,13 @@ def test_a_message_that_is_too_large_is_named(as_dictionary: bool) -> None:
 
 
 def test_a_dictionary_is_measured_before_it_is_unfolded() -> None:
-    """10 million rows of one value of 1000 bytes: 10 GB out of 10 MB."""
-    indices = pa.array(np.zeros(10_000_000, np.int8))
+    """A million rows of one value of 1000 bytes: 1 GB out of 1 MB."""
+    indices = pa.array(np.zeros(1_000_000, np.int8))
     table = pa.table({"value": pa.DictionaryArray.from_arrays(indices, pa.array([b"x" * 1000]))})
     problem = problem_of(stream(table))
     assert problem.status == 413
     assert problem.detail == (
-        "the messages up to row 9999999 have 10000000000 bytes, and the limit of [http] body-bytes-max is "
+        "the messages up to row 999999 have 1000000000 bytes, and the limit of [http] body-bytes-max is "
         "100000; send less at a time"
     )
 
@@ -370,3 +370,14 @@ def test_damaged_streams(number: int) -> None:
         for _, batch in parts:
             assert batch.bounds[0] == 0
             assert batch.bounds[-1] == len(batch.payload) == sum(map(len, batch.messages()))
+
+
+def test_rows_are_bounded_however_little_is_in_them() -> None:
+    empty = pa.record_batch(
+        {"value": pa.array([b""], pa.binary()).take(pa.array(np.zeros(600_000, np.int32)))}
+    )
+    ((_, batch),) = read(stream(empty))
+    assert len(batch) == 600_000
+    problem = problem_of(stream(empty, empty))
+    assert problem.name == "body-too-large"
+    assert "the stream has 1200000 rows or more, and 1000000 are taken at a time" in problem.detail

@@ -280,8 +280,10 @@ def test_java_that_is_killed_is_one_line(rig: Rig) -> None:
         command.kill_java()
         code, _, err = command.end()
     assert code == 1
-    (line,) = err.splitlines()
-    assert line.startswith("penstock: orphan: Spark's Java process has ended; somebody has killed it, or ")
+    assert err == (
+        "penstock: orphan: Spark's Java process has ended; somebody has killed it, or it needs more memory "
+        "(spark.driver.memory)\n"
+    )
 
 
 def test_check_with_spark_judges_every_file(tmp_path: Path) -> None:

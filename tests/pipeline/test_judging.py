@@ -35,7 +35,7 @@ GROUPED = ("select region, at from input", COUNTED)
 TO_CONSOLE = (TO_FILES, 'format = "console"\nmode = "append"\n')
 NO_OPTION = "Spark's parser of json has no option 'timestampFromat'; did you mean timestampFormat?"
 NO_SETTING = "Spark has no such setting; did you mean spark.sql.shuffle.partitions?"
-WRONG = (
+WRONG: tuple[tuple[list[tuple[str, str]], list[tuple[int, str]]], ...] = (
     ([], []),
     (
         [(TO_FILES, TO_QUEUE)],

@@ -176,3 +176,8 @@ def test_events_that_are_missing_stand_out() -> None:
     queue = queue_of("holes")
     queue.coverage = {**queue.coverage, "missing_events": 7}
     assert found(queue) == ["holes: 7 events could not be read."]
+
+
+def test_what_is_not_seen_in_a_name_is_written_out() -> None:
+    assert words.escape("a\u202eb\u200b<c>\ufeff") == "a\\u202eb\\u200b&lt;c&gt;\\ufeff"
+    assert words.escape("größer 12\u202f% مرحبا\n") == "größer 12\u202f% مرحبا\n"
