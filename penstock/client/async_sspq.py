@@ -88,7 +88,7 @@ class AsyncSspqClient(AsyncLinkedClient):
                     raise TimedOut(f"sspq: no message within {timeout:g} s; the next call goes on waiting")
                 answer = self._core.take()
             if isinstance(answer, sspq_session.Declined):
-                raise Declined(DECLINED)
+                raise Declined(DECLINED[answer.dead])
             if answer is not None:
                 return AsyncSspqMessage(self, *answer)
 

@@ -80,7 +80,7 @@ class SspqClient(LinkedClient):
                     raise TimedOut(f"sspq: no message within {timeout:g} s; the next call goes on waiting")
                 answer = self._link.touch(self._core.take)
             if isinstance(answer, sspq_session.Declined):
-                raise Declined(DECLINED)
+                raise Declined(DECLINED[answer.dead])
             if answer is not None:
                 return SspqMessage(self, *answer)
 

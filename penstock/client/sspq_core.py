@@ -17,10 +17,13 @@ from penstock.client.errors import NotSupported
 from penstock.protocols.errors import MisuseError
 from penstock.protocols.sspq_session import ClientSession, Declined, Delivery, State, Synced
 
-DECLINED = (
-    "sspq: the broker says that no message will come: it stops, or the queue is paused or closed to this "
-    "client; try again later or elsewhere"
-)
+DECLINED = {
+    False: "sspq: the broker says that no message will come: it stops, or the queue is paused or closed "
+    "to this client; try again later or elsewhere",
+    True: "sspq: the broker says that no dead letter will come: the queue keeps none (dead-letters = off), "
+    "is paused or closed to this client, or the broker stops",
+}
+"""By whether it was asked for a dead letter."""
 DROPPED = "sspq: acknowledgement dropped: done before, or the connection is gone and the message comes again"
 
 
