@@ -17,6 +17,7 @@ Rules that always hold:
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from itertools import count as counter
 from itertools import islice
@@ -67,7 +68,7 @@ class Door:
 class Desk:
     """What the broker knows of a queue besides its messages."""
 
-    __slots__ = ("asked", "asked_early", "dead", "living", "orphans", "outgoing")
+    __slots__ = ("asked", "asked_early", "dead", "ended_early", "living", "orphans", "outgoing")
 
     def __init__(self, queue: str) -> None:
         self.living = Door(queue, dead=False)
@@ -75,6 +76,7 @@ class Desk:
         self.outgoing = Outgoing()
         self.asked: RangeMap[Asked] = RangeMap()  # requests in this queue, by offset
         self.asked_early: dict[Asked, None] = {}  # requests whose offsets are not known yet
+        self.ended_early: RangeMap[None] = RangeMap()  # what has come to an end since there are such
         self.orphans: RangeMap[str] = RangeMap()  # withdrawn while a consumer (its name) works on them
 
     def door(self, dead: bool) -> Door:
@@ -186,8 +188,8 @@ class Broker:
         if guest is None:
             return
         del self._by_number[guest.number]
-        self._held_back.pop(guest, None)
-        self._starved.pop(guest, None)
+        for waiting in (self._held_back, self._starved, self._syncing):
+            waiting.pop(guest, None)
         for key in [key for key in self._early if key[0] is guest]:
             del self._early[key]
         for door in list(guest.doors.values()):
@@ -356,11 +358,6 @@ class Broker:
     def purged(self, queue: str, fates: Sequence[Fate]) -> None:
         """An operator has taken these out: tell who waits for an answer."""
         self._ended_without_answer(queue, fates)
-        desk = self._desks.get(queue)
-        if desk is not None:
-            # Where their offsets are not known yet, they are told when they are.
-            for asked in desk.asked_early:
-                asked.purged += [(fate.first, fate.end) for fate in fates]
         self._wants_turn()
 
     @property
@@ -490,15 +487,20 @@ class Broker:
                 self._undelivered(asked, asked.end_all())
                 return
             asked.first = result.first
-            if asked.purged:
-                self._end_undelivered(asked, asked.purged_early())
+            if desk.ended_early:
+                for first, end, _ in desk.ended_early.find(result.first, result.end):
+                    self._end_undelivered(asked, asked.open_in(first, end))
+                if not desk.asked_early:
+                    desk.ended_early = RangeMap()
             if not asked.open_count:
                 return
             if guest.port in self._guests:
                 desk.asked.add(result.first, result.end, asked)
             else:
-                # Its sender left before the engine had told where the requests are.
-                self._withdraw(asked, Reason.REQUESTER_GONE, now_us)
+                # Its sender left before the engine had told where the requests are. A log that is closing
+                # says no: the next opening withdraws them.
+                with suppress(EngineRefused):
+                    self._withdraw(asked, Reason.REQUESTER_GONE, now_us)
                 self._undelivered(asked, asked.end_all())
                 self._wants_turn()
 
@@ -712,10 +714,13 @@ class Broker:
             addresses = [address for _, address in desk.outgoing.take(ended)]
             for asked, (indexes, _) in self._open_requests(addresses).items():
                 self._end_undelivered(asked, indexes)
-        for first, end in ended if desk.asked else ():
-            for a, b, asked in desk.asked.find(first, end):
-                indexes = [o - asked.first for o in range(a, b) if asked.is_open(o - asked.first)]
-                self._end_undelivered(asked, indexes)
+        for first, end in ended:
+            for a, b, asked in desk.asked.find(first, end) if desk.asked else ():
+                self._end_undelivered(asked, asked.open_in(a, b))
+            if desk.asked_early:
+                # Whoever asked is told when it is known which requests these were.
+                desk.ended_early.cut(first, end)
+                desk.ended_early.add(first, end, None)
 
     def _end_undelivered(self, asked: Asked, indexes: Sequence[int]) -> None:
         tickets = array("I", [asked.tickets[i] for i in indexes])
@@ -745,10 +750,14 @@ class Broker:
         if asked.timed:
             asked.timed = False
             self._deadlines_over += 1
-            if 2 * self._deadlines_over > len(self._deadlines):
-                self._deadlines[:] = [entry for entry in self._deadlines if entry[2].timed]
-                heapify(self._deadlines)
-                self._deadlines_over = 0
+            self._thin_deadlines()
+
+    def _thin_deadlines(self) -> None:
+        """Let go of those that are over, with their ports, before they are more than half."""
+        if 2 * self._deadlines_over > len(self._deadlines):
+            self._deadlines[:] = [entry for entry in self._deadlines if entry[2].timed]
+            heapify(self._deadlines)
+            self._deadlines_over = 0
 
     # --- leaving ---------------------------------------------------------------------------------
 
@@ -887,8 +896,8 @@ class Broker:
             return
         take = self._engine.take
         each = MESSAGE_BYTES + len(queue)
-        for port, count in consumers.share(available):
-            count = min(count, port.count_room())
+        for port, share in consumers.share(available):
+            count = min(share, port.count_room())
             room = min(port.bytes_room(), DISPATCH_BYTES)
             if count <= 0 or room <= 0:
                 # It gives its turn to others until it has room again.
@@ -909,7 +918,7 @@ class Broker:
             if not dead:
                 self._note_requests(queue, port, slices)
             port.deliver(queue, slices, now_us, dead)
-            if taken < count:
+            if taken < share:
                 self._stirred[door] = None
 
     def _feed(self, guest: Guest) -> None:
@@ -953,6 +962,7 @@ class Broker:
                 self._undelivered(asked, asked.end_all())
         for deadline in late:
             heappush(self._deadlines, deadline)
+        self._thin_deadlines()
         self._engine.tick(now_us)
         self.retry_held_back(now_us)
         for guest in list(self._starved):

@@ -48,7 +48,7 @@ def parse_address(value: bytes, opening: int) -> tuple[int, int, int] | None:
 class Asked:
     """Requests of one port that came together."""
 
-    __slots__ = ("_open", "first", "number", "open_count", "port", "purged", "queue", "tickets", "timed")
+    __slots__ = ("_open", "first", "number", "open_count", "port", "queue", "tickets", "timed")
 
     def __init__(self, port: "Port", number: int, queue: str, tickets: "array[int]") -> None:
         self.port = port
@@ -56,7 +56,6 @@ class Asked:
         self.queue = queue
         self.tickets = tickets
         self.first = -1  # the offset of the first one, once the engine has told it
-        self.purged: list[tuple[int, int]] = []  # offsets that were purged before that; others' among them
         self._open = bytearray([_OPEN]) * len(tickets)
         self.open_count = len(tickets)
         self.timed = False  # the broker keeps a deadline for it
@@ -80,12 +79,9 @@ class Asked:
             state[index] = _TOLD
         return fresh
 
-    def purged_early(self) -> list[int]:
-        """The indexes of those that are open and were purged before their offsets were known."""
-        first, end = self.first, self.first + len(self.tickets)
-        ranges = [(max(a, first), min(b, end)) for a, b in self.purged]
-        self.purged = []
-        return [offset - first for a, b in ranges for offset in range(a, b) if self.is_open(offset - first)]
+    def open_in(self, first: int, end: int) -> list[int]:
+        """The indexes of the open ones between two offsets, where the first one's is known."""
+        return [o - self.first for o in range(first, end) if self.is_open(o - self.first)]
 
     def end_all(self) -> "array[int]":
         """The tickets of those that were open; none is any more."""

@@ -229,3 +229,30 @@ def test_time_outs_come_in_their_order_though_others_are_forgotten(house: House)
         house.tick(1)
     timed_out = [ticket for ticket in range(100) if ticket % 3]
     assert asker.heard("undelivered") == [[t] for t in sorted(timed_out, key=lambda t: (37 * t) % 100)]
+
+
+def test_a_log_closes_though_a_requester_left_before_the_sync(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    asker = house.port("a", "rq")
+    asker.say(send("q", b"x", tickets=[5], wants_reply=True))
+    house.broker.detach(asker, house.now)
+    house.engine.close(house.now)
+    again = House(tmp_path)
+    assert again.engine.describe("q").ready == 0
+    again.engine.close(again.now)
+
+
+def test_a_request_that_expires_before_its_sync_is_undelivered(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    asker, worker = house.port("a", "rq"), house.port("w", "rq")
+    worker.say(Consume("q", 5))
+    request = send("q", b"x", tickets=[5], wants_reply=True)
+    request.batch.ttl_seconds = array("q", [1])
+    asker.say(request)
+    house.now += 2_000_000
+    house.broker.turn(house.now)  # finds it expired
+    house.broker.tick(house.now)
+    assert (worker.payloads(), asker.heard("undelivered")) == ([], [])
+    house.engine.wait()
+    assert asker.heard("undelivered") == [[5]]
+    house.engine.close(house.now)
