@@ -12,6 +12,7 @@ from penstock.broker.batch import Batch
 from penstock.engines.interface import EngineRefused
 from penstock.engines.log.engine import open_log
 from penstock.engines.log.reader import LogReader
+from penstock.errors import PenstockError
 from penstock.http import readers
 from penstock.http.problems import Problem
 from penstock.http.readers import AHEAD_MAX, IDLE_MAX, LOOK_THREADS, WALK_THREADS, ReaderPool
@@ -106,6 +107,16 @@ def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
             await pool.run(LogReader.queues)
 
     with_pool(tmp_path / "nix", test)
+
+
+def test_a_walk_that_cannot_begin_has_no_reader_to_give_back(tmp_path: Path) -> None:
+    async def test(pool: ReaderPool) -> None:
+        for _ in range(2):
+            with pytest.raises(PenstockError):
+                await anext(pool.stream(messages))
+            assert (pool.lent, pool.idle) == (0, 0)
+
+    with_pool(tmp_path / "nowhere", test)
 
 
 def test_a_refusal_keeps_the_reader_and_any_other_failure_does_not(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import ssl
 import threading
 import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -164,18 +165,22 @@ def test_who_goes_on_sending_over_tls_while_the_broker_ends_finds_no_fault(tmp_p
     assert "Traceback" not in broker.log(), broker.log()
 
 
+class Broken:
+    """A session that has a bug in one of its methods."""
+
+    def __init__(self, session: sspq_session.ServerSession, where: str) -> None:
+        self._session = session
+        self._where = where
+
+    def __getattr__(self, name: str) -> object:
+        if name == self._where:
+            raise SystemError("an index that is none")
+        return getattr(self._session, name)
+
+
 def broken(connection: Connection, where: str) -> None:
-    """From now on its session has a bug."""
-
-    def bug(*_: object, **__: object) -> None:
-        raise SystemError("an index that is none")
-
-    class Broken(sspq_session.ServerSession):
-        pass
-
-    setattr(Broken, where, bug)
     assert isinstance(connection, SspqConnection)
-    connection._session = Broken("q")
+    connection._session = cast(sspq_session.ServerSession, Broken(connection._session, where))
 
 
 @pytest.mark.parametrize("loop", LOOPS)
