@@ -213,7 +213,7 @@ def test_a_request_that_fills_the_window_holds_its_sender_for_a_moment_only(
         target=lambda: requester.say(request(1, b"asked", bytes(9 << 20)), request(2, b"asked", b"small"))
     )
     large.start()
-    leader.thread.until(lambda: leader.counts_now("asked")[0] == 2, "both requests")
+    leader.thread.until(lambda: leader.engine.durable_end("asked") == 2, "both requests")
     large.join()
     leader.thread.until(lambda: follower.away.holds_back == 0, "the requester to be read from")
     requester.close()
