@@ -547,10 +547,15 @@ class Broker:
             door.consumers.block(port, True)
         if guest.idle:
             door.consumers.mark_idle(port, True)
-        self._consumers_changed[command.queue] = None
+        self._note_consumers(command.queue)
         self._stirred[door] = None
         if joined is Joined.ACTIVE:
             port.consuming(command.queue, command.dead)
+
+    def _note_consumers(self, queue: str) -> None:
+        """Whoever lists queues shows only those that there are; perhaps nobody ever asks."""
+        if self._engine.has_queue(queue):
+            self._consumers_changed[queue] = None
 
     def _nothing_comes(self, command: words.Consume) -> bool:
         """Whether it is certain that this demand would wait for nothing."""
@@ -567,7 +572,7 @@ class Broker:
     def _leave(self, guest: Guest, door: Door) -> None:
         guest.doors.pop((door.queue, door.dead), None)
         guest.starved.pop(door, None)
-        self._consumers_changed[door.queue] = None
+        self._note_consumers(door.queue)
         for port in door.consumers.leave(guest.port):
             port.consuming(door.queue, door.dead)
         self._stirred[door] = None

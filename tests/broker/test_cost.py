@@ -1,0 +1,80 @@
+"""What the broker keeps of requests, names and consumers: as much as is said here, whatever they carry."""
+
+import tracemalloc
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.batch import Batch
+from penstock.broker.words import Cancel, Consume, Publish
+from penstock.engines.log.state import LogSettings
+from tests.broker.test_broker import FakePort, House, send
+
+REQUEST_BYTES = 16  # its ticket, and whether it is open
+CONSUMER_BYTES = 6000  # one who consumes a queue of its own: the port, what is known of it, and of the name
+COUNT = 200_000
+
+
+class Measure:
+    grown = 0
+
+
+@contextmanager
+def growth() -> Iterator[Measure]:
+    """How much more memory is in use at the end."""
+    measure = Measure()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        yield measure
+        measure.grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path, settings=LogSettings(cache_bytes=0))
+    yield house
+    house.engine.close(house.now)
+
+
+def test_requests_without_a_payload_cost_their_tickets(house: House) -> None:
+    asker = house.port("a", "rq")
+    with growth() as measure:
+        tickets = array("I", range(COUNT))
+        empty = Batch(b"", array("i", bytes(4 * (COUNT + 1))))
+        asker.say(Publish("q", empty, tickets, wants_reply=True, timeout_seconds=60))
+        del empty, tickets
+        house.turn()
+    assert measure.grown < COUNT * REQUEST_BYTES
+    with growth() as measure:
+        house.tick(61)
+        assert [len(tickets) for tickets in asker.heard("undelivered")] == [COUNT]  # type: ignore[arg-type]
+        asker.told.clear()
+    assert measure.grown < COUNT
+
+
+def test_consumers_of_names_cost_what_is_said_and_nothing_when_they_have_left(house: House) -> None:
+    count = 2000
+    house.port("first").say(Consume("first", 1), Cancel("first"))
+    with growth() as measure:
+        ports = [house.port(f"w{number}") for number in range(count)]
+        for number, port in enumerate(ports):
+            port.say(Consume(f"name-{number}", 1))
+        house.turn()
+    assert measure.grown < count * CONSUMER_BYTES
+    with growth() as measure:
+        for _ in range(2):
+            again = [FakePort(house, f"x{number}") for number in range(count)]
+            for number, port in enumerate(again):
+                house.broker.attach(port)
+                port.say(Consume(f"other-{number}", 1), send("first", b""))
+                house.broker.detach(port, house.now)
+            del again, port
+            house.turn()
+    assert measure.grown < count * 500
+    assert len(house.broker._desks) == count + 1
