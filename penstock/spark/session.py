@@ -13,7 +13,7 @@ Rules that always hold:
     workers either.
 
   * A Python worker that is slow to start ends nothing at once. Spark gives one 10 s to connect back, which no
-    setting of its own changes, and a busy machine may need more: `tried_again` tries once more, and says so.
+    setting of its own changes, and a busy machine may need more: `tried_again` begins again, and says so.
 
 How it fails: `SparkNotStarted`, one line that says what is missing.
 """
@@ -62,6 +62,9 @@ LOCAL: Final[Mapping[str, str]] = {
 LATE: Final = "Python worker"
 NO_WORD: Final = "connect back"
 """In what Spark says where a worker of its own did not report in time; the two words stand in one line."""
+
+STARTS_MAX: Final = 3
+"""How often something is begun that slow workers end."""
 
 T = TypeVar("T")
 
@@ -113,16 +116,17 @@ def one_line(error: Exception) -> str:
 
 
 def tried_again(work: Callable[[], T], say: Callable[[str], None]) -> T:
-    """What `work` returns; done once more where Spark did not wait for a Python worker that began slowly.
+    """What `work` returns; done again where Spark did not wait for a Python worker that began slowly.
 
     Whatever it does must be safe to begin again, as queries with checkpoints and reports are.
     """
-    try:
-        return work()
-    except Exception as error:
-        if not worker_was_late(error):
-            raise
-        say("a Python worker of Spark's did not start within 10 s: this machine is busy; trying once more")
+    for _ in range(STARTS_MAX - 1):
+        try:
+            return work()
+        except Exception as error:
+            if not worker_was_late(error):
+                raise
+        say("a Python worker of Spark's did not start within 10 s: this machine is busy; trying again")
     return work()
 
 

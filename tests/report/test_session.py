@@ -44,7 +44,7 @@ LATE = (
 )
 
 
-def test_what_a_slow_worker_ended_is_done_once_more_and_said() -> None:
+def test_what_a_slow_worker_ended_is_done_again_and_said() -> None:
     said: list[str] = []
     failures: list[Exception] = [ValueError(LATE)]
 
@@ -55,12 +55,12 @@ def test_what_a_slow_worker_ended_is_done_once_more_and_said() -> None:
 
     assert tried_again(work, said.append) == "done"
     assert said == [
-        "a Python worker of Spark's did not start within 10 s: this machine is busy; trying once more"
+        "a Python worker of Spark's did not start within 10 s: this machine is busy; trying again"
     ]
-    failures += [ValueError(LATE), ValueError(LATE)]
+    failures += [ValueError(LATE)] * 3
     with pytest.raises(RuntimeError):
         tried_again(work, said.append)
-    assert (len(said), failures) == (2, [])
+    assert (len(said), failures) == (3, [])
 
 
 def test_what_anything_else_ended_is_not() -> None:
