@@ -256,7 +256,7 @@ class Model:
 
     def __init__(self, durabilities: Iterable[tuple[str, str]]) -> None:
         self.queues = {name: QueueModel(name, durability) for name, durability in durabilities}
-        self.now_us = 1_700_000_000 * SECOND_US
+        self.now_us = self.latest_us = 1_700_000_000 * SECOND_US
         self.turn = 0
         self.safe_turn = -1  # everything up to this turn was promised to survive a power cut
         self.written_turn = -1  # and a crash of the process

@@ -471,9 +471,12 @@ class Steps:
             self.disk.capacity_bytes = self.disk.used_bytes + self.rng.choice((0, 1000, 5000))
 
     def wait_a_while(self) -> None:
-        self.model.now_us += self.rng.choice(
-            (1, 1000, 1000, SECOND_US // 2, SECOND_US, 20 * SECOND_US, 400 * SECOND_US)
+        """Sometimes the clock is set back meanwhile."""
+        model = self.model
+        model.now_us += self.rng.choice(
+            (1, 1000, 1000, SECOND_US // 2, SECOND_US, 20 * SECOND_US, 400 * SECOND_US, -5 * SECOND_US)
         )
+        model.latest_us = max(model.latest_us, model.now_us)
 
 
 def ranges_of(messages: Sequence[Message]) -> Ranges:
