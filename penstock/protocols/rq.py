@@ -187,18 +187,20 @@ class CancelAsked:
 
 @dataclass(slots=True)
 class Signal:
-    """PING, PONG, CLOSING or SERVER_FULL."""
+    """PING, PONG, CLOSING or SERVER_FULL, `count` times in a row."""
 
     command: Command
+    count: int = 1
 
 
 @dataclass(slots=True)
 class Malformed:
-    """An action whose registers do not hold what it needs. The stream itself is sound."""
+    """An action whose registers do not hold what it needs, `count` times. The stream itself is sound."""
 
     command: Command
     ident: int | None  # the ID register, where there is an ID to answer
     reason: str
+    count: int = 1
 
 
 @dataclass(slots=True)

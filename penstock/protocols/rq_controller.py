@@ -399,22 +399,22 @@ class ControllerSession:
 
     def _on_signal(self, event: rq.Signal) -> None:
         if event.command is rq.Command.PING:
-            self._output += rq.PONG
+            self._output += rq.PONG * event.count
         elif event.command is rq.Command.CLOSING:
             after = CONNECTIONS.get((self._connection, Farewell.NODE_CLOSING))
-            if after is None:
-                self._ignored.add("CLOSING twice")
-            else:
+            if after is not None:
                 self._connection = after
                 self._commands.append(words.Closing())
+            if event.count > (after is not None):
+                self._ignored.add("CLOSING twice", count=event.count - (after is not None))
         elif event.command is rq.Command.SERVER_FULL:
-            self._ignored.add("SERVER_FULL from a node")
+            self._ignored.add("SERVER_FULL from a node", count=event.count)
 
     def _on_malformed(self, event: rq.Malformed) -> None:
         detail = "" if event.ident is None else f"id {event.ident}"
         if event.command is rq.Command.REQUEST and event.ident is not None:
-            self._output += rq.encode_undelivered((event.ident,))
-        self._ignored.add(event.reason, detail)
+            self._output += rq.encode_undelivered((event.ident,)) * event.count
+        self._ignored.add(event.reason, detail, event.count)
 
     def _on_skipped(self, event: rq.Skipped) -> None:
         seen = ", ".join(str(command) for command in sorted(event.commands))

@@ -211,7 +211,17 @@ class Decoder:
             self._refuse(action, f"{action.name} without {wanted}")
 
     def _refuse(self, action: Command, reason: str) -> None:
-        self._runs.tell(rq.Malformed(action, self._numbers.get(_ID), reason))
+        self._runs.tell(rq.Malformed(action, self._numbers.get(_ID), reason, self._repeated(action)))
+
+    def _repeated(self, action: Command) -> int:
+        """How often an action stands here in a row, which is read with that: a flood of it is one event."""
+        reader = self._reader
+        data, start, size, byte = reader.data, reader.at, len(reader.data), int(action)
+        at = start
+        while at < size and data[at] == byte:
+            at += 1
+        reader.at = at
+        return 1 + at - start
 
     def _name(self, action: Command) -> Name | None:
         """The queue that the registers name; QUEUE counts where there is a QUEUEID too."""
@@ -293,7 +303,7 @@ class Decoder:
             self._runs.tell(rq.CancelAsked(name))
 
     def _on_signal(self, action: Command) -> None:
-        self._runs.tell(rq.Signal(action))
+        self._runs.tell(rq.Signal(action, self._repeated(action)))
 
     # -- the fast paths ---------------------------------------------------------------------------
 

@@ -464,18 +464,19 @@ class NodeSession:
 
     def _on_signal(self, event: rq.Signal) -> None:
         if event.command is Command.PING:
-            self._output += rq.PONG
+            self._output += rq.PONG * event.count
         elif event.command is not Command.PONG:
             farewell, told = _FAREWELLS[event.command]
             after = CONNECTIONS.get((self._connection, farewell))
-            if after is None:
-                self._ignored.add(f"{farewell.value} while it is {self._connection.value}")
-            else:
+            if after is not None:
                 self._connection = after
                 self._events.append(told())
+            if event.count > (after is not None):
+                reason = f"{farewell.value} while it is {self._connection.value}"
+                self._ignored.add(reason, count=event.count - (after is not None))
 
     def _on_malformed(self, event: rq.Malformed) -> None:
-        self._ignored.add(event.reason, "" if event.ident is None else f"id {event.ident}")
+        self._ignored.add(event.reason, "" if event.ident is None else f"id {event.ident}", event.count)
 
     def _on_skipped(self, event: rq.Skipped) -> None:
         seen = ", ".join(str(command) for command in sorted(event.commands))

@@ -122,9 +122,9 @@ def items_of(events: Iterable[rq.Event]) -> Iterator[Item]:
         elif isinstance(event, rq.CancelAsked):
             yield ("cancel", event.queue)
         elif isinstance(event, rq.Signal):
-            yield ("signal", event.command.name)
+            yield from [("signal", event.command.name)] * event.count
         elif isinstance(event, rq.Malformed):
-            yield ("malformed", event.command.name, event.ident)
+            yield from [("malformed", event.command.name, event.ident)] * event.count
         else:
             for command, count in event.commands.items():
                 yield from [("skipped", command)] * count

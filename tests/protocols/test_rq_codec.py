@@ -2,6 +2,7 @@
 
 import tracemalloc
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
 from typing import Any
@@ -11,10 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.broker.batch import Batch
+from penstock.broker.words import Closing, Ignored
 from penstock.protocols import rq
 from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.risp import encode
 from penstock.protocols.rq import Command, Limits
+from penstock.protocols.rq_controller import ControllerSession
 from penstock.protocols.rq_decoder import Decoder
 from tests.build import interpreted_only
 from tests.protocols.rq_reference import Item, cut, items_of, reference, settled
@@ -502,3 +505,39 @@ def test_large_messages_are_written_whole() -> None:
     # A slice of a stored block: the bounds do not start at 0.
     part = rq.encode_deliveries("q", [5], batch.payload, batch.bounds[2:], noreply=False)
     assert read([part])[0] == [("request", "q", 5, b"b" * 70000, False, -1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("flood", "events", "said"),
+    [
+        (b"\x0a", 1, {("malformed", "REQUEST", None): 1 << 20}),
+        (b"\x05", 1, {("signal", "PING"): 1 << 20}),
+        (b"\x17", 1, {("signal", "SERVER_FULL"): 1 << 20}),
+        (b"\x02", 1, {("skipped", 2): 1 << 20}),
+        (b"\x00", 0, {}),
+        (b"\x01", 0, {}),
+    ],
+    ids=["REQUEST", "PING", "SERVER_FULL", "unknown", "NOP", "CLEAR"],
+)
+def test_a_million_commands_are_one_event(flood: bytes, events: int, said: dict[Item, int]) -> None:
+    """Whoever floods a connection with one byte costs about a byte, not an object for each."""
+    decoder = Decoder(Limits())
+    tracemalloc.start()
+    found = decoder.feed(flood * (1 << 20))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found) == events
+    assert Counter(items_of(found)) == said
+    assert peak < 4 << 20
+
+
+def test_a_flood_is_answered_and_counted_as_often_as_it_was_said() -> None:
+    session = ControllerSession(0)
+    assert session.receive(rq.PING * 1000, 1) == []
+    assert session.take_output() == rq.PONG * 1000
+    [ignored] = session.receive(bytes.fromhex("01 80 00000007") + b"\x0a" * 1000, 1)
+    assert isinstance(ignored, Ignored)
+    assert ignored.count == 1000
+    assert session.take_output() == rq.encode_undelivered([7]) * 1000
+    closing, twice = session.receive(b"\x16" * 5, 1)
+    assert (closing, twice) == (Closing(), Ignored("CLOSING twice", 4))
