@@ -265,6 +265,7 @@ def _start_spark(pipeline: "Pipeline", master: str | None) -> "SparkSession":
         logging.getLogger(name).disabled = True
     # So is what is said of a Java that does not answer.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)  # some of it as nobody's
     return local_session(pipeline.name, master, {"spark.log.level": "OFF", **pipeline.spark})
 
 
