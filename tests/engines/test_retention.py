@@ -716,7 +716,7 @@ def check_scattered(log: Log, living: list[int]) -> None:
     assert payloads(log.take("other")) == [other(i) for i in range(others)]
 
 
-SCATTERED = LogSettings(segment_bytes=6400, block_bytes=1024, cache_bytes=1 << 20, snapshot_blocks=1000)
+SCATTERED = LogSettings(segment_bytes=6400, block_bytes=4096, cache_bytes=1 << 20, snapshot_blocks=1000)
 
 
 def reach(log: Log) -> list[int]:
