@@ -29,7 +29,7 @@ from penstock.protocols.risp import encode
 from penstock.protocols.rq import Command
 from penstock.protocols.rq_controller import ControllerSession
 from penstock.protocols.sspq_session import ClientSession as SspqClient
-from penstock.protocols.sspq_session import Declined, Delivery
+from penstock.protocols.sspq_session import Declined, Delivery, Synced
 from penstock.protocols.sspq_session import ServerSession as SspqServer
 from tests.protocols.rq_reference import items_of, reference, settled
 from tests.protocols.streams import ORIGIN, PAYLOAD_BYTES_MAX, STREAMS, feedings
@@ -264,6 +264,8 @@ def _client_sspq(chunks: Chunks) -> Said:
             said.append((answer.payload, answer.retries, answer.dead))
         elif isinstance(answer, Declined):
             said.append(("declined", answer.dead))
+        elif isinstance(answer, Synced):
+            said.append(("synced", answer.refused))
         else:
             said += [(answer.reason, answer.detail)] * answer.count
     return said, session.state.value, violation is None
