@@ -230,8 +230,12 @@ def test_a_transaction_is_stored_once_for_its_key(desk: Desk) -> None:
     assert (first["repeated"], first["steps"]) == (False, 0)
     again = desk.transact("k", ("a", [b"1", b"2"]), ("b", [b"3"]), ("a", [b"4"]))
     assert again == {**first, "repeated": True}
-    assert desk.ask("transaction", {"key": "k"}) == {"stored": first["stored"], "steps": 0}
-    assert desk.ask("transaction", {"key": "other"}) == {"stored": None, "steps": 0}
+    assert desk.ask("transaction", {"key": "k"}) == {
+        "stored": first["stored"],
+        "steps": 0,
+        "fingerprint": "",
+    }
+    assert desk.ask("transaction", {"key": "other"}) == {"stored": None, "steps": 0, "fingerprint": ""}
     for offset in (3, 4):
         assert desk.transact("", ("a", [b"x"]))["stored"][0][1] == offset
     assert [m for piece in desk.engine.read("a", 0, 9) for m in piece.messages()] == [
@@ -245,7 +249,7 @@ def test_a_transaction_is_stored_once_for_its_key(desk: Desk) -> None:
 
 def test_a_transaction_in_steps(desk: Desk) -> None:
     assert desk.transact("k", ("a", [b"1"]), step=[0, False])["steps"] == 1
-    assert desk.ask("transaction", {"key": "k"}) == {"stored": None, "steps": 1}
+    assert desk.ask("transaction", {"key": "k"}) == {"stored": None, "steps": 1, "fingerprint": ""}
     done = desk.transact("k", ("a", [b"2"]), step=[1, True])
     assert (done["steps"], [part[:3] for part in done["stored"]]) == (0, [["a", 0, 2]])
     kind, detail = desk.refused("transact", {"key": "n", "parts": [], "step": [3, False]})
