@@ -453,26 +453,12 @@ def test_nobody_there(protocol: str) -> None:
             "send q x --via rq --url phpmq://a",
             "--url is phpmq://a, but this needs rq; use --url rq://HOST:PORT",
         ),
-        (
-            "receive q --url http://a",
-            "--url is http://a, but this needs phpmq or sspq or rq; use --via phpmq --url phpmq://HOST:PORT",
-        ),
-        (
-            "receive q --via rq --url http://a",
-            "--url is http://a, but this needs rq; use --url rq://HOST:PORT",
-        ),
-        (
-            "reply q --exec cat --url http://a",
-            "--url is http://a, but this needs rq; use --url rq://HOST:PORT",
-        ),
-        ("broadcast q x --url http://a", "--url is http://a, but this needs rq; use --url rq://HOST:PORT"),
         ("request q x --url phpmq://a", "--url is phpmq://a, but this needs rq; use --url rq://HOST:PORT"),
         ("send q x --via rq --ttl 5", "--ttl: rq has no word for it; use --via http or phpmq"),
         (
             "send q x --via phpmq --retries 5",
             "--retries: phpmq has no word for it; use --via http or sspq or rq",
         ),
-        ("send q x --via rq --token x", "--token: rq has no word for it; use --via http"),
         ("send q x --count 0", "--count 0: use at least 1"),
         ("receive q --count 0", "--count 0: use at least 1"),
         ("receive q --timeout -1", "--timeout -1: use a number of seconds from 0"),

@@ -115,7 +115,7 @@ def test_payloads_are_repaired_by_sql_and_keep_their_ids(
 def test_a_commit_that_was_made_is_not_made_again(broker: BrokerProcess, queues: Queues, api: Api) -> None:
     """A letter that died again since is not repaired twice by the same write."""
     reject(broker, api, "repair.again", [b"1", b"2"])
-    letters = dead(queues, "repair.again").selectExpr("offset", "concat(cast(value as string), '!') as value")
+    letters = queues.spark.createDataFrame([(0, "1!"), (1, "2!")], "offset bigint, value string")
     for _ in range(3):
         redrive(letters, queues, queue="repair.again", transactionId="repair.again/1")
         ready = api.get(path_of("repair.again"))["ready"]
