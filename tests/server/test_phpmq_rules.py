@@ -334,11 +334,11 @@ def test_packet_05_goes_out_where_it_came_in_also_after_a_restart(tmp_path: Path
     broker.kill()
     broker.start()
     for _ in range(2):
-        wire = broker.wire("phpmq")
-        wire.say(consume(queue, 9))
-        for content, ttl in came:
-            expect_dispatch(wire, queue, content, ttl)
-        lose(broker, wire, "rst")
+        with broker.wire("phpmq") as wire:
+            wire.say(consume(queue, 9))
+            for content, ttl in came:
+                expect_dispatch(wire, queue, content, ttl)
+            lose(broker, wire, "rst")
     with broker.wire("phpmq") as wire:
         wire.say(consume(queue, 9))
         ids = [expect_dispatch(wire, queue, content, ttl) for content, ttl in came]
