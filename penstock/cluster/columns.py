@@ -86,7 +86,10 @@ def _last_of(bounds: Sequence[int], body: Body) -> int:
 
 
 def pack_batches(batches: Sequence[Batch], protocol: str) -> list[Buffer]:
-    """Messages for one queue as one batch. All of them have reply addresses, or none has."""
+    """Messages for one queue as one batch. All of them have reply addresses, or none has.
+
+    Beside messages with a TTL, those without get 0.
+    """
     count = sum(map(len, batches))
     payload_bytes = sum(len(batch.payload) for batch in batches)
     columns = 0

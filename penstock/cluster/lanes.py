@@ -4,9 +4,10 @@ Public names: `Item`, `Words`, `Part`, `Shipment`, `Lane`, `pack_shipment`, `unp
 `number_of`, `weight_of`.
 
 What the connections of a follower publish in one turn of its loop becomes a *shipment*: a number, and a batch
-for each queue. A lane counts its shipments from 0; the leader stores them in that order, each as one
-transaction whose key ends with the number. So the newest key of a lane tells of every number whether it is
-stored, and a shipment that is sent again after a lost link or under a new leader is stored once.
+for each queue; several, in order, where some came with a TTL, if only 0, and some without. A lane counts
+its shipments from 0; the leader stores them in that order, each as one transaction whose key ends with the
+number. So the newest key of a lane tells of every number whether it is stored, and a shipment that is sent
+again after a lost link or under a new leader is stored once.
 
     lane 0    the main one; many shipments may be on their way
     lane 1    for what was refused for lack of room: one at a time, tried again and again
@@ -76,13 +77,14 @@ def weight_of(publish: Publish) -> int:
 
 
 class Part:
-    """What a shipment has for one queue."""
+    """What a shipment has for one queue. All of it came with a TTL, if only 0, or none did."""
 
-    __slots__ = ("items", "protocol", "queue")
+    __slots__ = ("has_ttl", "items", "protocol", "queue")
 
-    def __init__(self, queue: str, protocol: str) -> None:
+    def __init__(self, queue: str, protocol: str, has_ttl: bool) -> None:
         self.queue = queue
         self.protocol = protocol
+        self.has_ttl = has_ttl
         self.items: list[Item] = []
 
 
@@ -94,15 +96,18 @@ class Shipment:
     def __init__(self, number: int, items: Iterable[Item]) -> None:
         self.number = number
         self.weight = 0
-        parts: dict[tuple[str, str], Part] = {}
+        self.parts: list[Part] = []
+        newest: dict[tuple[str, str], Part] = {}
         for item in items:
-            key = item.publish.queue, item.publish.batch.protocol
-            part = parts.get(key)
-            if part is None:
-                part = parts[key] = Part(*key)
+            batch = item.publish.batch
+            key = item.publish.queue, batch.protocol
+            has_ttl = batch.ttl_seconds is not None
+            part = newest.get(key)
+            if part is None or part.has_ttl != has_ttl:
+                part = newest[key] = Part(*key, has_ttl)
+                self.parts.append(part)
             part.items.append(item)
             self.weight += item.weight
-        self.parts = list(parts.values())
 
     def items(self) -> list[Item]:
         return [item for part in self.parts for item in part.items]
@@ -166,7 +171,7 @@ def pack_shipment(lane: int, epoch: int, shipment: Shipment) -> bytes:
 
 
 def unpack_shipment(frame: Frame) -> tuple[int, int, list[tuple[str, Batch]]]:
-    """Epoch, number, and a batch for each queue."""
+    """Epoch, number, and batches with their queues."""
     body = Body(frame)
     epoch, number, count = body.numbers(_SHIPMENT)
     parts = [(body.text(), unpack_batch(body)) for _ in range(count)]

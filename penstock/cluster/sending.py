@@ -260,6 +260,10 @@ class Sending:
         first = back[0]
         if not fault and len(first.parts) == 1:
             fault = {0}
+        if full:
+            # What goes to a queue stays together, so that nothing overtakes what is before it.
+            queues = {part.queue for at, part in enumerate(first.parts) if at in fault}
+            fault = {at for at, part in enumerate(first.parts) if part.queue in queues or not queues}
         at_fault = [item for at in sorted(fault) if at < len(first.parts) for item in first.parts[at].items]
         others = [item for at, part in enumerate(first.parts) if at not in fault for item in part.items]
         if full:

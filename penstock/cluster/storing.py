@@ -10,6 +10,7 @@ change of leaders.
 """
 
 import struct
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -85,7 +86,10 @@ class Storing:
         if isinstance(error, DiskFull) or len(parts) == 1:
             return list(range(len(parts)))
         if isinstance(error, QueueFull):
-            return [at for at, (queue, batch) in enumerate(parts) if self._is_full(queue, len(batch.payload))]
+            sizes: Counter[str] = Counter()
+            for queue, batch in parts:
+                sizes[queue] += len(batch.payload)
+            return [at for at, (queue, _) in enumerate(parts) if self._is_full(queue, sizes[queue])]
         return []
 
     def _is_full(self, queue: str, payload_bytes: int) -> bool:

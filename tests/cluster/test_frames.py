@@ -286,6 +286,24 @@ def test_a_shipment_has_one_batch_for_each_queue() -> None:
     assert [(queue, batch.messages()) for queue, batch in parts] == [("a", [b"1", b"3"]), ("b", [b"2"])]
 
 
+def test_what_came_with_a_ttl_and_what_came_without_are_batches_of_their_own_in_order() -> None:
+    came = [("a", b"1", None), ("a", b"2", 0), ("b", b"3", 60), ("a", b"4", 60), ("a", b"5", None)]
+    items = [
+        Item(
+            Seat(None, number),  # type: ignore[arg-type]
+            Publish(queue, Batch.of([text], ttl_seconds=None if ttl is None else [ttl], protocol="phpmq")),
+        )
+        for number, (queue, text, ttl) in enumerate(came)
+    ]
+    (frame,) = frames_of([pack_shipment(0, 0, Shipment(0, items))])
+    assert unpack_shipment(frame)[2] == [
+        ("a", Batch.of([b"1"], protocol="phpmq")),
+        ("a", Batch.of([b"2", b"4"], ttl_seconds=[0, 60], protocol="phpmq")),
+        ("b", Batch.of([b"3"], ttl_seconds=[60], protocol="phpmq")),
+        ("a", Batch.of([b"5"], protocol="phpmq")),
+    ]
+
+
 # --- whatever comes ------------------------------------------------------------------------------------
 
 READERS = {

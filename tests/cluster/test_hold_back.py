@@ -22,7 +22,7 @@ from penstock.cluster.storing import Storing
 from penstock.engines.interface import EngineError, TransactionDone
 from penstock.server.settings import Limits
 from tests.cluster.fronts import Follower, Leader, LoopThread
-from tests.server.harness import SEND, Wire, phpmq, sspq
+from tests.server.harness import SEND, Wire, expect_dispatch, phpmq, sspq
 from tests.server.test_phpmq_rules import ack, consume
 from tests.server.test_rq_rules import delivered, notice, request, undelivered
 
@@ -83,6 +83,26 @@ def test_senders_into_a_full_queue_wait_and_others_do_not(leader: Leader, follow
     thread.until(lambda: leader.counts_now("small") == (0, 0, 0), "the queue to be empty")
     for wire in (*stuck, free, consumer):
         wire.close()
+
+
+@pytest.mark.parametrize("before_bytes", [0, 2000], ids=["all together are too much", "one alone is"])
+def test_messages_with_a_ttl_and_without_wait_in_their_order(
+    leader: Leader, follower: Follower, before_bytes: int
+) -> None:
+    """They are batches of their own, and what would fit does not overtake what does not."""
+    came = [(b"a" * 3000, None), (b"b" * 9000, b"0"), (b"c" * 3000, None), (b"d" * 500, b"0")]
+    with follower.wire("phpmq") as sender, leader.wire("phpmq") as consumer:
+        if before_bytes:
+            came.insert(0, (bytes(before_bytes), None))
+            send(sender, b"small", bytes(before_bytes))
+            leader.thread.until(lambda: leader.counts_now("small")[0] == 1, "the first")
+        behind = came[-4:]
+        sender.say(*[phpmq(1, (1, b"small"), (2, c), *([(5, t)] if t else [])) for c, t in behind])
+        leader.thread.until(lambda: follower.away.holds_back == 1, "the sender to be held")
+        consumer.say(consume(b"small", 1))
+        for content, ttl in came:
+            consumer.say(ack(b"small", expect_dispatch(consumer, b"small", content, ttl)))
+        leader.thread.until(lambda: follower.away.holds_back == 0, "the sender to be read again")
 
 
 def test_receipts_come_when_there_is_room(leader: Leader, follower: Follower) -> None:
