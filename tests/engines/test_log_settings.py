@@ -306,6 +306,30 @@ def test_what_is_not_written_yet_is_kept_whatever_the_cache_says(make: Make) -> 
     assert len(log.engine._state.segments._cache) == 1
 
 
+def test_bytes_are_exact_where_settlements_before_the_messages_are_not_written_yet(make: Make) -> None:
+    """A segment that begins with them has no block to be read there, and no message that is asked for."""
+    log = make(LogSettings(segment_bytes=4096))
+
+    def settle(first: int, end: int) -> None:
+        log.engine.settle("orders", "ann", Outcome.ACK, [(first, end)], NOW)
+
+    log.send("orders", [b"x" * 100] * 30)
+    log.engine.take("orders", "ann", 30, NOW, bytes_max=EVERYTHING)
+    assert log.engine.describe("orders").bytes == 3000
+    for offset in range(0, 28, 2):
+        settle(offset, offset + 1)
+    log.engine.append("filler", Batch.of([b"x" * 2000]), NOW)
+    log.engine.flush(NOW)  # the filler begins a segment, settlements follow
+    log.engine.append("orders", Batch.of([b"y", b"z" * 1000]), NOW)
+    log.engine.flush(NOW)
+    log.engine.take("orders", "ann", 2, NOW, bytes_max=EVERYTHING)
+    settle(29, 31)
+    assert log.engine.describe("orders").bytes == 15 * 100 + 1000
+    log.turn()
+    assert len(log.files("*.seg")) == 2
+    assert log.engine.describe("orders").bytes == 15 * 100 + 1000
+
+
 def test_however_many_segments_are_read_few_files_stay_open(make: Make) -> None:
     log = make(LogSettings(segment_bytes=4096, cache_bytes=1000, block_bytes=512))
     for _ in range(200):

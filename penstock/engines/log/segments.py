@@ -437,6 +437,8 @@ class Segments:
         span = segment.spans[queue]
         if offset >= span.end_offset:
             return span.bytes
+        if offset <= span.first_offset:  # The settlements that stand there are perhaps not written yet.
+            return 0
         entries = self.entries_of(segment, queue)
         row = entries.at(offset)
         if row < 0:
