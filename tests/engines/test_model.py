@@ -44,7 +44,7 @@ QUEUES = {
 }
 NEVER_DIES = {"careless"}
 DROPS_EXPIRED = {"strict", "careless"}
-DELIVERIES_MAX = {"strict": 2}
+DELIVERIES_MAX = {"plain": 20, "strict": 2, "careless": 20}
 CONSUMERS = ("ann", "bob")
 
 Place = tuple[int, int, int]  # (offset, 1, 0) in its own place; (tail, 0, number of the move) when moved
@@ -124,14 +124,25 @@ class Model:
         entry = self.entries[offset]
         entry.state, entry.place = State.READY, (tail, 0, self.moves)
 
+    def is_worn_out(self, entry: Entry) -> bool:
+        """Delivered as often as the queue allows to those without a retry counter."""
+        return entry.retries == RETRIES_NONE and entry.attempts >= DELIVERIES_MAX[self.name]
+
+    def use_up(self, offset: int, reason: Reason) -> tuple[Event, Reason]:
+        """There is no further delivery; whoever waits for an answer is told."""
+        event = Event.REJECTED if self.name in NEVER_DIES else Event.DEAD
+        return self.end(offset, Event.WITHDRAWN if self.entries[offset].asking else event, reason)
+
     def requeue(self, offset: int, expires_us: int) -> tuple[Event, Reason]:
         entry = self.entries[offset]
         if entry.state is State.DEAD_HELD:
             self.end(offset, Event.DEAD, entry.reason)
-        else:
-            entry.attempts += 1
-            entry.expires_us = expires_us
-            self.move(offset, len(self.entries))
+            return Event.REQUEUED, Reason.NONE
+        entry.attempts += 1
+        if self.is_worn_out(entry):
+            return self.use_up(offset, Reason.TOO_MANY_DELIVERIES)
+        entry.expires_us = expires_us
+        self.move(offset, len(self.entries))
         return Event.REQUEUED, Reason.NONE
 
     def give_back(self, offset: int, tail: bool, lost: bool, now_us: int) -> tuple[Event, Reason]:
@@ -144,14 +155,10 @@ class Model:
             return (Event.REQUEUED if lost else Event.RETURNED), reason
         if lost:
             entry.attempts += 1
-            used_up = Reason.NONE
             if entry.retries == 0:
-                used_up = Reason.RETRIES_EXHAUSTED
-            elif entry.retries == RETRIES_NONE and entry.attempts >= DELIVERIES_MAX.get(self.name, 1 << 30):
-                used_up = Reason.TOO_MANY_DELIVERIES
-            if used_up:
-                event = Event.REJECTED if self.name in NEVER_DIES else Event.DEAD
-                return self.end(offset, Event.WITHDRAWN if entry.asking else event, used_up)
+                return self.use_up(offset, Reason.RETRIES_EXHAUSTED)
+            if self.is_worn_out(entry):
+                return self.use_up(offset, Reason.TOO_MANY_DELIVERIES)
         if 0 < entry.expires_us <= now_us:
             entry.attempts += not lost
             return self.expire(offset)
