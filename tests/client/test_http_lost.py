@@ -121,7 +121,8 @@ async def test_a_send_without_a_key_is_in_doubt_and_not_repeated(kind: Connect) 
             assert (raised.value.in_doubt, raised.value.positions) == (1, (0,))
             assert str(raised.value).endswith(
                 ": the connection was lost (the broker has closed it; is this the right port?); it is not "
-                "known whether the message was stored, and sending again may store twice; a key makes that safe"
+                "known whether the message was stored, and sending again may store twice; a key makes that "
+                "safe"
             )
             assert len(broker.requests) == 1
             assert (await api.send("q", b"x")).offset == 7
