@@ -11,10 +11,13 @@ Rules that always hold:
 How it fails: `AddressError`, whose `problem` says what is wrong and what would be right.
 """
 
+import contextlib
+import errno
 import ipaddress
 import os
 import re
 import socket
+import stat
 from dataclasses import dataclass
 from typing import Final
 
@@ -155,14 +158,31 @@ def _family_of(host: str) -> int:
     return 4 if _DIGITS_AND_DOTS.fullmatch(host) else 0
 
 
-def remove_stale_socket(path: str) -> None:
-    """A socket file that a killed broker has left. One that somebody answers on stays."""
-    probe = socket.socket(socket.AF_UNIX)
+def bind_unix(path: str) -> socket.socket:
+    """A socket with that path. One that a killed broker has left there is taken away, and nothing else is.
+
+    As long as somebody listens on it the path is theirs; so whoever has it from here removes it before it
+    closes the socket, not after.
+    """
+    ours = socket.socket(socket.AF_UNIX)
     try:
-        probe.connect(path)
-    except ConnectionRefusedError:
-        os.unlink(path)
-    except OSError:
-        return
-    finally:
-        probe.close()
+        with contextlib.suppress(FileNotFoundError):
+            _remove_stale_socket(path)
+        ours.bind(path)
+    except BaseException:
+        ours.close()
+        raise
+    return ours
+
+
+def _remove_stale_socket(path: str) -> None:
+    if not stat.S_ISSOCK(os.lstat(path).st_mode):
+        what = "there is something at this path that is no socket; name another, or take it away"
+        raise FileExistsError(errno.EEXIST, what)
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+        except OSError:
+            return

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from penstock import __version__
 from penstock.control.frames import Fields
-from penstock.server.address import TcpAddress, UnixAddress, remove_stale_socket
+from penstock.server.address import TcpAddress, UnixAddress, bind_unix
 from penstock.server.control import Control
 from penstock.server.settings import HttpSettings, Settings, Token
 from penstock.server.tls import server_context
@@ -64,26 +64,29 @@ class SecondProcess:
         """Open the door; nobody answers yet."""
         server_context(self._http)  # Wrong TLS files are told now, and not by a process that cannot start.
         address = self._http.address
-        if isinstance(address, UnixAddress):
-            with contextlib.suppress(FileNotFoundError):
-                remove_stale_socket(address.path)
-            listening = socket.socket(socket.AF_UNIX)
-            where: str | tuple[object, ...] = address.path
-        else:
-            loop = asyncio.get_running_loop()
-            found = await loop.getaddrinfo(
-                address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )
-            family, _, _, _, where = found[0]
-            listening = socket.socket(family)
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listening.bind(where)
+            listening = await self._bound(address)
             listening.listen(BACKLOG)
         except OSError as error:
-            listening.close()
             raise OSError(error.errno, f"http listener {address}: {error.strerror}") from error
         self._socket = listening
+
+    @staticmethod
+    async def _bound(address: TcpAddress | UnixAddress) -> socket.socket:
+        if isinstance(address, UnixAddress):
+            return bind_unix(address.path)
+        found = await asyncio.get_running_loop().getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, _, _, _, where = found[0]
+        listening = socket.socket(family)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(where)
+        except OSError:
+            listening.close()
+            raise
+        return listening
 
     @property
     def address(self) -> TcpAddress | UnixAddress:
@@ -106,14 +109,17 @@ class SecondProcess:
         pause = PAUSE_SECONDS_MIN
         while not self._stopping.is_set():
             began = time.monotonic()
-            code = await self._live()
+            try:
+                what = f"ended ({_ending(await self._live())})"
+            except OSError as error:  # no process or no descriptor to be had: there may be one in a moment
+                what = f"could not be started ({error.strerror})"
             if self._stopping.is_set():
                 return
             lived = time.monotonic() - began
             pause = PAUSE_SECONDS_MIN if lived >= HEALTHY_SECONDS else min(2 * pause, PAUSE_SECONDS_MAX)
             log.error(
-                "the HTTP API's process ended (%s) after %.1f s; messages go on, it starts again in %.1f s",
-                _ending(code),
+                "the HTTP API's process %s after %.1f s; messages go on, it starts again in %.1f s",
+                what,
                 lived,
                 pause,
             )
@@ -181,10 +187,11 @@ class SecondProcess:
         """The same for good."""
         await self.rest(seconds)
         if self._socket is not None:
+            if isinstance(self._http.address, UnixAddress):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._http.address.path)
             self._socket.close()
-        if isinstance(self._http.address, UnixAddress):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._http.address.path)
+            self._socket = None
 
     def ask_to_stop(self, seconds: float) -> None:
         if not self._stopping.is_set():

@@ -26,7 +26,7 @@ from penstock.broker.broker import Broker
 from penstock.broker.home import Home
 from penstock.engines.interface import EngineFailed
 from penstock.engines.log.engine import LogEngine, open_log
-from penstock.server.address import Address, TcpAddress, UnixAddress, remove_stale_socket
+from penstock.server.address import Address, TcpAddress, UnixAddress, bind_unix
 from penstock.server.connection import CONNECTIONS, Connection
 from penstock.server.control import Control
 from penstock.server.journal import Journal, log
@@ -170,10 +170,9 @@ class Server:
             address = listener.address
             try:
                 if isinstance(address, UnixAddress):
-                    with contextlib.suppress(FileNotFoundError):
-                        remove_stale_socket(address.path)
+                    # With a path alone, the loop would take away one that somebody listens on.
                     server = await self._loop.create_unix_server(
-                        connection, address.path, ssl=context, backlog=1024
+                        connection, sock=bind_unix(address.path), ssl=context, backlog=1024
                     )
                 else:
                     server = await self._loop.create_server(
@@ -224,8 +223,7 @@ class Server:
             return
         self._stopping = True
         log.info("%s: draining, at most %s s", name, self._settings.drain_seconds)
-        for _, server in self._listening:
-            server.close()
+        self._stop_listening()
         for connection in list(self._connections):
             connection.say_closing()
         if self._second is not None:
@@ -233,6 +231,13 @@ class Server:
         self._drain_home()
         self._loop.call_later(self._settings.drain_seconds, self._done.set)
         self._loop.call_later(GRACE_SECONDS, self._dismiss)
+
+    def _stop_listening(self) -> None:
+        for listener, server in self._listening:
+            if isinstance(listener.address, UnixAddress) and server.is_serving():
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(listener.address.path)
+            server.close()
 
     def _dismiss(self) -> None:
         """What was sent before the stop has been read by now: let those go who hold nothing."""
@@ -282,8 +287,7 @@ class Server:
         failed = self._engine is not None and self._engine.failed is not None
         if not failed:
             self.home.end_requests(now_us)
-        for _, server in self._listening:
-            server.close()
+        self._stop_listening()
         for connection in list(self._connections):
             connection.close()
             if not failed:
@@ -295,10 +299,6 @@ class Server:
             await self._second.stop(LAST_WORDS_SECONDS)
         await self._close_engine()
         self.journal.flush()
-        for listener, _ in self._listening:
-            if isinstance(listener.address, UnixAddress):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(listener.address.path)
         log.info("stopped")
 
     async def _close_engine(self) -> None:

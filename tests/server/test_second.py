@@ -1,6 +1,7 @@
 """The second process: started, watched, started again, stopped; and messages that go on meanwhile."""
 
 import os
+import resource
 import signal
 import socket
 import threading
@@ -99,6 +100,22 @@ def test_killed_it_comes_back_on_the_same_port_while_messages_go_on(tmp_path: Pa
     assert second_of(broker) != first
     assert "starts again" in broker.log()
     assert broker.stop() == 0
+
+
+def test_where_it_cannot_be_started_for_a_while_it_is_tried_again(tmp_path: Path) -> None:
+    """As where clients have taken every file descriptor."""
+    broker = started(tmp_path)
+    pid = second_of(broker)
+    limits = resource.prlimit(broker.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(broker.pid, resource.RLIMIT_NOFILE, (1, limits[1]))
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: broker.log().count("could not be started (Too many open files)") >= 2)
+    resource.prlimit(broker.pid, resource.RLIMIT_NOFILE, limits)
+    eventually(lambda: bool(children(broker.pid)))
+    with Api(broker.ports["http"]) as api:
+        assert api.ask("GET", "/healthz").status == 200
+    assert broker.stop() == 0
+    assert "Traceback" not in broker.log()
 
 
 def test_when_the_broker_is_killed_it_goes_too(tmp_path: Path) -> None:
