@@ -423,6 +423,8 @@ class RqConnection(Connection):
             )
 
     def tick(self, now_us: int) -> None:
+        if not self._attached:
+            return
         self._session.tick(now_us)
         self._write(self._session.take_output())
         self._mark(self._session.idle)

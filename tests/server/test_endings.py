@@ -12,7 +12,8 @@ from typing import cast
 import pytest
 
 from penstock.protocols import sspq_session
-from penstock.server.connection import LAST_WORDS_SECONDS, Connection, SspqConnection
+from penstock.protocols.rq_session import SILENCE_US
+from penstock.server.connection import LAST_WORDS_SECONDS, Connection, RqConnection, SspqConnection
 from tests.certificates import make_certificates
 from tests.server.doors import PhpmqDoor, RqDoor
 from tests.server.harness import (
@@ -227,3 +228,34 @@ def test_what_comes_from_a_connection_that_is_no_port_any_more_goes_nowhere(
 
     run(loop, test())
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_an_idle_node_that_is_no_port_any_more_gets_no_mark(tmp_path: Path, loop: str) -> None:
+    """It was silent until it broke the protocol, and its last words are still being written."""
+
+    async def test() -> None:
+        async with Inside.open(tmp_path) as server:
+            node = await server.connect("rq")
+            await node.say(rq(5))
+            assert await node.hear(1) == rq(6)
+            (connection,) = server.connections
+            later = server.now_us() + 2 * SILENCE_US
+            connection.tick(later)
+            connection.tick(later + SILENCE_US)
+            assert isinstance(connection, RqConnection)
+            assert connection._session.idle
+            before, ticked = connection.leave, list[str]()
+
+            def leave(*, lost: bool) -> None:
+                before(lost=lost)
+                connection.tick(server.now_us())  # what the server does once a second
+                ticked.append(connection.name)
+
+            connection.leave = leave  # type: ignore[method-assign]
+            await node.say(rq((224, b""))[:1] + b"\xff\xff\xff\xff")
+            assert await node.hear(2) == rq(5)
+            await soon(lambda: not server.connections, "the connection to be gone")
+            assert ticked
+
+    run(loop, test())
