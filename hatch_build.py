@@ -32,27 +32,27 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 ROOT = Path(__file__).parent
 
 MODULES = (
-    "penstock/broker/batch.py",
     "penstock/broker/broker.py",
     "penstock/broker/consumers.py",
-    "penstock/broker/ids.py",
-    "penstock/broker/pending.py",
-    "penstock/broker/ranges.py",
-    "penstock/broker/timers.py",
-    "penstock/broker/words.py",
-    "penstock/engines/log/block.py",
-    "penstock/engines/log/columns.py",
-    "penstock/engines/log/committer.py",
-    "penstock/engines/log/engine.py",
-    "penstock/engines/log/ledger.py",
-    "penstock/engines/log/loops.py",
-    "penstock/engines/log/queue.py",
-    "penstock/engines/log/repairs.py",
-    "penstock/engines/log/sealer.py",
-    "penstock/engines/log/segments.py",
-    "penstock/engines/log/state.py",
-    "penstock/engines/log/transactions.py",
-    "penstock/engines/log/views.py",
+    "penstock/log/block.py",
+    "penstock/log/columns.py",
+    "penstock/log/committer.py",
+    "penstock/log/ledger.py",
+    "penstock/log/log.py",
+    "penstock/log/loops.py",
+    "penstock/log/queue.py",
+    "penstock/log/repairs.py",
+    "penstock/log/sealer.py",
+    "penstock/log/segments.py",
+    "penstock/log/state.py",
+    "penstock/log/transactions.py",
+    "penstock/log/views.py",
+    "penstock/model/batch.py",
+    "penstock/model/ids.py",
+    "penstock/model/pending.py",
+    "penstock/model/ranges.py",
+    "penstock/model/timers.py",
+    "penstock/model/words.py",
     "penstock/protocols/loops.py",
     "penstock/protocols/phpmq.py",
     "penstock/protocols/phpmq_read.py",
@@ -175,7 +175,7 @@ def packaged() -> list[Path]:
 
 def seen_by_the_compiler() -> list[Path]:
     """The sources of the modules, and those whose types they use."""
-    packages = [ROOT / "penstock" / name for name in ("", "broker", "engines", "engines/log", "protocols")]
+    packages = [ROOT / "penstock" / name for name in ("", "broker", "engines", "log", "protocols")]
     return [path for path in packaged() if path.parent in packages and path.suffix == ".py"]
 
 

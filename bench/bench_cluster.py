@@ -21,7 +21,7 @@ from pathlib import Path
 from bench import loadgen, peers
 from bench.server import Server, disk_folder
 from penstock.client import RqClient
-from penstock.engines.jetstream.cluster import Cluster
+from penstock.log.jetstream.cluster import Cluster
 
 Row = tuple[str, float, str, float]
 

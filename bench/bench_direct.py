@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from bench import peers
 from bench.server import Server, disk_folder
-from penstock.engines.jetstream.cluster import Cluster
+from penstock.log.jetstream.cluster import Cluster
 from penstock.spark.api import ARROW_MEDIA, Broker
 
 Row = tuple[str, float, str, float]

@@ -17,9 +17,9 @@ from array import array
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.broker.batch import Batch
-from penstock.broker.words import Outcome
-from penstock.engines.log.engine import LogEngine, open_log
+from penstock.log.log import Log, open_log
+from penstock.model.batch import Batch
+from penstock.model.words import Outcome
 
 MESSAGES = 1_000_000
 BATCH = 1_000
@@ -44,7 +44,7 @@ def resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def fill(engine: LogEngine, messages: int) -> None:
+def fill(engine: Log, messages: int) -> None:
     bounds = array("i", range(0, SIZE * BATCH + 1, SIZE))
     confirmed: list[object] = []
     for batch in range(messages // BATCH):
@@ -58,7 +58,7 @@ def fill(engine: LogEngine, messages: int) -> None:
     assert len(confirmed) == messages // BATCH
 
 
-def drain(engine: LogEngine) -> int:
+def drain(engine: Log) -> int:
     count = 0
     while slices := engine.take("bench", "worker", 500, now_us()):
         for piece in slices:

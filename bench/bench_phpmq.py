@@ -8,9 +8,9 @@ import random
 from collections.abc import Callable
 from time import thread_time
 
-from penstock.broker.batch import Batch, Slice
-from penstock.broker.ids import id_of
-from penstock.broker.words import Publish, Settle
+from penstock.model.batch import Batch, Slice
+from penstock.model.ids import id_of
+from penstock.model.words import Publish, Settle
 from penstock.protocols.phpmq import Dialect, MessageType
 from penstock.protocols.phpmq_session import ClientSession, ServerSession
 from penstock.protocols.phpmq_write import Writer

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from penstock.broker.batch import Batch
-from penstock.broker.policy import Policies
-from penstock.broker.words import Outcome
-from penstock.engines.log.arrow import events_batches, messages_batches
-from penstock.engines.log.engine import LogEngine, open_log
-from penstock.engines.log.reader import LogReader
+from penstock.log.arrow import events_batches, messages_batches
+from penstock.log.log import Log, open_log
+from penstock.log.reader import LogReader
+from penstock.model.batch import Batch
+from penstock.model.policy import Policies
+from penstock.model.words import Outcome
 
 MESSAGES = 2_000_000
 BATCH = 1_000
@@ -45,7 +45,7 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
-def fill(engine: LogEngine, queue: str, messages: int, per_batch: int, size: int) -> None:
+def fill(engine: Log, queue: str, messages: int, per_batch: int, size: int) -> None:
     bounds = array("i", range(0, size * per_batch + 1, size))
     payload = os.urandom(size * per_batch)
     for _ in range(messages // per_batch):
@@ -57,7 +57,7 @@ def fill(engine: LogEngine, queue: str, messages: int, per_batch: int, size: int
     engine.wait()
 
 
-def settle(engine: LogEngine, queue: str) -> None:
+def settle(engine: Log, queue: str) -> None:
     """Acknowledge everything, as a consumer with a window of 5,000 does."""
     while slices := engine.take(queue, "bench", 5_000, now_us(), bytes_max=1 << 30):
         for piece in slices:

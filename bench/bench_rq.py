@@ -9,8 +9,8 @@ from array import array
 from collections.abc import Callable, Iterator
 from time import thread_time
 
-from penstock.broker.batch import Batch, Slice
-from penstock.broker.words import Accepted, Command, Publish, Reply, Settle
+from penstock.model.batch import Batch, Slice
+from penstock.model.words import Accepted, Command, Publish, Reply, Settle
 from penstock.protocols import rq
 from penstock.protocols.rq_controller import ControllerSession
 from penstock.protocols.rq_node import NodeSession

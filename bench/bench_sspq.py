@@ -9,8 +9,8 @@ from array import array
 from collections.abc import Callable
 from time import thread_time
 
-from penstock.broker.batch import Batch, Slice
-from penstock.broker.words import Publish
+from penstock.model.batch import Batch, Slice
+from penstock.model.words import Publish
 from penstock.protocols import sspq
 from penstock.protocols.sspq_session import ServerSession
 

@@ -4,7 +4,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from typing import Final
 
-ONE_OF_THEM: Final = "penstock.broker.ranges"
+ONE_OF_THEM: Final = "penstock.model.ranges"
 
 
 def is_compiled() -> bool:

@@ -1,6 +1,6 @@
 """Who may import whom: the wire and the domain stay pure, and the base install stays small.
 
-`penstock/protocols` and `penstock/broker` do no IO, read no clock, start no task and know no engine.
+`penstock/model`, `penstock/protocols` and `penstock/broker` do no IO, read no clock and start no task.
 That is checked in the source, import by import, and the checker itself is shown to find what it
 should. What the base install does not bring along must not be needed to import the core; that is
 checked by importing it where those packages cannot be found.
@@ -39,15 +39,17 @@ IMPURE = frozenset(
 """Modules that do IO, read a clock or start a task."""
 
 LAYERS: dict[str, tuple[str, ...]] = {
-    "penstock.protocols": (
-        "penstock.protocols",
-        "penstock.broker.batch",
-        "penstock.broker.ids",
-        "penstock.broker.policy",
-        "penstock.broker.words",
-        "penstock.build",
+    "penstock.model": ("penstock.model", "penstock.errors"),
+    "penstock.protocols": ("penstock.protocols", "penstock.model", "penstock.build"),
+    "penstock.broker": (
+        "penstock.broker",
+        "penstock.model",
+        "penstock.log.errors",
+        "penstock.log.info",
+        "penstock.log.log",
+        "penstock.log.results",
+        "penstock.errors",
     ),
-    "penstock.broker": ("penstock.broker", "penstock.engines.interface", "penstock.errors"),
 }
 """What each pure package may import of Penstock: these modules, and what is in them."""
 
@@ -55,7 +57,7 @@ OF_COMPILED = () if COMPILED else ("librt", "mypy_extensions")
 OPTIONAL = ("nats", "nicegui", "numpy", "pyarrow", "pyspark", "textual", *OF_COMPILED)
 """What only an extra installs, or a wheel with compiled modules."""
 
-NEEDS_EXTRA = {"penstock.engines.log.arrow", "penstock.engines.log.loops", "penstock.protocols.loops"}
+NEEDS_EXTRA = {"penstock.log.arrow", "penstock.log.loops", "penstock.protocols.loops"}
 """Core modules that are imported only where what they need is installed."""
 
 
@@ -131,7 +133,7 @@ PURE_FILES = sorted(path for layer in LAYERS for path in ROOT.joinpath(*layer.sp
 
 def test_there_is_something_to_check() -> None:
     modules = {module_of(path) for path in PURE_FILES}
-    assert {"penstock.protocols", "penstock.broker", "penstock.broker.life"} <= modules
+    assert {"penstock.protocols", "penstock.broker", "penstock.model.life"} <= modules
 
 
 @pytest.mark.parametrize("path", PURE_FILES, ids=module_of)
@@ -147,22 +149,22 @@ import os.path
 import json, socket as wire
 from time import monotonic
 from datetime import datetime
-import penstock.engines.log
-from penstock.engines import log
-from penstock.engines.log.engine import LogEngine
+import penstock.log
+from penstock.log import disk
+from penstock.log.disk import RealDisk
 from penstock import server
-from ..engines.log import engine
-from .. import engines
-from penstock.engines import *
+from ..log import committer
+from .. import log
+from penstock.log import *
 
 def late():
     import threading
     if late:
         from selectors import DefaultSelector
     importlib.import_module("ssl")
-    __import__("penstock.engines.log")
-    import_module("..engines.jetstream", __package__)
-    import_module(".log.disk", package="penstock.engines")
+    __import__("penstock.log")
+    import_module("..log.jetstream", __package__)
+    import_module(".disk", package="penstock.log")
     import_module(late())
 """
 
@@ -172,33 +174,33 @@ BAD_NAMES = [
     "socket",
     "time.monotonic",
     "datetime.datetime",
-    "penstock.engines.log",
-    "penstock.engines.log",
-    "penstock.engines.log.engine.LogEngine",
+    "penstock.log",
+    "penstock.log.disk",
+    "penstock.log.disk.RealDisk",
     "penstock.server",
-    "penstock.engines.log.engine",
-    "penstock.engines",
-    "penstock.engines",
+    "penstock.log.committer",
+    "penstock.log",
+    "penstock.log",
     "threading",
     "selectors.DefaultSelector",
     "ssl",
-    "penstock.engines.log",
-    "penstock.engines.jetstream",
-    "penstock.engines.log.disk",
+    "penstock.log",
+    "penstock.log.jetstream",
+    "penstock.log.disk",
 ]
 
 GOOD = """
 import json
 import timeit, ostrich
 from array import array
-from penstock.broker.batch import Batch
-from penstock.broker import words
-from penstock.engines.interface import Engine
-from penstock.engines import interface
-from .life import State
-from . import ids
+from penstock.model.batch import Batch
+from penstock.model import words
+from penstock.log.log import Log
+from penstock.log import results
+from .consumers import Consumers
+from . import port
 from ..errors import PenstockError
-importlib.import_module("penstock.broker.policy")
+importlib.import_module("penstock.model.policy")
 """
 
 
@@ -219,16 +221,15 @@ def test_the_checker_lets_good_imports_pass() -> None:
     [
         ("from penstock.protocols.errors import PeerViolation", True),
         ("from .errors import PeerViolation", True),
-        ("from penstock.broker.policy import door_of", True),
-        ("from penstock.broker import batch, ids, words, policy", True),
-        ("from penstock.broker import life", False),
-        ("from penstock.broker import batch, consumers", False),
+        ("from penstock.model.policy import door_of", True),
+        ("from penstock.model import batch, ids, words, policy", True),
+        ("from ..model.pending import Pending", True),
+        ("from penstock.broker import consumers", False),
         ("import penstock.broker", False),
         ("import penstock", False),
-        ("from penstock.broker.wordsmith import Pun", False),
-        ("from penstock.engines.interface import Engine", False),
+        ("from penstock.modelling import Pun", False),
+        ("from penstock.log.log import Log", False),
         ("from penstock.client import connect", False),
-        ("from ..broker.pending import Pending", False),
     ],
 )
 def test_protocols_may_import_less_than_the_broker(statement: str, allowed: bool) -> None:
@@ -260,7 +261,7 @@ print("imported", len({modules!r}))
 
 
 def core_modules() -> list[str]:
-    folders = [ROOT / "penstock" / folder for folder in ("broker", "protocols", "engines")]
+    folders = [ROOT / "penstock" / folder for folder in ("model", "broker", "protocols", "log")]
     modules = {module_of(path) for folder in folders for path in folder.rglob("*.py")}
     return sorted({"penstock", *modules} - NEEDS_EXTRA)
 
@@ -289,7 +290,7 @@ def test_a_core_that_needed_an_extra_would_be_found() -> None:
 LOADED = """
 import sys
 import penstock.server.server, penstock.cli.main
-NATS = ("penstock.engines.jetstream", "penstock.protocols.nats")
+NATS = ("penstock.log.jetstream", "penstock.protocols.nats")
 print([name for name in sorted(sys.modules) if name.startswith(NATS)])
 """
 

@@ -1,1 +1,1 @@
-"""The domain: message life, queue state, consumers, policies. No IO; time is an argument."""
+"""Who gets what: ports, consumers, requests, hand-out. No IO; time is an argument."""

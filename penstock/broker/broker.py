@@ -23,25 +23,19 @@ from itertools import count as counter
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from penstock.broker import requests, words
-from penstock.broker.batch import Batch, Slice
+from penstock.broker import requests
 from penstock.broker.consumers import Consumers, Joined
-from penstock.broker.life import Event, Reason
-from penstock.broker.policy import Policies, QueueNameError, check_queue_name
 from penstock.broker.port import Port
-from penstock.broker.ranges import RangeMap
 from penstock.broker.requests import Asked, Outgoing
-from penstock.broker.words import Outcome, Ranges, ranges_of
-from penstock.engines.interface import (
-    DiskFull,
-    Engine,
-    EngineError,
-    EngineRefused,
-    Fate,
-    QueueFull,
-    Receipt,
-    Stored,
-)
+from penstock.log.errors import DiskFull, LogError, LogRefused, QueueFull
+from penstock.log.log import Log
+from penstock.log.results import Fate, Receipt, Stored
+from penstock.model import words
+from penstock.model.batch import Batch, Slice
+from penstock.model.life import Event, Reason
+from penstock.model.policy import Policies, QueueNameError, check_queue_name
+from penstock.model.ranges import RangeMap
+from penstock.model.words import Outcome, Ranges, ranges_of
 
 SECOND_US = 1_000_000
 DISPATCH_BYTES = 256 * 1024
@@ -140,7 +134,7 @@ class Broker:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Log,
         wants_turn: Callable[[], None],
         *,
         policies: Policies | None = None,
@@ -281,7 +275,7 @@ class Broker:
         guest = self._guests[port]
         try:
             self._desk(queue)
-        except (EngineRefused, QueueNameError) as error:
+        except (LogRefused, QueueNameError) as error:
             port.log(f"refused: {error}", 1)
             return []
         granted = self._engine.resume(queue, port.name, ranges, now_us, origin=origin, dead=dead)
@@ -389,7 +383,7 @@ class Broker:
             self._full.add(EVERY_QUEUE if isinstance(full, DiskFull) else command.queue)
         return full is None
 
-    def _store(self, guest: Guest, command: words.Publish, now_us: int) -> EngineRefused | None:
+    def _store(self, guest: Guest, command: words.Publish, now_us: int) -> LogRefused | None:
         """Give messages to the engine. Where there is no room for them now, it answers who has none."""
         batch, tickets = command.batch, command.tickets
         batch.protocol = guest.port.protocol
@@ -405,7 +399,7 @@ class Broker:
         try:
             desk = self._desk(command.queue)
             self._engine.append(command.queue, batch, now_us, receipt)
-        except (EngineRefused, QueueNameError) as error:
+        except (LogRefused, QueueNameError) as error:
             self._forget_stranger(command.queue)
             if isinstance(error, DiskFull | QueueFull) and not self._never_fits(command):
                 return error
@@ -442,7 +436,7 @@ class Broker:
                 if not self._engine.has_queue(queue):
                     new.add(queue)
         if new and self._engine.queue_count + len(self._strangers) + len(new) > self._queues_max:
-            raise EngineRefused(
+            raise LogRefused(
                 f"queue {min(new)!r}: there are {self._queues_max} queues already, the limit of queues-max"
             )
 
@@ -467,7 +461,7 @@ class Broker:
     def _receipt(self, guest: Guest, tickets: Sequence[int]) -> Receipt:
         port = guest.port
 
-        def receipt(result: Stored | EngineError) -> None:
+        def receipt(result: Stored | LogError) -> None:
             if port not in self._guests:
                 return
             if isinstance(result, Stored):
@@ -480,7 +474,7 @@ class Broker:
         return receipt
 
     def _asked_receipt(self, guest: Guest, asked: Asked, now_us: int) -> Receipt:
-        def receipt(result: Stored | EngineError) -> None:
+        def receipt(result: Stored | LogError) -> None:
             desk = self._desks[asked.queue]
             desk.asked_early.pop(asked, None)
             if not isinstance(result, Stored):
@@ -499,7 +493,7 @@ class Broker:
             else:
                 # Its sender left before the engine had told where the requests are. A log that is closing
                 # says no: the next opening withdraws them.
-                with suppress(EngineRefused):
+                with suppress(LogRefused):
                     self._withdraw(asked, Reason.REQUESTER_GONE, now_us)
                 self._undelivered(asked, asked.end_all())
                 self._wants_turn()
@@ -527,7 +521,7 @@ class Broker:
             return
         try:
             door = self._desk(command.queue).door(command.dead)
-        except (EngineRefused, QueueNameError) as error:
+        except (LogRefused, QueueNameError) as error:
             port.log(f"refused: {error}", 1)
             port.decline(command.queue, command.dead)
             return
@@ -776,7 +770,7 @@ class Broker:
         ready = [guest for guest in self._syncing if not guest.waiting]
         self._syncing = {guest: None for guest in self._syncing if guest.waiting}
 
-        def confirmed(error: EngineError | None) -> None:
+        def confirmed(error: LogError | None) -> None:
             for guest in ready:
                 guest.receipts -= 1
                 if guest.port in self._guests:

@@ -6,9 +6,9 @@ That is the broker; or, on a front-end of a cluster, the way to the broker that 
 from collections.abc import Iterable
 from typing import Protocol
 
-from penstock.broker.policy import Policies
 from penstock.broker.port import Port
-from penstock.broker.words import Command
+from penstock.model.policy import Policies
+from penstock.model.words import Command
 
 
 class Home(Protocol):

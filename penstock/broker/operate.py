@@ -10,28 +10,23 @@ Rules that always hold:
     happens meanwhile: it takes as many messages as there were when it began.
   * A round of `changed_rows` ends too: what changes while its rows are handed out is for the next one.
 
-How it fails: `QueueNameError` and `EngineError` as the engine raises them; `Draining` where the broker
+How it fails: `QueueNameError` and `LogError` as the engine raises them; `Draining` where the broker
 is about to stop and takes nothing new in.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from penstock.broker.batch import Batch
 from penstock.broker.broker import Broker, GuestInfo
-from penstock.broker.life import Event, Reason, State
-from penstock.broker.policy import QueuePolicy
-from penstock.broker.words import Ranges
-from penstock.engines.interface import (
-    Engine,
-    EngineRefused,
-    QueueInfo,
-    ReaderInfo,
-    Receipt,
-    Step,
-    TransactionReceipt,
-)
 from penstock.errors import PenstockError
+from penstock.log.errors import LogRefused
+from penstock.log.info import QueueInfo, ReaderInfo
+from penstock.log.log import Log
+from penstock.log.results import Receipt, Step, TransactionReceipt
+from penstock.model.batch import Batch
+from penstock.model.life import Event, Reason, State
+from penstock.model.policy import QueuePolicy
+from penstock.model.words import Ranges
 
 RUNS_A_STEP: Final = 500
 """How many runs of messages one step of a purge or redrive moves: a few milliseconds."""
@@ -62,7 +57,7 @@ class QueueRow(NamedTuple):
 class Operator:
     """See the module's docstring."""
 
-    def __init__(self, broker: Broker, engine: Engine) -> None:
+    def __init__(self, broker: Broker, engine: Log) -> None:
         self._broker = broker
         self._engine = engine
         self._round: list[str] = []  # names of queues whose rows are still to be handed out
@@ -189,13 +184,11 @@ class Operator:
     ) -> None:
         """A reader is at these positions, and reads no other queue any more."""
         if not positions or len(positions) > READER_QUEUES_MAX:
-            raise EngineRefused(
-                f"reader {name!r} has {len(positions)} positions; use 1 to {READER_QUEUES_MAX}"
-            )
+            raise LogRefused(f"reader {name!r} has {len(positions)} positions; use 1 to {READER_QUEUES_MAX}")
         engine = self._engine
         names = {reader.name for reader in engine.readers() if reader.lease_until_us > now_us}
         if name not in names and len(names) >= readers_max:
-            raise EngineRefused(
+            raise LogRefused(
                 f"reader {name!r}: there are {len(names)} readers already, the limit of [http] readers-max; "
                 f"release one, or let its lease end"
             )

@@ -8,8 +8,8 @@ so beforehand, by `bytes_room` and `count_room`, and by telling the broker when 
 from collections.abc import Sequence
 from typing import Protocol
 
-from penstock.broker.batch import Batch, Slice
-from penstock.broker.words import Where
+from penstock.model.batch import Batch, Slice
+from penstock.model.words import Where
 
 
 class Port(Protocol):

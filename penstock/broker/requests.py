@@ -21,7 +21,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.broker.ranges import RangeMap
+from penstock.model.ranges import RangeMap
 
 if TYPE_CHECKING:
     from penstock.broker.port import Port

@@ -17,14 +17,9 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
 
-from penstock.broker.batch import RETRIES_NONE
-from penstock.broker.ids import id_of
-from penstock.broker.life import State
-from penstock.broker.pending import AS_STORED, NO_NOTE
 from penstock.cli.main import EXIT_FAILURE, EXIT_MISUSE
 from penstock.cli.tables import encodable, line
-from penstock.engines.interface import EngineRefused
-from penstock.engines.log.block import (
+from penstock.log.block import (
     FLAG_END,
     FLAG_EXPIRES,
     FLAG_MOVED,
@@ -38,13 +33,18 @@ from penstock.engines.log.block import (
     Header,
     read_control,
 )
-from penstock.engines.log.disk import RealDisk
-from penstock.engines.log.inspect import Hole, check_is_log, is_blank, walk
-from penstock.engines.log.overlay import replayed
-from penstock.engines.log.picture import newest_generations
-from penstock.engines.log.queue import LogQueue
-from penstock.engines.log.reader import LogReader
-from penstock.engines.log.segments import segment_name
+from penstock.log.disk import RealDisk
+from penstock.log.errors import LogRefused
+from penstock.log.inspect import Hole, check_is_log, is_blank, walk
+from penstock.log.overlay import replayed
+from penstock.log.picture import newest_generations
+from penstock.log.queue import LogQueue
+from penstock.log.reader import LogReader
+from penstock.log.segments import segment_name
+from penstock.model.batch import RETRIES_NONE
+from penstock.model.ids import id_of
+from penstock.model.life import State
+from penstock.model.pending import AS_STORED, NO_NOTE
 
 HELP = "show the messages, events or blocks of a data folder, and change nothing"
 
@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
     """Show it."""
     try:
         check_is_log(args.folder)
-    except EngineRefused as error:
+    except LogRefused as error:
         print(f"penstock dump: {error}", file=sys.stderr)
         return EXIT_MISUSE
     # What is missing is told here, in the order of the output; the log's own words would come twice.
@@ -182,7 +182,7 @@ class _Dump:
         known = reader.queues()
         if queue is not None and queue not in known:
             names = ", ".join(map(repr, known)) or "none"
-            raise EngineRefused(f"there is no queue {queue!r} in {reader.path!r}; there are: {names}")
+            raise LogRefused(f"there is no queue {queue!r} in {reader.path!r}; there are: {names}")
         self._queues = {name: known[name] for name in known if queue in (None, name)}
         self._every_queue = queue is None
 

@@ -10,7 +10,7 @@ import gc
 import os
 import sys
 
-from penstock.engines.interface import LogInUse
+from penstock.log.errors import LogInUse
 from penstock.server import settings_cluster, settings_http
 from penstock.server.journal import log, start_logging
 from penstock.server.settings import SettingsError

@@ -1,6 +1,6 @@
 """`penstock verify DIR`: reads everything in a data folder and says what is wrong with it.
 
-All the looking is in `penstock.engines.log.inspect`; here is how it is shown. Findings go to
+All the looking is in `penstock.log.inspect`; here is how it is shown. Findings go to
 standard output, one line each, then one line with the counts; progress goes to standard error,
 and only where somebody watches. Exit 0: no defect; 1: defects; 2: no log there.
 """
@@ -11,8 +11,8 @@ import sys
 import time
 
 from penstock.cli.main import EXIT_FAILURE, EXIT_MISUSE
-from penstock.engines.interface import EngineRefused
-from penstock.engines.log.inspect import DEFECTS, NOTES, Report, check_is_log, inspect_log
+from penstock.log.errors import LogRefused
+from penstock.log.inspect import DEFECTS, NOTES, Report, check_is_log, inspect_log
 
 HELP = "check every block and snapshot of a data folder, and change nothing"
 
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """Look, and say what was found."""
     try:
         check_is_log(args.folder)
-    except EngineRefused as error:
+    except LogRefused as error:
         print(f"penstock verify: {error}", file=sys.stderr)
         return EXIT_MISUSE
     progress = _Progress() if sys.stderr.isatty() else None

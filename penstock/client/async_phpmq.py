@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from typing import Unpack
 
-from penstock.broker.words import Outcome
 from penstock.client.async_link import AsyncLink, AsyncLinkedClient
 from penstock.client.core import chunks
 from penstock.client.link import log
@@ -23,6 +22,7 @@ from penstock.client.phpmq_core import (
     unsettled,
 )
 from penstock.client.url import parse_url
+from penstock.model.words import Outcome
 
 
 class AsyncPhpmqMessage(Held):

@@ -21,7 +21,6 @@ from collections.abc import Generator, Iterable
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from penstock.broker.batch import Batch
 from penstock.client.core import chunks
 from penstock.client.errors import ConnectionLost, NotSupported, TimedOut, Undelivered
 from penstock.client.link import log
@@ -37,6 +36,7 @@ from penstock.client.rq_serving import (
     Terms,
 )
 from penstock.client.url import parse_url
+from penstock.model.batch import Batch
 from penstock.protocols import rq
 from penstock.protocols.errors import MisuseError
 from penstock.protocols.rq_node import Consuming, ControllerClosing, Deliveries, Heard, NodeEvent

@@ -23,11 +23,11 @@ from datetime import datetime
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
-from penstock.broker.batch import RETRIES_ENDLESS
-from penstock.broker.policy import QueueNameError, check_queue_name, door_of
 from penstock.client.core import as_bytes
 from penstock.client.errors import ConnectionLost, NotSupported, Refused, TimedOut
 from penstock.client.options import Options
+from penstock.model.batch import RETRIES_ENDLESS
+from penstock.model.policy import QueueNameError, check_queue_name, door_of
 
 BATCH_MESSAGES: Final = 10_000
 BATCH_BYTES: Final = 1 << 20

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Unpack
 
-from penstock.broker.words import Outcome
 from penstock.client.core import chunks
 from penstock.client.link import Link, LinkedClient, log
 from penstock.client.options import ClientOptions, Options
@@ -28,6 +27,7 @@ from penstock.client.phpmq_core import (
     unsettled,
 )
 from penstock.client.url import parse_url
+from penstock.model.words import Outcome
 
 
 class PhpmqMessage(Held):

@@ -20,10 +20,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
-from penstock.broker.batch import Batch
-from penstock.broker.words import Outcome
 from penstock.client.core import Core
 from penstock.client.errors import NotSupported
+from penstock.model.batch import Batch
+from penstock.model.words import Outcome
 from penstock.protocols.errors import MisuseError
 from penstock.protocols.phpmq import SYNC_QUEUE, Limits
 from penstock.protocols.phpmq_session import ClientSession

@@ -16,8 +16,8 @@ nothing changed; `PeerViolation` from `feed`.
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 
-from penstock.broker.batch import Batch
 from penstock.client.errors import NotSupported
+from penstock.model.batch import Batch
 from penstock.protocols import rq
 from penstock.protocols.errors import MisuseError
 from penstock.protocols.rq_node import Answers, Failed, NodeEvent, NodeSession, Receipts, Taken

@@ -21,9 +21,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.broker.batch import Batch
 from penstock.client.link import log
 from penstock.client.rq_line import Line
+from penstock.model.batch import Batch
 from penstock.protocols.rq_node import Deliveries
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ the broker gives it again with one retry less.
 from collections.abc import Sequence
 from itertools import count
 
-from penstock.broker.batch import RETRIES_ENDLESS, Batch
 from penstock.client.core import Core
 from penstock.client.errors import NotSupported
+from penstock.model.batch import RETRIES_ENDLESS, Batch
 from penstock.protocols.errors import MisuseError
 from penstock.protocols.sspq_session import ClientSession, Declined, Delivery, State, Synced
 

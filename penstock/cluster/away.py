@@ -33,11 +33,8 @@ from array import array
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from penstock.broker import words
 from penstock.broker.broker import Broker
-from penstock.broker.policy import Policies
 from penstock.broker.port import Port
-from penstock.broker.words import Command
 from penstock.cluster.away_link import AwayLink, Dialer
 from penstock.cluster.columns import pack_ranges, unpack_batch, unpack_slices
 from penstock.cluster.frames import (
@@ -57,7 +54,11 @@ from penstock.cluster.sayings import NO_NUMBER, pack_words
 from penstock.cluster.seating import Seating
 from penstock.cluster.seats import Demand, Held, Saying, Seat
 from penstock.cluster.sending import Sending
-from penstock.engines.interface import Engine, EngineRefused
+from penstock.log.errors import LogRefused
+from penstock.log.log import Log
+from penstock.model import words
+from penstock.model.policy import Policies
+from penstock.model.words import Command
 from penstock.server.address import TcpAddress
 
 _NUMBER: Final = struct.Struct("<q")
@@ -416,7 +417,7 @@ class Away:
 
     # --- this front-end leads ------------------------------------------------------------------------
 
-    def move_to(self, broker: Broker, engine: Engine, now_us: int) -> None:
+    def move_to(self, broker: Broker, engine: Log, now_us: int) -> None:
         """Everything goes on in a broker of our own, whose engine has what the last leader stored."""
         self._dialer.hang_up("this front-end leads now")
         numbered, gathered = self._sending.take_all()
@@ -441,16 +442,14 @@ class Away:
         self._syncing.clear()
 
     @staticmethod
-    def _move_publish(
-        seat: Seat, publish: words.Publish, broker: Broker, engine: Engine, now_us: int
-    ) -> None:
+    def _move_publish(seat: Seat, publish: words.Publish, broker: Broker, engine: Log, now_us: int) -> None:
         if not seat.gone:
             broker.handle(seat.port, [publish], now_us)
             return
         try:
             engine.append(publish.queue, publish.batch, now_us)
             broker.stir(publish.queue)
-        except EngineRefused as error:
+        except LogRefused as error:
             seat.port.log(f"refused: {error}", len(publish.batch))
 
 

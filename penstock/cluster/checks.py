@@ -31,12 +31,12 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from penstock.cluster.nodes import servers_of, wire_options
-from penstock.engines.jetstream.api import Answer, JetStream
-from penstock.engines.jetstream.errors import JetStreamError, JetStreamTrouble, LinkError
-from penstock.engines.jetstream.link import Link
-from penstock.engines.jetstream.names import LogNames
-from penstock.engines.jetstream.requests import Requests
-from penstock.engines.jetstream.servers import Servers
+from penstock.log.jetstream.api import Answer, JetStream
+from penstock.log.jetstream.errors import JetStreamError, JetStreamTrouble, LinkError
+from penstock.log.jetstream.link import Link
+from penstock.log.jetstream.names import LogNames
+from penstock.log.jetstream.requests import Requests
+from penstock.log.jetstream.servers import Servers
 from penstock.server.settings import Settings, SettingsError
 
 MONITOR_SECONDS: Final = 3.0

@@ -32,10 +32,10 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 from typing import Final
 
-from penstock.broker.batch import RETRIES_NONE, Batch, Slice
-from penstock.broker.words import Ranges
 from penstock.cluster.frames import Body, Buffer, short_bytes
-from penstock.engines.log.block import PROTOCOLS
+from penstock.log.block import PROTOCOLS
+from penstock.model.batch import RETRIES_NONE, Batch, Slice
+from penstock.model.words import Ranges
 
 _BATCH: Final = struct.Struct("<IIBB")
 _SLICE: Final = struct.Struct("<IQqqBB")

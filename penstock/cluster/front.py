@@ -1,11 +1,11 @@
 """Front: the server of a cluster's front-end, and which part it plays.
 
 A front-end has listeners, connections and sessions as every server has. Where their words go depends on who
-leads (`engines/jetstream/lease.py`):
+leads (`log/jetstream/lease.py`):
 
     following   to the leader, over the relay (`away.py`); HTTP too, byte by byte (`pipe.py`). Meanwhile the
     local copy of the log is kept up with the stream, so that taking over is quick. leading     to a broker
-    in this process, on the log (`engines/jetstream/engine.py`); other front-ends come to the relay
+    in this process, on the log (`log/jetstream/engine.py`); other front-ends come to the relay
     (`host.py`). The HTTP API has its process, as on one machine.
     unsure      as leading, and nothing is handed out: somebody else may be about to lead.
 
@@ -39,15 +39,15 @@ from penstock.cluster.host import RelayHost
 from penstock.cluster.info import cluster_info
 from penstock.cluster.nodes import front_end_id, servers_of, wire_options
 from penstock.cluster.pipe import HttpPipe
-from penstock.engines.interface import EngineError, EngineFailed
-from penstock.engines.jetstream.api import JetStream
-from penstock.engines.jetstream.engine import StreamLog, make_streams, open_stream_log
-from penstock.engines.jetstream.errors import JetStreamTrouble
-from penstock.engines.jetstream.lease import ASK_SECONDS, Claim, Election, Role, View
-from penstock.engines.jetstream.names import LogNames
-from penstock.engines.jetstream.replica import LOG, Replica
-from penstock.engines.jetstream.station import Station
-from penstock.engines.log.disk import RealDisk
+from penstock.log.disk import RealDisk
+from penstock.log.errors import LogError, LogFailed
+from penstock.log.jetstream.api import JetStream
+from penstock.log.jetstream.engine import StreamLog, make_streams, open_stream_log
+from penstock.log.jetstream.errors import JetStreamTrouble
+from penstock.log.jetstream.lease import ASK_SECONDS, Claim, Election, Role, View
+from penstock.log.jetstream.names import LogNames
+from penstock.log.jetstream.replica import LOG, Replica
+from penstock.log.jetstream.station import Station
 from penstock.server.address import TcpAddress, parse_address
 from penstock.server.journal import log
 from penstock.server.server import LAST_WORDS_SECONDS, Server
@@ -102,7 +102,7 @@ class Front(Server):
         self._looking: asyncio.Task[None] | None = None
         self._log: StreamLog | None = None  # where we lead
         self._term = 0  # in which we lead
-        self._lost: EngineFailed | None = None  # why the log that we led is of no use any more
+        self._lost: LogFailed | None = None  # why the log that we led is of no use any more
         super().__init__(replace(settings, data=os.path.join(settings.data, LOG)), reload)
 
     def _open(self) -> None:
@@ -321,7 +321,7 @@ class Front(Server):
                 policies=self._settings.policies,
                 wake=self._wake,
             )
-        except (EngineError, JetStreamTrouble) as error:
+        except (LogError, JetStreamTrouble) as error:
             log.warning("the log could not be opened, and is tried again: %s", error)
             await asyncio.sleep(KEEP_UP_SECONDS)
             self._stirred.set()
@@ -387,7 +387,7 @@ class Front(Server):
         if led is not None:
             await asyncio.to_thread(led.abandon)
 
-    def fail(self, error: EngineFailed) -> None:
+    def fail(self, error: LogFailed) -> None:
         """The log says that it is of no use any more: somebody else writes it, most likely."""
         # A log that we have let go of may be told of again, by whoever still looks at it.
         if self._lost is None and self._engine is not None and self._engine.failed is error:

@@ -22,7 +22,7 @@ Rules that always hold:
     clients hold, or `claims_seconds` are over.
   * A settlement is confirmed to a follower when it is durable, in the order in which it came.
 
-How it fails: a link that breaks the rules is closed and the follower comes again. `EngineFailed` goes to
+How it fails: a link that breaks the rules is closed and the follower comes again. `LogFailed` goes to
 `on_failed`: this front-end leads no more.
 """
 
@@ -36,7 +36,6 @@ from functools import partial
 from typing import Final
 
 from penstock.broker.broker import Broker
-from penstock.broker.words import Consume, Where
 from penstock.cluster.columns import unpack_ranges
 from penstock.cluster.frames import (
     CLAIM_DEAD,
@@ -56,10 +55,9 @@ from penstock.cluster.pipe import LeaderPipes
 from penstock.cluster.remote import RemotePort
 from penstock.cluster.sayings import NO_NUMBER, unpack_words
 from penstock.cluster.storing import Storing
-from penstock.engines.interface import (
-    Engine,
-    EngineFailed,
-)
+from penstock.log.errors import LogFailed
+from penstock.log.log import Log
+from penstock.model.words import Consume, Where
 from penstock.server.address import Address, TcpAddress
 
 log = logging.getLogger("penstock.relay")
@@ -75,12 +73,12 @@ class RelayHost:
     def __init__(
         self,
         broker: Broker,
-        engine: Engine,
+        engine: Log,
         *,
         secret: str,
         term: int,
         now_us: Callable[[], int],
-        on_failed: Callable[[EngineFailed], None],
+        on_failed: Callable[[LogFailed], None],
         connection_buffer_bytes: int,
         http: Address | None = None,
         expected: Collection[str] = (),
@@ -191,7 +189,7 @@ class RelayHost:
         try:
             for port in ports:
                 self._broker.detach(port, now_us, lost=lost)
-        except EngineFailed as error:
+        except LogFailed as error:
             self.on_failed(error)
 
     def _wait_for_claims(self) -> None:
@@ -229,7 +227,7 @@ class RelayHost:
             try:
                 for port in list(self._claims):
                     self._claim_waiting(port)
-            except EngineFailed as error:
+            except LogFailed as error:
                 self.on_failed(error)
             self._broker.wait_for_claims(False)
 
@@ -363,14 +361,14 @@ class RelayHost:
         self._confirming = True
         try:
             self._engine.confirm(self._now_us(), partial(self._confirmed, told, deliveries))
-        except EngineFailed as error:
+        except LogFailed as error:
             self.on_failed(error)
 
     def _confirmed(
         self,
         told: list[tuple[HostLink, int]],
         deliveries: list[tuple[HostLink, RemotePort, bytes]],
-        error: EngineFailed | None,
+        error: LogFailed | None,
     ) -> None:
         self._confirming = False
         if error is not None:
@@ -394,7 +392,7 @@ class RelayHost:
             raise violation(f"a {frame.kind.name} frame, which is not the follower's to send", frame.position)
         try:
             handler(self, link, frame)
-        except EngineFailed as error:
+        except LogFailed as error:
             self.on_failed(error)
 
 

@@ -14,7 +14,6 @@ import struct
 from array import array
 from typing import TYPE_CHECKING, Final
 
-from penstock.broker.batch import Batch
 from penstock.cluster.columns import pack_batches
 from penstock.cluster.frames import (
     Frame,
@@ -29,6 +28,7 @@ from penstock.cluster.lanes import AGAIN, MAIN
 from penstock.cluster.link import Link
 from penstock.cluster.remote import RemotePort
 from penstock.cluster.sayings import NO_NUMBER
+from penstock.model.batch import Batch
 
 if TYPE_CHECKING:
     from penstock.cluster.host import RelayHost

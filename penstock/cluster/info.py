@@ -1,4 +1,4 @@
-"""A front-end and its cluster as people see it: what `EngineInfo.cluster` holds, and `GET /v1/engine` shows.
+"""A front-end and its cluster as people see it: what `LogInfo.cluster` holds, and `GET /v1/engine` shows.
 
     name      of the log
     id        of this front-end

@@ -25,11 +25,11 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from penstock.broker.batch import Batch
-from penstock.broker.words import Publish
 from penstock.cluster.columns import pack_batches, unpack_batch
 from penstock.cluster.frames import Body, Buffer, Frame, Kind, encode_frame, text_bytes
 from penstock.cluster.seats import Saying, Seat
+from penstock.model.batch import Batch
+from penstock.model.words import Publish
 
 MAIN, AGAIN = LANES = 0, 1
 SHIPMENT_BYTES: Final = 1 << 20

@@ -10,9 +10,9 @@ import re
 import socket
 from pathlib import Path
 
-from penstock.engines.jetstream.credentials import Credentials, CredentialsError, read_credentials
-from penstock.engines.jetstream.servers import Server, parse_servers
-from penstock.engines.jetstream.wire import WireOptions
+from penstock.log.jetstream.credentials import Credentials, CredentialsError, read_credentials
+from penstock.log.jetstream.servers import Server, parse_servers
+from penstock.log.jetstream.wire import WireOptions
 from penstock.server.settings import ClusterSettings, Settings, SettingsError
 from penstock.server.tls import client_context
 

@@ -18,10 +18,10 @@ from array import array
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from penstock.broker.batch import Batch, Slice
-from penstock.broker.words import Where
 from penstock.cluster.columns import pack_batches, pack_slices
 from penstock.cluster.frames import Kind, encode_frame, encode_json, text_bytes
+from penstock.model.batch import Batch, Slice
+from penstock.model.words import Where
 
 _TIME: Final = struct.Struct("<q")
 _COUNT: Final = struct.Struct("<I")

@@ -1,4 +1,4 @@
-"""Words in frames: the commands of `broker/words.py`, as a follower hands them on.
+"""Words in frames: the commands of `model/words.py`, as a follower hands them on.
 
 Public names: `pack_words`, `unpack_words`, `renumbered`, `NO_NUMBER`.
 
@@ -15,10 +15,10 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from penstock.broker import words
-from penstock.broker.words import Command, Outcome
 from penstock.cluster.columns import pack_batches, pack_ranges, unpack_batch, unpack_ranges
 from penstock.cluster.frames import HEADER_BYTES, Body, Buffer, short_bytes, text_bytes
+from penstock.model import words
+from penstock.model.words import Command, Outcome
 from penstock.protocols.errors import PeerViolation
 
 NO_NUMBER: Final = -1

@@ -16,10 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count as counter
 
-from penstock.broker import words
 from penstock.broker.broker import Broker
 from penstock.broker.port import Port
-from penstock.broker.words import Command, ranges_of
 from penstock.cluster.columns import pack_ranges
 from penstock.cluster.frames import (
     CLAIM_DEAD,
@@ -34,6 +32,8 @@ from penstock.cluster.frames import (
 )
 from penstock.cluster.sayings import NO_NUMBER, pack_words
 from penstock.cluster.seats import Claim, Held, Saying, Seat
+from penstock.model import words
+from penstock.model.words import Command, ranges_of
 from penstock.server.connection import UNBOUNDED
 
 Write = Callable[[Seat, Kind, Iterable[Buffer], int], None]  # a frame of a connection, with its flag

@@ -12,11 +12,11 @@ from collections import deque
 from enum import IntFlag
 from typing import Any
 
-from penstock.broker import words
-from penstock.broker.batch import Slice
 from penstock.broker.port import Port
-from penstock.broker.ranges import RangeMap
-from penstock.broker.words import Ranges
+from penstock.model import words
+from penstock.model.batch import Slice
+from penstock.model.ranges import RangeMap
+from penstock.model.words import Ranges
 
 Door = tuple[str, bool]  # queue, and whether its dead letters
 Claim = tuple[Door, bytes, Ranges]  # what is held through a door, of messages whose ids begin so

@@ -23,11 +23,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from penstock.broker.words import Publish
 from penstock.cluster.away_link import AwayLink
 from penstock.cluster.lanes import AGAIN, MAIN, SHIPMENT_BYTES, Item, Lane, Shipment, Words, weight_of
 from penstock.cluster.sayings import renumbered
 from penstock.cluster.seats import Held, Saying, Seat
+from penstock.model.words import Publish
 
 SECOND_US: Final = 1_000_000
 

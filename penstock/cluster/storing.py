@@ -15,21 +15,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from penstock.broker.batch import Batch
 from penstock.broker.broker import Broker
-from penstock.broker.policy import QueueNameError
 from penstock.cluster.frames import Frame, Kind, encode_frame, encode_json
 from penstock.cluster.host_link import HostLink
 from penstock.cluster.lanes import number_of, series_of, unpack_shipment
-from penstock.engines.interface import (
-    DiskFull,
-    Engine,
-    EngineError,
-    EngineRefused,
-    QueueFull,
-    QueueUnknown,
-    TransactionDone,
-)
+from penstock.log.errors import DiskFull, LogError, LogRefused, QueueFull, QueueUnknown
+from penstock.log.log import Log
+from penstock.log.results import TransactionDone
+from penstock.model.batch import Batch
+from penstock.model.policy import QueueNameError
 
 _NUMBER: Final = struct.Struct("<q")
 
@@ -37,7 +31,7 @@ _NUMBER: Final = struct.Struct("<q")
 class Storing:
     """See the module's docstring."""
 
-    def __init__(self, broker: Broker, engine: Engine, now_us: Callable[[], int]) -> None:
+    def __init__(self, broker: Broker, engine: Log, now_us: Callable[[], int]) -> None:
         self._broker = broker
         self._engine = engine
         self._now_us = now_us
@@ -61,7 +55,7 @@ class Storing:
             return
         try:
             self._engine.transact(f"{series}{number}", parts, now_us, stored)
-        except (DiskFull, QueueFull, EngineRefused) as error:
+        except (DiskFull, QueueFull, LogRefused) as error:
             fault = self._at_fault(parts, error)
             never = isinstance(error, QueueFull) and any(self._never_fits(*parts[at]) for at in fault)
             self._refuse(link, lane, number, fault, error, never=never)
@@ -69,19 +63,19 @@ class Storing:
             for queue, _ in parts:
                 self._broker.stir(queue)
 
-    def _check_names(self, queues: list[str]) -> tuple[list[int], EngineError | QueueNameError] | None:
+    def _check_names(self, queues: list[str]) -> tuple[list[int], LogError | QueueNameError] | None:
         """The first that cannot be a queue, and why; the ones before it count, if they are new."""
         try:
             self._broker.check_names(queues)
-        except (EngineRefused, QueueNameError):
+        except (LogRefused, QueueNameError):
             for at in range(len(queues)):
                 try:
                     self._broker.check_names(queues[: at + 1])
-                except (EngineRefused, QueueNameError) as error:
+                except (LogRefused, QueueNameError) as error:
                     return [at], error
         return None
 
-    def _at_fault(self, parts: list[tuple[str, Batch]], error: EngineError) -> list[int]:
+    def _at_fault(self, parts: list[tuple[str, Batch]], error: LogError) -> list[int]:
         """For the sake of which parts a shipment was refused; none: nobody knows."""
         if isinstance(error, DiskFull) or len(parts) == 1:
             return list(range(len(parts)))
@@ -112,7 +106,7 @@ class Storing:
         lane: int,
         number: int,
         parts: list[int],
-        error: EngineError | QueueNameError,
+        error: LogError | QueueNameError,
         *,
         never: bool = False,
     ) -> None:
@@ -122,6 +116,6 @@ class Storing:
         link.write(encode_frame(Kind.REFUSED, encode_json(fields), flag=lane))
 
     @staticmethod
-    def _stored(link: HostLink, lane: int, number: int, result: TransactionDone | EngineError | None) -> None:
-        if link.is_open and not isinstance(result, EngineError):
+    def _stored(link: HostLink, lane: int, number: int, result: TransactionDone | LogError | None) -> None:
+        if link.is_open and not isinstance(result, LogError):
             link.write(encode_frame(Kind.STORED, _NUMBER.pack(number), flag=lane))

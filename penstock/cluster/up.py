@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from penstock.engines.jetstream.cluster import Cluster, Ports, server_path
 from penstock.errors import PenstockError
+from penstock.log.jetstream.cluster import Cluster, Ports, server_path
 
 START_SECONDS_MAX: Final = 60.0
 STOP_SECONDS_MAX: Final = 30.0

@@ -1,4 +1,4 @@
-"""Batches in frames: the columns of `broker/batch.py`, one after the other in a frame's bytes.
+"""Batches in frames: the columns of `model/batch.py`, one after the other in a frame's bytes.
 
     bounds    int32[count + 1]
     payload   bytes
@@ -15,9 +15,9 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.broker.batch import Batch
-from penstock.broker.life import Reason
 from penstock.control.frames import Buffer, Fields, FrameError
+from penstock.model.batch import Batch
+from penstock.model.life import Reason
 
 _WIDTHS: Final = (("ttl", 8), ("retries", 2), ("repairs", 8))
 

@@ -14,7 +14,6 @@ from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 from nicegui.events import GenericEventArguments
 
-from penstock.broker.life import DEAD_REASONS
 from penstock.control.frames import Fields
 from penstock.dashboard import words
 from penstock.dashboard.caller import ApiError, queue_path
@@ -26,6 +25,7 @@ from penstock.dashboard.redriving import BAD_RECORD, LISTED, Progress, Wish, cou
 from penstock.dashboard.table import Row
 from penstock.dashboard.view import View
 from penstock.http.route import Role
+from penstock.model.life import DEAD_REASONS
 
 PAGES_MAX: Final = 20
 """How many pages of dead letters are gone through for those of one reason."""

@@ -9,7 +9,7 @@ from penstock.dashboard import words
 from penstock.dashboard.chart import Chart, Series
 from penstock.dashboard.layout import fact, facts, panel, tag
 from penstock.dashboard.poll import TRAIL_SECONDS, Trail
-from penstock.engines.interface import SyncInfo
+from penstock.log.info import SyncInfo
 
 UNITS: Final = ((1.0, 1.0, "s"), (0.0, 1000.0, "ms"))
 """From so many seconds on, times so much, in that unit."""

@@ -23,8 +23,6 @@ from typing import Any, Final
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from penstock.broker.life import DEAD_REASONS, Reason
-from penstock.engines.log.reader import LogReader
 from penstock.http import letters, where
 from penstock.http.app import Call, answer_json
 from penstock.http.letters import DeadRun, Range, Ranges
@@ -50,6 +48,8 @@ from penstock.http.route import (
     or_null,
 )
 from penstock.http.where_read import TEXT_CHARACTERS_MAX
+from penstock.log.reader import LogReader
+from penstock.model.life import DEAD_REASONS, Reason
 
 LETTERS_MAX: Final = 2000
 """Letters that are read and judged in one go of a thread."""

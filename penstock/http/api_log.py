@@ -27,8 +27,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from penstock.engines.interface import LogDamaged
-from penstock.engines.log.reader import LogReader, OffsetsMissing, ReaderQueue
 from penstock.errors import PenstockError
 from penstock.http.app import Call
 from penstock.http.link import CALL_SECONDS
@@ -37,6 +35,8 @@ from penstock.http.problems import Problem
 from penstock.http.readers import Stream
 from penstock.http.route import QUEUE, Flag, ListOf, Param, Role, Route, Schema, Whole, Word
 from penstock.http.site import Site
+from penstock.log.errors import LogDamaged
+from penstock.log.reader import LogReader, OffsetsMissing, ReaderQueue
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -169,7 +169,7 @@ def walk(reader: LogReader, wanted: Wanted, asking: Asking) -> Iterator[Range | 
     """The range that is served, and then the stream in chunks."""
     try:
         whole_schema, batches_of = _VIEWS[wanted.view]()
-        from penstock.engines.log.arrow import pruned
+        from penstock.log.arrow import pruned
     except ImportError as error:
         raise Problem(
             "not-installed",
@@ -242,13 +242,13 @@ View = tuple["pa.Schema", BatchesOf]
 
 
 def _messages_view() -> View:
-    from penstock.engines.log.arrow import MESSAGES_SCHEMA, messages_batches
+    from penstock.log.arrow import MESSAGES_SCHEMA, messages_batches
 
     return MESSAGES_SCHEMA, _from_log(messages_batches)
 
 
 def _events_view() -> View:
-    from penstock.engines.log.arrow import EVENTS_SCHEMA, events_batches
+    from penstock.log.arrow import EVENTS_SCHEMA, events_batches
 
     return EVENTS_SCHEMA, _from_log(events_batches)
 

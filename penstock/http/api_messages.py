@@ -12,9 +12,6 @@ from typing import Final, NamedTuple
 
 from starlette.responses import Response
 
-from penstock.broker.life import Event, Reason
-from penstock.engines.interface import LogDamaged
-from penstock.engines.log.block import PROTOCOLS
 from penstock.http.app import Call
 from penstock.http.history import Histories, histories_of
 from penstock.http.looking import (
@@ -52,6 +49,9 @@ from penstock.http.route import (
     or_null,
 )
 from penstock.http.site import Site
+from penstock.log.block import PROTOCOLS
+from penstock.log.errors import LogDamaged
+from penstock.model.life import Event, Reason
 
 LIMIT: Final = 100
 LIMIT_MAX: Final = 1000

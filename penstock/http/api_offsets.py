@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from penstock.engines.interface import EngineRefused
-from penstock.engines.log.reader import LogReader, ReaderQueue
 from penstock.http.app import Call, answer_json, answer_list
 from penstock.http.route import (
     OFFSET,
@@ -36,6 +34,8 @@ from penstock.http.route import (
     object_schema,
     or_null,
 )
+from penstock.log.errors import LogRefused
+from penstock.log.reader import LogReader, ReaderQueue
 
 NAMES_MAX: Final = 1000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -115,7 +115,7 @@ def _offset_at(reader: LogReader, queue: str, time_us: int, events: bool) -> int
         return None
     try:
         return reader.offset_at(queue, time_us, events=events)
-    except EngineRefused:  # The files were replaced, and it is not in the new ones.
+    except LogRefused:  # The files were replaced, and it is not in the new ones.
         return None
 
 

@@ -13,7 +13,6 @@ from typing import Final
 
 from starlette.responses import Response
 
-from penstock.broker.life import DEAD_REASONS
 from penstock.http.app import Call, answer_json, answer_list
 from penstock.http.route import (
     BOOLEAN,
@@ -32,6 +31,7 @@ from penstock.http.route import (
     object_schema,
     or_null,
 )
+from penstock.model.life import DEAD_REASONS
 
 NAME_CHARACTERS_MAX: Final = 255
 NAMES_PART: Final = 2000

@@ -1,7 +1,7 @@
 """Where messages are in the stream of a cluster, for who reads them there, as Spark's executors do.
 
 Only the plan comes from here: which bytes of which files, and from which records of the stream on. What is in
-them goes straight from the NATS servers to whoever asks (`engines/jetstream/ranges.py`).
+them goes straight from the NATS servers to whoever asks (`log/jetstream/ranges.py`).
 """
 
 from collections.abc import Mapping

@@ -11,10 +11,7 @@ from typing import Final, NamedTuple, NoReturn
 
 from starlette.responses import Response
 
-from penstock.broker.batch import Batch
-from penstock.broker.ids import id_of
 from penstock.control.batches import pack_batch
-from penstock.engines.log.columns import TTL_SECONDS_MAX
 from penstock.http.app import Call, answer_json
 from penstock.http.bodies import BATCH_BODY, read_parts
 from penstock.http.idempotency import HEADER, KEY, check_same, transaction_key
@@ -35,6 +32,9 @@ from penstock.http.route import (
     Whole,
     object_schema,
 )
+from penstock.log.columns import TTL_SECONDS_MAX
+from penstock.model.batch import Batch
+from penstock.model.ids import id_of
 
 PROTOCOL: Final = "http"
 

@@ -9,9 +9,6 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from penstock.broker.batch import Batch
-from penstock.broker.life import Reason
-from penstock.broker.policy import QueueNameError, check_queue_name
 from penstock.http.app import Call, answer_json
 from penstock.http.bodies import BATCH_BODY, read_parts
 from penstock.http.commits import Range
@@ -36,6 +33,9 @@ from penstock.http.route import (
     object_schema,
 )
 from penstock.http.stage_files import Stage
+from penstock.model.batch import Batch
+from penstock.model.life import Reason
+from penstock.model.policy import QueueNameError, check_queue_name
 
 PROTOCOL: Final = "http"
 PROTOCOL_OF_DEAD: Final = "pipeline"

@@ -14,7 +14,6 @@ from starlette.responses import PlainTextResponse, Response
 from penstock import __version__
 from penstock.control.frames import Fields
 from penstock.dashboard import is_installed
-from penstock.engines.interface import SYNC_BOUNDS_SECONDS
 from penstock.http import events
 from penstock.http.app import Call, answer_json, answer_list
 from penstock.http.link import CallRefused, Link
@@ -32,6 +31,7 @@ from penstock.http.route import (
     object_schema,
     or_null,
 )
+from penstock.log.info import SYNC_BOUNDS_SECONDS
 
 INSTALL_DASHBOARD: Final = "For a dashboard here: pip install 'penstock[dashboard]', and restart the broker"
 READY_SECONDS_MAX: Final = 2.0

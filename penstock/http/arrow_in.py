@@ -27,9 +27,6 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
-from penstock.broker.batch import RETRIES_ENDLESS, RETRIES_NONE
-from penstock.broker.policy import QueueNameError, check_queue_name
-from penstock.engines.log.columns import TTL_SECONDS_MAX
 from penstock.http.parts import (
     NO_TTL,
     OFFSET_RULE,
@@ -41,6 +38,9 @@ from penstock.http.parts import (
 )
 from penstock.http.problems import Problem
 from penstock.http.route import OFFSET_MAX
+from penstock.log.columns import TTL_SECONDS_MAX
+from penstock.model.batch import RETRIES_ENDLESS, RETRIES_NONE
+from penstock.model.policy import QueueNameError, check_queue_name
 
 Numbers = Any  # a numpy array; numpy's own types say less here than the names do
 

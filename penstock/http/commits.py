@@ -43,13 +43,13 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from penstock.broker.batch import Batch
 from penstock.control.batches import pack_batches
 from penstock.errors import PenstockError
 from penstock.http.link import CallRefused, Link
 from penstock.http.problems import Problem
 from penstock.http.stage_chunks import Chunk, load_chunk, plan_chunks
 from penstock.http.stage_files import Intent, StageDamaged, StageFolder
+from penstock.model.batch import Batch
 
 AT_ONCE_BYTES: Final = 8 << 20
 AT_ONCE_MESSAGES: Final = 100_000

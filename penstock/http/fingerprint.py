@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Final
 
-from penstock.broker.batch import Batch
+from penstock.model.batch import Batch
 
 OF_STREAMS: Final = "spark/"
 """What keys begin with that Spark's sink makes up; see `penstock/spark/writing.py`."""

@@ -7,7 +7,7 @@ any of them by their headers alone, and ends where all of them have ended, or th
 Rules that always hold:
   * The first event is the acceptance, which the message's own block tells: it is there even where
     retention has taken the events of that time. The others follow in their order, as far as they are kept.
-  * Only what is synced is shown. Who holds a message now is not among it, see `broker/life.py`.
+  * Only what is synced is shown. Who holds a message now is not among it, see `model/life.py`.
   * The walk is one of the bulk readers': it has their threads, and rests every `REST_EVENTS`.
 
 Measured, with 10 M events in 100,000 blocks behind the message: 0.25 s where headers alone tell that they are
@@ -21,12 +21,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from penstock.broker.life import Event, Reason
-from penstock.engines.log.block import KIND_MESSAGES, BodyReader
-from penstock.engines.log.reader import Block, LogReader
 from penstock.http.looking import Fields, Seen, iso_time
 from penstock.http.problems import Problem
 from penstock.http.readers import ReaderPool
+from penstock.log.block import KIND_MESSAGES, BodyReader
+from penstock.log.reader import Block, LogReader
+from penstock.model.life import Event, Reason
 
 EVENTS_MAX: Final = 50_000_000
 REST_EVENTS: Final = 1_000_000

@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from penstock.broker.batch import RETRIES_NONE, Batch
-from penstock.engines.interface import LogDamaged
-from penstock.engines.log.reader import Block, LogReader, OffsetsMissing
 from penstock.http.parts import NO_TTL
 from penstock.http.problems import Problem
 from penstock.http.readers import ReaderPool
 from penstock.http.route import Param, Text
+from penstock.log.errors import LogDamaged
+from penstock.log.reader import Block, LogReader, OffsetsMissing
+from penstock.model.batch import RETRIES_NONE, Batch
 
 HEADER: Final = "Idempotency-Key"
 KEY: Final = Param(

@@ -20,16 +20,16 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
-from penstock.broker.batch import RETRIES_NONE
-from penstock.broker.ids import id_of
-from penstock.broker.life import Event, Reason, State
-from penstock.broker.pending import AS_STORED
-from penstock.engines.log.block import KIND_MESSAGES
-from penstock.engines.log.reader import Block, Columns, LogReader
-from penstock.engines.log.views import settlement_runs
 from penstock.http.link import Link
 from penstock.http.looking import Runs, ask_states, payloads_at
 from penstock.http.where import Condition, Row
+from penstock.log.block import KIND_MESSAGES
+from penstock.log.reader import Block, Columns, LogReader
+from penstock.log.views import settlement_runs
+from penstock.model.batch import RETRIES_NONE
+from penstock.model.ids import id_of
+from penstock.model.life import Event, Reason, State
+from penstock.model.pending import AS_STORED
 
 RUNS_MAX: Final = 1000
 """Runs that are asked for at a time."""

@@ -22,13 +22,13 @@ from datetime import UTC, datetime, timedelta
 from struct import calcsize
 from typing import Any, Final, NamedTuple
 
-from penstock.broker.ids import id_of
-from penstock.broker.life import Reason, State
-from penstock.broker.pending import AS_STORED
 from penstock.control.frames import Frame
-from penstock.engines.log.reader import Block, LogReader
-from penstock.engines.log.repairs import drawer_of
 from penstock.http.link import Link
+from penstock.log.reader import Block, LogReader
+from penstock.log.repairs import drawer_of
+from penstock.model.ids import id_of
+from penstock.model.life import Reason, State
+from penstock.model.pending import AS_STORED
 
 VALUES_BYTES_MAX: Final = 8 << 20
 """Payload of one look; the message that goes beyond it is the last."""

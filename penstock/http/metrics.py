@@ -28,10 +28,10 @@ from prometheus_client.metrics_core import (
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from penstock.broker.life import DEAD_REASONS
 from penstock.control.frames import Fields
-from penstock.engines.interface import SYNC_BOUNDS_SECONDS
 from penstock.http.mirror import oldest_seconds
+from penstock.log.info import SYNC_BOUNDS_SECONDS
+from penstock.model.life import DEAD_REASONS
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 OTHERS: Final = "(others)"

@@ -25,9 +25,6 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any, Final
 
-from penstock.broker.batch import RETRIES_ENDLESS, RETRIES_NONE
-from penstock.broker.policy import QueueNameError, check_queue_name
-from penstock.engines.log.columns import TTL_SECONDS_MAX
 from penstock.http.parts import (
     NO_TTL,
     OFFSET_RULE,
@@ -39,6 +36,9 @@ from penstock.http.parts import (
 )
 from penstock.http.problems import Problem
 from penstock.http.route import OFFSET_MAX
+from penstock.log.columns import TTL_SECONDS_MAX
+from penstock.model.batch import RETRIES_ENDLESS, RETRIES_NONE
+from penstock.model.policy import QueueNameError, check_queue_name
 
 CHUNK_BYTES: Final = 64 * 1024
 """So much is parsed at a time: meanwhile no other thread runs, and the parsed objects take room."""

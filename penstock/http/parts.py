@@ -11,9 +11,9 @@ Rules that always hold:
 from array import array
 from typing import Final
 
-from penstock.broker.batch import RETRIES_NONE, Batch
-from penstock.engines.log.columns import TTL_SECONDS_MAX
 from penstock.http.problems import Problem
+from penstock.log.columns import TTL_SECONDS_MAX
+from penstock.model.batch import RETRIES_NONE, Batch
 
 Parts = list[tuple[str | None, Batch]]
 """What a body is for: messages for each queue; the queue is None where the body does not name one."""

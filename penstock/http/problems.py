@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from starlette.responses import JSONResponse
 
-from penstock.engines.interface import EngineRefused
 from penstock.errors import PenstockError
 from penstock.http.link import CallRefused
+from penstock.log.errors import LogRefused
 
 MEDIA: Final = "application/problem+json"
 _URN: Final = "urn:penstock:"
@@ -94,6 +94,6 @@ def problem_of(error: PenstockError) -> Problem | None:
         name = _OF_REFUSALS.get(error.kind, "internal")
         headers = {"Retry-After": "1"} if name in ("queue-full", "unavailable", "disk-full") else None
         return Problem(name, str(error), headers=headers)
-    if isinstance(error, EngineRefused):
+    if isinstance(error, LogRefused):
         return Problem("conflict", str(error))
     return None

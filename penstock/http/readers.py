@@ -30,9 +30,9 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Concatenate, Final, Generic, ParamSpec, TypeVar, cast
 
-from penstock.engines.log.reader import LogReader
 from penstock.errors import PenstockError
 from penstock.http.problems import Problem
+from penstock.log.reader import LogReader
 
 LOOK_THREADS: Final = 4
 WALK_THREADS: Final = 4

@@ -1,7 +1,7 @@
 """Records: where messages of a queue are in the stream of a cluster's log, for those who read it themselves.
 
 The files that lie here are copies of what the stream has, and beside them lies which record has which bytes
-(`engines/jetstream/replica.py`). So the headers of a queue's blocks tell which bytes of which files are
+(`log/jetstream/replica.py`). So the headers of a queue's blocks tell which bytes of which files are
 needed, and the numbers beside them from which record on to read.
 
 Rules that always hold:
@@ -19,15 +19,15 @@ import os
 from array import array
 from typing import Any, Final
 
-from penstock.engines.jetstream.names import LogNames
-from penstock.engines.jetstream.ranges import Part
-from penstock.engines.jetstream.replica import RECORDS, RecordIndex
-from penstock.engines.log.block import Header
-from penstock.engines.log.overlay import TRIES_MAX
-from penstock.engines.log.reader import LogReader
-from penstock.engines.log.segments import parse_segment_name
 from penstock.http.api_log import Range, Wanted, losses_told, range_of
 from penstock.http.problems import Problem
+from penstock.log.block import Header
+from penstock.log.jetstream.names import LogNames
+from penstock.log.jetstream.ranges import Part
+from penstock.log.jetstream.replica import RECORDS, RecordIndex
+from penstock.log.overlay import TRIES_MAX
+from penstock.log.reader import LogReader
+from penstock.log.segments import parse_segment_name
 
 GAP_BYTES_MAX: Final = 1 << 20
 """Bytes of other queues that are read along rather than asked around."""

@@ -15,7 +15,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from penstock.broker.policy import QueueNameError, check_queue_name, door_of
+from penstock.model.policy import QueueNameError, check_queue_name, door_of
 
 if TYPE_CHECKING:
     from starlette.responses import Response

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from penstock.broker.batch import Batch
-from penstock.broker.life import Reason
 from penstock.http.parts import Part
 from penstock.http.stage_files import Piece, StageFolder
+from penstock.model.batch import Batch
+from penstock.model.life import Reason
 
 BLOCK_BYTES: Final = 1 << 20
 """As much payload as the log puts into one block."""

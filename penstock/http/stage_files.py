@@ -42,11 +42,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Final, NamedTuple
 
-from penstock.broker.batch import Batch
 from penstock.control.batches import column_bytes, pack_batch, unpack_batch
 from penstock.control.frames import Buffer, Fields, FrameError
-from penstock.engines.log.disk import STAGES
 from penstock.errors import PenstockError
+from penstock.log.disk import STAGES
+from penstock.model.batch import Batch
 
 LOCK: Final = "lock"
 STAGE_SUFFIX: Final = ".stage"

@@ -29,7 +29,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
-from penstock.broker.batch import Batch
 from penstock.http.commits import (
     AT_ONCE_BYTES,
     AT_ONCE_MESSAGES,
@@ -48,6 +47,7 @@ from penstock.http.link import Link
 from penstock.http.problems import Problem
 from penstock.http.stage_chunks import load_chunk, plan_chunks, read_chunks
 from penstock.http.stage_files import Intent, Stage, StageDamaged, StageFolder, encode_stage
+from penstock.model.batch import Batch
 
 SWEEP_SECONDS: Final = 60.0
 STAGES_MAX: Final = 100_000

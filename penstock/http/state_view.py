@@ -19,9 +19,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from penstock.broker.life import Reason, State
-from penstock.broker.pending import AS_STORED
-from penstock.engines.log.arrow import (
+from penstock.http.looking import STATE_WORDS, Runs, payloads_at
+from penstock.log.arrow import (
     ROWS_MAX,
     TIMESTAMP,
     Constants,
@@ -33,8 +32,9 @@ from penstock.engines.log.arrow import (
     plain,
     pruned,
 )
-from penstock.engines.log.reader import Block, LogReader, OffsetsMissing
-from penstock.http.looking import STATE_WORDS, Runs, payloads_at
+from penstock.log.reader import Block, LogReader, OffsetsMissing
+from penstock.model.life import Reason, State
+from penstock.model.pending import AS_STORED
 
 STATE_SCHEMA: Final = pa.schema(
     {

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from penstock.broker.batch import Batch
+from penstock.model.batch import Batch
 from penstock.protocols.errors import MisuseError
 
 PROTOCOL = "phpmq"
@@ -153,7 +153,7 @@ class Sent:
     queue: str
     batch: Batch
 
-    # Written out, see `broker/batch.py`.
+    # Written out, see `model/batch.py`.
     def __init__(self, queue: str, batch: Batch) -> None:
         self.queue = queue
         self.batch = batch

@@ -39,7 +39,7 @@ from enum import IntEnum, auto
 from io import BytesIO
 from typing import NoReturn
 
-from penstock.broker.policy import QueueNameError, check_queue_name, door_of
+from penstock.model.policy import QueueNameError, check_queue_name, door_of
 from penstock.protocols.errors import PeerViolation
 from penstock.protocols.phpmq import (
     ALLOWED,

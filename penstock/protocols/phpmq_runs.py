@@ -22,9 +22,9 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Final
 
-from penstock.broker.batch import Batch
-from penstock.broker.ids import ID_DIGITS
 from penstock.build import COMPILED
+from penstock.model.batch import Batch
+from penstock.model.ids import ID_DIGITS
 from penstock.protocols.phpmq import (
     LENGTH_DIGITS_BELIEVED,
     MESSAGE_HEADER_BYTES,

@@ -34,10 +34,11 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import ClassVar, Final
 
-from penstock.broker.batch import Batch, Slice
-from penstock.broker.ids import ID_DIGITS, ORIGIN_DIGITS, split_id
-from penstock.broker.policy import DEAD_SUFFIX, door_of
-from penstock.broker.words import (
+from penstock.build import COMPILED
+from penstock.model.batch import Batch, Slice
+from penstock.model.ids import ID_DIGITS, ORIGIN_DIGITS, split_id
+from penstock.model.policy import DEAD_SUFFIX, door_of
+from penstock.model.words import (
     Cancel,
     Command,
     Consume,
@@ -49,7 +50,6 @@ from penstock.broker.words import (
     Sync,
     Where,
 )
-from penstock.build import COMPILED
 from penstock.protocols import phpmq
 from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.phpmq import (

@@ -24,10 +24,10 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
-from penstock.broker.batch import Batch, Slice
-from penstock.broker.ids import ID_DIGITS, ORIGIN_DIGITS
-from penstock.broker.policy import QueueNameError, check_queue_name, door_of
 from penstock.build import COMPILED
+from penstock.model.batch import Batch, Slice
+from penstock.model.ids import ID_DIGITS, ORIGIN_DIGITS
+from penstock.model.policy import QueueNameError, check_queue_name, door_of
 from penstock.protocols.errors import MisuseError
 from penstock.protocols.phpmq import (
     LIMITS,

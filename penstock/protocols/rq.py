@@ -43,7 +43,7 @@ from itertools import groupby
 from struct import Struct
 from sys import byteorder
 
-from penstock.broker.batch import RETRIES_NONE, Batch
+from penstock.model.batch import RETRIES_NONE, Batch
 from penstock.protocols.errors import MisuseError
 from penstock.protocols.risp import encode
 

@@ -26,10 +26,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from penstock.broker import words
-from penstock.broker.batch import Batch, Slice
-from penstock.broker.policy import door_of
-from penstock.broker.words import Command, Outcome, Ranges
+from penstock.model import words
+from penstock.model.batch import Batch, Slice
+from penstock.model.policy import door_of
+from penstock.model.words import Command, Outcome, Ranges
 from penstock.protocols import rq
 from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.rq import Limits, Name

@@ -30,7 +30,7 @@ import re
 from collections.abc import Callable
 from struct import Struct
 
-from penstock.broker.batch import RETRIES_NONE
+from penstock.model.batch import RETRIES_NONE
 from penstock.protocols import rq
 from penstock.protocols.errors import PeerViolation
 from penstock.protocols.risp import NEED_MORE, NUMBER_FIRST, STRING_FIRST, Reader

@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.broker.batch import Batch
-from penstock.broker.words import Ignored
+from penstock.model.batch import Batch
+from penstock.model.words import Ignored
 from penstock.protocols import rq
 from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.rq import Command, Limits, Name

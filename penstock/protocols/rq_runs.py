@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import NamedTuple
 
-from penstock.broker.batch import Batch
+from penstock.model.batch import Batch
 from penstock.protocols import rq
 from penstock.protocols.rq import PROTOCOL, Command, Event, Name
 

@@ -40,9 +40,9 @@ from enum import Enum, IntEnum
 from functools import lru_cache
 from typing import TypeVar
 
-from penstock.broker.batch import Batch
-from penstock.broker.policy import DEAD_SUFFIX, QueueNameError, check_queue_name
-from penstock.broker.words import Ignored
+from penstock.model.batch import Batch
+from penstock.model.policy import DEAD_SUFFIX, QueueNameError, check_queue_name
+from penstock.model.words import Ignored
 from penstock.protocols.errors import MisuseError
 from penstock.protocols.rq import Command
 

@@ -39,7 +39,7 @@ from io import BytesIO
 from itertools import accumulate
 from typing import ClassVar
 
-from penstock.broker.batch import RETRIES_ENDLESS, RETRIES_NONE, Batch, Slice
+from penstock.model.batch import RETRIES_ENDLESS, RETRIES_NONE, Batch, Slice
 from penstock.protocols.errors import MisuseError, PeerViolation
 
 PROTOCOL = "sspq"

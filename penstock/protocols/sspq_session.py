@@ -30,8 +30,8 @@ from enum import Enum
 from itertools import pairwise
 from typing import ClassVar
 
-from penstock.broker.batch import Batch, Slice
-from penstock.broker.words import Command, Consume, Ignored, Outcome, Publish, Settle, Sync, Where
+from penstock.model.batch import Batch, Slice
+from penstock.model.words import Command, Consume, Ignored, Outcome, Publish, Settle, Sync, Where
 from penstock.protocols import sspq
 from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.sspq import Control, Event, FrameReader, Messages, Type

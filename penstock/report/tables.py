@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.broker.life import Event
 from penstock.errors import PenstockError
+from penstock.model.life import Event
 
 if TYPE_CHECKING:
     import pyarrow as pa

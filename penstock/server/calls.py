@@ -24,27 +24,25 @@ from dataclasses import asdict
 from typing import Final, Protocol, cast
 
 from penstock import __version__
-from penstock.broker.batch import Batch
 from penstock.broker.broker import Broker
-from penstock.broker.life import Reason, State
 from penstock.broker.operate import Draining, Operator, QueueRow
-from penstock.broker.policy import QueueNameError
 from penstock.control.batches import unpack_batch
 from penstock.control.frames import Buffer, Fields
-from penstock.engines.interface import (
+from penstock.log.errors import (
     DiskFull,
-    EngineError,
-    EngineFailed,
-    EngineRefused,
+    LogError,
+    LogFailed,
+    LogRefused,
     QueueFull,
     QueueUnknown,
-    ReaderInfo,
     ReaderUnknown,
-    Step,
-    Stored,
-    TransactionDone,
 )
-from penstock.engines.log.engine import LogEngine
+from penstock.log.info import ReaderInfo
+from penstock.log.log import Log
+from penstock.log.results import Step, Stored, TransactionDone
+from penstock.model.batch import Batch
+from penstock.model.life import Reason, State
+from penstock.model.policy import QueueNameError
 from penstock.server.connection import Connection
 
 ROWS_MAX: Final = 50
@@ -81,13 +79,13 @@ class Host(Protocol):
     def broker(self) -> Broker: ...
 
     @property
-    def engine(self) -> LogEngine: ...
+    def engine(self) -> Log: ...
 
     def now_us(self) -> int: ...
 
     def arrival_us(self) -> int: ...
 
-    def fail(self, error: EngineFailed) -> None: ...
+    def fail(self, error: LogFailed) -> None: ...
 
     def listeners(self) -> list[Fields]:
         """Where clients of the wires connect to."""
@@ -108,14 +106,14 @@ class Context:
             log.error("a call of the second process failed", exc_info=error)
             kind = "bug"
         answer.refuse(kind, str(error))
-        if isinstance(error, EngineFailed):
+        if isinstance(error, LogFailed):
             self.server.fail(error)
 
 
 Handler = Callable[[Context, Fields, memoryview, Answer], None]
 
 
-class CallRefused(EngineRefused):
+class CallRefused(LogRefused):
     """A call that asks for what cannot be, said by its handler."""
 
 
@@ -124,8 +122,8 @@ REFUSALS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (ReaderUnknown, "no-reader"),
     (DiskFull, "disk-full"),
     (QueueFull, "queue-full"),
-    (EngineFailed, "failed"),
-    (EngineError, "refused"),
+    (LogFailed, "failed"),
+    (LogError, "refused"),
     (QueueNameError, "name"),
     (Draining, "draining"),
 )
@@ -143,8 +141,8 @@ def refusal_of(error: Exception) -> str | None:
 def _append(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
     batch, _ = unpack_batch(fields["batch"], body, 0)
 
-    def receipt(result: Stored | EngineError) -> None:
-        if isinstance(result, EngineError):
+    def receipt(result: Stored | LogError) -> None:
+        if isinstance(result, LogError):
             context.refuse(answer, result)
         else:
             answer({"first": result.first, "end": result.end, "origin": result.origin.decode()})
@@ -159,8 +157,8 @@ def _transact(context: Context, fields: Fields, body: memoryview, answer: Answer
         batch, at = unpack_batch(part["batch"], body, at)
         parts.append((part["queue"], batch))
 
-    def receipt(result: TransactionDone | EngineError) -> None:
-        if isinstance(result, EngineError):
+    def receipt(result: TransactionDone | LogError) -> None:
+        if isinstance(result, LogError):
             context.refuse(answer, result)
         else:
             answer(
@@ -270,7 +268,7 @@ def _pause(context: Context, fields: Fields, body: memoryview, answer: Answer) -
 def _when_safe(context: Context, answer: Answer, result: Fields) -> None:
     """Tell what was done when it is synced: a crash does not take back what somebody was told."""
 
-    def confirmed(error: EngineFailed | None) -> None:
+    def confirmed(error: LogFailed | None) -> None:
         if error is None:
             answer(result)
         else:

@@ -20,11 +20,11 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from penstock.broker import words
-from penstock.broker.batch import Batch, Slice
 from penstock.broker.home import Home
-from penstock.broker.words import Command, Publish, Where
-from penstock.engines.interface import EngineFailed
+from penstock.log.errors import LogFailed
+from penstock.model import words
+from penstock.model.batch import Batch, Slice
+from penstock.model.words import Command, Publish, Where
 from penstock.protocols import phpmq, phpmq_session, rq, rq_controller, sspq_session
 from penstock.protocols.errors import PeerViolation
 from penstock.protocols.rq_session import Connection as RqState
@@ -153,7 +153,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         try:
             self._broker.handle(self, commands, now_us)
-        except EngineFailed as failure:
+        except LogFailed as failure:
             self._server.fail(failure)
 
     def _may(self, command: Command) -> bool:
@@ -199,7 +199,7 @@ class Connection(asyncio.BufferedProtocol):
         self._attached = False
         try:
             self._broker.detach(self, self._server.now_us(), lost=lost)
-        except EngineFailed as failure:
+        except LogFailed as failure:
             self._server.fail(failure)
 
     def _fault(self, what: str) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from penstock.control.frames import Buffer, Fields, Frame, FrameDecoder, FrameError, encode_frame
-from penstock.engines.interface import EngineFailed
+from penstock.log.errors import LogFailed
 from penstock.server.calls import CALLS, Context, refusal_of
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Control(asyncio.BufferedProtocol):
             return
         try:
             handler(self._context, fields, frame.body, answer)
-        except EngineFailed as error:
+        except LogFailed as error:
             answer.refuse("failed", str(error))
             self._server.fail(error)
         except Exception as error:  # a fault of ours in one call must not end the broker

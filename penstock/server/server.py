@@ -24,8 +24,8 @@ from itertools import count as counter
 
 from penstock.broker.broker import Broker
 from penstock.broker.home import Home
-from penstock.engines.interface import EngineFailed
-from penstock.engines.log.engine import LogEngine, open_log
+from penstock.log.errors import LogFailed
+from penstock.log.log import Log, open_log
 from penstock.server.address import Address, TcpAddress, UnixAddress, bind_unix
 from penstock.server.connection import CONNECTIONS, Connection
 from penstock.server.control import Control
@@ -85,7 +85,7 @@ class Server:
         self.started_us = self.now_us()
         sys.setswitchinterval(SWITCH_SECONDS)
         self._second = SecondProcess(self, settings, settings.http) if settings.http is not None else None
-        self._engine: LogEngine | None = None
+        self._engine: Log | None = None
         self.home: Home
         self._open()
 
@@ -100,7 +100,7 @@ class Server:
         )
         self.home = self._make_broker(self._engine)
 
-    def _make_broker(self, engine: LogEngine) -> Broker:
+    def _make_broker(self, engine: Log) -> Broker:
         return Broker(
             engine,
             self._want_turn,
@@ -116,7 +116,7 @@ class Server:
         return self.home
 
     @property
-    def engine(self) -> LogEngine:
+    def engine(self) -> Log:
         """The log, where it is this process that writes it."""
         assert self._engine is not None, "this broker does not have the log"
         return self._engine
@@ -276,7 +276,7 @@ class Server:
         if reload.others:
             log.warning("changed, but in force only after a restart: %s", ", ".join(reload.others))
 
-    def fail(self, error: EngineFailed) -> None:
+    def fail(self, error: LogFailed) -> None:
         if self._exit == EXIT_OK:
             self._exit = EXIT_FAILED
             log.critical("stopping: %s", error)
@@ -316,7 +316,7 @@ class Server:
         self._arrival_us = 0
         try:
             self.home.turn(self.now_us())
-        except EngineFailed as error:
+        except LogFailed as error:
             self.fail(error)
         except Exception:  # noqa: BLE001 - it is told: a fault of ours must not stop the next turn
             log.exception("a turn failed")
@@ -355,7 +355,7 @@ class Server:
             self.home.tick(now_us)
             if self._ticks % TRIM_TICKS == 0 and self._engine is not None:
                 self._engine.trim(now_us)
-        except EngineFailed as error:
+        except LogFailed as error:
             self.fail(error)
             return
         self._tell_of_the_disk()

@@ -229,7 +229,7 @@ class Label(Kind):
 
 @dataclass(frozen=True, slots=True)
 class LogName(Kind):
-    """The name of a cluster's log, as `engines/jetstream/names.py` takes it."""
+    """The name of a cluster's log, as `log/jetstream/names.py` takes it."""
 
     metavar: str = "NAME"
 
@@ -299,7 +299,7 @@ class Engine(Kind):
         if not isinstance(value, str) or not re.match("(nats|tls)://", value):
             raise self.refuse()
         # Whoever has no cluster loads nothing of it.
-        from penstock.engines.jetstream.servers import ServerListError, parse_servers
+        from penstock.log.jetstream.servers import ServerListError, parse_servers
 
         try:
             parse_servers(value)

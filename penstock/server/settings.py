@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Final
 
-from penstock.broker.policy import Policies, door_of
-from penstock.engines.log.state import LogSettings
 from penstock.errors import PenstockError
+from penstock.log.state import LogSettings
+from penstock.model.policy import Policies, door_of
 from penstock.server.address import Address, TcpAddress
 from penstock.server.setting_kinds import (
     Engine,

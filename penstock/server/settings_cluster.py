@@ -58,7 +58,7 @@ def warnings(settings: Settings) -> list[str]:
 
 def _is_here(url: str) -> bool:
     # Whoever has no cluster loads nothing of it.
-    from penstock.engines.jetstream.servers import parse_server
+    from penstock.log.jetstream.servers import parse_server
 
     server = parse_server(url)
     return is_loopback(TcpAddress(server.host, server.port))

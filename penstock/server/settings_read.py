@@ -21,8 +21,8 @@ from itertools import combinations
 from operator import attrgetter
 from typing import Any, Final
 
-from penstock.broker.policy import Policies, PolicyError, QueueNameError, QueuePolicy, check_queue_name
-from penstock.engines.log.state import LogSettings
+from penstock.log.state import LogSettings
+from penstock.model.policy import Policies, PolicyError, QueueNameError, QueuePolicy, check_queue_name
 from penstock.server.address import Address, addresses_clash
 from penstock.server.setting_kinds import LOG, Switch
 from penstock.server.settings import (

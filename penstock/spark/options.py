@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from penstock.broker.life import Reason
-from penstock.broker.policy import QueueNameError, check_queue_name, door_of
 from penstock.client.errors import NotSupported
 from penstock.client.url import parse_url
 from penstock.errors import PenstockError
+from penstock.model.life import Reason
+from penstock.model.policy import QueueNameError, check_queue_name, door_of
 
 URL_DEFAULT: Final = "http://127.0.0.1:9180"
 RETRY_SECONDS_DEFAULT: Final = 30.0
@@ -104,7 +104,7 @@ def _engine(text: str) -> str:
     if text.strip().lower() == "log":
         raise WrongOption("'log' is the broker's own; leave the option out to read from the broker")
     # Whoever has no cluster loads nothing of it.
-    from penstock.engines.jetstream.servers import ServerListError, parse_servers
+    from penstock.log.jetstream.servers import ServerListError, parse_servers
 
     try:
         parse_servers(text)

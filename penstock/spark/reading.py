@@ -100,8 +100,8 @@ class Scan:
 
     def _direct(self, part: Range, plan: Plan) -> Iterator["pa.RecordBatch"]:
         """A range from NATS."""
-        from penstock.engines.interface import LogDamaged
-        from penstock.engines.jetstream.ranges import BytesMissing
+        from penstock.log.errors import LogDamaged
+        from penstock.log.jetstream.ranges import BytesMissing
 
         at, planned_again_at = part.start, -1
         patience = Patience(self._broker.retry_seconds, advice=NATS_ADVICE)

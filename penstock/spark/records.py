@@ -25,7 +25,7 @@ from penstock.spark.stations import station_for
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.engines.jetstream.ranges import Part, Source
+    from penstock.log.jetstream.ranges import Part, Source
 
 
 class Plan(NamedTuple):
@@ -38,7 +38,7 @@ class Plan(NamedTuple):
 
 def plan_of(broker: Broker, options: ReadOptions, whole: Range) -> Plan:
     """The plan of a range, in as many answers as it takes."""
-    from penstock.engines.jetstream.ranges import Part, Source
+    from penstock.log.jetstream.ranges import Part, Source
 
     parts: list[Part] = []
     at, start, source = whole.start, whole.start, None
@@ -65,9 +65,9 @@ def batches(
     options: ReadOptions, plan: Plan, whole: Range, columns: Sequence[str], *, step_over: bool
 ) -> Iterator["pa.RecordBatch"]:
     """The rows of a range. With `step_over`, what is missing or damaged is left out, with a warning."""
-    from penstock.engines.jetstream.errors import JetStreamTrouble
-    from penstock.engines.jetstream.ranges import blocks
-    from penstock.engines.log.arrow import MESSAGES_SCHEMA, ROWS_MAX, Constants, batch_of, groups_of, pruned
+    from penstock.log.arrow import MESSAGES_SCHEMA, ROWS_MAX, Constants, batch_of, groups_of, pruned
+    from penstock.log.jetstream.errors import JetStreamTrouble
+    from penstock.log.jetstream.ranges import blocks
 
     if plan.source is None:
         return

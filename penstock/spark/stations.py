@@ -5,7 +5,7 @@ each of them would cost more than many a task reads.
 
 Rules that always hold:
   * What is made here belongs to this process: a worker that was forked makes its own.
-  * A connection that breaks is made again by itself (`engines/jetstream/link.py`); meanwhile whoever asks is
+  * A connection that breaks is made again by itself (`log/jetstream/link.py`); meanwhile whoever asks is
     told so, and asks again.
 
 How it fails: `Interrupted` where no server answers, which may pass; `NotAdmitted` where the servers do not
@@ -23,8 +23,8 @@ from penstock.spark.api import Interrupted
 from penstock.spark.options import ReadOptions
 
 if TYPE_CHECKING:
-    from penstock.engines.jetstream.station import Station
-    from penstock.engines.jetstream.wire import WireOptions
+    from penstock.log.jetstream.station import Station
+    from penstock.log.jetstream.wire import WireOptions
 
 
 class NotAdmitted(PenstockError):
@@ -48,10 +48,10 @@ _stations: "dict[_Key, Station]" = {}
 
 def station_for(options: ReadOptions) -> "Station":
     """The connection that these options name."""
-    from penstock.engines.jetstream.credentials import CredentialsError
-    from penstock.engines.jetstream.errors import LinkError
-    from penstock.engines.jetstream.servers import parse_servers
-    from penstock.engines.jetstream.station import Station
+    from penstock.log.jetstream.credentials import CredentialsError
+    from penstock.log.jetstream.errors import LinkError
+    from penstock.log.jetstream.servers import parse_servers
+    from penstock.log.jetstream.station import Station
     from penstock.server.settings import SettingsError
 
     assert options.engine is not None
@@ -79,8 +79,8 @@ def station_for(options: ReadOptions) -> "Station":
 
 
 def _wire_options(options: ReadOptions) -> "WireOptions":
-    from penstock.engines.jetstream.credentials import Credentials, read_credentials
-    from penstock.engines.jetstream.wire import WireOptions
+    from penstock.log.jetstream.credentials import Credentials, read_credentials
+    from penstock.log.jetstream.wire import WireOptions
     from penstock.server.tls import client_context
 
     credentials = Credentials()

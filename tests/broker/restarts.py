@@ -28,18 +28,19 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from penstock.broker.batch import Batch
 from penstock.broker.broker import Broker
-from penstock.broker.life import Event, Reason, State
 from penstock.broker.operate import Operator
-from penstock.broker.policy import Policies
-from penstock.broker.words import Where
-from penstock.engines.interface import EngineError, EngineRefused, QueueFull, Stored
-from penstock.engines.log.engine import LogEngine
-from penstock.engines.log.state import LogSettings
-from penstock.engines.log.workers import InlineWorker
+from penstock.log.errors import LogError, LogRefused, QueueFull
+from penstock.log.log import Log
+from penstock.log.results import Stored
+from penstock.log.state import LogSettings
+from penstock.log.workers import InlineWorker
+from penstock.model.batch import Batch
+from penstock.model.life import Event, Reason, State
+from penstock.model.policy import Policies
+from penstock.model.words import Where
 from tests.broker.restarts_ports import SECOND_US, Message, WildPort
-from tests.engines.simdisk import SimDisk
+from tests.log.simdisk import SimDisk
 
 START_US = 1_700_000_000 * SECOND_US
 LIVES_MAX = 5
@@ -90,7 +91,7 @@ class Run:
         self.open()
 
     def open(self) -> None:
-        self.engine = LogEngine.open(
+        self.engine = Log.open(
             self.disk,
             self.now_us,
             settings=self.settings,
@@ -212,7 +213,7 @@ class Run:
         queue = self.rng.choice(NAMES)
         messages = self.some(queue, self.rng.randint(1, 3))
 
-        def receipt(result: Stored | EngineError) -> None:
+        def receipt(result: Stored | LogError) -> None:
             if isinstance(result, Stored):
                 self.confirmed(messages)
 
@@ -221,7 +222,7 @@ class Run:
             self.operator.append(queue, batch, self.now_us, receipt)
         except QueueFull:
             self.counts["full"] += 1
-        except EngineRefused as error:
+        except LogRefused as error:
             self.refused(queue, str(error))
 
     def refused(self, queue: str, text: str) -> None:

@@ -9,9 +9,9 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.broker.batch import Batch, Slice
 from penstock.broker.broker import MESSAGE_BYTES
-from penstock.broker.words import (
+from penstock.model.batch import Batch, Slice
+from penstock.model.words import (
     Accepted,
     Cancel,
     Closing,

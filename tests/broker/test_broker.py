@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.batch import Batch, Slice
 from penstock.broker.broker import Broker
-from penstock.broker.life import Reason
-from penstock.broker.policy import Policies
-from penstock.broker.words import (
+from penstock.log.disk import RealDisk
+from penstock.log.log import Log
+from penstock.log.state import LogSettings
+from penstock.log.workers import InlineWorker
+from penstock.model.batch import Batch, Slice
+from penstock.model.life import Reason
+from penstock.model.policy import Policies
+from penstock.model.words import (
     Accepted,
     Broadcast,
     Cancel,
@@ -23,10 +27,6 @@ from penstock.broker.words import (
     Settle,
     Where,
 )
-from penstock.engines.log.disk import RealDisk
-from penstock.engines.log.engine import LogEngine
-from penstock.engines.log.state import LogSettings
-from penstock.engines.log.workers import InlineWorker
 
 SECOND = 1_000_000
 START = 1_700_000_000 * SECOND
@@ -119,7 +119,7 @@ class House:
     ) -> None:
         self.now = START
         self.writer, self.keeper = InlineWorker(), InlineWorker()
-        self.engine = LogEngine.open(
+        self.engine = Log.open(
             RealDisk(str(folder)),
             self.now,
             settings=settings,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.batch import Batch
-from penstock.broker.words import Cancel, Consume, Publish
-from penstock.engines.log.state import LogSettings
+from penstock.log.state import LogSettings
+from penstock.model.batch import Batch
+from penstock.model.words import Cancel, Consume, Publish
 from tests.broker.test_broker import FakePort, House, send
 
 REQUEST_BYTES = 16  # its ticket, and whether it is open

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.batch import Slice
 from penstock.broker.broker import DISPATCH_BYTES
-from penstock.broker.words import Cancel, Closing, Consume
+from penstock.model.batch import Slice
+from penstock.model.words import Cancel, Closing, Consume
 from tests.broker.test_broker import FakePort, House, send, settle
 
 

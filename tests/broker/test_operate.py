@@ -6,20 +6,14 @@ from pathlib import Path
 import pytest
 
 from penstock.broker import operate
-from penstock.broker.batch import Batch
 from penstock.broker.broker import Broker
-from penstock.broker.life import Event, Reason
 from penstock.broker.operate import Draining, Operator
-from penstock.broker.policy import Policies, QueueNameError
-from penstock.broker.words import Cancel, Consume, Outcome, Settle
-from penstock.engines.interface import (
-    EngineError,
-    EngineRefused,
-    QueueFull,
-    QueueUnknown,
-    Stored,
-    TransactionDone,
-)
+from penstock.log.errors import LogError, LogRefused, QueueFull, QueueUnknown
+from penstock.log.results import Stored, TransactionDone
+from penstock.model.batch import Batch
+from penstock.model.life import Event, Reason
+from penstock.model.policy import Policies, QueueNameError
+from penstock.model.words import Cancel, Consume, Outcome, Settle
 from tests.broker.test_broker import FakePort, House, send, settle
 
 
@@ -35,8 +29,8 @@ class Office(House):
     def want_turn(self) -> None:
         self.turns += 1
 
-    def append(self, queue: str, *messages: bytes) -> list[Stored | EngineError]:
-        came: list[Stored | EngineError] = []
+    def append(self, queue: str, *messages: bytes) -> list[Stored | LogError]:
+        came: list[Stored | LogError] = []
         self.operator.append(queue, Batch.of(messages, protocol="http"), self.now, came.append)
         return came
 
@@ -98,7 +92,7 @@ def test_queues_max_counts_here_too(tmp_path: Path) -> None:
     office = Office(tmp_path, queues_max=2)
     office.append("a", b"x")
     office.append("b", b"x")
-    with pytest.raises(EngineRefused, match="queues-max"):
+    with pytest.raises(LogRefused, match="queues-max"):
         office.append("c", b"x")
     office.append("a", b"x")
     office.engine.close(office.now)
@@ -117,7 +111,7 @@ def test_a_transaction_is_handed_out_in_all_its_queues(office: Office) -> None:
     worker = office.port("w")
     worker.say(Consume("a", 10), Consume("b", 10))
     office.turn()
-    came: list[TransactionDone | EngineError] = []
+    came: list[TransactionDone | LogError] = []
     parts = [("a", Batch.of([b"1"])), ("b", Batch.of([b"2"]))]
     for _ in range(2):
         office.operator.transact("key", parts, office.now, came.append)
@@ -331,20 +325,20 @@ def test_a_reader_holds_what_was_said_last_and_nothing_else(office: Office) -> N
     assert held() == [("a", "messages", 0, 60), ("b", "messages", 1, 60)]
     office.operator.hold_reader("spark", "events", {"b": 2, "c": 0}, 0.5, office.now, readers_max=2)
     assert held() == [("b", "events", 2, 0), ("c", "events", 0, 0)]
-    with pytest.raises(EngineRefused, match="nowhere"):
+    with pytest.raises(LogRefused, match="nowhere"):
         office.operator.hold_reader("spark", "events", {"a": 0, "nowhere": 0}, 60, office.now, readers_max=2)
-    with pytest.raises(EngineRefused, match="view"):
+    with pytest.raises(LogRefused, match="view"):
         office.operator.hold_reader("spark", "pictures", {"a": 0}, 60, office.now, readers_max=2)
-    with pytest.raises(EngineRefused, match="positions"):
+    with pytest.raises(LogRefused, match="positions"):
         office.operator.hold_reader("spark", "events", {}, 60, office.now, readers_max=2)
     assert len(held()) == 2
     office.operator.hold_reader("other", "events", {"a": 0}, 60, office.now, readers_max=2)
-    with pytest.raises(EngineRefused, match="readers-max"):
+    with pytest.raises(LogRefused, match="readers-max"):
         office.operator.hold_reader("third", "events", {"a": 0}, 60, office.now, readers_max=2)
     office.operator.release_reader("other", office.now)
     office.operator.release_reader("spark", office.now)
     assert held() == []
-    with pytest.raises(EngineRefused, match="spark"):
+    with pytest.raises(LogRefused, match="spark"):
         office.operator.release_reader("spark", office.now)
 
 
@@ -484,7 +478,7 @@ def test_names_that_nobody_waits_at_any_more_do_not_count(tmp_path: Path) -> Non
     waits = office.port("waits")
     waits.say(Consume("waiting", 0))
     office.append("a", b"x")
-    with pytest.raises(EngineRefused, match="queues-max"):
+    with pytest.raises(LogRefused, match="queues-max"):
         office.operator.transact(
             "k",
             [("a", Batch.of([b"x"])), ("c", Batch.of([b"x"])), ("b", Batch.of([b"x"]))],
@@ -492,7 +486,7 @@ def test_names_that_nobody_waits_at_any_more_do_not_count(tmp_path: Path) -> Non
             print,
         )
     office.append("b", b"x")
-    with pytest.raises(EngineRefused, match="queues-max"):
+    with pytest.raises(LogRefused, match="queues-max"):
         office.append("c", b"x")
     office.append("waiting", b"for this")  # which was counted
     office.turn()

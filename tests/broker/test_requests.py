@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.batch import Batch
 from penstock.broker.operate import Operator
-from penstock.broker.policy import Policies
-from penstock.broker.words import Accepted, Consume, Outcome, Reply, Where
-from penstock.engines.log.state import LogSettings
+from penstock.log.state import LogSettings
+from penstock.model.batch import Batch
+from penstock.model.policy import Policies
+from penstock.model.words import Accepted, Consume, Outcome, Reply, Where
 from tests.broker.test_broker import FakePort, House, send, settle
 
 

@@ -17,8 +17,8 @@ from penstock.broker import requests
 from penstock.broker.broker import Broker, Guest
 from penstock.broker.consumers import Consumers
 from penstock.broker.requests import Asked
-from penstock.broker.words import Consume
-from penstock.engines.interface import EngineRefused
+from penstock.log.errors import LogRefused
+from penstock.model.words import Consume
 from tests.broker.restarts import Broken, run
 from tests.build import interpreted_only
 
@@ -104,7 +104,7 @@ def test_a_limit_that_counts_spoken_names_is_caught(monkeypatch: pytest.MonkeyPa
     def by_desks(self: Broker, queues: Iterable[str]) -> None:
         for queue in queues:
             if queue not in self._desks and len(self._desks) >= self._queues_max:
-                raise EngineRefused(f"queue {queue!r}: the limit of queues-max")
+                raise LogRefused(f"queue {queue!r}: the limit of queues-max")
 
     monkeypatch.setattr(Broker, "check_names", by_desks)
     assert_caught("and was refused")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.demo import staying
-from penstock.engines.log.engine import open_log
+from penstock.log.log import open_log
 from tests.cli.terminal import Terminal
 from tests.http.api import Api
 from tests.server.harness import ROOT, WAIT_SECONDS, until

@@ -19,7 +19,7 @@ from penstock.cli.main import main
 from penstock.client.url import PORTS
 from penstock.cluster import checks
 from penstock.cluster.info import cluster_info
-from penstock.engines.jetstream.cluster import Cluster
+from penstock.log.jetstream.cluster import Cluster
 from tests.http.api import Api
 from tests.http.conftest import StartBroker
 from tests.server.harness import BrokerProcess

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.batch import Batch
-from penstock.broker.words import Outcome
 from penstock.cli import dump
 from penstock.cli.main import main
-from penstock.engines.log.engine import open_log
-from penstock.engines.log.segments import parse_segment_name
-from penstock.engines.log.state import LogSettings
-from tests.engines.folders import NOW_US, SECOND_US, Worker
+from penstock.log.log import open_log
+from penstock.log.segments import parse_segment_name
+from penstock.log.state import LogSettings
+from penstock.model.batch import Batch
+from penstock.model.words import Outcome
+from tests.log.folders import NOW_US, SECOND_US, Worker
 
 NASTY = b"\x1b]0;owned\x07\x1b[2J\r\x00\x7f\xc2\x9b"
 """Would set a window's title, clear the screen and begin a control sequence in one character."""

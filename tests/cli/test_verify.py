@@ -14,13 +14,10 @@ from unittest import mock
 
 import pytest
 
-from penstock.broker.batch import Batch
-from penstock.broker.policy import Policies
-from penstock.broker.words import Outcome
 from penstock.cli import verify
 from penstock.cli.main import main
-from penstock.engines.log import retention
-from penstock.engines.log.block import (
+from penstock.log import retention
+from penstock.log.block import (
     FLAG_END,
     HEADER_BYTES,
     KIND_CONTROL,
@@ -29,12 +26,15 @@ from penstock.engines.log.block import (
     Header,
     read_header,
 )
-from penstock.engines.log.disk import WATERMARK, RealDisk, Watermark
-from penstock.engines.log.engine import LogEngine, open_log
-from penstock.engines.log.inspect import DEFECTS, NOTES, Finding, Hole, Report, inspect_log, walk
-from penstock.engines.log.segments import Segment, parse_segment_name
-from penstock.engines.log.state import LogSettings
-from tests.engines.folders import NOW_US, SECOND_US, Worker
+from penstock.log.disk import WATERMARK, RealDisk, Watermark
+from penstock.log.inspect import DEFECTS, NOTES, Finding, Hole, Report, inspect_log, walk
+from penstock.log.log import Log, open_log
+from penstock.log.segments import Segment, parse_segment_name
+from penstock.log.state import LogSettings
+from penstock.model.batch import Batch
+from penstock.model.policy import Policies
+from penstock.model.words import Outcome
+from tests.log.folders import NOW_US, SECOND_US, Worker
 
 SMALL = LogSettings(segment_bytes=4096, block_bytes=1024, snapshot_blocks=30)
 LARGE = LogSettings(segment_bytes=1 << 20)
@@ -44,11 +44,11 @@ BRIEF = Policies({"*": {"retention-seconds": 0}})
 # --- folders ---------------------------------------------------------------------------------------
 
 
-def open_at(folder: Path, settings: LogSettings = SMALL, policies: Policies | None = None) -> LogEngine:
+def open_at(folder: Path, settings: LogSettings = SMALL, policies: Policies | None = None) -> Log:
     return open_log(str(folder), NOW_US, settings=settings, policies=policies)
 
 
-def fill(engine: LogEngine, turns: int = 20) -> None:
+def fill(engine: Log, turns: int = 20) -> None:
     """Messages in two queues, acknowledgements, rejections, and one transaction."""
     for turn in range(turns):
         now_us = NOW_US + turn * 1000
@@ -229,7 +229,7 @@ def test_random_work_leaves_nothing_to_find(tmp_path: Path, seed: int) -> None:
 def test_beside_a_broker_that_trims_and_compacts(tmp_path: Path) -> None:
     """Looked at while another process works in the folder."""
     program = (
-        "import sys; from pathlib import Path; from tests.engines.folders import Worker\n"
+        "import sys; from pathlib import Path; from tests.log.folders import Worker\n"
         "worker = Worker(Path(sys.argv[1]), 7, queues=('brief', 'lazy', 'short'))\n"
         "print('open', flush=True)\n"
         "for turn in range(600):\n"

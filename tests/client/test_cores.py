@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.batch import Batch
-from penstock.broker.words import Outcome
 from penstock.client import ConnectionLost, NotSupported, Undelivered
 from penstock.client.core import CHUNK_BYTES, CHUNK_MESSAGES, chunks
 from penstock.client.phpmq_core import Held, PhpmqCore, unsettled
 from penstock.client.rq_core import Call, LineCore
 from penstock.client.sspq_core import SspqCore
+from penstock.model.batch import Batch
+from penstock.model.words import Outcome
 from penstock.protocols import rq, sspq
 from penstock.protocols.rq_node import Deliveries
 from tests.server.harness import phpmq

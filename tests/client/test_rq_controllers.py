@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.batch import Batch
 from penstock.client import ConnectionLost, RqRequest, TimedOut, Undelivered
 from penstock.client.rq_line import Line
+from penstock.model.batch import Batch
 from penstock.protocols import rq
 from tests.client.both import Connect, Seen, both, both_and_uvloop, take
 from tests.client.conftest import Spare

@@ -20,12 +20,12 @@ from typing import Any, TypeVar, cast
 import uvloop
 
 from penstock.broker.broker import Broker
-from penstock.broker.policy import Policies
 from penstock.cluster.away import Away
 from penstock.cluster.host import RelayHost
-from penstock.engines.interface import EngineFailed
-from penstock.engines.log.engine import LogEngine, open_log
-from penstock.engines.log.state import LogSettings
+from penstock.log.errors import LogFailed
+from penstock.log.log import Log, open_log
+from penstock.log.state import LogSettings
+from penstock.model.policy import Policies
 from penstock.server.address import Address, TcpAddress
 from penstock.server.connection import CONNECTIONS, Connection
 from penstock.server.journal import Journal
@@ -109,7 +109,7 @@ class Front:
         self.connection_buffer_bytes = limits.connection_buffer_bytes
         self.journal = Journal()
         self.home: Any = None  # Broker or Away, which have the same face
-        self.failed: EngineFailed | None = None
+        self.failed: LogFailed | None = None
         self.is_over = False
         self.connections: set[Connection] = set()
         self._endings: Counter[int] = Counter()  # by the port of the client
@@ -188,7 +188,7 @@ class Front:
     def check_in_flight(self, connection: Connection) -> None:
         """Nothing here is large enough."""
 
-    def fail(self, error: EngineFailed) -> None:
+    def fail(self, error: LogFailed) -> None:
         self.failed = error
 
     def want_turn(self) -> None:
@@ -203,14 +203,14 @@ class Front:
             return
         try:
             self.home.turn(self.now_us())
-        except EngineFailed as error:
+        except LogFailed as error:
             self.fail(error)
 
     def _tick(self) -> None:
         self._ticking = self.thread.loop.call_later(0.05, self._tick)
         try:
             self.home.tick(self.now_us())
-        except EngineFailed as error:
+        except LogFailed as error:
             self.fail(error)
 
 
@@ -218,7 +218,7 @@ class Leader(Front):
     """A front-end that leads: a broker over a log in a folder, and a relay host before it."""
 
     broker: Broker
-    engine: LogEngine
+    engine: Log
     host: RelayHost
     address: TcpAddress
 

@@ -20,8 +20,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from penstock.engines.jetstream.cluster import Cluster, Node
-from penstock.engines.jetstream.names import LogNames
+from penstock.log.jetstream.cluster import Cluster, Node
+from penstock.log.jetstream.names import LogNames
 from tests.http.api import Api
 from tests.server.harness import ROOT, WAIT_SECONDS, BrokerProcess, until
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.batch import Batch
-from penstock.broker.life import Event
-from penstock.broker.words import Cancel, Consume, Outcome, Publish, Settle, Where
+from penstock.model.batch import Batch
+from penstock.model.life import Event
+from penstock.model.words import Cancel, Consume, Outcome, Publish, Settle, Where
 from tests.broker.test_broker import SECOND, FakePort, House
 
 

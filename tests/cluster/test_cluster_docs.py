@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from penstock.cli import cluster as command
-from penstock.engines.jetstream.cluster import server_path
-from penstock.engines.jetstream.lease import LEASE_SECONDS, SUSPECT_SECONDS
+from penstock.log.jetstream.cluster import server_path
+from penstock.log.jetstream.lease import LEASE_SECONDS, SUSPECT_SECONDS
 from penstock.server.settings import SECTIONS, TABLE, Settings
 from penstock.server.settings_read import add_arguments, load
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from penstock.client import PhpmqClient, RqClient
-from penstock.engines.jetstream.cluster import Cluster, Node
+from penstock.log.jetstream.cluster import Cluster, Node
 from tests.cluster.load import Load
 from tests.cluster.processes import STREAM, Site, site
 from tests.cluster.verdict import Record, judge

@@ -10,19 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.batch import Batch, Slice
-from penstock.broker.words import (
-    Accepted,
-    Broadcast,
-    Cancel,
-    Closing,
-    Command,
-    Consume,
-    Outcome,
-    Publish,
-    Reply,
-    Settle,
-)
 from penstock.cluster.columns import (
     pack_batches,
     pack_ranges,
@@ -48,6 +35,19 @@ from penstock.cluster.frames import (
 from penstock.cluster.lanes import Item, Shipment, pack_shipment, unpack_shipment
 from penstock.cluster.sayings import NO_NUMBER, pack_words, unpack_words
 from penstock.cluster.seats import Seat
+from penstock.model.batch import Batch, Slice
+from penstock.model.words import (
+    Accepted,
+    Broadcast,
+    Cancel,
+    Closing,
+    Command,
+    Consume,
+    Outcome,
+    Publish,
+    Reply,
+    Settle,
+)
 from penstock.protocols.errors import PeerViolation
 
 ORIGIN = b"0123456789abcdef01"

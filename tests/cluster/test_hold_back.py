@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.batch import Batch
-from penstock.broker.policy import Policies
-from penstock.broker.words import Publish
 from penstock.cluster.away_link import AwayLink
 from penstock.cluster.host_link import HostLink
 from penstock.cluster.lanes import BATCH_BYTES, MESSAGE_BYTES
@@ -19,7 +16,11 @@ from penstock.cluster.rooms import STUCK_SECONDS, Rooms
 from penstock.cluster.seats import Seat
 from penstock.cluster.sending import SHIPMENTS_MAX, WINDOW_BYTES, Sending
 from penstock.cluster.storing import Storing
-from penstock.engines.interface import EngineError, TransactionDone
+from penstock.log.errors import LogError
+from penstock.log.results import TransactionDone
+from penstock.model.batch import Batch
+from penstock.model.policy import Policies
+from penstock.model.words import Publish
 from penstock.server.settings import Limits
 from tests.cluster.fronts import Follower, Leader, LoopThread
 from tests.server.harness import SEND, Wire, expect_dispatch, phpmq, sspq
@@ -277,11 +278,11 @@ class Receipts:
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
         self._released = False
-        self._kept: list[tuple[HostLink, int, int, TransactionDone | EngineError | None]] = []
+        self._kept: list[tuple[HostLink, int, int, TransactionDone | LogError | None]] = []
         leader.thread.call(setattr, leader.host._storing, "_stored", self._keep)
 
     def _keep(
-        self, link: HostLink, lane: int, number: int, result: TransactionDone | EngineError | None
+        self, link: HostLink, lane: int, number: int, result: TransactionDone | LogError | None
     ) -> None:
         if self._released:
             Storing._stored(link, lane, number, result)

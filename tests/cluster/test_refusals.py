@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.jetstream.cluster import Cluster
+from penstock.log.jetstream.cluster import Cluster
 from tests.server.harness import ROOT, BrokerProcess
 
 WAIT_SECONDS = 60.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.life import Event
+from penstock.model.life import Event
 from tests.cluster.fronts import Follower, Leader, LoopThread
 from tests.server.doors import DOORS, Door, PhpmqDoor, RqDoor, SspqDoor
 from tests.server.harness import SEND, number_of, sspq

@@ -18,7 +18,7 @@ import pytest
 from penstock import connect
 from penstock.cli.main import main
 from penstock.cluster.up import LocalCluster, UpError
-from penstock.engines.jetstream.cluster import _free_ports
+from penstock.log.jetstream.cluster import _free_ports
 from tests.nats.cluster import api, linked, stream_settings
 from tests.server.harness import until
 

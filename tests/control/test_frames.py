@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.batch import RETRIES_NONE, Batch
 from penstock.control.batches import pack_batch, pack_batches, unpack_batch
 from penstock.control.frames import Fields, FrameDecoder, FrameError, encode_frame
+from penstock.model.batch import RETRIES_NONE, Batch
 
 FRAMES: list[tuple[Fields, list[bytes]]] = [
     ({"n": 1, "call": "queues"}, []),

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 from penstock.client import PhpmqClient
 from penstock.dashboard import words
 from penstock.dashboard.syncs import labels, latency
-from penstock.engines.jetstream.cluster import Cluster
+from penstock.log.jetstream.cluster import Cluster
 from tests.dashboard.conftest import StartBroker, Visit, axe, fits
 from tests.dashboard.test_link import NOBODY, restart
 from tests.http.api import Api

@@ -15,34 +15,27 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import pytest
 
-from penstock.broker.batch import Batch
-from penstock.broker.policy import Policies
-from penstock.broker.words import Outcome
 from penstock.control.batches import unpack_batch
 from penstock.control.frames import Buffer, Fields, Frame
-from penstock.engines.interface import (
-    DiskFull,
-    EngineError,
-    EngineRefused,
-    QueueFull,
-    Step,
-    Stored,
-    TransactionDone,
-)
-from penstock.engines.log.disk import RealDisk
-from penstock.engines.log.engine import LogEngine
-from penstock.engines.log.state import LogSettings
-from penstock.engines.log.workers import InlineWorker
 from penstock.http import commits, stage_files, stages
 from penstock.http.link import CallRefused, Link
 from penstock.http.problems import Problem
 from penstock.http.stage_files import Intent, Stage
 from penstock.http.stages import Committed, Stages
+from penstock.log.disk import RealDisk
+from penstock.log.errors import DiskFull, LogError, LogRefused, QueueFull
+from penstock.log.log import Log
+from penstock.log.results import Step, Stored, TransactionDone
+from penstock.log.state import LogSettings
+from penstock.log.workers import InlineWorker
+from penstock.model.batch import Batch
+from penstock.model.policy import Policies
+from penstock.model.words import Outcome
 
 NOW_US = 1_700_000_000_000_000
 WAIT_SECONDS = 20.0
 SMALL = LogSettings(segment_bytes=64 * 1024, block_bytes=2048, cache_bytes=4096, snapshot_blocks=16)
-KINDS = {QueueFull: "queue-full", DiskFull: "disk-full", EngineRefused: "refused"}
+KINDS = {QueueFull: "queue-full", DiskFull: "disk-full", LogRefused: "refused"}
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -68,7 +61,7 @@ class Moments:
 class EngineLink:
     """The calls of the link that commits need, carried out by an engine."""
 
-    def __init__(self, engine: LogEngine, moments: Moments) -> None:
+    def __init__(self, engine: Log, moments: Moments) -> None:
         self.engine = engine
         self.moments = moments
         self.refusals: list[CallRefused] = []  # to give instead of answers, in the middle
@@ -99,12 +92,12 @@ class EngineLink:
         for part in fields["parts"]:
             batch, at = unpack_batch(part["batch"], memoryview(body), at)
             parts.append((part["queue"], batch))
-        came: list[TransactionDone | EngineError] = []
+        came: list[TransactionDone | LogError] = []
         step = Step(*fields["step"]) if "step" in fields else None
         try:
             said = fields["fingerprint"]
             self.engine.transact(fields["key"], parts, NOW_US, came.append, step=step, fingerprint=said)
-        except EngineRefused as error:
+        except LogRefused as error:
             raise CallRefused(KINDS[type(error)], str(error)) from None
         self.engine.flush(NOW_US)
         self.engine.wait()
@@ -139,7 +132,7 @@ class Rig:
         self.open_engine()
 
     def open_engine(self) -> None:
-        self.engine = LogEngine.open(
+        self.engine = Log.open(
             RealDisk(str(self.folder)),
             NOW_US,
             settings=SMALL,

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import pytest
 
-from penstock.broker.life import DEAD_REASONS, Event, Reason
 from penstock.client import PhpmqClient, RqClient, SspqClient, TimedOut, Undelivered
-from penstock.engines.log.reader import LogReader
+from penstock.log.reader import LogReader
+from penstock.model.life import DEAD_REASONS, Event, Reason
 from tests.http.api import Api
 from tests.http.conftest import StartBroker
 from tests.http.scrape import scrape, url

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.batch import Batch
-from penstock.broker.life import Event
-from penstock.broker.words import Outcome
-from penstock.engines.log.engine import LogEngine, open_log
-from penstock.engines.log.reader import LogReader
-from penstock.engines.log.state import LogSettings
 from penstock.http import history
 from penstock.http.history import Histories, histories_of, numpy_hits, plain_hits, walk_events
 from penstock.http.looking import Seen, extent_of, iso_time, look_at
 from penstock.http.problems import Problem
 from penstock.http.readers import ReaderPool
-from tests.engines.folders import NOW_US, Worker
+from penstock.log.log import Log, open_log
+from penstock.log.reader import LogReader
+from penstock.log.state import LogSettings
+from penstock.model.batch import Batch
+from penstock.model.life import Event
+from penstock.model.words import Outcome
+from tests.log.folders import NOW_US, Worker
 
 QUEUES = ("brief", "lazy", "short")  # of which retention takes and compacts
 FINAL = {"acked", "rejected", "expired", "withdrawn"}
@@ -57,7 +57,7 @@ def found(reader: LogReader, queue: str, messages: Sequence[Seen]) -> Histories:
     return histories
 
 
-def expected(engine: LogEngine, queue: str, message: Seen) -> list[dict[str, Any]]:
+def expected(engine: Log, queue: str, message: Seen) -> list[dict[str, Any]]:
     """One event after the other, for one message."""
     fields = [
         {

@@ -17,17 +17,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.batch import Batch
-from penstock.broker.policy import Policies
-from penstock.broker.words import Outcome
-from penstock.engines.log.engine import open_log
-from penstock.engines.log.state import LogSettings
 from penstock.http.idempotency import check_same, transaction_key
 from penstock.http.problems import Problem
 from penstock.http.readers import ReaderPool
-from tests.engines.folders import NOW_US
+from penstock.log.log import open_log
+from penstock.log.state import LogSettings
+from penstock.model.batch import Batch
+from penstock.model.policy import Policies
+from penstock.model.words import Outcome
 from tests.http.api import ARROW, NDJSON, Api, Reply
 from tests.http.conftest import StartBroker
+from tests.log.folders import NOW_US
 from tests.server.harness import BrokerProcess, until
 
 

@@ -14,28 +14,28 @@ import pyarrow as pa
 import pytest
 from starlette.types import Message
 
-from penstock.broker.batch import Batch
-from penstock.broker.ids import id_of
-from penstock.broker.life import Reason, State
-from penstock.broker.pending import AS_STORED
-from penstock.broker.policy import Policies
-from penstock.broker.words import Outcome
 from penstock.control.frames import Frame
-from penstock.engines.log.arrow import EVENTS_SCHEMA, MESSAGES_SCHEMA, events_batches, messages_batches
-from penstock.engines.log.engine import LogEngine, open_log
-from penstock.engines.log.reader import LogReader, OffsetsMissing
-from penstock.engines.log.state import LogSettings
 from penstock.http import api_log, state_view
 from penstock.http.api_log import COLUMNS, Asking, Wanted, walk
 from penstock.http.looking import STATE_WORDS, Runs
 from penstock.http.problems import Problem
 from penstock.http.readers import WALKS_MAX, ReaderPool
 from penstock.http.state_view import STATE_SCHEMA, state_batches
-from tests.engines.folders import NOW_US, QUEUES, SECOND_US, Worker
+from penstock.log.arrow import EVENTS_SCHEMA, MESSAGES_SCHEMA, events_batches, messages_batches
+from penstock.log.log import Log, open_log
+from penstock.log.reader import LogReader, OffsetsMissing
+from penstock.log.state import LogSettings
+from penstock.model.batch import Batch
+from penstock.model.ids import id_of
+from penstock.model.life import Reason, State
+from penstock.model.pending import AS_STORED
+from penstock.model.policy import Policies
+from penstock.model.words import Outcome
 from tests.http.api import ARROW, NDJSON, Api, Reply
 from tests.http.conftest import StartBroker
 from tests.http.morgue import path_of, phpmq, take
 from tests.http.zoo import HELD, LOOKED_INTO, REQUEUED, STATES, TTL, counts, value, zoo
+from tests.log.folders import NOW_US, QUEUES, SECOND_US, Worker
 from tests.server.harness import WAIT_SECONDS, BrokerProcess, until
 
 Row = dict[str, Any]
@@ -223,7 +223,7 @@ def test_the_state_of_a_queue_with_as_many_runs_as_messages(broker: BrokerProces
 # --- the state view by itself, against the engine -----------------------------------------------------
 
 
-def runs_of(engine: LogEngine, queue: str, start: int, end: int, runs_max: int) -> Runs:
+def runs_of(engine: Log, queue: str, start: int, end: int, runs_max: int) -> Runs:
     """As the first process answers."""
     runs = engine.states(queue, start, end, runs_max)
     fields = {"count": len(runs), "next": runs.next, "consumers": runs.consumers, "time_us": NOW_US}
@@ -237,7 +237,7 @@ def moment(us: int) -> datetime | None:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us) if us > 0 else None
 
 
-def state_rows(engine: LogEngine, queue: str, start: int, end: int) -> list[Row]:
+def state_rows(engine: Log, queue: str, start: int, end: int) -> list[Row]:
     """The view, built one by one."""
     runs = engine.states(queue, start, end, 1_000_000)
     rows: list[Row] = []
@@ -320,7 +320,7 @@ def test_states_are_what_the_engine_says(
     assert seen >= {("ready", None), ("held", "ann"), ("held", "bob"), ("dead", None), ("dead", "ann")}
 
 
-def small_log(folder: Path) -> LogEngine:
+def small_log(folder: Path) -> Log:
     """1000 messages in small segments, of which nothing that is settled is kept."""
     settings = LogSettings(segment_bytes=16 * 1024, block_bytes=2048, snapshot_blocks=10)
     policies = Policies({"q": {"retention-seconds": 0}})
@@ -332,7 +332,7 @@ def small_log(folder: Path) -> LogEngine:
     return engine
 
 
-def remove_half(engine: LogEngine) -> None:
+def remove_half(engine: Log) -> None:
     """The first half of these is settled, and retention takes it."""
     engine.withdraw("q", [(0, 500)], Reason.OPERATOR, NOW_US)
     for turn in range(4):

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.batch import Batch
 from penstock.control.frames import Frame
-from penstock.engines.log.engine import open_log
-from penstock.engines.log.reader import LogReader
 from penstock.http import looking
 from penstock.http.looking import Runs, iso_time, look_at, message_fields
-from tests.engines.folders import NOW_US, Worker
+from penstock.log.log import open_log
+from penstock.log.reader import LogReader
+from penstock.model.batch import Batch
 from tests.http.api import NDJSON, Api
 from tests.http.conftest import StartBroker
 from tests.http.morgue import path_of, phpmq, take
@@ -35,6 +34,7 @@ from tests.http.zoo import (
     value,
     zoo,
 )
+from tests.log.folders import NOW_US, Worker
 from tests.server.harness import WAIT_SECONDS, BrokerProcess, until
 
 NAMES = ["zoo", "a/b c", "größe/ñ 100%", "日本/語?x=1&y#z"]

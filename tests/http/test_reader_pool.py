@@ -8,15 +8,15 @@ from typing import TypeVar
 
 import pytest
 
-from penstock.broker.batch import Batch
-from penstock.engines.interface import EngineRefused
-from penstock.engines.log.engine import open_log
-from penstock.engines.log.reader import LogReader
 from penstock.errors import PenstockError
 from penstock.http import readers
 from penstock.http.problems import Problem
 from penstock.http.readers import AHEAD_MAX, IDLE_MAX, LOOK_THREADS, WALK_THREADS, ReaderPool
-from tests.engines.folders import NOW_US
+from penstock.log.errors import LogRefused
+from penstock.log.log import open_log
+from penstock.log.reader import LogReader
+from penstock.model.batch import Batch
+from tests.log.folders import NOW_US
 from tests.server.harness import WAIT_SECONDS
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ def test_an_empty_folder_has_no_queues_until_there_are_some(tmp_path: Path) -> N
 
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     async def test(pool: ReaderPool) -> None:
-        with pytest.raises(EngineRefused, match="there is no such folder"):
+        with pytest.raises(LogRefused, match="there is no such folder"):
             await pool.run(LogReader.queues)
 
     with_pool(tmp_path / "nix", test)
@@ -129,7 +129,7 @@ def test_a_refusal_keeps_the_reader_and_any_other_failure_does_not(tmp_path: Pat
         raise ZeroDivisionError
 
     async def test(pool: ReaderPool) -> None:
-        with pytest.raises(EngineRefused):
+        with pytest.raises(LogRefused):
             await pool.run(refuse)
         assert (pool.idle, pool.lent) == (1, 0)
         with pytest.raises(ZeroDivisionError):
@@ -289,7 +289,7 @@ def test_a_failure_in_the_middle_comes_after_what_was_there_before_it(tmp_path: 
     async def test(pool: ReaderPool) -> None:
         stream = pool.stream(walk)
         assert await anext(stream) == 1
-        with pytest.raises(EngineRefused, match="no queue 'nix'"):
+        with pytest.raises(LogRefused, match="no queue 'nix'"):
             await anext(stream)
         with pytest.raises(StopAsyncIteration):
             await anext(stream)

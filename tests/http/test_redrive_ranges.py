@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.life import Reason
 from penstock.http.letters import DeadRun, Range, merged, within
+from penstock.model.life import Reason
 from tests.http.api import Api
 from tests.http.morgue import bodies_left, exhaust, path_of, reject
 from tests.server.harness import BrokerProcess

@@ -9,10 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.batch import RETRIES_NONE, Batch
-from penstock.broker.life import Reason
 from penstock.cli.main import main
-from penstock.engines.log.reader import LogReader
 from penstock.http import stage_files
 from penstock.http.stage_chunks import load_chunk, plan_chunks, read_chunks
 from penstock.http.stage_files import (
@@ -25,6 +22,9 @@ from penstock.http.stage_files import (
     StagesInUse,
     encode_stage,
 )
+from penstock.log.reader import LogReader
+from penstock.model.batch import RETRIES_NONE, Batch
+from penstock.model.life import Reason
 from tests.http.api import ARROW, NDJSON, Api, Reply
 from tests.http.conftest import StartBroker
 from tests.server.harness import BrokerProcess, until

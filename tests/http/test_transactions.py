@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.batch import Batch
-from penstock.engines.log.engine import open_log
-from penstock.engines.log.keys import TRANSACTIONS_MAX
-from penstock.engines.log.reader import LogReader
 from penstock.http.commits import AT_ONCE_BYTES, AT_ONCE_MESSAGES, CHUNK_BYTES
 from penstock.http.stages import LOG_ROOM_BYTES, STAGES_MAX
+from penstock.log.keys import TRANSACTIONS_MAX
+from penstock.log.log import open_log
+from penstock.log.reader import LogReader
+from penstock.model.batch import Batch
 from tests.http.api import NDJSON, Api, Reply
 from tests.http.conftest import StartBroker
 from tests.http.morgue import bodies_left, reject, take

@@ -7,12 +7,12 @@ from typing import Any
 
 import uvloop
 
-from penstock.engines.jetstream.api import JetStream
-from penstock.engines.jetstream.cluster import Cluster, Node, wait_until
-from penstock.engines.jetstream.link import Link, Watcher
-from penstock.engines.jetstream.requests import Requests
-from penstock.engines.jetstream.servers import Servers, parse_server
-from penstock.engines.jetstream.wire import WireOptions
+from penstock.log.jetstream.api import JetStream
+from penstock.log.jetstream.cluster import Cluster, Node, wait_until
+from penstock.log.jetstream.link import Link, Watcher
+from penstock.log.jetstream.requests import Requests
+from penstock.log.jetstream.servers import Servers, parse_server
+from penstock.log.jetstream.wire import WireOptions
 from penstock.protocols.nats import Messages, Status
 
 WAIT_SECONDS = 30.0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.jetstream.cluster import Cluster
+from penstock.log.jetstream.cluster import Cluster
 
 Start = Callable[..., Cluster]
 

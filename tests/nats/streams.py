@@ -11,19 +11,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from penstock.broker.batch import Batch
-from penstock.broker.policy import Policies
-from penstock.broker.words import Outcome
-from penstock.engines.jetstream.api import Stored
-from penstock.engines.jetstream.cluster import Cluster, Node
-from penstock.engines.jetstream.engine import StreamLog, open_stream_log
-from penstock.engines.jetstream.names import LogNames
-from penstock.engines.jetstream.records import Record, read_record
-from penstock.engines.jetstream.replica import Replica, is_shared
-from penstock.engines.jetstream.servers import parse_server
-from penstock.engines.jetstream.station import Station
-from penstock.engines.log.engine import LogEngine
-from penstock.engines.log.state import LogSettings
+from penstock.log.jetstream.api import Stored
+from penstock.log.jetstream.cluster import Cluster, Node
+from penstock.log.jetstream.engine import StreamLog, open_stream_log
+from penstock.log.jetstream.names import LogNames
+from penstock.log.jetstream.records import Record, read_record
+from penstock.log.jetstream.replica import Replica, is_shared
+from penstock.log.jetstream.servers import parse_server
+from penstock.log.jetstream.station import Station
+from penstock.log.log import Log
+from penstock.log.state import LogSettings
+from penstock.model.batch import Batch
+from penstock.model.policy import Policies
+from penstock.model.words import Outcome
 from penstock.protocols.nats_headers import value_of
 from penstock.protocols.nats_jetstream import read_direct_seqs
 
@@ -237,10 +237,10 @@ class TestLog:
         self.led: StreamLog
 
     @property
-    def engine(self) -> LogEngine:
+    def engine(self) -> Log:
         return self.led.engine
 
-    def open(self) -> LogEngine:
+    def open(self) -> Log:
         self.station.ask(self.replica.begin())
         self.led = open_stream_log(
             self.station,

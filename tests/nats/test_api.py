@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from penstock.engines.jetstream.api import BATCH_MESSAGES_MAX, JetStream
-from penstock.engines.jetstream.cluster import Cluster
-from penstock.engines.jetstream.errors import JetStreamError
+from penstock.log.jetstream.api import BATCH_MESSAGES_MAX, JetStream
+from penstock.log.jetstream.cluster import Cluster
+from penstock.log.jetstream.errors import JetStreamError
 from penstock.protocols.errors import MisuseError
 from penstock.protocols.nats_jetstream import Failure, read_direct_seqs, read_direct_times_us
 from tests.nats.cluster import api, linked, stream_settings

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.jetstream import appender as module
-from penstock.engines.jetstream.appender import Appender, Overtaken
-from penstock.engines.jetstream.cluster import Cluster
-from penstock.engines.jetstream.records import Kind
-from penstock.engines.jetstream.station import Station, StationClosed
+from penstock.log.jetstream import appender as module
+from penstock.log.jetstream.appender import Appender, Overtaken
+from penstock.log.jetstream.cluster import Cluster
+from penstock.log.jetstream.records import Kind
+from penstock.log.jetstream.station import Station, StationClosed
 from tests.nats.streams import (
     Later,
     last_seq,

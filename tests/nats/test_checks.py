@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.cluster.checks import ClusterRefused, Finding, Level, check_servers, refuse
-from penstock.engines.jetstream.cluster import Cluster
-from penstock.engines.jetstream.names import LogNames
+from penstock.log.jetstream.cluster import Cluster
+from penstock.log.jetstream.names import LogNames
 from penstock.server.settings import Settings, SettingsError
 from penstock.server.settings_read import load
 from tests.certificates import make_authority, make_certificate

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.jetstream.cluster import Cluster, ClusterError, server_path, wait_until
+from penstock.log.jetstream.cluster import Cluster, ClusterError, server_path, wait_until
 from tests.nats.conftest import Start
 
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.policy import Policies
-from penstock.engines.jetstream.cluster import Cluster
-from penstock.engines.jetstream.engine import StreamLog, make_streams, open_stream_log
-from penstock.engines.jetstream.names import LogNames
-from penstock.engines.jetstream.replica import Replica
-from penstock.engines.jetstream.servers import parse_server
-from penstock.engines.jetstream.station import Station
-from penstock.engines.log.engine import LogEngine
-from penstock.engines.log.state import LogSettings
-from tests.engines.contract import EngineContract, Harness
+from penstock.log.jetstream.cluster import Cluster
+from penstock.log.jetstream.engine import StreamLog, make_streams, open_stream_log
+from penstock.log.jetstream.names import LogNames
+from penstock.log.jetstream.replica import Replica
+from penstock.log.jetstream.servers import parse_server
+from penstock.log.jetstream.station import Station
+from penstock.log.log import Log
+from penstock.log.state import LogSettings
+from penstock.model.policy import Policies
+from tests.log.contract import EngineContract, Harness
 
 SMALL = LogSettings(segment_bytes=16 * 1024, block_bytes=2048, cache_bytes=4096, snapshot_blocks=16)
 
@@ -35,13 +35,13 @@ class StreamHarness:
         self._replica: Replica
         station.ask(make_streams(station, self._names, replicas))
 
-    def open(self, now_us: int, policies: Policies) -> LogEngine:
+    def open(self, now_us: int, policies: Policies) -> Log:
         self._policies = policies
         self._folders += 1
         self._replica = Replica(self._station.api, self._names, str(self._folder / str(self._folders)))
         return self._open(now_us)
 
-    def _open(self, now_us: int) -> LogEngine:
+    def _open(self, now_us: int) -> Log:
         self._station.ask(self._replica.begin())
         self._log = open_stream_log(
             self._station,
@@ -58,11 +58,11 @@ class StreamHarness:
         assert self._log is not None
         return self._log
 
-    def reopen(self, now_us: int) -> LogEngine:
+    def reopen(self, now_us: int) -> Log:
         self._opened().close(now_us)
         return self._open(now_us)
 
-    def crash(self, now_us: int) -> LogEngine:
+    def crash(self, now_us: int) -> Log:
         self._opened().abandon()
         return self.open(now_us, self._policies)
 

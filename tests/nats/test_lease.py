@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from penstock.engines.jetstream.api import JetStream
-from penstock.engines.jetstream.cluster import Cluster, wait_until
-from penstock.engines.jetstream.engine import make_streams
-from penstock.engines.jetstream.lease import ASK_SECONDS, LEASE_SECONDS, Claim, Election, Role
-from penstock.engines.jetstream.names import LogNames
-from penstock.engines.jetstream.servers import parse_server
-from penstock.engines.jetstream.station import Station
+from penstock.log.jetstream.api import JetStream
+from penstock.log.jetstream.cluster import Cluster, wait_until
+from penstock.log.jetstream.engine import make_streams
+from penstock.log.jetstream.lease import ASK_SECONDS, LEASE_SECONDS, Claim, Election, Role
+from penstock.log.jetstream.names import LogNames
+from penstock.log.jetstream.servers import parse_server
+from penstock.log.jetstream.station import Station
 
 Join = Callable[[str], "Broker"]
 

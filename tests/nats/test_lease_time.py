@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from penstock.engines.jetstream import lease
-from penstock.engines.jetstream.api import Stored
-from penstock.engines.jetstream.errors import JetStreamError, NoAnswer
-from penstock.engines.jetstream.lease import ASK_SECONDS, Claim, Election, Role, View
-from penstock.engines.jetstream.names import LogNames
+from penstock.log.jetstream import lease
+from penstock.log.jetstream.api import Stored
+from penstock.log.jetstream.errors import JetStreamError, NoAnswer
+from penstock.log.jetstream.lease import ASK_SECONDS, Claim, Election, Role, View
+from penstock.log.jetstream.names import LogNames
 from penstock.protocols.nats_jetstream import Failure
 
 NAMES = LogNames("sim")

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from penstock.engines.jetstream.cluster import Cluster
-from penstock.engines.jetstream.credentials import Credentials, CredentialsError, read_credentials
-from penstock.engines.jetstream.errors import JetStreamError, LinkError, LinkLost, NoAnswer
-from penstock.engines.jetstream.requests import Requests
-from penstock.engines.jetstream.servers import Server, ServerListError, Servers, parse_server, parse_servers
+from penstock.log.jetstream.cluster import Cluster
+from penstock.log.jetstream.credentials import Credentials, CredentialsError, read_credentials
+from penstock.log.jetstream.errors import JetStreamError, LinkError, LinkLost, NoAnswer
+from penstock.log.jetstream.requests import Requests
+from penstock.log.jetstream.servers import Server, ServerListError, Servers, parse_server, parse_servers
 from penstock.protocols import nats_write
 from penstock.protocols.nats_headers import header_block, read_headers
 from tests.certificates import make_authority, make_certificate

@@ -14,14 +14,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.engines.jetstream.cluster import Cluster
-from penstock.engines.jetstream.engine import make_streams, open_stream_log
-from penstock.engines.jetstream.names import LogNames
-from penstock.engines.jetstream.ranges import Part, Source, blocks
-from penstock.engines.jetstream.replica import LOG, Replica
-from penstock.engines.jetstream.servers import parse_server
-from penstock.engines.jetstream.station import Station
-from penstock.engines.log.arrow import (
+from penstock.http import records
+from penstock.http.api_log import Wanted
+from penstock.http.problems import Problem
+from penstock.http.records import Planner, seq_of
+from penstock.log.arrow import (
     MESSAGES_SCHEMA,
     Constants,
     batch_of,
@@ -29,15 +26,18 @@ from penstock.engines.log.arrow import (
     messages_batches,
     pruned,
 )
-from penstock.engines.log.block import Header
-from penstock.engines.log.engine import LogEngine
-from penstock.engines.log.reader import LogReader
-from penstock.engines.log.segments import segment_name
-from penstock.http import records
-from penstock.http.api_log import Wanted
-from penstock.http.problems import Problem
-from penstock.http.records import Planner, seq_of
-from tests.engines.folders import POLICIES, QUEUES, SECOND_US, Worker
+from penstock.log.block import Header
+from penstock.log.jetstream.cluster import Cluster
+from penstock.log.jetstream.engine import make_streams, open_stream_log
+from penstock.log.jetstream.names import LogNames
+from penstock.log.jetstream.ranges import Part, Source, blocks
+from penstock.log.jetstream.replica import LOG, Replica
+from penstock.log.jetstream.servers import parse_server
+from penstock.log.jetstream.station import Station
+from penstock.log.log import Log
+from penstock.log.reader import LogReader
+from penstock.log.segments import segment_name
+from tests.log.folders import POLICIES, QUEUES, SECOND_US, Worker
 
 TURNS = 250
 
@@ -58,7 +58,7 @@ class StreamWorker(Worker):
         station.ask(make_streams(station, self.names, 1))
         super().__init__(folder, seed, queues=queues)
 
-    def _open(self) -> LogEngine:
+    def _open(self) -> Log:
         replica = Replica(self._station.api, self.names, str(self.folder))
         self._station.ask(replica.begin())
         self.led = open_stream_log(

@@ -13,22 +13,22 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.batch import Batch
-from penstock.engines.interface import LogDamaged
-from penstock.engines.jetstream import api, ranges
-from penstock.engines.jetstream.api import JetStream
-from penstock.engines.jetstream.cluster import Cluster
-from penstock.engines.jetstream.names import LogNames
-from penstock.engines.jetstream.ranges import BytesMissing, Part, Source, blocks
-from penstock.engines.jetstream.records import Kind, Record
-from penstock.engines.jetstream.servers import parse_server
-from penstock.engines.jetstream.station import Station
-from penstock.engines.log.engine import open_log
-from penstock.engines.log.reader import Block, LogReader
-from penstock.engines.log.state import LogSettings
+from penstock.log.errors import LogDamaged
+from penstock.log.jetstream import api, ranges
+from penstock.log.jetstream.api import JetStream
+from penstock.log.jetstream.cluster import Cluster
+from penstock.log.jetstream.names import LogNames
+from penstock.log.jetstream.ranges import BytesMissing, Part, Source, blocks
+from penstock.log.jetstream.records import Kind, Record
+from penstock.log.jetstream.servers import parse_server
+from penstock.log.jetstream.station import Station
+from penstock.log.log import open_log
+from penstock.log.reader import Block, LogReader
+from penstock.log.state import LogSettings
+from penstock.model.batch import Batch
 from penstock.protocols.nats import Messages
 from penstock.protocols.nats_jetstream import read_direct_seqs
-from tests.engines.folders import NOW_US
+from tests.log.folders import NOW_US
 
 FILE = "00000000000000000000.seg"
 COUNT = 300

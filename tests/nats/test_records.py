@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engines.jetstream.records import HEAD_BYTES_MAX, MAGIC, Kind, Record, RecordDamaged, read_record
+from penstock.log.jetstream.records import HEAD_BYTES_MAX, MAGIC, Kind, Record, RecordDamaged, read_record
 
 SEGMENT = "00000000000000000000.seg"
 

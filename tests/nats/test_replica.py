@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import pytest
 
-from penstock.engines.interface import LogInUse
-from penstock.engines.jetstream.appender import Appender
-from penstock.engines.jetstream.cluster import Cluster, Node
-from penstock.engines.jetstream.errors import JetStreamError
-from penstock.engines.jetstream.names import LogNames
-from penstock.engines.jetstream.records import Kind, read_record
-from penstock.engines.jetstream.replica import Replica
-from penstock.engines.jetstream.station import Station
+from penstock.log.errors import LogInUse
+from penstock.log.jetstream.appender import Appender
+from penstock.log.jetstream.cluster import Cluster, Node
+from penstock.log.jetstream.errors import JetStreamError
+from penstock.log.jetstream.names import LogNames
+from penstock.log.jetstream.records import Kind, read_record
+from penstock.log.jetstream.replica import Replica
+from penstock.log.jetstream.station import Station
 from tests.nats.conftest import Start
 from tests.nats.streams import TestLog, files_in, last_seq, name_of, new_log, station_at, stored_in, wait_for
 

@@ -1,6 +1,6 @@
 """Nothing confirmed is lost, and nothing is stored twice: crashes, takeovers, and nodes that die.
 
-The crash runs are those of the embedded log (`tests/engines/crash.py` says what must hold), on a stream: a
+The crash runs are those of the embedded log (`tests/log/crash.py` says what must hold), on a stream: a
 life ends between any two records, also of one write, or when a record is stored and nobody has been told.
 What is left is copied to another stream, opened there from an empty folder, and compared with the model.
 """
@@ -17,24 +17,25 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.batch import Batch
-from penstock.engines.interface import EngineError, EngineFailed, Stored
-from penstock.engines.jetstream import engine as module
-from penstock.engines.jetstream.appender import Appender, Overtaken
-from penstock.engines.jetstream.cluster import Cluster
-from penstock.engines.jetstream.engine import StreamLog, open_stream_log
-from penstock.engines.jetstream.errors import JetStreamTrouble
-from penstock.engines.jetstream.names import LogNames
-from penstock.engines.jetstream.records import Kind, read_record
-from penstock.engines.jetstream.replica import Replica
-from penstock.engines.jetstream.servers import parse_server
-from penstock.engines.jetstream.station import Station
-from penstock.engines.log.state import LogSettings
-from penstock.engines.log.workers import InlineWorker
-from tests.engines.crash import kind_of_file
-from tests.engines.crash_model import SECOND_US, QueueModel
-from tests.engines.crash_steps import POLICIES, Steps
-from tests.engines.simdisk import PowerCut, SimDisk
+from penstock.log.errors import LogError, LogFailed
+from penstock.log.jetstream import engine as module
+from penstock.log.jetstream.appender import Appender, Overtaken
+from penstock.log.jetstream.cluster import Cluster
+from penstock.log.jetstream.engine import StreamLog, open_stream_log
+from penstock.log.jetstream.errors import JetStreamTrouble
+from penstock.log.jetstream.names import LogNames
+from penstock.log.jetstream.records import Kind, read_record
+from penstock.log.jetstream.replica import Replica
+from penstock.log.jetstream.servers import parse_server
+from penstock.log.jetstream.station import Station
+from penstock.log.results import Stored
+from penstock.log.state import LogSettings
+from penstock.log.workers import InlineWorker
+from penstock.model.batch import Batch
+from tests.log.crash import kind_of_file
+from tests.log.crash_model import SECOND_US, QueueModel
+from tests.log.crash_steps import POLICIES, Steps
+from tests.log.simdisk import PowerCut, SimDisk
 from tests.nats.conftest import Start
 from tests.nats.streams import Later, TestLog, last_seq, new_log, silence, station_at, stored_in, wait_for
 
@@ -211,7 +212,7 @@ class Run(Steps):
                     self._replica = self.led.replica
         except PowerCut:
             counts["cut within a call"] += 1
-        except EngineFailed:
+        except LogFailed:
             counts["failed"] += 1
 
     def end(self) -> None:
@@ -339,9 +340,9 @@ class Receipts:
     def append(self, log: TestLog, payload: bytes) -> None:
         log.sent[payload] = "orders"
 
-        def receipt(result: Stored | EngineError) -> None:
-            if isinstance(result, EngineError):
-                assert isinstance(result, EngineFailed), result
+        def receipt(result: Stored | LogError) -> None:
+            if isinstance(result, LogError):
+                assert isinstance(result, LogFailed), result
                 self.failed.append(payload)
             else:
                 self.stored.append(payload)
@@ -367,10 +368,10 @@ def test_whoever_opens_the_log_ends_the_one_who_had_it(station: Station, tmp_pat
     first.engine.flush(first.now_us)
     first.engine.wait()
     assert receipts.failed == [b"<%d>" % number for number in range(50, 60)]
-    assert isinstance(first.engine.failed, EngineFailed)
+    assert isinstance(first.engine.failed, LogFailed)
     assert isinstance(_root_of(first.engine.failed), Overtaken)
     for _ in range(2):
-        with pytest.raises(EngineFailed):
+        with pytest.raises(LogFailed):
             receipts.append(first, b"<late>")
     first.led.close(first.now_us)
     assert stored_in(station, names) == before, "it has written after somebody else"
@@ -421,7 +422,7 @@ def test_overtaken_while_it_opens(station: Station, tmp_path: Path, monkeypatch:
     opened: list[Later] = []
     monkeypatch.setattr(Replica, "complete", delayed)
     before = set(threading.enumerate())
-    with pytest.raises(EngineFailed):
+    with pytest.raises(LogFailed):
         slow.open()
     opened[0].result()
     left = {thread.name for thread in set(threading.enumerate()) - before}
@@ -515,7 +516,7 @@ def test_opening_without_nats_ends_when_the_station_does(start: Start, tmp_path:
         )
         wait_for("the writer has begun", lambda: _thread("penstock-writer") is not None)
         station.close()
-        with pytest.raises((EngineFailed, JetStreamTrouble)):
+        with pytest.raises((LogFailed, JetStreamTrouble)):
             opening.result(BOUND_SECONDS)
         node.resume()
     assert set(threading.enumerate()) <= before
@@ -558,7 +559,7 @@ class Sender:
         self._sent += self.BATCH
         self._open += 1
 
-        def receipt(result: Stored | EngineError) -> None:
+        def receipt(result: Stored | LogError) -> None:
             assert isinstance(result, Stored), result
             self._open -= 1
             self.confirmed += payloads

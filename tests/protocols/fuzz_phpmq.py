@@ -17,8 +17,8 @@ import atheris
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 with atheris.instrument_imports(include=["penstock.protocols"]):
-    from penstock.broker.batch import Slice
-    from penstock.broker.words import Consume
+    from penstock.model.batch import Slice
+    from penstock.model.words import Consume
     from penstock.protocols.errors import PeerViolation
     from penstock.protocols.phpmq import Limits
     from penstock.protocols.phpmq_session import ClientSession, ServerSession, Window

@@ -15,7 +15,7 @@ import atheris
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 with atheris.instrument_imports(include=["penstock.protocols"]):
-    from penstock.broker.batch import Batch, Slice
+    from penstock.model.batch import Batch, Slice
     from penstock.protocols import rq
     from penstock.protocols.errors import PeerViolation
     from penstock.protocols.rq import Limits

@@ -17,7 +17,7 @@ import atheris
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 with atheris.instrument_imports(include=["penstock.protocols"]):
-    from penstock.broker.batch import Slice
+    from penstock.model.batch import Slice
     from penstock.protocols.errors import PeerViolation
     from penstock.protocols.sspq_session import ClientSession, ServerSession, State
     from tests.protocols.fuzzing import search

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby, pairwise
 from typing import Any
 
-from penstock.broker.batch import RETRIES_NONE
+from penstock.model.batch import RETRIES_NONE
 from penstock.protocols import rq
 from penstock.protocols.rq import Command, Limits
 

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from librt.strings import BytesWriter
 
-from penstock.broker.ids import ID_DIGITS, ORIGIN_DIGITS, id_of, origin_of, split_id
+from penstock.model.ids import ID_DIGITS, ORIGIN_DIGITS, id_of, origin_of, split_id
 from penstock.protocols import loops
 from penstock.protocols.phpmq_session import ranges_of
 

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import pytest
 
-from penstock.broker.batch import RETRIES_NONE
-from penstock.broker.words import Command, Ignored, Publish, Settle
+from penstock.model.batch import RETRIES_NONE
+from penstock.model.words import Command, Ignored, Publish, Settle
 from penstock.protocols import phpmq_session, rq_controller, sspq_session
 from penstock.protocols.errors import PeerViolation
 from tests.server.harness import SEND, phpmq, rq, sspq

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.broker.batch import NO_TTL, Batch, Slice
+from penstock.model.batch import NO_TTL, Batch, Slice
 from penstock.protocols import phpmq
 from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.phpmq import (

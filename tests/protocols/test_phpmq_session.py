@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.batch import Batch, Slice
-from penstock.broker.ids import id_of
-from penstock.broker.words import Cancel, Command, Consume, Ignored, Outcome, Publish, Settle, Where
+from penstock.model.batch import Batch, Slice
+from penstock.model.ids import id_of
+from penstock.model.words import Cancel, Command, Consume, Ignored, Outcome, Publish, Settle, Where
 from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.phpmq import FROM_SERVER, Dialect, Dispatched, Limits, MessageType
 from penstock.protocols.phpmq_read import Reader

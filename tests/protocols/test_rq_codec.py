@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.broker.batch import Batch
-from penstock.broker.words import Closing, Ignored
+from penstock.model.batch import Batch
+from penstock.model.words import Closing, Ignored
 from penstock.protocols import rq
 from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.risp import encode

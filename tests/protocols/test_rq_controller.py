@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.broker.batch import Batch, Slice
-from penstock.broker.words import (
+from penstock.model.batch import Batch, Slice
+from penstock.model.words import (
     Accepted,
     Broadcast,
     Cancel,

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.broker.batch import Batch, Slice
-from penstock.broker.words import (
+from penstock.model.batch import Batch, Slice
+from penstock.model.words import (
     Accepted,
     Broadcast,
     Cancel,

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.broker.batch import Batch
-from penstock.broker.words import Ignored
+from penstock.model.batch import Batch
+from penstock.model.words import Ignored
 from penstock.protocols import rq
 from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.rq import Limits

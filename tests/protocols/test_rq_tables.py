@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.broker.batch import Batch, Slice
-from penstock.broker.words import Accepted, Cancel, Closing, Command, Consume, Ignored, Reply, Settle
+from penstock.model.batch import Batch, Slice
+from penstock.model.words import Accepted, Cancel, Closing, Command, Consume, Ignored, Reply, Settle
 from penstock.protocols import rq
 from penstock.protocols.errors import MisuseError
 from penstock.protocols.rq import Command as Word

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.broker.batch import RETRIES_NONE, Batch, Slice
+from penstock.model.batch import RETRIES_NONE, Batch, Slice
 from penstock.protocols import sspq
 from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.sspq import Control, Event, FrameReader, Messages, Type

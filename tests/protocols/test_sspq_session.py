@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.batch import RETRIES_NONE, Batch, Slice
-from penstock.broker.words import Command, Consume, Ignored, Outcome, Publish, Settle, Where
+from penstock.model.batch import RETRIES_NONE, Batch, Slice
+from penstock.model.words import Command, Consume, Ignored, Outcome, Publish, Settle, Where
 from penstock.protocols import sspq
 from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.sspq import Type

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.broker.batch import Batch
+from penstock.model.batch import Batch
 from penstock.protocols import rq
 from tests.protocols.rq_reference import Item
 

@@ -16,8 +16,8 @@ from random import Random
 from types import ModuleType
 from typing import Any
 
-from penstock.broker import words
-from penstock.broker.batch import NO_TTL, RETRIES_NONE, Batch, Slice
+from penstock.model import words
+from penstock.model.batch import NO_TTL, RETRIES_NONE, Batch, Slice
 from penstock.protocols import phpmq, phpmq_read, rq, rq_decoder, rq_node, sspq
 from penstock.protocols.errors import PeerViolation
 from penstock.protocols.phpmq import Dialect, MessageType, PacketType

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.engines.log.reader import LogReader
+from penstock.log.reader import LogReader
 
 Table = list[dict[str, Any]]
 

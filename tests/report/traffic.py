@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from penstock.broker.batch import Batch
-from penstock.broker.life import Reason
-from penstock.broker.policy import Policies
-from penstock.broker.words import Outcome, Where
-from penstock.engines.log.engine import LogEngine, open_log
-from penstock.engines.log.state import LogSettings
+from penstock.log.log import Log, open_log
+from penstock.log.state import LogSettings
+from penstock.model.batch import Batch
+from penstock.model.life import Reason
+from penstock.model.policy import Policies
+from penstock.model.words import Outcome, Where
 
 SECOND: Final = 1_000_000
 SEGMENT_BYTES: Final = 8 << 20
@@ -116,7 +116,7 @@ class Simulation:
         self._ends: list[tuple[int, int, Queue, Worker, int]] = []
         self._count = 0
         folder.mkdir(parents=True, exist_ok=True)
-        self._engine: LogEngine = open_log(
+        self._engine: Log = open_log(
             str(folder),
             start_us,
             settings=LogSettings(segment_bytes=SEGMENT_BYTES),

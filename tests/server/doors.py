@@ -8,7 +8,7 @@ import time
 from array import array
 from collections.abc import Sequence
 
-from penstock.broker.batch import Batch
+from penstock.model.batch import Batch
 from penstock.protocols import phpmq_session, rq_node, sspq_session
 from penstock.tally import Tally
 from tests.server.harness import BrokerProcess, Wire, number_of, numbered

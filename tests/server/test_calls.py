@@ -11,22 +11,15 @@ import pytest
 
 from penstock import __version__
 from penstock.broker import operate
-from penstock.broker.batch import Batch
-from penstock.broker.life import Reason, State
 from penstock.broker.operate import Draining
-from penstock.broker.policy import Policies, QueueNameError
-from penstock.broker.words import Consume, Outcome
 from penstock.control.batches import pack_batch, pack_batches
 from penstock.control.frames import Buffer, Fields
-from penstock.engines.interface import (
-    SYNC_BOUNDS_SECONDS,
-    DiskFull,
-    EngineFailed,
-    EngineRefused,
-    QueueFull,
-    QueueUnknown,
-    ReaderUnknown,
-)
+from penstock.log.errors import DiskFull, LogFailed, LogRefused, QueueFull, QueueUnknown, ReaderUnknown
+from penstock.log.info import SYNC_BOUNDS_SECONDS
+from penstock.model.batch import Batch
+from penstock.model.life import Reason, State
+from penstock.model.policy import Policies, QueueNameError
+from penstock.model.words import Consume, Outcome
 from penstock.server import calls
 from penstock.server.calls import CALLS, Context, refusal_of
 from tests.broker.test_broker import FakePort, House, send, settle
@@ -64,7 +57,7 @@ class Desk(House):
     def __init__(self, folder: Path, policies: Policies | None = None) -> None:
         super().__init__(folder, policies)
         self.started_us = self.now
-        self.failures: list[EngineFailed] = []
+        self.failures: list[LogFailed] = []
         self.context = Context(self)
 
     def now_us(self) -> int:
@@ -76,7 +69,7 @@ class Desk(House):
     def listeners(self) -> list[dict[str, object]]:
         return []
 
-    def fail(self, error: EngineFailed) -> None:
+    def fail(self, error: LogFailed) -> None:
         self.failures.append(error)
 
     def line(self, name: str, protocol: str = "phpmq") -> Line:
@@ -157,10 +150,10 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
         (ReaderUnknown("x"), "no-reader"),
         (DiskFull("x"), "disk-full"),
         (QueueFull("x"), "queue-full"),
-        (EngineRefused("x"), "refused"),
+        (LogRefused("x"), "refused"),
         (calls.CallRefused("x"), "refused"),
         (QueueNameError("x"), "name"),
-        (EngineFailed("x"), "failed"),
+        (LogFailed("x"), "failed"),
         (Draining("x"), "draining"),
         (KeyError("x"), None),
         (ValueError("x"), None),
@@ -173,7 +166,7 @@ def test_every_error_has_its_kind(error: Exception, kind: str | None) -> None:
 def test_an_error_that_comes_late_is_refused_and_a_failure_is_told(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for error, kind in ((QueueFull("full"), "queue-full"), (EngineFailed("gone"), "failed")):
+    for error, kind in ((QueueFull("full"), "queue-full"), (LogFailed("gone"), "failed")):
         said = Said()
         desk.context.refuse(said, error)
         assert said.answers[0][0] == {"error": {"kind": kind, "detail": str(error)}}

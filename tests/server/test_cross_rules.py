@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.life import Event
-from penstock.engines.log.engine import open_log
+from penstock.log.log import open_log
+from penstock.model.life import Event
 from tests.server.harness import (
     CONFIRM,
     DEAD_RECEIVE,

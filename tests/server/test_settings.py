@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from penstock.broker.policy import Policies, QueuePolicy
 from penstock.cli import completion
-from penstock.engines.log.state import LogSettings
 from penstock.errors import PenstockError
+from penstock.log.state import LogSettings
+from penstock.model.policy import Policies, QueuePolicy
 from penstock.protocols import phpmq, rq, sspq
 from penstock.protocols.phpmq_session import ConsumeMode
 from penstock.protocols.phpmq_write import TtlPacket

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.policy import QueuePolicy
+from penstock.model.policy import QueuePolicy
 from penstock.server.settings import (
     HTTP_KEYS,
     LISTENER_KEYS,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.batch import Batch
-from penstock.engines.log.engine import open_log
+from penstock.log.log import open_log
+from penstock.model.batch import Batch
 from tests.server.harness import (
     CONFIRM,
     DEAD_RECEIVE,

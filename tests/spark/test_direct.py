@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from penstock.engines.jetstream import ranges
-from penstock.engines.jetstream.cluster import Cluster
-from penstock.engines.jetstream.errors import JetStreamTrouble
-from penstock.engines.jetstream.names import LogNames
-from penstock.engines.jetstream.servers import parse_server
-from penstock.engines.jetstream.station import Station
+from penstock.log.jetstream import ranges
+from penstock.log.jetstream.cluster import Cluster
+from penstock.log.jetstream.errors import JetStreamTrouble
+from penstock.log.jetstream.names import LogNames
+from penstock.log.jetstream.servers import parse_server
+from penstock.log.jetstream.station import Station
 from penstock.spark.api import Refused, Unreachable
 from penstock.spark.offsets import DataLost
 from penstock.spark.options import BATCH, read_options

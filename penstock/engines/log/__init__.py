@@ -1,1 +1,0 @@
-"""The embedded log: a columnar commit log on local disk."""

@@ -1,0 +1,1 @@
+"""The commit log: messages and their state in columnar blocks, on a `Disk`."""

@@ -1,0 +1,442 @@
+"""Committer: blocks go in, durable blocks come out, many at a time.
+
+What arrives while one group is being written and synced gathers for the next: group commit.
+Positions are given when a block is added, so everything that is known about it is known at
+once; only its bytes are still on their way.
+
+Rules that always hold:
+  * Groups are written one after the other. A group begins only when the sync of the one before
+    has returned, so what a crash leaves behind is a prefix of the log and a broken rest.
+  * A receipt is given after the sync that covers it, never before. (`interval` asks for the write
+    only, `none` for nothing: a queue's owner chose that.)
+  * A transaction's blocks stand together in one segment and in one group.
+  * The loop is told of a group's end when somebody waits for it, or for what has gathered since. Of any
+    other it hears in its next turn: to wake it costs more than the group did.
+  * No room: the group stays, nothing that was accepted is dropped, and it is written again, to
+    the same place, when there is room. Any other error is final.
+"""
+
+import time
+from collections.abc import Callable
+
+from penstock.log.block import HEADER_BYTES, Buffer, Header, body_checksum
+from penstock.log.disk import Disk, File, SyncFailed, discard, is_full, sync_folder
+from penstock.log.errors import DiskFull, LogFailed
+from penstock.log.info import SyncInfo
+from penstock.log.segments import Index, Segment, Segments
+from penstock.log.workers import Worker
+
+SEGMENT_BYTES_MIN = 4 * HEADER_BYTES
+SPARE = "spare-"
+"""Files that lie ready to become segments. Each has a name of its own: one may be on its way to be
+renamed while the next is made."""
+
+
+class Block:
+    """A block on its way to the disk."""
+
+    __slots__ = ("header", "parts", "segment")
+
+    def __init__(self, header: Header, parts: list[Buffer], segment: Segment) -> None:
+        self.header = header
+        self.parts = parts
+        self.segment = segment
+
+
+class Group:
+    """What goes out in one write and one sync."""
+
+    __slots__ = ("after_sync", "after_write", "blocks", "shown", "sync", "synced", "was_stalled")
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self.sync = False
+        self.synced = 0  # everything before this was safe when it went out
+        self.was_stalled = False  # there was no room for it at first
+        self.shown: list[Callable[[], None]] = []  # what the sync changes, and nobody waits for
+        self.after_write: list[Callable[[LogFailed | None], None]] = []
+        self.after_sync: list[Callable[[LogFailed | None], None]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.blocks or self.sync or self.is_awaited)
+
+    @property
+    def is_awaited(self) -> bool:
+        return bool(self.after_write or self.after_sync)
+
+
+class Committer:
+    """Owns the end of the log."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        segments: Segments,
+        writer: Worker,
+        keeper: Worker,
+        segment_bytes: int,
+        publish: Callable[[int], None],
+        on_failure: Callable[[LogFailed], None],
+    ) -> None:
+        self._disk = disk
+        self._segments = segments
+        self._writer = writer
+        self._keeper = keeper
+        self._segment_bytes = segment_bytes
+        self._reserve_bytes = max(segment_bytes // 16, 4 * HEADER_BYTES)
+        self._publish = publish
+        self._on_failure = on_failure
+        self._gathering = Group()
+        self._in_flight: Group | None = None
+        self._stalled: Group | None = None  # waiting for room
+        self._files: dict[int, File] = {}  # by base; the writer thread's own: written since the last sync
+        self._waiting_for_sync: list[Callable[[LogFailed | None], None]] = []
+        self._waiting_to_be_shown: list[Callable[[], None]] = []
+        self._spare = ""  # the file that lies ready to be the next segment
+        self._spares_made = 0
+        self._spare_wanted = False
+        self._no_room = False  # the last attempt to get room failed
+        self._squeezing = False  # the next block goes out though there is no room for a whole segment
+        self.settlements_wait = False  # for room: no new message may overtake them
+        self.position = 0  # where the next block goes
+        self.synced = 0  # everything before this is safe
+        self.failed: LogFailed | None = None
+        self.blocks_since_snapshot = 0
+        self.bytes_in_flight = 0
+        self.syncs = SyncInfo()
+
+    # --- taking in -------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> Segment:
+        return self._segments.all[-1]
+
+    def start(self, position: int) -> None:
+        """Begin a new segment at `position`, everything before which is synced."""
+        self.position = self.synced = position
+        self._segments.written = position
+        self._begin_segment(self._segment_bytes)
+
+    def check_room(self, length: int) -> None:
+        """Raise DiskFull where new messages that take that many bytes, with those of their turn, had better
+        not be accepted.
+
+        The reserve at the end of the last segment is kept for settlements.
+        """
+        waiting = self.waits_for_room
+        if not waiting and (not self._no_room or self._spare):
+            return
+        if waiting or self.active.size + length > self.active.limit - self._reserve_bytes:
+            raise DiskFull(
+                f"no room for {length} more bytes in {self._disk.where('')}: new messages wait until "
+                f"there is room; deliveries and settlements go on"
+            )
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether blocks, or settlements, wait for room on the disk."""
+        if self._stalled is not None or self.settlements_wait:
+            return True
+        return self._in_flight is not None and self._in_flight.was_stalled
+
+    def squeeze(self) -> None:
+        """Let the next block go out though there is no room for a whole segment."""
+        self._squeezing = self._no_room and not self._spare
+
+    @property
+    def full(self) -> bool:
+        try:
+            self.check_room(0)
+        except DiskFull:
+            return True
+        return False
+
+    def fits(self, length: int) -> bool:
+        """Whether a block can be added without asking the disk for room that it does not have."""
+        if not self._no_room or self._spare or self._squeezing:
+            return True
+        return self.active.size + length <= self.active.limit
+
+    def reserve(self, length: int) -> None:
+        """Make sure that the next `length` bytes land in one segment."""
+        active = self.active
+        if active.size and active.size + length > active.limit:
+            # Where there is no room, what settles messages is worth a small file.
+            squeezed = self._squeezing and self._no_room and not self._spare
+            least = self._reserve_bytes if squeezed else self._segment_bytes
+            self._squeezing = False
+            self._begin_segment(max(least, length))
+
+    def _begin_segment(self, limit: int) -> None:
+        segment = Segment(self.position, 0, 0, limit, sealed=False)
+        segment.index = Index()
+        if self._spare and limit == self._segment_bytes:
+            segment.spare, self._spare = self._spare, ""
+        if self._segments.all:
+            self._segments.sealed(self.active)
+        self._segments.add(segment)
+
+    def add(self, header: Header, parts: list[Buffer], *, sync: bool) -> None:
+        """A block at the end of the log; `header` gets its position."""
+        if self.failed is not None:
+            raise self.failed
+        length = HEADER_BYTES + header.body_bytes
+        self.reserve(length)
+        segment = self.active
+        header.position = self.position
+        self.position += length
+        self.bytes_in_flight += length
+        self.blocks_since_snapshot += 1
+        self._segments.put(segment, header)
+        self._gathering.blocks.append(Block(header, parts, segment))
+        self._gathering.sync |= sync
+
+    def when_written(self, call: Callable[[LogFailed | None], None]) -> None:
+        """Call when everything added so far is in the file (a crash of the process keeps it)."""
+        self._gathering.after_write.append(call)
+
+    def when_synced(self, call: Callable[[LogFailed | None], None]) -> None:
+        """Call when everything added so far is synced."""
+        self._gathering.after_sync.append(call)
+
+    def show_when_synced(self, show: Callable[[], None]) -> None:
+        """The same for somebody who is in no hurry, and needs not hear of a failure. It comes first."""
+        self._gathering.shown.append(show)
+
+    def want_sync(self) -> None:
+        """Sync what has been written, also where no queue asks for it at once."""
+        self._gathering.sync = True
+
+    # --- putting out -----------------------------------------------------------------------------
+
+    def push(self) -> None:
+        """Hand the gathered group to the writer, unless one is on its way."""
+        if self._stalled is not None or self.failed is not None:
+            return
+        group = self._gathering
+        if not group:
+            return
+        if self._in_flight is not None:
+            self._writer.hurry()
+            return
+        self._gathering = Group()
+        self._submit(group)
+
+    def _submit(self, group: Group) -> None:
+        self._in_flight = group
+        group.synced = self.synced
+        self._writer.submit(
+            lambda: self._write(group),
+            lambda took, error: self._ended(group, took, error),
+            quiet=not (group.is_awaited or self._waiting_for_sync),
+        )
+
+    def _write(self, group: Group) -> list[float]:
+        """On the writer's thread: everything to the files, then the sync; how many seconds each took."""
+        if self.failed is not None:
+            raise self.failed
+        blocks = group.blocks
+        at = 0
+        while at < len(blocks):
+            segment = blocks[at].segment
+            start = blocks[at].header.position - segment.base
+            buffers: list[Buffer] = []
+            while at < len(blocks) and blocks[at].segment is segment:
+                block = blocks[at]
+                block.header.body_checksum = body_checksum(block.parts)
+                block.header.synced = group.synced
+                buffers.append(block.header.pack())
+                buffers += block.parts
+                at += 1
+            file = self._files.get(segment.base)
+            if file is None:
+                file = self._files[segment.base] = self._open(segment)
+            file.write(start, buffers)
+        return self._sync(keep=blocks[-1].segment.base if blocks else -1) if group.sync else []
+
+    def _open(self, segment: Segment) -> File:
+        """On the writer's thread: a segment's file; a new one has its name safe before its content."""
+        if segment.created:
+            return self._disk.open(segment.name)
+        if segment.spare:
+            self._disk.rename(segment.spare, segment.name)
+            file = self._disk.open(segment.name)
+        else:
+            file = self._disk.create(segment.name, segment.limit)
+        sync_folder(self._disk)
+        segment.created = True
+        return file
+
+    def _sync(self, keep: int) -> list[float]:
+        """On the writer's thread. Whatever goes wrong here is final, lack of room included."""
+        took: list[float] = []
+        try:
+            for file in self._files.values():
+                started = time.perf_counter()
+                file.sync()
+                took.append(time.perf_counter() - started)
+        except OSError as error:
+            raise SyncFailed(f"sync: {error}") from error
+        for base in [base for base in self._files if base != keep]:
+            self._files.pop(base).close()
+        return took
+
+    def _ended(self, group: Group, took: list[float] | None, error: BaseException | None) -> None:
+        self._in_flight = None
+        for seconds in took or ():
+            self.syncs.add(seconds)
+        if self.failed is not None:
+            return
+        if isinstance(error, OSError) and is_full(error):
+            self._stalled = group
+            group.was_stalled = True
+            self._no_room = True
+            if self.synced < self._segments.written:
+                # What was written before need not wait for room to be safe, and what rests on that.
+                before = Group()
+                before.sync = True
+                self._submit(before)
+            return
+        if error is not None:
+            self.fail(error, group)
+            return
+        if group.was_stalled:
+            self._no_room = (
+                self.active.limit < self._segment_bytes
+            )  # There was some, not enough for the next.
+        if group.blocks:
+            written = group.blocks[-1].header.end
+            self._segments.written = written
+            for block in group.blocks:
+                self.bytes_in_flight -= HEADER_BYTES + block.header.body_bytes
+        if group.sync:
+            self.synced = self._segments.written
+            self._publish(self.synced)
+        self.push()
+        shown = group.shown
+        if not group.sync:
+            self._waiting_to_be_shown += shown
+        else:
+            if self._waiting_to_be_shown:
+                shown, self._waiting_to_be_shown = self._waiting_to_be_shown + shown, []
+            for show in shown:
+                show()
+        for call in group.after_write:
+            call(None)
+        if group.sync:
+            waiting, self._waiting_for_sync = self._waiting_for_sync + group.after_sync, []
+            for call in waiting:
+                call(None)
+        else:
+            self._waiting_for_sync += group.after_sync
+        self._want_spare()
+
+    def fail(self, error: BaseException, group: Group | None = None) -> None:
+        """For good: by the writer's last group, or by an error of the keeper's that is final."""
+        if self.failed is not None:
+            return
+        self.failed = LogFailed(
+            f"the log in {self._disk.where('')} has failed: {error}; it accepts nothing more. "
+            f"Check the disk, then start the broker again: everything that was confirmed is in the log"
+        )
+        self.failed.__cause__ = error
+        self._on_failure(self.failed)
+        for lost in (group, self._in_flight, self._stalled, self._gathering):
+            for call in lost.after_write + lost.after_sync if lost is not None else ():
+                call(self.failed)
+        for call in self._waiting_for_sync:
+            call(self.failed)
+        self._waiting_for_sync = []
+        self._gathering = Group()
+
+    # --- room ------------------------------------------------------------------------------------
+
+    def _want_spare(self) -> None:
+        """Have the next segment's file ready before it is needed."""
+        active = self.active
+        if self._spare or self._spare_wanted or active.size < active.limit // 2:
+            return
+        self._make_spare()
+
+    def _make_spare(self) -> None:
+        self._spare_wanted = True
+        self._spares_made += 1
+        name = f"{SPARE}{self._spares_made}"
+
+        def make() -> str:
+            if self.failed is not None:
+                raise self.failed
+            file = self._disk.create(name, self._segment_bytes)
+            try:
+                file.sync()
+            except OSError:
+                discard(self._disk, name)
+                raise
+            finally:
+                file.close()
+            return name
+
+        self._keeper.submit(make, self._spare_made)
+
+    def _spare_made(self, name: str | None, error: BaseException | None) -> None:
+        self._spare_wanted = False
+        if name is not None:
+            self._spare = name
+            self._no_room = self._stalled is not None and self._no_room
+        elif isinstance(error, OSError) and is_full(error):
+            self._no_room = True
+        elif error is not None:
+            self.fail(error)
+
+    def tick(self) -> None:
+        """Now and then: see whether room has come back."""
+        if self.failed is not None:
+            return
+        if self._stalled is not None:
+            if not self.shrink():
+                self._try_again()
+        elif self._no_room and not self._spare and not self._spare_wanted:
+            if self.settlements_wait:
+                self.squeeze()
+            self._make_spare()
+        else:
+            self._want_spare()
+
+    def _try_again(self) -> None:
+        if self._stalled is not None and self._in_flight is None:
+            group, self._stalled = self._stalled, None
+            self._submit(group)
+
+    def shrink(self) -> bool:
+        """There is no room for a segment: try with half of it, for better than none is a log that serves and
+        settles. False where nothing waits for that, or it is as small as it can be."""
+        if self._stalled is None or self._in_flight is not None:
+            return False
+        shrunk = False
+        for segment in {block.segment: None for block in self._stalled.blocks}:
+            limit = max(segment.limit // 2, segment.size, SEGMENT_BYTES_MIN)
+            if not segment.created and not segment.spare and limit < segment.limit:
+                segment.limit = limit
+                shrunk = True
+        if shrunk:
+            self._try_again()
+        return shrunk
+
+    def hurry(self) -> None:
+        """Somebody waits for room: have the end of the group that is with the writer told at once."""
+        self._writer.hurry()
+
+    @property
+    def writing(self) -> bool:
+        """Whether a group is with the writer."""
+        return self._in_flight is not None
+
+    @property
+    def idle(self) -> bool:
+        return self._in_flight is None and self._stalled is None and not self._gathering
+
+    def close(self) -> None:
+        """Let go of the files. Nothing is on its way any more, or nobody cares."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()

@@ -1,0 +1,292 @@
+"""The disk, as the log uses it: a folder of files, written at positions, synced by name.
+
+# Fault model
+
+What the log assumes of a disk, and what the simulated disk of the tests does to it:
+
+  * A write that returned may be lost until `File.sync` has returned after it. A crash keeps any
+    subset of the writes since the last sync, in any order, and may tear each of them.
+  * A byte that was synced stays as it was written. (A checksum finds out when it does not.)
+  * A created, renamed or removed name may be forgotten until `Disk.sync_names` has returned.
+  * `write` may fail for lack of room (ENOSPC): some of its bytes may be there. The same bytes
+    may be written again to the same place later.
+  * Any other failed write, and every failed sync, is final: what is on the disk is unknown, and
+    a second sync that succeeds proves nothing. The log stops.
+
+Only the log's own threads call these; a `File` is not shared between writers.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from penstock.log.block import Buffer
+from penstock.log.errors import LogInUse
+
+WATERMARK = "watermark"
+STAGES = "stages"
+"""A folder among the log's files that is not the log's: parts of transactions wait there."""
+
+IOV_MAX = 1024
+JOIN_BYTES_MAX = 64 * 1024
+"""Below this, joining buffers in memory is cheaper than handing them to the kernel one by one."""
+
+
+class File(Protocol):
+    """An open file."""
+
+    def write(self, position: int, buffers: Sequence[Buffer]) -> None: ...
+    def read(self, position: int, length: int) -> bytes: ...
+    def sync(self) -> None: ...
+    def size(self) -> int: ...
+    def truncate(self, size: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """A folder."""
+
+    def create(self, name: str, size: int) -> File: ...
+    def open(self, name: str) -> File: ...
+    def rename(self, old: str, new: str) -> None: ...
+    def remove(self, name: str) -> None: ...
+    def names(self) -> list[str]: ...
+    def sync_names(self) -> None: ...
+    def free_bytes(self) -> int: ...
+    def total_bytes(self) -> int: ...
+    def lock(self) -> None: ...
+    def unlock(self) -> None: ...
+    def where(self, name: str) -> str: ...
+    def publish(self, position: int) -> None: ...
+
+
+class Watermark:
+    """One number that another process can read while we change it.
+
+    An aligned 8-byte store into shared memory: a reader sees the old value or the new one.
+    """
+
+    def __init__(self, path: str, *, writable: bool) -> None:
+        flags = (os.O_RDWR | os.O_CREAT) if writable else os.O_RDONLY
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o640)
+        try:
+            if writable and os.fstat(fd).st_size < 8:
+                os.ftruncate(fd, 8)
+            self._map = mmap.mmap(fd, 8, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+        finally:
+            os.close(fd)
+        self._number = memoryview(self._map).cast("Q")
+
+    def get(self) -> int:
+        return self._number[0]
+
+    def set(self, value: int) -> None:
+        self._number[0] = value
+
+    def close(self) -> None:
+        self._number.release()
+        self._map.close()
+
+
+class RealFile:
+    """A file descriptor."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def write(self, position: int, buffers: Sequence[Buffer]) -> None:
+        """All the buffers, one after the other, from `position` on."""
+        total = sum(map(len, buffers))
+        if total <= JOIN_BYTES_MAX:
+            buffers = (b"".join(buffers),)
+        at = 0
+        while at < len(buffers):
+            group = buffers[at : at + IOV_MAX]
+            expected = sum(map(len, group))
+            written = os.pwritev(self._fd, group, position)
+            if written != expected:
+                # A short write: say the rest again, joined; this is rare.
+                rest = memoryview(b"".join(group))[written:]
+                while rest:
+                    count = os.pwrite(self._fd, rest, position + written)
+                    if count == 0:
+                        raise OSError(errno.EIO, "the disk takes no more bytes and gives no reason")
+                    written += count
+                    rest = rest[count:]
+            position += expected
+            at += IOV_MAX
+
+    def read(self, position: int, length: int) -> bytes:
+        """At most `length` bytes; fewer at the end of the file."""
+        data = os.pread(self._fd, length, position)
+        if len(data) < length and data:
+            parts = [data]
+            got = len(data)
+            while got < length:
+                data = os.pread(self._fd, length - got, position + got)
+                if not data:
+                    break
+                parts.append(data)
+                got += len(data)
+            return b"".join(parts)
+        return data
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class RealDisk:
+    """A folder of the local file system."""
+
+    LOCK = "lock"
+
+    def __init__(self, path: str, *, read_only: bool = False) -> None:
+        self.path = os.fspath(path)
+        self._read_only = read_only
+        self._lock_fd = -1
+        self._watermark: Watermark | None = None
+        if not read_only:
+            os.makedirs(self.path, exist_ok=True)
+
+    def where(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+    def create(self, name: str, size: int) -> RealFile:
+        """A new file with room for `size` bytes: writing into it cannot run out of disk."""
+        fd = os.open(self.where(name), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        try:
+            if size:
+                os.posix_fallocate(fd, 0, size)
+        except OSError:
+            os.close(fd)
+            os.unlink(self.where(name))
+            raise
+        return RealFile(fd)
+
+    def open(self, name: str) -> RealFile:
+        flags = os.O_RDONLY if self._read_only else os.O_RDWR
+        return RealFile(os.open(self.where(name), flags | os.O_CLOEXEC))
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(self.where(old), self.where(new))
+
+    def remove(self, name: str) -> None:
+        os.unlink(self.where(name))
+
+    def names(self) -> list[str]:
+        """Of everything that may be the log's."""
+        return sorted(name for name in os.listdir(self.path) if name != STAGES)
+
+    def sync_names(self) -> None:
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def free_bytes(self) -> int:
+        facts = os.statvfs(self.path)
+        return facts.f_bavail * facts.f_frsize
+
+    def total_bytes(self) -> int:
+        facts = os.statvfs(self.path)
+        return facts.f_blocks * facts.f_frsize
+
+    def lock(self) -> None:
+        """One process per data folder. The kernel lets go of the lock when the process ends."""
+        fd = os.open(self.where(self.LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(fd)
+            raise LogInUse(
+                f"data folder {self.path!r} is in use by another broker (process {owner}): "
+                f"stop it, or give this one a folder of its own with --data"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        self._lock_fd = fd
+
+    def publish(self, position: int) -> None:
+        """Tell readers in other processes up to which log position everything is synced."""
+        if self._watermark is None:
+            self._watermark = Watermark(self.where(WATERMARK), writable=True)
+        self._watermark.set(position)
+
+    def unlock(self) -> None:
+        if self._watermark is not None:
+            self._watermark.close()
+            self._watermark = None
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+
+class SyncFailed(Exception):
+    """A sync that did not return well. Not an OSError, so that no one takes it for lack of room."""
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the error says that there is no room, and nothing worse."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_final(error: BaseException | None) -> bool:
+    """Whether the log must stop, by the fault model."""
+    return isinstance(error, SyncFailed) or (isinstance(error, OSError) and not is_full(error))
+
+
+def sync_folder(disk: Disk) -> None:
+    """Make names safe. A failure is final, whatever its reason: the folder has the log's names too."""
+    try:
+        disk.sync_names()
+    except OSError as error:
+        raise SyncFailed(f"sync of the folder: {error}") from error
+
+
+def discard(disk: Disk, name: str) -> None:
+    """Remove a file that came to nothing. Where that fails too, the next opening does it."""
+    with suppress(OSError):
+        disk.remove(name)
+
+
+def write_whole(disk: Disk, name: str, *buffers: Buffer) -> None:
+    """A small file that is there whole, or as it was before, whatever happens."""
+    temporary = name + ".tmp"
+    file = disk.create(temporary, 0)
+    try:
+        file.write(0, buffers)
+        file.sync()
+        disk.rename(temporary, name)
+    except OSError:
+        discard(disk, temporary)
+        raise
+    finally:
+        file.close()
+    sync_folder(disk)
+
+
+def read_whole(disk: Disk, name: str) -> bytes:
+    file = disk.open(name)
+    try:
+        return file.read(0, file.size())
+    finally:
+        file.close()

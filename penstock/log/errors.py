@@ -1,0 +1,43 @@
+"""What the log says no with.
+
+`LogRefused` says no to one call and changes nothing; `LogFailed` is final for this opening of the log:
+nothing is accepted, taken or settled any more.
+"""
+
+from penstock.errors import PenstockError
+
+
+class LogError(PenstockError):
+    """The base of what the log says no with."""
+
+
+class LogRefused(LogError):
+    """This call cannot be done now; nothing was changed. The text says what would help."""
+
+
+class QueueUnknown(LogRefused):
+    """There is no queue of that name. The first message that is sent to it makes it."""
+
+
+class ReaderUnknown(LogRefused):
+    """There is no reader of that name (any more): its lease has ended, or it was released."""
+
+
+class DiskFull(LogRefused):
+    """No room for new messages. Deliveries and settlements go on; try again when there is room."""
+
+
+class QueueFull(LogRefused):
+    """The queue has its `max-bytes`. Try again when consumers have settled some."""
+
+
+class LogFailed(LogError):
+    """The log has stopped for good; what it confirmed is safe, the rest is unknown."""
+
+
+class LogInUse(LogError):
+    """Another process has this data folder open."""
+
+
+class LogDamaged(LogError):
+    """Stored bytes are not what was written. Says file, position and offsets."""

@@ -1,0 +1,685 @@
+"""Inspection: is everything in a data folder what was written, and does it fit together?
+
+`inspect_log` reads every segment, every body and every snapshot of a folder, replays the log as
+recovery would, and tells what it found. It takes no lock and changes nothing, so it may run
+beside a broker: then it goes as far as the watermark says, and takes files that retention
+removes meanwhile for what they are.
+
+What is wrong is a defect, what a person may want to know is a note (`DEFECTS`, `NOTES`). Where
+bytes cannot be read, the rest is read all the same.
+
+How torn and damaged differ: a byte below the watermark, or below the `synced` mark of a later
+block, was synced. If it is not valid any more it is damaged. Above both it is the rest of a last
+group that nobody was promised, or that a broker is just writing.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from penstock.log.block import (
+    FLAG_END,
+    FLAG_PART,
+    HEADER_BYTES,
+    KIND_CONTROL,
+    KIND_MESSAGES,
+    Header,
+    read_control,
+    read_header,
+)
+from penstock.log.committer import SPARE
+from penstock.log.compare import differences, problem_of
+from penstock.log.disk import WATERMARK, File, RealDisk, read_whole
+from penstock.log.errors import LogDamaged, LogRefused
+from penstock.log.overlaps import Overlap, find_overlaps
+from penstock.log.overlay import TRIES_MAX, LogChanging, OverlayDisk, replayed
+from penstock.log.picture import newest_generations
+from penstock.log.recovery import QUARANTINE
+from penstock.log.repairs import shown
+from penstock.log.scan import find_block, walk_blocks
+from penstock.log.segments import Segment, parse_segment_name, segment_name
+from penstock.log.snapshot import (
+    PREFIX,
+    SNAPSHOTS_KEPT,
+    load_snapshot,
+    positions_in,
+    snapshot_name,
+)
+from penstock.log.state import LogSettings, LogState
+from penstock.model.policy import Policies
+
+DEFECTS = {
+    "bad-header": "no valid block stands where one was synced",
+    "bad-body": "a block does not have its checksum",
+    "bad-content": "a block has its checksum, but does not fit together",
+    "missing-segment": "a part of the log is in no file",
+    "missing-offsets": "messages that should be in the log are not",
+    "missing-events": "events that should be in the log are not",
+    "repeated-offsets": "offsets were given twice",
+    "overlap": "a compacted segment reaches into the positions of the next one",
+    "open-transaction": "a transaction has no end",
+    "lost-name": "the name of a queue is in no block",
+    "bad-snapshot": "a snapshot cannot be read",
+    "snapshot-disagrees": "a snapshot does not say what the blocks before it say",
+    "synced-and-gone": "the log ends before the position up to which it was synced",
+}
+NOTES = {
+    "torn-tail": "the end of the log is being written, or was left unfinished: the next start cuts it",
+    "behind-watermark": "valid blocks that are not known to be synced: the next start takes them in",
+    "no-watermark": "no watermark says how far the log is synced",
+    "leftover": "a file of unfinished work: the next start removes it",
+    "quarantine": "damaged bytes that were set aside earlier",
+    "known-damage": "damage that the log itself has on record",
+    "removed-since": "retention removed a segment after the last snapshot",
+    "not-compared": "a snapshot that could not be compared with the blocks before it",
+    "unknown-file": "a file that is not of this log",
+}
+
+_CHUNK_BYTES = 1024 * 1024
+
+
+@dataclass(slots=True)
+class Finding:
+    """One thing that was found. The position is in the file; `first` to `end` are offsets or events."""
+
+    kind: str
+    text: str
+    file: str = ""
+    position: int = 0
+    queue: str = ""
+    first: int = 0
+    end: int = 0
+
+
+@dataclass(slots=True)
+class Report:
+    """What `inspect_log` says about a folder."""
+
+    segments: int = 0
+    snapshots: int = 0
+    blocks: int = 0
+    messages: int = 0
+    events: int = 0
+    bytes: int = 0
+    queues: int = 0
+    position: int = 0  # where the log ends
+    defects: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+
+    def fields(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Hole(NamedTuple):
+    """Bytes that are no valid block; with a header where that much is valid."""
+
+    start: int  # log positions
+    end: int
+    header: Header | None
+
+
+def walk(file: File, base: int, start: int, end: int) -> Iterator[tuple[Header, memoryview] | Hole]:
+    """Everything from log position `start` to `end` of a segment that begins at `base`."""
+    at = start
+    while at < end:
+        for header, body in walk_blocks(file, base, at, end):
+            yield header, body
+            at = header.end
+        if at >= end:
+            return
+        bad = read_header(file.read(at - base, HEADER_BYTES), 0, at)
+        if bad is not None and bad.end <= end:
+            hole = Hole(at, bad.end, bad)
+        else:
+            found = find_block(file, base, at + 8, end)
+            hole = Hole(at, found.position if found is not None else end, None)
+        yield hole
+        at = hole.end
+
+
+def is_blank(file: File, base: int, hole: Hole) -> bool:
+    """Whether there is nothing but zeros: a segment's file has room that is not used yet."""
+    for at in range(hole.start, hole.end, _CHUNK_BYTES):
+        data = file.read(at - base, min(_CHUNK_BYTES, hole.end - at))
+        if data.count(0) != len(data):
+            return False
+    return True
+
+
+def watermark_of(disk: RealDisk) -> int:
+    """What the watermark says; 0 where it says nothing."""
+    try:
+        data = read_whole(disk, WATERMARK)
+    except FileNotFoundError:
+        return 0
+    return int.from_bytes(data[:8], "little") if len(data) >= 8 else 0
+
+
+def check_is_log(path: str) -> None:
+    """LogRefused where there is no folder, or no log in it."""
+    try:
+        names = RealDisk(path, read_only=True).names()
+    except NotADirectoryError:
+        raise LogRefused(f"{path!r} is not a folder; name the data folder of a broker") from None
+    except FileNotFoundError:
+        raise LogRefused(f"there is no folder {path!r}; name the data folder of a broker") from None
+    except PermissionError:
+        raise LogRefused(f"{path!r} may not be read by this user") from None
+    if not newest_generations(names) and not positions_in(names):
+        raise LogRefused(f"there is no log in {path!r}: it has neither a segment nor a snapshot")
+
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+def inspect_log(path: str, progress: Progress | None = None) -> Report:
+    """Look at everything; see the module's docstring. LogRefused where there is no log."""
+    check_is_log(path)
+    for _ in range(TRIES_MAX):
+        try:
+            return _Inspection(path, progress).run()
+        except _Overtaken:
+            continue
+    raise LogChanging(
+        f"data folder {path!r}: retention removed what was being replayed, {TRIES_MAX} times; try again"
+    )
+
+
+class _Overtaken(Exception):
+    """Blocks that were to be replayed are gone: a broker has written snapshots behind them since."""
+
+
+class _Coverage:
+    """Which offsets (or events) of one queue were seen, as the gaps between them."""
+
+    __slots__ = ("end", "gaps")
+
+    def __init__(self) -> None:
+        self.end = 0
+        self.gaps: list[tuple[int, int, str, int]] = []  # first, end, and where it showed
+
+    def add(self, first: int, end: int, file: str, position: int) -> None:
+        if first > self.end:
+            self.gaps.append((self.end, first, file, position))
+        self.end = max(self.end, end)
+
+
+class _Inspection:
+    def __init__(self, path: str, progress: Progress | None) -> None:
+        self._disk = RealDisk(path, read_only=True)
+        # In this order: what the watermark covers has its name when the names are taken.
+        self._watermark = watermark_of(self._disk)
+        self._overlay = OverlayDisk(path)
+        self._names = self._overlay.names()
+        self._on_disk = newest_generations(self._names)
+        self._snapshot_positions = positions_in(self._names)[::-1]  # oldest first
+        # A snapshot is written when everything before it is synced: it is as good as a watermark.
+        self._synced = max([self._watermark, *self._snapshot_positions])
+        self._progress = progress
+        self._bytes_done = 0
+        self._snapshots: dict[int, LogState] = {}  # those that could be read, oldest first
+        self._sealed: dict[int, int] = {}  # by base: where a segment ends, as far as snapshots say
+        self._state = self._fresh_state()
+        self._replay_from = 0
+        self._to_compare: list[int] = []
+        self._unreliable = False  # something that replaying needs could not be read
+        self._part: list[tuple[Header, memoryview, str]] = []  # a transaction without its end yet
+        self._offsets: dict[int, _Coverage] = {}
+        self._events: dict[int, _Coverage] = {}
+        self._known_damage: list[str] = []
+        self._end = 0  # of the last block that counts
+        self._behind_blocks = 0
+        self.report = Report()
+
+    def _fresh_state(self) -> LogState:
+        return LogState(self._overlay, LogSettings(), Policies())
+
+    def run(self) -> Report:
+        self._look_at_names()
+        self._load_snapshots()
+        self._choose_start()
+        bases = list(self._on_disk)
+        reached: int | None = 0
+        for base, next_base in zip(bases, [*bases[1:], None], strict=True):
+            self._check_no_gap(reached, base)
+            reached = self._segment(base, next_base)
+            if reached is None:
+                break
+        self._check_overlaps()
+        self._check_end()
+        now = self._state_now()
+        self._check_absent(now)
+        self._check_coverage(now)
+        self._tell_known_damage()
+        report = self.report
+        report.segments = len(self._on_disk)
+        report.snapshots = len(self._snapshots)
+        report.queues = len(shown(list(self._state.queues)))
+        report.position = self._end
+        return report
+
+    def _defect(
+        self,
+        kind: str,
+        file: str,
+        text: str,
+        position: int = 0,
+        queue: str = "",
+        first: int = 0,
+        end: int = 0,
+    ) -> None:
+        assert kind in DEFECTS, kind
+        text = f"{file}: {text}" if file else text
+        self.report.defects.append(Finding(kind, text, file, position, queue, first, end))
+
+    def _note(self, kind: str, file: str, text: str, position: int = 0) -> None:
+        assert kind in NOTES, kind
+        text = f"{file}: {text}" if file else text
+        self.report.notes.append(Finding(kind, text, file, position))
+
+    # --- names and snapshots -------------------------------------------------------------------------
+
+    def _look_at_names(self) -> None:
+        for name in self._names:
+            where = self._disk.where(name)
+            parsed = parse_segment_name(name)
+            if parsed is not None:
+                if parsed[1] < self._on_disk[parsed[0]]:
+                    self._note("leftover", where, "a compacted segment has taken its place")
+            elif name.startswith(QUARANTINE):
+                self._note("quarantine", where, "damaged bytes that were set aside earlier")
+            elif name.endswith(".tmp"):
+                self._note("leftover", where, "was not finished; the next start removes it")
+            elif name not in (RealDisk.LOCK, WATERMARK) and not name.startswith((PREFIX, SPARE)):
+                self._note("unknown-file", where, "is not of this log")
+        if not self._watermark:
+            self._note("no-watermark", self._disk.where(WATERMARK), "says nothing; the blocks have to")
+
+    def _load_snapshots(self) -> None:
+        for position in self._snapshot_positions:
+            state = self._fresh_state()
+            where = self._disk.where(snapshot_name(position))
+            try:
+                load_snapshot(state, position)
+            except FileNotFoundError:
+                continue  # Newer ones have taken its place since the names were taken.
+            except LogDamaged as error:
+                self._defect("bad-snapshot", where, str(error).removeprefix(f"{where}: "))
+                continue
+            except (ValueError, KeyError, TypeError, RuntimeError) as error:
+                self._defect("bad-snapshot", where, f"has its checksum, but makes no sense: {error!r}")
+                continue
+            self._snapshots[position] = state
+            for segment in state.segments.all:
+                if segment.end < position:
+                    self._sealed[segment.base] = segment.end
+
+    def _choose_start(self) -> None:
+        """Replaying begins with the first block ever, or where the oldest snapshot stands."""
+        self._to_compare = list(self._snapshots)
+        if not self._to_compare:
+            # What retention took before nobody can tell any more.
+            self._state.begins_late = any(self._on_disk.values()) or min(self._on_disk, default=0) > 0
+            return
+        before = 0
+        for segment in self._snapshots[self._to_compare[-1]].segments.all:
+            if segment.base != before or segment.generation or self._on_disk.get(before) != 0:
+                self._replay_from = self._to_compare.pop(0)
+                self._state = self._snapshots[self._replay_from]
+                break
+            before = segment.end
+
+    # --- segments ------------------------------------------------------------------------------------
+
+    def _check_no_gap(self, reached: int | None, base: int) -> None:
+        """Retention leaves gaps, but only before the oldest snapshot of two."""
+        # One that was damaged, and set aside since, counted when retention asked.
+        aside = sum(name.startswith(QUARANTINE + PREFIX) for name in self._names)
+        kept = self._snapshot_positions and len(self._snapshot_positions) + aside >= SNAPSHOTS_KEPT
+        if reached is not None and reached < base and not (kept and base <= self._snapshot_positions[0]):
+            self._missing_positions(reached, base)
+
+    def _missing_positions(self, start: int, end: int) -> None:
+        self._unreliable = True
+        where = self._disk.where(segment_name(start, 0))
+        self._defect("missing-segment", where, f"is missing: log positions {start} to {end} are in no file")
+
+    def _segment(self, base: int, next_base: int | None) -> int | None:
+        """Look at one segment; the position behind it, or None where the log ends in it."""
+        opened = self._open(base, next_base)
+        if opened is None:
+            return next_base
+        generation, file = opened
+        where = self._disk.where(segment_name(base, generation))
+        try:
+            file_end = base + file.size()
+            if generation:
+                self._compacted(file, base, file_end, where)
+                return self._sealed.get(base, next_base)
+            limit = self._sealed.get(base, next_base)
+            if not self._blocks(file, base, min(file_end, limit or file_end), where, next_base):
+                return None
+        finally:
+            file.close()
+        if limit is not None and file_end < limit:
+            self._missing_positions(file_end, limit)
+        return limit
+
+    def _open(self, base: int, next_base: int | None) -> tuple[int, File] | None:
+        """Generation and file of a segment, which a broker may compact or remove meanwhile."""
+        while True:
+            generation = self._on_disk[base]
+            try:
+                return generation, self._disk.open(segment_name(base, generation))
+            except FileNotFoundError:
+                if next_base is None or next_base > self._replay_from:
+                    raise _Overtaken from None
+                newer = newest_generations(self._disk.names()).get(base)
+                if newer is None or newer == generation:
+                    del self._on_disk[base]
+                    return None
+                self._on_disk[base] = newer
+
+    def _blocks(self, file: File, base: int, end: int, where: str, next_base: int | None) -> bool:
+        """The blocks of a segment. False where the log ends among them."""
+        for found in walk(file, base, base, end):
+            if isinstance(found, Hole):
+                if not self._hole(found, file, base, where, next_base):
+                    return False
+                continue
+            header, body = found
+            if self._watermark and header.position >= self._synced:
+                self._behind_blocks += 1
+                continue
+            self._block(header, body, base, where)
+            self._end = header.end
+        return True
+
+    def _compacted(self, file: File, base: int, end: int, where: str) -> None:
+        """Messages that were alive when the segment was compacted. All of it was synced."""
+        for found in walk(file, base, base, end):
+            if isinstance(found, Hole):
+                self._damaged(found, base, where)
+                continue
+            self._block(*found, base, where)
+
+    def _check_overlaps(self) -> None:
+        segments = [
+            Segment(base, generation, 0, 0, sealed=True) for base, generation in self._on_disk.items()
+        ]
+        overlaps: list[Overlap] = []
+        with suppress(FileNotFoundError):  # A broker has removed one meanwhile, and an overlap with it.
+            for segment in segments:
+                file = self._disk.open(segment.name)
+                segment.size = file.size()
+                file.close()
+            overlaps += find_overlaps(self._disk, segments)
+        for segment, next_base, doubts in overlaps:
+            where, at = self._disk.where(segment.name), next_base - segment.base
+            text = f"behind position {at} it has positions that belong to the next segment"
+            if not doubts:
+                self._defect("overlap", where, f"{text}; no message is in doubt by that", at)
+            for number, runs in doubts.items():
+                queue = self._state.by_number.get(number)
+                name = queue.name if queue is not None else f"unknown-{number}"
+                for first, end in runs:
+                    told = (
+                        f"{text}: an earlier version may have delivered other messages' payloads for offsets "
+                        f"{first} to {end - 1} of queue {name!r}"
+                    )
+                    self._defect("overlap", where, told, at, name, first, end)
+
+    # --- holes ---------------------------------------------------------------------------------------
+
+    def _hole(self, hole: Hole, file: File, base: int, where: str, next_base: int | None) -> bool:
+        """Damage, a missing segment, or (False) the end of the log."""
+        was_synced = hole.start < self._synced or self._proof(file, base, hole.start)
+        blank = hole.header is None and is_blank(file, base, hole)
+        if was_synced and blank and next_base is not None:
+            # The segment was not filled to the end of its file, and what came after it is not here.
+            self._missing_positions(hole.start, hole.end)
+        elif was_synced and not blank:
+            self._damaged(hole, base, where)
+        elif not blank:
+            at = hole.start - base
+            text = (
+                f"from position {at} on, nothing whole is known to be synced: it is being written, or was "
+                f"left unfinished and the next start cuts it"
+            )
+            self._note("torn-tail", where, text, at)
+        return was_synced and (next_base is not None or not blank)
+
+    def _proof(self, file: File, base: int, at: int) -> bool:
+        """Whether a valid block further on was built when `at` had been synced."""
+        synced, search, end = 0, at + 8, base + file.size()
+        while synced <= at and (found := find_block(file, base, search, end)) is not None:
+            synced, search = found.synced, found.end
+        for later, generation in self._on_disk.items():
+            if synced <= at and later > base and not generation:
+                synced = self._first_synced(later)
+        # A broker that is at work may have filled the hole since it was seen; then it has said so.
+        return synced > at and watermark_of(self._disk) == self._watermark
+
+    def _first_synced(self, base: int) -> int:
+        try:
+            file = self._disk.open(segment_name(base, 0))
+        except FileNotFoundError:
+            return 0
+        try:
+            first = find_block(file, base, base, base + file.size())
+        finally:
+            file.close()
+        return first.synced if first is not None else 0
+
+    def _damaged(self, hole: Hole, base: int, where: str) -> None:
+        self._unreliable = True
+        at, header = hole.start - base, hole.header
+        if header is None:
+            text = f"{hole.end - hole.start} bytes at position {at} are no valid block"
+            self._defect("bad-header", where, text, at)
+            return
+        # What it held is told here, and not once more as a gap.
+        self._cover(header, where, at)
+        name = self._name_of(header)
+        what, first, end = f"queue {name!r}, offsets", header.first_offset, header.offset_end
+        if header.kind == KIND_CONTROL:
+            what, first, end = "a control block", 0, 0
+        elif header.kind != KIND_MESSAGES:
+            what, first, end = (
+                f"queue {name!r}, events",
+                header.first_event,
+                header.first_event + header.event_count,
+            )
+        text = f"the block at position {at} does not have its checksum: {what}"
+        self._defect("bad-body", where, f"{text} {first} to {end - 1}" if end else text, at, name, first, end)
+
+    # --- blocks --------------------------------------------------------------------------------------
+
+    def _name_of(self, header: Header) -> str:
+        queue = self._state.by_number.get(header.queue)
+        return queue.name if queue is not None else f"unknown-{header.queue}" if header.queue else ""
+
+    def _cover(self, header: Header, where: str, at: int) -> None:
+        if header.kind == KIND_CONTROL:
+            return
+        events = self._events.setdefault(header.queue, _Coverage())
+        events.add(header.first_event, header.first_event + header.event_count, where, at)
+        if header.kind != KIND_MESSAGES:
+            return
+        offsets = self._offsets.setdefault(header.queue, _Coverage())
+        first, end = header.first_offset, min(offsets.end, header.offset_end)
+        if first < end:
+            name = self._name_of(header)
+            text = f"the block at position {at} has offsets {first} to {end - 1} of queue {name!r} again"
+            self._defect("repeated-offsets", where, text, at, name, first, end)
+        offsets.add(header.first_offset, header.offset_end, where, at)
+
+    def _block(self, header: Header, body: memoryview, base: int, where: str) -> None:
+        """A block that has its checksum."""
+        at = header.position - base
+        self._count(header)
+        self._cover(header, where, at)
+        problem = problem_of(header, body)
+        if problem:
+            self._unreliable = True
+            text = f"the block at position {at} has its checksum, but {problem}"
+            self._defect("bad-content", where, text, at, self._name_of(header))
+            return
+        if header.position < self._replay_from:
+            return
+        self._compare_until(header.position)
+        is_part = bool(header.flags & FLAG_PART)
+        if self._part and not is_part:
+            self._open_transaction()
+        self._part.append((header, body, where))
+        if not is_part or header.flags & FLAG_END:
+            self._apply_part()
+
+    def _count(self, header: Header) -> None:
+        report = self.report
+        report.blocks += 1
+        report.bytes += HEADER_BYTES + header.body_bytes
+        report.events += header.event_count
+        if header.kind == KIND_MESSAGES:
+            report.messages += header.count
+        if self._progress is not None:
+            self._progress(report.bytes, max(self._synced - min(self._on_disk), report.bytes))
+
+    def _open_transaction(self) -> None:
+        """Something else stands where the end of a transaction should be."""
+        header, _, where = self._part[0]
+        name, first, end = self._name_of(header), header.first_offset, header.offset_end
+        text = (
+            f"the transaction that begins at log position {header.position} has no end: queue {name!r}, "
+            f"offsets {first} to {end - 1}, and what came with them"
+        )
+        self._unreliable = True
+        self._defect("open-transaction", where, text, 0, name, first, end)
+        self._apply_part()
+
+    def _apply_part(self) -> None:
+        for header, body, where in self._part:
+            if header.kind == KIND_CONTROL:
+                fields = read_control(body)
+                if fields["op"] == "damage":
+                    self._known_damage.append(fields["damage"]["text"])
+            elif header.queue not in self._state.by_number:
+                self._unreliable = True
+                name = self._name_of(header)
+                text = f"no block says how the queue with number {header.queue} is called; here {name!r}"
+                self._defect("lost-name", where, text, 0, name)
+            try:
+                self._state.apply(header, body)
+            except (LogDamaged, ValueError, KeyError, TypeError) as error:
+                self._unreliable = True
+                text = f"the block at log position {header.position} cannot be applied: {error}"
+                self._defect("bad-content", where, text, 0, self._name_of(header))
+        self._part.clear()
+
+    def _compare_until(self, position: int) -> None:
+        """Compare what was replayed with the snapshots that stand at or before `position`."""
+        while self._to_compare and self._to_compare[0] <= position:
+            at = self._to_compare.pop(0)
+            where = self._disk.where(snapshot_name(at))
+            if self._unreliable:
+                self._note("not-compared", where, "was not compared with the blocks: not all can be read")
+                continue
+            for difference in differences(self._state, self._snapshots[at]):
+                self._defect("snapshot-disagrees", where, difference)
+
+    # --- what should be there ------------------------------------------------------------------------
+
+    def _check_end(self) -> None:
+        if self._behind_blocks:
+            text = (
+                f"{self._behind_blocks} valid blocks behind log position {self._synced} are not known to be "
+                f"synced; the next start takes them in"
+            )
+            self._note("behind-watermark", "", text)
+        if self._part:
+            header, _, where = self._part[0]
+            self._end = header.position
+            if self._synced > header.position:
+                self._open_transaction()
+            else:
+                text = f"the transaction at log position {header.position} has no end; the next start cuts it"
+                self._note("torn-tail", where, text)
+                self._part.clear()
+        if self._end < self._synced and not self._unreliable:
+            self._unreliable = True
+            by = WATERMARK if self._watermark == self._synced else snapshot_name(self._synced)
+            text = f"the log was synced up to position {self._synced}, but its blocks end at {self._end}"
+            self._defect("synced-and-gone", self._disk.where(by), text)
+        self._compare_until(max(self._end, self._synced))
+
+    def _state_now(self) -> LogState:
+        """The state that retention may have acted on by now.
+
+        A running broker settles messages and then removes them. So where the watermark has moved,
+        what is not there any more is judged by a state that is newer than its removal.
+        """
+        synced = watermark_of(self._disk)
+        return self._state if synced == self._watermark else replayed(self._disk.path, synced)[0]
+
+    def _check_absent(self, now: LogState) -> None:
+        """Segments that the newest snapshot has and the folder has not, or has compacted since."""
+        if not self._snapshots:
+            return
+        for segment in self._snapshots[max(self._snapshots)].segments.all:
+            generation = self._on_disk.get(segment.base)
+            if generation == segment.generation:
+                continue
+            where = self._disk.where(segment.name)
+            lost = False
+            for number, span in segment.spans.items():
+                queue = self._state.by_number[number]
+                pending = now.by_number.get(number, queue).pending
+                alive = pending.unsettled(span.first_offset, span.end_offset)
+                for first, end in alive if generation is None else ():
+                    lost = True
+                    text = (
+                        f"is missing, and with it offsets {first} to {end - 1} of queue {queue.name!r}, "
+                        f"which are not settled"
+                    )
+                    self._defect("missing-segment", where, text, 0, queue.name, first, end)
+                queue.offset_start = max(queue.offset_start, span.end_offset)
+                queue.event_start = max(queue.event_start, span.end_event)
+            if generation is None and not lost:
+                self._note("removed-since", where, "was removed after the last snapshot")
+
+    def _check_coverage(self, now: LogState) -> None:
+        for number, queue in self._state.by_number.items():
+            for state in (now, *self._snapshots.values()):
+                known = state.by_number.get(number, queue)
+                queue.offset_start = max(queue.offset_start, known.offset_start)
+                queue.event_start = max(queue.event_start, known.event_start)
+            complete_from, tail = queue.offset_start, queue.pending.tail
+            pending = now.by_number.get(number, queue).pending
+            offsets = self._offsets.get(number, _Coverage())
+            offsets.add(tail, tail, "", 0)
+            for first, end, file, position in offsets.gaps:
+                # Before the start only what is not settled must be there.
+                runs = pending.unsettled(first, min(end, complete_from)) if first < complete_from else []
+                if end > complete_from:
+                    runs.append((max(first, complete_from), end))
+                for a, b in runs:
+                    self._gap("missing-offsets", "offset", queue.name, a, b, file, position)
+            events = self._events.get(number, _Coverage())
+            events.add(queue.next_event, queue.next_event, "", 0)
+            for first, end, file, position in events.gaps:
+                if end > queue.event_start:
+                    first = max(first, queue.event_start)
+                    self._gap("missing-events", "event", queue.name, first, end, file, position)
+
+    def _tell_known_damage(self) -> None:
+        if self._snapshots:
+            newest = self._snapshots[max(self._snapshots)]
+            self._known_damage[:0] = [damage.text for damage in newest.damage]
+        for text in dict.fromkeys(self._known_damage):
+            self._note("known-damage", "", text)
+
+    def _gap(self, kind: str, what: str, name: str, first: int, end: int, file: str, position: int) -> None:
+        before = f"before the block at position {position}: " if file else ""
+        text = f"{before}queue {name!r}: {what}s {first} to {end - 1} are not in the log"
+        self._defect(kind, file, text, position, name, first, end)

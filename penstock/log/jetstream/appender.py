@@ -1,0 +1,240 @@
+"""Appender: the one hand that writes a cluster's log, record after record.
+
+Every record goes out with a message id and with the sequence number that must be the stream's last one at
+that moment. So a record that is sent again, because nobody said whether it had arrived, is stored once; and
+a writer that has been overtaken by another is told so by its very next record. That is all that keeps two
+brokers from writing one log: leases and clocks only decide who tries.
+
+Rules that always hold:
+  * One record is under way at a time: the next goes out when the one before is stored. Removals do not wait.
+  * It is tried until it is stored, or until somebody else has written, or until `stop`: a cluster that has no
+    leader, or no room, for a minute or a day, costs that time and no record.
+  * What has ended it, has ended it for good: once overtaken or stopped it sends nothing any more. A record
+    that it gave up may be stored or not, so its number must not be used for another one.
+  * What it takes out of the stream is at most what it knew of: nothing that another has written since goes.
+    And it takes out nothing once another has written: that one may have promised it to somebody. It looks
+    immediately before, because JetStream cannot take out on a condition.
+
+How it fails: `Overtaken`, or `StationClosed` when it was stopped; both for good. `trouble` says meanwhile
+what it waits for.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from penstock.log.jetstream.api import JetStream, Stored
+from penstock.log.jetstream.errors import JetStreamError, JetStreamTrouble, LinkLost, NoAnswer
+from penstock.log.jetstream.names import LogNames
+from penstock.log.jetstream.records import HEAD_BYTES_MAX, Kind, Record, RecordDamaged, read_record
+from penstock.log.jetstream.station import Station, StationClosed
+from penstock.protocols import nats_write
+from penstock.protocols.nats_headers import header_block
+from penstock.protocols.nats_jetstream import failure_of, read_object
+
+ANSWER_SECONDS = 2.0
+PAUSE_SECONDS = 0.1
+TELL_SECONDS = 5.0
+HEADERS_BYTES_MAX = 512
+PIECE_BYTES_MAX = 1 << 20
+"""Of a whole file that is sent: other writes go between its pieces."""
+
+log = logging.getLogger("penstock.nats")
+
+
+class Overtaken(JetStreamTrouble):
+    """Another broker writes this log now."""
+
+
+class Appender:
+    """See the module's docstring. Its calls wait, from the log's threads."""
+
+    def __init__(
+        self,
+        station: Station,
+        names: LogNames,
+        writer: int,
+        seq_last: int,
+        records: dict[str, int] | None = None,
+    ) -> None:
+        """`records` says how many records each file has; it is kept so."""
+        self._station = station
+        # Everything is tried again here, where somebody may call `stop` meanwhile.
+        self._api = JetStream(station.requests, answer_seconds=ANSWER_SECONDS, patience_seconds=0.0)
+        self._names = names
+        self.writer = writer
+        self.seq_last = seq_last  # of the stream, as far as we know
+        self._records = records if records is not None else {}
+        self._number = 0
+        self._turn = asyncio.Lock()
+        self._ended: JetStreamTrouble | None = None
+        self._stopped = False
+        self.trouble = ""  # what it waits for at this moment
+
+    @property
+    def bytes_max(self) -> int:
+        """How much fits into one record."""
+        return self._station.link.message_bytes_max - HEAD_BYTES_MAX - HEADERS_BYTES_MAX
+
+    def write(self, name: str, writes: list[tuple[int, bytes]]) -> None:
+        """Bytes at positions of a file, all or none of them; they are safe when this returns."""
+        self._station.ask(self._write(name, writes))
+
+    async def _write(self, name: str, writes: list[tuple[int, bytes]]) -> None:
+        parts: list[tuple[int, memoryview]] = []
+        for position, data in writes:
+            view = memoryview(data)
+            step = self.bytes_max
+            parts += [(position + at, view[at : at + step]) for at in range(0, len(view), step)]
+        async with self._turn:
+            for place, (position, part) in enumerate(parts, 1):
+                await self._append(Kind.WRITE, name, position, part, more=place < len(parts))
+
+    def send_file(self, name: str, data: bytes) -> None:
+        """A whole file, which is there when this returns, or not at all."""
+
+        async def send() -> None:
+            view = memoryview(data)
+            step = min(self.bytes_max, PIECE_BYTES_MAX)
+            starts = range(0, len(view), step) or [0]
+            for at in starts:
+                async with self._turn:
+                    await self._append(Kind.PIECE, name, at, view[at : at + step], more=at != starts[-1])
+
+        self._station.ask(send())
+
+    def truncate(self, name: str, size: int) -> None:
+        async def cut() -> None:
+            async with self._turn:
+                await self._append(Kind.TRUNCATE, name, size, memoryview(b""), more=False)
+
+        self._station.ask(cut())
+
+    def remove(self, name: str) -> None:
+        """Take a file out of the stream, for good. It waits for no record: that may wait for its room."""
+
+        async def purge() -> None:
+            self._check()
+            before_seq = self.seq_last + 1
+            await self._until_done(lambda: self._try_purge(name, before_seq))
+            self._records.pop(name, None)
+
+        self._station.ask(purge())
+
+    def stop(self) -> None:
+        """Try no more. Whoever waits is told, after `ANSWER_SECONDS` at the latest."""
+        self._stopped = True
+
+    # --- on the station's loop ---------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._stopped and self._ended is None:
+            self._ended = StationClosed(f"nothing more is written to {self._names.stream}: stopped")
+        if self._ended is not None:
+            raise self._ended
+
+    async def _append(self, kind: Kind, name: str, position: int, data: memoryview, *, more: bool) -> None:
+        self._check()
+        payload = Record(kind, name, position, self.writer, self._number, more, data).pack()
+        headers = header_block(
+            [
+                (b"Nats-Msg-Id", b"%x-%d" % (self.writer, self._number)),
+                (b"Nats-Expected-Last-Sequence", b"%d" % self.seq_last),
+                (b"Nats-Expected-Stream", self._names.stream.encode()),
+            ]
+        )
+        subject = nats_write.subject_bytes(self._names.file(name))
+        try:
+            self.seq_last = await self._until_done(lambda: self._try(subject, payload, headers))
+        except BaseException as error:
+            if self._ended is None:
+                self._ended = StationClosed(f"a record of {self._names.stream} was given up: {error}")
+            raise
+        self._number += 1
+        self._records[name] = self._records.get(name, 0) + 1
+
+    async def _until_done(self, attempt: Callable[[], Awaitable[tuple[int, str]]]) -> int:
+        """What the attempt comes to when it is not 0; until then, it says why."""
+        began = told = time.monotonic()
+        while True:
+            done, why = await attempt()
+            if done:
+                break
+            if self._stopped:
+                raise StationClosed(f"stopped while the log waited to be stored: {why}")
+            self.trouble = why
+            if time.monotonic() - told > TELL_SECONDS:
+                told = time.monotonic()
+                log.warning("the log has not been stored for %.0f s, and waits: %s", told - began, why)
+            await asyncio.sleep(PAUSE_SECONDS)
+        if self.trouble:
+            self.trouble = ""
+            log.info("the log is stored again, after %.1f s", time.monotonic() - began)
+        return done
+
+    async def _try_purge(self, name: str, before_seq: int) -> tuple[int, str]:
+        try:
+            last = await self._api.last(self._names.stream, self._names.files)
+            if last is None or last.seq <= self.seq_last or self._is_ours(last):
+                subject = self._names.file(name)
+                await self._api.purge_subject(self._names.stream, subject, before_seq=before_seq)
+                return 1, ""
+        except JetStreamTrouble as error:
+            return 0, str(error)
+        raise self._overtaken(f"record {last.seq} is there")
+
+    def _is_ours(self, stored: Stored) -> bool:
+        try:
+            return read_record(stored.payload).writer == self.writer
+        except RecordDamaged:
+            return False
+
+    def _overtaken(self, why: str) -> Overtaken:
+        self._ended = error = Overtaken(
+            f"another broker has written to {self._names.stream} behind record {self.seq_last}: {why}"
+        )
+        return error
+
+    async def _try(self, subject: bytes, payload: bytes, headers: bytes) -> tuple[int, str]:
+        """Its sequence number, or why it has none yet."""
+        try:
+            _, said = await self._station.requests.ask(
+                subject, payload, headers=headers, seconds=ANSWER_SECONDS
+            )
+        except (JetStreamError, NoAnswer, LinkLost) as error:
+            return 0, str(error)
+        answer = read_object(said)
+        failure = failure_of(answer)
+        if failure is None:
+            return int(answer["seq"]), ""
+        refusal = JetStreamError(self._names.stream, failure)
+        if refusal.wrong_last:
+            return await self._who_was_first(str(refusal))
+        return 0, str(refusal)
+
+    async def _who_was_first(self, why: str) -> tuple[int, str]:
+        """Something stands where our record should. It may be our own, whose answer was lost long ago."""
+        try:
+            stored = await self._api.message(self._names.stream, self.seq_last + 1)
+            if stored is None:
+                # What was written there may be purged again.
+                info = await self._api.stream(self._names.stream)
+                last = int(info["state"]["last_seq"])
+                if last == self.seq_last:
+                    return 0, why  # it is on its way
+                if last < self.seq_last:
+                    return 0, (
+                        f"stream {self._names.stream} ends with record {last}, and {self.seq_last} had been "
+                        f"stored: its nodes have lost what is between; restore them"
+                    )
+        except JetStreamTrouble as error:
+            return 0, f"{why}; {error}"
+        if stored is not None:
+            try:
+                record = read_record(stored.payload)
+            except RecordDamaged:
+                record = None
+            if record is not None and (record.writer, record.number) == (self.writer, self._number):
+                return stored.seq, ""
+        raise self._overtaken(why)

@@ -1,0 +1,126 @@
+"""The engine of a cluster: the embedded log, on a disk that is a stream.
+
+Everything that an engine has to do, the embedded log does: the life of messages, events, dead letters,
+transactions, readers, recovery. What is here is how such a log is opened by a broker that leads, from a
+folder that is a cache (`replica.py`), with every write going to JetStream (`disk.py`, `appender.py`), and
+how it is let go.
+
+Opening waits for the cluster and reads what the folder lacks: it is for a thread that may wait. From then
+on the engine belongs to the broker's loop, as always.
+
+How it fails: `LogFailed` where another broker has written meanwhile: bring the folder up to date and try
+again, if it is still yours to lead. `JetStreamTrouble` where the cluster does not answer.
+"""
+
+import os
+import secrets
+import threading
+from collections.abc import Callable
+
+from penstock.log.errors import LogFailed, LogInUse
+from penstock.log.jetstream.appender import Appender
+from penstock.log.jetstream.disk import StreamDisk
+from penstock.log.jetstream.errors import JetStreamTrouble
+from penstock.log.jetstream.names import LogNames
+from penstock.log.jetstream.replica import Replica
+from penstock.log.jetstream.station import Station
+from penstock.log.log import Log
+from penstock.log.state import Damage, LogSettings
+from penstock.log.workers import ThreadWorker
+from penstock.model.policy import Policies
+
+
+class StreamLog:
+    """A log that this broker leads, and all that belongs to it. `open_stream_log` opens one.
+
+    `engine` is the embedded log, of which nothing is changed; it is ended here, and not by its own `close`.
+    """
+
+    def __init__(self, engine: Log, appender: Appender, replica: Replica) -> None:
+        self.engine = engine
+        self.appender = appender
+        self.replica = replica
+
+    def close(self, now_us: int) -> None:
+        """Store everything, and leave the folder as something to go on from.
+
+        Where not everything could be stored, the folder has more than the stream: it is not gone on from.
+        """
+        self.engine.close(now_us)
+        self.appender.stop()
+        if self.engine.is_safe:
+            self.replica.leave(self.appender.seq_last)
+
+    def close_within(self, seconds: float, now_us: int) -> None:
+        """The same; a cluster that has not stored the rest by then does not get it any more."""
+        patience = threading.Timer(seconds, self.appender.stop)
+        patience.start()
+        try:
+            self.close(now_us)
+        finally:
+            patience.cancel()
+            patience.join()
+
+    def abandon(self) -> None:
+        """Write nothing more. The folder may hold what the stream does not, so it is emptied."""
+        self.appender.stop()
+        self.engine.abandon()
+        self.replica.wipe()
+
+
+async def make_streams(station: Station, names: LogNames, replicas: int) -> None:
+    """The streams of a log, where they are not there yet."""
+    there = set(await station.api.stream_names())
+    for settings in (names.stream_settings(replicas), names.state_settings(replicas)):
+        if settings["name"] not in there:
+            await station.api.create_stream(settings)
+
+
+def open_stream_log(
+    station: Station,
+    names: LogNames,
+    replica: Replica,
+    now_us: int,
+    *,
+    settings: LogSettings | None = None,
+    policies: Policies | None = None,
+    wake: Callable[[], None],
+) -> StreamLog:
+    """Lead the log: everything that is in the stream is recovered, and whoever wrote it before writes no
+    more."""
+
+    seq_last = station.ask(replica.complete())
+    replica.set_watermark()
+    unfinished = replica.unfinished()
+    appender = Appender(station, names, secrets.randbits(63), seq_last, replica.records)
+    disk = StreamDisk(replica.path, appender, replica.index)
+    try:
+        engine = Log.open(
+            disk,
+            now_us,
+            settings=settings,
+            policies=policies,
+            writer=ThreadWorker("penstock-writer", wake),
+            keeper=ThreadWorker("penstock-keeper", wake),
+        )
+    except LogInUse:
+        raise  # the folder is somebody else's
+    except BaseException:
+        # What it wrote before it failed may be here and not there.
+        appender.stop()
+        replica.wipe()
+        raise
+    opened = StreamLog(engine, appender, replica)
+    try:
+        disk.sync_names()  # of what recovery has renamed and removed, on this thread
+        for name in unfinished:
+            # Who began it is overtaken by now, and does not go on with it. We may have begun it anew.
+            if not os.path.exists(disk.where(name)):
+                appender.remove(name)
+    except (OSError, JetStreamTrouble) as error:
+        opened.abandon()
+        raise LogFailed(f"the log in {replica.path} cannot be opened: {error}") from error
+    engine.cluster = dict  # nothing is known of it so far
+    for text in replica.reports:
+        engine.report_damage(Damage(f"stream {names.stream}", 0, "", 0, 0, text))
+    return opened

@@ -1,0 +1,129 @@
+"""Station: a thread with a loop, on which one link to NATS lives; others ask it from their own threads.
+
+The log's threads block while they write and sync, as they do on a disk; the broker's loop must never wait. So
+NATS has a thread and a loop of its own, and whatever is asked of it is a coroutine that runs there:
+
+    ask     from any other thread: run it there, and wait for the end
+    start   from any thread: run it there, and do not wait
+
+How it fails: `LinkError` out of `open` when no server takes us. Later the link goes on trying by itself; what
+runs here decides how long to wait for it. After `close` everything that is asked is refused, and what was
+still waiting is told `StationClosed`.
+"""
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from penstock.log.jetstream.api import JetStream
+from penstock.log.jetstream.errors import JetStreamTrouble
+from penstock.log.jetstream.link import Link, Watcher
+from penstock.log.jetstream.requests import Requests
+from penstock.log.jetstream.servers import Server, Servers
+from penstock.log.jetstream.wire import WireOptions
+
+_T = TypeVar("_T")
+
+log = logging.getLogger("penstock.nats")
+
+
+class StationClosed(JetStreamTrouble):
+    """Nobody asks NATS for anything any more: the broker stops, or has been overtaken."""
+
+
+class _Telling(Watcher):
+    """What the log of the broker should have of the link."""
+
+    def up(self) -> None:
+        log.info("connected to NATS")
+
+    def down(self, reason: str) -> None:
+        log.warning("no connection to NATS: %s; trying again", reason)
+
+    def trouble(self, text: str) -> None:
+        log.warning("%s", text)
+
+
+class Station:
+    """See the module's docstring. `open` makes one."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="penstock-nats", daemon=True)
+        self._closed = False
+        self._gate = threading.Lock()  # nothing is handed over any more once `close` has begun
+        self.link: Link
+        self.requests: Requests
+        self.api: JetStream
+
+    @classmethod
+    def open(cls, servers: Iterable[Server], options: WireOptions | None = None) -> "Station":
+        """Connect, from a thread that may wait."""
+        station = cls()
+        station._thread.start()
+        try:
+            station.ask(station._connect(list(servers), options))
+        except BaseException:
+            station.close()
+            raise
+        return station
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    async def _connect(self, servers: list[Server], options: WireOptions | None) -> None:
+        self.link = Link(Servers(servers), options)
+        self.link.watch(_Telling())
+        await self.link.open()
+        self.requests = Requests(self.link)
+        self.api = JetStream(self.requests)
+
+    def ask(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """What it comes to. From any thread but the station's own."""
+        future = self.start(work)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise StationClosed("the link to NATS is closed") from None
+
+    def start(self, work: Coroutine[Any, Any, _T]) -> "concurrent.futures.Future[_T]":
+        """The same without waiting."""
+        with self._gate:
+            if not self._closed:
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work.close()
+        raise StationClosed("the link to NATS is closed")
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call something on the station's loop."""
+        self._loop.call_soon_threadsafe(call)
+
+    def close(self) -> None:
+        """End the link and the thread. What is still asked for is told so."""
+        with self._gate:
+            if self._closed:
+                return
+            self._closed = True
+
+        async def end() -> None:
+            mine = asyncio.current_task()
+            tasks = [
+                task for task in asyncio.all_tasks() if task is not mine and task.get_name() != "nats link"
+            ]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if hasattr(self, "link"):
+                await self.link.close()
+            await self._loop.shutdown_default_executor()
+
+        with suppress(RuntimeError):  # its thread never began
+            asyncio.run_coroutine_threadsafe(end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()

@@ -1,0 +1,256 @@
+"""Ledger: what has happened to messages, as rows of a settlement block.
+
+A row is a run of messages that share everything but the offset. Columns, each padded to 8:
+
+    first       int64[rows]     the first offset of the run
+    length      int64[rows]     how many messages
+    dispatched  int64[rows]     µs since the epoch; 0: was not with a consumer
+    attempt     int32[rows]     deliveries so far, the one that this row ends included
+    consumer    int32[rows]     index into the names
+    event       uint8[rows]     life.Event
+    reason      uint8[rows]     life.Reason
+    names       int32[names + 1], bytes
+
+and when the block has FLAG_MOVED, what the message has from now on:
+
+    tail        int64[rows]     its place is behind this tail
+    expires     int64[rows]     µs since the epoch, 0: never, -2: as stored
+    retries     int16[rows]     what is left, -2: as stored
+    attempts    int32[rows]     what counts from now on (a redrive starts again at 0)
+"""
+
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from penstock.log.block import FLAG_MOVED, PAD, BodyReader, Buffer, Header
+from penstock.model.life import Event, Reason
+from penstock.model.pending import AS_STORED, Note
+
+EVENTS_MAX = (1 << 32) - 1
+"""Of one block: its header has 32 bits for them."""
+
+
+class Row(NamedTuple):
+    """One row of a settlement block, decoded."""
+
+    event: Event
+    first: int
+    end: int
+    reason: Reason
+    consumer: str
+    attempt: int
+    dispatched_us: int
+    note: Note
+    tail: int
+
+
+class Ledger:
+    """Rows gathered for the next settlement block of one queue."""
+
+    __slots__ = (
+        "_attempt",
+        "_attempts",
+        "_consumer",
+        "_dispatched",
+        "_event",
+        "_expires",
+        "_first",
+        "_length",
+        "_more_than_acks",
+        "_moved",
+        "_names",
+        "_reason",
+        "_retries",
+        "_tail",
+        "event_count",
+        "lowest",
+    )
+
+    def __init__(self) -> None:
+        self._first = array("q")
+        self._length = array("q")
+        self._dispatched = array("q")
+        self._attempt = array("i")
+        self._consumer = array("i")
+        self._event = array("B")
+        self._reason = array("B")
+        self._names: dict[str, int] = {}
+        self._tail = array("q")
+        self._expires = array("q")
+        self._retries = array("h")
+        self._attempts = array("i")
+        self._moved = False
+        self._more_than_acks = False
+        self.event_count = 0
+        self.lowest = 0
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    @property
+    def names_count(self) -> int:
+        return len(self._names)
+
+    @property
+    def flags(self) -> int:
+        return FLAG_MOVED if self._moved else 0
+
+    def add(
+        self,
+        event: Event,
+        first: int,
+        end: int,
+        reason: Reason,
+        consumer: str,
+        attempt: int,
+        dispatched_us: int,
+        note: Note | None = None,
+        tail: int = 0,
+    ) -> None:
+        """A row; with a `note` where the message lives on."""
+        rows = self._first
+        if (
+            rows
+            and note is None
+            and not self._moved
+            and rows[-1] + self._length[-1] == first
+            and self._event[-1] == event
+            and self._dispatched[-1] == dispatched_us
+            and self._attempt[-1] == attempt
+            and self._reason[-1] == reason
+            and self._consumer[-1] == self._names.get(consumer, -1)
+        ):
+            # The usual case: acknowledgements of a delivery, one chunk after the other.
+            self._length[-1] += end - first
+            self.event_count += end - first
+            return
+        if not rows or first < self.lowest:
+            self.lowest = first
+        if event is not Event.ACKED:
+            self._more_than_acks = True
+        rows.append(first)
+        self._length.append(end - first)
+        self._dispatched.append(dispatched_us)
+        self._attempt.append(attempt)
+        self._consumer.append(self._names.setdefault(consumer, len(self._names)))
+        self._event.append(event)
+        self._reason.append(reason)
+        self.event_count += end - first
+        if note is not None and not self._moved:
+            self._moved = True
+            before = len(rows) - 1
+            self._tail = array("q", bytes(8 * before))
+            self._expires = array("q", [AS_STORED]) * before
+            self._retries = array("h", [AS_STORED]) * before
+            self._attempts = array("i", bytes(4 * before))
+        if self._moved:
+            self._tail.append(tail)
+            self._expires.append(note.expires_us if note is not None else AS_STORED)
+            self._retries.append(note.retries if note is not None else AS_STORED)
+            self._attempts.append(note.attempts if note is not None else 0)
+
+    def count(self, totals: dict[int, int]) -> None:
+        """Add its events to `totals`, which are by event (times 256) and reason; all but acks.
+
+        Those are most of what happens, and are known from the number of events.
+        """
+        if not self._more_than_acks:
+            return
+        for event, reason, length in zip(self._event, self._reason, self._length, strict=True):
+            if event != Event.ACKED:
+                key = event << 8 | reason
+                totals[key] = totals.get(key, 0) + length
+
+    def pieces(self, events_max: int) -> "Iterator[Ledger]":
+        """The same rows in ledgers with at most so many events, long ones in parts. For the very rare."""
+        piece = Ledger()
+        names = list(self._names)
+        for row, at in enumerate(self._first):
+            end = at + self._length[row]
+            while at < end:
+                stop = min(end, at + events_max - piece.event_count)
+                note: Note | None = None
+                if self._moved:
+                    note = Note(self._attempts[row], self._retries[row], self._expires[row])
+                piece.add(
+                    Event(self._event[row]),
+                    at,
+                    stop,
+                    Reason(self._reason[row]),
+                    names[self._consumer[row]],
+                    self._attempt[row],
+                    self._dispatched[row],
+                    note,
+                    self._tail[row] if self._moved else 0,
+                )
+                at = stop
+                if piece.event_count == events_max:
+                    yield piece
+                    piece = Ledger()
+        if len(piece):
+            yield piece
+
+    def parts(self) -> list[Buffer]:
+        """The body of the block."""
+        names = [name.encode() for name in self._names]
+        name_bounds = array("i", [0])
+        end = 0
+        for name in names:
+            end += len(name)
+            name_bounds.append(end)
+        columns = [
+            self._first.tobytes(),
+            self._length.tobytes(),
+            self._dispatched.tobytes(),
+            self._attempt.tobytes(),
+            self._consumer.tobytes(),
+            self._event.tobytes(),
+            self._reason.tobytes(),
+            name_bounds.tobytes(),
+            b"".join(names),
+        ]
+        if self._moved:
+            columns += [
+                self._tail.tobytes(),
+                self._expires.tobytes(),
+                self._retries.tobytes(),
+                self._attempts.tobytes(),
+            ]
+        return [b"".join(column + PAD[len(column) % 8] for column in columns)]
+
+
+def read_rows(header: Header, body: memoryview) -> Iterator[Row]:
+    """The rows of a settlement block whose checksum has been checked."""
+    reader = BodyReader(body)
+    count = header.count
+    first = reader.column(count, "q", 8)
+    length = reader.column(count, "q", 8)
+    dispatched = reader.column(count, "q", 8)
+    attempt = reader.column(count, "i", 4)
+    consumer = reader.column(count, "i", 4)
+    event = reader.column(count, "B", 1)
+    reason = reader.column(count, "B", 1)
+    names = [name.decode() for name in reader.binary(header.extra)]
+    moved = bool(header.flags & FLAG_MOVED)
+    if moved:
+        tail = reader.column(count, "q", 8)
+        expires = reader.column(count, "q", 8)
+        retries = reader.column(count, "h", 2)
+        attempts = reader.column(count, "i", 4)
+    for i in range(count):
+        if moved:
+            note = Note(attempts[i], retries[i], expires[i])
+        else:
+            note = Note(attempt[i])
+        yield Row(
+            Event(event[i]),
+            first[i],
+            first[i] + length[i],
+            Reason(reason[i]),
+            names[consumer[i]],
+            attempt[i],
+            dispatched[i],
+            note,
+            tail[i] if moved else 0,
+        )

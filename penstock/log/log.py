@@ -1,0 +1,850 @@
+"""Log: where messages live, and the state of each; all that the broker, the relay and HTTP ask of it.
+
+A log keeps messages and where each is in its life (`model/life.py`); the broker keeps credit, protocol
+state and timers. What varies is the `Disk` under it: a folder, a stream of JetStream, a simulated one.
+Everything is shaped for batches, and nothing here waits: what takes time is answered by a callback.
+
+    declare     a queue without messages, where there is none of that name
+    append      many messages for one queue; the receipt comes when they are durable
+    transact    many messages for many queues, all or nothing, once per key
+    ready       how many could be taken now
+    take        the next messages for a consumer, as slices of stored blocks
+    settle      a consumer's verdict on what it holds
+    give_back   what a consumer leaves behind: lost, cancelled
+    resume      what a consumer had when the broker before this one ended, and still has
+    withdraw    taken out by the sender or an operator
+    purge       everything that nobody holds taken out, living or dead
+    redrive     dead letters back behind the tail
+    expire      what its TTL has ended by now
+    read        a range of offsets, whatever state the messages are in; synced ones only
+    events      a range of events, likewise
+    states      where the living messages of a range are, in runs
+    describe    counts and positions of a queue
+    counts      what has happened in a queue since the log was opened
+    changed     which queues `describe` shows otherwise than before
+    info        how the log itself stands
+    confirm     a call back when all that has happened until now is durable
+    durable_end up to which offset the messages of a queue are durable
+    trim        let go of what retention no longer asks for
+
+A dead letter stays where it is, so a door is a flag (`dead=True`), never another queue. What may meet any
+number of runs (`purge`, `redrive`, `states`) takes a bound on them, and is asked again for the rest.
+Time is an argument, in microseconds since the epoch. Ranges are `(first, end)`, end exclusive.
+
+One thread, the loop's, owns all state and calls everything here. Writing, syncing, snapshots and
+compacting run on two workers; their ends come back through `poll`. A turn of the loop looks like
+this: any number of appends and settlements, then takes, which need not wait for the sync, then `flush`,
+which makes one block of what came for each queue and hands the group to the writer.
+
+How it fails: `DiskFull` refuses new messages and nothing else. `LogFailed` is for good: every
+call says so, receipts that are open get it instead of a receipt. A block that cannot be read is
+reported in `damage`, its messages are out of reach and are said to be, the rest goes on.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from penstock.log import views
+from penstock.log.columns import check_batch, check_ttl, stored_bytes
+from penstock.log.committer import Committer
+from penstock.log.disk import Disk, RealDisk, is_final, is_full
+from penstock.log.errors import LogFailed, LogRefused, ReaderUnknown
+from penstock.log.info import LogInfo, QueueInfo, ReaderInfo, StateRuns
+from penstock.log.queue import LogQueue
+from penstock.log.readers import Readers
+from penstock.log.recovery import recover
+from penstock.log.repairs import left_over, shown
+from penstock.log.results import EventRun, Fate, Receipt, Step, Stored, TransactionReceipt
+from penstock.log.retention import Trimmer
+from penstock.log.rooms import living_runs
+from penstock.log.sealer import Sealer
+from penstock.log.segments import Span
+from penstock.log.snapshot import Snapshotter
+from penstock.log.state import (
+    FORMAT,
+    Damage,
+    LogSettings,
+    LogState,
+    damage_fields,
+    reader_fields,
+)
+from penstock.log.transactions import Transactions
+from penstock.log.workers import ThreadWorker, Worker
+from penstock.model.batch import Batch, Slice
+from penstock.model.life import Event, Reason, State
+from penstock.model.policy import Policies
+from penstock.model.words import Outcome, Ranges, Where
+
+TAKE_BYTES = 1024 * 1024
+
+log = logging.getLogger("penstock.log")
+
+
+class Log:
+    """Open one with `open_log` or `Log.open`."""
+
+    def __init__(self, state: LogState, writer: Worker, keeper: Worker) -> None:
+        self._state = state
+        self._disk = state.disk
+        self._settings = state.settings
+        self._writer = writer
+        self._keeper = keeper
+        self._dirty: dict[int, LogQueue] = {}
+        self._changed = state.changed
+        self._ended = state.ended
+        self._committer = Committer(
+            state.disk,
+            state.segments,
+            writer,
+            keeper,
+            state.settings.segment_bytes,
+            state.disk.publish,
+            self._has_failed,
+        )
+        self._sealer = Sealer(state, self._committer)
+        self._transactions = Transactions(state, self._committer, self._sealer, self._seal_all, self._mark)
+        self._readers = Readers(state)
+        self._trimmer = Trimmer(state, self._readers, keeper, self._when_safe, self._committer.fail)
+        self._snapshotter = Snapshotter(state, self._committer, keeper)
+        self._ticked_us = 0
+        self._unsynced_us = 0  # how long, by ticks
+        self._closed = False
+        # Of those who want to hear when all is synced, while settlements wait for room.
+        self._unconfirmed: list[Callable[[LogFailed | None], None]] = []
+        # What people see of the cluster that keeps this log; None: this machine alone does. JSON: `Any`.
+        self.cluster: Callable[[], dict[str, Any]] | None = None
+
+    # --- life ------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        disk: Disk,
+        now_us: int,
+        *,
+        settings: LogSettings | None = None,
+        policies: Policies | None = None,
+        writer: Worker,
+        keeper: Worker,
+    ) -> "Log":
+        """Lock the folder, recover what is in it, and begin a new opening of the log.
+
+        The workers are the engine's from now on: where it cannot be opened, they are stopped.
+        """
+        engine: Log | None = None
+        locked = False
+        try:
+            disk.lock()
+            locked = True
+            state = LogState(disk, settings or LogSettings(), policies or Policies())
+            position = recover(state)
+            engine = cls(state, writer, keeper)
+            engine._begin(position, now_us)
+        except BaseException as error:
+            if engine is not None:
+                engine.abandon()
+            else:
+                writer.stop()
+                keeper.stop()
+                if locked:
+                    disk.unlock()
+            if isinstance(error, OSError) and is_full(error):
+                raise LogRefused(f"{disk.where('')}: no room to open the log: {error}") from error
+            if is_final(error):
+                raise LogFailed(f"the log in {disk.where('')} cannot be opened: {error}") from error
+            raise
+        return engine
+
+    def _begin(self, position: int, now_us: int) -> None:
+        state = self._state
+        state.opening += 1
+        self._committer.start(position)
+        # No id of this opening may be given out before the disk knows that it has begun: after a
+        # crash, the next one must have a higher number.
+        self._sealer.control(
+            {"op": "opening", "opening": state.opening, "log": state.log, "format": FORMAT}, now_us
+        )
+        for damage in state.damage:
+            log.error("%s", damage.text)
+        for damage in state.take_news():
+            self._sealer.control({"op": "damage", "damage": damage_fields(damage)}, now_us)
+        self._committer.push()
+        self._writer.wait()
+        while self._committer.shrink():
+            self._writer.wait()
+        if self._committer.failed is not None:
+            raise self._committer.failed
+        if not self._committer.idle:
+            raise LogRefused(
+                f"{self._disk.where('')}: no room for a new segment of {self._settings.segment_bytes} bytes; "
+                f"make room, or use a smaller segment size"
+            )
+        for queue in state.queues.values():
+            queue.synced_offset = queue.tail_opened = queue.pending.tail
+            queue.synced_event = queue.event_opened = queue.next_event
+            if queue.asking:
+                # Whoever asked was connected to the broker that is gone.
+                queue.withdraw([(first, end) for first, end, _ in queue.asking], Reason.REQUESTER_GONE)
+                self._dirty[queue.number] = queue
+            if queue.drawer is not None:
+                in_drawer = queue.drawer.pending
+                queue.let_go = left_over(queue.repairs, in_drawer.unsettled(0, in_drawer.tail))
+                if queue.let_go:
+                    self._dirty[queue.number] = queue
+        self.flush(now_us)
+
+    def close(self, now_us: int) -> None:
+        """Write everything, sync, leave a snapshot, and let go of the folder."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._committer.failed is None:
+            self._seal_all(now_us)
+            self._committer.want_sync()
+            self._committer.push()
+            self._writer.wait()
+            if self._committer.waits_for_room:
+                self._find_room(now_us)
+        self._trimmer.stop()
+        if self._committer.failed is None and self._committer.idle:
+            self._keeper.wait()
+            # Settlements may have waited for room that the keeper has found. A snapshot with some that
+            # are in no block would keep their effect and lose the events.
+            self._seal_all(now_us)
+            if not self._dirty:
+                self._snapshotter.consider(force=True)
+            self._committer.want_sync()
+            self._committer.push()
+            self._writer.wait()
+            self._keeper.wait()
+        self._stop()
+
+    def _find_room(self, now_us: int) -> None:
+        """For what was done while the disk was full: by retention, or with the smallest segment that does."""
+        committer = self._committer
+        self._trimmer.trim(self._snapshotter.positions, now_us, anew=True)
+        self._keeper.wait()
+        committer.squeeze()
+        self._seal_all(now_us)
+        committer.want_sync()
+        committer.push()
+        committer.tick()
+        self._writer.wait()
+        while committer.shrink():
+            self._writer.wait()
+        if committer.failed is None and committer.waits_for_room:
+            log.error(
+                "%s: no room for what was settled last: these messages will be delivered again",
+                self._disk.where(""),
+            )
+
+    def abandon(self) -> None:
+        """Let go of everything without writing another byte, as a crash would."""
+        self._closed = True
+        self._stop()
+
+    def _stop(self) -> None:
+        self._writer.stop()
+        self._keeper.stop()
+        self._committer.close()
+        self._state.segments.close()
+        self._disk.unlock()
+
+    def _has_failed(self, error: LogFailed) -> None:
+        log.critical("%s", error)
+        self._trimmer.stop()
+        for queue in self._dirty.values():
+            receipts, queue.parts_receipts = queue.parts_receipts, []
+            for receipt in receipts:
+                receipt(error)
+        waiting, self._unconfirmed = self._unconfirmed, []
+        for call in waiting:
+            call(error)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """The disk does not give back what it holds, and says so: nothing can be promised any more."""
+        try:
+            yield
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: OSError) -> LogFailed:
+        self._committer.fail(error)
+        assert self._committer.failed is not None
+        return self._committer.failed
+
+    def _check(self) -> None:
+        if self._committer.failed is not None:
+            raise self._committer.failed
+        if self._closed:
+            raise LogRefused(f"{self._disk.where('')}: this log is closed")
+
+    @property
+    def failed(self) -> LogFailed | None:
+        return self._committer.failed
+
+    @property
+    def full(self) -> bool:
+        """Whether new messages are refused for lack of room."""
+        return self._committer.full
+
+    @property
+    def damage(self) -> Sequence[Damage]:
+        return self._state.damage
+
+    def report_damage(self, damage: Damage) -> None:
+        """What somebody else has found out about the stored bytes: it goes into the report and the log."""
+        self._state.tell(damage)
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether everything that was ever accepted is synced."""
+        committer = self._committer
+        return committer.failed is None and committer.idle and committer.synced == committer.position
+
+    @property
+    def opening(self) -> int:
+        return self._state.opening
+
+    @property
+    def position(self) -> int:
+        """Where the next block goes."""
+        return self._committer.position
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Bytes that were accepted and are not yet in the files."""
+        return self._committer.bytes_in_flight + self._state.gathered_bytes
+
+    def poll(self) -> None:
+        """Run what the workers' ends have to say. Call it when they `wake` the loop."""
+        self._writer.poll()
+        self._keeper.poll()
+
+    def hurry(self) -> None:
+        """`wake` the loop when the bytes that are on their way are in the files: somebody waits for room."""
+        self._committer.hurry()
+
+    def wait(self) -> None:
+        """Block until all that was flushed is safe, settlements included. For tools and tests."""
+        if self._sealer.settlements_wait and self._committer.failed is None:
+            self._sealer.settlements_wait = False
+            self._committer.want_sync()
+            self._committer.push()
+        while True:
+            self._writer.wait()
+            self._keeper.wait()
+            # Between two segments, trimming waits for a sync.
+            if not self._committer.writing:
+                return
+
+    # --- in --------------------------------------------------------------------------------------
+
+    def declare(self, queue: str, now_us: int) -> None:
+        """A queue that is there from now on, if it was not."""
+        self._check()
+        if queue not in self._state.queues:
+            self._mark(self._sealer.declare(queue, now_us))
+
+    def append(self, queue: str, batch: Batch, now_us: int, receipt: Receipt | None = None) -> None:
+        """Messages for a queue, which is made where there is none."""
+        self._check()
+        if batch.dead or batch.repairs is not None:
+            raise LogRefused(f"queue {queue!r}: dead letters and their repairs are sent in a transaction")
+        check_batch(queue, batch)
+        views.check_queue(self._state, queue, len(batch.payload))
+        size = stored_bytes(batch)
+        self._committer.check_room(size + self._state.gathered_bytes)
+        found = self._state.queues.get(queue) or self._sealer.declare(queue, now_us)
+        first = self._gather(found, batch, size, now_us)
+        if receipt is not None:
+            stored = Stored(queue, first, first + len(batch), found.origin(self._state.opening))
+            if found.policy.durability == "none":
+                receipt(stored)
+            else:
+                # It waits with the messages: a group that goes out before their block is not theirs.
+                found.parts_receipts.append(lambda error: receipt(error or stored))
+
+    def _gather(self, queue: LogQueue, batch: Batch, size: int, now_us: int) -> int:
+        parts = queue.parts
+        if parts and (
+            parts[0].protocol != batch.protocol
+            or (parts[0].reply is None) != (batch.reply is None)
+            or (parts[0].ttl_seconds is None) != (batch.ttl_seconds is None)
+            or queue.parts_time_us != now_us
+            or queue.parts_stored_bytes + size > self._settings.block_bytes
+        ):
+            self._sealer.messages(queue)
+        queue.parts.append(batch)
+        queue.parts_bytes += len(batch.payload)
+        queue.parts_stored_bytes += size
+        self._state.gathered_bytes += size
+        queue.parts_time_us = now_us
+        self._dirty[queue.number] = self._changed[queue.number] = queue
+        return queue.pending.accept(len(batch))
+
+    def transact(
+        self,
+        key: str,
+        parts: Sequence[tuple[str, Batch]],
+        now_us: int,
+        receipt: TransactionReceipt | None = None,
+        *,
+        step: Step | None = None,
+        fingerprint: str = "",
+    ) -> None:
+        """See `Transactions.transact`."""
+        self._check()
+        self._transactions.transact(key, parts, now_us, receipt, step=step, fingerprint=fingerprint)
+
+    def transaction(self, key: str) -> list[Stored] | None:
+        """Where a committed transaction's messages are; None where the key is not known (any more).
+
+        It may have been committed a moment ago: only a receipt says that it is safe.
+        """
+        return self._transactions.stored(key)
+
+    def transaction_fingerprint(self, key: str) -> str:
+        """What was said of a committed transaction's contents; empty where nothing was."""
+        return self._state.fingerprints.get(key, "")
+
+    def transaction_newest(self, series: str) -> str | None:
+        """The key that was committed last of those that are `series`, which ends with a slash, and one more
+        part; None where none is known (any more)."""
+        return self._state.newest_key(series)
+
+    def transaction_steps(self, key: str) -> int:
+        """How many steps of a transaction are stored that has not had its last one; 0 of any other."""
+        return self._state.steps_of(key)
+
+    # --- blocks ----------------------------------------------------------------------------------
+
+    def flush(self, now_us: int) -> None:
+        """The end of a turn: everything that came in it goes out as one group."""
+        self._writer.poll()  # a group may have ended without a word
+        self._seal_all(now_us)
+        if not self._dirty:
+            self._snapshotter.consider()
+        self._committer.push()
+
+    def _mark(self, queue: LogQueue) -> None:
+        self._dirty[queue.number] = self._changed[queue.number] = queue
+
+    def _seal_all(self, now_us: int) -> None:
+        if self._committer.failed is not None:
+            return
+        for damage in self._state.take_news():
+            log.error("%s", damage.text)
+            self._sealer.control({"op": "damage", "damage": damage_fields(damage)}, now_us)
+        kept: dict[int, LogQueue] = {}
+        for queue in self._dirty.values():
+            if queue.parts:
+                self._sealer.messages(queue)
+            if len(queue.ledger) and not self._sealer.ledger(queue, now_us):
+                kept[queue.number] = queue
+            elif queue.let_go and queue.drawer is not None:
+                drawer = queue.drawer
+                drawer.withdraw(queue.let_go, Reason.PURGED)
+                queue.let_go = []
+                if len(drawer.ledger) and not self._sealer.ledger(drawer, now_us):
+                    kept[drawer.number] = drawer
+        self._dirty = kept
+        self._committer.settlements_wait = bool(kept)
+        if self._unconfirmed and not kept:
+            waiting, self._unconfirmed = self._unconfirmed, []
+            for call in waiting:
+                self._committer.when_synced(call)
+            self._committer.want_sync()
+
+    # --- out -------------------------------------------------------------------------------------
+
+    def ready(self, queue: str, *, dead: bool = False) -> int:
+        """How many messages could be taken now, as far as is known without looking at each."""
+        found = self._state.queues.get(queue)
+        if found is None or found.paused:
+            return 0
+        return found.pending.dead.places.total if dead else found.pending.ready_count
+
+    def take(
+        self,
+        queue: str,
+        consumer: str,
+        count: int,
+        now_us: int,
+        *,
+        bytes_max: int = TAKE_BYTES,
+        bytes_each: int = 0,
+        dead: bool = False,
+    ) -> list[Slice]:
+        """Up to `count` messages and `bytes_max` bytes; a first message that is larger comes alone.
+
+        `bytes_each` is what every message counts for besides its payload.
+        """
+        self._check()
+        found = self._state.queues.get(queue)
+        if found is None or found.paused:
+            return []
+        if found.parts:
+            self._sealer.messages(found)
+        try:
+            slices = found.take(consumer, count, bytes_max, bytes_each, now_us, dead)
+        except OSError as error:  # as `_reading` does, which would cost as much as the take
+            raise self._unreadable(error) from error
+        if len(found.ledger):
+            self._dirty[found.number] = self._changed[found.number] = found
+        if found.fates:
+            self._ended[found.number] = found
+        if slices:
+            self._changed[found.number] = found
+        return slices
+
+    def settle(
+        self,
+        queue: str,
+        consumer: str,
+        outcome: Outcome,
+        ranges: Ranges,
+        now_us: int,
+        *,
+        origin: bytes | None = None,
+        ttl_seconds: int = 0,
+        dead: bool = False,
+    ) -> list[Fate]:
+        """A verdict on held messages. What this consumer does not hold is not in the answer."""
+        self._check()
+        check_ttl(queue, ttl_seconds)
+        found = self._state.queues.get(queue)
+        if found is None:
+            return []
+        fates: list[Fate] = []
+        for first, end in ranges:
+            if outcome is Outcome.ACK:
+                fates += found.acknowledge(first, end, consumer, origin, dead)
+            elif outcome is Outcome.REJECT:
+                fates += found.reject(first, end, consumer, origin, dead, now_us)
+            else:
+                expires_us = now_us + ttl_seconds * 1_000_000 if ttl_seconds else 0
+                fates += found.requeue(first, end, consumer, origin, dead, expires_us, now_us)
+        if fates:
+            self._dirty[found.number] = self._changed[found.number] = found
+        return fates
+
+    def give_back(
+        self,
+        queue: str,
+        consumer: str,
+        now_us: int,
+        *,
+        ranges: Ranges | None = None,
+        where: Where = Where.PLACE,
+        lost: bool = True,
+    ) -> list[Fate]:
+        """What a consumer leaves behind. `lost`: a delivery that failed, which counts."""
+        self._check()
+        found = self._state.queues.get(queue)
+        if found is None:
+            return []
+        with self._reading():
+            fates = found.give_back(consumer, ranges, where, lost, now_us)
+        if fates:
+            self._dirty[found.number] = self._changed[found.number] = found
+        return fates
+
+    def resume(
+        self, queue: str, consumer: str, ranges: Ranges, now_us: int, *, origin: bytes, dead: bool = False
+    ) -> Ranges:
+        """What a consumer had before and has not let go of: it holds it again, as far as nobody else does.
+
+        No delivery: nothing is counted or recorded. What it gets is told; the rest is gone, dead, in
+        other hands, or has other ids.
+        """
+        self._check()
+        found = self._state.queues.get(queue)
+        if found is None:
+            return []
+        if found.parts:
+            self._sealer.messages(found)
+        with self._reading():
+            resumed = found.resume(consumer, ranges, origin, dead, now_us)
+        if resumed:
+            self._changed[found.number] = found
+        return resumed
+
+    def withdraw(self, queue: str, ranges: Ranges, reason: Reason, now_us: int) -> list[Fate]:
+        """Living messages that nobody shall get any more, held ones included."""
+        self._check()
+        found = self._known(queue)
+        if found.parts:
+            self._sealer.messages(found)
+        fates = found.withdraw(ranges, reason)
+        self._dirty[found.number] = self._changed[found.number] = found
+        return fates
+
+    def purge(
+        self,
+        queue: str,
+        now_us: int,
+        *,
+        dead: bool = False,
+        limit: int | None = None,
+        runs_max: int | None = None,
+    ) -> list[Fate]:
+        """Every ready message, or every dead letter, that nobody holds; the lowest offsets first.
+
+        At most `limit` of them in at most `runs_max` runs; so many runs say that there may be more.
+        """
+        self._check()
+        found = self._known(queue)
+        if found.parts:
+            self._sealer.messages(found)
+        fates = found.purge(dead, limit, runs_max)
+        self._dirty[found.number] = self._changed[found.number] = found
+        return fates
+
+    def redrive(
+        self,
+        queue: str,
+        now_us: int,
+        *,
+        reason: Reason | None = None,
+        ranges: Ranges | None = None,
+        limit: int | None = None,
+        runs_max: int | None = None,
+    ) -> list[Fate]:
+        """Dead letters back behind the tail, first died first. The bounds are those of `purge`.
+
+        With `ranges` every run in them is looked at, so that whoever names much of a queue should name
+        it in portions.
+        """
+        self._check()
+        found = self._known(queue)
+        fates = found.redrive(reason, ranges, limit, runs_max)
+        if fates:
+            self._dirty[found.number] = self._changed[found.number] = found
+        return fates
+
+    def expire(self, now_us: int) -> list[tuple[str, Fate]]:
+        """What its TTL has ended since the last call."""
+        self._check()
+        fates: list[tuple[str, Fate]] = []
+        for number, first, end in self._state.timers.due(now_us):
+            queue = self._state.by_number[number]
+            if queue.parts:
+                self._sealer.messages(queue)
+            with self._reading():
+                queue.fates += queue.expire(first, end, now_us)
+            if queue.fates:
+                self._dirty[number] = self._ended[number] = self._changed[number] = queue
+        for queue in self._ended.values():
+            fates += [(queue.name, fate) for fate in queue.fates]
+            queue.fates = []
+        self._ended.clear()
+        return fates
+
+    def next_expiry_us(self) -> int | None:
+        return self._state.timers.next_due_us()
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    def _known(self, queue: str) -> LogQueue:
+        return views.known_queue(self._state, queue)
+
+    @property
+    def queue_count(self) -> int:
+        return len(self._state.queues) - self._state.drawers
+
+    def has_queue(self, queue: str) -> bool:
+        return queue in self._state.queues
+
+    def queues(self) -> list[str]:
+        return shown(list(self._state.queues))
+
+    def read(self, queue: str, start: int, end: int) -> Iterator[Slice]:
+        """The log from `start` to `end`, as far as it is synced."""
+        return views.read_messages(self._state, self._known(queue), start, end)
+
+    def events(self, queue: str, start: int, end: int) -> Iterator[EventRun]:
+        """The events from number `start` to `end`, as far as they are synced."""
+        return views.read_events(self._state, self._known(queue), start, end)
+
+    def states(self, queue: str, start: int, end: int, runs_max: int, only: State | None = None) -> StateRuns:
+        """Where the living messages of a range are; `only` is READY, HELD or DEAD."""
+        found = self._known(queue)
+        runs = living_runs(found.pending, start, end, runs_max, only)
+        for first, stop, distance in found.repairs.walk(start, runs.next):
+            if len(runs.repair_first) == runs_max:
+                runs.end_at(first)
+                break
+            runs.repair_first.append(first)
+            runs.repair_end.append(stop)
+            runs.repair_distance.append(distance)
+        return runs
+
+    def describe(self, queue: str) -> QueueInfo:
+        return views.describe(self._state, self._known(queue))
+
+    def counts(self, queue: str) -> dict[tuple[Event, Reason], int]:
+        """The events of this opening, and the deliveries (`held`), by event and reason."""
+        return self._known(queue).counts()
+
+    def deaths(self, queue: str) -> dict[Reason, int]:
+        """Dead letters by reason, those that somebody holds included."""
+        return self._known(queue).pending.deaths()
+
+    def changed(self) -> list[str]:
+        """The queues that `describe` may show otherwise than when this was last asked."""
+        return self._state.take_changed()
+
+    def info(self) -> LogInfo:
+        segments = self._state.segments.all
+        return LogInfo(
+            engine="log" if self.cluster is None else "jetstream",
+            data=self._disk.where(""),
+            opening=self._state.opening,
+            position=self._committer.position,
+            segments=len(segments),
+            log_bytes=sum(segment.size for segment in segments),
+            disk_bytes_free=self._disk.free_bytes(),
+            disk_bytes_total=self._disk.total_bytes(),
+            bytes_in_flight=self.bytes_in_flight,
+            full=self.full,
+            failed=str(self.failed) if self.failed is not None else "",
+            damage=[damage.text for damage in self._state.damage],
+            sync=self._committer.syncs,
+            readers=len({name for name, _ in self._state.readers}),
+            cluster=self.cluster() if self.cluster is not None else None,
+        )
+
+    def is_paused(self, queue: str) -> bool:
+        found = self._state.queues.get(queue)
+        return found is not None and found.paused
+
+    def pause(self, queue: str, paused: bool, now_us: int) -> None:
+        """While paused, nothing is taken; messages are accepted and settled."""
+        self._check()
+        found = self._known(queue)
+        if found.paused != paused:
+            found.paused = paused
+            self._changed[found.number] = found
+            self._sealer.control({"op": "pause", "queue": queue, "paused": paused}, now_us)
+
+    def set_policies(self, policies: Policies) -> None:
+        """New settings for every queue, from now on."""
+        self._state.policies = policies
+        for queue in self._state.queues.values():
+            queue.policy = self._state.policy_of(queue.name)
+
+    # --- readers and retention -------------------------------------------------------------------
+
+    def hold_retention(self, reader: ReaderInfo, now_us: int) -> None:
+        """From now on nothing at or behind the reader's position is removed, while its lease lasts.
+
+        Each queue that a reader reads is held by a call of its own. See `readers.py` for how much.
+        """
+        self._check()
+        self._known(reader.queue)
+        if reader.view not in ("messages", "events"):
+            raise LogRefused(f"reader {reader.name!r}: no view {reader.view!r}: messages or events")
+        self._state.hold(reader)
+        self._sealer.control({"op": "reader", "reader": reader_fields(reader)}, now_us)
+
+    def release_retention(self, name: str, now_us: int, *, queue: str | None = None) -> None:
+        """A reader holds nothing any more, in all its queues or in one."""
+        self._check()
+        if not self._state.release(name, queue):
+            where = f" of queue {queue!r}" if queue is not None else ""
+            raise ReaderUnknown(f"there is no reader {name!r}{where}")
+        fields: dict[str, object] = {"op": "reader-gone", "name": name}
+        if queue is not None:
+            fields["queue"] = queue
+        self._sealer.control(fields, now_us)
+
+    def readers(self) -> list[ReaderInfo]:
+        """Every reader, once for each queue that it reads. Who is capped was found out by the last `trim`."""
+        return self._readers.listed()
+
+    def trim(self, now_us: int) -> None:
+        """Remove or compact what retention no longer asks for, off the loop."""
+        self._check()
+        for name, queue in self._readers.ended(now_us):
+            self.release_retention(name, now_us, queue=queue)
+        self._trimmer.trim(self._snapshotter.positions, now_us, anew=self._committer.waits_for_room)
+
+    def _when_safe(
+        self, spans: dict[int, Span], now_us: int, call: Callable[[LogFailed | None], None]
+    ) -> bool:
+        """Call when all that has happened to these messages is synced; False where there is no room for it.
+
+        While the disk is full no sync comes, and room is what trimming makes: what is synced already has to
+        be enough.
+        """
+        self._seal_all(now_us)
+        if self._committer.waits_for_room:
+            by_number = self._state.by_number
+            if not all(by_number[it].is_settled_for_good(span.end_offset) for it, span in spans.items()):
+                return False
+            call(None)
+            return True
+        self._committer.when_synced(call)
+        self._committer.want_sync()
+        self._committer.push()
+        return True
+
+    def confirm(self, now_us: int, call: Callable[[LogFailed | None], None]) -> None:
+        """Call when all that has happened until now is synced; settlements may have to wait for room."""
+        self._check()
+        self._seal_all(now_us)
+        if self._dirty:
+            self._unconfirmed.append(call)
+        else:
+            self._committer.when_synced(call)
+        self._committer.want_sync()
+        self._committer.push()
+
+    def durable_end(self, queue: str) -> int:
+        """Messages below this offset survive whatever happens; 0 where there is no such queue."""
+        found = self._state.queues.get(queue)
+        return found.synced_offset if found is not None else 0
+
+    # --- now and then ----------------------------------------------------------------------------
+
+    def tick(self, now_us: int) -> None:
+        """Housekeeping, some times a second: late syncs, room on the disk, snapshots."""
+        if self._committer.failed is not None or self._closed:
+            return
+        # Added up from tick to tick: a clock that is set back must not put off a sync until it has caught up.
+        self._unsynced_us += max(now_us - self._ticked_us, 0)
+        self._ticked_us = now_us
+        if self._sealer.lazy_us and self._unsynced_us >= self._sealer.lazy_us:
+            self._unsynced_us = 0
+            self._sealer.lazy_us = 0
+            self._committer.want_sync()
+        self._committer.tick()
+        self.flush(now_us)
+
+
+def open_log(
+    path: str,
+    now_us: int,
+    *,
+    settings: LogSettings | None = None,
+    policies: Policies | None = None,
+    wake: Callable[[], None] | None = None,
+) -> Log:
+    """The log in a folder, with threads of its own. `wake` must get `poll` called on your loop."""
+    call = wake if wake is not None else _nobody
+    return Log.open(
+        RealDisk(path),
+        now_us,
+        settings=settings,
+        policies=policies,
+        writer=ThreadWorker("penstock-writer", call),
+        keeper=ThreadWorker("penstock-keeper", call),
+    )
+
+
+def _nobody() -> None:
+    """For callers without a loop: they call `wait` or `poll` themselves."""

@@ -1,0 +1,817 @@
+"""LogQueue: one queue of the embedded log; the life of its messages, and the record of it.
+
+Here the verdicts of `model/policy.py` are carried out on `model/pending.py`, and every arrow
+of a message's life becomes a row of the ledger that goes out with the next group. State and
+record change together, in one call, so that replaying the record gives the same state.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Final, NamedTuple
+
+from penstock.log.block import PROTOCOLS, Messages
+from penstock.log.errors import LogDamaged, LogFailed
+from penstock.log.ledger import Ledger
+from penstock.log.repairs import runs_of, up_to, with_payload
+from penstock.log.results import Fate
+from penstock.model.batch import NO_TTL, RETRIES_NONE, Batch, Slice
+from penstock.model.ids import origin_of
+from penstock.model.life import Event, Reason
+from penstock.model.pending import AS_STORED, Hold, Note, Pending, Place
+from penstock.model.policy import (
+    QueuePolicy,
+    after_expiry,
+    after_loss,
+    after_reject,
+    after_requeue,
+    at_birth,
+)
+from penstock.model.ranges import RangeMap
+from penstock.model.words import Where
+
+ACKED: Final = Event.ACKED  # for what is done with every chunk: a member is looked up by its name each time
+NO_REASON: Final = Reason.NONE
+
+WEIGHT_NOTES_MAX = 1 << 17
+"""Two for each run; what so many take is what a walk over all living messages takes."""
+
+Lookup = Callable[[int, int], Messages | None]
+Schedule = Callable[[int, int, int, int], None]  # at_us, queue, first, end
+Unreadable = Callable[["LogQueue", int, int, LogDamaged], int]
+
+
+class Oldest(NamedTuple):
+    """What it takes a walk over segments to find out, and what it was found out for; see views.py."""
+
+    offset: int
+    changes: int  # of the segments, by then
+    time_us: int
+
+
+class Weight:
+    """Payload bytes of the living messages of a queue that are in blocks, and what has to be added to know.
+
+    How large messages are that end is in their blocks. To look there with every ack would cost more than
+    the ack: it is noted which they are, and looked up when somebody wants to know (`views.weigh`), or before
+    their segment goes.
+    """
+
+    __slots__ = ("back", "bytes", "known", "left")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.known = False  # False: nobody has asked since the log was opened
+        self.left: list[int] = []  # first and end of runs that live no more
+        self.back: list[int] = []  # and of those that live again
+
+    def leave(self, first: int, end: int) -> None:
+        left = self.left
+        if left and left[-1] == first:
+            left[-1] = end
+            return
+        left.append(first)
+        left.append(end)
+        if len(left) > WEIGHT_NOTES_MAX:
+            self.known = False  # Counted anew by the next who asks.
+            left.clear()
+            self.back.clear()
+
+    def come_back(self, first: int, end: int) -> None:
+        self.back += (first, end)
+        if len(self.back) > WEIGHT_NOTES_MAX:
+            self.known = False
+            self.left.clear()
+            self.back.clear()
+
+
+class LogQueue:
+    """State and unwritten records of one queue."""
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        policy: QueuePolicy,
+        log: int,
+        lookup: Lookup,
+        schedule: Schedule,
+        unreadable: Unreadable,
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.policy = policy
+        self._log = log
+        self._lookup = lookup
+        self._schedule = schedule
+        self._unreadable = unreadable
+        self._origins: dict[int, bytes] = {}
+        self._last_hold: Hold | None = None
+        self.pending = Pending()
+        self.tail_opened = 0  # the first offset of this opening
+        self.event_opened = 0  # and its first event
+        self.recorded: dict[int, int] = {}  # this opening's settlements that were no acks, see Ledger.count
+        self.asking: RangeMap[None] = RangeMap()  # unsettled requests that want a reply
+        self.repairs: RangeMap[int] = RangeMap()  # how far off in the drawer payloads are, see repairs.py
+        self.drawer: LogQueue | None = None
+        self.let_go: list[tuple[int, int]] = []  # of the drawer, when what ended them here is in a block
+        self.ledger = Ledger()
+        self.parts: list[Batch] = []  # accepted, not yet in a block
+        self.parts_receipts: list[Callable[[LogFailed | None], None]] = []  # who waits for these
+        self.parts_bytes = 0  # their payload
+        self.parts_stored_bytes = 0  # what they will take in a file
+        self.parts_time_us = 0
+        # Settlement blocks that are not synced: behind their last event, and the lowest offset in them.
+        self.settling: deque[tuple[int, int]] = deque()
+        self.next_event = 0
+        self.next_stored = 0  # the first offset that is not in a block yet
+        self.synced_offset = 0
+        self.synced_event = 0
+        self.offset_start = 0  # the log is complete from here on
+        self.event_start = 0
+        self.paused = False
+        self.weight = Weight()
+        self.oldest: Oldest | None = None  # what was found out about the oldest living message
+        self.fates: list[Fate] = []  # what a take found expired, for the next `expire`
+
+    def origin(self, opening: int) -> bytes:
+        found = self._origins.get(opening)
+        if found is None:
+            found = self._origins[opening] = origin_of(self._log, self.number, opening)
+        return found
+
+    def is_settled_for_good(self, offset: int) -> bool:
+        """Whether everything that is known about messages before that offset is synced."""
+        if len(self.ledger) and self.ledger.lowest < offset:
+            return False
+        return all(lowest >= offset for _, lowest in self.settling)
+
+    def counts(self) -> dict[tuple[Event, Reason], int]:
+        """How often each event has happened in this opening. `held` is a delivery, the only one that is
+        in no block."""
+        others = dict(self.recorded)
+        self.ledger.count(others)
+        accepted = self.pending.tail - self.tail_opened
+        stored = self.next_stored - self.tail_opened
+        settled = self.next_event - self.event_opened - stored + self.ledger.event_count
+        happened = {
+            (Event.ACCEPTED, Reason.NONE): accepted,
+            (Event.HELD, Reason.NONE): self.pending.taken,
+            (Event.ACKED, Reason.NONE): settled - sum(others.values()),
+        }
+        happened |= {(Event(key >> 8), Reason(key & 255)): count for key, count in others.items()}
+        return {what: count for what, count in happened.items() if count}
+
+    # --- out ---------------------------------------------------------------------------------
+
+    def take(
+        self, consumer: str, count: int, bytes_max: int, bytes_each: int, now_us: int, dead: bool
+    ) -> list[Slice]:
+        """The next messages for a consumer, who holds them from now on."""
+        pending = self.pending
+        slices: list[Slice] = []
+        while count > 0 and bytes_max > 0:
+            run = pending.pick_dead(count) if dead else pending.pick(count)
+            if run is None:
+                break
+            first, end, place = run
+            while first < end:
+                try:
+                    block = self._block(first)
+                except LogDamaged as error:
+                    first = self._unreadable(self, first, self._repaired_end(first, end), error)
+                    continue
+                stop = min(end, block.header.offset_end)
+                if not dead:
+                    expired_end = self._end_expired(block, first, stop, place, now_us)
+                    if expired_end > first:
+                        first = expired_end
+                        continue
+                    stop = self._stop_before_expired(block, first, stop, now_us)
+                base = block.header.first_offset
+                lo, hi = first - base, stop - base
+                bounds = block.bounds
+                if bounds[hi] - bounds[lo] + (hi - lo) * bytes_each > bytes_max:
+                    hi = self._fitting(bounds, lo, hi, bytes_max, bytes_each, at_least=not slices)
+                    if hi == lo:
+                        pending.back(first, end, place, dead)
+                        return slices
+                    stop = base + hi
+                bytes_max -= bounds[hi] - bounds[lo] + (hi - lo) * bytes_each
+                count -= stop - first
+                slices.append(self._slice(block, lo, hi))
+                self._hold(first, stop, consumer, now_us, block, place, dead)
+                first = stop
+                if bytes_max <= 0 and first < end:
+                    pending.back(first, end, place, dead)
+                    break
+        return slices
+
+    def _block(self, offset: int) -> Messages:
+        block = self._lookup(self.number, offset)
+        if block is None:
+            raise LogDamaged(f"queue {self.name!r}: offset {offset} is alive but not in the log")
+        return self._repaired(block, offset) if self.repairs else block
+
+    def _repaired(self, block: Messages, offset: int) -> Messages:
+        """A block as it is delivered from `offset` on, or a part of it, where payloads were repaired."""
+        run = next(self.repairs.walk(offset, block.header.offset_end), None)
+        if run is None:
+            return block
+        first, end, distance = run
+        if offset < first:
+            return up_to(block, first)
+        payloads = self._lookup(self.drawer.number, offset + distance) if self.drawer is not None else None
+        if payloads is None:
+            raise LogDamaged(f"queue {self.name!r}: offset {offset} was repaired, its payload is not there")
+        return with_payload(
+            block, payloads, offset, min(end, payloads.header.offset_end - distance), distance
+        )
+
+    def _repaired_end(self, first: int, end: int) -> int:
+        """Where the messages end that cannot be read with the one at `first`, if its repaired payload is
+        why."""
+        run = next(self.repairs.walk(first, end), None)
+        return run[1] if run is not None and run[0] == first else end
+
+    def _lookup_again(self, offset: int) -> Messages | None:
+        """The block of a message that was read before; None where it has been damaged since.
+
+        The message is with a consumer, or was: its next reader meets the damage and reports it.
+        """
+        try:
+            return self._lookup(self.number, offset)
+        except LogDamaged:
+            return None
+
+    @staticmethod
+    def _fitting(
+        bounds: Sequence[int], lo: int, hi: int, bytes_max: int, bytes_each: int, at_least: bool
+    ) -> int:
+        """Where to stop so that the messages from `lo` have at most `bytes_max`."""
+        limit = bounds[lo] + lo * bytes_each + bytes_max
+        fits, high = lo, hi
+        while fits < high:
+            middle = (fits + high + 1) // 2
+            if bounds[middle] + middle * bytes_each > limit:
+                high = middle - 1
+            else:
+                fits = middle
+        return lo + 1 if fits == lo and at_least else fits
+
+    def _hold(
+        self,
+        first: int,
+        end: int,
+        consumer: str,
+        now_us: int,
+        block: Messages,
+        place: Place | None,
+        dead: bool,
+    ) -> None:
+        origin = self.origin(block.header.opening)
+        hold = self._last_hold
+        if (
+            hold is None
+            or hold.consumer != consumer
+            or hold.dispatched_us != now_us
+            or hold.origin != origin
+            or hold.place != place
+            or hold.dead != dead
+        ):
+            hold = self._last_hold = Hold(consumer, now_us, origin, place, dead)
+        self.pending.hold(first, end, hold)
+
+    def resume(
+        self, consumer: str, ranges: Sequence[tuple[int, int]], origin: bytes, dead: bool, now_us: int
+    ) -> list[tuple[int, int]]:
+        """Messages with that origin that nobody holds are this consumer's again; which of them it were."""
+        pending = self.pending
+        resumed: list[tuple[int, int]] = []
+        for first, end in ranges:
+            runs: list[tuple[int, int, Place | None]] = []
+            if dead:
+                runs += pending.dead.places.find(first, end)
+            else:
+                runs += pending.ready.find(first, end)
+                runs += pending.waiting.places.find(first, end)
+            for run_first, run_end, place in sorted(runs, key=lambda run: run[0]):
+                at = run_first
+                while at < run_end:
+                    block = self._lookup_again(at)
+                    if block is None:
+                        break  # Its next reader meets the damage.
+                    stop = min(run_end, block.header.offset_end)
+                    if self.origin(block.header.opening) == origin:
+                        pending.resume(at, stop, Hold(consumer, now_us, origin, place, dead))
+                        if resumed and resumed[-1][1] == at:
+                            resumed[-1] = (resumed[-1][0], stop)
+                        else:
+                            resumed.append((at, stop))
+                    at = stop
+        return resumed
+
+    def _slice(self, block: Messages, lo: int, hi: int) -> Slice:
+        header = block.header
+        result = Slice(
+            block.payload,
+            block.bounds,
+            lo,
+            hi,
+            header.first_offset,
+            self.origin(header.opening),
+            header.time_us,
+            block.expires,
+            block.retries,
+            None,
+            block.reply,
+            PROTOCOLS[header.protocol],
+        )
+        if self.pending.notes:
+            self._overlay(result)
+        return result
+
+    def _overlay(self, target: Slice) -> None:
+        """Replace stored attributes by what the notes say, for the messages of one slice."""
+        base = target.first_offset
+        noted = self.pending.notes.find(base + target.lo, base + target.hi)
+        if not noted:
+            return
+        attempts = array("i", bytes(4 * target.hi))
+        retries = array("h", [RETRIES_NONE]) * target.hi
+        expires = array("q", [NO_TTL]) * target.hi
+        if target.retries is not None:
+            retries[target.lo :] = array("h", target.retries[target.lo : target.hi])
+        if target.expires_us is not None:
+            expires[target.lo :] = array("q", target.expires_us[target.lo : target.hi])
+        for first, end, note in noted:
+            for i in range(first - base, end - base):
+                attempts[i] = note.attempts
+                if note.retries != AS_STORED:
+                    retries[i] = note.retries
+                if note.expires_us != AS_STORED:
+                    expires[i] = note.expires_us
+        target.attempts, target.retries, target.expires_us = attempts, retries, expires
+
+    # --- the ends of a delivery ----------------------------------------------------------------
+
+    def acknowledge(
+        self, first: int, end: int, consumer: str, origin: bytes | None, dead: bool
+    ) -> list[Fate]:
+        pending = self.pending
+        fates = []
+        for a, b, hold in pending.release(first, end, consumer, origin, dead):
+            if pending.notes:
+                self._record_end(ACKED, a, b, NO_REASON, hold)
+            else:
+                self.ledger.add(ACKED, a, b, NO_REASON, consumer, 1, hold.dispatched_us)
+            self._gone(a, b, not hold.dead)
+            fates.append(Fate(a, b, ACKED, NO_REASON))
+        return fates
+
+    def reject(
+        self, first: int, end: int, consumer: str, origin: bytes | None, dead: bool, now_us: int
+    ) -> list[Fate]:
+        fates: list[Fate] = []
+        for a, b, hold in self.pending.release(first, end, consumer, origin, dead):
+            event, reason = after_reject(self.policy)
+            fates += self._end(a, b, hold, event, reason, now_us)
+        return fates
+
+    def requeue(
+        self,
+        first: int,
+        end: int,
+        consumer: str,
+        origin: bytes | None,
+        dead: bool,
+        expires_us: int,
+        now_us: int,
+    ) -> list[Fate]:
+        """Behind the tail, with a new TTL; a dead letter goes behind the other dead ones."""
+        fates: list[Fate] = []
+        for a, b, hold in self.pending.release(first, end, consumer, origin, dead):
+            if hold.dead:
+                fates += self._dead_back(a, b, hold, Event.REQUEUED, Reason.NONE)
+                continue
+            for c, d, note in self.pending.noted(a, b):
+                if note.attempts + 1 >= self.policy.max_deliveries > 0:
+                    fates += self._requeued_often(c, d, hold, expires_us, now_us)
+                else:
+                    fates.append(self._requeued(c, d, hold, note, expires_us))
+        return fates
+
+    def _requeued(self, first: int, end: int, hold: Hold, note: Note, expires_us: int) -> Fate:
+        after = Note(note.attempts + 1, note.retries, expires_us)
+        self._move_to_tail(first, end, Event.REQUEUED, Reason.NONE, hold, after)
+        return Fate(first, end, Event.REQUEUED, Reason.NONE)
+
+    def _requeued_often(
+        self, first: int, end: int, hold: Hold, expires_us: int, now_us: int
+    ) -> Iterator[Fate]:
+        """So often that those without a retry counter have come to their end."""
+        for a, b, note, retries, _ in self._attributes(first, end):
+            event, reason = after_requeue(retries, note.attempts + 1, self.policy)
+            if event is Event.REQUEUED:
+                yield self._requeued(a, b, hold, note, expires_us)
+            else:
+                yield from self._end_or_withdraw(a, b, hold, event, reason, now_us)
+
+    def give_back(
+        self, consumer: str, ranges: Sequence[tuple[int, int]] | None, where: Where, lost: bool, now_us: int
+    ) -> list[Fate]:
+        """What a consumer leaves behind: everything that it holds, or some ranges of it."""
+        fates: list[Fate] = []
+        spans = ranges if ranges is not None else [(0, self.pending.tail)]
+        for first, end in spans:
+            for a, b, hold in self.pending.release(first, end, consumer):
+                if hold.dead:
+                    event = Event.REQUEUED if lost else Event.RETURNED
+                    reason = Reason.CONSUMER_LOST if lost else Reason.CONSUMER_CANCELLED
+                    fates += self._dead_back(a, b, hold, event, reason)
+                elif lost:
+                    fates += self._lost(a, b, hold, where, now_us)
+                else:
+                    fates += self._unsent(a, b, hold, where, now_us)
+        return fates
+
+    def _unsent(self, first: int, end: int, hold: Hold, where: Where, now_us: int) -> Iterator[Fate]:
+        """Given back without having been delivered: no attempt is counted."""
+        reason = Reason.CONSUMER_CANCELLED
+        for a, b, note, _, expires_us in self._attributes(first, end):
+            if 0 < expires_us <= now_us:
+                yield from self._end(a, b, hold, *after_expiry(self.policy), now_us)
+            elif where is Where.TAIL:
+                self._move_to_tail(a, b, Event.REQUEUED, reason, hold, note)
+                yield Fate(a, b, Event.REQUEUED, reason)
+            else:
+                self._back_to_place(a, b, reason, hold, note)
+                yield Fate(a, b, Event.RETURNED, reason)
+
+    def _lost(self, first: int, end: int, hold: Hold, where: Where, now_us: int) -> Iterator[Fate]:
+        for a, b, note, retries, expires_us in self._attributes(first, end):
+            attempts = note.attempts + 1
+            event, reason, retries_left = after_loss(retries, attempts, self.policy, where)
+            if event in (Event.DEAD, Event.REJECTED):
+                yield from self._end_or_withdraw(a, b, hold, event, reason, now_us)
+            elif 0 < expires_us <= now_us:
+                yield from self._end(a, b, hold, *after_expiry(self.policy), now_us)
+            else:
+                after = Note(
+                    attempts, AS_STORED if retries_left == RETRIES_NONE else retries_left, note.expires_us
+                )
+                if event is Event.REQUEUED:
+                    self._move_to_tail(a, b, event, reason, hold, after)
+                else:
+                    self._back_to_place(a, b, reason, hold, after)
+                yield Fate(a, b, event, reason)
+
+    def _attributes(self, first: int, end: int) -> Iterator[tuple[int, int, Note, int, int]]:
+        """The range in runs of equal note, retries left and expiry."""
+        at = first
+        while at < end:
+            block = self._lookup_again(at)
+            if block is None:
+                yield from ((a, b, note, RETRIES_NONE, 0) for a, b, note in self.pending.noted(at, end))
+                return
+            stop = min(end, block.header.offset_end)
+            base = block.header.first_offset
+            for a, b, note in self.pending.noted(at, stop):
+                retries = block.retries if note.retries == AS_STORED else None
+                expires = block.expires if note.expires_us == AS_STORED else None
+                if retries is None and expires is None:
+                    yield a, b, note, _noted(note.retries, RETRIES_NONE), _noted(note.expires_us, 0)
+                    continue
+
+                def pair(
+                    offset: int,
+                    note: Note = note,
+                    base: int = base,
+                    retries: Sequence[int] | None = retries,
+                    expires: Sequence[int] | None = expires,
+                ) -> tuple[int, int]:
+                    i = offset - base
+                    return (
+                        retries[i] if retries is not None else _noted(note.retries, RETRIES_NONE),
+                        expires[i] if expires is not None else _noted(note.expires_us, 0),
+                    )
+
+                # A pair of numbers per message, in a path that only lost consumers take.
+                for (retries_left, expires_us), group in groupby(range(a, b), pair):
+                    run = list(group)
+                    yield run[0], run[-1] + 1, note, retries_left, expires_us
+            at = stop
+
+    # --- arrows ----------------------------------------------------------------------------------
+
+    def _record_end(self, event: Event, first: int, end: int, reason: Reason, hold: Hold | None) -> None:
+        """Rows for messages that do not live on."""
+        for a, b, note in self.pending.noted(first, end):
+            attempt = note.attempts + (hold is not None)
+            self.ledger.add(
+                event,
+                a,
+                b,
+                reason,
+                hold.consumer if hold else "",
+                attempt,
+                hold.dispatched_us if hold else 0,
+            )
+
+    def _gone(self, first: int, end: int, lived: bool) -> None:
+        self.pending.to_gone(first, end)
+        if lived:
+            self.weight.leave(first, end)
+        if self.asking:
+            self.asking.cut(first, end)
+        if self.repairs:
+            self.let_go_of_repairs(first, end)
+
+    def let_go_of_repairs(self, first: int, end: int) -> None:
+        """What their payloads in the drawer were kept for is over."""
+        self.let_go += [(a + distance, b + distance) for a, b, distance in self.repairs.cut(first, end)]
+
+    def _end(
+        self, first: int, end: int, hold: Hold | None, event: Event, reason: Reason, now_us: int
+    ) -> Iterator[Fate]:
+        """The end of a life, or its continuation as a dead letter."""
+        if event is not Event.DEAD:
+            self._record_end(event, first, end, reason, hold)
+            self._gone(first, end, hold is None or not hold.dead)
+        else:
+            if hold is None or not hold.dead:
+                self.weight.leave(first, end)
+            for a, b, note in self.pending.noted(first, end):
+                after = Note(note.attempts + (hold is not None), note.retries, note.expires_us)
+                self._row(Event.DEAD, a, b, reason, hold, after)
+                self.pending.to_dead(a, b, reason, now_us)
+                self.pending.note(a, b, after)
+            if self.asking:
+                self.asking.cut(first, end)
+        yield Fate(first, end, event, reason)
+
+    def _end_or_withdraw(
+        self, first: int, end: int, hold: Hold, event: Event, reason: Reason, now_us: int
+    ) -> Iterator[Fate]:
+        """Nobody looks for a request among the dead letters: its sender is told instead."""
+        if self.asking.find(first, end):
+            event = Event.WITHDRAWN
+        yield from self._end(first, end, hold, event, reason, now_us)
+
+    def _move_to_tail(
+        self, first: int, end: int, event: Event, reason: Reason, hold: Hold | None, after: Note
+    ) -> None:
+        tail = self.pending.tail
+        self._row(event, first, end, reason, hold, after, tail)
+        self.pending.to_tail(first, end, tail)
+        self.pending.note(first, end, after)
+        if after.expires_us > 0:
+            self._schedule(after.expires_us, self.number, first, end)
+
+    def _back_to_place(self, first: int, end: int, reason: Reason, hold: Hold, after: Note) -> None:
+        self._row(Event.RETURNED, first, end, reason, hold, after)
+        self.pending.back(first, end, hold.place)
+        self.pending.note(first, end, after)
+
+    def _dead_back(self, first: int, end: int, hold: Hold, event: Event, reason: Reason) -> Iterator[Fate]:
+        """A dead letter that was looked at goes back: behind the others, or to its place."""
+        place = hold.place
+        assert place is not None
+        for a, b, note in self.pending.noted(first, end):
+            self._row(event, a, b, reason, hold, note)
+            if event is Event.RETURNED:
+                self.pending.back(a, b, place, dead=True)
+            else:
+                self.pending.to_dead(a, b, place.reason, place.time_us)
+        yield Fate(first, end, event, reason)
+
+    def _row(
+        self,
+        event: Event,
+        first: int,
+        end: int,
+        reason: Reason,
+        hold: Hold | None,
+        after: Note,
+        tail: int = 0,
+    ) -> None:
+        """A row for messages that live on; `after` is what is to be remembered of them."""
+        self.ledger.add(
+            event,
+            first,
+            end,
+            reason,
+            hold.consumer if hold else "",
+            after.attempts,
+            hold.dispatched_us if hold else 0,
+            after,
+            tail,
+        )
+
+    # --- without a consumer ----------------------------------------------------------------------
+
+    def bury(self, first: int, end: int, reason: Reason, now_us: int) -> Ledger:
+        """New messages are dead letters at once. The rows that say so belong into the log with them."""
+        others, self.ledger = self.ledger, Ledger()
+        self.pending.lift(first, end)
+        for _ in self._end(first, end, None, *at_birth(self.policy, reason), now_us):
+            pass  # Nobody is told: whoever has sent them knows.
+        rows, self.ledger = self.ledger, others
+        return rows
+
+    def withdraw(self, ranges: Sequence[tuple[int, int]], reason: Reason) -> list[Fate]:
+        """Living messages, ready ones and those that somebody holds."""
+        fates = []
+        pending = self.pending
+        for first, end in ranges:
+            for room in (pending.ready, pending.waiting.places):
+                for a, b, _ in room.cut(first, end) if room else ():
+                    fates.append(self._withdrawn(a, b, reason, None, lived=True))
+        if not pending.held or not ranges:
+            return fates
+        wanted: RangeMap[None] = RangeMap()
+        for first, end in sorted(ranges):
+            wanted.cut(first, end)  # the ranges may overlap
+            if first < end:
+                wanted.add(first, end, None)
+        low, high = min(first for first, _ in ranges), max(end for _, end in ranges)
+        for consumer, holds in list(pending.held.items()):
+            # By what it holds, not by range: there may be many consumers and many ranges.
+            for first, end, _ in holds.find(low, high):
+                for a, b, _ in wanted.find(first, end):
+                    for c, d, hold in pending.release(a, b, consumer, dead=False):
+                        fates.append(self._withdrawn(c, d, reason, hold, lived=True))
+        return fates
+
+    def _withdrawn(self, first: int, end: int, reason: Reason, hold: Hold | None, *, lived: bool) -> Fate:
+        self._record_end(Event.WITHDRAWN, first, end, reason, hold)
+        self._gone(first, end, lived)
+        return Fate(first, end, Event.WITHDRAWN, reason, hold.consumer if hold is not None else "")
+
+    def purge(self, dead: bool, limit: int | None, runs_max: int | None) -> list[Fate]:
+        """Ready messages, or dead letters, that nobody holds; lowest offset first."""
+        pending = self.pending
+        left = limit if limit is not None else pending.tail
+        runs_left = runs_max if runs_max is not None else pending.tail
+        fates: list[Fate] = []
+        for pop in (pending.pop_dead,) if dead else (pending.ready.pop_front, pending.waiting.pop_front):
+            while left > 0 and len(fates) < runs_left and (run := pop(left)) is not None:
+                fates.append(self._withdrawn(run[0], run[1], Reason.PURGED, None, lived=not dead))
+                left -= run[1] - run[0]
+        return fates
+
+    def redrive(
+        self,
+        reason: Reason | None,
+        ranges: Sequence[tuple[int, int]] | None,
+        limit: int | None,
+        runs_max: int | None,
+    ) -> list[Fate]:
+        """Dead letters back behind the tail, first died first: a new life with the old id.
+
+        Deliveries count from 0 again, the retry counter is the one that the message came with,
+        and its TTL is over: it does not expire any more.
+        """
+        pending = self.pending
+        left = limit if limit is not None else pending.tail
+        runs_left = runs_max if runs_max is not None else pending.tail
+        fates: list[Fate] = []
+        if ranges is None:
+            while left > 0 and len(fates) < runs_left:
+                run = pending.pick_dead(left, reason)
+                if run is None:
+                    break
+                fates.append(self._redriven(*run))
+                left -= run[1] - run[0]
+            return fates
+        runs = [
+            run
+            for first, end in ranges
+            for run in pending.dead.places.walk(first, end)
+            if reason is None or run[2].reason is reason
+        ]
+        runs.sort(key=lambda run: (run[2], run[0]))
+        for first, end, _ in runs:
+            if left <= 0 or len(fates) >= runs_left:
+                break
+            # The ranges may overlap, so that what a run names has gone with another one.
+            for piece in pending.lift_dead(first, min(end, first + left)):
+                fates.append(self._redriven(*piece))
+                left -= piece[1] - piece[0]
+        return fates
+
+    def _redriven(self, first: int, end: int, place: Place) -> Fate:
+        self._move_to_tail(first, end, Event.REDRIVEN, place.reason, None, Note(0, AS_STORED, 0))
+        self.weight.come_back(first, end)
+        return Fate(first, end, Event.REDRIVEN, place.reason)
+
+    def repair(self, offsets: "array[int]", drawer_first: int) -> tuple[Ledger, list[tuple[int, int]]]:
+        """Redrive the dead letters at these offsets that nobody holds, to be delivered with other payloads.
+
+        The rows that say so, which belong into the log with the payloads; and which of the offsets it
+        were, as ranges of their indexes: their payloads come into the drawer in that order.
+        """
+        others, self.ledger = self.ledger, Ledger()
+        taken: list[tuple[int, int]] = []
+        at = drawer_first
+        for row, first, end in runs_of(offsets):
+            for a, b, place in self.pending.lift_dead(first, end):
+                self._redriven(a, b, place)
+                self.put_repair(a, b, at - a)
+                taken.append((row + a - first, row + b - first))
+                at += b - a
+        rows, self.ledger = self.ledger, others
+        return rows, taken
+
+    def put_repair(self, first: int, end: int, distance: int) -> None:
+        """The payloads of these messages are in the drawer from now on."""
+        if self.repairs:
+            self.let_go_of_repairs(first, end)
+        self.repairs.add(first, end, distance)
+
+    # --- expiry ----------------------------------------------------------------------------------
+
+    def _expiries(self, block: Messages, first: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """(first, end, expires_us) in runs; 0 where a run never expires."""
+        base = block.header.first_offset
+        column = block.expires
+        for a, b, note in self.pending.noted(first, end):
+            if note.expires_us != AS_STORED:
+                yield a, b, note.expires_us
+            elif column is None:
+                yield a, b, 0
+            else:
+                at = a
+                while at < b:
+                    expires_us = column[at - base]
+                    stop = at + 1
+                    while stop < b and column[stop - base] == expires_us:
+                        stop += 1
+                    yield at, stop, expires_us
+                    at = stop
+
+    def _may_expire(self, block: Messages, now_us: int) -> bool:
+        return 0 < block.header.expires_min_us <= now_us or bool(self.pending.notes)
+
+    def _end_expired(self, block: Messages, first: int, end: int, place: Place | None, now_us: int) -> int:
+        """Settle the picked messages from `first` on that have expired; where the others begin."""
+        if not self._may_expire(block, now_us):
+            return first
+        for a, b, expires_us in self._expiries(block, first, end):
+            if not 0 < expires_us <= now_us:
+                return a
+            self.fates += self._end(a, b, None, *after_expiry(self.policy), now_us)
+        return end
+
+    def _stop_before_expired(self, block: Messages, first: int, end: int, now_us: int) -> int:
+        if self._may_expire(block, now_us):
+            for a, _, expires_us in self._expiries(block, first, end):
+                if 0 < expires_us <= now_us:
+                    return a
+        return end
+
+    def expire(self, first: int, end: int, now_us: int) -> list[Fate]:
+        """A timer has run out for that range: settle what has expired, and set the others again.
+
+        What a consumer holds is left to it; whether it has expired is asked when it comes back.
+        """
+        pending = self.pending
+        fates: list[Fate] = []
+        runs = [(a, b) for a, b, _ in pending.ready.find(first, end)]
+        runs += [(a, b) for a, b, _ in pending.waiting.places.find(first, end)]
+        for run_first, run_end in runs:
+            at = run_first
+            while at < run_end:
+                try:
+                    block = self._block(at)
+                except LogDamaged as error:
+                    stop = self._unreadable(self, at, self._repaired_end(at, run_end), error)
+                    pending.lift(at, stop)
+                    at = stop
+                    continue
+                stop = min(run_end, block.header.offset_end)
+                for a, b, expires_us in list(self._expiries(block, at, stop)):
+                    if 0 < expires_us <= now_us:
+                        pending.lift(a, b)
+                        fates += self._end(a, b, None, *after_expiry(self.policy), now_us)
+                    elif expires_us:
+                        self._schedule(expires_us, self.number, a, b)
+                at = stop
+        held = [run for holds in pending.held.values() for run in holds.find(first, end) if not run[2].dead]
+        for run_first, run_end, _ in held:
+            at = run_first
+            while at < run_end:
+                held_block = self._lookup_again(at)
+                if held_block is None:
+                    break
+                stop = min(run_end, held_block.header.offset_end)
+                for a, b, expires_us in self._expiries(held_block, at, stop):
+                    if expires_us > now_us:
+                        self._schedule(expires_us, self.number, a, b)
+                at = stop
+        return fates
+
+
+def _noted(value: int, absent: int) -> int:
+    return absent if value == AS_STORED else value

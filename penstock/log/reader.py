@@ -1,0 +1,492 @@
+"""LogReader: the blocks of a log, read from its files by another process while a broker writes.
+
+No lock is taken and nothing is changed. What may be seen is decided by one number, the file
+`watermark`: up to that log position everything is synced, whole, and in the files. It outlives
+the broker and stays the truth when none is running. A snapshot at a later position says as much,
+because it is written after everything before it was synced. Where the watermark says nothing (it
+is not synced itself: a power cut can take it), the reader shows what recovery would keep.
+
+Rules that always hold:
+  * Never half a block, never a byte that a power cut could take back.
+  * A block is handed out after its checksum was found right. Its columns are windows on the
+    mapped file, not copies.
+  * What was asked for and is not there is an error that names queue and offsets. With
+    `fail_on_loss=False` it is a warning in the log, and the next block that is there follows.
+
+The files change while they are read: see `picture.py`. `refresh` looks at what has changed; a file
+that went away since then makes the reader look again, a bounded number of times for each block.
+
+Memory: a `Span` per segment and queue, an index of the segments that were used last, and
+`maps_max` maps. For one thread.
+"""
+
+import logging
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from penstock.log import views
+from penstock.log.block import (
+    FLAG_EXPIRES,
+    FLAG_RETRIES,
+    KIND_MESSAGES,
+    PROTOCOLS,
+    BodyReader,
+    Header,
+    read_header,
+)
+from penstock.log.disk import WATERMARK, RealDisk, Watermark
+from penstock.log.errors import LogDamaged, LogError, LogRefused
+from penstock.log.mapped import MappedSegments
+from penstock.log.overlay import TRIES_MAX, LogChanging, replayed
+from penstock.log.picture import Picture, QueueView, bounds, newest_generations
+from penstock.log.repairs import is_drawer
+from penstock.log.results import EventRun
+from penstock.log.segments import Segment
+from penstock.log.snapshot import positions_in
+from penstock.model.ids import origin_of
+
+MAPS_MAX = 16
+
+log = logging.getLogger("penstock.log")
+
+
+class OffsetsMissing(LogError):
+    """Messages or events that were asked for are not in the log. Says which."""
+
+    def __init__(self, text: str, queue: str, first: int, end: int) -> None:
+        super().__init__(text)
+        self.queue = queue
+        self.first = first
+        self.end = end
+
+
+class ReaderQueue(NamedTuple):
+    """How far a queue can be read. The log is complete from the starts on; ends are exclusive."""
+
+    number: int
+    offset_start: int
+    offset_end: int
+    event_start: int
+    event_end: int
+
+
+class Columns(NamedTuple):
+    """The columns of a message block, as windows on the mapped file; see `block.py`."""
+
+    bounds: memoryview
+    payload: memoryview
+    expires: memoryview | None
+    retries: memoryview | None
+
+
+class Block:
+    """A block of one queue, of which the messages (or events) from `lo` to `hi` were asked for."""
+
+    __slots__ = ("body", "header", "hi", "lo", "origin")
+
+    def __init__(self, header: Header, body: memoryview, origin: bytes, lo: int, hi: int) -> None:
+        self.header = header
+        self.body = body
+        self.origin = origin  # the first digits of the ids of a message block, see ids.py
+        self.lo = lo
+        self.hi = hi
+
+    @property
+    def protocol(self) -> str:
+        return PROTOCOLS[self.header.protocol]
+
+    def columns(self) -> Columns:
+        """The columns of a message block, from its first message to its last."""
+        reader = BodyReader(self.body)
+        count, flags = self.header.count, self.header.flags
+        ends = reader.raw(4 * count + 4).cast("i")
+        payload = reader.raw(ends[count])
+        expires = reader.raw(8 * count).cast("q") if flags & FLAG_EXPIRES else None
+        retries = reader.raw(2 * count).cast("h") if flags & FLAG_RETRIES else None
+        return Columns(ends, payload, expires, retries)
+
+    def messages(self) -> list[bytes]:
+        """The payloads that were asked for, one by one. For tests and tools."""
+        ends, payload, _, _ = self.columns()
+        return [bytes(payload[ends[i] : ends[i + 1]]) for i in range(self.lo, self.hi)]
+
+
+def _facts(queue: QueueView) -> ReaderQueue:
+    return ReaderQueue(queue.number, queue.offset_start, queue.offset_end, queue.event_start, queue.event_end)
+
+
+def _is_about(header: Header, offsets: tuple[int, int]) -> bool:
+    """Whether a block may say something about messages of that range, as far as its header tells."""
+    first, end = offsets
+    return header.first_offset < end and (header.kind != KIND_MESSAGES or header.offset_end > first)
+
+
+class LogReader:
+    """See the module's docstring."""
+
+    def __init__(self, path: str, *, maps_max: int = MAPS_MAX) -> None:
+        self.path = os.fspath(path)
+        if not os.path.isdir(self.path):
+            raise LogRefused(f"data folder {self.path!r}: there is no such folder")
+        self._disk = RealDisk(self.path, read_only=True)
+        self._files = MappedSegments(self.path, maps_max)
+        self._watermark: Watermark | None = None
+        self._scanned: tuple[object, int] | None = None
+        self._origins: dict[tuple[int, int, int], bytes] = {}
+        self._picture = Picture(self._files)
+        self.refresh()
+
+    def __enter__(self) -> "LogReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the files; windows that were handed out stay good."""
+        self._files.close()
+        self._picture = Picture(self._files)
+        if self._watermark is not None:
+            self._watermark.close()
+            self._watermark = None
+
+    # --- what there is -----------------------------------------------------------------------------
+
+    def queues(self) -> dict[str, ReaderQueue]:
+        """Every queue by name, as of the last `refresh`."""
+        return {name: _facts(queue) for name, queue in self._picture.queues.items() if not is_drawer(name)}
+
+    def queue(self, name: str) -> ReaderQueue | None:
+        """One of them."""
+        queue = self._picture.queues.get(name)
+        return _facts(queue) if queue is not None else None
+
+    @property
+    def position(self) -> int:
+        """The log position up to which the last `refresh` saw the log."""
+        return self._picture.position
+
+    def openings(self, queue: str) -> list[tuple[int, int, int]]:
+        """Which opening of the log the messages came in, as far as they are in the log.
+
+        Runs of (first offset, end, opening), in order: with it an id is made for any offset.
+        """
+        for _ in range(TRIES_MAX):
+            known = self._known(queue)
+            try:
+                return self._picture.openings(known)
+            except FileNotFoundError:
+                self.refresh()
+        raise self._changing()
+
+    def origin(self, queue: str, opening: int) -> bytes:
+        """The first digits of the ids of messages of `queue` that came in that opening."""
+        return self._origin(self._known(queue).number, opening)
+
+    def _origin(self, number: int, opening: int) -> bytes:
+        key = self._picture.log, number, opening
+        origin = self._origins.get(key)
+        if origin is None:
+            origin = self._origins[key] = origin_of(*key)
+        return origin
+
+    def file_of(self, header: Header) -> tuple[str, int]:
+        """The name of the file that a message block was found in, and the log position of its first byte.
+
+        By its offsets: segments that earlier versions compacted may have the same positions.
+        """
+        queue = self._picture.by_number[header.queue]
+        segment = self._picture.segment_at(queue, header.first_offset, events=False)
+        assert segment is not None
+        return segment.name, segment.base
+
+    def _known(self, queue: str) -> QueueView:
+        found = self._picture.queues.get(queue)
+        if found is None:
+            self.refresh()
+            found = self._picture.queues.get(queue)
+        if found is None:
+            raise LogRefused(f"there is no queue {queue!r} in {self.path!r}")
+        return found
+
+    # --- reading -----------------------------------------------------------------------------------
+
+    def messages(
+        self,
+        queue: str,
+        start: int,
+        end: int | None = None,
+        *,
+        fail_on_loss: bool = True,
+        headers_only: bool = False,
+    ) -> Iterator[Block]:
+        """The blocks with the messages from offset `start` to `end` (None: all that is synced).
+
+        `headers_only` is for those who want no more than offsets, times and doors: bodies are empty.
+        """
+        end = self._end_of(queue, start, end, fail_on_loss, events=False)
+        return self._blocks(queue, start, end, fail_on_loss, events=False, headers_only=headers_only)
+
+    def kept_from(self, queue: str, offset: int) -> int | None:
+        """The first offset at or behind `offset` whose message is in the log; None where there is none.
+
+        What compacting has left has gaps. They are no loss, and this steps over them.
+        """
+        tries, looked_again = 0, -1
+        while True:
+            known = self._known(queue)
+            segment = self._picture.segment_at(known, offset, events=False)
+            if segment is None or bounds(segment.spans[known.number], False)[0] > offset:
+                if looked_again != offset:
+                    looked_again = offset  # as in `_blocks`
+                    self.refresh()
+                    continue
+                if segment is None:
+                    return None
+            try:
+                for header in self._rows(segment, known.number, offset, events=False):
+                    if header.kind == KIND_MESSAGES and header.offset_end > offset:
+                        return max(offset, header.first_offset)
+            except FileNotFoundError:
+                tries += 1
+                if tries > TRIES_MAX:
+                    raise self._changing() from None
+                self.refresh()
+                continue
+            offset, tries = bounds(segment.spans[known.number], False)[1], 0
+
+    def offset_at(self, queue: str, time_us: int, *, events: bool = False) -> int:
+        """The first offset (or event number) from that time on; the end of the queue where there is none.
+
+        Times are those of blocks, and taken to grow: a clock that was set back makes this less exact.
+        """
+        for _ in range(TRIES_MAX):
+            known = self._known(queue)
+            try:
+                return self._offset_at(known, time_us, events)
+            except FileNotFoundError:
+                self.refresh()
+        raise self._changing()
+
+    def _offset_at(self, known: QueueView, time_us: int, events: bool) -> int:
+        segments = known.segments(self._picture.segments, events)
+        row = bisect_left(segments, time_us, key=lambda segment: self._begins_us(segment, known, events))
+        start, end = (
+            (known.event_start, known.event_end) if events else (known.offset_start, known.offset_end)
+        )
+        # The segment before the first one that begins at that time or later may reach into it.
+        for segment in segments[max(row - 1, 0) :]:
+            for header in self._rows(segment, known.number, -1, events):
+                if header.time_us >= time_us and (events or header.kind == KIND_MESSAGES):
+                    return max(start, header.first_event if events else header.first_offset)
+        return end
+
+    def _begins_us(self, segment: Segment, known: QueueView, events: bool) -> int:
+        """When the first block of a queue in a segment was written, of those that have something to show."""
+        for header in self._rows(segment, known.number, -1, events):
+            if events or header.kind == KIND_MESSAGES:
+                return header.time_us
+        return 0  # All of them are damaged by now.
+
+    def event_blocks(
+        self,
+        queue: str,
+        start: int,
+        end: int | None = None,
+        *,
+        fail_on_loss: bool = True,
+        about: tuple[int, int] | None = None,
+    ) -> Iterator[Block]:
+        """The blocks with the events from number `start` to `end`, message blocks among them.
+
+        `lo` and `hi` count events. The body of a message block is not looked at: its header says
+        all that there is to say about its events. With `about`, blocks whose headers show that they
+        say nothing about the messages of that range are left out, unread.
+        """
+        end = self._end_of(queue, start, end, fail_on_loss, events=True)
+        return self._blocks(queue, start, end, fail_on_loss, events=True, headers_only=True, about=about)
+
+    def events(
+        self, queue: str, start: int, end: int | None = None, *, fail_on_loss: bool = True
+    ) -> Iterator[EventRun]:
+        """The same events in runs, as `Log.events` gives them."""
+        for block in self.event_blocks(queue, start, end, fail_on_loss=fail_on_loss):
+            header = block.header
+            first, stop = header.first_event + block.lo, header.first_event + block.hi
+            if header.kind == KIND_MESSAGES:
+                runs: Iterator[EventRun] = iter((views.accepted_run(header),))
+            else:
+                runs = views.settlement_runs(header, block.body)
+            for run in runs:
+                yield from views.clip(run, first, stop)
+
+    def _end_of(self, name: str, start: int, end: int | None, fail_on_loss: bool, *, events: bool) -> int:
+        """Where to stop: what was asked for, as far as it is synced."""
+        queue = self._known(name)
+        if end is not None and end > (queue.event_end if events else queue.offset_end):
+            self.refresh()
+            queue = self._known(name)
+        known_end = queue.event_end if events else queue.offset_end
+        if end is None:
+            return known_end
+        if end > known_end and start < end:
+            self._missing(queue, max(start, known_end), end, events, fail_on_loss)
+        return min(end, known_end)
+
+    def _missing(self, queue: QueueView, first: int, end: int, events: bool, fail_on_loss: bool) -> None:
+        """What was asked for and is not there: say so, one way or the other."""
+        what, complete_from, known_end = "offset", queue.offset_start, queue.offset_end
+        if events:
+            what, complete_from, known_end = "event", queue.event_start, queue.event_end
+        if first >= known_end:
+            why = f"the synced log ends before {what} {known_end}"
+        elif first < complete_from:
+            why = f"retention has removed what was before {what} {complete_from}; begin there"
+        else:
+            why = "they should be there: `penstock verify` says what has become of them"
+        name = f"{what} {first} is" if end == first + 1 else f"{what}s {first} to {end - 1} are"
+        text = f"queue {queue.name!r}: {name} not in the log in {self.path!r}: {why}"
+        if fail_on_loss:
+            raise OffsetsMissing(text, queue.name, first, end)
+        log.warning("%s", text)
+
+    def _blocks(
+        self,
+        name: str,
+        start: int,
+        end: int,
+        fail_on_loss: bool,
+        *,
+        events: bool,
+        headers_only: bool,
+        about: tuple[int, int] | None = None,
+    ) -> Iterator[Block]:
+        at, tries, looked_again = start, 0, -1
+        while at < end:
+            queue = self._known(name)
+            segment = self._picture.segment_at(queue, at, events)
+            if segment is None or bounds(segment.spans[queue.number], events)[0] > at:
+                if looked_again != at:
+                    # A listing that is taken while names change can miss one: look before saying so.
+                    looked_again = at
+                    self.refresh()
+                    continue
+                if segment is None:
+                    self._missing(queue, at, end, events, fail_on_loss)
+                    return
+            try:
+                for header in self._rows(segment, queue.number, at, events):
+                    first, stop = header.first_offset, header.offset_end
+                    if events:
+                        first, stop = header.first_event, header.first_event + header.event_count
+                    elif header.kind != KIND_MESSAGES:
+                        continue
+                    if stop <= at:
+                        continue
+                    if first >= end:
+                        break
+                    if first > at:
+                        self._missing(queue, at, first, events, fail_on_loss)
+                        at = first
+                    body: memoryview | None = memoryview(b"")
+                    if about is not None and not _is_about(header, about):
+                        body = None
+                    elif not headers_only or header.kind != KIND_MESSAGES:
+                        body = self._body(segment, header, name, fail_on_loss)
+                    # Only now: a file that has gone with its map is asked for again, from this block on.
+                    lo, at, tries = at - first, stop, 0
+                    if body is not None:
+                        origin = self._origin(queue.number, header.opening)
+                        yield Block(header, body, origin, lo, min(end, stop) - first)
+            except FileNotFoundError:
+                tries += 1
+                if tries > TRIES_MAX:
+                    raise self._changing() from None
+                self.refresh()
+                continue
+            span_end = min(bounds(segment.spans[queue.number], events)[1], end)
+            if at < span_end:
+                self._missing(queue, at, span_end, events, fail_on_loss)
+                at = span_end
+
+    def _body(self, segment: Segment, header: Header, name: str, fail_on_loss: bool) -> memoryview | None:
+        """The body of a block; None where it is damaged, and nobody minds."""
+        try:
+            return self._files.body(segment, header, name)
+        except LogDamaged as error:
+            if fail_on_loss:
+                raise
+            log.warning("%s", error)
+            return None
+
+    def _rows(self, segment: Segment, number: int, at: int, events: bool) -> Iterator[Header]:
+        """The blocks of a queue in one segment, from the one that may hold `at` on."""
+        entries = self._files.index(segment).queues.get(number)
+        if entries is None:
+            return  # It had some when the snapshot was written; their headers are damaged by now.
+        view = self._files.view(segment)
+        base, positions = segment.base, entries.positions
+        first_row = bisect_right(entries.events if events else entries.floors, at) - 1
+        for row in range(max(first_row, 0), len(positions)):
+            position = positions[row]
+            header = read_header(view, position - base, position)
+            if header is None:
+                raise LogDamaged(
+                    f"{self._files.where(segment)}: the block header at position {position - base} was "
+                    f"valid before and is not any more"
+                )
+            yield header
+
+    # --- following the files -----------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Look at what has come, gone and changed since the last time."""
+        for _ in range(TRIES_MAX):
+            try:
+                self._follow(self._synced())
+            except FileNotFoundError:
+                # Half of a picture is none: the next try begins again.
+                self._picture = Picture(self._files)
+                if not os.path.isdir(self.path):
+                    raise LogRefused(f"data folder {self.path!r}: there is no such folder any more") from None
+                continue
+            return
+        raise self._changing()
+
+    def _changing(self) -> LogChanging:
+        return LogChanging(
+            f"data folder {self.path!r}: its files were replaced {TRIES_MAX} times while they were opened; "
+            f"try again"
+        )
+
+    def _synced(self) -> int:
+        """The log position before which everything may be shown, as far as the watermark says."""
+        if self._watermark is None:
+            try:
+                self._watermark = Watermark(self._disk.where(WATERMARK), writable=False)
+            except (FileNotFoundError, ValueError):  # ValueError: a file that is still empty
+                return self._scan()
+        return self._watermark.get() or self._scan()
+
+    def _scan(self) -> int:
+        """Without a watermark: where recovery would go on. Asked again only when files have changed."""
+        seen = []
+        for name in self._disk.names():
+            facts = os.stat(self._disk.where(name))
+            seen.append((name, facts.st_size, facts.st_mtime_ns))
+        if self._scanned is None or self._scanned[0] != seen:
+            self._scanned = seen, replayed(self.path)[1]
+        return self._scanned[1]
+
+    def _follow(self, synced: int) -> None:
+        # The names are taken after the watermark: every segment before it has its name by then.
+        names = self._disk.names()
+        on_disk = newest_generations(names)
+        end = max([synced, *positions_in(names)])
+        if not self._picture.follow(on_disk, end):
+            self._files.close()
+            picture = Picture(self._files)
+            picture.begin(self._disk, on_disk, end)
+            self._picture = picture

@@ -1,0 +1,357 @@
+"""Retention: which segments may go, which are worth compacting, and the compacting itself.
+
+A segment may go when, for every queue in it, its messages are settled, older than the queue's
+retention (or beyond its `retention-bytes`), and behind every reader that holds it. A segment
+that only a few living messages keep is rewritten with these alone. Both wait until two snapshots
+lie behind the segment, because the settlements in it are needed until then.
+
+Rules that always hold:
+  * Compacting makes a segment shorter. A run of living messages costs a header, so that a few small
+    messages, each of them alone, can take more room than all of them did together. What would not be
+    shorter stays as it was: behind its end, positions belong to the next segment.
+  * What a queue shows as the start of its log moves when something has really gone, or is about to.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+
+from penstock.log.block import (
+    FLAG_END,
+    FLAG_PART,
+    HEADER_BYTES,
+    KIND_MESSAGES,
+    Messages,
+    body_checksum,
+    message_parts,
+    read_messages,
+)
+from penstock.log.columns import cut_columns
+from penstock.log.disk import Disk, File, discard, is_final, sync_folder
+from penstock.log.errors import LogDamaged, LogFailed
+from penstock.log.readers import Readers
+from penstock.log.scan import walk_blocks
+from penstock.log.segments import Segment, Span
+from penstock.log.snapshot import SNAPSHOTS_KEPT
+from penstock.log.state import LogState
+from penstock.log.views import weigh
+from penstock.log.workers import Worker
+
+log = logging.getLogger("penstock.log")
+
+COMPACT_BELOW = 0.5
+"""A segment is compacted when less than this part of it is left by that."""
+
+TEMPORARY = ".tmp"
+
+Living = dict[int, list[tuple[int, int]]]
+
+
+class Plan:
+    """What `trim` has found to do with one segment."""
+
+    __slots__ = ("living", "segment", "survivors")
+
+    def __init__(self, segment: Segment, living: Living) -> None:
+        self.segment = segment
+        self.living = living  # empty: the segment may go
+        self.survivors = sum(end - first for runs in living.values() for first, end in runs)
+
+
+def plans(state: LogState, readers: Readers, oldest_snapshot: int, now_us: int) -> Iterator[Plan]:
+    """The segments that can be removed or compacted now, oldest first."""
+    settled_after = _bytes_after(state)
+    held = readers.held(now_us)
+    for at, segment in enumerate(state.segments.all):
+        # A compacted one lay behind two snapshots when that was done, wherever it ends now.
+        if not segment.sealed or (segment.end > oldest_snapshot and not segment.generation):
+            return
+        if segment.base in held or not all(
+            _is_over(state, segment, number, settled_after[at][number], now_us) for number in segment.spans
+        ):
+            continue
+        living: Living = {}
+        for number, span in segment.spans.items():
+            pending = state.by_number[number].pending
+            runs = pending.unsettled(span.first_offset, span.end_offset) if span.count else []
+            if runs:
+                living[number] = runs
+        if not living or _worth_compacting(segment, living):
+            yield Plan(segment, living)
+
+
+def _worth_compacting(segment: Segment, living: Living) -> bool:
+    """Whether less than half of it would be left, by what is known without reading it.
+
+    It may be more: how many blocks the runs go through, and how large attributes are, only the file says.
+    """
+    left = 0.0
+    events = survivors = 0
+    for number, span in segment.spans.items():
+        events += span.end_event - span.first_event
+        if number in living:
+            count = sum(b - a for a, b in living[number])
+            survivors += count
+            # A header for each run, a bound for each message and one more, and the payload.
+            left += len(living[number]) * (HEADER_BYTES + 4) + count * (4 + span.bytes / span.count)
+    return survivors < events and left < COMPACT_BELOW * segment.size
+
+
+def _bytes_after(state: LogState) -> list[dict[int, int]]:
+    """For each segment, by the queues in it: their payload bytes in the segments behind it."""
+    after: list[dict[int, int]] = []
+    running: dict[int, int] = {}
+    for segment in reversed(state.segments.all):
+        after.append({number: running.get(number, 0) for number in segment.spans})
+        for number, span in segment.spans.items():
+            running[number] = running.get(number, 0) + span.bytes
+    after.reverse()
+    return after
+
+
+def _is_over(state: LogState, segment: Segment, number: int, bytes_after: int, now_us: int) -> bool:
+    """Whether the policy of that queue lets go of this segment."""
+    policy = state.by_number[number].policy
+    if 0 < policy.retention_bytes <= bytes_after:
+        return True
+    return segment.time_max_us + policy.retention_seconds * 1_000_000 <= now_us
+
+
+def move_starts(state: LogState, segment: Segment) -> None:
+    """The log of each queue is complete only behind this segment from now on."""
+    for number, span in segment.spans.items():
+        queue = state.by_number[number]
+        queue.offset_start = max(queue.offset_start, span.end_offset)
+        queue.event_start = max(queue.event_start, span.end_event)
+        state.changed[number] = queue
+
+
+WhenSafe = Callable[[dict[int, Span], int, Callable[[LogFailed | None], None]], bool]
+
+
+class Trimmer:
+    """Carries out one plan after the other: state on the loop, files on the keeper's thread.
+
+    A message that a plan leaves out is settled, but the record of that may still be on its way to
+    the disk. So a plan waits, by `when_safe`, until everything that it is based on is synced.
+    """
+
+    def __init__(
+        self,
+        state: LogState,
+        readers: Readers,
+        keeper: Worker,
+        when_safe: WhenSafe,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._state = state
+        self._readers = readers
+        self._disk = state.disk
+        self._keeper = keeper
+        self._when_safe = when_safe
+        self._on_failure = on_failure
+        self._busy = False
+        self._attempt = 0  # counts plans
+        self._awaits_sync = False  # the last one has not begun
+        self._stopped = False
+        self._passed_over: set[int] = set()  # bases of segments that failed, in this round
+        self._damaged: set[int] = set()  # bases of segments that cannot be compacted
+        self._too_large: dict[int, int] = {}  # by base: so many living ones leave too much of a segment
+
+    def stop(self) -> None:
+        """Begin with nothing more."""
+        self._stopped = True
+
+    def trim(self, snapshots: list[int], now_us: int, *, anew: bool = False) -> None:
+        """A round over all segments that can go or be compacted; `snapshots` are on the disk.
+
+        `anew`: what waits for a sync may wait for long, so leave it and look for what does not.
+        """
+        if anew and self._awaits_sync:
+            self._busy = self._awaits_sync = False
+        if not self._busy and len(snapshots) >= SNAPSHOTS_KEPT:
+            self._passed_over.clear()
+            self._next(snapshots[-1], now_us)
+
+    def _next(self, oldest_snapshot: int, now_us: int) -> None:
+        """Begin with the next plan that can be carried out. Its end comes back here."""
+        self._busy = True
+        for plan in plans(self._state, self._readers, oldest_snapshot, now_us):
+            if self._stopped:
+                break
+            if self._is_passed_over(plan):
+                continue
+            if self._begin(plan, oldest_snapshot, now_us):
+                return
+            self._passed_over.add(plan.segment.base)
+        self._busy = False
+
+    def _is_passed_over(self, plan: Plan) -> bool:
+        base = plan.segment.base
+        if base in self._passed_over or base in self._damaged:
+            return True
+        # Asked again when half of those have gone that were too many.
+        return 2 * plan.survivors > self._too_large.get(base, 2 * plan.survivors)
+
+    def _begin(self, plan: Plan, oldest_snapshot: int, now_us: int) -> bool:
+        """False where there is no room to write down what the plan is based on."""
+        segment = plan.segment
+        self._attempt = attempt = self._attempt + 1
+
+        def ended(_: None, error: BaseException | None) -> None:
+            if is_final(error) and error is not None:
+                self._busy = False
+                self._on_failure(error)
+                return
+            if error is not None:
+                log.error("%s: could not be trimmed: %s", self._disk.where(segment.name), error)
+                (self._damaged if isinstance(error, LogDamaged) else self._passed_over).add(segment.base)
+            self._next(oldest_snapshot, now_us)
+
+        def is_wanted() -> bool:
+            """Whether somebody reads it: asked again before anything goes."""
+            if segment.base not in self._readers.held(now_us):
+                return False
+            self._passed_over.add(segment.base)
+            return True
+
+        def leave() -> None:
+            """A reader that comes from now on comes too late for this segment, and can see that."""
+            self._readers.lose(segment, now_us)
+            for number in segment.spans:
+                queue = self._state.by_number[number]
+                if queue.weight.known:
+                    weigh(self._state.segments, queue)
+            move_starts(self._state, segment)
+
+        def replace(by: Segment | None) -> None:
+            self._state.segments.replace(segment, by)
+            self._too_large.pop(segment.base, None)
+            self._keeper.submit(remove_file, ended)
+
+        def remove_file() -> None:
+            if not self._stopped:  # otherwise the next opening removes it
+                discard(self._disk, segment.name)
+                sync_folder(self._disk)
+
+        def rewrite() -> Segment | None:
+            return None if self._stopped else compact(self._disk, segment, plan.living)
+
+        def rewritten(result: Segment | None, error: BaseException | None) -> None:
+            if isinstance(error, _TooLarge):
+                self._too_large[segment.base] = plan.survivors
+                self._next(oldest_snapshot, now_us)
+            elif result is None:
+                ended(None, error)
+            elif is_wanted():
+                self._keeper.submit(lambda: discard(self._disk, result.name + TEMPORARY), ended)
+            else:
+                leave()
+                self._keeper.submit(lambda: self._give_name(result), lambda done, error: named(result, error))
+
+        def named(result: Segment, error: BaseException | None) -> None:
+            if error is not None:
+                ended(None, error)
+            else:
+                replace(result)
+
+        def safe(error: LogFailed | None) -> None:
+            if attempt != self._attempt or not self._awaits_sync:
+                return
+            self._awaits_sync = False
+            if error is not None:
+                self._busy = False
+            elif is_wanted():
+                self._next(oldest_snapshot, now_us)
+            elif plan.living:
+                self._keeper.submit(rewrite, rewritten)
+            else:
+                leave()
+                replace(None)
+
+        self._awaits_sync = True
+        if self._when_safe(segment.spans, now_us, safe):
+            return True
+        self._awaits_sync = False
+        return False
+
+    def _give_name(self, result: Segment) -> None:
+        """On the keeper's thread: from now on the compacted file is the segment."""
+        temporary = result.name + TEMPORARY
+        try:
+            self._disk.rename(temporary, result.name)
+        except OSError:
+            discard(self._disk, temporary)
+            raise
+        sync_folder(self._disk)
+
+
+# --- compacting, on the keeper's thread ----------------------------------------------------------
+
+
+class _TooLarge(Exception):
+    """Too much of a segment would be left for compacting it to be worth it."""
+
+
+def compact(disk: Disk, segment: Segment, living: Living) -> Segment:
+    """Write the living messages of a segment as its next generation, which has no name yet."""
+    result = Segment(segment.base, segment.generation + 1, 0, 0, sealed=True)
+    result.limit = int(segment.size * COMPACT_BELOW)
+    temporary = result.name + TEMPORARY
+    source = disk.open(segment.name)
+    target = disk.create(temporary, 0)
+    try:
+        _copy_living(disk, source, segment, target, result, living)
+        target.sync()
+    except (OSError, LogDamaged, _TooLarge):
+        discard(disk, temporary)
+        raise
+    finally:
+        source.close()
+        target.close()
+    result.limit = result.size
+    return result
+
+
+def _copy_living(
+    disk: Disk, source: File, segment: Segment, target: File, result: Segment, living: Living
+) -> None:
+    """LogDamaged where not every block can be read: then nobody knows what else was alive."""
+    end = segment.base
+    for header, body in walk_blocks(source, segment.base, segment.base, segment.end):
+        end = header.end
+        if header.kind != KIND_MESSAGES or header.queue not in living:
+            continue
+        block = read_messages(header, body)
+        for first, stop in living[header.queue]:
+            first, stop = max(first, header.first_offset), min(stop, header.offset_end)
+            if first < stop:
+                _write_run(target, result, block, first, stop)
+    if end != segment.end:
+        raise LogDamaged(
+            f"{disk.where(segment.name)}: no valid block at position {end - segment.base}; "
+            f"the segment stays as it is"
+        )
+
+
+def _write_run(target: File, result: Segment, block: Messages, first: int, end: int) -> None:
+    """One run of living messages as a block of its own, with its old offsets, time and opening."""
+    old = block.header
+    lo, hi = first - old.first_offset, end - old.first_offset
+    columns = cut_columns(block, lo, hi)
+    parts = message_parts(columns.bounds, columns.payload, columns.expires, columns.retries, columns.reply)
+    header = old.copy()
+    header.flags &= ~(FLAG_PART | FLAG_END)
+    header.count = hi - lo
+    header.first_offset = first
+    header.first_event = old.first_event + lo
+    header.event_count = hi - lo
+    header.extra = len(columns.payload)
+    header.expires_min_us = min(filter(None, columns.expires or ()), default=0)
+    header.body_bytes = sum(map(len, parts))
+    header.body_checksum = body_checksum(parts)
+    header.synced = 0
+    header.position = result.end
+    if header.end >= result.base + result.limit:
+        raise _TooLarge
+    target.write(header.position - result.base, [header.pack(), *parts])
+    result.note(header)

@@ -1,0 +1,215 @@
+"""Sealer: what has gathered for a queue in one turn becomes a block and goes to the committer."""
+
+from penstock.log.block import (
+    FLAG_EXPIRES,
+    FLAG_REPAIRED,
+    FLAG_REPLY,
+    FLAG_RETRIES,
+    HEADER_BYTES,
+    KIND_CONTROL,
+    KIND_MESSAGES,
+    KIND_SETTLEMENTS,
+    Buffer,
+    Header,
+    Messages,
+    control_parts,
+    message_parts,
+    protocol_number,
+)
+from penstock.log.columns import Columns, join_batches, split_columns
+from penstock.log.committer import Committer
+from penstock.log.ledger import EVENTS_MAX, Ledger
+from penstock.log.queue import LogQueue
+from penstock.log.state import LogState
+
+BACKGROUND_SYNC_US = 1_000_000
+"""durability = none: nobody waits, but readers of the log want to see something."""
+
+
+class MessageBlock:
+    """A message block that has its offsets, but not yet its place in the log."""
+
+    __slots__ = ("buffers", "columns", "header")
+
+    def __init__(self, header: Header, buffers: list[Buffer], columns: Columns) -> None:
+        self.header = header
+        self.buffers = buffers
+        self.columns = columns
+
+
+class SettlementBlock:
+    """A settlement block that has its event numbers, but not yet its place in the log."""
+
+    __slots__ = ("buffers", "header")
+
+    def __init__(self, header: Header, buffers: list[Buffer]) -> None:
+        self.header = header
+        self.buffers = buffers
+
+
+class Sealer:
+    """Makes blocks. Numbers messages and events in the order in which it is asked."""
+
+    def __init__(self, state: LogState, committer: Committer) -> None:
+        self._state = state
+        self._committer = committer
+        self.settlements_wait = False  # of queues with durability commit, for a sync
+        self.lazy_us = 0  # how long blocks that nobody waits for may stay unsynced; 0: there are none
+
+    def header(
+        self, kind: int, flags: int, queue: int, count: int, parts: list[Buffer], now_us: int
+    ) -> Header:
+        body_bytes = sum(map(len, parts))
+        return Header(
+            kind, flags, 0, queue, count, self._state.opening, 0, 0, 0, 0, body_bytes, now_us, 0, 0, 0, 0
+        )
+
+    def control(self, fields: dict[str, object], now_us: int) -> None:
+        """Something rare, written down at once."""
+        parts = control_parts(fields)
+        self._committer.add(self.header(KIND_CONTROL, 0, 0, 0, parts, now_us), parts, sync=True)
+
+    def declare(self, name: str, now_us: int) -> LogQueue:
+        """A queue that is there from now on."""
+        number = self._state.number_last + 1
+        queue = self._state.declare(number, name)
+        self.control({"op": "queue", "number": number, "name": name}, now_us)
+        return queue
+
+    def messages(self, queue: LogQueue) -> None:
+        """The gathered batches of a queue: one block, or a few where they are large."""
+        batches, queue.parts = queue.parts, []
+        receipts, queue.parts_receipts = queue.parts_receipts, []
+        self._state.gathered_bytes -= queue.parts_stored_bytes
+        queue.parts_bytes = queue.parts_stored_bytes = 0
+        durability = queue.policy.durability
+        time_us = queue.parts_time_us
+        for columns in split_columns(join_batches(batches, time_us), self._state.settings.block_bytes):
+            block = self.message_block(queue, columns, batches[0].protocol, time_us)
+            self.add_messages(block, sync=durability == "commit")
+        for receipt in receipts:
+            if durability == "commit":
+                self._committer.when_synced(receipt)
+            else:
+                self._committer.when_written(receipt)
+        self._note_lazy(durability)
+
+    def _note_lazy(self, durability: str) -> None:
+        if durability == "interval":
+            self.lazy_us = min(self.lazy_us or BACKGROUND_SYNC_US, self._state.settings.interval_us)
+        elif durability == "none":
+            self.lazy_us = self.lazy_us or BACKGROUND_SYNC_US
+
+    def message_block(
+        self, queue: LogQueue, columns: Columns, protocol: str, now_us: int, flags: int = 0
+    ) -> MessageBlock:
+        count = len(columns)
+        buffers = message_parts(
+            columns.bounds, columns.payload, columns.expires, columns.retries, columns.reply
+        )
+        if columns.expires is not None:
+            flags |= FLAG_EXPIRES
+        if columns.retries is not None:
+            flags |= FLAG_RETRIES
+        if columns.reply is not None:
+            flags |= FLAG_REPLY
+        header = self.header(KIND_MESSAGES, flags, queue.number, count, buffers, now_us)
+        header.protocol = protocol_number(protocol)
+        header.first_offset = queue.next_stored
+        header.first_event = queue.next_event
+        header.event_count = count
+        header.extra = len(columns.payload)
+        queue.next_stored += count
+        queue.next_event += count
+        queue.weight.bytes += header.extra
+        if columns.expires is not None:
+            header.expires_min_us = min(filter(None, columns.expires), default=0)
+            if header.expires_min_us:
+                self._state.timers.add(
+                    header.expires_min_us, queue.number, header.first_offset, header.offset_end
+                )
+        if columns.reply is not None:
+            queue.asking.add(header.first_offset, header.offset_end, None)
+        return MessageBlock(header, buffers, columns)
+
+    def add_messages(self, block: MessageBlock, sync: bool) -> None:
+        """Give a block its place, and keep it at hand for those who take it next."""
+        self._committer.add(block.header, block.buffers, sync=sync)
+        columns = block.columns
+        self._state.segments.cache(
+            self._committer.active,
+            Messages(
+                block.header,
+                columns.bounds,
+                columns.payload,
+                columns.expires,
+                columns.retries,
+                columns.reply,
+            ),
+        )
+        self._show_when_synced(block.header)
+
+    def ledger(self, queue: LogQueue, now_us: int) -> bool:
+        """The settlements of a queue. False where the disk has no room for them yet."""
+        ledger = queue.ledger
+        buffers = ledger.parts()
+        if not self._committer.fits(HEADER_BYTES + sum(map(len, buffers))):
+            return False
+        queue.ledger = Ledger()
+        # Nobody is promised anything by a settlement: it goes along with the next sync, which comes
+        # within the interval at the latest. A power cut before that delivers the message again.
+        if ledger.event_count <= EVENTS_MAX:
+            self.add_settlements(self._settlement_block(queue, ledger, buffers, now_us), sync=False)
+        else:
+            for piece in ledger.pieces(EVENTS_MAX):
+                self.add_settlements(self._settlement_block(queue, piece, piece.parts(), now_us), sync=False)
+        if queue.policy.durability == "commit":
+            self.settlements_wait = True
+        self._note_lazy("none" if queue.policy.durability == "none" else "interval")
+        return True
+
+    def settlement_block(self, queue: LogQueue, ledger: Ledger, now_us: int, flags: int) -> SettlementBlock:
+        """Rows of a queue that do not wait for others, as those of a transaction."""
+        return self._settlement_block(queue, ledger, ledger.parts(), now_us, flags)
+
+    def repair_block(
+        self, queue: LogQueue, ledger: Ledger, drawer_first: int, now_us: int, flags: int
+    ) -> SettlementBlock:
+        """Rows of messages whose payloads are in the drawer, one behind the other."""
+        block = self.settlement_block(queue, ledger, now_us, flags | FLAG_REPAIRED)
+        block.header.expires_min_us = drawer_first
+        return block
+
+    def _settlement_block(
+        self, queue: LogQueue, ledger: Ledger, buffers: list[Buffer], now_us: int, flags: int = 0
+    ) -> SettlementBlock:
+        flags |= ledger.flags
+        header = self.header(KIND_SETTLEMENTS, flags, queue.number, len(ledger), buffers, now_us)
+        header.first_offset = ledger.lowest
+        header.first_event = queue.next_event
+        header.event_count = ledger.event_count
+        header.extra = ledger.names_count
+        queue.next_event += ledger.event_count
+        ledger.count(queue.recorded)
+        return SettlementBlock(header, buffers)
+
+    def add_settlements(self, block: SettlementBlock, sync: bool) -> None:
+        """Give a block its place."""
+        header = block.header
+        self._committer.add(header, block.buffers, sync=sync)
+        queue = self._state.by_number[header.queue]
+        queue.settling.append((header.first_event + header.event_count, header.first_offset))
+        self._show_when_synced(header)
+
+    def _show_when_synced(self, header: Header) -> None:
+        queue = self._state.by_number[header.queue]
+        offset_end = header.offset_end if header.kind == KIND_MESSAGES else 0
+        event_end = header.first_event + header.event_count
+
+        def show() -> None:
+            queue.synced_offset = max(queue.synced_offset, offset_end)
+            queue.synced_event = event_end
+            while queue.settling and queue.settling[0][0] <= event_end:
+                queue.settling.popleft()
+
+        self._committer.show_when_synced(show)

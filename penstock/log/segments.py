@@ -1,0 +1,525 @@
+"""Segments: the files of the log, what is in each, and how to find a block in them.
+
+A segment is named by the log position of its first byte. The last one is written to, the others
+are sealed. A sealed segment may be replaced by a compacted one, with a higher generation in its
+name, which holds only messages that are still alive.
+
+Memory: per segment and queue one `Span`; per block an index entry of 32 bytes, for the segment
+that is written to and the few that were read last; and `cache_bytes` of blocks, the newest
+first of all, and more only while they are not in the files. An index is never stored: walking
+the headers of a segment makes it again.
+
+What is remembered of a segment is filed under the segment itself, never under a position alone: earlier
+versions could compact a segment into a longer one, whose positions are those of the next one too.
+"""
+
+import re
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from penstock.log.block import (
+    HEADER_BYTES,
+    KIND_CONTROL,
+    KIND_MESSAGES,
+    Header,
+    Messages,
+    read_header,
+    read_messages,
+)
+from penstock.log.disk import Disk, File
+from penstock.log.errors import LogDamaged
+from penstock.log.scan import find_headers, read_body
+
+_NAME = re.compile(r"(\d{20})(?:\.(\d+))?\.seg")
+INDEXES_MAX = 8
+FILES_MAX = 64
+BLOCK_BYTES = 1024
+"""What a block takes in memory beside its body: objects, an entry, a key."""
+
+
+def segment_name(base: int, generation: int) -> str:
+    return f"{base:020d}.{generation}.seg" if generation else f"{base:020d}.seg"
+
+
+def parse_segment_name(name: str) -> tuple[int, int] | None:
+    """Base and generation, or None where the file is no segment."""
+    match = _NAME.fullmatch(name)
+    return (int(match[1]), int(match[2] or 0)) if match else None
+
+
+class Span:
+    """What one segment holds of one queue. Ends are exclusive; bytes are payload."""
+
+    __slots__ = ("bytes", "count", "end_event", "end_offset", "first_event", "first_offset")
+
+    def __init__(
+        self,
+        first_offset: int,
+        end_offset: int,
+        count: int,
+        first_event: int,
+        end_event: int,
+        payload_bytes: int,
+    ) -> None:
+        self.first_offset = first_offset
+        self.end_offset = end_offset
+        self.count = count  # messages; fewer than the offsets in a compacted segment, 0: settlements only
+        self.first_event = first_event
+        self.end_event = end_event
+        self.bytes = payload_bytes
+
+    def facts(self) -> tuple[int, int, int, int, int, int]:
+        """What it is made from."""
+        return (
+            self.first_offset,
+            self.end_offset,
+            self.count,
+            self.first_event,
+            self.end_event,
+            self.bytes,
+        )
+
+
+class Entries:
+    """The blocks of one queue in one segment: a row each."""
+
+    __slots__ = ("bytes_before", "events", "floors", "positions")
+
+    def __init__(self) -> None:
+        self.floors = array("q")  # see Index
+        self.events = array("q")  # number of the first event
+        self.positions = array("q")
+        self.bytes_before = array("q")  # payload of the queue in the blocks before, in this segment
+
+    def __len__(self) -> int:
+        return len(self.floors)
+
+    def at(self, offset: int) -> int:
+        """The row of the message block that may hold `offset`; -1 where none can."""
+        return bisect_right(self.floors, offset) - 1
+
+
+NO_ENTRIES = Entries()
+
+
+class Index:
+    """Where the blocks of each queue are in one segment.
+
+    A floor is an offset: of a message block its first one, of a settlement block the end of the
+    messages before it. So the last floor at or below an offset belongs to the message block that
+    holds that offset.
+    """
+
+    __slots__ = ("_ends", "holes", "queues")
+
+    def __init__(self) -> None:
+        self.queues: dict[int, Entries] = {}
+        self.holes: list[int] = []  # log positions of damaged bytes, where a block should begin
+        self._ends: dict[int, tuple[int, int]] = {}  # offset and payload bytes behind the last messages
+
+    def note(self, header: Header) -> None:
+        queue = header.queue
+        entries = self.queues.get(queue)
+        if entries is None:
+            entries = self.queues[queue] = Entries()
+        offset_end, bytes_end = self._ends.get(queue, (-1, 0))
+        entries.bytes_before.append(bytes_end)
+        if header.kind == KIND_MESSAGES:
+            entries.floors.append(header.first_offset)
+            self._ends[queue] = header.offset_end, bytes_end + header.extra
+        else:
+            entries.floors.append(offset_end)
+        entries.events.append(header.first_event)
+        entries.positions.append(header.position)
+
+
+class Segment:
+    """One file of the log."""
+
+    __slots__ = (
+        "base",
+        "created",
+        "file",
+        "generation",
+        "index",
+        "limit",
+        "sealed",
+        "size",
+        "spans",
+        "spare",
+        "time_max_us",
+    )
+
+    def __init__(self, base: int, generation: int, size: int, limit: int, sealed: bool) -> None:
+        self.base = base
+        self.generation = generation
+        self.size = size  # bytes in use
+        self.limit = limit  # bytes that may be used before the next segment begins
+        self.sealed = sealed
+        self.spans: dict[int, Span] = {}
+        self.time_max_us = 0
+        self.index: Index | None = None
+        self.file: File | None = None  # for reading
+        self.spare = ""  # the file that lies ready to become this one
+        self.created = sealed  # the file is there under its name
+
+    @property
+    def name(self) -> str:
+        return segment_name(self.base, self.generation)
+
+    @property
+    def end(self) -> int:
+        """The log position behind its last block."""
+        return self.base + self.size
+
+    def note(self, header: Header) -> None:
+        """A block has been put at the end."""
+        self.size = header.end - self.base
+        self.time_max_us = max(self.time_max_us, header.time_us)
+        if header.kind == KIND_CONTROL:
+            return
+        span = self.spans.get(header.queue)
+        is_messages = header.kind == KIND_MESSAGES
+        event_end = header.first_event + header.event_count
+        if span is None:
+            if is_messages:
+                span = Span(
+                    header.first_offset,
+                    header.offset_end,
+                    header.count,
+                    header.first_event,
+                    event_end,
+                    header.extra,
+                )
+            else:
+                span = Span(0, 0, 0, header.first_event, event_end, 0)
+            self.spans[header.queue] = span
+        else:
+            span.end_event = event_end
+            if is_messages:
+                if not span.count:
+                    span.first_offset = header.first_offset
+                span.end_offset = header.offset_end
+                span.count += header.count
+                span.bytes += header.extra
+        if self.index is not None:
+            self.index.note(header)
+
+
+class Segments:
+    """All segments of a log, in order of position, and the blocks read from them."""
+
+    def __init__(self, disk: Disk, cache_bytes: int) -> None:
+        self._disk = disk
+        self._cache_bytes_max = cache_bytes
+        self._cache: OrderedDict[tuple[Segment, int], Messages] = OrderedDict()  # with its log position
+        self._cached_bytes = 0
+        self._indexed: OrderedDict[Segment, None] = OrderedDict()
+        self._opened: OrderedDict[Segment, None] = OrderedDict()
+        self.all: list[Segment] = []
+        self._holding: dict[int, tuple[list[int], list[Segment]]] = {}
+        self._written = 0
+        self.replaced = 0  # how often a segment has gone or been replaced
+
+    # --- which segments there are --------------------------------------------------------------
+
+    def add(self, segment: Segment) -> None:
+        """A segment behind all others."""
+        self.all.append(segment)
+        for queue, span in segment.spans.items():
+            if span.count:
+                self._hold(queue, span.first_offset, segment)
+
+    def _hold(self, queue: int, first_offset: int, segment: Segment) -> None:
+        firsts, segments = self._holding.setdefault(queue, ([], []))
+        firsts.append(first_offset)
+        segments.append(segment)
+
+    def replace(self, old: Segment, new: Segment | None) -> None:
+        """A sealed segment is gone, or a compacted one has taken its place."""
+        self.replaced += 1
+        self.forget(old)
+        at = self.all.index(old)
+        self.all[at : at + 1] = [new] if new is not None else []
+        # A new one may know more than the old one: recovery describes segments that it has not read yet.
+        for queue in {*old.spans, *(new.spans if new is not None else ())}:
+            kept = [s for s in self.holding(queue) if s is not old]
+            if new is not None and queue in new.spans and new.spans[queue].count:
+                kept.append(new)
+                kept.sort(key=lambda s: s.base)
+            if kept:
+                self._holding[queue] = ([s.spans[queue].first_offset for s in kept], kept)
+            else:
+                self._holding.pop(queue, None)
+
+    def forget(self, segment: Segment) -> None:
+        """Let go of everything that was read from a segment."""
+        for key in [key for key in self._cache if key[0] is segment]:
+            self._uncache(key)
+        segment.index = None
+        self._indexed.pop(segment, None)
+        self._opened.pop(segment, None)
+        if segment.file is not None:
+            segment.file.close()
+            segment.file = None
+
+    def put(self, segment: Segment, header: Header) -> None:
+        """A block has been added to the segment that is written to."""
+        segment.note(header)
+        if header.kind == KIND_MESSAGES:
+            held = self._holding.get(header.queue)
+            if held is None or held[1][-1] is not segment:
+                self._hold(header.queue, header.first_offset, segment)
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def file_of(self, segment: Segment) -> File:
+        if segment.file is None:
+            try:
+                segment.file = self._disk.open(segment.name)
+            except FileNotFoundError as error:
+                raise LogDamaged(f"{self._disk.where(segment.name)} is missing") from error
+            self._opened[segment] = None
+            while len(self._opened) > FILES_MAX:
+                oldest, _ = self._opened.popitem(last=False)
+                if oldest.file is not None:
+                    oldest.file.close()
+                    oldest.file = None
+        return segment.file
+
+    def index_of(self, segment: Segment) -> Index:
+        if segment.index is None:
+            index = Index()
+            at = segment.base
+            for header in self.headers(segment):
+                if header.position != at:
+                    index.holes.append(at)
+                at = header.end
+                if header.kind != KIND_CONTROL:
+                    index.note(header)
+            if at != segment.end:
+                index.holes.append(at)
+            segment.index = index
+            if segment.sealed:
+                self._forget_indexes()
+                self._indexed[segment] = None
+        elif segment.sealed and segment in self._indexed:
+            self._indexed.move_to_end(segment)
+        return segment.index
+
+    def entries_of(self, segment: Segment, queue: int) -> Entries:
+        """The blocks of a queue in a segment; none where all of them are damaged."""
+        return self.index_of(segment).queues.get(queue, NO_ENTRIES)
+
+    def _forget_indexes(self) -> None:
+        """Make room for one more. An index is kept while some of its blocks are not in the file."""
+        for oldest in list(self._indexed):
+            if len(self._indexed) < INDEXES_MAX:
+                return
+            if oldest.end <= self.written:
+                del self._indexed[oldest]
+                oldest.index = None
+
+    def headers(self, segment: Segment) -> Iterator[Header]:
+        """Every header of a segment. A damaged one is stepped over; its messages are not found."""
+        return find_headers(self.file_of(segment), segment.base, segment.base, segment.end)
+
+    def sealed(self, segment: Segment) -> None:
+        """Nothing more is written to it: its index may be forgotten like any other."""
+        segment.sealed = True
+        if segment.index is not None:
+            self._forget_indexes()
+            self._indexed[segment] = None
+
+    def holding(self, queue: int) -> list[Segment]:
+        """The segments with messages of that queue, in order."""
+        held = self._holding.get(queue)
+        return held[1] if held else []
+
+    def holding_from(self, queue: int, offset: int) -> list[Segment]:
+        """The same from the one on that may hold `offset`."""
+        held = self._holding.get(queue)
+        return held[1][max(bisect_right(held[0], offset) - 1, 0) :] if held else []
+
+    def block_at(self, queue: int, offset: int) -> Messages | None:
+        """The block with that message, or None where the log does not have it (any more)."""
+        held = self._holding.get(queue)
+        if held is None:
+            return None
+        at = bisect_right(held[0], offset) - 1
+        if at < 0:
+            return None
+        segment = held[1][at]
+        entries = self.entries_of(segment, queue)
+        row = entries.at(offset)
+        if row < 0:
+            return None
+        block = self.load(segment, entries.positions[row])
+        return block if block is not None and offset < block.header.offset_end else None
+
+    def missing(self, queue: int, offset: int) -> tuple[Segment | None, int, int]:
+        """Where a message that cannot be read should be: segment, log position, and the end of the
+        offsets that are missing with it."""
+        held = self._holding.get(queue)
+        at = bisect_right(held[0], offset) - 1 if held is not None else -1
+        if held is None or at < 0:
+            return None, 0, offset + 1
+        segment = held[1][at]
+        end = max(segment.spans[queue].end_offset, offset + 1)
+        try:
+            entries = self.entries_of(segment, queue)
+            row = entries.at(offset)
+            if row + 1 < len(entries):
+                end = entries.floors[row + 1]
+            return segment, self._where(segment, entries, row, offset), end
+        except LogDamaged:  # not even a header can be read any more
+            return segment, segment.base, end
+
+    def _where(self, segment: Segment, entries: Entries, row: int, offset: int) -> int:
+        """The position of the block that should hold `offset`: in `row`, or in a hole behind it."""
+        while row >= 0:
+            header = self.header_at(segment, entries.positions[row])
+            if header.kind == KIND_MESSAGES:
+                break
+            row -= 1
+        else:
+            return next(iter(self.index_of(segment).holes), segment.base)
+        if offset < header.offset_end:
+            return header.position
+        return next((hole for hole in self.index_of(segment).holes if hole >= header.end), header.end)
+
+    def load(self, segment: Segment, position: int) -> Messages | None:
+        """The message block at a log position; None where another kind of block stands there."""
+        block = self._cache.get((segment, position))
+        if block is not None:
+            return block
+        header = self.header_at(segment, position)
+        if header.kind != KIND_MESSAGES:
+            return None
+        body = read_body(self.file_of(segment), segment.base, header, self._disk.where(segment.name))
+        block = read_messages(header, body)
+        self.cache(segment, block)
+        return block
+
+    def header_at(self, segment: Segment, position: int) -> Header:
+        block = self._cache.get((segment, position))
+        if block is not None:
+            return block.header
+        data = self.file_of(segment).read(position - segment.base, HEADER_BYTES)
+        header = read_header(data, 0, position)
+        if header is None:
+            raise LogDamaged(
+                f"{self._disk.where(segment.name)}: no valid block header at {position - segment.base}"
+            )
+        return header
+
+    def bytes_between(self, queue: int, first: int, end: int) -> int:
+        """Payload bytes of messages that are in the log, all of them; roughly, where it is damaged."""
+        total = 0
+        for segment in self.holding_from(queue, first):
+            span = segment.spans[queue]
+            if span.first_offset >= end:
+                break
+            if first <= span.first_offset and span.end_offset <= end:
+                total += span.bytes
+                continue
+            try:
+                total += self._bytes_before(segment, queue, end) - self._bytes_before(segment, queue, first)
+            except LogDamaged:
+                count = min(end, span.end_offset) - max(first, span.first_offset)
+                total += span.bytes * max(count, 0) // span.count
+        return total
+
+    def _bytes_before(self, segment: Segment, queue: int, offset: int) -> int:
+        """Payload bytes of a queue in one segment, before `offset`."""
+        span = segment.spans[queue]
+        if offset >= span.end_offset:
+            return span.bytes
+        if offset <= span.first_offset:  # The settlements that stand there are perhaps not written yet.
+            return 0
+        entries = self.entries_of(segment, queue)
+        row = entries.at(offset)
+        if row < 0:
+            return 0
+        before = entries.bytes_before[row]
+        block = self.load(segment, entries.positions[row])
+        if block is None:  # settlements, behind the messages in question
+            return before
+        return before + block.bounds[min(offset - block.header.first_offset, block.header.count)]
+
+    def messages_from(self, queue: int, offset: int) -> tuple[Segment, Header] | None:
+        """The first block with messages at or behind `offset`, and its segment."""
+        firsts, segments = self._holding.get(queue, ((), ()))
+        for at in range(max(bisect_right(firsts, offset) - 1, 0), len(segments)):
+            if segments[at].spans[queue].end_offset > offset:
+                for header in self._headers_from(segments[at], queue, offset, events=False):
+                    if header.kind == KIND_MESSAGES and header.offset_end > offset:
+                        return segments[at], header
+        return None
+
+    def events_from(self, queue: int, number: int) -> tuple[Segment, Header] | None:
+        """The first block with events of that queue at or behind `number`, and its segment."""
+        for segment in self.all:
+            span = segment.spans.get(queue)
+            if span is not None and span.end_event > number:
+                for header in self._headers_from(segment, queue, number, events=True):
+                    if header.first_event + header.event_count > number:
+                        return segment, header
+        return None
+
+    def _headers_from(self, segment: Segment, queue: int, number: int, *, events: bool) -> Iterator[Header]:
+        """The headers of a queue in a segment from the block on that may hold an offset, or an event.
+
+        What cannot be read is left out: whoever asks sees the gap.
+        """
+        try:
+            entries = self.entries_of(segment, queue)
+        except LogDamaged:
+            return
+        keys = entries.events if events else entries.floors
+        for row in range(max(bisect_right(keys, number) - 1, 0), len(entries)):
+            try:
+                yield self.header_at(segment, entries.positions[row])
+            except LogDamaged:
+                continue
+
+    # --- the cache -------------------------------------------------------------------------------
+
+    @property
+    def written(self) -> int:
+        """The log position up to which blocks can be read from the files."""
+        return self._written
+
+    @written.setter
+    def written(self, position: int) -> None:
+        self._written = position
+        self._shrink()
+
+    def cache(self, segment: Segment, block: Messages) -> None:
+        """Keep a block, and let go of the oldest that can be read again from the files."""
+        key = segment, block.header.position
+        if key in self._cache:
+            return
+        self._cache[key] = block
+        self._cached_bytes += BLOCK_BYTES + block.header.body_bytes
+        self._shrink()
+
+    def _shrink(self) -> None:
+        """Down to what the cache may hold, as far as the rest is in the files."""
+        while self._cached_bytes > self._cache_bytes_max and len(self._cache) > 1:
+            oldest = next(iter(self._cache))
+            # Nothing is written to a compacted one: its blocks are in its file, whatever their positions.
+            if oldest[1] >= self._written and not oldest[0].generation:
+                break
+            self._uncache(oldest)
+
+    def _uncache(self, key: tuple[Segment, int]) -> None:
+        self._cached_bytes -= BLOCK_BYTES + self._cache.pop(key).header.body_bytes
+
+    def close(self) -> None:
+        for segment in self.all:
+            if segment.file is not None:
+                segment.file.close()
+                segment.file = None

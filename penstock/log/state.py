@@ -1,0 +1,418 @@
+"""LogState: everything that the log knows, in memory; and what each kind of block does to it.
+
+A snapshot is this, written down; recovery is a snapshot and the blocks after it, applied one by
+one. Whatever changes the state in a way that must outlive the process is a block.
+"""
+
+import os
+from collections.abc import Container
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from penstock.log.block import (
+    FLAG_REPAIRED,
+    FLAG_REPLY,
+    KIND_CONTROL,
+    KIND_MESSAGES,
+    KIND_SETTLEMENTS,
+    Header,
+    read_control,
+)
+from penstock.log.disk import Disk
+from penstock.log.errors import LogDamaged
+from penstock.log.info import ReaderInfo
+from penstock.log.keys import Keys, kind_of
+from penstock.log.ledger import read_rows
+from penstock.log.queue import LogQueue
+from penstock.log.repairs import DRAWER_POLICY, MARK, drawer_of, is_drawer
+from penstock.log.results import Fate, Step
+from penstock.log.segments import Segments
+from penstock.model.life import Event, Reason
+from penstock.model.policy import Policies, QueuePolicy
+from penstock.model.timers import Timers
+
+FORMAT = 1
+UNFINISHED_MAX = 1000
+"""How many transactions may have begun and not ended. Their keys are remembered as long as that takes."""
+
+
+@dataclass(slots=True)
+class LogSettings:
+    """How the log keeps its files."""
+
+    segment_bytes: int = 64 * 1024 * 1024
+    cache_bytes: int = 8 * 1024 * 1024
+    block_bytes: int = 1024 * 1024  # a larger batch becomes several blocks
+    interval_us: int = 50_000  # durability = interval: sync this often
+    snapshot_blocks: int = 20_000  # a snapshot after this many blocks, so that a restart is fast
+    reader_bytes_max: int = 10 * 1024**3  # what one reader may keep of the log for a queue; 0: no cap
+
+
+@dataclass(slots=True)
+class Damage:
+    """Stored bytes that are not what was written. Reported, set aside, never skipped in silence."""
+
+    file: str
+    position: int  # in the file
+    queue: str  # empty where it is not known
+    first: int
+    end: int  # offsets; equal to `first` where no message is known to be lost
+    text: str
+
+
+_ENDS = frozenset({Event.ACKED, Event.REJECTED, Event.EXPIRED, Event.WITHDRAWN})
+
+StoredPart = tuple[str, int, int, int]  # queue, first, end, opening
+ReaderKey = tuple[str, str]  # its name, a queue
+
+
+def lost_name(number: int, taken: Container[str]) -> str:
+    """How a queue is called whose name is among damaged bytes: somebody may have called another one so."""
+    name = f"unknown-{number}"
+    while name in taken:
+        name += "-lost"
+    return name
+
+
+def join_parts(before: list[StoredPart], parts: list[StoredPart]) -> list[StoredPart]:
+    """All of them; where one begins at the end of its queue's last, they are one."""
+    joined = list(before)
+    last = {part[0]: index for index, part in enumerate(joined)}
+    for queue, first, end, opening in parts:
+        index = last.get(queue)
+        if index is not None and joined[index][2:] == (first, opening):
+            joined[index] = (queue, joined[index][1], end, opening)
+        else:
+            last[queue] = len(joined)
+            joined.append((queue, first, end, opening))
+    return joined
+
+
+class LogState:
+    """See the module's docstring."""
+
+    def __init__(self, disk: Disk, settings: LogSettings, policies: Policies) -> None:
+        self.disk = disk
+        self.settings = settings
+        self.policies = policies
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing is known."""
+        self.segments = Segments(self.disk, self.settings.cache_bytes)
+        self.timers: Timers[int] = Timers()
+        self.queues: dict[str, LogQueue] = {}
+        self.by_number: dict[int, LogQueue] = {}
+        self.begins_late = False  # what is missing cannot be told from what retention took
+        self.number_last = 0  # the highest that a queue has: numbers are never given twice
+        self.transactions: dict[str, list[StoredPart]] = {}  # in the order of their commits
+        self.fingerprints: dict[str, str] = {}  # of those of which one was told
+        self._keys: dict[str, Keys] = {}  # by their kinds
+        self.unfinished: dict[str, tuple[int, list[StoredPart]]] = {}  # steps that are stored, and where
+        self.readers: dict[ReaderKey, ReaderInfo] = {}
+        self.changed: dict[int, LogQueue] = {}  # since the last `take_changed`
+        self.ended: dict[int, LogQueue] = {}  # queues with fates that `expire` has to tell
+        self.drawers = 0  # how many of the queues are drawers
+        self.damage: list[Damage] = []
+        self._news: list[Damage] = []  # damage that is not in the log yet
+        self.log = int.from_bytes(os.urandom(3), "little")
+        self.opening = 0
+        self.gathered_bytes = 0  # of batches that are accepted and in no block yet, as they will be stored
+
+    def declare(self, number: int, name: str) -> LogQueue:
+        """A queue that is there from now on."""
+        other = self.queues.pop(name, None)
+        if other is not None:  # It was given this name because its own is lost: it gives way.
+            other.name = lost_name(other.number, (*self.queues, name))
+            self.queues[other.name] = other
+        queue = LogQueue(
+            number,
+            name,
+            self.policy_of(name),
+            self.log,
+            self.segments.block_at,
+            self.timers.add,
+            self.unreadable,
+        )
+        if is_drawer(name):
+            self.drawers += name not in self.queues
+            owner = self.queues.get(name.removeprefix(MARK))
+            if owner is not None:
+                owner.drawer = queue
+        else:
+            # Where damage has taken a declaration, it may be told again behind that of the drawer.
+            queue.drawer = self.queues.get(drawer_of(name))
+        self.queues[name] = queue
+        self.by_number[number] = queue
+        self.number_last = max(self.number_last, number)
+        return queue
+
+    def policy_of(self, name: str) -> QueuePolicy:
+        return DRAWER_POLICY if is_drawer(name) else self.policies.for_queue(name)
+
+    def remember(self, key: str, parts: list[StoredPart], fingerprint: str = "") -> None:
+        """A transaction that is whole."""
+        if key not in self.transactions:
+            for forgotten in self._keys_of(key).add(key):
+                del self.transactions[forgotten]
+                self.fingerprints.pop(forgotten, None)
+        self.transactions[key] = parts
+        if fingerprint:
+            self.fingerprints[key] = fingerprint
+
+    def _keys_of(self, key: str) -> Keys:
+        kind = kind_of(key)
+        found = self._keys.get(kind)
+        if found is None:
+            found = self._keys[kind] = Keys(kind)
+        return found
+
+    def newest_key(self, series: str) -> str | None:
+        """Of the transactions whose keys begin so, up to the last slash, the one that was committed last."""
+        return self._keys_of(series).newest(series)
+
+    def steps_of(self, key: str) -> int:
+        """How many steps of a transaction are stored that has not had its last one."""
+        return self.unfinished[key][0] if key in self.unfinished else 0
+
+    def remember_step(
+        self, key: str, step: Step, parts: list[StoredPart], fingerprint: str = ""
+    ) -> list[StoredPart]:
+        """One more step of a transaction; what is stored of it, and with the last one of them all."""
+        _, before = self.unfinished.pop(key, (0, []))
+        together = join_parts(before, parts)
+        if step.last:
+            self.remember(key, together, fingerprint)
+            return together
+        self.unfinished[key] = (step.number + 1, together)
+        return parts
+
+    def hold(self, reader: ReaderInfo) -> None:
+        self.readers[reader.name, reader.queue] = reader
+
+    def release(self, name: str, queue: str | None) -> bool:
+        """Forget a reader, in one queue or in all. False where there was none."""
+        if queue is not None:
+            return self.readers.pop((name, queue), None) is not None
+        kept = {key: reader for key, reader in self.readers.items() if key[0] != name}
+        found = len(kept) < len(self.readers)
+        self.readers = kept
+        return found
+
+    def take_changed(self) -> list[str]:
+        """The queues that something has happened to since the last call."""
+        changed = [queue.name for queue in self.changed.values() if not is_drawer(queue.name)]
+        self.changed.clear()
+        return changed
+
+    # --- damage that is found while the log is open ------------------------------------------------
+
+    def unreadable(self, queue: LogQueue, first: int, end: int, error: LogDamaged) -> int:
+        """Living messages, taken out of their room, that cannot be read; where the readable ones begin."""
+        _, _, missing_end = self.segments.missing(queue.number, first)
+        end = min(end, missing_end)
+        self.report(queue, first, end, error)
+        return end
+
+    def report(self, queue: LogQueue, first: int, end: int, error: LogDamaged) -> None:
+        """Messages that cannot be read: nobody gets them any more, and that is written down."""
+        segment, position, _ = self.segments.missing(queue.number, first)
+        self.lose(queue, first, end)
+        self.changed[queue.number] = queue
+        for a, b, _ in queue.asking.cut(first, end) if queue.asking else ():
+            # Whoever asked is told that no answer will come.
+            queue.fates.append(Fate(a, b, Event.WITHDRAWN, Reason.UNDELIVERABLE))
+            self.ended[queue.number] = queue
+        self.tell(
+            Damage(
+                self.disk.where(segment.name) if segment is not None else "",
+                position - segment.base if segment is not None else 0,
+                queue.name,
+                first,
+                end,
+                f"queue {queue.name!r}: offsets {first} to {end - 1} cannot be read, so they are not "
+                f"delivered: {error}",
+            )
+        )
+
+    def lose(self, queue: LogQueue, first: int, end: int) -> None:
+        """Messages are out of reach, and what was kept for them goes."""
+        queue.pending.lift(first, end)
+        queue.weight.known = False
+        if queue.repairs:
+            queue.let_go_of_repairs(first, end)
+
+    def messages_missing(self, queue: LogQueue, first: int, end: int) -> None:
+        """A reader found no messages between two offsets: right, where they were settled and trimmed."""
+        lost = queue.pending.unsettled(first, min(end, queue.offset_start))
+        lost.append((max(first, queue.offset_start), end))
+        for a, b in lost:
+            while a < b:
+                _, _, stop = self.segments.missing(queue.number, a)
+                self.report(queue, a, min(b, stop), LogDamaged("no valid block stands where they should be"))
+                a = min(b, stop)
+
+    def events_missing(self, queue: LogQueue, first: int, end: int) -> None:
+        """A reader found that the record of these events is damaged."""
+        text = f"queue {queue.name!r}: events {first} to {end - 1} cannot be read"
+        self.tell(Damage("", 0, queue.name, 0, 0, text))
+
+    def tell(self, damage: Damage) -> None:
+        """Add to the report, and to the log, what is not in it yet."""
+        for known in self.damage:
+            covers = known.queue == damage.queue and known.first <= damage.first and damage.end <= known.end
+            if covers and (damage.first < damage.end or known.text == damage.text):
+                return
+        self.damage.append(damage)
+        self._news.append(damage)
+
+    def take_news(self) -> list[Damage]:
+        """Damage found since the last call, which is to be written down."""
+        news, self._news = self._news, []
+        return news
+
+    # --- replaying -------------------------------------------------------------------------------
+
+    def apply(self, header: Header, body: memoryview) -> None:
+        """What a block of the log says has happened."""
+        # The block that says so may be damaged, and no number of an opening may be used twice.
+        self.opening = max(self.opening, header.opening)
+        if header.kind == KIND_MESSAGES:
+            self._apply_messages(header)
+        elif header.kind == KIND_SETTLEMENTS:
+            self._apply_settlements(header, body)
+        else:
+            self._apply_control(read_control(body), header)
+
+    def _queue_of(self, header: Header) -> LogQueue:
+        queue = self.by_number.get(header.queue)
+        if queue is None:
+            # Its declaration is among bytes that are damaged. The messages are worth more than the name.
+            queue = self.declare(header.queue, lost_name(header.queue, self.queues))
+            self.damage.append(
+                Damage("", header.position, queue.name, 0, 0, f"the name of queue {header.queue} is lost")
+            )
+        return queue
+
+    def _check_events(self, queue: LogQueue, header: Header, lost: int = 0) -> None:
+        """Count on behind this block. What should have come before it, and `lost` of its own, is told."""
+        before = header.first_event + lost
+        if header.first_event > queue.next_event and not self.begins_late:
+            lost += header.first_event - queue.next_event
+        if lost:
+            self.damage.append(
+                Damage(
+                    "",
+                    header.position,
+                    queue.name,
+                    0,
+                    0,
+                    f"queue {queue.name!r}: {lost} events before event {before} are lost; "
+                    f"messages that they settled will be delivered again",
+                )
+            )
+        queue.next_event = header.first_event + header.event_count
+
+    def pass_over(self, header: Header) -> None:
+        """A block of which only the header can be read: what it held is lost.
+
+        Its offsets and event numbers have been given and may have been read: they are not given again.
+        """
+        if header.kind == KIND_CONTROL:
+            return
+        queue = self._queue_of(header)
+        if header.kind == KIND_MESSAGES:
+            self._check_events(queue, header)
+            self._lost_before(queue, header.position, header.first_offset)
+            self._lost_before(queue, header.position, header.offset_end)
+            queue.next_stored = queue.pending.tail
+        else:
+            self._check_events(queue, header, lost=header.event_count)
+
+    def _lost_before(self, queue: LogQueue, position: int, offset: int) -> None:
+        """Messages between the tail and `offset` are not there."""
+        tail = queue.pending.tail
+        if tail >= offset:
+            return
+        text = f"queue {queue.name!r}: offsets {tail} to {offset - 1} are lost"
+        self.damage.append(Damage("", position, queue.name, tail, offset, text))
+        queue.pending.tail = offset
+
+    def _apply_messages(self, header: Header) -> None:
+        queue = self._queue_of(header)
+        self._check_events(queue, header)
+        pending = queue.pending
+        if self.begins_late and pending.tail < header.first_offset:
+            queue.offset_start = pending.tail = header.first_offset
+        self._lost_before(queue, header.position, header.first_offset)
+        pending.accept(header.count)
+        queue.next_stored = pending.tail
+        if header.flags & FLAG_REPLY:
+            queue.asking.add(header.first_offset, header.offset_end, None)
+        if header.expires_min_us:
+            self.timers.add(header.expires_min_us, queue.number, header.first_offset, header.offset_end)
+
+    def _apply_settlements(self, header: Header, body: memoryview) -> None:
+        queue = self._queue_of(header)
+        self._check_events(queue, header)
+        for row in read_rows(header, body):
+            queue.pending.replay(
+                row.event, row.first, row.end, row.reason, header.time_us, row.note, row.tail
+            )
+            if row.note.expires_us > 0:
+                self.timers.add(row.note.expires_us, queue.number, row.first, row.end)
+            if queue.asking and row.event not in (Event.RETURNED, Event.REQUEUED):
+                queue.asking.cut(row.first, row.end)
+            if queue.repairs and row.event in _ENDS:
+                queue.repairs.cut(row.first, row.end)
+        if header.flags & FLAG_REPAIRED:
+            at = header.expires_min_us
+            for row in read_rows(header, body):
+                for first, end in queue.pending.unsettled(row.first, row.end):
+                    queue.repairs.cut(first, end)
+                    queue.repairs.add(first, end, at - row.first)
+                at += row.end - row.first
+
+    def _apply_control(self, fields: dict[str, Any], header: Header) -> None:
+        operation = fields["op"]
+        if operation == "opening":
+            self.log = fields["log"]
+        elif operation == "queue":
+            if fields["number"] not in self.by_number:
+                self.declare(fields["number"], fields["name"])
+        elif operation == "pause":
+            queue = self.queues.get(fields["queue"])
+            if queue is not None:  # its declaration may be damaged
+                queue.paused = fields["paused"]
+        elif operation == "reader":
+            self.hold(ReaderInfo(**fields["reader"]))
+        elif operation == "reader-gone":
+            self.release(fields["name"], fields.get("queue"))
+        elif operation == "transaction":
+            parts = [(q, first, end, header.opening) for q, first, end in fields["parts"]]
+            fingerprint = fields.get("fingerprint", "")
+            if "step" in fields:
+                self.remember_step(fields["key"], Step(fields["step"], fields["last"]), parts, fingerprint)
+            elif fields["key"]:
+                self.remember(fields["key"], parts, fingerprint)
+        elif operation == "damage":
+            self.damage.append(Damage(**fields["damage"]))
+            queue = self.queues.get(fields["damage"]["queue"])
+            if queue is not None:
+                self.lose(queue, fields["damage"]["first"], fields["damage"]["end"])
+        else:
+            raise LogDamaged(
+                f"the block at log position {header.position} says {operation!r}, which this version does "
+                f"not know: the log was written by a newer one"
+            )
+
+
+def reader_fields(reader: ReaderInfo) -> dict[str, Any]:
+    """What is written down of a reader. Whether it is capped is found out anew."""
+    fields = asdict(reader)
+    del fields["capped"]
+    return fields
+
+
+def damage_fields(damage: Damage) -> dict[str, Any]:
+    return asdict(damage)

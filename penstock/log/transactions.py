@@ -1,0 +1,191 @@
+"""Transactions: messages for many queues, all or nothing, once for each key; and repairs of dead letters.
+
+All blocks of a transaction, and the control block that ends it, are written one behind the other. Recovery
+takes them as one: without their end they are void. So whatever a transaction does to the state is done
+here in one call, between the blocks of the turn before and its own.
+"""
+
+from collections.abc import Callable, Sequence
+
+from penstock.log.block import FLAG_END, FLAG_PART, HEADER_BYTES, KIND_CONTROL, control_parts
+from penstock.log.columns import check_batch, join_batches, split_columns, stored_bytes
+from penstock.log.committer import Committer
+from penstock.log.errors import LogRefused
+from penstock.log.queue import LogQueue
+from penstock.log.repairs import cut_batch, drawer_of
+from penstock.log.results import Step, Stored, TransactionDone, TransactionReceipt
+from penstock.log.sealer import MessageBlock, Sealer, SettlementBlock
+from penstock.log.state import UNFINISHED_MAX, LogState
+from penstock.log.views import check_queue, known_queue
+from penstock.model.batch import Batch
+
+
+class Transactions:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        state: LogState,
+        committer: Committer,
+        sealer: Sealer,
+        seal_all: Callable[[int], None],
+        mark: Callable[[LogQueue], None],
+    ) -> None:
+        self._state = state
+        self._committer = committer
+        self._sealer = sealer
+        self._seal_all = seal_all  # what has gathered in this turn comes before
+        self._mark = mark  # a queue has something to seal
+
+    def transact(
+        self,
+        key: str,
+        parts: Sequence[tuple[str, Batch]],
+        now_us: int,
+        receipt: TransactionReceipt | None = None,
+        *,
+        step: Step | None = None,
+        fingerprint: str = "",
+    ) -> None:
+        """All of these messages or none, once for each key, whatever happens meanwhile.
+
+        Without a key nothing is remembered: said again, the messages are stored again.
+        In steps: each is all or nothing, and stored once; the key counts as committed with the last one.
+        A key that has begun is remembered until then, however many others are committed meanwhile.
+        A fingerprint is remembered with its key, for those who want to know whether it was the same.
+        A batch that is `dead` becomes dead letters, which nobody has had before. One of `repairs` is no new
+        messages: the dead letters that it names go back into their queue with these payloads, as far as
+        they are dead and nobody holds them.
+        """
+        if step is not None and not key:
+            raise LogRefused("a transaction in steps needs a key that names it")
+        known = self.stored(key)
+        if known is not None:
+            if receipt is not None:
+                done = TransactionDone(key, known, repeated=True)
+                # It may have been committed a moment ago: the answer waits for the same sync.
+                self._committer.when_synced(lambda error: receipt(error or done))
+                self._committer.want_sync()
+            return
+        steps = self._state.steps_of(key)
+        if step is not None and step.number < steps:
+            if receipt is not None:
+                early = TransactionDone(key, [], repeated=True, steps=steps)
+                self._committer.when_synced(lambda error: receipt(error or early))
+                self._committer.want_sync()
+            return
+        self._check_step(key, step, steps)
+        payload_bytes: dict[str, int] = {}
+        for name, batch in parts:
+            check_batch(name, batch)
+            if batch.repairs is not None:
+                known_queue(self._state, name)
+            # What is dead takes no room that a queue's max-bytes gives to the living.
+            living_bytes = 0 if batch.dead or batch.repairs is not None else len(batch.payload)
+            payload_bytes[name] = payload_bytes.get(name, 0) + living_bytes
+        for name, more in payload_bytes.items():
+            check_queue(self._state, name, more)
+        self._committer.check_room(
+            self._state.gathered_bytes + sum(stored_bytes(batch) for _, batch in parts)
+        )
+        accepted = [
+            (self._state.queues.get(name) or self._sealer.declare(name, now_us), batch)
+            for name, batch in parts
+        ]
+        for queue, batch in accepted:
+            if batch.repairs is not None and queue.drawer is None:
+                self._sealer.declare(drawer_of(queue.name), now_us)
+        self._seal_all(now_us)
+        blocks: list[MessageBlock | SettlementBlock] = []
+        stored: list[tuple[str, int, int, int]] = []
+        redriven = 0
+        for queue, batch in accepted:
+            if batch.repairs is not None:
+                redriven += self._repair(queue, batch, now_us, blocks)
+                continue
+            first = queue.pending.accept(len(batch))
+            self._state.changed[queue.number] = queue
+            stored.append((queue.name, first, first + len(batch), self._state.opening))
+            for columns in split_columns(join_batches([batch], now_us), self._state.settings.block_bytes):
+                blocks.append(self._sealer.message_block(queue, columns, batch.protocol, now_us, FLAG_PART))
+            if batch.dead:
+                rows = queue.bury(first, first + len(batch), batch.dead, now_us)
+                blocks.append(self._sealer.settlement_block(queue, rows, now_us, FLAG_PART))
+        fields: dict[str, object] = {"op": "transaction", "key": key, "parts": [part[:3] for part in stored]}
+        if step is not None:
+            fields |= {"step": step.number, "last": step.last}
+        if fingerprint:
+            fields["fingerprint"] = fingerprint
+        control = control_parts(fields)
+        end = self._sealer.header(KIND_CONTROL, FLAG_PART | FLAG_END, 0, 0, control, now_us)
+        self._committer.reserve(
+            sum(HEADER_BYTES + block.header.body_bytes for block in blocks) + HEADER_BYTES + end.body_bytes
+        )
+        for block in blocks:
+            if isinstance(block, MessageBlock):
+                self._sealer.add_messages(block, sync=True)
+            else:
+                self._sealer.add_settlements(block, sync=True)
+        self._committer.add(end, control, sync=True)
+        if step is not None:
+            stored = self._state.remember_step(key, step, stored, fingerprint)
+        elif key:
+            self._state.remember(key, stored, fingerprint)
+        if receipt is not None:
+            done = TransactionDone(
+                key,
+                [self._stored(part) for part in stored],
+                repeated=False,
+                steps=self._state.steps_of(key),
+                redriven=redriven,
+            )
+            self._committer.when_synced(lambda error: receipt(error or done))
+
+    def _repair(
+        self, queue: LogQueue, batch: Batch, now_us: int, blocks: list[MessageBlock | SettlementBlock]
+    ) -> int:
+        """Dead letters with other payloads back behind the tail; how many it were."""
+        drawer = queue.drawer
+        assert drawer is not None
+        assert batch.repairs is not None
+        first = drawer.pending.tail
+        rows, taken = queue.repair(batch.repairs, first)
+        if not taken:
+            return 0
+        payloads = cut_batch(batch, taken)
+        drawer.pending.accept(len(payloads))
+        for columns in split_columns(join_batches([payloads], now_us), self._state.settings.block_bytes):
+            blocks.append(self._sealer.message_block(drawer, columns, batch.protocol, now_us, FLAG_PART))
+        blocks.append(self._sealer.repair_block(queue, rows, first, now_us, FLAG_PART))
+        # Payloads of earlier repairs are let go of behind this transaction.
+        self._mark(queue)
+        return len(payloads)
+
+    def _check_step(self, key: str, step: Step | None, steps: int) -> None:
+        if step is None and steps:
+            raise LogRefused(
+                f"transaction {key!r} comes in steps, of which {steps} are stored: go on with step {steps}"
+            )
+        if step is not None and step.number > steps:
+            raise LogRefused(
+                f"transaction {key!r}: this is step {step.number}, and {steps} are stored: send step {steps}"
+            )
+        if step is not None and not steps and len(self._state.unfinished) >= UNFINISHED_MAX:
+            raise LogRefused(
+                f"{UNFINISHED_MAX} transactions have begun and not ended: finish some of them first"
+            )
+
+    def stored(self, key: str) -> list[Stored] | None:
+        """Where a committed transaction's messages are; None where the key is not known (any more).
+
+        It may have been committed a moment ago: only a receipt says that it is safe.
+        """
+        known = self._state.transactions.get(key)
+        if known is None:
+            return None
+        # A queue whose name is lost by damage has no origin to tell.
+        return [self._stored(part) for part in known if part[0] in self._state.queues]
+
+    def _stored(self, part: tuple[str, int, int, int]) -> Stored:
+        name, first, end, opening = part
+        return Stored(name, first, end, self._state.queues[name].origin(opening))

@@ -1,0 +1,241 @@
+"""The checks of a crash run: a log beside its model. See `crash.py` for what must hold."""
+
+from collections.abc import Sequence
+
+from penstock.log.errors import LogError
+from penstock.log.info import QueueInfo
+from penstock.log.log import Log
+from penstock.log.results import TransactionDone
+from penstock.model.batch import RETRIES_NONE, Slice
+from penstock.model.life import Event, Reason
+from tests.log.crash_model import GONE, READY, Hold, Model, QueueModel, Transaction
+
+EVERYTHING = 1 << 50
+
+
+class Checker:
+    """Compares; where it says so, it makes the model what was found."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    # --- at any time -----------------------------------------------------------------------------
+
+    def delivery(self, queue: QueueModel, slices: Sequence[Slice], consumer: str, dead: bool) -> None:
+        """These must be the next messages of the queue, exactly as they were sent; they are held now."""
+        expected = queue.dead() if dead else [m for m in queue.ready() if not self._model.is_over(m)]
+        taken = [offset for piece in slices for offset in range(piece.offset_start, piece.offset_end)]
+        wanted = [message.offset for message in expected[: len(taken)]]
+        assert taken == wanted, f"{queue.name}: offsets {taken} came, {wanted} were next"
+        for piece in slices:
+            self.content(queue, piece, as_stored=False)
+            for offset in range(piece.offset_start, piece.offset_end):
+                queue.messages[offset].hold = Hold(consumer, dead, piece.origin)
+
+    def content(self, queue: QueueModel, piece: Slice, *, as_stored: bool) -> None:
+        """Payload, id and every attribute of some messages: as they came, or as they are now."""
+        for i in range(piece.lo, piece.hi):
+            offset = piece.first_offset + i
+            assert offset < len(queue.messages), f"{queue.name}: offset {offset} is invented"
+            message = queue.messages[offset]
+            payload = bytes(piece.payload[piece.bounds[i] : piece.bounds[i + 1]])
+            life = message.lives[0] if as_stored else message.life
+            self._model.ids.shown(piece.origin, offset, payload if life.payload is None else message.payload)
+            found = (
+                payload,
+                piece.attempts[i] if piece.attempts is not None else 0,
+                piece.retries[i] if piece.retries is not None else RETRIES_NONE,
+                max(piece.expires_us[i], 0) if piece.expires_us is not None else 0,  # or it came without
+                piece.reply[i] if piece.reply is not None else None,
+                piece.time_us,
+                piece.protocol,
+            )
+            expected = (
+                message.payload if life.payload is None else life.payload,
+                life.attempts,
+                life.retries,
+                life.expires_us,
+                message.reply,
+                message.time_us,
+                message.protocol,
+            )
+            assert found == expected, f"{queue.name}, offset {offset}: {found} instead of {expected}"
+
+    def counts(self, engine: Log, queue: QueueModel) -> None:
+        info = engine.describe(queue.name)
+        found = (info.ready, info.held, info.dead)
+        assert found == queue.counts(), f"{queue.name}: {found} instead of {queue.counts()}"
+        ends = (info.offset_end, info.event_end)
+        expected = (len(queue.messages), len(queue.messages) + len(queue.happenings))
+        assert ends == expected, f"{queue.name}: ends at {ends} instead of {expected}"
+        living = [m for m in queue.messages if m.life.room == READY]
+        assert info.bytes == sum(len(m.payload) for m in living), f"{queue.name}: {info}"
+        assert info.oldest_us == (living[0].time_us if living else 0), f"{queue.name}: {info}"
+        self._readers(queue, info)
+
+    def _readers(self, queue: QueueModel, info: QueueInfo) -> None:
+        """Nothing that a reader still wants has been removed."""
+        starts = {"messages": info.offset_start, "events": info.event_start}
+        for reader in self._model.controls[-1].readers.values():
+            # A lease that was over once may have cost it something, whatever the clock says now.
+            if reader.queue == queue.name and reader.lease_until_us > self._model.latest_us:
+                assert starts[reader.view] <= reader.position, f"{reader} comes too late: {info}"
+
+    def repeat(self, engine: Log, transaction: Transaction, *, known: bool) -> None:
+        """The same key again, and the same step: nothing is added when it has been committed."""
+
+        def receipt(result: TransactionDone | LogError) -> None:
+            if isinstance(result, TransactionDone):
+                assert result.repeated == known, f"{transaction}: {result}"
+                ranges = [part[:3] for part in result.stored]
+                as_it_was = ranges == transaction.ranges or transaction.step is not None
+                assert as_it_was or not known, f"{ranges} instead of {transaction}"
+
+        before = [(name, engine.describe(name).offset_end) for name in engine.queues()]
+        engine.transact(
+            transaction.key, transaction.parts, self._model.now_us, receipt, step=transaction.step
+        )
+        after = [(name, engine.describe(name).offset_end) for name in engine.queues()]
+        assert (before == after) == known, f"{transaction}, known: {known}: {before}, then {after}"
+
+    # --- after the end of a life -------------------------------------------------------------------
+
+    def after_end(self, engine: Log, *, killed: bool) -> None:
+        """`engine` is open on a copy of what was left, and can be used up.
+
+        The model becomes what is there: what was not promised may be gone.
+        """
+        model = self._model
+        lost = self._cut_back(engine, killed)
+        assert not engine.damage, f"a crash is no damage: {engine.damage}"
+        happened = {queue.name: len(queue.happenings) for queue in model.queues.values()}
+        for queue in model.queues.values():
+            queue.withdraw_requests(model.turn)
+        there = [model.queues[name] for name in engine.queues()]
+        for queue in there:
+            self.counts(engine, queue)
+            self._log(engine, queue)
+            self._drawer(engine, queue)
+        for queue in there:
+            self._drain(engine, queue)
+        for transaction in model.transactions:
+            self.repeat(engine, transaction, known=bool(transaction.key))
+        for transaction in lost:
+            self.repeat(engine, transaction, known=False)
+        engine.flush(model.now_us)
+        engine.wait()
+        for queue in model.queues.values():
+            queue.cut(len(queue.messages), happened[queue.name])
+
+    def _cut_back(self, engine: Log, killed: bool) -> list[Transaction]:
+        """Find out what the crash has taken, and whether it had the right to; which transactions are gone."""
+        model = self._model
+        known = set(engine.queues())
+        safe_turn = max(model.safe_turn, model.written_turn) if killed else model.safe_turn
+        turn_kept, turn_lost = -1, model.turn + 1
+        for queue in model.queues.values():
+            messages = events = dead = 0
+            if queue.name in known:
+                info = engine.describe(queue.name)
+                messages, events, dead = info.offset_end, info.event_end, info.dead
+            sent, happened = len(queue.messages), len(queue.happenings)
+            found = f"{queue.name}: of {sent} messages and {happened} other events {messages} and {events}"
+            assert messages <= sent, f"{found} are left"
+            possible = queue.events_possible(messages, events, dead)
+            assert possible, f"{found} (together) are left, {dead} dead: no moment was like that"
+            safe_messages, safe_happenings = queue.safe_counts(safe_turn, killed)
+            assert messages >= safe_messages, (
+                f"LOST: {found} are left; {safe_messages} messages were promised"
+            )
+            assert possible[0] >= safe_happenings, f"{found} are left; {safe_happenings} events were synced"
+            assert events >= queue.safe_event, f"{found} are left; {queue.safe_event} events were shown"
+            kept = [m.turn for m in queue.messages[:messages]]
+            kept += [h.turn for h in queue.happenings[: possible[-1]]]
+            lost = [m.turn for m in queue.messages[messages:]]
+            lost += [h.turn for h in queue.happenings[possible[0] :]]
+            turn_kept, turn_lost = max([turn_kept, *kept]), min([turn_lost, *lost])
+            model.counts["messages taken back"] += sent - messages
+            queue.cut(messages, possible[0])
+        assert turn_kept <= turn_lost, f"turn {turn_lost} is lost, but something of turn {turn_kept} is there"
+        self._cut_controls(engine, safe_turn)
+        return self._cut_transactions()
+
+    def _cut_controls(self, engine: Log, safe_turn: int) -> None:
+        controls = self._model.controls
+        paused = frozenset(name for name in engine.queues() if engine.describe(name).paused)
+        readers = {(reader.name, reader.queue): reader for reader in engine.readers()}
+        while controls[-1].paused != paused or controls[-1].readers != readers:
+            gone = controls.pop()
+            assert gone.turn > safe_turn, f"paused {paused}, readers {readers}: {gone} is forgotten"
+
+    def _cut_transactions(self) -> list[Transaction]:
+        lost: list[Transaction] = []
+        model = self._model
+        for transaction in model.transactions:
+            sizes = [len(model.queues[name].messages) for name, _, _ in transaction.ranges]
+            ranges = zip(sizes, transaction.ranges, strict=True)
+            whole = {size >= end if size > first else None for size, (_, first, end) in ranges}
+            assert whole in ({True}, {None}), (
+                f"transaction {transaction.key} is there in part: {transaction.ranges}, {sizes}"
+            )
+            if whole == {None}:
+                lost.append(transaction)
+                continue
+            for (name, first, end), (_, batch) in zip(transaction.ranges, transaction.parts, strict=True):
+                born = [len(m.lives) > 1 for m in model.queues[name].messages[first:end]]
+                assert not batch.dead or all(born), f"{transaction}: its dead letters are there, and alive"
+        model.transactions = [it for it in model.transactions if it not in lost]
+        return lost
+
+    def _log(self, engine: Log, queue: QueueModel) -> None:
+        """Readers find every message from the start of the log on, and every event."""
+        info = engine.describe(queue.name)
+        seen: set[int] = set()
+        for piece in engine.read(queue.name, 0, EVERYTHING):
+            self.content(queue, piece, as_stored=True)
+            seen |= set(range(piece.offset_start, piece.offset_end))
+        missing = set(range(info.offset_start, info.offset_end)) - seen
+        assert not missing, f"{queue.name}: offsets {missing} of {info} cannot be read"
+        if info.event_start == 0:
+            self._events(engine, queue)
+
+    def _drawer(self, engine: Log, queue: QueueModel) -> None:
+        """A new opening keeps exactly the repaired payloads that somebody can still get."""
+        found = engine._state.queues[queue.name]
+        if found.drawer is not None:
+            pending = found.drawer.pending
+            living = {i for first, end in pending.unsettled(0, pending.tail) for i in range(first, end)}
+            used = {i + far for first, end, far in found.repairs for i in range(first, end)}
+            assert living == used, f"{queue.name}: its drawer has {living}, and {used} are in use"
+
+    def _events(self, engine: Log, queue: QueueModel) -> None:
+        number = 0
+        found: dict[int, list[tuple[Event, Reason]]] = {m.offset: [] for m in queue.messages}
+        for run in engine.events(queue.name, 0, EVERYTHING):
+            assert run.event_offset == number, f"{queue.name}: event {run.event_offset} after {number - 1}"
+            number += run.end - run.first
+            for offset in range(run.first, run.end):
+                found[offset].append((run.event, run.reason))
+        expected = {m.offset: [(Event.ACCEPTED, Reason.NONE)] for m in queue.messages}
+        for happening in queue.happenings:
+            expected[happening.message.offset].append((happening.event, happening.reason))
+        for message in queue.messages:
+            # How a request ended is not known for sure (see events_possible), and its withdrawal by
+            # this opening is not synced yet.
+            if message.reply is None:
+                there, wanted = found[message.offset], expected[message.offset]
+                assert there == wanted, f"{queue.name}, offset {message.offset}: {there} instead of {wanted}"
+
+    def _drain(self, engine: Log, queue: QueueModel) -> None:
+        """Take everything: exactly what is ready, then exactly what is dead, in order."""
+        model = self._model
+        engine.pause(queue.name, False, model.now_us)
+        for dead in (False, True):
+            slices: list[Slice] = []
+            while more := engine.take(queue.name, "drain", 50, model.now_us, bytes_max=500, dead=dead):
+                slices += more
+            self.delivery(queue, slices, "drain", dead)
+            for name, fate in engine.expire(model.now_us):
+                model.happen(model.queues[name], [fate])
+        left = [m.offset for m in queue.messages if m.hold is None and m.life.room != GONE]
+        assert not left, f"{queue.name}: {left} are alive, and nobody gets them"

@@ -1,0 +1,309 @@
+"""The model that a crash run compares the log with: what was promised, and what a crash may take back.
+
+The log is one sequence of records. A crash leaves a prefix of it, so the whole state after a crash
+follows from two numbers for each queue: how many messages are left, and how many events. The model
+keeps every message with every life that it has had, so it can be cut back to any such prefix, and
+then says exactly what there must be: each payload, attribute and place.
+
+It is as plain as it can be: a list of messages, one object each, and no ranges.
+
+Turns: everything that happens between two flushes is one turn, and the records of one turn stand
+before all records of the next. So when a receipt says that something of turn T is safe, then
+everything of the turns before T is safe.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from penstock.log.info import ReaderInfo
+from penstock.log.results import Fate, Step
+from penstock.model.batch import RETRIES_ENDLESS, RETRIES_NONE, Batch
+from penstock.model.ids import id_of
+from penstock.model.life import Event, Reason
+
+SECOND_US = 1_000_000
+READY, DEAD, GONE = "ready", "dead", "gone"
+
+
+class Life(NamedTuple):
+    """What is true of a message between two of its events."""
+
+    room: str
+    attempts: int
+    retries: int
+    expires_us: int
+    place: tuple[int, int, int]  # compares in the order of delivery
+    asks: bool  # an unsettled request: the next opening withdraws it
+    died: int = 0  # compares in the order of death
+    reason: Reason = Reason.NONE
+    payload: bytes | None = None  # None: the one that it came with
+
+
+class Hold(NamedTuple):
+    """Who has a message now. A crash forgets it."""
+
+    consumer: str
+    dead: bool
+    origin: bytes
+
+
+class Message:
+    """One message and all its lives, the present one last."""
+
+    __slots__ = ("hold", "lives", "offset", "payload", "protocol", "reply", "time_us", "turn")
+
+    def __init__(self, offset: int, batch: Batch, i: int, payload: bytes, time_us: int, turn: int) -> None:
+        ttl = batch.ttl_seconds[i] if batch.ttl_seconds is not None else 0
+        expires_us = time_us + ttl * SECOND_US if ttl else 0
+        retries = batch.retries[i] if batch.retries is not None else RETRIES_NONE
+        self.offset = offset
+        self.payload = payload
+        self.reply = batch.reply[i] if batch.reply is not None else None
+        self.protocol = batch.protocol
+        self.time_us = time_us
+        self.turn = turn  # in which it was accepted
+        self.hold: Hold | None = None
+        self.lives = [Life(READY, 0, retries, expires_us, (offset, 1, 0), self.reply is not None)]
+
+    @property
+    def life(self) -> Life:
+        return self.lives[-1]
+
+
+class Happening(NamedTuple):
+    """An event of a message, and the turn in which it was recorded."""
+
+    message: Message
+    turn: int
+    event: Event
+    reason: Reason
+
+
+class QueueModel:
+    """One queue: its messages by offset, and its events in order."""
+
+    def __init__(self, name: str, durability: str) -> None:
+        self.name = name
+        self.durability = durability
+        self.messages: list[Message] = []
+        self.happenings: list[Happening] = []  # every event but acceptance
+        self.safe_offset = 0  # every message below it was promised to survive a power cut
+        self.written_offset = 0  # and a crash of the process
+        self.safe_event = 0  # every event below it was shown to a reader
+        self._sequence = 0
+
+    # --- what happens ----------------------------------------------------------------------------
+
+    def happens(
+        self,
+        message: Message,
+        event: Event,
+        reason: Reason,
+        turn: int,
+        expires_us: int | None = None,
+        payload: bytes | None = None,
+    ) -> None:
+        """An arrow of the message's life. `expires_us`: a consumer gave it a new one; `payload`: likewise,
+        whoever has redriven it."""
+        life, hold = message.life, message.hold
+        self._sequence += 1
+        delivered = hold is not None and not hold.dead and reason is not Reason.CONSUMER_CANCELLED
+        attempts = life.attempts + delivered
+        if event is Event.DEAD:
+            if hold is not None and hold.dead:
+                attempts += 1
+            after = life._replace(
+                room=DEAD, attempts=attempts, asks=False, died=self._sequence, reason=reason
+            )
+        elif event is Event.REDRIVEN:
+            stored = message.lives[0]
+            after = Life(READY, 0, stored.retries, 0, self._behind_tail(), asks=False)
+            after = after._replace(payload=life.payload if payload is None else payload)
+        elif hold is not None and hold.dead and event in (Event.REQUEUED, Event.RETURNED):
+            after = life._replace(died=self._sequence) if event is Event.REQUEUED else life
+        elif event in (Event.REQUEUED, Event.RETURNED):
+            counts_down = reason is Reason.CONSUMER_LOST and RETRIES_NONE < life.retries < RETRIES_ENDLESS
+            after = life._replace(attempts=attempts, retries=life.retries - counts_down)
+            if expires_us is not None:
+                after = after._replace(expires_us=expires_us)
+            if event is Event.REQUEUED:
+                after = after._replace(place=self._behind_tail())
+        else:
+            after = life._replace(room=GONE, asks=False)
+        message.hold = None
+        message.lives.append(after)
+        self.happenings.append(Happening(message, turn, event, reason))
+
+    def _behind_tail(self) -> tuple[int, int, int]:
+        return len(self.messages), 0, self._sequence
+
+    # --- what must be there ------------------------------------------------------------------------
+
+    def ready(self) -> list[Message]:
+        """What can be taken, in the order in which it must come."""
+        free = [m for m in self.messages if m.hold is None and m.life.room == READY]
+        return sorted(free, key=lambda m: m.life.place)
+
+    def dead(self) -> list[Message]:
+        free = [m for m in self.messages if m.hold is None and m.life.room == DEAD]
+        return sorted(free, key=lambda m: m.life.died)
+
+    def held_by(self, consumer: str) -> list[Message]:
+        return [m for m in self.messages if m.hold is not None and m.hold.consumer == consumer]
+
+    def counts(self) -> tuple[int, int, int]:
+        """Ready, held, dead, as `describe` gives them."""
+        ready = held = dead = 0
+        for message in self.messages:
+            hold, room = message.hold, message.life.room
+            if hold is not None and not hold.dead:
+                held += 1
+            elif room == READY:
+                ready += 1
+            elif room == DEAD:
+                dead += 1
+        return ready, held, dead
+
+    # --- a crash -----------------------------------------------------------------------------------
+
+    def events_possible(self, messages: int, events: int, dead: int) -> list[int]:
+        """How many happenings may be left, when an opening after the crash shows so many messages,
+        events and dead letters; most first.
+
+        The opening has withdrawn the requests, which are events of its own: whether a request was
+        settled before the crash or withdrawn after it cannot be told, and makes no difference.
+        """
+        asking = sum(m.life.asks for m in self.messages[:messages])
+        died = sum(m.life.room == DEAD for m in self.messages[:messages])
+        lives = [len(m.lives) for m in self.messages]
+        possible = []
+        for left in range(len(self.happenings), -1, -1):
+            if messages + left + asking == events and died == dead:
+                possible.append(left)
+            if left:
+                message = self.happenings[left - 1].message
+                lives[message.offset] -= 1
+                at = lives[message.offset]
+                if message.offset < messages:
+                    before, after = message.lives[at - 1], message.lives[at]
+                    asking += before.asks - after.asks
+                    died += (before.room == DEAD) - (after.room == DEAD)
+        return possible
+
+    def cut(self, messages: int, happenings: int) -> None:
+        """Nothing but the first so many messages and events has ever been."""
+        self.cut_happenings(len(self.happenings) - happenings)
+        del self.messages[messages:]
+        for message in self.messages:
+            message.hold = None
+        self.safe_offset = min(self.safe_offset, messages)
+
+    def cut_happenings(self, count: int) -> None:
+        """The last so many have not happened."""
+        kept = len(self.happenings) - count
+        for happening in reversed(self.happenings[kept:]):
+            happening.message.lives.pop()
+        del self.happenings[kept:]
+
+    def withdraw_requests(self, turn: int) -> None:
+        """What a new opening does."""
+        for message in self.messages:
+            if message.life.asks:
+                self.happens(message, Event.WITHDRAWN, Reason.REQUESTER_GONE, turn)
+
+    def safe_counts(self, safe_turn: int, killed: bool) -> tuple[int, int]:
+        """How many messages and happenings must survive, when everything up to that turn must.
+
+        `killed`: only the process has died, which takes nothing that was written.
+        """
+        messages = sum(1 for m in self.messages if m.turn <= safe_turn)
+        happenings = sum(1 for h in self.happenings if h.turn <= safe_turn)
+        return max(messages, self.safe_offset, self.written_offset if killed else 0), happenings
+
+
+class Transaction(NamedTuple):
+    """An attempted transaction, or a step of one: its parts, and where they went (queue, first, end)."""
+
+    key: str
+    parts: list[tuple[str, Batch]]
+    ranges: list[tuple[str, int, int]]
+    step: Step | None
+
+
+class Controls(NamedTuple):
+    """What control blocks say, as it was after one of them."""
+
+    turn: int
+    paused: frozenset[str]
+    readers: dict[tuple[str, str], ReaderInfo]  # by name and queue
+
+
+class Ids:
+    """Every id that was ever shown, and the payload that it named."""
+
+    def __init__(self) -> None:
+        self._payloads: dict[bytes, bytes] = {}
+
+    def shown(self, origin: bytes, offset: int, payload: bytes) -> None:
+        known = self._payloads.setdefault(id_of(origin, offset), payload)
+        assert known == payload, (
+            f"id {id_of(origin, offset)!r} has named {known[:40]!r} and now names {payload[:40]!r}"
+        )
+
+
+class Model:
+    """A whole log: its queues, its clock, and what was promised."""
+
+    def __init__(self, durabilities: Iterable[tuple[str, str]]) -> None:
+        self.queues = {name: QueueModel(name, durability) for name, durability in durabilities}
+        self.now_us = self.latest_us = 1_700_000_000 * SECOND_US
+        self.turn = 0
+        self.safe_turn = -1  # everything up to this turn was promised to survive a power cut
+        self.written_turn = -1  # and a crash of the process
+        self.transactions: list[Transaction] = []
+        self.controls = [Controls(-1, frozenset(), {})]  # the present ones last
+        self.ids = Ids()
+        self.counts: Counter[str] = Counter()  # what has happened, for people
+
+    def accept(self, queue: QueueModel, batch: Batch) -> tuple[int, int]:
+        """The log takes these in; their first offset and the end."""
+        first = len(queue.messages)
+        for i, payload in enumerate(batch.messages()):
+            queue.messages.append(Message(first + i, batch, i, payload, self.now_us, self.turn))
+        return first, first + len(batch)
+
+    def confirm(self, queue: QueueModel, end: int, turn: int, *, safe: bool) -> None:
+        """A receipt for what was accepted in that turn: synced (`safe`), or written at least."""
+        self.counts["receipts"] += 1
+        queue.written_offset = max(queue.written_offset, end)
+        self.written_turn = max(self.written_turn, turn - 1)
+        if safe:
+            queue.safe_offset = max(queue.safe_offset, end)
+            self.safe_turn = max(self.safe_turn, turn - 1)
+
+    def show(self, queue: QueueModel, origin: bytes, first: int, end: int) -> None:
+        """Somebody is told the ids of these messages."""
+        for offset in range(first, end):
+            self.ids.shown(origin, offset, queue.messages[offset].payload)
+
+    def happen(self, queue: QueueModel, fates: Sequence[Fate], expires_us: int | None = None) -> None:
+        for fate in fates:
+            self.counts[fate.event.name.lower()] += fate.end - fate.first
+            for offset in range(fate.first, fate.end):
+                queue.happens(queue.messages[offset], fate.event, fate.reason, self.turn, expires_us)
+
+    def is_over(self, message: Message) -> bool:
+        return 0 < message.life.expires_us <= self.now_us
+
+    def all_safe(self) -> None:
+        """Everything that is in the model now must survive."""
+        self.safe_turn = self.turn
+        self.turn += 1
+
+    def opened(self) -> None:
+        """A new opening: whatever it has found it has synced, and it withdraws the requests."""
+        self.all_safe()
+        for queue in self.queues.values():
+            queue.written_offset = queue.safe_offset = len(queue.messages)
+            queue.withdraw_requests(self.turn)

@@ -1,0 +1,489 @@
+"""The steps of a crash run: each does one thing with the log that a broker does, and tells the model."""
+
+import random
+from array import array
+from collections.abc import Callable, Sequence
+
+from penstock.log.errors import DiskFull, LogError, LogFailed
+from penstock.log.info import ReaderInfo
+from penstock.log.log import Log
+from penstock.log.readers import FORGET_AFTER_US
+from penstock.log.results import Fate, Step, Stored, TransactionDone
+from penstock.log.workers import InlineWorker
+from penstock.model.batch import Batch
+from penstock.model.life import Event, Reason
+from penstock.model.policy import Policies, at_birth
+from penstock.model.words import Outcome, Ranges, Where
+from tests.log.crash_check import EVERYTHING, Checker
+from tests.log.crash_model import SECOND_US, Controls, Message, Model, QueueModel, Transaction
+from tests.log.simdisk import SimDisk
+
+SECTIONS: dict[str, dict[str, object]] = {
+    "orders": {"retention-seconds": 3},
+    "mails": {"durability": "interval", "max-deliveries": 2, "retention-bytes": 500},
+    "logs": {"durability": "none", "retention-seconds": 0},
+    "tasks": {"max-deliveries": 3, "retention-seconds": 0},
+    "drops": {"on-expiry": "drop", "dead-letters": "off", "retention-seconds": 0},
+}
+POLICIES = Policies(SECTIONS)
+CONSUMERS = ("ann", "bob", "cy")
+
+
+class Steps:
+    """What one life of the log is made of. Whoever owns it sets disk, engine and workers."""
+
+    disk: SimDisk
+    engine: Log
+    writer: InlineWorker
+    keeper: InlineWorker
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.model = Model((name, POLICIES.for_queue(name).durability) for name in SECTIONS)
+        self.checker = Checker(self.model)
+        self.sent = 0
+        self.full_allowed = False  # DiskFull would be no surprise
+        self.weighted: tuple[tuple[int, Callable[[], None]], ...] = (
+            (16, self.append),
+            (2, self.scatter),
+            (16, self.take),
+            (14, self.settle),
+            (4, self.give_back),
+            (3, self.transact),
+            (3, self.expire),
+            (2, self.redrive),
+            (3, self.repair),
+            (1, self.withdraw),
+            (1, self.purge),
+            (1, self.pause),
+            (1, self.reader),
+            (5, self.read),
+            (2, self.look),
+            (6, self.trim),
+            (6, self.tick),
+            (22, self.flush),
+            (22, self.poll),
+            (24, self.write),
+            (12, self.keep),
+            (3, self.room),
+            (6, self.wait_a_while),
+        )
+        if rng.random() < 0.3:  # a life of small messages, whose segments are compacted all the time
+            self.weighted += ((30, self.scatter), (30, self.trim_all))
+
+    @property
+    def now_us(self) -> int:
+        return self.model.now_us
+
+    # --- in --------------------------------------------------------------------------------------
+
+    def batch(self) -> Batch:
+        rng = self.rng
+        count = rng.choice((1, 1, 2, 3, 6))
+        payloads = []
+        for _ in range(count):
+            self.sent += 1
+            filling = rng.choice((b"a", b"-", b"\0")) * rng.choice((0, 3, 40, 200))
+            payloads.append(b"%d:" % self.sent + filling)
+        return Batch.of(
+            payloads,
+            ttl_seconds=[rng.choice((0, 1, 3, 60)) for _ in payloads] if rng.random() < 0.3 else None,
+            retries=[rng.choice((-1, 0, 1, 2, 255)) for _ in payloads] if rng.random() < 0.3 else None,
+            reply=[b"to-%d" % rng.randint(0, 99) for _ in payloads] if rng.random() < 0.1 else None,
+            protocol=rng.choice(("", "sspq", "phpmq", "rq")),
+        )
+
+    def scatter(self) -> None:
+        """Many small messages in one block, of which some live on, here and there: compacted, with a header
+        each, they may be larger than the block was."""
+        rng = self.rng
+        queue = self.model.queues[rng.choice(("logs", "tasks", "drops"))]
+        payloads = [b"%d" % (self.sent + i) for i in range(rng.choice((20, 40, 60)))]
+        self.sent += len(payloads)
+        self.append(queue, Batch.of(payloads))
+        if queue.name not in self.engine.queues() or queue.name in self.model.controls[-1].paused:
+            return
+        consumer, every = rng.choice(CONSUMERS), rng.choice((2, 3, 4, 10))
+        self.checker.delivery(
+            queue, self.engine.take(queue.name, consumer, 500, self.now_us), consumer, dead=False
+        )
+        self.expire()
+        held = [m for m in queue.held_by(consumer) if m.hold is not None and not m.hold.dead]
+        settled = [m for m in held if m.offset % every]
+        fates = self.engine.settle(queue.name, consumer, Outcome.ACK, ranges_of(settled), self.now_us)
+        touched(queue, fates, settled)
+        self.model.happen(queue, fates)
+        self.model.counts["scattered"] += 1
+
+    def append(self, queue: QueueModel | None = None, batch: Batch | None = None) -> None:
+        model = self.model
+        queue = queue or self.rng.choice(list(model.queues.values()))
+        batch, turn = batch or self.batch(), model.turn
+        # With durability = none the receipt comes at once, so the model has to know them before.
+        first, end = model.accept(queue, batch)
+
+        def receipt(result: Stored | LogError) -> None:
+            if isinstance(result, LogError):
+                assert isinstance(result, LogFailed), result
+                return
+            assert result[:3] == (queue.name, first, end), f"{result} instead of {first} to {end}"
+            model.show(queue, result.origin, first, end)
+            if queue.durability != "none":
+                model.confirm(queue, end, turn, safe=queue.durability == "commit")
+
+        try:
+            self.engine.append(queue.name, batch, self.now_us, receipt)
+        except LogError as error:
+            del queue.messages[first:]
+            self.refused(error)
+
+    def refused(self, error: LogError) -> None:
+        if not isinstance(error, DiskFull):
+            raise error
+        assert self.full_allowed, f"the disk is not full: {error}"
+        self.model.counts["refused"] += 1
+
+    def transact(self) -> None:
+        rng, model = self.rng, self.model
+        known = [it for it in model.transactions if it.key]
+        if known and rng.random() < 0.3:
+            self.checker.repeat(self.engine, rng.choice(known), known=True)
+            return
+        alone = rng.choice((f"key-{self.sent}", f"key-{self.sent}", ""))  # without a key: not remembered
+        key, step = self.next_step() if rng.random() < 0.4 else (alone, None)
+        parts = [(rng.choice(list(model.queues)), self.batch()) for _ in range(rng.randint(1, 4))]
+        for _, batch in parts:
+            batch.dead = rng.choice((Reason.NONE, Reason.NONE, Reason.BAD_RECORD))
+        sizes = {name: len(queue.messages) for name, queue in model.queues.items()}
+        ranges = [(name, *model.accept(model.queues[name], batch)) for name, batch in parts]
+        turn = model.turn
+
+        def receipt(result: TransactionDone | LogError) -> None:
+            if isinstance(result, LogError):
+                assert isinstance(result, LogFailed), result
+                return
+            assert not result.repeated
+            whole = step is not None and step.last
+            assert whole or [part[:3] for part in result.stored] == ranges, f"{result} instead of {ranges}"
+            for name, first, end, origin in result.stored:
+                model.show(model.queues[name], origin, first, end)
+                model.confirm(model.queues[name], end, turn, safe=True)
+
+        try:
+            self.engine.transact(key, parts, self.now_us, receipt, step=step)
+        except LogError as error:
+            for name, size in sizes.items():
+                del model.queues[name].messages[size:]
+            self.refused(error)
+        else:
+            for (name, first, end), (_, batch) in zip(ranges, parts, strict=True):
+                if batch.dead:
+                    event, reason = at_birth(POLICIES.for_queue(name), batch.dead)
+                    model.happen(model.queues[name], [Fate(first, end, event, reason)])
+            model.transactions.append(Transaction(key, parts, ranges, step))
+            if rng.random() < 0.2:
+                # The moment that matters for a transaction: the power fails while it is written.
+                self.flush()
+                self.disk.cut_after(rng.randint(1, 5))
+                self.writer.wait()
+
+    def next_step(self) -> tuple[str, Step]:
+        """Of a transaction that has begun and not ended, or of a new one."""
+        reached = {it.key: it.step for it in self.model.transactions if it.step is not None}
+        begun = [(key, step.number + 1) for key, step in reached.items() if not step.last]
+        key, number = self.rng.choice([*begun, (f"key-{self.sent}", 0)])
+        return key, Step(number, last=self.rng.random() < 0.2)
+
+    # --- out -------------------------------------------------------------------------------------
+
+    def queue(self) -> QueueModel | None:
+        """Any queue that the log knows."""
+        known = self.engine.queues()
+        return self.model.queues[self.rng.choice(known)] if known else None
+
+    def take(self) -> None:
+        rng = self.rng
+        if (queue := self.queue()) is None:
+            return
+        consumer, dead = rng.choice(CONSUMERS), rng.random() < 0.2
+        slices = self.engine.take(
+            queue.name,
+            consumer,
+            rng.choice((1, 2, 5, 20)),
+            self.now_us,
+            bytes_max=rng.choice((50, 300, 1 << 20)),
+            dead=dead,
+        )
+        paused = queue.name in self.model.controls[-1].paused
+        assert not (slices and paused), f"{queue.name} is paused and gave {slices}"
+        self.checker.delivery(queue, slices, consumer, dead)
+        self.expire()
+
+    def settle(self) -> None:
+        rng = self.rng
+        queue, consumer, held = self.some_held()
+        if queue is None or not held:
+            return
+        hold = held[0].hold
+        assert hold is not None
+        origin = rng.choice((None, hold.origin))
+        outcome = rng.choice((Outcome.ACK,) * 4 + (Outcome.REJECT, Outcome.REQUEUE))
+        ttl = rng.choice((0, 0, 1, 30))
+        mine = [m for m in held if m.hold is not None and m.hold.dead == hold.dead]
+        fates = self.engine.settle(
+            queue.name,
+            consumer,
+            outcome,
+            ranges_of(held),
+            self.now_us,
+            origin=origin,
+            ttl_seconds=ttl,
+            dead=hold.dead,
+        )
+        touched(queue, fates, [m for m in mine if m.hold is not None and origin in (None, m.hold.origin)])
+        expires_us = (self.now_us + ttl * SECOND_US if ttl else 0) if outcome is Outcome.REQUEUE else None
+        self.model.happen(queue, fates, expires_us)
+
+    def some_held(self) -> tuple[QueueModel | None, str, list[Message]]:
+        """Some messages that one consumer holds."""
+        rng = self.rng
+        holding = [
+            (queue, message.hold.consumer)
+            for queue in self.model.queues.values()
+            for message in queue.messages
+            if message.hold is not None
+        ]
+        if not holding:
+            return None, "", []
+        queue, consumer = rng.choice(holding)
+        held = queue.held_by(consumer)
+        if rng.random() < 0.5:
+            held = rng.sample(held, rng.randint(1, len(held)))
+        return queue, consumer, sorted(held, key=lambda m: m.offset)
+
+    def give_back(self) -> None:
+        rng = self.rng
+        queue, consumer, held = self.some_held()
+        if queue is None:
+            return
+        all_of_it = rng.random() < 0.5
+        fates = self.engine.give_back(
+            queue.name,
+            consumer,
+            self.now_us,
+            ranges=None if all_of_it else ranges_of(held),
+            where=rng.choice((Where.PLACE, Where.TAIL)),
+            lost=rng.random() < 0.7,
+        )
+        touched(queue, fates, queue.held_by(consumer) if all_of_it else held)
+        self.model.happen(queue, fates)
+
+    def expire(self) -> None:
+        for name, fate in self.engine.expire(self.now_us):
+            queue = self.model.queues[name]
+            early = [o for o in range(fate.first, fate.end) if not self.model.is_over(queue.messages[o])]
+            assert not early, f"{name}: offsets {early} have not expired: {fate}"
+            self.model.happen(queue, [fate])
+
+    def redrive(self) -> None:
+        rng = self.rng
+        if (queue := self.queue()) is None:
+            return
+        reason = rng.choice((None, None, Reason.REJECTED, Reason.EXPIRED))
+        limit = rng.choice((None, 1, 3))
+        end = rng.choice((EVERYTHING, rng.randint(0, len(queue.messages))))
+        dead = [m for m in queue.dead() if reason in (None, m.life.reason) and m.offset < end][:limit]
+        ranges = None if end == EVERYTHING else [(0, end)]
+        fates = self.engine.redrive(queue.name, self.now_us, reason=reason, ranges=ranges, limit=limit)
+        touched(queue, fates, sorted(dead, key=lambda message: message.offset))
+        self.model.happen(queue, fates)
+
+    def repair(self) -> None:
+        """Dead letters, and some messages that are none, with other payloads."""
+        rng, model = self.rng, self.model
+        if (queue := self.queue()) is None or not queue.messages:
+            return
+        dead = {message.offset: message for message in queue.dead()}
+        named = [offset for offset in dead if rng.random() < 0.7]
+        named += [rng.randrange(len(queue.messages) + 2) for _ in range(rng.choice((0, 0, 1, 3)))]
+        if rng.random() < 0.5:
+            named.sort()
+        batch = Batch.of(
+            [b"%d. repair of %d" % (self.sent, offset) + b"+" * rng.choice((0, 90)) for offset in named]
+        )
+        batch.repairs = array("q", named)
+        self.sent += 1
+        if not named:
+            return
+        key = rng.choice(("", f"repair-{self.sent}"))
+        events_end = 0
+
+        def receipt(result: TransactionDone | LogError) -> None:
+            if isinstance(result, LogError):
+                assert isinstance(result, LogFailed), result
+                return
+            assert not result.stored
+            if not result.repeated:
+                assert result.redriven == len(repaired), f"{result}: {repaired}"
+                queue.safe_event = max(queue.safe_event, events_end)
+
+        repaired: list[int] = []
+        for offset, payload in zip(named, batch.messages(), strict=True):
+            message = dead.pop(offset, None)
+            if message is not None:
+                repaired.append(offset)
+                queue.happens(message, Event.REDRIVEN, message.life.reason, model.turn, payload=payload)
+        try:
+            self.engine.transact(key, [(queue.name, batch)], self.now_us, receipt)
+        except LogError as error:
+            queue.cut_happenings(len(repaired))
+            self.refused(error)
+            return
+        model.counts["repaired"] += len(repaired)
+        events_end = self.engine.describe(queue.name).event_end
+        if key and rng.random() < 0.5:
+            self.engine.transact(key, [(queue.name, batch)], self.now_us, receipt)
+        if rng.random() < 0.2:
+            self.flush()
+            self.disk.cut_after(rng.randint(1, 5))
+            self.writer.wait()
+
+    def withdraw(self) -> None:
+        queue = self.queue()
+        if queue is not None and queue.messages:
+            first = self.rng.randrange(len(queue.messages))
+            ranges = [(first, first + self.rng.choice((1, 3)))]
+            fates = self.engine.withdraw(queue.name, ranges, Reason.OPERATOR, self.now_us)
+            self.model.happen(queue, fates)
+
+    def purge(self) -> None:
+        if (queue := self.queue()) is None:
+            return
+        dead = self.rng.random() < 0.5
+        chosen = queue.dead() if dead else queue.ready()
+        fates = self.engine.purge(queue.name, self.now_us, dead=dead)
+        touched(queue, fates, sorted(chosen, key=lambda message: message.offset))
+        self.model.happen(queue, fates)
+
+    # --- looking and telling -----------------------------------------------------------------------
+
+    def pause(self) -> None:
+        if (queue := self.queue()) is None:
+            return
+        controls = self.model.controls
+        paused = queue.name not in controls[-1].paused
+        self.engine.pause(queue.name, paused, self.now_us)
+        controls.append(Controls(self.model.turn, controls[-1].paused ^ {queue.name}, controls[-1].readers))
+
+    def reader(self) -> None:
+        rng, controls = self.rng, self.model.controls
+        name = rng.choice(("spark", "audit"))
+        readers = dict(controls[-1].readers)
+        mine = [key for key in readers if key[0] == name]
+        if mine and rng.random() < 0.4:
+            gone = rng.choice((None, *mine))  # one queue of it, or all
+            for key in mine if gone is None else (gone,):
+                del readers[key]
+            self.engine.release_retention(name, self.now_us, queue=gone[1] if gone is not None else None)
+        elif (queue := self.queue()) is not None:
+            view = rng.choice(("messages", "events"))
+            info = self.engine.describe(queue.name)
+            start, end = {
+                "messages": (info.offset_start, info.offset_end),
+                "events": (info.event_start, info.event_end),
+            }[view]
+            lease_until_us = self.now_us + 10 * SECOND_US
+            reader = ReaderInfo(name, queue.name, view, rng.randint(start, end), lease_until_us)
+            readers[name, queue.name] = reader
+            self.engine.hold_retention(reader, self.now_us)
+        else:
+            return
+        controls.append(Controls(self.model.turn, controls[-1].paused, readers))
+
+    def read(self) -> None:
+        """What a reader sees is promised to stay."""
+        if (queue := self.queue()) is None:
+            return
+        start = self.rng.choice((0, self.rng.randint(0, len(queue.messages))))
+        end = self.rng.choice((EVERYTHING, start + 3))
+        for piece in self.engine.read(queue.name, start, end):
+            self.checker.content(queue, piece, as_stored=True)
+            queue.safe_offset = max(queue.safe_offset, piece.offset_end)
+        for run in self.engine.events(queue.name, start, EVERYTHING):
+            queue.safe_event = max(queue.safe_event, run.event_offset + run.end - run.first)
+
+    def look(self) -> None:
+        if (queue := self.queue()) is not None:
+            self.checker.counts(self.engine, queue)
+
+    # --- time, room and work in the background -----------------------------------------------------
+
+    def trim(self) -> None:
+        controls = self.model.controls
+        self.engine.trim(self.now_us)
+        for key, reader in controls[-1].readers.items():
+            if reader.lease_until_us + FORGET_AFTER_US <= self.now_us:
+                left = {other: it for other, it in controls[-1].readers.items() if other != key}
+                controls.append(Controls(self.model.turn, controls[-1].paused, left))
+                self.model.counts["readers forgotten"] += 1
+
+    def trim_all(self) -> None:
+        """To the end, with everything that it waits for."""
+        self.flush()
+        self.engine.wait()
+        self.trim()
+        self.engine.wait()
+
+    def tick(self) -> None:
+        self.engine.tick(self.now_us)
+        self.end_turn()
+
+    def flush(self) -> None:
+        self.engine.flush(self.now_us)
+        self.end_turn()
+
+    def end_turn(self) -> None:
+        if not self.engine.full:  # without room, settlements may have to wait for another turn
+            self.model.turn += 1
+
+    def poll(self) -> None:
+        self.engine.poll()
+
+    def write(self) -> None:
+        self.writer.step()
+
+    def keep(self) -> None:
+        self.keeper.step()
+
+    def room(self) -> None:
+        """The disk fills up, or there is room again."""
+        if self.disk.capacity_bytes is not None:
+            self.disk.capacity_bytes = None
+        elif self.rng.random() < 0.3:
+            self.full_allowed = True
+            self.disk.capacity_bytes = self.disk.used_bytes + self.rng.choice((0, 1000, 5000))
+
+    def wait_a_while(self) -> None:
+        """Sometimes the clock is set back meanwhile."""
+        model = self.model
+        model.now_us += self.rng.choice(
+            (1, 1000, 1000, SECOND_US // 2, SECOND_US, 20 * SECOND_US, 400 * SECOND_US, -5 * SECOND_US)
+        )
+        model.latest_us = max(model.latest_us, model.now_us)
+
+
+def ranges_of(messages: Sequence[Message]) -> Ranges:
+    ranges: Ranges = []
+    for message in messages:
+        if ranges and ranges[-1][1] == message.offset:
+            ranges[-1] = (ranges[-1][0], message.offset + 1)
+        else:
+            ranges.append((message.offset, message.offset + 1))
+    return ranges
+
+
+def touched(queue: QueueModel, fates: Sequence[Fate], messages: Sequence[Message]) -> None:
+    """Exactly these messages must have got a fate."""
+    found = sorted(offset for fate in fates for offset in range(fate.first, fate.end))
+    wanted = [message.offset for message in messages]
+    assert found == wanted, f"{queue.name}: {found} were settled instead of {wanted}"

@@ -1,0 +1,152 @@
+"""Data folders for the tests of what reads them: random work on a real log, and planted content."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.log.log import Log, open_log
+from penstock.log.results import Receipt
+from penstock.log.state import LogSettings
+from penstock.model.batch import Batch, Slice
+from penstock.model.life import Reason
+from penstock.model.policy import Policies
+from penstock.model.words import Outcome, Where
+
+NOW_US = 1_800_000_000_000_000
+SECOND_US = 1_000_000
+SETTINGS = LogSettings(segment_bytes=16 * 1024, block_bytes=2048, snapshot_blocks=60)
+POLICIES = Policies(
+    {
+        "brief": {"retention-seconds": 0},
+        "lazy": {"durability": "none", "retention-seconds": 0},
+        "short": {"retention-seconds": 2, "max-deliveries": 2, "on-expiry": "drop"},
+    }
+)
+QUEUES = ("brief", "lazy", "short", "kept")
+PROTOCOLS = ("", "sspq", "phpmq", "rq", "http", "spark")
+
+
+def no_receipt(_result: object) -> None:
+    """For those who do not want to know."""
+
+
+class Worker:
+    """Does, turn by turn, what a broker does with a log; time is its own."""
+
+    def __init__(
+        self,
+        folder: Path,
+        seed: int,
+        *,
+        queues: Sequence[str] = QUEUES,
+        settings: LogSettings = SETTINGS,
+    ) -> None:
+        self.folder = folder
+        self.queues = queues
+        self.rng = random.Random(seed)
+        self.settings = settings
+        self.now_us = NOW_US
+        self.engine = self._open()
+
+    def _open(self) -> Log:
+        return open_log(str(self.folder), self.now_us, settings=self.settings, policies=POLICIES)
+
+    def reopen(self, crash: bool) -> None:
+        if crash:
+            self.engine.abandon()
+        else:
+            self.engine.close(self.now_us)
+        self.now_us += SECOND_US
+        self.engine = self._open()
+
+    def batch(self) -> Batch:
+        rng = self.rng
+        count = rng.choice((1, 1, 2, 5, 20))
+        return Batch.of(
+            [rng.randbytes(rng.choice((0, 3, 40, 90))) for _ in range(count)],
+            ttl_seconds=[rng.choice((0, 1, 30)) for _ in range(count)] if rng.random() < 0.3 else None,
+            retries=[rng.choice((-1, 0, 2, 255)) for _ in range(count)] if rng.random() < 0.3 else None,
+            reply=[b"to-%d" % i for i in range(count)] if rng.random() < 0.1 else None,
+            protocol=rng.choice(PROTOCOLS),
+        )
+
+    def turn(self) -> None:
+        """A few things, then the end of a turn of the loop."""
+        self.now_us += self.rng.choice((10, 1000, SECOND_US // 3))
+        for _ in range(self.rng.randint(1, 4)):
+            self.rng.choice((self._send, self._send, self._work, self._work, self._work, self._rare))()
+        self.engine.flush(self.now_us)
+        if self.rng.random() < 0.3:
+            self.engine.wait()
+        self.engine.poll()
+
+    def settle_down(self) -> None:
+        """Everything that was done so far is synced, and trimming has come to an end."""
+        self.now_us += 2 * SECOND_US
+        for _ in range(2):
+            self.engine.tick(self.now_us)
+            self.engine.wait()
+
+    def _send(self) -> None:
+        receipt: Receipt = no_receipt
+        if self.rng.random() < 0.15:
+            queues = self.rng.sample(self.queues, 2)
+            parts = [(queue, self._without_reply()) for queue in queues]
+            self.engine.transact(f"key-{self.rng.random()}", parts, self.now_us)
+        else:
+            self.engine.append(self.rng.choice(self.queues), self.batch(), self.now_us, receipt)
+
+    def _without_reply(self) -> Batch:
+        batch = self.batch()
+        batch.reply = None
+        return batch
+
+    def _work(self) -> None:
+        rng, engine = self.rng, self.engine
+        queue = rng.choice(self.queues)
+        consumer = rng.choice(("ann", "bob"))
+        dead = rng.random() < 0.15
+        for piece in engine.take(queue, consumer, rng.choice((1, 10, 50)), self.now_us, dead=dead):
+            self._finish(queue, consumer, piece, dead)
+
+    def _finish(self, queue: str, consumer: str, piece: Slice, dead: bool) -> None:
+        rng, engine = self.rng, self.engine
+        ranges = [(piece.offset_start, piece.offset_end)]
+        ending = rng.random()
+        if ending < 0.65:
+            engine.settle(queue, consumer, Outcome.ACK, ranges, self.now_us, dead=dead)
+        elif ending < 0.72:
+            engine.settle(queue, consumer, Outcome.REJECT, ranges, self.now_us, dead=dead)
+        elif ending < 0.8:
+            engine.settle(
+                queue,
+                consumer,
+                Outcome.REQUEUE,
+                ranges,
+                self.now_us,
+                dead=dead,
+                ttl_seconds=rng.choice((0, 5)),
+            )
+        elif ending < 0.95:
+            where = rng.choice((Where.PLACE, Where.TAIL))
+            engine.give_back(queue, consumer, self.now_us, where=where, lost=rng.random() < 0.7)
+
+    def _rare(self) -> None:
+        rng, engine = self.rng, self.engine
+        queue = rng.choice(self.queues)
+        if queue not in engine.queues():
+            return
+        what = rng.randrange(6)
+        if what == 0:
+            engine.redrive(queue, self.now_us, limit=rng.choice((None, 3)))
+        elif what == 1:
+            engine.expire(self.now_us)
+        elif what == 2:
+            first = rng.randrange(engine.describe(queue).offset_end + 1)
+            engine.withdraw(queue, [(first, first + 5)], Reason.OPERATOR, self.now_us)
+        elif what == 3:
+            engine.purge(queue, self.now_us, dead=rng.random() < 0.5)
+        elif what == 4:
+            engine.trim(self.now_us)
+        else:
+            engine.tick(self.now_us)

@@ -1,0 +1,191 @@
+"""Nothing confirmed is lost: thousands of seeded crashes, and proof that they would notice.
+
+`crash.py` says what must hold. A failure names its seed and the command that repeats it. The first
+seeds are the same in every run; the others follow a random number, so that each run of the tests looks
+at something new.
+"""
+
+import logging
+import multiprocessing
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+
+import pytest
+
+from penstock.log.block import KIND_CONTROL, control_parts
+from penstock.log.committer import Committer, Group
+from penstock.log.disk import Disk
+from penstock.log.recovery import _Recovery
+from penstock.log.sealer import Sealer
+from penstock.log.segments import Segments
+from tests.build import interpreted_only
+from tests.log.canaries import ByPosition, compact_as_before
+from tests.log.crash import Broken, run
+
+SECONDS = 45
+FIXED_SEEDS = 600
+CHUNK = 40
+CANARY_SEEDS = 400
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Runs break the log on purpose: what it has to say about that is not for people."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def run_some(first: int) -> "Counter[str]":
+    """In a process of its own."""
+    logging.disable(logging.CRITICAL)
+    total: Counter[str] = Counter(runs=CHUNK)
+    for seed in range(first, first + CHUNK):
+        total += run(seed)
+    return total
+
+
+def chunks(base: int) -> Iterator[int]:
+    """The first seeds of the chunks: the fixed ones, then new ones until the time is over."""
+    deadline = time.monotonic() + SECONDS
+    yield from range(0, FIXED_SEEDS, CHUNK)
+    first = base
+    while time.monotonic() < deadline:
+        yield first
+        first += CHUNK
+
+
+def test_nothing_confirmed_is_lost() -> None:
+    base = int(os.environ.get("PENSTOCK_TEST_SEED", random.randrange(10**6, 10**9)))
+    workers = os.cpu_count() or 1
+    total: Counter[str] = Counter()
+    running: set[Future[Counter[str]]] = set()
+    # Spawned, not forked: the tests' own process may have threads.
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        for first in chunks(base):
+            running.add(pool.submit(run_some, first))
+            if len(running) > workers:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                total += sum((future.result() for future in done), Counter())
+        total += sum((future.result() for future in running), Counter())
+    assert total["runs"] >= FIXED_SEEDS
+    # The seeds must have been everywhere, or the runs prove little.
+    for what, least in {
+        "cut": 1000,
+        "cut within a call": 200,
+        "cut while opening": 100,
+        "kill": 300,
+        "closed": 100,
+        "failed": 20,
+        "receipts": 3000,
+        "refused": 50,
+        "messages taken back": 1000,
+        "rename spare": 50,
+        "rename snapshot": 500,
+        "rename .1.seg.tmp": 10,
+        "remove .seg": 100,
+        "scattered": 1000,
+    }.items():
+        assert total[what] >= least, (
+            f"{what}: {total[what]} times in {total['runs']} runs from seed {base}: {total}"
+        )
+
+
+# --- canaries: a log that is broken on purpose must be caught ---------------------------------------
+
+
+def assert_caught(sign: str = "seed") -> None:
+    """The runs must notice, and say what it is about, where that can be foreseen."""
+    complaints = []
+    for seed in range(CANARY_SEEDS):
+        try:
+            run(seed)
+        except Broken as broken:
+            complaints.append(str(broken))
+            if sign in str(broken):
+                return
+    pytest.fail(f"the canary sings: {CANARY_SEEDS} runs, {len(complaints)} complaints, none says {sign!r}")
+
+
+@interpreted_only  # The fault is put in place of a method, which compiled callers do not look up.
+def test_a_receipt_before_the_sync_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is synced, a moment later: when the next group is written."""
+    write, sync = Committer._write, Committer._sync
+    late: set[Committer] = set()
+
+    def write_now_sync_later(self: Committer, group: Group) -> None:
+        if self in late:
+            sync(self, keep=-1)
+            late.remove(self)
+        wanted, group.sync = group.sync, False
+        write(self, group)
+        group.sync = wanted
+        if wanted:
+            late.add(self)
+
+    monkeypatch.setattr(Committer, "_write", write_now_sync_later)
+    assert_caught("LOST")
+
+
+@interpreted_only  # The fault is put in place of a method, which compiled callers do not look up.
+def test_a_log_that_never_syncs_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Committer, "_sync", lambda self, keep: None)
+    assert_caught("LOST")
+
+
+def test_half_a_transaction_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep_part(self: _Recovery, position: int) -> int:
+        self._apply_part()
+        return position
+
+    monkeypatch.setattr(_Recovery, "_drop_part", keep_part)
+    assert_caught("is there in part")
+
+
+@interpreted_only  # The fault is put in place of a method, which compiled callers do not look up.
+def test_an_opening_that_is_not_synced_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then a crash can take back the number of an opening whose ids were given out."""
+
+    def control(self: Sealer, fields: dict[str, object], now_us: int) -> None:
+        parts = control_parts(fields)
+        header = self.header(KIND_CONTROL, 0, 0, 0, parts, now_us)
+        self._committer.add(header, parts, sync=fields["op"] != "opening")
+
+    monkeypatch.setattr(Sealer, "control", control)
+    assert_caught("has named")
+
+
+def test_a_torn_tail_that_stays_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then what one crash took back can come back with the next one."""
+    monkeypatch.setattr(_Recovery, "_cut", lambda self, segment, file, position, at: None)
+    assert_caught()
+
+
+def test_what_a_killed_process_has_not_synced_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then an opening shows as synced what is in the kernel's memory only: messages, events, or a name."""
+    monkeypatch.setattr(_Recovery, "_write_again", lambda self: None)
+    assert_caught()
+
+
+def test_compacting_that_makes_a_segment_longer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    compact_as_before(monkeypatch)
+    assert_caught("longer than what it was made from")
+
+
+@interpreted_only  # The fault is put in place of a method, which compiled callers do not look up.
+def test_a_block_of_another_segment_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments that overlap, nobody who looks for that, and blocks that are remembered by position alone."""
+    compact_as_before(monkeypatch)
+    monkeypatch.setattr(_Recovery, "_tell_overlap", lambda self, overlap: None)
+    init = Segments.__init__
+
+    def by_position(self: Segments, disk: Disk, cache_bytes: int) -> None:
+        init(self, disk, cache_bytes)
+        self._cache = ByPosition()
+
+    monkeypatch.setattr(Segments, "__init__", by_position)
+    assert_caught()

@@ -1,0 +1,170 @@
+"""Repaired payloads in the embedded log: the drawer beside its queue, over time and through damage."""
+
+import os
+import random
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+
+from penstock.log.block import KIND_MESSAGES
+from penstock.log.inspect import inspect_log
+from penstock.log.reader import LogReader
+from penstock.log.repairs import cut_batch, drawer_of, left_over, runs_of
+from penstock.model.batch import Batch
+from penstock.model.ranges import RangeMap
+from penstock.model.words import Outcome
+from tests.log.contract_rig import open_slices
+from tests.log.test_retention import KEEP_NOTHING, Rig
+
+
+def kill(log: Rig, queue: str, payloads: list[bytes]) -> None:
+    log.send(queue, payloads)
+    slices = log.engine.take(queue, "u", len(payloads), log.now_us)
+    ranges = [(piece.offset_start, piece.offset_end) for piece in slices]
+    log.engine.settle(queue, "u", Outcome.REJECT, ranges, log.now_us)
+    log.turn()
+
+
+def repair(log: Rig, queue: str, of: Mapping[int, bytes]) -> None:
+    batch = Batch.of(of.values())
+    batch.repairs = array("q", of.keys())
+    log.engine.transact("", [(queue, batch)], log.now_us)
+    log.turn()
+
+
+def ready(log: Rig, queue: str) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    while slices := log.engine.take(queue, "c", 1000, log.now_us):
+        found |= {got.offset: got.payload for got in open_slices(slices)}
+    return found
+
+
+def fill(log: Rig, rounds: int) -> None:
+    """So much that comes and goes that segments are left behind."""
+    for _ in range(rounds):
+        log.send("other", [b"x" * 400])
+        for piece in log.engine.take("other", "o", 10, log.now_us):
+            ranges = [(piece.offset_start, piece.offset_end)]
+            log.engine.settle("other", "o", Outcome.ACK, ranges, log.now_us)
+    log.trim()
+    log.trim()
+
+
+def test_a_payload_outlives_compacting_while_its_message_lives(tmp_path: Path) -> None:
+    log = Rig(tmp_path, dict(KEEP_NOTHING))
+    kill(log, "orders", [b"%d" % i for i in range(40)])
+    repair(log, "orders", {i: b"repaired %d" % i for i in range(0, 40, 3)})
+    fill(log, 60)
+    assert any(".1.seg" in name for name in os.listdir(tmp_path)), "nothing was compacted"
+    log.crash()
+    wanted = {i: b"repaired %d" % i for i in range(0, 40, 3)}
+    assert ready(log, "orders") == wanted
+    log.engine.close(log.now_us)
+    assert not inspect_log(str(tmp_path)).defects
+
+
+def test_what_is_settled_leaves_nothing_behind(tmp_path: Path) -> None:
+    log = Rig(tmp_path, dict(KEEP_NOTHING))
+    kill(log, "orders", [b"%d" % i for i in range(40)])
+    for round_ in range(5):
+        repair(log, "orders", {i: b"%d-%d" % (round_, i) * 20 for i in range(40)})
+        ranges = [(i, i + 1) for i in ready(log, "orders")]
+        log.engine.settle("orders", "c", Outcome.REJECT if round_ < 4 else Outcome.ACK, ranges, log.now_us)
+        log.turn()
+    fill(log, 60)
+    log.reopen()
+    fill(log, 60)
+    with LogReader(str(tmp_path)) as reader:
+        assert reader.queues().keys() == {"orders", "other"}
+        assert reader.kept_from(drawer_of("orders"), 0) is None
+    log.engine.close(log.now_us)
+
+
+def test_a_snapshot_knows_them(tmp_path: Path) -> None:
+    log = Rig(tmp_path, {})
+    kill(log, "orders", [b"a", b"b", b"c"])
+    repair(log, "orders", {0: b"A", 2: b"C"})
+    log.reopen()
+    log.reopen()
+    assert ready(log, "orders") == {0: b"A", 2: b"C"}
+    log.engine.close(log.now_us)
+    assert not inspect_log(str(tmp_path)).defects
+
+
+def test_a_damaged_payload_costs_its_message_and_no_other(tmp_path: Path) -> None:
+    log = Rig(tmp_path, {})
+    kill(log, "orders", [b"%d" % i for i in range(9)])
+    repair(log, "orders", {3: b"REPAIRED-3", 4: b"REPAIRED-4"})
+    repair(log, "orders", {7: b"REPAIRED-7"})
+    log.engine.redrive("orders", log.now_us)
+    log.turn()
+    log.engine.close(log.now_us)
+    path = tmp_path / "00000000000000000000.seg"
+    data = bytearray(path.read_bytes())
+    data[data.index(b"REPAIRED-3")] ^= 1
+    path.write_bytes(data)
+    log.open()
+    assert ready(log, "orders") == {i: b"%d" % i for i in range(9) if i not in (3, 4, 7)} | {7: b"REPAIRED-7"}
+    assert {(d.queue, d.first, d.end) for d in log.engine.damage} >= {("orders", 3, 5)}
+    log.engine.close(log.now_us)
+
+
+def test_a_letter_that_is_damaged_leaves_nothing_in_the_drawer(tmp_path: Path) -> None:
+    log = Rig(tmp_path, {})
+    kill(log, "orders", [b"LETTER-0"])
+    kill(log, "orders", [b"LETTER-1"])
+    repair(log, "orders", {0: b"REPAIRED-0", 1: b"REPAIRED-1"})
+    log.engine.close(log.now_us)
+    path = tmp_path / "00000000000000000000.seg"
+    data = bytearray(path.read_bytes())
+    data[data.index(b"LETTER-0")] ^= 1
+    path.write_bytes(data)
+    log.open()
+    assert ready(log, "orders") == {1: b"REPAIRED-1"}
+    assert {(d.queue, d.first, d.end) for d in log.engine.damage} == {("orders", 0, 1)}
+
+    def kept() -> list[tuple[int, int]]:
+        pending = log.engine._state.queues[drawer_of("orders")].pending
+        return pending.unsettled(0, pending.tail)
+
+    for restart in (log.crash, log.reopen, log.crash):
+        log.turn()
+        restart()
+        assert kept() == [(1, 2)]
+        assert ready(log, "orders") == {1: b"REPAIRED-1"}
+    log.engine.close(log.now_us)
+
+
+def test_nobody_reaches_the_drawer(tmp_path: Path) -> None:
+    log = Rig(tmp_path, {})
+    kill(log, "orders", [b"a"])
+    repair(log, "orders", {0: b"A"})
+    log.send("mails", [b"m"])
+    assert log.engine.queues() == ["orders", "mails"]
+    assert set(log.engine.changed()) == {"orders", "mails"}
+    log.engine.close(log.now_us)
+    with LogReader(str(tmp_path)) as reader:
+        assert reader.queues().keys() == {"orders", "mails"}
+        blocks = list(reader.messages(drawer_of("orders"), 0))
+        assert [block.messages() for block in blocks] == [[b"A"]]
+        assert all(block.header.kind == KIND_MESSAGES for block in blocks)
+
+
+def test_what_is_left_over_is_what_nobody_uses() -> None:
+    rng = random.Random(7)
+    for _ in range(200):
+        living = sorted(rng.sample(range(60), rng.randint(0, 40)))
+        used = [offset for offset in living if rng.random() < 0.5]
+        repairs: RangeMap[int] = RangeMap()
+        for offset in used:
+            repairs.add(100 - offset, 101 - offset, 2 * offset - 100)
+        runs = [(first, end) for _, first, end in runs_of(array("q", living))]
+        found = {i for first, end in left_over(repairs, runs) for i in range(first, end)}
+        assert found == set(living) - set(used)
+
+
+def test_rows_are_cut_out_of_a_batch() -> None:
+    batch = Batch.of([b"a", b"", b"ccc", b"dd", b"e"])
+    assert cut_batch(batch, [(0, 5)]).messages() == batch.messages()
+    assert cut_batch(batch, [(1, 3), (4, 5)]).messages() == [b"", b"ccc", b"e"]
+    assert cut_batch(batch, [(2, 3)]).messages() == [b"ccc"]

@@ -1,0 +1,981 @@
+"""Retention of the embedded log: when segments go, what pins them, and what compacting keeps.
+
+The segments have 4 KiB, and a snapshot follows each of them, so a few dozen messages show everything.
+"""
+
+import errno
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.log import retention
+from penstock.log.block import HEADER_BYTES
+from penstock.log.disk import Disk, RealDisk, RealFile
+from penstock.log.errors import DiskFull, LogRefused
+from penstock.log.info import QueueInfo, ReaderInfo
+from penstock.log.inspect import inspect_log
+from penstock.log.keys import TRANSACTIONS_MAX
+from penstock.log.log import Log
+from penstock.log.reader import LogReader
+from penstock.log.results import Step, TransactionDone
+from penstock.log.segments import Segment, parse_segment_name, segment_name
+from penstock.log.state import UNFINISHED_MAX, LogSettings
+from penstock.log.workers import InlineWorker
+from penstock.model.batch import Batch
+from penstock.model.life import Event
+from penstock.model.policy import Policies
+from penstock.model.words import Outcome
+from tests.log.canaries import compact_as_before
+from tests.log.contract_rig import (
+    SECOND,
+    START_US,
+    Got,
+    named,
+    open_runs,
+    open_slices,
+    payloads,
+    ranges_of,
+)
+
+SMALL = LogSettings(segment_bytes=4096, block_bytes=1024, cache_bytes=2048, snapshot_blocks=1000)
+KEEP_NOTHING = {"*": {"retention-seconds": 0}}
+
+
+class FillableDisk(RealDisk):
+    """A folder on a disk that may be full."""
+
+    is_full = False
+
+    def create(self, name: str, size: int) -> RealFile:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "no room")
+        return super().create(name, size)
+
+
+class Rig:
+    """A log in a folder, with a clock, and workers that run when they are told to."""
+
+    def __init__(self, folder: Path, policies: dict[str, object], settings: LogSettings = SMALL) -> None:
+        self.folder = folder
+        self.settings = settings
+        self.policies = Policies(policies)
+        self.now_us = START_US
+        self.open()
+
+    def open(self) -> Log:
+        self.writer, self.keeper = InlineWorker(), InlineWorker()
+        self.disk = FillableDisk(str(self.folder))
+        self.engine = Log.open(
+            self.disk,
+            self.now_us,
+            settings=self.settings,
+            policies=self.policies,
+            writer=self.writer,
+            keeper=self.keeper,
+        )
+        return self.engine
+
+    def crash(self) -> Log:
+        self.engine.abandon()
+        return self.open()
+
+    def reopen(self) -> Log:
+        self.engine.close(self.now_us)
+        return self.open()
+
+    def turn(self) -> None:
+        self.engine.flush(self.now_us)
+        self.engine.wait()
+
+    def trim(self) -> None:
+        self.turn()
+        self.engine.trim(self.now_us)
+        self.engine.wait()
+
+    def send(self, queue: str, messages: list[bytes]) -> None:
+        self.append(queue, Batch.of(messages))
+
+    def append(self, queue: str, batch: Batch) -> None:
+        self.engine.append(queue, batch, self.now_us)
+        self.turn()
+
+    def send_on(self, queue: str) -> None:
+        """Until it is refused."""
+        while True:
+            self.send(queue, [b"x" * 100])
+            self.engine.tick(self.now_us)
+            self.engine.wait()
+
+    def take(self, queue: str, count: int = 1 << 20, *, dead: bool = False) -> list[Got]:
+        return open_slices(self.engine.take(queue, "ann", count, self.now_us, bytes_max=1 << 30, dead=dead))
+
+    def settle(self, queue: str, outcome: Outcome, messages: list[Got]) -> None:
+        self.engine.settle(queue, "ann", outcome, ranges_of(messages), self.now_us)
+
+    def ack(self, queue: str, messages: list[Got]) -> None:
+        self.settle(queue, Outcome.ACK, messages)
+
+    def work(self, queue: str, count: int, keep: Callable[[int], bool] = lambda _: False) -> list[bytes]:
+        """Messages of 100 bytes, one block each, acknowledged unless they are to be kept; those."""
+        kept = []
+        for i in range(count):
+            payload = b"%-100d" % i
+            self.send(queue, [payload])
+            (message,) = self.take(queue, 1)
+            if keep(i):
+                kept.append(payload)
+            else:
+                self.ack(queue, [message])
+        self.turn()
+        return kept
+
+    def roll(self) -> None:
+        """Go on until everything so far lies behind two snapshots."""
+        for i in range(3):
+            self.send("filler", [b"%d" % i * 3000])
+            self.ack("filler", self.take("filler"))
+            self.turn()
+
+    def segments(self) -> dict[str, int]:
+        """Names and sizes."""
+        return {
+            path.name: path.stat().st_size
+            for path in sorted(self.folder.iterdir())
+            if parse_segment_name(path.name) is not None
+        }
+
+    def info(self, queue: str) -> QueueInfo:
+        return self.engine.describe(queue)
+
+    def read(self, queue: str) -> list[bytes]:
+        return payloads(open_slices(self.engine.read(queue, 0, 1 << 40)))
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    logs: list[Rig] = []
+
+    def make(policies: dict[str, object], settings: LogSettings = SMALL) -> Rig:
+        logs.append(Rig(tmp_path, policies, settings))
+        return logs[-1]
+
+    yield make
+    for log in logs:
+        log.engine.abandon()
+
+
+Make = Callable[..., Rig]
+
+
+# --- by time and by bytes -------------------------------------------------------------------------
+
+
+def test_settled_messages_stay_as_long_as_they_are_to_stay(make: Make) -> None:
+    log = make({"orders": {"retention-seconds": 60}, "filler": {"retention-seconds": 0}})
+    log.work("orders", 50)
+    log.roll()
+    log.now_us += 60 * SECOND - 1
+    log.trim()
+    assert len(log.read("orders")) == 50
+    assert (log.info("orders").offset_start, log.info("orders").event_start) == (0, 0)
+    log.now_us += 1
+    log.trim()
+    assert log.read("orders") == []
+    assert (log.info("orders").offset_start, log.info("orders").offset_end) == (50, 50)
+    assert (log.info("orders").event_start, log.info("orders").event_end) == (100, 100)
+    assert list(log.engine.events("orders", 0, 1000)) == []
+    assert log.engine.damage == []
+
+
+def test_the_newest_segments_stay_until_snapshots_lie_behind_them(make: Make) -> None:
+    log = make(KEEP_NOTHING, LogSettings(segment_bytes=64 * 1024))
+    log.work("orders", 30)
+    log.now_us += 1000 * SECOND
+    before = log.segments()
+    log.trim()
+    assert log.segments() == before
+    for _ in range(2):
+        assert len(log.read("orders")) == 30
+        log.crash()  # an opening begins with a snapshot
+        log.trim()
+    assert log.read("orders") == []
+
+
+def test_a_snapshot_that_cannot_be_read_does_not_count(make: Make) -> None:
+    log = make(KEEP_NOTHING, LogSettings(segment_bytes=64 * 1024))
+    kept = log.work("orders", 30, keep=lambda i: i == 7)
+    for _ in range(3):
+        log.reopen()
+    log.engine.close(log.now_us)
+    newest = max(log.folder.glob("snapshot-*"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    log.open()
+    (damage,) = log.engine.damage
+    assert "checksum" in damage.text
+    assert "quarantine-snapshot" in damage.text
+    assert len(list(log.folder.glob("quarantine-snapshot-*"))) == 1
+    assert payloads(log.take("orders")) == kept
+    log.engine.give_back("orders", "ann", log.now_us)
+    log.engine.flush(log.now_us)
+    log.writer.wait()
+    log.engine.trim(log.now_us)
+    assert len(log.keeper) == 1  # a new snapshot; nothing may go before it is there
+    log.trim()
+    log.crash()
+    assert payloads(log.take("orders")) == kept
+
+
+def test_retention_bytes_lets_go_of_what_is_beyond(make: Make) -> None:
+    log = make({"orders": {"retention-bytes": 3000}, "filler": {"retention-seconds": 0}})
+    log.work("orders", 100)
+    log.roll()
+    log.trim()
+    left = log.info("orders").offset_end - log.info("orders").offset_start
+    # Whole segments go, each has about a dozen messages: what is left is the cap, and a segment at most.
+    assert 30 <= left <= 50
+    assert len(log.read("orders")) == left
+
+
+def test_the_queue_that_keeps_longest_decides_for_a_shared_segment(make: Make) -> None:
+    log = make({"short": {"retention-seconds": 0}, "long": {"retention-seconds": 60}})
+    for i in range(20):
+        for queue in ("short", "long"):
+            log.send(queue, [b"%-100d" % i])
+            log.ack(queue, log.take(queue))
+    log.roll()
+    log.now_us += 59 * SECOND
+    log.trim()
+    assert len(log.read("short")) == len(log.read("long")) == 20
+    log.now_us += SECOND
+    log.trim()
+    assert log.read("short") == log.read("long") == []
+
+
+def test_new_segments_get_snapshots_after_old_ones_have_gone(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    for _ in range(6):
+        log.work("orders", 60)
+        log.roll()
+        log.trim()
+        assert len(log.segments()) <= 4
+    assert log.info("orders").offset_start == 360
+
+
+def test_transaction_keys_are_remembered_when_their_messages_are_gone(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    answers: list[object] = []
+    parts = [("orders", Batch.of([b"x"])), ("mails", Batch.of([b"y"]))]
+    log.engine.transact("key", parts, log.now_us, answers.append)
+    log.turn()
+    for queue in ("orders", "mails"):
+        log.ack(queue, log.take(queue))
+    log.roll()
+    log.trim()
+    assert log.read("orders") == []
+    for restart in (log.crash, log.reopen):
+        restart()
+        log.engine.transact("key", parts, log.now_us, answers.append)
+        log.turn()
+    done = [answer for answer in answers if isinstance(answer, TransactionDone)]
+    assert [answer.repeated for answer in done] == [False, True, True]
+    assert done[1].stored == done[2].stored == done[0].stored
+
+
+def test_a_transaction_that_has_begun_is_remembered_however_many_others_come(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    answers: list[object] = []
+    first, parts = Step(0, last=False), [("orders", Batch.of([b"x"]))]
+    log.engine.transact("key", parts, log.now_us, answers.append, step=first)
+    log.ack("orders", log.take("orders"))
+    for number in range(TRANSACTIONS_MAX + 1):
+        log.engine.transact(f"other-{number}", [], log.now_us)
+    log.roll()
+    log.trim()
+    for restart in (log.turn, log.crash, log.reopen):
+        restart()
+        log.engine.transact("key", parts, log.now_us, answers.append, step=first)
+        log.engine.transact("other-0", [], log.now_us, answers.append)
+        log.turn()
+    done = [answer for answer in answers if isinstance(answer, TransactionDone)]
+    assert [(it.key, it.repeated, it.steps) for it in done] == [
+        ("key", False, 1),
+        ("key", True, 1),
+        ("other-0", False, 0),
+        *[("key", True, 1), ("other-0", True, 0)] * 2,
+    ]
+
+
+def test_keys_of_one_kind_do_not_push_out_those_of_another(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    for key in ("rare/1", "plain", "often/first"):
+        log.engine.transact(key, [], log.now_us)
+    for number in range(TRANSACTIONS_MAX):
+        log.engine.transact(f"often/{number}", [], log.now_us)
+    known = {"rare/1": True, "plain": True, "often/first": False, "often/0": True}
+    for restart in (log.turn, log.crash, log.reopen):
+        restart()
+        assert {key: log.engine.transaction(key) is not None for key in known} == known
+
+
+def test_too_many_unfinished_transactions_are_refused(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    for number in range(UNFINISHED_MAX):
+        log.engine.transact(f"key-{number}", [], log.now_us, step=Step(0, last=False))
+    with pytest.raises(LogRefused, match="have begun and not ended"):
+        log.engine.transact("one more", [], log.now_us, step=Step(0, last=False))
+    log.engine.transact("key-0", [], log.now_us, step=Step(1, last=True))
+    log.engine.transact("one more", [], log.now_us, step=Step(0, last=False))
+
+
+def test_a_segment_goes_only_when_the_settlements_that_free_it_are_synced(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    kept = log.work("orders", 20, keep=lambda i: i == 3)
+    log.roll()
+    log.trim()
+    before = log.segments()
+    (message,) = [m for m in open_slices(log.engine.read("orders", 0, 20)) if m.payload == kept[0]]
+    log.ack("orders", [message])
+    log.engine.trim(log.now_us)
+    assert len(log.keeper) == 0
+    assert log.segments() == before
+    log.engine.wait()
+    assert log.segments().keys() < before.keys()
+
+
+def test_settled_after_the_last_snapshot_and_trimmed_is_no_damage(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    log.work("orders", 40, keep=lambda i: i % 2 == 0)
+    log.roll()
+    log.engine.settle("orders", "ann", Outcome.ACK, [(0, 1000)], log.now_us)
+    log.trim()
+    assert log.read("orders") == []
+    log.crash()
+    assert log.engine.damage == []
+    assert (log.info("orders").ready, log.info("orders").offset_start) == (0, 40)
+    assert log.info("orders").event_start == 60
+
+
+def test_what_has_no_room_to_be_written_down_frees_nothing(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    log.work("orders", 10, keep=lambda i: i == 3)
+    log.roll()
+    log.trim()
+    first = min(log.segments())
+    log.send("filler", named("f", 200))
+    log.disk.is_full = True
+    with pytest.raises(DiskFull):
+        log.send_on("filler")
+    for filler in log.take("filler"):
+        log.ack("filler", [filler])
+        log.turn()
+        if log.engine._dirty:  # there is no room for another settlement
+            break
+    assert log.engine._dirty
+    log.engine.settle("orders", "ann", Outcome.ACK, [(3, 4)], log.now_us)
+    log.trim()
+    assert first in log.segments()
+    log.disk.is_full = False
+    log.engine.tick(log.now_us)
+    log.engine.wait()
+    log.trim()
+    assert first not in log.segments()
+
+
+# --- readers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("view", "factor"), [("messages", 1), ("events", 2)])
+def test_a_reader_pins_what_it_has_not_read(make: Make, view: str, factor: int) -> None:
+    log = make(KEEP_NOTHING)
+    log.work("orders", 60)
+    log.roll()
+    lease_us = log.now_us + 100 * SECOND
+
+    def hold(position: int) -> None:
+        reader = ReaderInfo("spark", "orders", view, position * factor, lease_us)
+        log.engine.hold_retention(reader, log.now_us)
+        log.trim()
+
+    hold(0)
+    assert len(log.read("orders")) == 60
+    hold(30)
+    start = log.info("orders").offset_start
+    assert 20 < start <= 30
+    assert len(log.read("orders")) == 60 - start
+    assert log.info("orders").event_start <= 60
+    log.crash()
+    log.trim()
+    assert log.info("orders").offset_start == start
+    hold(60)
+    assert log.read("orders") == []
+
+
+@pytest.mark.parametrize(("view", "end"), [("messages", 60), ("events", 120)])
+def test_a_reader_pins_the_very_last_one_that_it_has_not_read(make: Make, view: str, end: int) -> None:
+    log = make(KEEP_NOTHING)
+    log.work("orders", 60)
+    log.roll()
+    for position in (end - 1, end):
+        reader = ReaderInfo("spark", "orders", view, position, log.now_us + SECOND)
+        log.engine.hold_retention(reader, log.now_us)
+        log.trim()
+        assert (len(log.read("orders")) > 0) == (position < end)
+
+
+@pytest.mark.parametrize("end", ["lease", "release"])
+def test_a_reader_that_is_gone_pins_nothing(make: Make, end: str) -> None:
+    log = make(KEEP_NOTHING)
+    log.work("orders", 60)
+    log.roll()
+    log.engine.hold_retention(ReaderInfo("spark", "orders", "messages", 0, log.now_us + SECOND), log.now_us)
+    log.now_us += SECOND - 1
+    log.trim()
+    assert len(log.read("orders")) == 60
+    if end == "lease":
+        log.now_us += 1
+    else:
+        log.engine.release_retention("spark", log.now_us)
+    log.trim()
+    assert log.read("orders") == []
+
+
+def test_a_reader_of_one_queue_pins_no_other(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    log.work("orders", 60)
+    log.work("mails", 60)
+    log.roll()
+    log.engine.hold_retention(ReaderInfo("spark", "mails", "messages", 0, log.now_us + SECOND), log.now_us)
+    log.trim()
+    assert len(log.read("mails")) == 60
+    assert log.info("orders").offset_start > 40  # the last ones share a segment with the first mails
+
+
+def capped(log: Rig) -> dict[str, bool]:
+    return {reader.queue: reader.capped for reader in log.engine.readers()}
+
+
+@pytest.mark.parametrize(("view", "factor"), [("messages", 1), ("events", 2)])
+def test_a_reader_that_is_too_far_behind_does_not_fill_the_disk(
+    make: Make, caplog: pytest.LogCaptureFixture, view: str, factor: int
+) -> None:
+    log = make(KEEP_NOTHING, replace(SMALL, reader_bytes_max=3 * 4096))
+    log.work("orders", 20)
+    log.roll()
+    lease_us = log.now_us + 1000 * SECOND
+
+    def hold(position: int) -> None:
+        reader = ReaderInfo("spark", "orders", view, position * factor, lease_us)
+        log.engine.hold_retention(reader, log.now_us)
+        log.trim()
+
+    hold(3)
+    assert (len(log.read("orders")), capped(log)) == (20, {"orders": False})
+    log.work("orders", 200)
+    log.roll()
+    log.trim()
+    left = len(log.read("orders"))
+    assert 20 < left < 100
+    assert sum(log.segments().values()) < 8 * 4096
+    assert capped(log) == {"orders": True}
+    told = [record.getMessage() for record in caplog.records if "too far behind" in record.getMessage()]
+    assert len(told) == 1
+    assert "reader 'spark' of queue 'orders'" in told[0]
+    assert f"from {3 * factor} up to" in told[0]
+    hold(log.info("orders").offset_start + 1)  # it has noticed, and goes on with what there is
+    assert capped(log) == {"orders": False}
+    log.work("orders", 200)
+    log.roll()
+    log.trim()
+    assert capped(log) == {"orders": True}
+    assert len([r for r in caplog.records if "too far behind" in r.getMessage()]) == 2
+
+
+def test_the_cap_counts_for_each_queue_of_a_reader_by_itself(make: Make) -> None:
+    log = make(KEEP_NOTHING, replace(SMALL, reader_bytes_max=5 * 4096))
+    log.work("mails", 10)
+    log.roll()
+    for queue in ("orders", "mails"):
+        log.send(queue, [b"x"])
+        log.ack(queue, log.take(queue))
+        reader = ReaderInfo("spark", queue, "messages", 0, log.now_us + 1000 * SECOND)
+        log.engine.hold_retention(reader, log.now_us)
+    log.work("orders", 300)
+    log.roll()
+    log.trim()
+    assert capped(log) == {"orders": True, "mails": False}
+    assert len(log.read("mails")) == 11
+    assert len(log.read("orders")) < 200
+
+
+def test_without_a_cap_a_reader_holds_everything(make: Make) -> None:
+    log = make(KEEP_NOTHING, replace(SMALL, reader_bytes_max=0))
+    log.send("orders", [b"x"])
+    log.engine.hold_retention(
+        ReaderInfo("spark", "orders", "messages", 0, log.now_us + 1000 * SECOND), log.now_us
+    )
+    log.work("orders", 300)
+    log.roll()
+    log.trim()
+    assert (len(log.read("orders")), capped(log)) == (301, {"orders": False})
+
+
+def test_the_cap_lets_go_of_nothing_that_is_alive_or_within_its_retention(make: Make) -> None:
+    log = make({"*": {"retention-seconds": 100}}, replace(SMALL, reader_bytes_max=1))
+    log.work("orders", 100, keep=lambda i: i == 50)
+    log.engine.hold_retention(
+        ReaderInfo("spark", "orders", "messages", 0, log.now_us + 1000 * SECOND), log.now_us
+    )
+    log.roll()
+    log.trim()
+    assert len(log.read("orders")) == 100
+    assert capped(log) == {"orders": True}
+    log.now_us += 101 * SECOND
+    log.trim()
+    assert log.info("orders").offset_start > 50
+    log.engine.give_back("orders", "ann", log.now_us)
+    assert payloads(log.take("orders")) == [b"%-100d" % 50]
+
+
+def test_readers_of_older_logs_are_found(make: Make) -> None:
+    """They had one queue each, and were released by name."""
+    log = make(KEEP_NOTHING)
+    log.send("orders", [b"x"])
+    log.send("mails", [b"x"])
+    old = {"name": "spark", "view": "messages", "position": 1, "lease_until_us": log.now_us + SECOND}
+    for queue in ("orders", "mails"):
+        log.engine._sealer.control({"op": "reader", "reader": {**old, "queue": queue}}, log.now_us)
+    log.turn()
+    log.crash()
+    assert [(reader.name, reader.queue, reader.position) for reader in log.engine.readers()] == [
+        ("spark", "orders", 1),
+        ("spark", "mails", 1),
+    ]
+    log.engine._sealer.control({"op": "reader-gone", "name": "spark"}, log.now_us)
+    log.turn()
+    log.crash()
+    assert log.engine.readers() == []
+
+
+def test_whoever_is_reading_when_segments_go_reads_on(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    kept = log.work("orders", 60, keep=lambda i: i % 10 == 9)
+    log.roll()
+    reading = log.engine.read("orders", 0, 60)
+    telling = log.engine.events("orders", 0, 1000)
+    seen = payloads(open_slices([next(reading)]))
+    told = open_runs([next(telling)])
+    log.trim()
+    assert seen + payloads(open_slices(reading)) == [b"%-100d" % 0, *kept]
+    assert {t.event for t in told + open_runs(telling)} == {Event.ACCEPTED}
+
+
+# --- compacting -----------------------------------------------------------------------------------
+
+
+def test_the_living_keep_everything_but_their_neighbours(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    for i in range(40):
+        log.now_us += 1
+        two = [b"%-99d" % i, b"+%d" % i]
+        log.append("orders", Batch.of(two, ttl_seconds=[900 + i, 0], retries=[i % 4, -1]))
+    everything = log.take("orders")
+    alive = everything[1::5]  # the first of its block, or the second
+    log.ack("orders", [m for m in everything if m not in alive])
+    log.engine.give_back("orders", "ann", log.now_us, lost=False)
+    log.turn()
+    log.roll()
+    before = log.segments()
+    numbers = {t.number: (t.event, t.offset) for t in open_runs(log.engine.events("orders", 0, 1000))}
+    log.trim()
+    after = log.segments()
+    assert sum(after.values()) < sum(before.values()) / 2
+    assert any(name.endswith(".1.seg") for name in after)
+    assert log.take("orders") == alive
+    assert log.read("orders") == payloads(alive)  # below offset_start, what is there
+    left = open_runs(log.engine.events("orders", 0, 1000))
+    assert [t.offset for t in left if t.event is Event.ACCEPTED] == [m.offset for m in alive]
+    assert all(numbers[t.number] == (t.event, t.offset) for t in left)
+    info = log.info("orders")
+    assert (info.held, info.offset_start, info.offset_end) == (16, 80, 80)
+    assert info.bytes == sum(len(m.payload) for m in alive)
+    assert info.oldest_us == alive[0].time_us
+    for restart in (log.crash, log.reopen, log.crash):
+        restart()
+        assert log.take("orders") == alive
+        assert log.engine.damage == []
+        assert log.info("orders").offset_start == 80
+
+
+def test_moved_and_dead_ones_are_alive_too(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    log.send("orders", named("m", 200))
+    got = log.take("orders")
+    log.settle("orders", Outcome.REQUEUE, [got[40], got[10]])
+    log.settle("orders", Outcome.REJECT, [got[50], got[5]])
+    log.ack("orders", [m for m in got if m.offset not in (5, 10, 20, 40, 50)])
+    log.roll()
+    log.trim()
+    assert log.info("orders").offset_start == 200
+    assert [m.payload for m in log.take("orders", dead=True)] == [b"m-50", b"m-5"]
+    log.crash()
+    assert payloads(log.take("orders")) == [b"m-20", b"m-40", b"m-10"]
+    assert payloads(log.take("orders", dead=True)) == [b"m-50", b"m-5"]
+
+
+def test_what_is_compacted_can_be_compacted_again_and_then_goes(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    log.work("orders", 36, keep=lambda i: i % 3 == 0)
+    log.roll()
+    sizes: list[int] = []
+    generations: set[str] = set()
+    for left in ([*range(0, 36, 3)], [0, 18], [0], []):
+        gone = [(offset, offset + 1) for offset in range(36) if offset not in left]
+        log.engine.settle("orders", "ann", Outcome.ACK, gone, log.now_us)
+        log.trim()
+        assert log.read("orders") == [b"%-100d" % offset for offset in left]
+        sizes.append(sum(log.segments().values()))
+        generations.update(name.split(".")[1] for name in log.segments())
+    assert sizes == sorted(set(sizes), reverse=True)
+    assert {"1", "2"} <= generations
+
+
+def test_trimming_ends_also_with_messages_smaller_than_their_headers(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    for i in range(60):
+        log.send("orders", [b"", b"x"])
+        if i % 2:
+            log.ack("orders", log.take("orders", 2))
+    log.roll()
+    log.trim()
+    compacted = log.segments()
+    assert any(".1.seg" in name for name in compacted)
+    for _ in range(3):
+        log.trim()
+    assert log.segments() == compacted
+
+
+def test_what_is_half_alive_is_left_alone(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    log.work("orders", 10, keep=lambda i: i < 4)
+    log.roll()
+    log.trim()
+    compacted = log.segments()
+    log.ack("orders", open_slices(log.engine.read("orders", 0, 2)))
+    log.trim()
+    assert log.segments() == compacted
+    log.ack("orders", open_slices(log.engine.read("orders", 2, 3)))
+    log.trim()
+    assert sum(log.segments().values()) < sum(compacted.values())
+
+
+def test_a_segment_that_is_alive_as_a_whole_is_left_alone(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    for _ in range(60):
+        log.send("orders", [b"x"])
+    log.roll()
+    first = min(log.segments())
+    log.trim()
+    assert first in log.segments()
+    assert log.info("orders").offset_start == 0
+
+
+OTHERS = 60
+
+
+def other(i: int) -> bytes:
+    return b"OTHER-%d" % i + b"." * (i % 13 * 8)
+
+
+def scatter(log: Rig, rounds: int = 1) -> list[int]:
+    """Small messages in large blocks, of which every third lives on, between those of another queue: the
+    offsets of the living."""
+    for i in range(rounds):
+        log.send("small", [b"%d" % (j % 10) for j in range(1102)])
+        for j in range(OTHERS):
+            log.send("other", [other(i * OTHERS + j)])
+    got = log.take("small")
+    log.ack("small", [message for message in got if message.offset % 3])
+    log.engine.give_back("small", "ann", log.now_us, lost=False)
+    log.turn()
+    log.roll()
+    return [message.offset for message in got if message.offset % 3 == 0]
+
+
+def check_scattered(log: Rig, living: list[int]) -> None:
+    got = log.take("small")
+    assert [(m.offset, m.payload) for m in got] == [(o, b"%d" % (o % 1102 % 10)) for o in living]
+    others = OTHERS * (max(living) // 1102 + 1)
+    assert payloads(log.take("other")) == [other(i) for i in range(others)]
+
+
+SCATTERED = LogSettings(segment_bytes=6400, block_bytes=4096, cache_bytes=1 << 20, snapshot_blocks=1000)
+
+
+def reach(log: Rig) -> list[int]:
+    """How far each segment reaches into the next one."""
+    names = [(parse_segment_name(name) or (0, 0), size) for name, size in log.segments().items()]
+    return [
+        base + size - after
+        for ((base, generation), size), ((after, _), _) in itertools.pairwise(names)
+        if generation
+    ]
+
+
+def test_compacting_never_makes_a_segment_longer(make: Make) -> None:
+    """The living ones cost a header each, more than they and all their neighbours did together."""
+    log = make(KEEP_NOTHING, SCATTERED)
+    living = scatter(log, rounds=3)
+    before = log.segments()
+    log.trim()
+    assert all(overlap <= 0 for overlap in reach(log))
+    assert log.segments() != before  # There was something to trim.
+    for name, size in log.segments().items():
+        base, _ = parse_segment_name(name) or (0, 0)
+        assert size <= before[segment_name(base, 0)], name
+    check_scattered(log, living)
+    log.crash()
+    check_scattered(log, living)
+    assert log.engine.damage == []
+
+
+def test_what_would_leave_too_much_is_tried_again_when_half_of_it_has_gone(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = make(KEEP_NOTHING, SCATTERED)
+    rewritten: list[int] = []
+    compact = retention.compact
+
+    def counted(disk: Disk, segment: Segment, living: dict[int, list[tuple[int, int]]]) -> Segment:
+        rewritten.append(segment.base)
+        return compact(disk, segment, living)
+
+    monkeypatch.setattr(retention, "compact", counted)
+    # Their reply addresses are what makes them large, and only the file knows that.
+    log.append("small", Batch.of([b"x"] * 40, reply=[b"%-90d" % i for i in range(40)], protocol="rq"))
+    log.ack("small", log.take("small")[20:])
+    log.roll()
+    for _ in range(3):
+        log.trim()
+        assert rewritten == [0]
+    log.engine.settle("small", "ann", Outcome.ACK, [(0, 10)], log.now_us)
+    log.trim()
+    assert rewritten == [0, 0]
+    assert any(name.endswith(".1.seg") for name in log.segments())
+
+
+def overlapping(log: Rig, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A log as earlier versions could leave one behind: compacted whatever comes of it."""
+    living = scatter(log)
+    with monkeypatch.context() as context:
+        compact_as_before(context)
+        log.trim()
+    assert max(reach(log)) > 0
+    return living
+
+
+def test_segments_that_overlap_are_kept_apart(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = make(KEEP_NOTHING, SCATTERED)
+    living = overlapping(log, monkeypatch)
+    for restart in (lambda: None, log.crash, log.reopen, log.crash):
+        restart()
+        assert log.read("small") == [b"%d" % (o % 10) for o in living]
+        check_scattered(log, living)
+        log.engine.give_back("small", "ann", log.now_us, lost=False)
+        log.engine.give_back("other", "ann", log.now_us, lost=False)
+        log.turn()
+    reader = LogReader(str(log.folder))
+    for block in reader.messages("other", 0):
+        assert block.messages() == [
+            other(o) for o in range(block.header.first_offset, block.header.offset_end)
+        ]
+        name, base = reader.file_of(block.header)
+        data = (log.folder / name).read_bytes()
+        assert bytes(block.body) == data[block.header.position - base + HEADER_BYTES :][: len(block.body)]
+    for queue in ("small", "other"):
+        log.ack(queue, log.take(queue))
+    log.roll()
+    log.trim()
+    assert not any(".1.seg" in name for name in log.segments())
+
+
+def test_messages_that_an_overlap_puts_in_doubt_are_named(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = make(KEEP_NOTHING, SCATTERED)
+    living = overlapping(log, monkeypatch)
+    named: dict[str, set[int]] = {"small": set(), "other": set()}
+    for defect in inspect_log(str(log.folder)).defects:
+        assert defect.kind == "overlap"
+        named[defect.queue].update(range(defect.first, defect.end))
+        assert f"offsets {defect.first} to {defect.end - 1} of queue {defect.queue!r}" in defect.text
+    assert named["small"]
+    assert named["small"] <= set(living)
+    log.crash()
+    told = [damage.text for damage in log.engine.damage]
+    assert told
+    assert all("longer than what it was made from" in text for text in told)
+    assert any(f"{min(named['small'])} to " in text and "queue 'small'" in text for text in told)
+    # Nobody is kept from them, and they are told once.
+    check_scattered(log, living)
+    log.reopen()
+    log.crash()
+    assert [damage.text for damage in log.engine.damage] == told
+
+
+def test_a_compaction_that_fails_leaves_the_start_of_the_log_where_it_was(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    log.work("orders", 60, keep=lambda i: i % 12 == 0)
+    log.roll()
+    first = min(log.segments())
+    with open(log.folder / first, "r+b") as file:
+        file.seek(2000)
+        file.write(b"\xff" * 64)
+    log.engine.trim(log.now_us)
+    log.writer.wait()
+    log.keeper.step()
+    log.engine.poll()
+    assert first in log.segments()
+    assert (log.info("orders").offset_start, log.info("orders").event_start) == (0, 0)
+
+
+def test_a_reader_that_comes_while_a_segment_is_compacted_keeps_it(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    kept = half_way(log)
+    first = min(log.segments())
+    log.engine.hold_retention(ReaderInfo("late", "orders", "messages", 0, log.now_us + SECOND), log.now_us)
+    log.engine.wait()
+    assert first in log.segments()
+    assert not list(log.folder.glob("*.tmp"))
+    assert log.info("orders").offset_start == 0
+    assert len(log.read("orders")) == 60
+    log.now_us += SECOND
+    log.trim()
+    assert log.read("orders") == kept
+
+
+def test_a_thousand_segments_that_are_passed_over_are_no_trouble(make: Make) -> None:
+    log = make({"*": {"retention-seconds": 0}}, LogSettings(segment_bytes=512, snapshot_blocks=100_000))
+    for _ in range(1200):
+        log.send("orders", [b"x" * 300])
+    log.ack("orders", log.take("orders"))
+    for _ in range(4):
+        log.turn()
+        log.engine.tick(log.now_us)
+        log.engine.wait()
+    calls = 0
+
+    def no_room(*_: object) -> bool:
+        nonlocal calls
+        calls += 1
+        return False
+
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(log.engine._trimmer, "_when_safe", no_room)
+        log.engine.trim(log.now_us)
+        log.engine.wait()
+    assert calls > 1100
+    log.trim()
+    assert len(log.segments()) < 10
+
+
+def test_a_damaged_segment_stays_and_the_others_go(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    log.work("orders", 60, keep=lambda i: i == 0)
+    log.roll()
+    names = sorted(log.segments())
+    with open(log.folder / names[0], "r+b") as file:
+        file.seek(2000)
+        file.write(b"\xff" * 64)
+    log.trim()
+    left = sorted(log.segments())
+    assert left[0] == names[0]
+    assert set(names[1:4]).isdisjoint(left)
+    log.trim()
+    assert log.info("orders").held == 1
+
+
+# --- crashes while compacting ---------------------------------------------------------------------
+
+
+def half_way(log: Rig) -> list[bytes]:
+    """A log with a compaction to do, and the living messages in it."""
+    kept = log.work("orders", 60, keep=lambda i: i % 12 == 0)
+    log.engine.give_back("orders", "ann", log.now_us, lost=False)
+    log.turn()
+    log.roll()
+    log.engine.trim(log.now_us)
+    log.writer.wait()
+    return kept
+
+
+def check(log: Rig, kept: list[bytes]) -> None:
+    assert log.engine.damage == []
+    assert payloads(log.take("orders")) == kept
+    log.engine.give_back("orders", "ann", log.now_us, lost=False)
+    log.turn()
+    log.trim()
+    log.crash()
+    assert payloads(log.take("orders")) == kept
+    assert log.info("orders").offset_start == 60
+
+
+def test_a_crash_before_the_compacted_file_has_its_name(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    kept = half_way(log)
+    first = min(log.segments())
+    (log.folder / first.replace(".seg", ".1.seg.tmp")).write_bytes((log.folder / first).read_bytes()[:999])
+    log.crash()
+    assert not list(log.folder.glob("*.tmp"))
+    check(log, kept)
+
+
+def test_a_crash_after_it_has_its_name_and_before_the_old_file_is_gone(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    kept = half_way(log)
+    for _ in range(2):  # its content, its name
+        assert log.keeper.step()
+        log.engine.poll()
+    names = log.segments()
+    assert any(name.replace(".1.seg", ".seg") in names for name in names if ".1.seg" in name)
+    log.crash()
+    assert not any(name.replace(".1.seg", ".seg") in log.segments() for name in names if ".1.seg" in name)
+    check(log, kept)
+
+
+@pytest.mark.parametrize("jobs", range(1, 12))
+def test_a_crash_after_any_job_of_the_keeper(make: Make, jobs: int) -> None:
+    log = make(KEEP_NOTHING)
+    kept = half_way(log)
+    for _ in range(jobs):
+        log.keeper.step()
+        log.engine.poll()
+        log.writer.wait()
+    log.crash()
+    check(log, kept)
+
+
+def test_without_the_newest_snapshot_the_older_one_and_the_log_say_the_same(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    kept = half_way(log)
+    log.trim()
+    log.engine.abandon()
+    max(log.folder.glob("snapshot-*")).unlink()
+    log.open()
+    check(log, kept)
+
+
+def test_without_any_snapshot_nothing_alive_is_lost(make: Make) -> None:
+    """Names and settlements went with the old segments, which is said; the messages are there."""
+    log = make(KEEP_NOTHING)
+    kept = half_way(log)
+    log.trim()
+    log.engine.abandon()
+    for snapshot in log.folder.glob("snapshot-*"):
+        snapshot.unlink()
+    log.open()
+    assert log.engine.damage
+    found = [payload for queue in log.engine.queues() for payload in payloads(log.take(queue))]
+    assert set(kept) <= set(found)

@@ -1,0 +1,104 @@
+"""RangeMap against a plain dict of offsets."""
+
+from itertools import groupby
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.model import ranges
+from penstock.model.ranges import RangeMap
+
+
+def runs(model: dict[int, str]) -> list[tuple[int, int, str]]:
+    """The canonical ranges of a plain dict."""
+    found = []
+    for _, group in groupby(enumerate(sorted(model)), lambda pair: (pair[1] - pair[0], model[pair[1]])):
+        offsets = [offset for _, offset in group]
+        found.append((offsets[0], offsets[-1] + 1, model[offsets[0]]))
+    return found
+
+
+@pytest.fixture(autouse=True, params=[3, 512], ids=["leaves-of-3", "leaves-of-512"])
+def _leaf_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "LEAF_RANGES_MAX", request.param)
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "add", "cut", "find", "pop", "pop-before", "copy", "copy-and-go-on-there"]),
+        st.integers(0, 60),
+        st.integers(1, 25),
+        st.sampled_from("xxxy"),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps)
+def test_behaves_like_a_dict_of_offsets(script: list[tuple[str, int, int, str]]) -> None:
+    subject: RangeMap[str] = RangeMap()
+    model: dict[int, str] = {}
+    others: list[tuple[RangeMap[str], list[tuple[int, int, str]]]] = []  # copies, and what must be in them
+    for verb, start, length, value in script:
+        end = start + length
+        inside = {o: v for o, v in model.items() if start <= o < end}
+        if verb == "add":
+            if inside:
+                with pytest.raises(ValueError, match="overlaps"):
+                    subject.add(start, end, value)
+            else:
+                subject.add(start, end, value)
+                model.update(dict.fromkeys(range(start, end), value))
+        elif verb == "find":
+            assert expand(subject.find(start, end)) == inside
+            assert list(subject.walk(start, end)) == subject.find(start, end)
+        elif verb.startswith("copy"):
+            other = subject.copy()
+            if verb != "copy":
+                subject, other = other, subject
+            others.append((other, runs(model)))
+        elif verb == "cut":
+            assert expand(subject.cut(start, end)) == inside
+            for offset in inside:
+                del model[offset]
+        else:
+            before = start if verb == "pop-before" else None
+            popped = subject.pop_front(length, before)
+            expected = runs(model)[:1]
+            if not expected or (before is not None and expected[0][0] >= before):
+                assert popped is None
+            else:
+                first, stop, expected_value = expected[0]
+                stop = min(stop, first + length, before if before is not None else stop)
+                assert popped == (first, stop, expected_value)
+                for offset in range(first, stop):
+                    del model[offset]
+        assert list(subject) == runs(model)
+        assert subject.total == len(model)
+        assert len(subject) == len(runs(model))
+        assert bool(subject) == bool(model)
+        assert subject.first == min(model, default=None)
+        assert [subject.get(o) for o in range(90)] == [model.get(o) for o in range(90)]
+        assert [(list(other), other.total) for other, _ in others] == [
+            (expected, sum(b - a for a, b, _ in expected)) for _, expected in others
+        ]
+
+
+def expand(pieces: list[tuple[int, int, str]]) -> dict[int, str]:
+    return {offset: value for start, end, value in pieces for offset in range(start, end)}
+
+
+def test_an_empty_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        RangeMap[str]().add(5, 5, "x")
+
+
+def test_a_huge_backlog_is_one_range() -> None:
+    subject: RangeMap[None] = RangeMap()
+    for start in range(0, 100_000_000, 10_000_000):
+        subject.add(start, start + 10_000_000, None)
+    assert len(subject) == 1
+    assert subject.pop_front(500) == (0, 500, None)
+    assert subject.total == 100_000_000 - 500
