@@ -69,6 +69,11 @@ CLOSE_SECONDS: Final = 5.0
 """How long a stop waits for the cluster to store the last of the log."""
 
 
+def _ours(settings: Settings) -> Settings:
+    """The same for the server in a front-end: its log is a part of the folder."""
+    return replace(settings, data=os.path.join(settings.data, LOG))
+
+
 class Front(Server):
     """See the module's docstring."""
 
@@ -103,7 +108,7 @@ class Front(Server):
         self._log: StreamLog | None = None  # where we lead
         self._term = 0  # in which we lead
         self._lost: LogFailed | None = None  # why the log that we led is of no use any more
-        super().__init__(replace(settings, data=os.path.join(settings.data, LOG)), reload)
+        super().__init__(_ours(settings), None if reload is None else lambda: _ours(reload()))
 
     def _open(self) -> None:
         self.home = self._away = self._make_away()

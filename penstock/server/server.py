@@ -20,6 +20,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count as counter
 
 from penstock.broker.broker import Broker
@@ -268,6 +269,7 @@ class Server:
             log.error("settings not read again, the old ones stay: %s", error)
             return
         reload = reloadable_difference(self._settings, settings)
+        self._settings = replace(self._settings, policies=reload.policies)  # whatever broker is made from here
         self.home.set_policies(reload.policies)
         if self._second is not None and reload.tokens is not None:
             self._second.set_tokens(reload.tokens)
