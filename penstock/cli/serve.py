@@ -10,7 +10,7 @@ import gc
 import os
 import sys
 
-from penstock.log.errors import LogInUse
+from penstock.log.errors import LogFailed, LogInUse
 from penstock.server import settings_cluster, settings_http
 from penstock.server.journal import log, start_logging
 from penstock.server.settings import SettingsError
@@ -46,13 +46,21 @@ def run(args: argparse.Namespace) -> int:
         return _say(error, EXIT_SETTINGS)
     except LogInUse as error:
         return _say(error, EXIT_IN_USE)
-    except OSError as error:
-        if error.filename is None:
-            return _say(error.strerror, EXIT_FAILED)
-        return _say(
-            f"{error.filename}: {error.strerror}; name a folder with --data that this user may write to",
-            EXIT_FAILED,
-        )
+    except (OSError, LogFailed) as error:
+        cause = error.__cause__ if isinstance(error, LogFailed) else error
+        if isinstance(cause, OSError) and cause.filename is not None:
+            return _say(_what_to_do(cause), EXIT_FAILED)
+        if isinstance(error, LogFailed):
+            raise
+        return _say(error.strerror, EXIT_FAILED)
+
+
+def _what_to_do(error: OSError) -> str:
+    """Of the data folder, or of a file in it: no other files are opened by name without a word of their own."""
+    if isinstance(error, FileExistsError | NotADirectoryError | IsADirectoryError):
+        what = "is no folder" if isinstance(error, FileExistsError) else error.strerror
+        return f"{error.filename}: {what}; give the broker a folder of its own with --data"
+    return f"{error.filename}: {error.strerror}; name a folder with --data that this user may write to"
 
 
 def _say(what: object, code: int) -> int:
