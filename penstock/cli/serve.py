@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _what_to_do(error: OSError) -> str:
-    """Of the data folder, or of a file in it: no other files are opened by name without a word of their own."""
+    """Of the data folder, or of a file in it: what else is opened by name has words of its own."""
     if isinstance(error, FileExistsError | NotADirectoryError | IsADirectoryError):
         what = "is no folder" if isinstance(error, FileExistsError) else error.strerror
         return f"{error.filename}: {what}; give the broker a folder of its own with --data"

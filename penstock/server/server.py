@@ -269,7 +269,7 @@ class Server:
             log.error("settings not read again, the old ones stay: %s", error)
             return
         reload = reloadable_difference(self._settings, settings)
-        self._settings = replace(self._settings, policies=reload.policies)  # whatever broker is made from here
+        self._settings = replace(self._settings, policies=reload.policies)  # for brokers that are made later
         self.home.set_policies(reload.policies)
         if self._second is not None and reload.tokens is not None:
             self._second.set_tokens(reload.tokens)
