@@ -413,9 +413,10 @@ class Run:
         for port in list(self.ports):
             port.widen()
         eager = self.connect("phpmq")
-        for queue in self.engine.queues():
-            eager.consume(queue, 0)
         for _ in range(TURNS_MAX):
+            for queue in self.engine.queues():
+                if (queue, False) not in eager.demands:
+                    eager.consume(queue, 0)  # One may come to be now: its first message waited for room.
             self.rest()
             if not sum([port.settle_all() for port in self.ports]):
                 break
