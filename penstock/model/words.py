@@ -172,8 +172,13 @@ Command = Publish | Consume | Cancel | Settle | Accepted | Reply | Broadcast | C
 
 def ranges_of(offsets: Iterable[int]) -> Ranges:
     """Offsets in any order as runs."""
+    ordered = sorted(offsets)
+    if ordered:
+        first, end = ordered[0], ordered[-1] + 1
+        if end - first == len(ordered) and ordered == list(range(first, end)):
+            return [(first, end)]  # Mostly that is so, and needs no loop.
     ranges: Ranges = []
-    for offset in sorted(offsets):
+    for offset in ordered:
         if ranges and ranges[-1][1] == offset:
             ranges[-1] = (ranges[-1][0], offset + 1)
         elif not ranges or ranges[-1][1] < offset:

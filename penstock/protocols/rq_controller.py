@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from penstock.model import words
 from penstock.model.batch import Batch, Slice
 from penstock.model.policy import door_of
-from penstock.model.words import Command, Outcome, Ranges
+from penstock.model.words import Command, Outcome, ranges_of
 from penstock.protocols import rq
 from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.rq import Limits, Name
@@ -310,7 +310,7 @@ class ControllerSession:
                 self._settle(self._lanes[tag >> _STATE_BITS], idents, found)
             else:
                 lane = self._lanes[tag >> _STATE_BITS]
-                self._commands.append(words.Accepted(lane.queue, lane.origin, _ranges(found)))
+                self._commands.append(words.Accepted(lane.queue, lane.origin, ranges_of(found)))
         if strays:
             self._ignored.add("DELIVERED for a delivery that is not out", count=strays)
 
@@ -351,7 +351,7 @@ class ControllerSession:
     def _settle(self, lane: _Lane, idents: list[int], offsets: list[int]) -> None:
         self._pool.free(idents)
         self._commands.append(
-            words.Settle(lane.queue, Outcome.ACK, lane.origin, _ranges(offsets), dead=lane.dead)
+            words.Settle(lane.queue, Outcome.ACK, lane.origin, ranges_of(offsets), dead=lane.dead)
         )
 
     def _on_broadcasts(self, event: rq.Broadcasts) -> None:
@@ -472,20 +472,3 @@ def _reply_runs(part: Slice, dead: bool) -> Iterator[tuple[bool, int, int]]:
             hi = lo + sum(1 for _ in group)
             yield wants_reply, lo, hi
             lo = hi
-
-
-def _ranges(offsets: list[int]) -> Ranges:
-    """As few ranges as these offsets can be. Mostly that is one, which needs no loop."""
-    offsets.sort()
-    first, end = offsets[0], offsets[-1] + 1
-    if offsets == list(range(first, end)):
-        return [(first, end)]
-    ranges = []
-    end = first
-    for offset in offsets:
-        if offset > end:
-            ranges.append((first, end))
-            first = offset
-        end = offset + 1
-    ranges.append((first, end))
-    return ranges

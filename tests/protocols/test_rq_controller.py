@@ -408,6 +408,15 @@ def test_settlements_cover_each_offset_once_in_as_few_ranges_as_can_be(
     assert sum(one.count for one in told if isinstance(one, Ignored)) == len(named) - len(out)
 
 
+def test_settlements_that_are_far_apart_cost_as_much_as_neighbours() -> None:
+    session = consumer("q")
+    far = 1 << 50
+    session.deliver("q", [stored([b"old"]), stored([b"new"], first_offset=far)])
+    [settled] = session.receive(rq.encode_delivered([0, 1]), 1)
+    assert isinstance(settled, Settle)
+    assert settled.ranges == [(0, 1), (far, far + 1)]
+
+
 # -- silence ---------------------------------------------------------------------------------------
 
 SECOND = 1_000_000
