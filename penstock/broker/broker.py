@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 from penstock.broker import requests
 from penstock.broker.consumers import Consumers, Joined
 from penstock.broker.port import Port
-from penstock.broker.requests import Asked, Outgoing
+from penstock.broker.requests import Asked, Outgoing, Runs
 from penstock.log.errors import DiskFull, LogError, LogRefused, QueueFull
 from penstock.log.log import Log
 from penstock.log.results import Fate, Receipt, Stored
@@ -645,33 +645,47 @@ class Broker:
     def _accepted(self, guest: Guest, command: words.Accepted, now_us: int) -> None:
         desk = self._desks.get(command.queue)
         if desk is not None:
-            self._tell_delivered(address for _, address in desk.outgoing.look(command.ranges))
+            self._tell_delivered(desk.outgoing.look(command.ranges))
 
-    def _tell_delivered(self, addresses: Iterable[bytes]) -> None:
-        for asked, (indexes, _) in self._open_requests(addresses).items():
+    def _tell_delivered(self, runs: Runs) -> None:
+        for asked, (indexes, _) in self._open_requests(runs).items():
             self._tell_once(asked, indexes)
 
     @staticmethod
-    def _tell_once(asked: Asked, indexes: Iterable[int]) -> None:
+    def _tell_once(asked: Asked, indexes: Sequence[int]) -> None:
         """That a consumer has these; whoever asked has not heard it of some, whichever consumer it was."""
         fresh = asked.tell(indexes)
         if fresh:
-            asked.port.delivered(array("I", [asked.tickets[i] for i in fresh]))
+            asked.port.delivered(fresh)
 
-    def _open_requests(self, addresses: Iterable[bytes]) -> dict[Asked, tuple[list[int], list[int]]]:
+    def _open_requests(self, runs: Runs) -> dict[Asked, tuple[Sequence[int], Sequence[int]]]:
         """Where somebody still waits: by the batch that the requests came with, their indexes in it
-        and their positions among the addresses."""
-        found: dict[Asked, tuple[list[int], list[int]]] = {}
-        for position, address in enumerate(addresses):
-            numbers = requests.parse_address(address, self._opening)
-            guest = self._by_number.get(numbers[0]) if numbers is not None else None
-            if numbers is None or guest is None:
-                continue
-            asked = guest.asked.get(numbers[1])
-            if asked is not None and asked.is_open(numbers[2]):
-                indexes, positions = found.setdefault(asked, ([], []))
-                indexes.append(numbers[2])
-                positions.append(position)
+        and their offsets. Ranges, mostly."""
+        found: dict[Asked, tuple[Sequence[int], Sequence[int]]] = {}
+        for first, addresses in runs:
+            at, end = 0, len(addresses)
+            while at < end:
+                numbers = requests.parse_address(addresses[at], self._opening)
+                guest = self._by_number.get(numbers[0]) if numbers is not None else None
+                asked = guest.asked.get(numbers[1]) if numbers is not None and guest is not None else None
+                if numbers is None or asked is None or not 0 <= numbers[2] < len(asked.tickets):
+                    at += 1
+                    continue
+                index = numbers[2]
+                count = min(end - at, len(asked.tickets) - index)
+                last = addresses[at + count - 1]
+                if requests.parse_address(last, self._opening) != (numbers[0], numbers[1], index + count - 1):
+                    count = 1
+                indexes = asked.open_from(index, count)
+                if indexes:
+                    offsets: Sequence[int] = range(first + at, first + at + count)
+                    if not isinstance(indexes, range):
+                        offsets = [first + at + i - index for i in indexes]
+                    before = found.get(asked)
+                    if before is not None:
+                        indexes, offsets = _more(before[0], indexes), _more(before[1], offsets)
+                    found[asked] = indexes, offsets
+                at += count
         return found
 
     def _reply(self, guest: Guest, command: words.Reply, now_us: int) -> None:
@@ -683,23 +697,24 @@ class Broker:
         desk = self._desks.get(command.queue)
         if desk is None or not fates:
             return
-        ways = dict(desk.outgoing.take((fate.first, fate.end) for fate in fates))
+        runs = desk.outgoing.take([(fate.first, fate.end) for fate in fates])
         answers = command.answers
-        addresses = [ways.get(offset, b"") for offset in command.offsets]
-        for asked, (indexes, positions) in self._open_requests(addresses).items():
-            tickets = array("I", [asked.tickets[i] for i in indexes])
-            chosen_answers = answers if len(positions) == len(answers) else _pick(answers, positions)
+        positions: dict[int, int] = {}
+        for asked, (indexes, offsets) in self._open_requests(runs).items():
+            chosen = answers
+            if array("q", offsets) != command.offsets:
+                positions = positions or {offset: i for i, offset in enumerate(command.offsets)}
+                chosen = _pick(answers, [positions[offset] for offset in offsets])
             self._tell_once(asked, indexes)
-            asked.port.replies(tickets, chosen_answers)
+            asked.port.replies(asked.tickets_of(indexes), chosen)
             self._end_requests(asked, indexes)
 
     def _answer_empty(self, desk: Desk, ranges: Ranges) -> None:
         """A request that was settled through a door without answers: the answer is empty."""
-        addresses = [address for _, address in desk.outgoing.take(ranges)]
-        for asked, (indexes, _) in self._open_requests(addresses).items():
-            tickets = array("I", [asked.tickets[i] for i in indexes])
+        for asked, (indexes, _) in self._open_requests(desk.outgoing.take(ranges)).items():
             self._tell_once(asked, indexes)
-            asked.port.replies(tickets, Batch(b"", array("i", bytes(4 * (len(tickets) + 1)))))
+            empty = Batch(b"", array("i", bytes(4 * (len(indexes) + 1))))
+            asked.port.replies(asked.tickets_of(indexes), empty)
             self._end_requests(asked, indexes)
 
     def _ended_without_answer(self, queue: str, fates: Iterable[Fate]) -> None:
@@ -710,8 +725,7 @@ class Broker:
         ended = [(f.first, f.end) for f in fates if f.event not in (Event.RETURNED, Event.REQUEUED)]
         if desk.outgoing:
             # These carry their way back, which is known before the engine has told their offsets.
-            addresses = [address for _, address in desk.outgoing.take(ended)]
-            for asked, (indexes, _) in self._open_requests(addresses).items():
+            for asked, (indexes, _) in self._open_requests(desk.outgoing.take(ended)).items():
                 self._end_undelivered(asked, indexes)
         for first, end in ended:
             for a, b, asked in desk.asked.find(first, end) if desk.asked else ():
@@ -722,19 +736,16 @@ class Broker:
                 desk.ended_early.add(first, end, None)
 
     def _end_undelivered(self, asked: Asked, indexes: Sequence[int]) -> None:
-        tickets = array("I", [asked.tickets[i] for i in indexes])
-        for index in indexes:
-            asked.end(index)
-        self._undelivered(asked, tickets)
+        asked.end(indexes)
+        self._undelivered(asked, asked.tickets_of(indexes))
 
     def _undelivered(self, asked: Asked, tickets: Sequence[int]) -> None:
         if tickets and asked.port in self._guests:
             asked.port.undelivered(tickets)
         self._forget_if_done(asked)
 
-    def _end_requests(self, asked: Asked, indexes: Iterable[int]) -> None:
-        for index in indexes:
-            asked.end(index)
+    def _end_requests(self, asked: Asked, indexes: Sequence[int]) -> None:
+        asked.end(indexes)
         self._forget_if_done(asked)
 
     def _forget_if_done(self, asked: Asked) -> None:
@@ -936,7 +947,7 @@ class Broker:
                 self._desks[queue].outgoing.add(piece.offset_start, addresses)
                 if port.protocol != "rq":
                     # Other protocols have no word for it: having it is having taken it.
-                    self._tell_delivered(addresses)
+                    self._tell_delivered([(piece.offset_start, addresses)])
 
     # --- now and then ----------------------------------------------------------------------------
 
@@ -1024,3 +1035,10 @@ _HANDLERS: dict[type, Callable[[Broker, Guest, Any, int], None]] = {
 
 def _pick(batch: Batch, positions: Iterable[int]) -> Batch:
     return Batch.of([batch.payload[batch.bounds[i] : batch.bounds[i + 1]] for i in positions])
+
+
+def _more(before: Sequence[int], after: Sequence[int]) -> list[int]:
+    """A list is made longer where there is one: many runs take no more time than their length."""
+    together: list[int] = before if isinstance(before, list) else list(before)
+    together.extend(after)
+    return together

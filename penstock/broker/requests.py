@@ -15,10 +15,14 @@ had it and whether or not one of them said so.
 
 A request ends once: answered, undelivered, or withdrawn because its sender is gone. What comes
 after that is dropped.
+
+Requests that came together have neighbouring offsets, in their order, and mostly stay together until they
+are answered. So addresses are looked at run by run: where the first and the last of neighbours are of one
+batch and as far apart as they stand, so are those in between, and none of them is read.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.model.ranges import RangeMap
@@ -28,6 +32,10 @@ if TYPE_CHECKING:
 
 _OPEN = 1
 _TOLD = 2  # open, and its sender knows that a consumer has it
+
+
+Runs = Sequence[tuple[int, Sequence[bytes]]]
+"""Addresses of neighbouring offsets: that of the first one, and all of them in order."""
 
 
 def addresses(opening: int, port_number: int, asked_number: int, count: int) -> list[bytes]:
@@ -60,24 +68,47 @@ class Asked:
         self.open_count = len(tickets)
         self.timed = False  # the broker keeps a deadline for it
 
-    def end(self, index: int) -> bool:
-        """The request has ended. False where it had before."""
-        if not 0 <= index < len(self._open) or not self._open[index]:
-            return False
-        self._open[index] = 0
-        self.open_count -= 1
-        return True
+    def tickets_of(self, indexes: Sequence[int]) -> "array[int]":
+        if isinstance(indexes, range):
+            return self.tickets[indexes.start : indexes.stop]
+        return array("I", [self.tickets[index] for index in indexes])
+
+    def end(self, indexes: Sequence[int]) -> None:
+        """These requests have ended, if they had not before."""
+        state = self._open
+        if isinstance(indexes, range):
+            count = len(indexes)
+            self.open_count -= count - state.count(0, indexes.start, indexes.stop)
+            state[indexes.start : indexes.stop] = bytes(count)
+            return
+        for index in indexes:
+            self.open_count -= state[index] != 0
+            state[index] = 0
 
     def is_open(self, index: int) -> bool:
         return 0 <= index < len(self._open) and bool(self._open[index])
 
-    def tell(self, indexes: Iterable[int]) -> list[int]:
-        """Consumers have these: of which of the open ones that is news."""
+    def tell(self, indexes: Sequence[int]) -> "array[int]":
+        """Consumers have these: the tickets of the open ones of which that is news."""
         state = self._open
+        if isinstance(indexes, range):
+            news = state.count(_OPEN, indexes.start, indexes.stop)
+            if not news:
+                return array("I")
+            if news == len(indexes):
+                state[indexes.start : indexes.stop] = bytes((_TOLD,)) * news
+                return self.tickets_of(indexes)
         fresh = [index for index in indexes if state[index] == _OPEN]
         for index in fresh:
             state[index] = _TOLD
-        return fresh
+        return self.tickets_of(fresh)
+
+    def open_from(self, index: int, count: int) -> Sequence[int]:
+        """The indexes of the open ones among so many from `index` on; a range where all of them are."""
+        state, end = self._open, index + count
+        if state.find(0, index, end) < 0:
+            return range(index, end)
+        return [i for i in range(index, end) if state[i]]
 
     def open_in(self, first: int, end: int) -> list[int]:
         """The indexes of the open ones between two offsets, where the first one's is known."""
@@ -121,17 +152,18 @@ class Outgoing:
             self._runs.cut(first, end)
         self._runs.add(first, end, (first, addresses))
 
-    def look(self, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
-        """(offset, address) of those that are there."""
-        for first, end in ranges:
-            for a, b, (base, addresses) in self._runs.find(first, end):
-                for offset in range(a, b):
-                    yield offset, addresses[offset - base]
+    def look(self, ranges: Iterable[tuple[int, int]]) -> Runs:
+        """The addresses of those that are there."""
+        return [
+            (a, addresses[a - base : b - base])
+            for first, end in ranges
+            for a, b, (base, addresses) in self._runs.find(first, end)
+        ]
 
-    def take(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, bytes]]:
+    def take(self, ranges: Iterable[tuple[int, int]]) -> Runs:
         """The same, and they are not there any more."""
-        ranges = list(ranges)
-        found = list(self.look(ranges))
-        for first, end in ranges:
-            self._runs.cut(first, end)
-        return found
+        return [
+            (a, addresses[a - base : b - base])
+            for first, end in ranges
+            for a, b, (base, addresses) in self._runs.cut(first, end)
+        ]

@@ -1,18 +1,21 @@
 """Requests: each ends once, with its own answer, and its sender hears of both in order."""
 
 import gc
+import random
 import weakref
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from penstock.broker.operate import Operator
+from penstock.broker.requests import Asked, addresses, parse_address
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.policy import Policies
-from penstock.model.words import Accepted, Consume, Outcome, Reply, Where
+from penstock.model.words import Accepted, Consume, Outcome, Reply, Where, ranges_of
 from tests.broker.test_broker import FakePort, House, send, settle
 
 
@@ -81,6 +84,102 @@ def test_an_address_that_names_no_opening_leads_nowhere(house: House) -> None:
     house.turn()
     worker.say(Accepted("q", worker.origins[0], [(0, 1)]), answer(worker, "q", 0, b"no"))
     assert exchange(asker) == []
+
+
+def one_by_one(house: House, runs: list[tuple[int, list[bytes]]]) -> dict[Asked, list[tuple[int, int]]]:
+    """What the broker finds run by run, found by reading every address: index and offset."""
+    found: dict[Asked, list[tuple[int, int]]] = {}
+    for first, ways in runs:
+        for offset, address in enumerate(ways, first):
+            numbers = parse_address(address, house.engine.opening)
+            guest = house.broker._by_number.get(numbers[0]) if numbers is not None else None
+            asked = guest.asked.get(numbers[1]) if numbers is not None and guest is not None else None
+            if numbers is not None and asked is not None and asked.is_open(numbers[2]):
+                found.setdefault(asked, []).append((numbers[2], offset))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_addresses_are_found_by_runs_as_they_are_one_by_one(house: House, seed: int) -> None:
+    """Whatever stands beside each other, and however much of a batch has ended: only the order inside of a
+    batch is given."""
+    rng = random.Random(seed)
+    askers = [house.port(f"a{i}", "rq") for i in range(3)]
+    for i in range(6):
+        tickets = list(range(100 * i, 100 * i + rng.choice((1, 2, 9, 60))))
+        askers[i % 3].say(send("q", *[b"x"] * len(tickets), tickets=tickets, wants_reply=True))
+    guests = [house.broker._guests[port] for port in askers]
+    batches = {(guest.number, number): asked for guest in guests for number, asked in guest.asked.items()}
+    opening = house.engine.opening
+    for _ in range(60):
+        runs: list[tuple[int, list[bytes]]] = []
+        offset = 0
+        for _ in range(rng.randint(1, 6)):
+            pieces: list[bytes] = []
+            for _ in range(rng.randint(1, 4)):
+                (port, number), asked = rng.choice(list(batches.items()))
+                whole = addresses(
+                    rng.choice((opening, opening, opening + 1)), port, number, len(asked.tickets)
+                )
+                lo = rng.randrange(len(whole))
+                pieces += whole[lo : rng.choice((lo + 1, len(whole), rng.randint(lo, len(whole))))]
+                stray = b"%d %d %d 60" % (opening, port, number)
+                pieces += rng.choice(([], [], [b""], [b"1 0 0"], [b"?"], [stray]))
+            if pieces:
+                runs.append((offset, pieces))
+            offset += len(pieces) + rng.randint(0, 2)
+        found = house.broker._open_requests(runs)
+        expected = one_by_one(house, runs)
+        assert {asked: list(zip(*rows, strict=True)) for asked, rows in found.items()} == expected
+        asked = rng.choice(list(batches.values()))
+        count = len(asked.tickets)
+        lo = rng.randrange(count)
+        some: Sequence[int] = range(lo, rng.randint(lo, count))
+        if rng.random() < 0.5:
+            some = rng.sample(range(count), rng.randint(0, count))
+        before = [index for index in range(count) if asked.is_open(index)]
+        news = {asked.tickets[i] for i in some if asked.is_open(i) and asked._open[i] == 1}
+        assert set(asked.tell(some)) == news
+        assert not asked.tell(some)
+        if rng.random() < 0.3:
+            asked.end(some)
+            assert [i for i in range(count) if asked.is_open(i)] == [i for i in before if i not in some]
+        assert asked.open_count == sum(map(asked.is_open, range(count)))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_answers_in_any_order_reach_whoever_asked(house: House, seed: int) -> None:
+    rng = random.Random(seed)
+    askers = [house.port(f"a{i}", "rq") for i in range(3)]
+    worker = house.port("w", "rq")
+    worker.say(Consume("q", 0))
+    question: dict[int, FakePort] = {}
+    for _ in range(8):
+        asker, count = rng.choice(askers), rng.choice((1, 2, 30))
+        tickets = list(range(len(question), len(question) + count))
+        question.update((ticket, asker) for ticket in tickets)
+        asker.say(send("q", *[b"%d" % ticket for ticket in tickets], tickets=tickets, wants_reply=True))
+        if rng.random() < 0.5:
+            house.turn()
+    house.turn()
+    left = list(worker.got)
+    if rng.random() < 0.7:
+        rng.shuffle(left)
+    while left:
+        count = rng.choice((1, 5, 40, len(left)))
+        some, left = left[:count], left[count:]
+        offsets = array("q", [offset for _, offset, _ in some])
+        if rng.random() < 0.5:
+            worker.say(Accepted("q", worker.origins[offsets[0]], ranges_of(offsets)))
+        answers = Batch.of([b"re: " + payload for _, _, payload in some])
+        worker.say(Reply("q", worker.origins[offsets[0]], offsets, answers))
+    for asker in askers:
+        own = [ticket for ticket, port in question.items() if port is asker]
+        replies = [pair for told in asker.heard("replies") for pair in cast("list[tuple[int, bytes]]", told)]
+        assert sorted(replies) == [(ticket, b"re: %d" % ticket) for ticket in own]
+        delivered = [ticket for told in asker.heard("delivered") for ticket in cast("list[int]", told)]
+        assert sorted(delivered) == own
+    assert not any(house.broker._guests[asker].asked for asker in askers)
 
 
 # --- delivered once, before the answer -----------------------------------------------------------
