@@ -366,6 +366,8 @@ def test_the_check_finds_two_leaders(monkeypatch: pytest.MonkeyPatch, name: str,
             8,
         ),
         (b"no JSON", lease.UNKNOWN, 6),
+        (b'{"leader": "new", "term": "7"}', lease.UNKNOWN, 6),
+        (b'{"leader": 3, "term": 7}', lease.UNKNOWN, 6),
     ],
 )
 def test_a_lease_of_another_version_is_one(payload: bytes, leader: str, term: int) -> None:

@@ -39,6 +39,7 @@ from penstock.log.jetstream.names import LogNames
 
 RENEW_SECONDS: Final = 0.5
 LOOK_SECONDS: Final = 0.35
+SOON_SECONDS: Final = 0.05
 LEASE_SECONDS: Final = 3.0
 SUSPECT_SECONDS: Final = 2.0
 UNSURE_SECONDS: Final = 1.6
@@ -193,10 +194,13 @@ class Election:
         told = ""
         while not self._stopping:
             pause = LOOK_SECONDS
+            began = self._clock()
             try:
                 pause = await step()
                 told = ""
             except JetStreamTrouble as error:
+                # Who has waited for an answer in vain has waited long enough.
+                pause = max(LOOK_SECONDS - (self._clock() - began), SOON_SECONDS)
                 log.debug("the lease could not be looked at: %s", error)
             except Exception as error:
                 if told != str(error):  # once, and not three times a second
@@ -216,7 +220,8 @@ class Election:
             if self.view.role is Role.FOLLOWING:
                 await self._follow()
             else:
-                await self._lead()
+                while not await self._lead():
+                    pass
                 pause = max(RENEW_SECONDS - (self._clock() - began), 0.0)
         except BaseException:
             self._since = None
@@ -277,7 +282,8 @@ class Election:
 
     # --- leading ---------------------------------------------------------------------------------
 
-    async def _lead(self) -> None:
+    async def _lead(self) -> bool:
+        """Say so again; False where that must be said once more."""
         sent = self._clock()
         try:
             self._seq = await self._put(asdict(self.view.claim), self._seq)
@@ -292,11 +298,12 @@ class Election:
                 self.view.claim = claim
                 self.view.role = Role.FOLLOWING
             # Or our own, whose answer was lost. It was heard at some time before now: the next one says when.
-            return
+            return self.view.role is Role.FOLLOWING
         self._renewed = sent
         if self.view.role is Role.UNSURE:
             log.info("this broker still leads, in term %d", self.view.claim.term)
         self.view.role = Role.LEADING
+        return True
 
     def _check_sure(self) -> None:
         if self.view.role is Role.LEADING and not self.is_sure:
