@@ -267,9 +267,19 @@ class Broker:
         if not suspended:
             self._wants_turn()
 
-    def claim(self, port: Port, queue: str, dead: bool, origin: bytes, ranges: Ranges, now_us: int) -> Ranges:
+    def claim(
+        self,
+        port: Port,
+        queue: str,
+        dead: bool,
+        origin: bytes,
+        ranges: Ranges,
+        now_us: int,
+        attempts_max: int | None = None,
+    ) -> Ranges:
         """What a port still holds from before: it is its own again as far as it can be had; that is answered.
 
+        Where more than `attempts_max` deliveries of a message have ended, this one has, too.
         What it does not get, it has all the same: that takes room in its window until it lets go of it.
         """
         guest = self._guests[port]
@@ -278,7 +288,9 @@ class Broker:
         except (LogRefused, QueueNameError) as error:
             port.log(f"refused: {error}", 1)
             return []
-        granted = self._engine.resume(queue, port.name, ranges, now_us, origin=origin, dead=dead)
+        granted = self._engine.resume(
+            queue, port.name, ranges, now_us, origin=origin, dead=dead, attempts_max=attempts_max
+        )
         ghosts = guest.ghosts.setdefault((queue, dead), RangeMap())
         claimed = -ghosts.total
         for first, end in ranges:

@@ -81,6 +81,8 @@ class Kind(IntEnum):
 
 CLAIM_DEAD: Final = 1  # of a CLAIM: held through the dead-letter door
 CLAIM_SETTLED: Final = 2  # of a CLAIM: held no more, the settlement follows
+CLAIM_ATTEMPTS: Final = 2  # of a CLAIM: above so many bits, `Claim.attempts_max` plus 1; 0: it is not told
+CLAIM_ATTEMPTS_MAX: Final = (255 >> CLAIM_ATTEMPTS) - 1
 WORDS_ACTIVE: Final = 1  # of WORDS: demands that were in force at the leader before
 WORDS_AGAIN: Final = 2  # of WORDS: settlements that may have been said before
 

@@ -38,6 +38,7 @@ from typing import Final
 from penstock.broker.broker import Broker
 from penstock.cluster.columns import unpack_ranges
 from penstock.cluster.frames import (
+    CLAIM_ATTEMPTS,
     CLAIM_DEAD,
     CLAIM_SETTLED,
     WORDS_ACTIVE,
@@ -259,7 +260,9 @@ class RelayHost:
         body = Body(frame)
         queue, origin, ranges = body.text(), body.short(), unpack_ranges(body)
         body.end()
-        self._broker.claim(port, queue, bool(frame.flag & CLAIM_DEAD), origin, ranges, self._now_us())
+        told = frame.flag >> CLAIM_ATTEMPTS
+        dead, attempts_max = bool(frame.flag & CLAIM_DEAD), told - 1 if told else None
+        self._broker.claim(port, queue, dead, origin, ranges, self._now_us(), attempts_max)
 
     def _claim_waiting(self, port: RemotePort) -> None:
         for frame in self._claims.pop(port, ()):

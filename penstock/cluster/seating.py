@@ -20,6 +20,8 @@ from penstock.broker.broker import Broker
 from penstock.broker.port import Port
 from penstock.cluster.columns import pack_ranges
 from penstock.cluster.frames import (
+    CLAIM_ATTEMPTS,
+    CLAIM_ATTEMPTS_MAX,
     CLAIM_DEAD,
     CLAIM_SETTLED,
     WORDS_ACTIVE,
@@ -33,7 +35,7 @@ from penstock.cluster.frames import (
 from penstock.cluster.sayings import NO_NUMBER, pack_words
 from penstock.cluster.seats import Claim, Held, Saying, Seat
 from penstock.model import words
-from penstock.model.words import Command, ranges_of
+from penstock.model.words import Command, Outcome, ranges_of
 from penstock.server.connection import UNBOUNDED
 
 Write = Callable[[Seat, Kind, Iterable[Buffer], int], None]  # a frame of a connection, with its flag
@@ -98,7 +100,12 @@ class Seating:
             gone = seat.let_go(door, command.origin, ranges)
             if gone:
                 settling.append(command)
-                claims.append((door, command.origin, gone))
+                if isinstance(command, words.Settle) and command.outcome is Outcome.REQUEUE:
+                    claims += seat.claims_once(door, command.origin, gone)
+                else:
+                    claims.append(Claim(door, command.origin, gone))
+                if seat.attempts:
+                    seat.forget_attempts(door, gone)
         if not claims:
             return None
         saying = Saying(seat, settling, claims)
@@ -182,11 +189,11 @@ class Seating:
             broker.attach(seat.port)
             seat.hold(Held.LEADER, False)
         for saying in (*self._unsettled, *self._unsaid):
-            for (queue, dead), origin, ranges in saying.claims:
-                broker.claim(saying.seat.port, queue, dead, origin, ranges, now_us)
+            for (queue, dead), origin, ranges, attempts_max in saying.claims:
+                broker.claim(saying.seat.port, queue, dead, origin, ranges, now_us, attempts_max)
             broker.handle(saying.seat.port, saying.commands, now_us)
         for seat in seats:
-            for (queue, dead), origin, ranges in seat.claims():
+            for (queue, dead), origin, ranges, _ in seat.claims():
                 broker.claim(seat.port, queue, dead, origin, ranges, now_us)
         for seat in seats:
             for demand in seat.demands.values():
@@ -212,6 +219,8 @@ class Seating:
 
 
 def _write_claim(write: Write, seat: Seat, claim: Claim, flag: int) -> None:
-    (queue, dead), origin, ranges = claim
+    (queue, dead), origin, ranges, attempts_max = claim
     body = (text_bytes(queue), short_bytes(origin), pack_ranges(ranges))
+    if attempts_max is not None and attempts_max <= CLAIM_ATTEMPTS_MAX:
+        flag |= attempts_max + 1 << CLAIM_ATTEMPTS
     write(seat, Kind.CLAIM, body, flag | (CLAIM_DEAD if dead else 0))

@@ -10,7 +10,8 @@ Rules that always hold:
 from array import array
 from collections import deque
 from enum import IntFlag
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from penstock.broker.port import Port
 from penstock.model import words
@@ -19,7 +20,16 @@ from penstock.model.ranges import RangeMap
 from penstock.model.words import Ranges
 
 Door = tuple[str, bool]  # queue, and whether its dead letters
-Claim = tuple[Door, bytes, Ranges]  # what is held through a door, of messages whose ids begin so
+
+
+class Claim(NamedTuple):
+    """What is held through a door, of messages whose ids begin so."""
+
+    door: Door
+    origin: bytes
+    ranges: Ranges
+    attempts_max: int | None = None
+    """To be requeued, when so many of their deliveries had ended; where it is one more, that was done."""
 
 
 class Held(IntFlag):
@@ -63,6 +73,7 @@ class Seat:
 
     __slots__ = (
         "asked",
+        "attempts",
         "blocked",
         "closing",
         "counts_room",
@@ -91,6 +102,7 @@ class Seat:
         self.number = number
         self.demands: dict[Door, Demand] = {}
         self.holds: dict[Door, RangeMap[bytes]] = {}  # with the origins of their ids; none is empty
+        self.attempts: dict[Door, RangeMap[int]] = {}  # of these, deliveries that had ended, where some had
         self.asked: set[int] = set()  # tickets of requests that the leader knows
         # Refused for lack of room, and what came behind that: `words.Publish` and `lanes.Words`.
         self.waiting: deque[Any] = deque()
@@ -122,6 +134,7 @@ class Seat:
         self.gone = True
         self.demands.clear()
         self.holds.clear()
+        self.attempts.clear()
         self.asked.clear()
 
     def begin_link(self) -> None:
@@ -144,6 +157,13 @@ class Seat:
             if holds:
                 holds.cut(first, end)
             holds.add(first, end, piece.origin)
+            if piece.attempts is not None:
+                counts = self.attempts.setdefault(door, RangeMap())
+                counts.cut(first, end)
+                for count, run in groupby(piece.attempts[piece.lo : piece.hi]):
+                    first, start = first + sum(1 for _ in run), first
+                    if count:
+                        counts.add(start, first, count)
 
     def let_go(self, door: Door, origin: bytes, ranges: Ranges) -> Ranges:
         """What the client names of what it holds; it does not hold that any more."""
@@ -171,4 +191,27 @@ class Seat:
         for door, holds in self.holds.items():
             for first, end, origin in holds:
                 found.setdefault((door, origin), []).append((first, end))
-        return [(door, origin, ranges) for (door, origin), ranges in found.items()]
+        return [Claim(door, origin, ranges) for (door, origin), ranges in found.items()]
+
+    def claims_once(self, door: Door, origin: bytes, ranges: Ranges) -> list[Claim]:
+        """What it has let go of in a way that must not be repeated, by deliveries that had ended."""
+        counts = self.attempts.get(door)
+        found: dict[int, Ranges] = {}
+        for first, end in ranges:
+            at = first
+            for a, b, count in counts.find(first, end) if counts is not None else ():
+                if a > at:
+                    found.setdefault(0, []).append((at, a))
+                found.setdefault(count, []).append((a, b))
+                at = b
+            if at < end:
+                found.setdefault(0, []).append((at, end))
+        return [Claim(door, origin, pieces, count) for count, pieces in found.items()]
+
+    def forget_attempts(self, door: Door, ranges: Ranges) -> None:
+        counts = self.attempts.get(door)
+        if counts is not None:
+            for first, end in ranges:
+                counts.cut(first, end)
+            if not counts:
+                del self.attempts[door]

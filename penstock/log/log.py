@@ -554,12 +554,20 @@ class Log:
         return fates
 
     def resume(
-        self, queue: str, consumer: str, ranges: Ranges, now_us: int, *, origin: bytes, dead: bool = False
+        self,
+        queue: str,
+        consumer: str,
+        ranges: Ranges,
+        now_us: int,
+        *,
+        origin: bytes,
+        dead: bool = False,
+        attempts_max: int | None = None,
     ) -> Ranges:
         """What a consumer had before and has not let go of: it holds it again, as far as nobody else does.
 
         No delivery: nothing is counted or recorded. What it gets is told; the rest is gone, dead, in
-        other hands, or has other ids.
+        other hands, has other ids, or more than `attempts_max` of its deliveries have ended.
         """
         self._check()
         found = self._state.queues.get(queue)
@@ -568,7 +576,7 @@ class Log:
         if found.parts:
             self._sealer.messages(found)
         with self._reading():
-            resumed = found.resume(consumer, ranges, origin, dead, now_us)
+            resumed = found.resume(consumer, ranges, origin, dead, now_us, attempts_max)
         if resumed:
             self._changed[found.number] = found
         return resumed

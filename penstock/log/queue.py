@@ -284,7 +284,13 @@ class LogQueue:
         self.pending.hold(first, end, hold)
 
     def resume(
-        self, consumer: str, ranges: Sequence[tuple[int, int]], origin: bytes, dead: bool, now_us: int
+        self,
+        consumer: str,
+        ranges: Sequence[tuple[int, int]],
+        origin: bytes,
+        dead: bool,
+        now_us: int,
+        attempts_max: int | None,
     ) -> list[tuple[int, int]]:
         """Messages with that origin that nobody holds are this consumer's again; which of them it were."""
         pending = self.pending
@@ -304,11 +310,14 @@ class LogQueue:
                         break  # Its next reader meets the damage.
                     stop = min(run_end, block.header.offset_end)
                     if self.origin(block.header.opening) == origin:
-                        pending.resume(at, stop, Hold(consumer, now_us, origin, place, dead))
-                        if resumed and resumed[-1][1] == at:
-                            resumed[-1] = (resumed[-1][0], stop)
-                        else:
-                            resumed.append((at, stop))
+                        for a, b, note in pending.noted(at, stop):
+                            if attempts_max is not None and note.attempts > attempts_max:
+                                continue
+                            pending.resume(a, b, Hold(consumer, now_us, origin, place, dead))
+                            if resumed and resumed[-1][1] == a:
+                                resumed[-1] = (resumed[-1][0], b)
+                            else:
+                                resumed.append((a, b))
                     at = stop
         return resumed
 

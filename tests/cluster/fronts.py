@@ -378,8 +378,11 @@ class Follower(Front):
 
     async def _stop(self) -> None:
         await self.close_doors()
+        link = self.away._link
         self.away.lost("the test is over")
-        await asyncio.sleep(0.01)
+        deadline = time.monotonic() + WAIT_SECONDS
+        while link is not None and link._transport is not None and time.monotonic() < deadline:
+            await asyncio.sleep(0.001)
 
     def stop(self) -> None:
         self.thread.run(self._stop())

@@ -103,6 +103,15 @@ def _is_linked_again(follower: Follower, since: int) -> bool:
     return any(up for up, _ in follower.links[since:])
 
 
+def _move(follower: Follower, leader: Leader) -> None:
+    """The follower leads."""
+    follower.away.move_to(leader.broker, leader.engine, leader.now_us())
+    for connection in follower.connections:
+        connection.move(leader.broker)
+    follower.home = leader.broker
+    leader.host.resumed(follower.name)
+
+
 @pytest.fixture
 def cluster(thread: LoopThread, tmp_path: Path) -> Iterator[Cluster]:
     cluster = Cluster(thread, tmp_path)
@@ -280,6 +289,44 @@ def test_what_was_settled_without_a_leader_is_settled(cluster: Cluster, change: 
     assert cluster.events(Event.ACKED) == 5
 
 
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("change", ["link", "crash", "lead"])
+def test_what_was_requeued_is_requeued_once(cluster: Cluster, change: str, again: bool) -> None:
+    """It was stored, and the follower was not told: it says so again, and the message has moved on."""
+    follower = cluster.follower()
+    consumer, other = cluster.door(follower, "phpmq"), cluster.door(follower, "phpmq")
+    assert isinstance(consumer, PhpmqDoor)
+    consumer.send(range(4))
+    consumer.demand(3)
+    assert consumer.collect(3) == [0, 1, 2]
+    consumer.requeue()
+    assert consumer.collect(3) == [3, 0, 1]  # 0 and 1 for the second time
+    cluster.thread.until(lambda: not follower.away._seating._unsettled, "the first to be confirmed")
+    lost: list[int] = []
+    follower.away._seating.settled = lost.append  # type: ignore[assignment, method-assign]
+    if not again:
+        consumer.demand(0)
+    consumer.requeue()
+    if again:
+        assert consumer.collect(3) == [2, 3, 0]
+    cluster.thread.until(lambda: cluster.leader.counts_now(QUEUE)[1] == (3 if again else 0), "the second")
+    assert cluster.events(Event.REQUEUED) == 6
+    cluster.thread.until(lambda: lost, "it to be confirmed")
+    del follower.away._seating.settled
+    if change == "lead":
+        leader = cluster.next_leader()
+        cluster.thread.call(_move, follower, leader)
+    else:
+        CHANGES[change](cluster)
+    if not again:
+        cluster.thread.until(lambda: cluster.leader.counts_now(QUEUE) == (4, 0, 0), "all to be ready")
+        other.demand(4)
+        assert other.collect(4) == [2, 3, 0, 1]
+    else:
+        cluster.thread.until(lambda: cluster.leader.counts_now(QUEUE) == (1, 3, 0), "the claims")
+    assert cluster.events(Event.REQUEUED) == 6
+
+
 def test_demands_change_while_there_is_no_leader(cluster: Cluster) -> None:
     follower = cluster.follower()
     ceasing, beginning = cluster.door(follower, "phpmq"), cluster.door(follower, "phpmq")
@@ -431,14 +478,8 @@ def test_a_follower_that_leads_goes_on_with_its_clients(
     old.crash()
     new = Leader(thread, tmp_path, term=2, claims_seconds=5.0, expected=["nobody"])
 
-    def move() -> None:
-        follower.away.move_to(new.broker, new.engine, new.now_us())
-        for connection in follower.connections:
-            connection.move(new.broker)
-        follower.home = new.broker
-        new.host.resumed("nobody")
-
-    thread.call(move)
+    thread.call(_move, follower, new)
+    thread.call(new.host.resumed, "nobody")
     if linked:
         assert consumer.wire.is_silent()
         assert new.counts(QUEUE) == (6, 4, 0)

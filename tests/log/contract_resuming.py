@@ -86,6 +86,23 @@ class Resuming:
         assert rig.engine.resume("orders", "ann", everything, rig.now_us, origin=b"f" * 18) == []
         rig.has("orders", ready=3, held=3)
 
+    def test_nothing_that_was_delivered_more_often(self, rig: Rig) -> None:
+        rig.open()
+        rig.send("orders", named("m", 4))
+        got = rig.take("orders", 3)
+        rig.settle("orders", Outcome.REQUEUE, got[1:2])
+        rig.restart("reopen")
+        everything: Ranges = [(0, 4)]
+        asked = rig.engine.resume(
+            "orders", "ann", everything, rig.now_us, origin=got[0].origin, attempts_max=0
+        )
+        assert asked == [(0, 1), (2, 4)]
+        rig.has("orders", ready=1, held=3)
+        assert rig.engine.resume(
+            "orders", "ann", everything, rig.now_us, origin=got[0].origin, attempts_max=1
+        ) == [(1, 2)]
+        rig.has("orders", held=4)
+
     def test_no_queue_no_messages(self, rig: Rig) -> None:
         rig.open()
         assert rig.engine.resume("nowhere", "ann", [(0, 5)], rig.now_us, origin=b"0" * 18) == []
