@@ -2,6 +2,7 @@
 
 Spark runs a job again with its rows in another order, cut into other parts. So what counts is which rows
 there are for each queue, however they are ordered: their number, their bytes, a sum over their checksums.
+Behind that stands which stages they were, for when these are gone and somebody asks again.
 
 The batches of a streaming query are an exception: one that Spark runs again need not be byte for byte the
 same, and the first one counts. Of these, only queues are compared (`stages.py`).
@@ -43,10 +44,15 @@ class Fingerprint:
                     total[2] += checksum * checksum
                 total[2] += sum(batch.repairs or ())
 
-    def text(self) -> str:
+    def text(self, stage_ids: Iterable[str]) -> str:
         """What is remembered with the key; nothing where it is a stream's."""
-        if not self._looks_inside:
-            return ""
+        return f"{self._digest()}/{digest_of_stages(stage_ids)}" if self._looks_inside else ""
+
+    def is_of(self, text: str) -> bool:
+        """Whether what is remembered was made of the same messages."""
+        return text.partition("/")[0] == self._digest()
+
+    def _digest(self) -> str:
         return hashlib.blake2b(json.dumps(sorted(self._rows.items())).encode(), digest_size=12).hexdigest()
 
     def counts(self) -> dict[str, int]:
@@ -56,3 +62,13 @@ class Fingerprint:
             if kind != _REPAIRS:
                 counts[queue] = counts.get(queue, 0) + rows
         return counts
+
+
+def digest_of_stages(stage_ids: Iterable[str]) -> str:
+    return hashlib.blake2b("".join(sorted(stage_ids)).encode(), digest_size=8).hexdigest()
+
+
+def is_of_stages(text: str, stage_ids: Iterable[str]) -> bool:
+    """Whether what is remembered was made of these stages; true where nobody remembers."""
+    digest = text.partition("/")[2]
+    return not digest or digest == digest_of_stages(stage_ids)

@@ -10,9 +10,10 @@ own (`stage_files.py`), synced before it is confirmed. Then either
 
 Rules that always hold:
   * One thing at a time is done to a key, commit or abort. Whoever comes meanwhile waits for the outcome.
-  * A key that was committed stays committed: to commit it again, with stages that have the same messages or
-    are gone, changes nothing and is answered as the first time; to abort it does nothing. The engine
-    remembers the last 10,000 such keys. With stages that have other messages it is the problem `key-reused`.
+  * A key that was committed stays committed: to commit it again, with the same stages or with some that have
+    the same messages, changes nothing and is answered as the first time; to abort it does nothing. The engine
+    remembers the last 10,000 such keys. With stages that have other messages it is the problem `key-reused`,
+    with others that the commit has dropped `stage-not-found`: nobody can say what was in them.
   * What is in memory is what is on the disk: a stage is there after its sync, and gone before its file is.
   * All files together have at most `stages-bytes-max` bytes, and leave some room on the disk for the log.
 
@@ -29,6 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
+from penstock.errors import PenstockError
 from penstock.http.commits import (
     AT_ONCE_BYTES,
     AT_ONCE_MESSAGES,
@@ -42,7 +44,7 @@ from penstock.http.commits import (
     disk_problem,
     known_of,
 )
-from penstock.http.fingerprint import OF_STREAMS, Fingerprint
+from penstock.http.fingerprint import OF_STREAMS, Fingerprint, digest_of_stages, is_of_stages
 from penstock.http.link import Link
 from penstock.http.problems import Problem
 from penstock.http.stage_chunks import load_chunk, plan_chunks, read_chunks
@@ -62,6 +64,7 @@ COPIED: Final = (
     "is this a copy of another query's checkpoint, or is the option queue another one since then? Begin with "
     "a new checkpoint"
 )
+ALIKE_MAX: Final = 10_000
 ASKED_AT_ONCE: Final = 500
 """Keys that the engine is asked about in one go, at the start."""
 
@@ -98,6 +101,7 @@ class Stages:
         self._stages: dict[str, Stage] = {}
         self._by_key: dict[str, dict[str, Stage]] = {}
         self._large: dict[str, LargeCommit] = {}
+        self._alike: dict[str, str] = {}  # by key: the stages last found to bring what is committed already
         self._tasks: set[asyncio.Task[None]] = set()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._room = asyncio.Semaphore(CHUNKS_AT_WORK)
@@ -249,16 +253,12 @@ class Stages:
     async def _check_same(
         self, key: str, stage_ids: Sequence[str], stored: Sequence[Range], fingerprint: str
     ) -> None:
-        """Whether these stages bring what is stored under their key already, as far as they are there.
-
-        Whoever asks again because an answer was lost names stages that are gone, and is not meant.
-        """
-        stages = [self._stages.get(stage_id) for stage_id in stage_ids]
-        if any(stage is None or stage.key != key or stage.damage for stage in stages):
-            return
+        """Whether these stages bring what is stored under their key already."""
         try:
+            self._check_stages(key, stage_ids)
             asked = await self._in_thread(_fingerprint_of, self._folder, key, stage_ids)
-        except StageDamaged:
+        except (Problem, StageDamaged) as error:
+            self._check_repeated(key, stage_ids, fingerprint, error)
             return
         except OSError as error:
             raise disk_problem(error, self._folder.path) from error
@@ -266,8 +266,26 @@ class Stages:
             queues = {it.queue for it in stored}
             if queues and not queues.issuperset(asked.counts()):
                 raise _reused(key, stored, asked, COPIED)
-        elif fingerprint and stage_ids and fingerprint != asked.text():
+        elif fingerprint and stage_ids and not asked.is_of(fingerprint):
             raise _reused(key, stored, asked, "use a new key for what is new")
+        if stage_ids:
+            self._alike[key] = digest_of_stages(stage_ids)
+        if len(self._alike) > ALIKE_MAX:
+            del self._alike[next(iter(self._alike))]
+
+    def _check_repeated(
+        self, key: str, stage_ids: Sequence[str], fingerprint: str, error: PenstockError
+    ) -> None:
+        """Whether somebody asks again because an answer was lost, about stages that are gone since then.
+
+        Other stages of the key are those of a second writer, and were dropped when the first one committed.
+        """
+        if not is_of_stages(fingerprint, stage_ids) and self._alike.get(key) != digest_of_stages(stage_ids):
+            raise Problem(
+                "stage-not-found",
+                f"transaction {key!r} was committed with other stages, with which these cannot be compared "
+                f"({error}); stage all parts again",
+            ) from None
 
     def _check_intent(self, key: str, known: Known) -> None:
         if known.steps:
@@ -397,7 +415,7 @@ def _read_all(
     fingerprint = Fingerprint(key)
     parts = None if len(chunks) > 1 else load_chunk(folder, chunks[0]) if chunks else []
     fingerprint.add(read_chunks(folder, chunks) if parts is None else parts)
-    return parts, fingerprint.text()
+    return parts, fingerprint.text(stage_ids)
 
 
 def _fingerprint_of(folder: StageFolder, key: str, stage_ids: Sequence[str]) -> Fingerprint:

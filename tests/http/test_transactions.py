@@ -114,10 +114,32 @@ def test_a_commit_counts_once_whatever_it_names_the_second_time(api: Api, broker
     answer = committed(api, "twice", first)
     # The batch is replayed from its beginning, in another order, and in other parts.
     again = stage(api, "twice", "twice", "two"), stage(api, "twice", "twice", "one")
-    for stages in (again, (first,), (), ("f" * 32,)):
+    # Then an answer was lost, of this commit or of the first one, whose stages are gone by now.
+    for stages in (again, again, (first,), ()):
         assert committed(api, "twice", *stages) == {**answer, "repeated": True}
     assert stored(broker, "twice") == ["one", "two"]
     assert stage_files(broker) == []
+
+
+def test_of_two_writers_with_one_key_the_second_hears_of_what_is_dropped(start_broker: StartBroker) -> None:
+    """Both have staged before either commits: nobody can say any more whether they brought the same."""
+    broker = start_broker()
+    with Api(broker.ports["http"]) as api:
+        first, second = stage(api, "key", "two", "a1", "a2"), stage(api, "key", "two", "b1")
+        answer = committed(api, "key", first)
+    for end in (lambda: None, broker.kill, broker.stop):
+        end()
+        if not broker.running:
+            broker.start()
+        with Api(broker.ports["http"]) as api:
+            reply = commit(api, "key", second)
+            assert reply.problem == "stage-not-found"
+            assert "transaction 'key' was committed with other stages" in reply.json["detail"]
+            assert second in reply.json["detail"]
+            assert commit(api, "key", stage(api, "key", "two", "b1")).problem == "key-reused"
+            api.ask("DELETE", "/v1/transactions/key")
+            assert committed(api, "key", first) == {**answer, "repeated": True}
+    assert stored(broker, "two") == ["a1", "a2"]
 
 
 @pytest.mark.parametrize(
