@@ -46,9 +46,6 @@ Numbers = Any  # a numpy array; numpy's own types say less here than the names d
 
 COLUMNS: Final = ("value", "ttl", "retries")
 REPAIR_COLUMNS: Final = ("value", "offset")
-ROWS_MAX: Final = 1_000_000
-"""Of one body. An empty message is 4 bytes of a stream, and ten times that on its way into the log."""
-
 VALUE_RULE: Final = "binary, string, large_binary or large_string"
 
 
@@ -70,7 +67,7 @@ def read_arrow(
         with pa.ipc.open_stream(source) as stream:
             reader.check_schema(stream.schema)
             for batch in stream:
-                reader.check_rows(batch.num_rows)
+                reader.parts.count(batch.num_rows)
                 batch.validate(full=True)
                 if batch.num_rows:
                     reader.add(batch)
@@ -116,15 +113,6 @@ class _Reader:
         self._rows = 0  # before the present batch
         self._bytes = 0
         self._checked: set[str] = set()  # names of queues
-
-    def check_rows(self, more: int) -> None:
-        """Whether so many more are not too many: each costs, whatever it has in it."""
-        if self._rows + more > ROWS_MAX:
-            raise Problem(
-                "body-too-large",
-                f"the stream has {self._rows + more} rows or more, and {ROWS_MAX} are taken at a time; send "
-                "less at a time",
-            )
 
     def check_schema(self, schema: pa.Schema) -> None:
         """Whether the columns are those that are taken here, each once and of a type that it can have."""

@@ -105,6 +105,7 @@ class _Reader:
             lengths = [len(value.encode()) for value in values]
         if members != len(rows) or max(lengths) > self._payload_bytes_max:
             return False
+        self.parts.count(len(rows))
         part = self.parts.of(None)
         part.add(payload, _ends(lengths, part.end))
         return True
@@ -130,6 +131,7 @@ class _Reader:
             ttls.append(_number(number, row, "ttl", 1, TTL_SECONDS_MAX, NO_TTL, TTL_RULE))
             retries.append(_number(number, row, "retries", 0, RETRIES_ENDLESS, RETRIES_NONE, RETRIES_RULE))
         for queue, (values, ttls, retries, offsets) in gathered.items():
+            self.parts.count(len(values))
             part = self.parts.of(queue)
             part.add(
                 b"".join(values),

@@ -6,6 +6,7 @@ here is done per message.
 Rules that always hold:
   * Queues come out in the order in which they first appeared, and the messages of each in their order.
   * A column that no message has is not there, as in every `Batch`.
+  * A body has at most `ROWS_MAX` messages for at most `QUEUES_MAX` queues. Each costs, whatever is in it.
 """
 
 from array import array
@@ -19,6 +20,12 @@ Parts = list[tuple[str | None, Batch]]
 """What a body is for: messages for each queue; the queue is None where the body does not name one."""
 
 NO_TTL: Final = 0
+
+ROWS_MAX: Final = 1_000_000
+"""An empty message is 4 bytes of an Arrow stream, and ten times that on its way into the log."""
+
+QUEUES_MAX: Final = 10_000
+"""A queue of one message is 24 bytes of NDJSON, and 1 KB here."""
 
 TTL_RULE: Final = f"a whole number of seconds from 1 to {TTL_SECONDS_MAX}"
 RETRIES_RULE: Final = "a whole number from 0 to 255 (255: without end)"
@@ -75,11 +82,27 @@ class PartsBuilder:
 
     def __init__(self) -> None:
         self._parts: dict[str | None, Part] = {}
+        self.rows = 0
+
+    def count(self, more: int) -> None:
+        """So many messages more; a Problem where they are too many."""
+        self.rows += more
+        if self.rows > ROWS_MAX:
+            raise Problem(
+                "body-too-large",
+                f"the body has {self.rows} messages or more, and {ROWS_MAX} are taken at a time; send "
+                "less at a time",
+            )
 
     def of(self, queue: str | None) -> Part:
-        """The part of a queue, which is made where there is none yet."""
+        """The part of a queue, which is made where there is none yet; a Problem where there are too many."""
         part = self._parts.get(queue)
         if part is None:
+            if len(self._parts) == QUEUES_MAX:
+                raise Problem(
+                    "body-too-large",
+                    f"the messages of the body are for more than {QUEUES_MAX} queues; send less at a time",
+                )
             part = self._parts[queue] = Part()
         return part
 

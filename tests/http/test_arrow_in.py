@@ -380,4 +380,4 @@ def test_rows_are_bounded_however_little_is_in_them() -> None:
     assert len(batch) == 600_000
     problem = problem_of(stream(empty, empty))
     assert problem.name == "body-too-large"
-    assert "the stream has 1200000 rows or more, and 1000000 are taken at a time" in problem.detail
+    assert "the body has 1200000 messages or more, and 1000000 are taken at a time" in problem.detail

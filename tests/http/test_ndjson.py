@@ -193,6 +193,29 @@ def test_a_message_that_is_too_large_is_named(row: object) -> None:
     assert "[limits] payload-bytes-max is 1000" in raised.value.detail
 
 
+@pytest.mark.parametrize(
+    ("row", "count", "detail"),
+    [
+        (b'{"value":"","queue":"q"}\n', 1_000_001, "messages or more, and 1000000 are taken at a time"),
+        (b'{"value":"","queue":"q%d"}\n', 10_001, "for more than 10000 queues"),
+    ],
+    ids=["rows", "queues"],
+)
+def test_rows_and_queues_are_bounded_by_what_they_cost(row: bytes, count: int, detail: str) -> None:
+    """Within body-bytes-max are a million empty messages, or half a million queues: 1 KB and more each."""
+    body = b"".join(row % at for at in range(count)) if b"%" in row else row * count
+    with pytest.raises(Problem) as refused:
+        read_ndjson(body, payload_bytes_max=10, queues=True)
+    assert refused.value.name == "body-too-large"
+    assert detail in refused.value.detail
+
+
+def test_plain_lines_are_bounded_too() -> None:
+    assert len(read_ndjson(b'{"value":""}\n' * 1_000_000, payload_bytes_max=10)[0][1]) == 1_000_000
+    with pytest.raises(Problem, match="1000000 are taken at a time"):
+        read_ndjson(b'{"value":""}\n' * 1_000_001, payload_bytes_max=10)
+
+
 def test_line_numbers_count_over_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ndjson, "CHUNK_BYTES", 40)
     for bad in (b'{"value":1}', b"\xff", b"{", b'{"value":"a","ttl":0}'):
