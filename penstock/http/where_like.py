@@ -2,9 +2,11 @@
 
 A pattern is split at its `%` into pieces. The first must begin the text, the last must end it, and each of
 the others is looked for once, behind the one before: the leftmost place is always good enough, because it
-leaves most room. So the time is bounded by the length of the text times the length of the longest piece,
-and nothing is tried twice. A piece with `_` in it is a regular expression of single characters; there is
-no repetition in it that could be matched in two ways.
+leaves most room, and nothing is tried twice. A piece with `_` in it is a regular expression of single
+characters; there is no repetition in it that could be matched in two ways. To look for it may take the length
+of the text times that of the piece, while no other thread runs. Where that is much, the text is gone through
+character by character, with a bit for each place in the piece that may have been reached: 0.2 µs for each,
+whatever the piece is, and others have their turns.
 """
 
 import re
@@ -12,6 +14,9 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 _PART: Final = re.compile(r"\\(?P<literal>[%_\\])|(?P<wild>[%_])|(?P<plain>[^%_\\]+)", re.DOTALL)
+QUICK_MAX: Final = 2_000_000
+"""Characters of a text times those of a piece: about 10 ms at most."""
+
 _ONE: Final = None
 """What stands for `_` in a piece."""
 
@@ -71,7 +76,23 @@ def _piece(characters: list[str | None]) -> _Piece:
     expression = re.compile("".join("." if c is _ONE else re.escape(c) for c in characters), re.DOTALL)
 
     def find(whole: str, at: int) -> int:
+        if (len(whole) - at) * len(characters) > QUICK_MAX:
+            return _find_slowly(characters, whole, at)
         found = expression.search(whole, at)
         return found.start() if found else -1
 
     return _Piece(len(characters), expression.match, find)
+
+
+def _find_slowly(characters: list[str | None], whole: str, at: int) -> int:
+    any_character = sum(1 << place for place, c in enumerate(characters) if c is _ONE)
+    places: dict[str, int] = {}
+    for place, c in enumerate(characters):
+        if c is not _ONE:
+            places[c] = places.get(c, any_character) | 1 << place
+    reached, last = 0, 1 << len(characters) - 1
+    for end, c in enumerate(whole[at:], at + 1):
+        reached = (reached << 1 | 1) & places.get(c, any_character)
+        if reached & last:
+            return end - len(characters)
+    return -1

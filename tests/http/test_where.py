@@ -2,6 +2,7 @@
 
 import ast
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PenstockError
-from penstock.http import where
+from penstock.http import where, where_like
 from penstock.http.where import Row, WhereError, parse
 from penstock.http.where_tree import COLUMNS
 from tests.http.where_reference import HOUR_US, NOW_US, Tree, judged, like, rows, spelt, trees, us
@@ -305,6 +306,19 @@ def test_no_pattern_makes_a_text_be_searched_again_and_again(pattern: str) -> No
     # A matcher that goes back to try another place does not come to an end here.
     assert not holds(f"value like '{pattern}'", letter(b"a" * 20_000))
     assert holds(f"value like '{pattern}'", letter(b"a" * 20_000 + b"b"))
+
+
+def test_others_have_their_turns_while_a_long_text_is_searched() -> None:
+    """A regular expression would take half a minute for this, and nothing else runs meanwhile."""
+    condition = parse("value like '%" + "a_" * 400 + "b%'")
+    row = letter(b"a" * (1 << 20))
+    judging = threading.Thread(target=condition.matches, args=(row, NOW_US))
+    turns = 0
+    judging.start()
+    while judging.is_alive():
+        judging.join(0.001)
+        turns += 1
+    assert turns > 10
 
 
 # --- What is read of a row -----------------------------------------------------------------
@@ -674,7 +688,10 @@ odd = st.tuples(st.lists(odd_parts, max_size=6).map("".join), st.text("a.[\n%_\\
 def test_likes_what_the_reference_likes(drawn: tuple[str, str]) -> None:
     pattern, text = drawn
     condition = parse(f"value like '{pattern}'")
-    assert condition.matches(letter(text.encode()), NOW_US) is like(text, pattern)
+    for quick_max in (where_like.QUICK_MAX, 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(where_like, "QUICK_MAX", quick_max)
+            assert condition.matches(letter(text.encode()), NOW_US) is like(text, pattern)
 
 
 def test_the_reference_knows_all_three_values() -> None:
