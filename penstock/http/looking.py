@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock.control.frames import Frame
 from penstock.http.link import Link
-from penstock.log.reader import Block, LogReader
+from penstock.log.reader import Block, LogReader, OffsetsMissing
 from penstock.log.repairs import drawer_of
 from penstock.model.ids import id_of
 from penstock.model.life import Reason, State
@@ -159,7 +159,10 @@ def look_at_one(reader: LogReader, queue: str, offset: int) -> Seen | None:
     """One message; None where it is not in the log. LogDamaged where it cannot be read."""
     if reader.kept_from(queue, offset) != offset:
         return None
-    block = next(reader.messages(queue, offset, offset + 1))
+    try:
+        block = next(reader.messages(queue, offset, offset + 1))
+    except OffsetsMissing:
+        return None  # Retention has come in between.
     return _messages_of(block, offset, offset + 1)[0]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.http.looking import look_at_one
 from penstock.log.errors import LogError
 from penstock.log.log import Log, open_log
 from penstock.log.overlay import TRIES_MAX
@@ -128,6 +129,20 @@ def test_openings_of_files_that_were_replaced(tmp_path: Path) -> None:
         base, _ = parse_segment_name(path.name) or (0, 0)
         path.rename(tmp_path / segment_name(base, 1))
     assert reader.openings("q") == [(0, 300, 1)]
+
+
+def test_a_message_that_retention_takes_while_it_is_looked_up_is_not_there(tmp_path: Path) -> None:
+    engine = write(tmp_path, 300)
+
+    class Slow(LogReader):
+        def kept_from(self, queue: str, offset: int) -> int | None:
+            kept = super().kept_from(queue, offset)
+            compact(engine)
+            evict(self)
+            return kept
+
+    assert look_at_one(Slow(str(tmp_path), maps_max=1), "q", 5) is None
+    engine.close(NOW_US)
 
 
 # --- beside a broker that works ---------------------------------------------------------------------
