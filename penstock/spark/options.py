@@ -36,6 +36,8 @@ LATEST: Final = -1
 
 OFFSET_MAX: Final = (1 << 56) - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+"""What is later than a date can be is the last moment there is."""
 
 BATCH: Final = "batch"
 STREAM: Final = "stream"
@@ -178,7 +180,7 @@ def _bound(text: str) -> Bound:
 def _time_us(text: str) -> int:
     text = text.strip()
     if re.fullmatch("[0-9]{1,15}", text) is not None:
-        return int(text) * 1000
+        return min(int(text) * 1000, _LAST_US)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -188,7 +190,7 @@ def _time_us(text: str) -> int:
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return max((moment - _EPOCH) // timedelta(microseconds=1), 0)
+    return min(max((moment - _EPOCH) // timedelta(microseconds=1), 0), _LAST_US)
 
 
 # --- tables ----------------------------------------------------------------------------------------

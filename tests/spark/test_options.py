@@ -120,6 +120,9 @@ def test_one_of_two_says_what_to_read(options: dict[str, str]) -> None:
         ("2023-11-14T22:13:20", 1_700_000_000_000_000),
         ("2023-11-14", 1_699_920_000_000_000),
         ("1960-01-01", 0),
+        # Later than a date can be: its last moment.
+        ("999999999999999", 253_402_300_799_999_999),
+        ("9999-12-31T23:59:59-14:00", 253_402_300_799_999_999),
     ],
 )
 def test_times(text: str, time_us: int) -> None:
