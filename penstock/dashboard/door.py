@@ -25,6 +25,7 @@ from typing import Final
 from urllib.parse import parse_qs, quote, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -65,6 +66,8 @@ HEADERS: Final = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+
+_NO_FILE: Final = Problem("not-found", "the dashboard has no such file")
 
 StartPages = Callable[[], Awaitable[ASGIApp]]
 
@@ -140,7 +143,11 @@ class Door:
         path: str = scope["path"]
         if path.startswith("/_penstock/") or path == ICON_PATH:
             file = path.removeprefix("/_penstock") if path != ICON_PATH else "/favicon.svg"
-            await self._assets({**scope, "path": file, "root_path": ""}, receive, send)
+            try:
+                await self._assets({**scope, "path": file, "root_path": ""}, receive, send)
+            except HTTPException as error:
+                problem = _not_offered(scope["method"]) if error.status_code == 405 else _NO_FILE
+                await problem.response()(scope, receive, send)
             return
         try:
             response = await self._own(scope, receive)

@@ -190,7 +190,7 @@ class StageFolder:
     def open(self) -> None:
         """Make the folder where there is none, wait until nobody else has it, and tidy up."""
         if not os.path.isdir(self.path):
-            os.makedirs(self.path, exist_ok=True)
+            os.makedirs(self.path, 0o750, exist_ok=True)
             _sync_folder(self._data)
         self._lock()
         for name in self._names(TEMPORARY_SUFFIX):
@@ -343,7 +343,7 @@ class StageFolder:
         path = os.path.join(self.path, name)
         temporary = path + TEMPORARY_SUFFIX
         try:
-            with open(temporary, "wb") as file:
+            with open(temporary, "wb", opener=_for_us) as file:
                 file.writelines(buffers)
                 file.flush()
                 os.fsync(file.fileno())
@@ -358,6 +358,11 @@ class StageFolder:
             _discard(os.path.join(self.path, name))
         if names:
             _sync_folder(self.path)
+
+
+def _for_us(path: str, flags: int) -> int:
+    """Payloads are not for everybody's eyes, as the log's files are not."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o640)
 
 
 def _open_stage(path: str) -> BinaryIO:

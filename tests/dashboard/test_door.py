@@ -56,6 +56,13 @@ def cookie_of(reply: Reply) -> str:
     return reply.headers["set-cookie"].partition(";")[0]
 
 
+def test_a_file_that_is_not_there_is_no_fault(guarded: BrokerProcess) -> None:
+    for path in ("/_penstock/nope", "/_penstock/", "/_penstock/../door.py"):
+        assert ask(guarded, path).problem == "not-found"
+    assert ask(guarded, "/_penstock/penstock.css", "POST", b"").problem == "method-not-allowed"
+    assert "Traceback" not in guarded.log()
+
+
 def upgrade(broker: BrokerProcess, **headers: str) -> int:
     """The status with which a websocket is answered."""
     port = broker.ports["http"]

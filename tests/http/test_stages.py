@@ -146,6 +146,20 @@ def test_no_text_of_a_caller_is_in_a_path(folder: StageFolder) -> None:
     assert os.listdir(folder.path) == ["lock"]
 
 
+def test_what_is_staged_is_not_for_everybody(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        folder = StageFolder(str(tmp_path))
+        folder.open()
+        folder.write(encode_stage("key", [("q", Batch.of([b"secret"]))], 0))
+        folder.write_intent(Intent("key", (), 1, 1, False))
+    finally:
+        os.umask(before)
+    folder.close()
+    for path in (tmp_path / "stages", *(tmp_path / "stages").iterdir()):
+        assert path.stat().st_mode & 0o7 == 0, path
+
+
 def test_a_damaged_intent_is_told(folder: StageFolder) -> None:
     folder.write_intent(Intent("key", ("a" * 32,), 1, 1, begun=False))
     path = Path(folder.intent_path("key"))
