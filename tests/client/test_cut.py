@@ -11,7 +11,7 @@ import random
 import signal
 import socket
 import struct
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,57 +191,90 @@ CASES = pytest.mark.parametrize("protocol", ["phpmq", "sspq"])
 WAYS = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
+# By whom, over which client, under which name; whether all is well as far as the client says.
+Talk = Callable[["Cuts", Any, str], Awaitable[bool]]
+
+
+class Cuts:
+    """Conversations of one client through a door that is cut, in one test."""
+
+    def __init__(self, kind: Connect, house: House, protocol: str, transport: str, what: str) -> None:
+        self._kind = kind
+        self._door = Door(house, protocol, transport)
+        self._options = {"reconnect_seconds": 0, "operation_seconds": 5, **self._door.options}
+        self.protocol = protocol
+        self.queue = f"{what}-{transport}-{kind.__name__}" if protocol == "phpmq" else "default"
+        self.chance = random.Random(f"{SEED} {protocol} {transport} {what}")
+        self.done: list[bytes] = []
+        self.doubted = 0
+
+    async def all(self, talk: Talk, some: int, silent: float) -> None:
+        """`talk` whole, then cut at some bytes each way, the share `silent` of the cuts by silence."""
+
+        async def through(direction: str, at: int, how: str) -> bool:
+            self._options["operation_seconds"] = self._options["connect_seconds"] = (
+                0.3 if how == "silence" else 5
+            )
+            await self._door.open(direction, at, how)
+            try:
+                client = await self._kind(self._door.url, **self._options)
+            except ConnectionLost:
+                return False
+            else:
+                return await talk(self, client, f"{direction} {at} {how}")
+            finally:
+                await self._door.close()
+
+        assert await through("up", 1 << 30, "fin")
+        for direction, top in dict(self._door.passed).items():
+            for at in points(top, some, self.chance):
+                is_silent = self.chance.random() < silent
+                how = "silence" if is_silent else self.chance.choice(("fin", "reset"))
+                self.doubted += not await through(direction, at, how)
+        assert len(self.done) >= 2 * EACH
+        assert self.doubted > 20
+
+
+async def say(cuts: Cuts, client: Any, name: str) -> bool:
+    """Send. An error must count everything that was sent."""
+    bodies = [f"{name} {number}".encode() for number in range(EACH)]
+    for sent, body in enumerate(bodies):
+        lost = await error_of(send(client, cuts.protocol, cuts.queue, body))
+        if lost is not None:
+            assert lost.in_doubt in (sent, sent + 1), name
+            await client.close()  # it was told, and there is nothing else
+            return False
+    lost = await error_of(client.close())
+    if lost is None:
+        cuts.done.extend(bodies)
+        return True
+    assert lost.in_doubt == EACH, name
+    return False
+
+
+async def hear(cuts: Cuts, client: Any, name: str) -> bool:
+    """Take and acknowledge. An error must count every acknowledgement."""
+    acked: list[bytes] = []
+    with suppress(ConnectionLost):  # there is nobody to connect to again, or the peer broke off
+        await settle(client, cuts.protocol, cuts.queue, acked)
+    lost = await error_of(client.close())
+    if lost is None:
+        cuts.done.extend(acked)
+        return len(acked) == EACH
+    assert lost.in_doubt == 0, name
+    assert lost.verdicts_in_doubt >= len(acked) > 0, name
+    return False
+
+
 @CASES
 @WAYS
 @both
 async def test_sends(kind: Connect, house: House, protocol: str, transport: str) -> None:
-    chance = random.Random(f"{SEED} {protocol} {transport}")
-    queue = f"sends-{transport}-{kind.__name__}" if protocol == "phpmq" else "default"
-    door = Door(house, protocol, transport)
-    options = {"reconnect_seconds": 0, "operation_seconds": 5, **door.options}
-    done: list[bytes] = []
-    doubted = 0
-
-    async def talk(direction: str, at: int, how: str) -> bool:
-        await door.open(direction, at, how)
-        well = await conversation(f"{direction} {at} {how}")
-        await door.close()
-        return well
-
-    async def conversation(name: str) -> bool:
-        """Whether all is said to be well. An error must count everything that was sent."""
-        bodies = [f"{name} {number}".encode() for number in range(EACH)]
-        sent = 0
-        try:
-            client = await kind(door.url, **options)
-        except ConnectionLost:
-            return False
-        for body in bodies:
-            lost = await error_of(send(client, protocol, queue, body))
-            if lost is not None:
-                assert lost.in_doubt in (sent, sent + 1), name
-                await client.close()  # it was told, and there is nothing else
-                return False
-            sent += 1
-        lost = await error_of(client.close())
-        if lost is None:
-            done.extend(bodies)
-            return True
-        assert lost.in_doubt == sent, name
-        return False
-
-    assert await talk("up", 1 << 30, "fin")
-    tops = dict(door.passed)
+    cuts = Cuts(kind, house, protocol, transport, "sends")
     every = transport == "tcp" and kind is aconnect
-    for direction, top in tops.items():
-        for at in points(top, 10_000 if every else 40, chance):
-            how = "silence" if chance.random() < 0.005 else chance.choice(("fin", "reset"))
-            options["operation_seconds"] = options["connect_seconds"] = 0.3 if how == "silence" else 5
-            doubted += not await talk(direction, at, how)
-    found = house.stored(queue)
-    assert len(done) >= 2 * EACH
-    assert doubted > 20
-    assert not set(done) - set(found), "called done, and not stored"
+    await cuts.all(say, 10_000 if every else 40, silent=0.005)
+    found = house.stored(cuts.queue)
+    assert not set(cuts.done) - set(found), "called done, and not stored"
     assert len(found) == len(set(found)), "stored twice"
 
 
@@ -249,48 +282,13 @@ async def test_sends(kind: Connect, house: House, protocol: str, transport: str)
 @WAYS
 @both
 async def test_acknowledgements(kind: Connect, house: House, protocol: str, transport: str) -> None:
-    chance = random.Random(f"{SEED} {protocol} {transport} acks")
-    queue = f"acks-{transport}-{kind.__name__}" if protocol == "phpmq" else "default"
-    door = Door(house, protocol, transport)
-    options = {"reconnect_seconds": 0, "operation_seconds": 5, **door.options}
-    done: list[bytes] = []
-    doubted = 0
-
-    async def talk(direction: str, at: int, how: str) -> bool:
-        await door.open(direction, at, how)
-        well = await conversation(f"{direction} {at} {how}")
-        await door.close()
-        return well
-
-    async def conversation(name: str) -> bool:
-        """Whether all is said to be well. An error must count every acknowledgement."""
-        acked: list[bytes] = []
-        try:
-            client = await kind(door.url, **options)
-        except ConnectionLost:
-            return False
-        with suppress(ConnectionLost):  # there is nobody to connect to again, or the peer broke off
-            await settle(client, protocol, queue, acked)
-        lost = await error_of(client.close())
-        if lost is None:
-            done.extend(acked)
-            return len(acked) == EACH
-        assert lost.in_doubt == 0, name
-        assert lost.verdicts_in_doubt >= len(acked) > 0, name
-        return False
-
+    cuts = Cuts(kind, house, protocol, transport, "acks")
     with PhpmqClient(f"phpmq+unix://{house.folder}/phpmq.sock") as mq:
-        mq.send_many(queue, (b"%d" % number for number in range(10_000)))
-    assert await talk("up", 1 << 30, "fin")
-    tops = dict(door.passed)
+        mq.send_many(cuts.queue, (b"%d" % number for number in range(10_000)))
     every = transport == "tcp" and protocol == "sspq" and kind is aconnect
-    for direction, top in tops.items():
-        for at in points(top, 10_000 if every else 30, chance):
-            doubted += not await talk(direction, at, chance.choice(("fin", "reset")))
-    left = house.stored(queue)
-    assert len(done) >= 2 * EACH
-    assert doubted > 20
-    assert not set(done) & set(left), "acknowledged, and there again"
+    await cuts.all(hear, 10_000 if every else 30, silent=0)
+    left = house.stored(cuts.queue)
+    assert not set(cuts.done) & set(left), "acknowledged, and there again"
 
 
 ENDS = {"killed": signal.SIGKILL, "stopped": signal.SIGTERM, "frozen": signal.SIGSTOP}
