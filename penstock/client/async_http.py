@@ -21,6 +21,7 @@ from penstock.client.http_core import (
     Request,
     details_of,
     message_of,
+    page_of,
     queue_of,
     receipt_of,
     receipt_of_batch,
@@ -73,9 +74,9 @@ class AsyncHttpClient:
         """Look at messages without taking them. See `HttpClient.peek`."""
         messages: list[PeekedMessage] = []
         while True:
-            page = await self._ask(self._core.peek(queue, from_offset, limit - len(messages), state))
-            messages += map(message_of, page["messages"])
-            from_offset = page["next"]
+            answer = await self._ask(self._core.peek(queue, from_offset, limit - len(messages), state))
+            page, from_offset = page_of(answer, "messages", message_of)
+            messages += page
             if from_offset is None or len(messages) >= limit:
                 return messages
 
@@ -84,9 +85,8 @@ class AsyncHttpClient:
         queues: list[QueueInfo] = []
         after: str | None = None
         while True:
-            page = await self._ask(self._core.queues(after))
-            queues += map(queue_of, page["queues"])
-            after = page["next"]
+            page, after = page_of(await self._ask(self._core.queues(after)), "queues", queue_of)
+            queues += page
             if after is None:
                 return queues
 

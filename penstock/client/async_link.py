@@ -10,14 +10,14 @@ that breaks the protocol is not connected to again by itself: it would do the sa
 """
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from penstock.client.async_wire import AsyncWire, dial
-from penstock.client.core import CLOSED_BY_BROKER, WRONG_PORT, Core
-from penstock.client.errors import ClientError, ConnectionLost, reason_of
+from penstock.client.core import CLOSED_BY_BROKER, WRONG_PORT, Core, chunks
+from penstock.client.errors import ClientError, ConnectionLost, reason_of, tell_sent
 from penstock.client.link import FAREWELL_SECONDS, log
 from penstock.client.options import Options, tls_context
 from penstock.client.plan import Plan
@@ -70,6 +70,24 @@ class AsyncLink:
         self._check_taken(wire, await wire.drain(self._options.operation_seconds))
         if sends:
             self._core.check()
+
+    async def send_many(self, bodies: Iterable[bytes], encode: Callable[[list[bytes]], bytes]) -> int:
+        """Messages in as few writes as possible; how many they were. An error says how many went before."""
+        sent = 0
+
+        def encoded(chunk: list[bytes]) -> bytes:
+            nonlocal sent
+            data = encode(chunk)
+            sent += len(chunk)
+            return data
+
+        try:
+            for chunk in chunks(bodies):
+                await self.write(partial(encoded, chunk))
+        except Exception as error:
+            tell_sent(error, sent)
+            raise
+        return sent
 
     async def write_if_open(self, encode: Callable[[], bytes | None]) -> bool:
         """The same over the connection that is there; False where there is none, or it is the wrong one."""

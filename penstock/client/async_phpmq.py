@@ -10,9 +10,8 @@ from functools import partial
 from typing import Unpack
 
 from penstock.client.async_link import AsyncLink, AsyncLinkedClient
-from penstock.client.core import chunks
 from penstock.client.link import log
-from penstock.client.options import ClientOptions, Options
+from penstock.client.options import ClientOptions, Options, bounded
 from penstock.client.phpmq_core import (
     DROPPED,
     Fetched,
@@ -61,11 +60,7 @@ class AsyncPhpmqClient(AsyncLinkedClient):
 
     async def send_many(self, queue: str, bodies: Iterable[bytes], ttl: int | None = None) -> int:
         """Send messages in as few writes as possible; how many they were."""
-        count = 0
-        for chunk in chunks(bodies):
-            await self._link.write(partial(self._core.send, queue, chunk, ttl))
-            count += len(chunk)
-        return count
+        return await self._link.send_many(bodies, partial(self._core.send, queue, ttl_seconds=ttl))
 
     async def consume(
         self, queue: str, prefetch: int = 100, *, count: int | None = None, timeout: float | None = None
@@ -87,7 +82,7 @@ class AsyncPhpmqClient(AsyncLinkedClient):
         assert window is not None
         try:
             while not window.is_done:
-                message = await self._next(window, timeout)
+                message = await self._next(window, bounded(timeout))
                 if message is None:
                     return
                 yield message

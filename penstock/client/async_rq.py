@@ -22,9 +22,9 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from penstock.client.core import chunks
-from penstock.client.errors import ConnectionLost, NotSupported, TimedOut, Undelivered
+from penstock.client.errors import ConnectionLost, NotSupported, TimedOut, Undelivered, tell_sent
 from penstock.client.link import log
-from penstock.client.options import ClientOptions, Options, tls_context
+from penstock.client.options import SECONDS_TOP, ClientOptions, Options, bounded, tls_context
 from penstock.client.plan import Plan
 from penstock.client.rq_core import TIMEOUT_SECONDS_MAX, Call
 from penstock.client.rq_line import Line
@@ -89,26 +89,25 @@ class AsyncRqClient:
         Errors are those of `send`; `positions` are those of the messages that were sent and have no receipt,
         `sent` is how many were sent at all: no message from there on was.
         """
-        seconds = self._options.operation_seconds if timeout is None else timeout
+        seconds = min(self._options.operation_seconds if timeout is None else timeout, SECONDS_TOP)
         changed = asyncio.Event()
         call = Call(changed.set)
         used: set[Line] = set()
-        trouble: ConnectionLost | TimedOut | None = None
+        trouble: Exception | None = None
         end = 0
         try:
-            for chunk in chunks(bodies):
-                try:
+            try:
+                for chunk in chunks(bodies):
                     line = await self._line_with_room(len(chunk), seconds)
-                except (ConnectionLost, TimedOut) as error:
-                    trouble = error
-                    break
-                used.add(line)
-                line.write(line.core.send(call, queue, chunk, end, retries))
-                end += len(chunk)
-                if not await line.drained(seconds):
-                    trouble = TimedOut(f"the controller has taken nothing for {seconds:g} s")
-                if trouble is not None or call.failed or call.in_doubt:
-                    break
+                    used.add(line)
+                    line.write(line.core.send(call, queue, chunk, end, retries))
+                    end += len(chunk)
+                    if not await line.drained(seconds):
+                        trouble = TimedOut(f"the controller has taken nothing for {seconds:g} s")
+                    if trouble is not None or call.failed or call.in_doubt:
+                        break
+            except Exception as error:  # noqa: BLE001 - also of the caller's iterable: what was sent is sent
+                trouble = error
             in_time = await _settled(call, changed, seconds)
         finally:
             for line in used:
@@ -125,7 +124,7 @@ class AsyncRqClient:
         call: Call,
         end: int,
         waited_seconds: float | None,
-        trouble: ConnectionLost | TimedOut | None,
+        trouble: Exception | None,
     ) -> None:
         """Raise unless every message has its receipt."""
         what = f"{who}: {call.confirmed} of {end} messages are stored"
@@ -153,8 +152,11 @@ class AsyncRqClient:
                 positions=open_,
                 sent=end,
             )
-        if trouble is not None:
+        if isinstance(trouble, ConnectionLost | TimedOut):
             raise type(trouble)(f"{what}, the others were not sent: {trouble}", sent=end) from trouble
+        if trouble is not None:
+            tell_sent(trouble, end)
+            raise trouble
 
     async def request(
         self, queue: str, body: bytes, timeout: float | None = None, *, retries: int | None = None
@@ -261,7 +263,7 @@ class AsyncRqClient:
         ConnectionLost where queues are served and no controller can be found any more.
         """
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(bounded(timeout)):
                 while not self._closed:
                     if self._failure is not None and self._serves:
                         raise ConnectionLost(str(self._failure))

@@ -10,10 +10,9 @@ from functools import partial
 from typing import Unpack
 
 from penstock.client.async_link import AsyncLink, AsyncLinkedClient
-from penstock.client.core import chunks
 from penstock.client.errors import Declined, NotSupported, TimedOut
 from penstock.client.link import log
-from penstock.client.options import ClientOptions, Options
+from penstock.client.options import ClientOptions, Options, bounded
 from penstock.client.sspq_core import DECLINED, DROPPED, SspqCore, Taken
 from penstock.client.url import parse_url
 from penstock.protocols import sspq_session
@@ -48,22 +47,18 @@ class AsyncSspqClient(AsyncLinkedClient):
 
     async def send_many(self, bodies: Iterable[bytes], retries: int | None = None) -> int:
         """Send messages in as few writes as possible; how many they were."""
-        count = 0
-        for chunk in chunks(bodies):
-            await self._link.write(partial(self._core.send, chunk, retries))
-            count += len(chunk)
-        return count
+        return await self._link.send_many(bodies, partial(self._core.send, retries=retries))
 
     async def receive(self, timeout: float | None = None) -> AsyncSspqMessage:
         """The next message. TimedOut after `timeout` seconds: the next call goes on waiting for the same.
 
         Declined where the broker says that none will come. The message before must be acknowledged.
         """
-        return await self._receive(timeout, dead=False)
+        return await self._receive(bounded(timeout), dead=False)
 
     async def receive_dead(self, timeout: float | None = None) -> AsyncSspqMessage:
         """The next dead letter; otherwise as `receive`."""
-        return await self._receive(timeout, dead=True)
+        return await self._receive(bounded(timeout), dead=True)
 
     async def _receive(self, timeout: float | None, *, dead: bool) -> AsyncSspqMessage:
         if self._receiving:

@@ -77,7 +77,26 @@ class Refused(ClientError):
 
 
 class NotSupported(ClientError, ValueError):
-    """Nothing that can be said in this protocol, or by this version. Nothing was sent."""
+    """Nothing that can be said in this protocol, or by this version. Nothing was sent of it."""
+
+    def __init__(self, text: str) -> None:
+        self.sent = 0
+        """In an error of `send_many`: how many of its messages, the first ones, were sent before."""
+        super().__init__(text)
+
+
+def tell_sent(error: Exception, sent: int) -> None:
+    """Put into an error of `send_many` how many of its messages were sent before.
+
+    Also into one that is not ours: the messages come out of an iterable of the caller's.
+    """
+    if isinstance(error, _InFlight | NotSupported):
+        error.sent = sent
+    before = f"the first {sent} messages of this call were sent before"
+    if sent and isinstance(error, NotSupported):
+        error.args = (f"{error}; {before}",)
+    elif sent and not isinstance(error, ClientError):
+        error.add_note(before)
 
 
 def reason_of(why: object) -> str:

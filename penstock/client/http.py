@@ -30,6 +30,7 @@ from penstock.client.http_core import (
     details_of,
     lost,
     message_of,
+    page_of,
     queue_of,
     receipt_of,
     receipt_of_batch,
@@ -93,9 +94,9 @@ class HttpClient:
         """
         messages: list[PeekedMessage] = []
         while True:
-            page = self._line.ask(self._core.peek(queue, from_offset, limit - len(messages), state))
-            messages += map(message_of, page["messages"])
-            from_offset = page["next"]
+            answer = self._line.ask(self._core.peek(queue, from_offset, limit - len(messages), state))
+            page, from_offset = page_of(answer, "messages", message_of)
+            messages += page
             if from_offset is None or len(messages) >= limit:
                 return messages
 
@@ -104,9 +105,8 @@ class HttpClient:
         queues: list[QueueInfo] = []
         after: str | None = None
         while True:
-            page = self._line.ask(self._core.queues(after))
-            queues += map(queue_of, page["queues"])
-            after = page["next"]
+            page, after = page_of(self._line.ask(self._core.queues(after)), "queues", queue_of)
+            queues += page
             if after is None:
                 return queues
 

@@ -17,14 +17,14 @@ How it fails: `NotSupported`, with nothing sent; `Refused`, with the broker's ow
 import json
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
 from penstock.client.core import as_bytes
-from penstock.client.errors import ConnectionLost, NotSupported, Refused, TimedOut
+from penstock.client.errors import ConnectionLost, NotSupported, Refused, TimedOut, tell_sent
 from penstock.client.options import Options
 from penstock.model.batch import RETRIES_ENDLESS
 from penstock.model.policy import QueueNameError, check_queue_name, door_of
@@ -161,15 +161,19 @@ class HttpCore:
             f',"{name}":{value}' for name, value in (("ttl", ttl), ("retries", retries)) if value is not None
         )
         first = 0
-        for number, batch in enumerate(_batches(self._checked(queue, body) for body in bodies)):
-            its_key = None if key is None else _check_key(f"{key}/{number}")
-            if len(batch) == 1:
-                # As it is: in a line of JSON a large message could be larger than what the broker takes.
-                yield self.send(queue, batch[0], ttl, retries, its_key, first)
-            else:
-                lines = "".join(f"{{{_value(message)}{more}}}\n" for message in batch).encode()
-                yield self._post(_path(queue, "batch"), _NDJSON, lines, its_key, first, len(batch))
-            first += len(batch)
+        try:
+            for number, batch in enumerate(_batches(self._checked(queue, body) for body in bodies)):
+                its_key = None if key is None else _check_key(f"{key}/{number}")
+                if len(batch) == 1:
+                    # As it is: in a line of JSON a large message could be larger than the broker takes.
+                    yield self.send(queue, batch[0], ttl, retries, its_key, first)
+                else:
+                    lines = "".join(f"{{{_value(message)}{more}}}\n" for message in batch).encode()
+                    yield self._post(_path(queue, "batch"), _NDJSON, lines, its_key, first, len(batch))
+                first += len(batch)
+        except Exception as error:
+            tell_sent(error, first)
+            raise
 
     def queues(self, after: str | None) -> Request:
         """A page of the list of queues."""
@@ -283,26 +287,24 @@ def _value(message: bytes) -> str:
 # --- Answers ---------------------------------------------------------------------------------------
 
 
+_FOREIGN: Final = "{}: this is no answer of a broker; is the URL right?"
+
+
 def answer_of(request: Request, status: int, media: str, body: bytes) -> Answer:
     """What an answer says; Refused where that is no."""
     kind = media.partition(";")[0].strip().lower()
-    said: object = None
+    told: object = None
     if kind in (_JSON, _PROBLEM):
         try:
-            said = json.loads(body)
+            told = json.loads(body)
         except ValueError:
-            said = None
-    if isinstance(said, dict) and status == 200 and kind == _JSON:
-        return said
-    name, detail = (
-        "",
-        f"status {status} and {kind or 'nothing'}: this is no answer of a broker; is the URL right?",
-    )
-    if isinstance(said, dict) and kind == _PROBLEM:
-        name, detail = (
-            str(said.get("type", "")).removeprefix(_URN),
-            str(said.get("detail", f"status {status}")),
-        )
+            told = None
+    if isinstance(told, dict) and status == 200 and kind == _JSON:
+        return told
+    name, detail = "", _FOREIGN.format(f"status {status} and {kind or 'nothing'}")
+    if isinstance(told, dict) and kind == _PROBLEM:
+        name = str(told.get("type", "")).removeprefix(_URN)
+        detail = str(told.get("detail", f"status {status}"))
     raise Refused(status, name, detail, stored=request.first)
 
 
@@ -319,8 +321,8 @@ def receipt_of_batch(answer: Answer) -> BatchReceipt:
 
 
 def message_of(answer: Answer) -> PeekedMessage:
-    times = {name: _time(answer[name]) for name in ("time", "expires")}
-    return _made(PeekedMessage, {**answer, **times, "value": b64decode(answer["value_base64"])})
+    times = {name: _time(said(answer, name)) for name in ("time", "expires")}
+    return _made(PeekedMessage, {**answer, **times, "value": b64decode(said(answer, "value_base64"))})
 
 
 def queue_of(answer: Answer) -> QueueInfo:
@@ -338,7 +340,20 @@ def _time(text: str | None) -> datetime | None:
 def _made(kind: type[T], answer: Answer) -> T:
     """An object of the fields that it knows; a newer broker may say more."""
     known = [it.name for it in fields(kind)]  # type: ignore[arg-type]  # every kind here is a dataclass
-    return kind(**{name: answer[name] for name in known})
+    return kind(**{name: said(answer, name) for name in known})
+
+
+def said(answer: Answer, name: str) -> Any:  # whatever the API's document promises
+    """A member of an answer; Refused where a broker would have said it."""
+    try:
+        return answer[name]
+    except KeyError:
+        raise Refused(200, "", _FOREIGN.format(f"JSON without {name!r}")) from None
+
+
+def page_of(answer: Answer, name: str, made: Callable[[Answer], T]) -> tuple[list[T], Any]:
+    """The items of a page, and where the next one begins; None: there is none."""
+    return [made(item) for item in said(answer, name)], said(answer, "next")
 
 
 # --- Without an answer -----------------------------------------------------------------------------

@@ -19,12 +19,13 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import NoReturn, Self, TypeVar
 
-from penstock.client.core import CLOSED_BY_BROKER, WRONG_PORT, Core
-from penstock.client.errors import ClientError, ConnectionLost, reason_of
+from penstock.client.core import CLOSED_BY_BROKER, WRONG_PORT, Core, chunks
+from penstock.client.errors import ClientError, ConnectionLost, reason_of, tell_sent
 from penstock.client.options import Options, tls_context
 from penstock.client.plan import Plan
 from penstock.client.url import Target
@@ -91,15 +92,35 @@ class Link:
                     self._core.check()
             wire = wire or self._connect()
             with self._lock:
-                if wire is self._wire:  # else the reader has lost it in this moment
+                # Else it is closed, or the reader has lost it, in this moment.
+                if wire is self._wire and not self._closed.is_set():
                     return wire, encode()
+
+    def send_many(self, bodies: Iterable[bytes], encode: Callable[[list[bytes]], bytes]) -> int:
+        """Messages in as few writes as possible; how many they were. An error says how many went before."""
+        sent = 0
+
+        def encoded(chunk: list[bytes]) -> bytes:
+            nonlocal sent
+            data = encode(chunk)
+            sent += len(chunk)
+            return data
+
+        try:
+            for chunk in chunks(bodies):
+                self.write(partial(encoded, chunk))
+        except Exception as error:
+            tell_sent(error, sent)
+            raise
+        return sent
 
     def write_if_open(self, encode: Callable[[], bytes | None]) -> bool:
         """The same over the connection that is there; False where there is none, or it is the wrong one."""
         with self._writing:
-            wire = None if self._closed.is_set() else self._living()
+            wire = self._living()
             with self._lock:
-                data = encode() if wire is not None and wire is self._wire else None
+                is_there = wire is not None and wire is self._wire and not self._closed.is_set()
+                data = encode() if is_there else None
             if wire is None or data is None:
                 return False
             try:
@@ -235,11 +256,14 @@ class Link:
 
     def close(self) -> None:
         """Until the broker says that everything is stored, then end. ConnectionLost where it does not."""
+        with self._lock:
+            first = not self._closed.is_set()
+            self._closed.set()  # wakes up one who holds the next lock and waits for a broker
         with self._proving:
+            if not first:
+                return
             with self._writing:
-                if self._closed.is_set():
-                    return
-                self._closed.set()
+                """What was begun before is written."""
             try:
                 self._prove()
             finally:

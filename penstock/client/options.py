@@ -21,6 +21,11 @@ SECONDS_TOP: Final = 2_000_000.0
 """The longest that anybody waits: 23 days, because the system counts them in milliseconds of 31 bits."""
 
 
+def bounded(seconds: float | None) -> float | None:
+    """A time-out of a call, which may be infinite."""
+    return None if seconds is None else min(seconds, SECONDS_TOP)
+
+
 class ClientOptions(TypedDict, total=False):
     """The keyword arguments of `connect`, `aconnect` and every client. What each means is in `Options`."""
 

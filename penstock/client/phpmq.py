@@ -15,9 +15,8 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Unpack
 
-from penstock.client.core import chunks
 from penstock.client.link import Link, LinkedClient, log
-from penstock.client.options import ClientOptions, Options
+from penstock.client.options import ClientOptions, Options, bounded
 from penstock.client.phpmq_core import (
     DROPPED,
     Fetched,
@@ -67,11 +66,7 @@ class PhpmqClient(LinkedClient):
 
     def send_many(self, queue: str, bodies: Iterable[bytes], ttl: int | None = None) -> int:
         """Send messages in as few writes as possible; how many they were."""
-        count = 0
-        for chunk in chunks(bodies):
-            self._link.write(partial(self._core.send, queue, chunk, ttl))
-            count += len(chunk)
-        return count
+        return self._link.send_many(bodies, partial(self._core.send, queue, ttl_seconds=ttl))
 
     def consume(
         self, queue: str, prefetch: int = 100, *, count: int | None = None, timeout: float | None = None
@@ -91,7 +86,7 @@ class PhpmqClient(LinkedClient):
 
         self._link.write(ask, sends=False)
         assert window is not None
-        return self._messages(window, timeout)
+        return self._messages(window, bounded(timeout))
 
     def _messages(self, window: Window, timeout: float | None) -> Iterator[PhpmqMessage]:
         try:

@@ -73,12 +73,12 @@ DROPPED = "queue %r: %s of %d messages dropped: the connection they came over is
 
 def unsettled(messages: Iterable[Held]) -> dict[tuple[str, int], list[Fetched]]:
     """Those without a verdict, by queue and connection: each group can be settled in one go."""
-    groups: dict[tuple[str, int], list[Fetched]] = {}
+    groups: dict[tuple[str, int], dict[Fetched, None]] = {}
     for message in messages:
         fetched = message._fetched
-        if not fetched.is_settled:
-            groups.setdefault((message.queue, fetched.generation), []).append(fetched)
-    return groups
+        if not fetched.is_settled:  # and once, however often it is in the list
+            groups.setdefault((message.queue, fetched.generation), {})[fetched] = None
+    return {which: list(group) for which, group in groups.items()}
 
 
 @dataclass(slots=True, eq=False)

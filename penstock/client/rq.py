@@ -57,7 +57,7 @@ class RqClient:
 
     def __init__(self, url: str, **options: Unpack[ClientOptions]) -> None:
         self._client = AsyncRqClient(url, **options)
-        self._pools: list[ThreadPoolExecutor] = []
+        self._pools: dict[str, ThreadPoolExecutor] = {}  # by queue
         self._closed = False
         self._closing = threading.Lock()
         self._loop = asyncio.new_event_loop()
@@ -113,7 +113,8 @@ class RqClient:
 
         Returns at once; `wait` keeps a program alive that does nothing else. See `AsyncRqClient.serve`.
         """
-        pool = ThreadPoolExecutor(max or THREADS_UNBOUNDED, thread_name_prefix=f"penstock-rq-{queue}")
+        threads = max if max > 0 else THREADS_UNBOUNDED
+        pool = ThreadPoolExecutor(threads, thread_name_prefix=f"penstock-rq-{queue}")
 
         async def handle(request: RqRequest) -> bytes | None:
             return await self._loop.run_in_executor(pool, handler, request)
@@ -137,7 +138,10 @@ class RqClient:
                 on_broadcast=listen if on_broadcast is not None else None,
             )
         )
-        self._pools.append(pool)
+        former = self._pools.get(queue)
+        self._pools[queue] = pool
+        if former is not None:  # the queue was served before; its handlers may still be busy
+            former.shutdown(wait=False)
         return RqServing(self, serving)
 
     def cancel(self, queue: str) -> None:
@@ -185,7 +189,7 @@ class RqClient:
 
     def _stop(self) -> None:
         self._closed = True
-        for pool in self._pools:
+        for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
         asyncio.run_coroutine_threadsafe(_end_tasks(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)

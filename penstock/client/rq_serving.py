@@ -19,9 +19,10 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.client.link import log
+from penstock.client.options import bounded
 from penstock.client.rq_line import Line
 from penstock.model.batch import Batch
 from penstock.protocols.rq_node import Deliveries
@@ -38,6 +39,8 @@ class RqRequest:
     body: bytes
     wants_reply: bool  # False: it was sent without; what the handler returns goes nowhere
 
+
+T = TypeVar("T")
 
 AsyncHandler = Callable[[RqRequest], Awaitable[bytes | None]]
 AsyncErrorHandler = Callable[[RqRequest, Exception], Awaitable[bytes | None]]
@@ -76,7 +79,7 @@ class AsyncServing:
         It may be long where another consumer is exclusive, or this one is.
         """
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(bounded(timeout)):
                 await self._turn.wait()
         except TimeoutError:
             return False
@@ -161,12 +164,12 @@ class AsyncServing:
 
     async def _answer(self, request: RqRequest) -> bytes:
         try:
-            return self._checked(await self.terms.handler(request))
+            return self._checked(await _done(self.terms.handler(request)))
         except Exception as error:
             if self.terms.on_error is None:
                 raise
             log.warning("queue %r: the handler failed: %r", self.queue, error)
-            return self._checked(await self.terms.on_error(request, error))
+            return self._checked(await _done(self.terms.on_error(request, error)))
 
     def _checked(self, answer: bytes | None) -> bytes:
         if answer is None:
@@ -191,6 +194,17 @@ class AsyncServing:
 
     async def _listen(self, listener: AsyncListener, body: bytes) -> None:
         try:
-            await listener(body)
+            await _done(listener(body))
         except Exception:  # noqa: BLE001 - as for a handler
             log.exception("queue %r: the handler of a broadcast failed", self.queue)
+
+
+async def _done(work: Awaitable[T]) -> T:
+    """What a handler returns. One that waits for something which is cancelled has failed, as by any error."""
+    try:
+        return await work
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise  # it is this task that is stopped
+        raise RuntimeError("what the handler waited for was cancelled") from error

@@ -15,10 +15,9 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Unpack
 
-from penstock.client.core import chunks
 from penstock.client.errors import Declined, TimedOut
 from penstock.client.link import Link, LinkedClient, log
-from penstock.client.options import ClientOptions, Options
+from penstock.client.options import ClientOptions, Options, bounded
 from penstock.client.sspq_core import DECLINED, DROPPED, SspqCore, Taken
 from penstock.client.url import parse_url
 from penstock.protocols import sspq_session
@@ -52,22 +51,18 @@ class SspqClient(LinkedClient):
 
     def send_many(self, bodies: Iterable[bytes], retries: int | None = None) -> int:
         """Send messages in as few writes as possible; how many they were."""
-        count = 0
-        for chunk in chunks(bodies):
-            self._link.write(partial(self._core.send, chunk, retries))
-            count += len(chunk)
-        return count
+        return self._link.send_many(bodies, partial(self._core.send, retries=retries))
 
     def receive(self, timeout: float | None = None) -> SspqMessage:
         """The next message. TimedOut after `timeout` seconds: the next call goes on waiting for the same.
 
         Declined where the broker says that none will come. The message before must be acknowledged.
         """
-        return self._receive(timeout, dead=False)
+        return self._receive(bounded(timeout), dead=False)
 
     def receive_dead(self, timeout: float | None = None) -> SspqMessage:
         """The next dead letter; otherwise as `receive`."""
-        return self._receive(timeout, dead=True)
+        return self._receive(bounded(timeout), dead=True)
 
     def _receive(self, timeout: float | None, *, dead: bool) -> SspqMessage:
         deadline = None if timeout is None else time.monotonic() + timeout

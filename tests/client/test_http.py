@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from penstock.client import (
     Refused,
     http_core,
 )
-from penstock.client.http_core import HttpCore, Request, answer_of
+from penstock.client.http_core import Answer, HttpCore, Request, answer_of
 from penstock.client.options import Options
 from tests.client.both import Connect, both, both_and_uvloop
 from tests.client.conftest import Doors, Spare
@@ -388,3 +389,18 @@ def test_problems_become_errors() -> None:
     with pytest.raises(Refused, match="queue 'q' is full") as raised:
         answer_of(Request("GET", "/", {}), 429, "application/problem+json", body)
     assert (raised.value.status, raised.value.name) == (429, "queue-full")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        http_core.receipt_of,
+        http_core.receipt_of_batch,
+        http_core.details_of,
+        lambda answer: http_core.page_of(answer, "queues", http_core.queue_of),
+        lambda answer: http_core.page_of({**answer, "messages": [answer]}, "messages", http_core.message_of),
+    ],
+)
+def test_json_of_somebody_else(read: Callable[[Answer], object]) -> None:
+    with pytest.raises(Refused, match=r"JSON without '\w+': this is no answer of a broker; is the URL right"):
+        read({"status": "up"})

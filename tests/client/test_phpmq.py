@@ -1,9 +1,10 @@
 """The PHPMQ clients against a real broker: everything they can say, and everything that can go wrong."""
 
 import asyncio
+import math
 import signal
 import socket
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from penstock.client import ClientOptions, ConnectionLost, NotSupported, PhpmqCl
 from penstock.client.wire import Wire
 from tests.client.both import Connect, both, both_and_uvloop, take
 from tests.client.conftest import Doors, Spare
-from tests.server.harness import BrokerProcess, phpmq
+from tests.server.harness import WAIT_SECONDS, BrokerProcess, phpmq
 
 
 def url_of(broker: BrokerProcess) -> str:
@@ -60,6 +61,27 @@ async def test_send_many_and_ack_many(kind: Connect, broker: BrokerProcess, queu
         assert await mq.ack_many(held[:2000]) == 2000
         assert await mq.ack_many(held) == 1000  # the others were acknowledged before
         assert await take(mq.consume(queue, timeout=0.1), 1) == []
+
+
+@both_and_uvloop
+async def test_a_message_twice_in_ack_many(kind: Connect, broker: BrokerProcess, queue: str) -> None:
+    async with kind(url_of(broker)) as mq:
+        await mq.send_many(queue, [b"%d" % number for number in range(5)])
+        messages = mq.consume(queue, prefetch=2, count=4, timeout=5)
+        (first,) = await take(messages, 1)
+        assert await mq.ack_many([first, first, first]) == 1
+        assert await bodies(mq, queue, 4) == [b"1", b"2", b"3", b"4"]
+
+
+@both_and_uvloop
+async def test_no_end_can_be_said_as_infinity(kind: Connect, broker: BrokerProcess, queue: str) -> None:
+    async with kind(url_of(broker)) as mq, kind(url_of(broker)) as other:
+        messages = mq.consume(queue, timeout=math.inf)
+        waiting = asyncio.ensure_future(anext(messages))
+        while not waiting.done():  # however long it takes until it waits
+            await other.send(queue, b"x")
+            await asyncio.wait([waiting], timeout=0.1)
+        assert (await waiting).body == b"x"
 
 
 @both_and_uvloop
@@ -395,3 +417,19 @@ def test_another_thread_may_close(broker: BrokerProcess, queue: str) -> None:
         mq.close()
         with pytest.raises(ConnectionLost, match="this client is closed"):
             waiting.result(timeout=10)
+
+
+def test_close_while_another_thread_looks_for_a_broker(
+    spare: Spare, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not kept waiting: the other one is woken up, and told."""
+    broker = spare()
+    with PhpmqClient(url_of(broker), reconnect_seconds=600) as mq:
+        broker.kill()
+        with ThreadPoolExecutor(1) as pool:
+            sending = pool.submit(mq.send, queue, b"x")
+            while "connection lost" not in caplog.text and not sending.done():
+                wait([sending], timeout=0.01)
+            mq.close()
+            with pytest.raises(ConnectionLost, match="this client is closed"):
+                sending.result(WAIT_SECONDS)

@@ -1,11 +1,12 @@
 """The RQ clients against a real broker: receipts, requests, serving, broadcasts."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from penstock.client import ConnectionLost, NotSupported, RqRequest, TimedOut, Undelivered
+from penstock.client import ConnectionLost, NotSupported, RqClient, RqRequest, TimedOut, Undelivered
 from tests.client.both import Connect, Seen, both, both_and_uvloop, take
 from tests.client.conftest import Spare
 from tests.server.harness import BrokerProcess
@@ -75,6 +76,7 @@ async def test_what_cannot_be_said_is_not_sent(kind: Connect, broker: BrokerProc
             (rq.broadcast("x" * 256, b"x"), "1 to 255 bytes"),
             (rq.serve(queue, shout), "served already"),
             (rq.serve("other", shout, max=65_536), "use 1 to 65535"),
+            (rq.serve("other", shout, max=-1), "use 1 to 65535"),
             (rq.serve("other", shout, priority=256), "use 0 to 255"),
             (rq.serve("x" * 256, shout), "1 to 255 bytes"),
             (rq.cancel("never"), "is not served"),
@@ -281,6 +283,34 @@ async def test_handlers_beside_one_that_raises_finish(
         assert await rq.request(queue, b"bad", 10) == b"bad"
         assert await good == b"good"
         assert seen.things == [b"good", b"bad", b"bad"]
+
+
+@both
+async def test_a_handler_that_waits_for_something_cancelled(
+    kind: Connect, broker: BrokerProcess, queue: str
+) -> None:
+    """It has failed, as by any error: the request comes again."""
+    seen = Seen()
+
+    async def handle(request: RqRequest) -> bytes:
+        seen.note(request)
+        if len(seen.things) == 1:
+            raise asyncio.CancelledError
+        return b"done"
+
+    async with kind(url_of(broker)) as worker, kind(url_of(broker)) as asker:
+        await worker.serve(queue, handle)
+        assert await asker.request(queue, b"x", timeout=20) == b"done"
+
+
+def test_threads_of_a_queue_that_is_served_again_and_again(broker: BrokerProcess, queue: str) -> None:
+    with RqClient(url_of(broker)) as worker, RqClient(url_of(broker)) as asker:
+        for _ in range(5):
+            serving = worker.serve(queue, lambda _: b"done")
+            assert asker.request(queue, b"x", timeout=20) == b"done"
+            serving.cancel()
+        threads = [it for it in threading.enumerate() if it.name.startswith(f"penstock-rq-{queue}")]
+        assert 1 <= len(threads) <= 2  # the last but one may be about to end
 
 
 @both_and_uvloop
