@@ -31,7 +31,7 @@ test-compiled: ## Run all tests once more, on the hot modules compiled by mypyc.
 test-pythons: ## Run make test on every Python from 3.11 on that is found, each in an environment of its own.
 	@scripts/test-pythons $(ARGS)
 
-check: ## Run the linter, the formatter's check and the type checker.
+check: ## Run the linter, the formatter's check, the type checker and the table of layers.
 	@scripts/check
 
 bench: ## Measure this tree on this machine (ARGS="--json FILE").

@@ -1,15 +1,13 @@
-"""Who may import whom: the wire and the domain stay pure, and the base install stays small.
+"""Who may import whom: every package has its row, there is no cycle, and the base install stays small.
 
-`penstock/model`, `penstock/protocols` and `penstock/broker` do no IO, read no clock and start no task.
-That is checked in the source, import by import, and the checker itself is shown to find what it
-should. What the base install does not bring along must not be needed to import the core; that is
-checked by importing it where those packages cannot be found.
+The rules and the table are in `scripts/layers.py`, which `make check` runs; here it is shown that the tree
+obeys them, and that what breaks them is found. What the base install does not bring along must not be needed
+to import the core; that is checked by importing it where those packages cannot be found.
 """
 
-import ast
+import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,40 +16,11 @@ from penstock.build import COMPILED
 
 ROOT = Path(__file__).parent.parent
 
-IMPURE = frozenset(
-    {
-        "asyncio",
-        "concurrent",
-        "datetime",
-        "multiprocessing",
-        "os",
-        "select",
-        "selectors",
-        "signal",
-        "socket",
-        "ssl",
-        "subprocess",
-        "threading",
-        "time",
-        "uvloop",
-    }
-)
-"""Modules that do IO, read a clock or start a task."""
-
-LAYERS: dict[str, tuple[str, ...]] = {
-    "penstock.model": ("penstock.model", "penstock.errors"),
-    "penstock.protocols": ("penstock.protocols", "penstock.model", "penstock.build"),
-    "penstock.broker": (
-        "penstock.broker",
-        "penstock.model",
-        "penstock.log.errors",
-        "penstock.log.info",
-        "penstock.log.log",
-        "penstock.log.results",
-        "penstock.errors",
-    ),
-}
-"""What each pure package may import of Penstock: these modules, and what is in them."""
+_spec = importlib.util.spec_from_file_location("layers", ROOT / "scripts" / "layers.py")
+assert _spec is not None
+assert _spec.loader is not None
+layers = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(layers)
 
 OF_COMPILED = () if COMPILED else ("librt", "mypy_extensions")
 OPTIONAL = ("nats", "nicegui", "numpy", "pyarrow", "pyspark", "textual", *OF_COMPILED)
@@ -61,86 +30,50 @@ NEEDS_EXTRA = {"penstock.log.arrow", "penstock.log.loops", "penstock.protocols.l
 """Core modules that are imported only where what they need is installed."""
 
 
-# --- The checker ---
-
-
-def module_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def absolute(name: str, level: int, package: str) -> str:
-    """The full name of a relative import (`level` dots) out of `package`."""
-    if not level:
-        return name
-    base = package.split(".")[: len(package.split(".")) - level + 1]
-    return ".".join([*base, name] if name else base)
-
-
-def text_of(node: ast.expr) -> str:
-    """A literal text, or nothing."""
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-
-
-def imports_of(source: str, package: str) -> Iterator[tuple[int, str]]:
-    """(line, full name) of everything that a source imports, wherever in it; '?' where nobody can say.
-
-    `from a import b` counts as `a.b`: b may be a module, and if it is a name in a, the rules give
-    the same answer for it as for a.
-    """
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
-        elif isinstance(node, ast.ImportFrom):
-            base = absolute(node.module or "", node.level, package)
-            for alias in node.names:
-                yield node.lineno, base if alias.name == "*" else f"{base}.{alias.name}"
-        elif isinstance(node, ast.Call):
-            function = node.func
-            called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-            if called in ("import_module", "__import__"):
-                arguments = [*node.args, *(word.value for word in node.keywords if word.arg == "package")]
-                name, *others = [text_of(argument) for argument in arguments] or [""]
-                dots = len(name) - len(name.lstrip("."))
-                anchor = others[0] if others and called == "import_module" else ""
-                yield node.lineno, absolute(name[dots:], dots, anchor or package) if name else "?"
-
-
-def within(name: str, modules: tuple[str, ...]) -> bool:
-    return any(name == module or name.startswith(module + ".") for module in modules)
-
-
-def violations(source: str, module: str, package: str) -> list[str]:
-    """What a source of a pure package imports against the rules, as sentences."""
-    allowed = next(modules for layer, modules in LAYERS.items() if within(module, (layer,)))
-    found = []
-    for line, name in imports_of(source, package):
-        root = name.split(".")[0]
-        if name == "?":
-            found.append(f"{module}, line {line}: imports by a name that is computed; name the module")
-        elif root in IMPURE:
-            found.append(f"{module}, line {line}: imports {name}; nothing here does IO or reads a clock")
-        elif root == "penstock" and not within(name, allowed):
-            found.append(f"{module}, line {line}: imports {name}; only {', '.join(allowed)} are below it")
-    return found
-
-
 # --- The check ---
 
-PURE_FILES = sorted(path for layer in LAYERS for path in ROOT.joinpath(*layer.split(".")).rglob("*.py"))
+
+def test_the_tree_obeys_the_table() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "layers.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(layers.LAYERS)
 
 
-def test_there_is_something_to_check() -> None:
-    modules = {module_of(path) for path in PURE_FILES}
-    assert {"penstock.protocols", "penstock.broker", "penstock.model.life"} <= modules
+def test_a_row_that_names_what_is_not_above_it_is_found() -> None:
+    table = {"model": "", "log": "model broker", "broker": "log"}
+    assert layers.misplaced(table, {"model", "log", "broker", "page"}) == [
+        "log may import broker, which is not above it",
+        "page has no row in scripts/layers.py",
+    ]
 
 
-@pytest.mark.parametrize("path", PURE_FILES, ids=module_of)
-def test_the_wire_and_the_domain_are_pure(path: Path) -> None:
-    module = module_of(path)
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    assert violations(path.read_text(encoding="utf-8"), module, package) == []
+def test_a_cycle_is_found_wherever_it_begins() -> None:
+    assert layers.cycle({"a": {"b"}, "b": {"c", "d"}, "c": set(), "d": {"e"}, "e": {"b"}}) == [
+        "b",
+        "d",
+        "e",
+        "b",
+    ]
+    assert layers.cycle({"a": {"a"}}) == ["a", "a"]
+    assert layers.cycle({"a": {"b", "c"}, "b": {"d"}, "c": {"d"}, "d": set()}) == []
+
+
+def test_what_is_imported_late_or_for_types_is_not_loaded_first(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(
+        "import penstock.a\nfrom penstock import b\nfrom penstock.c import C\n"
+        "if TYPE_CHECKING:\n    import penstock.d\n"
+        "try:\n    import penstock.e\nexcept ImportError:\n    pass\n"
+        "def late():\n    import penstock.f\n"
+    )
+    known = {f"penstock.{name}": path for name in "abcdef"}
+    assert layers.loaded_first(path, known) == {"penstock.a", "penstock.b", "penstock.c", "penstock.e"}
 
 
 BAD = """
@@ -205,7 +138,7 @@ importlib.import_module("penstock.model.policy")
 
 
 def test_the_checker_finds_every_bad_import() -> None:
-    found = violations(BAD, "penstock.broker.bad", "penstock.broker")
+    found = layers.violations(BAD, "penstock.broker.bad", "penstock.broker")
     assert sorted(sentence.split(" imports ")[1].split(";")[0] for sentence in found) == sorted(
         [*BAD_NAMES, "by a name that is computed"]
     )
@@ -213,27 +146,47 @@ def test_the_checker_finds_every_bad_import() -> None:
 
 
 def test_the_checker_lets_good_imports_pass() -> None:
-    assert violations(GOOD, "penstock.broker.good", "penstock.broker") == []
+    assert layers.violations(GOOD, "penstock.broker.good", "penstock.broker") == []
 
 
 @pytest.mark.parametrize(
-    ("statement", "allowed"),
+    ("module", "statement", "allowed"),
     [
-        ("from penstock.protocols.errors import PeerViolation", True),
-        ("from .errors import PeerViolation", True),
-        ("from penstock.model.policy import door_of", True),
-        ("from penstock.model import batch, ids, words, policy", True),
-        ("from ..model.pending import Pending", True),
-        ("from penstock.broker import consumers", False),
-        ("import penstock.broker", False),
-        ("import penstock", False),
-        ("from penstock.modelling import Pun", False),
-        ("from penstock.log.log import Log", False),
-        ("from penstock.client import connect", False),
+        ("protocols.sspq", "from penstock.protocols.errors import PeerViolation", True),
+        ("protocols.sspq", "from .errors import PeerViolation", True),
+        ("protocols.sspq", "from penstock.model import batch, ids, words, policy", True),
+        ("protocols.sspq", "from ..model.pending import Pending", True),
+        ("protocols.sspq", "from penstock.broker import consumers", False),
+        ("protocols.sspq", "import penstock", False),
+        ("protocols.sspq", "from penstock.modelling import Pun", False),
+        ("protocols.sspq", "from penstock.log.log import Log", False),
+        ("log.queue", "import os, time, threading", True),
+        ("log.queue", "from penstock.broker.broker import Broker", False),
+        ("log.queue", "from penstock.common import address", False),
+        ("server.server", "from penstock.log.log import open_log", True),
+        ("server.server", "from penstock.cluster.front import Front", False),
+        ("server.server", "from penstock.http import process", False),
+        ("http.app", "from penstock.dashboard import is_installed", False),
+        ("http.app", "import_module('penstock.dashboard')", False),
+        ("http.app", "from penstock.server.settings import Settings", False),
+        ("dashboard.page", "from penstock.log.info import SyncInfo", True),
+        ("dashboard.page", "from penstock.log.reader import LogReader", False),
+        ("client.wire", "from penstock.common.address import Address", True),
+        ("client.wire", "from penstock.server.settings import Settings", False),
+        ("spark.api", "from penstock.client.http import HttpClient", True),
+        ("spark.api", "from penstock.broker import broker", False),
+        ("pipeline.file", "from penstock.server.settings import Settings", False),
+        ("report.job", "from penstock.cli.main import main", False),
+        ("cli.top", "from penstock.top.app import Top", False),
+        ("cli.serve", "from penstock.cluster.front import Front", True),
+        ("top.app", "from penstock.cli.admin import Admin", True),
+        ("top.app", "from penstock.log.log import Log", False),
+        ("demo.traffic", "from penstock.broker import broker", False),
     ],
 )
-def test_protocols_may_import_less_than_the_broker(statement: str, allowed: bool) -> None:
-    assert (violations(statement, "penstock.protocols.sspq", "penstock.protocols") == []) is allowed
+def test_every_package_has_its_rule(module: str, statement: str, allowed: bool) -> None:
+    name = f"penstock.{module}"
+    assert (layers.violations(statement, name, name.rpartition(".")[0]) == []) is allowed
 
 
 # --- The base install ---
@@ -262,7 +215,7 @@ print("imported", len({modules!r}))
 
 def core_modules() -> list[str]:
     folders = [ROOT / "penstock" / folder for folder in ("model", "broker", "protocols", "log")]
-    modules = {module_of(path) for folder in folders for path in folder.rglob("*.py")}
+    modules = {layers.module_of(path) for folder in folders for path in folder.rglob("*.py")}
     return sorted({"penstock", *modules} - NEEDS_EXTRA)
 
 

@@ -21,8 +21,8 @@ from penstock.client.http import HttpLine
 from penstock.client.http_core import Answer, Request
 from penstock.client.options import Options
 from penstock.client.url import PORTS, parse_url
+from penstock.common.text import printable
 from penstock.errors import PenstockError
-from penstock.server.journal import printable
 
 _URL_DEFAULT: Final = f"http://127.0.0.1:{PORTS['http']}"
 ANSWER_SECONDS: Final = 300.0

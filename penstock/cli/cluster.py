@@ -20,10 +20,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cli import tables
 from penstock.cli.admin import at_least
 from penstock.cli.main import EXIT_FAILURE
 from penstock.cli.messaging import Misuse, guarded
+from penstock.common import tables
 
 if TYPE_CHECKING:
     from penstock.cluster.up import LocalCluster

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
-from penstock.cli import tables
 from penstock.cli.admin import Admin, add_admin, add_queue, at_least, say_objects
 from penstock.cli.messaging import guarded
 from penstock.cli.peek import body_of, messages, width, with_text
 from penstock.cli.show import deaths
-from penstock.cli.tables import Column
 from penstock.client.http_core import Answer
+from penstock.common import tables
+from penstock.common.tables import Column
 from penstock.model.life import DEAD_REASONS
 
 HELP = "show the dead letters of a queue, by reason and one by one"

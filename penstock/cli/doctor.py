@@ -14,14 +14,16 @@ from itertools import chain
 from typing import Final
 
 from penstock import __version__
-from penstock.cli import machine, tables
+from penstock.cli import machine
 from penstock.cli.admin import Admin, Unreachable, add_admin, say_objects
 from penstock.cli.machine import Finding, Level
 from penstock.cli.main import EXIT_FAILURE
 from penstock.cli.messaging import URL_VARIABLE, guarded
 from penstock.client import Refused
 from penstock.client.http_core import Answer
-from penstock.server.settings import CONFIG_FLAG, CONFIG_VARIABLE, TABLE, SettingsError
+from penstock.common import tables
+from penstock.common.given import SettingsError
+from penstock.server.settings import CONFIG_FLAG, CONFIG_VARIABLE, TABLE
 from penstock.server.settings_read import add_flag, load
 
 HELP = "say what is installed, what is missing, and whether disk, ports and broker are in order"

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any
 
 from penstock.cli.main import EXIT_FAILURE, EXIT_MISUSE
-from penstock.cli.tables import encodable, line
+from penstock.common.tables import encodable, line
 from penstock.log.block import (
     FLAG_END,
     FLAG_EXPIRES,

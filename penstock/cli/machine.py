@@ -27,10 +27,10 @@ from typing import Final, NamedTuple
 
 from penstock import __version__
 from penstock.build import is_compiled
-from penstock.cli import tables
+from penstock.common import tables
+from penstock.common.address import TcpAddress, parse_address
 from penstock.log.disk import RealDisk
 from penstock.log.state import LogSettings
-from penstock.server.address import TcpAddress, parse_address
 from penstock.server.settings import TABLE, Limits
 
 

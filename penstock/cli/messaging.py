@@ -30,9 +30,9 @@ from penstock.cli.main import EXIT_MISUSE
 from penstock.client import ClientOptions, NotSupported
 from penstock.client.options import Options
 from penstock.client.url import PORTS, target_of
+from penstock.common.address import TcpAddress, UnixAddress, parse_address
+from penstock.common.text import printable
 from penstock.errors import PenstockError
-from penstock.server.address import TcpAddress, UnixAddress, parse_address
-from penstock.server.journal import printable
 
 if TYPE_CHECKING:
     from penstock.client import AsyncRqClient

@@ -4,7 +4,7 @@ import argparse
 
 from penstock.cli.admin import Admin, add_admin, add_queue, say_objects
 from penstock.cli.messaging import guarded
-from penstock.cli.tables import shown
+from penstock.common.tables import shown
 
 HELP = "hand out no more messages of a queue; sending goes on"
 

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
-from penstock.cli import tables
 from penstock.cli.admin import Admin, add_admin, add_queue, at_least, say_objects
 from penstock.cli.messaging import Misuse, add_raw, guarded, value_of
-from penstock.cli.tables import Column
 from penstock.client.http_core import Answer
+from penstock.common import tables
+from penstock.common.tables import Column
 
 HELP = "look at the messages of a queue without taking any"
 

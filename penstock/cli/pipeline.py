@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.cli.main import EXIT_MISUSE
 from penstock.cli.messaging import TOKEN_VARIABLE, URL_VARIABLE, Misuse, guarded
+from penstock.common.text import printable
 from penstock.errors import PenstockError
-from penstock.server.journal import printable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,10 +7,10 @@ asked first; where there is nobody to ask, `--yes` has to say it.
 import argparse
 import sys
 
-from penstock.cli import tables
 from penstock.cli.admin import Admin, add_admin, add_queue, say_objects
 from penstock.cli.main import EXIT_FAILURE
 from penstock.cli.messaging import Misuse, guarded
+from penstock.common import tables
 
 HELP = "throw away the ready messages of a queue, or its dead letters"
 

@@ -12,11 +12,11 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from penstock.cli import tables
 from penstock.cli.admin import Admin, Unreachable, add_admin, say_objects
 from penstock.cli.messaging import Misuse, guarded
-from penstock.cli.tables import Column
 from penstock.client.http_core import Answer
+from penstock.common import tables
+from penstock.common.tables import Column
 
 HELP = "list the queues: what waits, what is held, what is dead, and how fast it moves"
 

@@ -8,10 +8,10 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from penstock.cli import tables
 from penstock.cli.admin import Admin, add_admin, add_queue, at_least, say_objects
 from penstock.cli.dead import add_reason
 from penstock.cli.messaging import Progress, guarded
+from penstock.common import tables
 
 HELP = "put dead letters back into their queue"
 

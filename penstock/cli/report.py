@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from penstock import __version__
-from penstock.cli import tables as lines
 from penstock.cli.admin import Admin, add_admin, say_objects
 from penstock.cli.messaging import Misuse, guarded, token_of
+from penstock.common import tables as lines
 from penstock.errors import PenstockError
 from penstock.report import tables
 from penstock.report.figures import Figures, figures_of

@@ -10,10 +10,10 @@ import gc
 import os
 import sys
 
+from penstock.common.given import SettingsError
+from penstock.common.journal import log, start_logging
 from penstock.log.errors import LogFailed, LogInUse
 from penstock.server import settings_cluster, settings_http
-from penstock.server.journal import log, start_logging
-from penstock.server.settings import SettingsError
 from penstock.server.settings_read import add_arguments, load
 
 __all__ = ["HELP", "add_arguments", "run"]

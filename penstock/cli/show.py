@@ -4,11 +4,11 @@ import argparse
 from collections.abc import Iterable
 from typing import Final
 
-from penstock.cli import tables
 from penstock.cli.admin import Admin, add_admin, add_queue, say_objects
 from penstock.cli.messaging import guarded
-from penstock.cli.tables import Column
 from penstock.client.http_core import Answer
+from penstock.common import tables
+from penstock.common.tables import Column
 
 HELP = "show one queue: counts, offsets, policy, dead letters by reason, consumers and readers"
 

@@ -21,7 +21,7 @@ from typing import Final, cast
 from penstock.client.core import CLOSED_BY_BROKER
 from penstock.client.errors import reason_of
 from penstock.client.wire import HANGUP, tune
-from penstock.server.address import Address, UnixAddress
+from penstock.common.address import Address, UnixAddress
 
 BUFFER_BYTES: Final = 1 << 20
 TURN_WRITES: Final = 64

@@ -41,7 +41,7 @@ from penstock.client.options import ClientOptions, Options, tls_context
 from penstock.client.plan import Plan
 from penstock.client.url import Target, parse_url
 from penstock.client.wire import HANGUP, open_socket
-from penstock.server.address import Address, UnixAddress
+from penstock.common.address import Address, UnixAddress
 
 
 class HttpClient:

@@ -23,8 +23,8 @@ from collections.abc import Callable
 from penstock.client.errors import ConnectionLost, reason_of
 from penstock.client.options import Options
 from penstock.client.url import Target
+from penstock.common.address import Address
 from penstock.protocols.rq_node import Controllers
-from penstock.server.address import Address
 
 log = logging.getLogger("penstock.client")
 

@@ -21,11 +21,11 @@ from penstock.client.link import FAREWELL_SECONDS
 from penstock.client.options import Options
 from penstock.client.plan import WrongPeer
 from penstock.client.rq_core import LineCore
+from penstock.common.address import Address
 from penstock.protocols import rq
 from penstock.protocols.errors import PeerViolation
 from penstock.protocols.rq_node import ControllerFull, NodeEvent
 from penstock.protocols.rq_session import Connection
-from penstock.server.address import Address
 
 FIRST_WORDS: Final = frozenset(
     (

@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from penstock.client.errors import NotSupported
-from penstock.server.address import Address, AddressError, TcpAddress, UnixAddress, parse_address
+from penstock.common.address import Address, AddressError, TcpAddress, UnixAddress, parse_address
 
 PORTS: Final = {"phpmq": 9100, "sspq": 8888, "rq": 13700, "http": 9180}
 

@@ -21,7 +21,7 @@ import threading
 import time
 from typing import Final
 
-from penstock.server.address import Address, UnixAddress
+from penstock.common.address import Address, UnixAddress
 
 READ_BYTES: Final = 256 * 1024
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}

@@ -54,12 +54,12 @@ from penstock.cluster.sayings import NO_NUMBER, pack_words
 from penstock.cluster.seating import Seating
 from penstock.cluster.seats import Demand, Held, Saying, Seat
 from penstock.cluster.sending import Sending
+from penstock.common.address import TcpAddress
 from penstock.log.errors import LogRefused
 from penstock.log.log import Log
 from penstock.model import words
 from penstock.model.policy import Policies
 from penstock.model.words import Command
-from penstock.server.address import TcpAddress
 
 _NUMBER: Final = struct.Struct("<q")
 _COUNT: Final = struct.Struct("<I")

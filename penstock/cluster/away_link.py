@@ -15,7 +15,7 @@ from typing import Final
 
 from penstock.cluster.frames import Frame, Hello, Kind, decode_json, encode_hello, violation
 from penstock.cluster.link import Link
-from penstock.server.address import TcpAddress
+from penstock.common.address import TcpAddress
 
 PAUSE_SECONDS_MIN: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 1.0

@@ -31,13 +31,14 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from penstock.cluster.nodes import servers_of, wire_options
+from penstock.common.given import SettingsError
 from penstock.log.jetstream.api import Answer, JetStream
 from penstock.log.jetstream.errors import JetStreamError, JetStreamTrouble, LinkError
 from penstock.log.jetstream.link import Link
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.requests import Requests
 from penstock.log.jetstream.servers import Servers
-from penstock.server.settings import Settings, SettingsError
+from penstock.server.settings import Settings
 
 MONITOR_SECONDS: Final = 3.0
 MONITOR_PORT: Final = 8222

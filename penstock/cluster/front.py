@@ -39,6 +39,9 @@ from penstock.cluster.host import RelayHost
 from penstock.cluster.info import cluster_info
 from penstock.cluster.nodes import front_end_id, servers_of, wire_options
 from penstock.cluster.pipe import HttpPipe
+from penstock.common.address import TcpAddress, parse_address
+from penstock.common.given import SettingsError
+from penstock.common.journal import log
 from penstock.log.disk import RealDisk
 from penstock.log.errors import LogError, LogFailed
 from penstock.log.jetstream.api import JetStream
@@ -48,10 +51,8 @@ from penstock.log.jetstream.lease import ASK_SECONDS, Claim, Election, Role, Vie
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.replica import LOG, Replica
 from penstock.log.jetstream.station import Station
-from penstock.server.address import TcpAddress, parse_address
-from penstock.server.journal import log
 from penstock.server.server import LAST_WORDS_SECONDS, Server
-from penstock.server.settings import Settings, SettingsError
+from penstock.server.settings import Settings
 
 KEEP_UP_SECONDS: Final = 0.5
 LOOK_SECONDS: Final = 5.0

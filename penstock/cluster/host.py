@@ -56,10 +56,10 @@ from penstock.cluster.pipe import LeaderPipes
 from penstock.cluster.remote import RemotePort
 from penstock.cluster.sayings import NO_NUMBER, unpack_words
 from penstock.cluster.storing import Storing
+from penstock.common.address import Address, TcpAddress
 from penstock.log.errors import LogFailed
 from penstock.log.log import Log
 from penstock.model.words import Consume, Where
-from penstock.server.address import Address, TcpAddress
 
 log = logging.getLogger("penstock.relay")
 

@@ -10,11 +10,12 @@ import re
 import socket
 from pathlib import Path
 
+from penstock.common.given import SettingsError
+from penstock.common.tls import client_context
 from penstock.log.jetstream.credentials import Credentials, CredentialsError, read_credentials
 from penstock.log.jetstream.servers import Server, parse_servers
 from penstock.log.jetstream.wire import WireOptions
-from penstock.server.settings import ClusterSettings, Settings, SettingsError
-from penstock.server.tls import client_context
+from penstock.server.settings import ClusterSettings, Settings
 
 _ID_CHARACTERS_MAX = 64
 PING_SECONDS = 0.6

@@ -35,8 +35,8 @@ from penstock.cluster.frames import (
     encode_json,
 )
 from penstock.cluster.link import watch_peer
+from penstock.common.address import Address, TcpAddress, UnixAddress
 from penstock.protocols.errors import PeerViolation
-from penstock.server.address import Address, TcpAddress, UnixAddress
 
 RECEIVE_BYTES: Final = 256 * 1024
 _receive_buffer = memoryview(bytearray(RECEIVE_BYTES))

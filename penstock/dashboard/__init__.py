@@ -16,6 +16,8 @@ it everything here but `door` stays unimported, and `/` says how to install it.
 """
 
 import importlib.util
+from collections.abc import Callable
+from typing import Any
 
 
 def is_installed() -> bool:
@@ -24,3 +26,12 @@ def is_installed() -> bool:
         return importlib.util.find_spec("nicegui") is not None
     except ImportError:
         return False
+
+
+def invite() -> Callable[[Any, Any], Any] | None:
+    """What makes the dashboard of a site and its API; None where the extra is not there."""
+    if not is_installed():
+        return None
+    from penstock.dashboard.start import Dashboard
+
+    return Dashboard

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Final
 
-from penstock.server.journal import printable
+from penstock.common.text import printable
 
 PREVIEW_BYTES: Final = 240
 TEXT_CHARACTERS_MAX: Final = 64 * 1024

@@ -14,12 +14,11 @@ from penstock.http.site import Site
 if TYPE_CHECKING:
     from penstock.dashboard.web import Web
 
-WEBSOCKET_BYTES_MAX: Final = 1 << 20
-"""What a browser may say at once; what pages say is a few hundred bytes."""
-
 
 class Dashboard:
     """Owns the door, and behind it the feed and the pages once there was a visit."""
+
+    websocket_bytes_max: Final = 1 << 20  # from a browser, at once; what pages say is a few hundred
 
     def __init__(self, site: Site, api: ASGIApp) -> None:
         self._site = site
@@ -41,6 +40,18 @@ class Dashboard:
         if self._web is not None:
             await self._web.stop()
 
+    @staticmethod
+    def websocket_protocol() -> type[asyncio.Protocol]:
+        """What uvicorn makes of a connection that becomes a websocket; imported with the first of them."""
+
+        def make(**given: Any) -> asyncio.Protocol:  # uvicorn's own, passed through
+            from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+            return WebSocketsSansIOProtocol(**given)
+
+        # uvicorn only calls it.
+        return cast(type[asyncio.Protocol], make)
+
 
 def _import(data: str) -> "type[Web]":
     # NiceGUI looks for a storage beneath the folder that the process was started in; ours has none.
@@ -48,15 +59,3 @@ def _import(data: str) -> "type[Web]":
     from penstock.dashboard.web import Web
 
     return Web
-
-
-def websocket_protocol() -> type[asyncio.Protocol]:
-    """What uvicorn makes of a connection that becomes a websocket; imported with the first of them."""
-
-    def make(**given: Any) -> asyncio.Protocol:  # uvicorn's own, passed through
-        from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-
-        return WebSocketsSansIOProtocol(**given)
-
-    # uvicorn only calls it.
-    return cast(type[asyncio.Protocol], make)

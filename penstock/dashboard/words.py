@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from penstock.cli.tables import size as size  # 1234 is 1.2 KiB
+from penstock.common.tables import size as size  # 1234 is 1.2 KiB
 
 
 def count(value: float) -> str:

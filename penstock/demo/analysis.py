@@ -26,8 +26,8 @@ import pyspark
 from pyspark.sql import functions as sql
 
 from penstock import __version__
-from penstock.cli.tables import Column
 from penstock.client import HttpClient, PhpmqClient
+from penstock.common.tables import Column
 from penstock.demo.broker import Broker
 from penstock.demo.orders import NO_ORDER, QUEUE, SCHEMA, Sum, amount, closing_order, sums_of
 from penstock.demo.screen import Screen

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TextIO
 
-from penstock.cli import tables
+from penstock.common import tables
 
 INDENT: Final = " " * 11
 """Up to where the text of a step begins."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from penstock.cli import tables
+from penstock.common import tables
 from penstock.dashboard import is_installed
 from penstock.demo.screen import Screen
 

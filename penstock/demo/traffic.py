@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final
 
-from penstock.cli.tables import Column
 from penstock.client import (
     ClientError,
     HttpClient,
@@ -28,6 +27,7 @@ from penstock.client import (
     SspqClient,
 )
 from penstock.client.options import ClientOptions
+from penstock.common.tables import Column
 from penstock.demo.broker import Broker
 from penstock.demo.orders import QUEUE, body_of, number_of
 from penstock.demo.screen import Screen

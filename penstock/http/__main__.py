@@ -5,11 +5,15 @@ that is killed meanwhile must not leave it behind, or the port would be taken wh
 """
 
 import ctypes
+import importlib
 import signal
 import sys
 from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
+
+GUEST = "penstock.dashboard"
+"""The package that answers beside the API where it is installed. It knows this one; here is only its name."""
 
 
 def _die_with_parent() -> None:
@@ -22,7 +26,7 @@ def main() -> None:
     _die_with_parent()
     from penstock.http.process import main as run
 
-    run(int(sys.argv[1]), int(sys.argv[2]))
+    run(int(sys.argv[1]), int(sys.argv[2]), importlib.import_module(GUEST).invite())
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from starlette.responses import PlainTextResponse, Response
 
 from penstock import __version__
 from penstock.control.frames import Fields
-from penstock.dashboard import is_installed
 from penstock.http import events
 from penstock.http.app import Call, answer_json, answer_list
 from penstock.http.link import CallRefused, Link
@@ -155,7 +154,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
 
 
 async def get_root(call: Call) -> Response:
-    pages = "The dashboard is here for browsers" if is_installed() else INSTALL_DASHBOARD
+    pages = "The dashboard is here for browsers" if call.site.has_pages else INSTALL_DASHBOARD
     return PlainTextResponse(f"Penstock {__version__}. {pages}; the API is described at /openapi.json.\n")
 
 

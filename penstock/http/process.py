@@ -10,41 +10,55 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
+from typing import Protocol
 
 import uvicorn
 
+from penstock.common.journal import start_logging
+from penstock.common.malloc import keep_freed_memory
+from penstock.common.tls import make_context
 from penstock.control.frames import Fields
-from penstock.dashboard import is_installed
-from penstock.dashboard.start import WEBSOCKET_BYTES_MAX, Dashboard, websocket_protocol
-from penstock.http.app import App
+from penstock.http.app import App, Door
 from penstock.http.connection import BoundedProtocol
 from penstock.http.link import open_link
 from penstock.http.routes import all_routes
 from penstock.http.site import Site
-from penstock.server.journal import start_logging
-from penstock.server.malloc import keep_freed_memory
-from penstock.server.tls import make_context
 
 KEEP_ALIVE_SECONDS = 75
 
 log = logging.getLogger("penstock.http")
 
 
-async def serve(link_fd: int, listen_fd: int) -> None:
+class Guest(Protocol):
+    """What answers beside the API, in this process; it is known by its name alone (`__main__.py`)."""
+
+    door: Door
+    websocket_bytes_max: int
+
+    def websocket_protocol(self) -> type[asyncio.Protocol]: ...
+
+    async def stop(self) -> None: ...
+
+
+Invite = Callable[[Site, App], Guest]
+
+
+async def serve(link_fd: int, listen_fd: int, invite: Invite | None) -> None:
     """Answer requests until the first process says stop, or is gone."""
     link = await open_link(link_fd)
     hello = await link.hello
     start_logging(hello["log_level"], hello["log_format"])
     site = Site(link, hello)
     app = App(site, all_routes(hello["lease_seconds_max"]))
-    dashboard = Dashboard(site, app) if is_installed() else None
-    if dashboard is not None:
-        app.door = dashboard.door
+    guest = invite(site, app) if invite is not None else None
+    if guest is not None:
+        app.door = guest.door
+        site.has_pages = True
     config = uvicorn.Config(
         app,
         http=BoundedProtocol,
-        ws="none" if dashboard is None else websocket_protocol(),
-        ws_max_size=WEBSOCKET_BYTES_MAX,
+        ws="none" if guest is None else guest.websocket_protocol(),
+        ws_max_size=0 if guest is None else guest.websocket_bytes_max,
         lifespan="off",
         loop="none",
         log_config=None,
@@ -74,8 +88,8 @@ async def serve(link_fd: int, listen_fd: int) -> None:
         await server.serve(sockets=[socket.socket(fileno=listen_fd)])
     finally:
         link.on_lost = None
-        if dashboard is not None:
-            await dashboard.stop()
+        if guest is not None:
+            await guest.stop()
         await site.close()
 
 
@@ -90,12 +104,12 @@ def _gone() -> None:
     os._exit(0)
 
 
-def main(link_fd: int, listen_fd: int) -> None:
+def main(link_fd: int, listen_fd: int, invite: Invite | None) -> None:
     keep_freed_memory()
     try:
         import uvloop
     except ImportError:
-        asyncio.run(serve(link_fd, listen_fd))
+        asyncio.run(serve(link_fd, listen_fd, invite))
         return
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(link_fd, listen_fd))
+        runner.run(serve(link_fd, listen_fd, invite))

@@ -29,6 +29,7 @@ class Site:
         )
         self.requests: Counter[tuple[str, str, str]] = Counter()  # answered: method, route, class of status
         self.stopping = asyncio.Event()  # set when answers that never end should end
+        self.has_pages = False  # a dashboard answers beside the API
 
     async def start(self) -> None:
         """Begin what runs beside the requests."""

@@ -22,6 +22,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final
 
+from penstock.common.given import (
+    File,
+    FileKey,
+    Given,
+    SettingsError,
+    Spot,
+    check,
+    hint_for,
+    read_file,
+    sections_of,
+)
+from penstock.common.kinds import Kind, Name, Text, Word, WrongValue
 from penstock.errors import PenstockError
 from penstock.pipeline.ddl import TIMES, read_ddl
 from penstock.pipeline.formats import APPEND, CONSOLE, FORMATS, MODES, PENSTOCK, Format
@@ -52,9 +64,6 @@ from penstock.pipeline.model import (
     Step,
     Watermark,
 )
-from penstock.server.setting_kinds import Kind, Name, Text, Word, WrongValue
-from penstock.server.settings import FileKey, SettingsError
-from penstock.server.settings_given import File, Given, Spot, check, hint_for, read_file, sections_of
 from penstock.spark.options import READING, STREAM, WrongOption, read_options, write_options
 from penstock.spark.source import VIEWS
 

@@ -21,9 +21,9 @@ from typing import Any
 from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
 
+from penstock.common.given import hint_for
+from penstock.common.kinds import WrongValue
 from penstock.pipeline.model import Function
-from penstock.server.setting_kinds import WrongValue
-from penstock.server.settings_given import hint_for
 
 
 class NeedsSpark(Exception):

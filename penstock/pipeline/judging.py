@@ -15,14 +15,13 @@ from typing import Any, Final
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.common.given import File, SettingsError, Spot, hint_for, read_file, sections_of
 from penstock.errors import PenstockError
 from penstock.pipeline import plan
 from penstock.pipeline.failures import cause_of
 from penstock.pipeline.formats import DELTA, FORMATS, PENSTOCK
 from penstock.pipeline.model import Pipeline
 from penstock.pipeline.steps import StepFailed
-from penstock.server.settings import SettingsError
-from penstock.server.settings_given import File, Spot, hint_for, read_file, sections_of
 from penstock.spark.options import STREAM, write_options
 from penstock.spark.writing_columns import LETTERS, MESSAGES, REPAIRS, check_columns
 

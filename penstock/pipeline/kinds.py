@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.common.kinds import Kind, WrongValue
 from penstock.pipeline.ddl import WrongSchema, read_ddl
 from penstock.pipeline.model import Watermark
-from penstock.server.setting_kinds import Kind, WrongValue
 from penstock.spark.options import STREAM, Option, WrongOption
 
 ONCE: Final = "once"

@@ -12,11 +12,11 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.common.kinds import WrongValue
 from penstock.errors import PenstockError
 from penstock.pipeline.failures import cause_of
 from penstock.pipeline.functions import is_beside, load_function, module_of
 from penstock.pipeline.model import INPUT, Function, Pipeline, Step
-from penstock.server.setting_kinds import WrongValue
 
 
 class StepFailed(PenstockError):

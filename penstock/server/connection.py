@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from penstock.broker.home import Home
+from penstock.common.address import TcpAddress
+from penstock.common.journal import log
 from penstock.log.errors import LogFailed
 from penstock.model import words
 from penstock.model.batch import Batch, Slice
@@ -28,8 +30,6 @@ from penstock.model.words import Command, Publish, Where
 from penstock.protocols import phpmq, phpmq_session, rq, rq_controller, sspq_session
 from penstock.protocols.errors import PeerViolation
 from penstock.protocols.rq_session import Connection as RqState
-from penstock.server.address import TcpAddress
-from penstock.server.journal import log
 
 if TYPE_CHECKING:
     from penstock.server.server import Server

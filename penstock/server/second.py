@@ -23,8 +23,8 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock import __version__
+from penstock.common.address import TcpAddress, UnixAddress, bind_unix
 from penstock.control.frames import Fields
-from penstock.server.address import TcpAddress, UnixAddress, bind_unix
 from penstock.server.control import Control
 from penstock.server.settings import HttpSettings, Settings, Token
 from penstock.server.tls import server_context

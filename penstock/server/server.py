@@ -25,15 +25,16 @@ from itertools import count as counter
 
 from penstock.broker.broker import Broker
 from penstock.broker.home import Home
+from penstock.common.address import Address, TcpAddress, UnixAddress, bind_unix
+from penstock.common.given import SettingsError
+from penstock.common.journal import Journal, log
+from penstock.common.malloc import give_memory_back, keep_freed_memory
 from penstock.log.errors import LogFailed
 from penstock.log.log import Log, open_log
-from penstock.server.address import Address, TcpAddress, UnixAddress, bind_unix
 from penstock.server.connection import CONNECTIONS, Connection
 from penstock.server.control import Control
-from penstock.server.journal import Journal, log
-from penstock.server.malloc import give_memory_back, keep_freed_memory
 from penstock.server.second import SecondProcess
-from penstock.server.settings import Limits, Listener, Settings, SettingsError
+from penstock.server.settings import Limits, Listener, Settings
 from penstock.server.settings_read import reloadable_difference
 from penstock.server.tls import server_context
 

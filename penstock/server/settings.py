@@ -22,37 +22,18 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Final
 
-from penstock.errors import PenstockError
+from penstock.common.address import Address, TcpAddress
+from penstock.common.given import FileKey
+from penstock.common.kinds import Kind, Name, Seconds, Switch, Text, Texts, Whole, Word
 from penstock.log.state import LogSettings
 from penstock.model.policy import Policies, door_of
-from penstock.server.address import Address, TcpAddress
-from penstock.server.setting_kinds import (
-    Engine,
-    Kind,
-    Label,
-    Listen,
-    LogName,
-    Name,
-    Reach,
-    Seconds,
-    Secret,
-    Switch,
-    Text,
-    Texts,
-    Urls,
-    Whole,
-    Word,
-)
+from penstock.server.setting_kinds import Engine, Label, Listen, LogName, Reach, Secret, Urls
 
 CONFIG_FLAG: Final = "--config"
 CONFIG_VARIABLE: Final = "PENSTOCK_CONFIG"
 PROTOCOLS: Final = ("sspq", "phpmq", "rq")
 ROLES: Final = ("read", "operate", "admin")
 """Of tokens; each may do what the one before it may, and more."""
-
-
-class SettingsError(PenstockError, ValueError):
-    """A setting that cannot be used: one line with its name, where it stands, and what would be right."""
 
 
 # --- What the settings become --------------------------------------------------------------
@@ -403,16 +384,6 @@ SECTIONS: Final[Mapping[str, tuple[Setting, ...]]] = {
     for section in dict.fromkeys(setting.section for setting in TABLE)
 }
 """The table by sections of the file; the settings above all sections are those of ""."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileKey:
-    """What a section can say that only the file can have. The field has the same name with underscores."""
-
-    name: str
-    kind: Kind
-    help: str
-    required: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ How it fails: `SettingsError`, at the place of what is to blame.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock.server.address import TcpAddress, is_loopback
+from penstock.common.address import TcpAddress, is_loopback
+from penstock.common.given import Given, check_tls
 from penstock.server.setting_kinds import EVERY_NETWORK, LOG
 from penstock.server.settings import ClusterSettings, Settings
-from penstock.server.settings_given import Given, check_tls
 
 _TLS: Final = ("tls-certificate", "tls-key")
 

@@ -11,9 +11,9 @@ How it fails: `SettingsError`, at the line of what is to blame.
 
 from collections.abc import Iterator, Mapping
 
-from penstock.server.address import TcpAddress, is_loopback
+from penstock.common.address import TcpAddress, is_loopback
+from penstock.common.given import File, Given, check_tls, read_section, sections_of
 from penstock.server.settings import TOKEN_KEYS, HttpSettings, Settings, Token
-from penstock.server.settings_given import File, Given, check_tls, read_section, sections_of
 
 _TLS = ("tls-certificate", "tls-key")
 

@@ -21,10 +21,24 @@ from itertools import combinations
 from operator import attrgetter
 from typing import Any, Final
 
+from penstock.common.address import Address, addresses_clash
+from penstock.common.given import (
+    File,
+    Given,
+    SettingsError,
+    Spot,
+    check,
+    check_tls,
+    hint_for,
+    read_file,
+    read_section,
+    sections_of,
+    shown_key,
+)
+from penstock.common.kinds import Switch
 from penstock.log.state import LogSettings
 from penstock.model.policy import Policies, PolicyError, QueueNameError, QueuePolicy, check_queue_name
-from penstock.server.address import Address, addresses_clash
-from penstock.server.setting_kinds import LOG, Switch
+from penstock.server.setting_kinds import LOG
 from penstock.server.settings import (
     CONFIG_FLAG,
     CONFIG_VARIABLE,
@@ -37,22 +51,9 @@ from penstock.server.settings import (
     Listener,
     Setting,
     Settings,
-    SettingsError,
     Token,
 )
 from penstock.server.settings_cluster import cluster_settings
-from penstock.server.settings_given import (
-    File,
-    Given,
-    Spot,
-    check,
-    check_tls,
-    hint_for,
-    read_file,
-    read_section,
-    sections_of,
-    shown_key,
-)
 from penstock.server.settings_http import http_settings, tokens_after_reload
 
 _PREFIX: Final = "PENSTOCK_"

@@ -28,8 +28,8 @@ from urllib.parse import quote, urlencode
 from penstock.client.errors import reason_of
 from penstock.client.url import parse_url
 from penstock.client.wire import HANGUP, open_socket
+from penstock.common.address import UnixAddress
 from penstock.errors import PenstockError
-from penstock.server.address import UnixAddress
 from penstock.spark.options import RETRY_SECONDS_DEFAULT
 
 if TYPE_CHECKING:

@@ -48,11 +48,11 @@ _stations: "dict[_Key, Station]" = {}
 
 def station_for(options: ReadOptions) -> "Station":
     """The connection that these options name."""
+    from penstock.common.given import SettingsError
     from penstock.log.jetstream.credentials import CredentialsError
     from penstock.log.jetstream.errors import LinkError
     from penstock.log.jetstream.servers import parse_servers
     from penstock.log.jetstream.station import Station
-    from penstock.server.settings import SettingsError
 
     assert options.engine is not None
     key = _Key(
@@ -79,9 +79,9 @@ def station_for(options: ReadOptions) -> "Station":
 
 
 def _wire_options(options: ReadOptions) -> "WireOptions":
+    from penstock.common.tls import client_context
     from penstock.log.jetstream.credentials import Credentials, read_credentials
     from penstock.log.jetstream.wire import WireOptions
-    from penstock.server.tls import client_context
 
     credentials = Credentials()
     if options.credentials is not None:

@@ -22,10 +22,10 @@ from textual.message import Message
 from textual.notifications import SeverityLevel
 from textual.screen import ModalScreen
 
-from penstock.cli import tables
 from penstock.cli.admin import Admin
 from penstock.cli.main import EXIT_FAILURE
 from penstock.cli.redrive import redrive
+from penstock.common import tables
 from penstock.errors import PenstockError
 from penstock.top.dialog import Confirm
 from penstock.top.feed import Feed, Snapshot, Trouble

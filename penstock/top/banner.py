@@ -10,7 +10,7 @@ from typing import Final
 from rich.text import Text
 from textual.widget import Widget
 
-from penstock.cli import tables
+from penstock.common import tables
 from penstock.top.columns import BAD, GOOD, PLAIN, QUIET, STRONG, WARN, fit, short_count
 from penstock.top.feed import Snapshot
 from penstock.top.history import backlog_of

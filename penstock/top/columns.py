@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 from rich.cells import cell_len, set_cell_size
 from rich.style import Style
 
-from penstock.cli import tables
 from penstock.client.http_core import Answer
+from penstock.common import tables
 
 GAP_NARROW, GAP_WIDE = 1, 2
 WIDE: Final = 100

@@ -10,7 +10,7 @@ from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
-from penstock.cli import tables
+from penstock.common import tables
 from penstock.top.banner import Banner
 from penstock.top.chart import Chart
 from penstock.top.columns import QUIET, STRONG, short_count

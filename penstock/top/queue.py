@@ -16,8 +16,9 @@ from textual.containers import Container, Horizontal, Vertical, VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer, Static
 
-from penstock.cli import peek, show, tables
+from penstock.cli import peek, show
 from penstock.client.http_core import Answer
+from penstock.common import tables
 from penstock.top.banner import Banner
 from penstock.top.chart import Chart
 from penstock.top.columns import BAD, PLAIN, QUIET, STRONG, WARN, WIDE

@@ -21,9 +21,9 @@ from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from penstock.cli import tables
 from penstock.cli.queues import in_order
 from penstock.client.http_core import Answer
+from penstock.common import tables
 from penstock.top import columns as c
 from penstock.top.sparks import spark
 from penstock.top.wishes import Open

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import queues, tables
+from penstock.cli import queues
 from penstock.cli.admin import Admin, add_admin
 from penstock.cli.main import main
 from penstock.client import PhpmqClient
+from penstock.common import tables
 from tests.certificates import make_certificates
 from tests.cli.terminal import Terminal
 from tests.http.api import Api

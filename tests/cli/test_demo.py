@@ -13,8 +13,8 @@ from pathlib import Path
 import pyarrow.dataset as arrow_files
 import pytest
 
-from penstock.cli.tables import Column
 from penstock.client import PhpmqClient
+from penstock.common.tables import Column
 from penstock.demo import traffic
 from penstock.demo.broker import Broker
 from penstock.demo.orders import REGIONS, Sum, amount, body_of, closing_order, number_of, sums_of

@@ -11,7 +11,7 @@ from penstock import aconnect, client, connect
 from penstock.client import NotSupported
 from penstock.client.options import Options, tls_context
 from penstock.client.url import Target, parse_url, target_of
-from penstock.server.address import TcpAddress, UnixAddress
+from penstock.common.address import TcpAddress, UnixAddress
 
 
 @pytest.mark.parametrize(

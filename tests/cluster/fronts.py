@@ -22,13 +22,13 @@ import uvloop
 from penstock.broker.broker import Broker
 from penstock.cluster.away import Away
 from penstock.cluster.host import RelayHost
+from penstock.common.address import Address, TcpAddress
+from penstock.common.journal import Journal
 from penstock.log.errors import LogFailed
 from penstock.log.log import Log, open_log
 from penstock.log.state import LogSettings
 from penstock.model.policy import Policies
-from penstock.server.address import Address, TcpAddress
 from penstock.server.connection import CONNECTIONS, Connection
-from penstock.server.journal import Journal
 from penstock.server.settings import Limits, Listener
 from tests.server.harness import Wire
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.cluster import host_link
 from penstock.cluster.frames import HEADER_BYTES, Hello, Kind, encode_frame, encode_hello, encode_json
-from penstock.server.address import TcpAddress
+from penstock.common.address import TcpAddress
 from tests.cluster.fronts import SECRET, Follower, Leader, LoopThread
 from tests.server.doors import PhpmqDoor
 from tests.server.harness import Wire

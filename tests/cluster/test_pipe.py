@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cluster.pipe import HttpPipe
-from penstock.server.address import Address, TcpAddress, UnixAddress
+from penstock.common.address import Address, TcpAddress, UnixAddress
 from tests.cluster.fronts import SECRET, Leader, LoopThread
 from tests.server.harness import WAIT_SECONDS, Wire
 

@@ -8,13 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from penstock.cluster.frames import Hello, Kind, Reader, encode_hello
+from penstock.common.address import TcpAddress, parse_address
 from penstock.log.jetstream.cluster import Cluster, wait_until
 from penstock.log.jetstream.errors import JetStreamError
 from penstock.log.jetstream.lease import LEASE, Claim
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.servers import parse_server
 from penstock.log.jetstream.station import Station
-from penstock.server.address import TcpAddress, parse_address
 from tests.cluster.processes import FrontEnd
 from tests.server.harness import WAIT_SECONDS
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from penstock.cluster.checks import ClusterRefused, Finding, Level, check_servers, refuse
+from penstock.common.given import SettingsError
 from penstock.log.jetstream.cluster import Cluster
 from penstock.log.jetstream.names import LogNames
-from penstock.server.settings import Settings, SettingsError
+from penstock.server.settings import Settings
 from penstock.server.settings_read import load
 from tests.certificates import make_authority, make_certificate
 from tests.nats.cluster import api, linked

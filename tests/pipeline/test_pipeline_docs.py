@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.common.given import FileKey
 from penstock.pipeline.file import PARSE, RUN, SINK, SOURCE, STEP, read_pipeline
 from penstock.pipeline.formats import FORMATS
-from penstock.server.settings import FileKey
 from penstock.spark.options import READING
 from tests.server.harness import ROOT
 from tests.spark.conftest import StartBroker

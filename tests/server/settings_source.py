@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.settings import Settings, SettingsError
+from penstock.common.given import SettingsError
+from penstock.server.settings import Settings
 from penstock.server.settings_read import add_arguments, load
 
 

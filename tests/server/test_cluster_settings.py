@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.address import TcpAddress
+from penstock.common.address import TcpAddress
 from penstock.server.settings import ClusterSettings
 from penstock.server.settings_cluster import warnings
 from penstock.server.settings_read import reloadable_difference

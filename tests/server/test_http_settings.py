@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from penstock.server.address import TcpAddress, UnixAddress, parse_address
-from penstock.server.settings import HttpSettings, Settings, SettingsError, Token
+from penstock.common.address import TcpAddress, UnixAddress, parse_address
+from penstock.common.given import SettingsError
+from penstock.server.settings import HttpSettings, Settings, Token
 from penstock.server.settings_http import warnings
 from penstock.server.settings_read import reloadable_difference
 from tests.server.settings_source import Source

@@ -10,7 +10,7 @@ from tests.server.harness import ROOT
 
 PROGRAM = """
 import resource
-from penstock.server.malloc import keep_freed_memory
+from penstock.common.malloc import keep_freed_memory
 
 def faults() -> int:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -12,6 +12,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from penstock.cli import completion
+from penstock.common.address import TcpAddress, UnixAddress
+from penstock.common.given import SettingsError
+from penstock.common.kinds import Whole, WrongValue
 from penstock.errors import PenstockError
 from penstock.log.state import LogSettings
 from penstock.model.policy import Policies, QueuePolicy
@@ -19,8 +22,6 @@ from penstock.protocols import phpmq, rq, sspq
 from penstock.protocols.phpmq_session import ConsumeMode
 from penstock.protocols.phpmq_write import TtlPacket
 from penstock.protocols.sspq_session import QUEUE_DEFAULT
-from penstock.server.address import TcpAddress, UnixAddress
-from penstock.server.setting_kinds import Whole, WrongValue
 from penstock.server.settings import (
     HTTP_KEYS,
     LISTENER_KEYS,
@@ -32,7 +33,6 @@ from penstock.server.settings import (
     Listener,
     Setting,
     Settings,
-    SettingsError,
 )
 from penstock.server.settings_read import reloadable_difference
 from tests.server.settings_source import Source, parser

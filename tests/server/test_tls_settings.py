@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.server.address import TcpAddress
-from penstock.server.settings import HttpSettings, Listener, SettingsError
+from penstock.common.address import TcpAddress
+from penstock.common.given import SettingsError
+from penstock.server.settings import HttpSettings, Listener
 from penstock.server.tls import server_context
 from tests.certificates import make_authority, make_certificate, openssl
 

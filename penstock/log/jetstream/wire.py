@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-import penstock
+from penstock import __version__
 from penstock.log.jetstream.credentials import Credentials
 from penstock.log.jetstream.errors import LinkError
 from penstock.log.jetstream.servers import Server
@@ -199,7 +199,7 @@ class Wire(asyncio.BufferedProtocol):
                 "pedantic": False,
                 "name": self._options.name,
                 "lang": "python",
-                "version": penstock.__version__,
+                "version": __version__,
                 "protocol": 1,
                 "headers": True,
                 "no_responders": True,

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from penstock.server.journal import printable
+from penstock.common.text import printable
 
 GAP: Final = "  "
 NOTHING: Final = "-"

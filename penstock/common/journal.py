@@ -11,6 +11,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from penstock.common.text import printable
+
 log = logging.getLogger("penstock")
 
 PERIOD_SECONDS = 10.0
@@ -48,13 +50,6 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, default=str)
-
-
-def printable(text: str) -> str:
-    """Text that cannot do anything to a terminal or fake a line: control characters are escaped."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def start_logging(level: str, form: str) -> None:

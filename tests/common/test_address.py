@@ -4,8 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import PenstockError
-from penstock.server.address import (
+from penstock.common.address import (
     Address,
     AddressError,
     TcpAddress,
@@ -14,6 +13,7 @@ from penstock.server.address import (
     is_loopback,
     parse_address,
 )
+from penstock.errors import PenstockError
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """What was given as a setting, and where it stands: the file with its lines, and a spot for every value.
 
-Whoever reads settings (`settings_read.py`, `settings_http.py`) gets values here that were checked, each with
+Whoever reads settings gets values here that were checked, each with
 its `Spot`, so that a rule that joins several of them can still say which line is to blame.
 
 Rules that always hold:
@@ -19,8 +19,8 @@ from difflib import get_close_matches
 from reprlib import Repr
 from typing import Any, Final, NamedTuple
 
-from penstock.server.setting_kinds import Kind, WrongValue
-from penstock.server.settings import FileKey, SettingsError
+from penstock.common.kinds import Kind, WrongValue
+from penstock.errors import PenstockError
 
 _SHORT: Final = Repr()
 _SHORT.maxstring = _SHORT.maxother = 100
@@ -36,6 +36,10 @@ _TLS_NEEDS: Final = (
     ("tls-key", "tls-certificate"),
     ("tls-client-ca", "tls-certificate"),
 )
+
+
+class SettingsError(PenstockError, ValueError):
+    """A setting that cannot be used: one line with its name, where it stands, and what would be right."""
 
 
 # --- The file ------------------------------------------------------------------------------
@@ -143,6 +147,16 @@ def hint_for(name: str, known: Mapping[str, str], otherwise: Iterable[str]) -> s
 
 
 # --- Sections that only a file can have ----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FileKey:
+    """What a section can say that only the file can have. The field has the same name with underscores."""
+
+    name: str
+    kind: Kind
+    help: str
+    required: bool = False
 
 
 def sections_of(file: File, path: tuple[str, ...], name: str) -> list[tuple[Spot, dict[str, Any]]]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
-from penstock.cli import tables
+from penstock.common import tables
 from penstock.demo.broker import Broker
 from penstock.demo.screen import Screen
 from penstock.demo.staying import stay, watched
