@@ -44,6 +44,7 @@ LAST_WORDS_SECONDS = 5.0
 FOREIGN = (b"GET ", b"HEAD", b"POST", b"PUT ", b"DELE", b"OPTI", b"H01", b"\x55\x99")
 """How streams of HTTP, PHPMQ and SSPQ begin. An RQ session would skip them as commands that it does not know,
 and whoever came to the wrong port would wait for ever."""
+FOREIGN_BYTES_MAX = max(map(len, FOREIGN))
 KEEP_ALIVE = (
     ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
     ((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 60),
@@ -389,18 +390,18 @@ class RqConnection(Connection):
             ),
         )
         self._was_idle = False
-        self._is_known = False  # it has said something
+        self._first = b""  # bytes that it has said, as many as tell whether it is a stream of RQ
 
     def _refuse(self) -> None:
         assert self._transport is not None
         self._transport.write(self._session.full())
 
     def _receive(self, data: memoryview, now_us: int) -> list[Command]:
-        if not self._is_known:
-            self._is_known = True
-            if bytes(data[:4]).startswith(FOREIGN):
+        if len(self._first) < FOREIGN_BYTES_MAX:
+            self._first += bytes(data[: FOREIGN_BYTES_MAX - len(self._first)])
+            if self._first.startswith(FOREIGN):
                 raise PeerViolation(
-                    self.protocol, "this is another protocol", position=0, offending=bytes(data[:8])
+                    self.protocol, "this is another protocol", position=0, offending=self._first
                 )
         commands = self._session.receive(data, now_us)
         self._write(self._session.take_output())

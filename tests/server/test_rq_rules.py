@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from penstock.protocols.rq_session import SILENCE_US
-from tests.server.harness import BrokerProcess, Wire, expect_dispatch, lose, phpmq, rq, until
+from tests.server.harness import SEND, BrokerProcess, Wire, expect_dispatch, lose, phpmq, rq, sspq, until
 
 NOP, CLEAR, PING, PONG, REQUEST, REPLY, DELIVERED, BROADCAST, UNDELIVERED = 0, 1, 5, 6, 10, 11, 13, 14, 16
 CONSUME, CANCEL_QUEUE, CLOSING, SERVER_FULL, CONSUMING, EXCLUSIVE, NOREPLY = 20, 21, 22, 23, 24, 32, 33
@@ -1146,3 +1146,18 @@ def test_dead_letters_are_consumed_under_the_name_with_dead(room: Room) -> None:
     last = room.consumer(dead)
     assert last.is_silent(0.05)
     room.expect_empty(queue)
+
+
+@pytest.mark.parametrize(
+    "stream", [b"GET / HTTP/1.1\r\n\r\n", sspq(SEND, b"x"), phpmq(2, (1, b"q"), (4, b"1"))]
+)
+def test_who_speaks_another_protocol_is_sent_away_however_its_first_bytes_come(
+    room: Room, stream: bytes
+) -> None:
+    """As RQ these are commands that nobody knows, which are skipped: everybody would wait for ever."""
+    for cut in range(4):
+        stranger = room.node()
+        stranger.say(stream[:cut])
+        read_so_far(room.node())  # what was said before that has been read too
+        stranger.say(stream[cut:])
+        assert stranger.is_closed()
