@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import resource
 import signal
 import ssl
 import subprocess
@@ -27,6 +28,7 @@ from tests.server.harness import (
     sspq,
     until,
 )
+from tests.server.inside import Inside, run
 
 
 def serve_once(*flags: str) -> "subprocess.CompletedProcess[str]":
@@ -138,6 +140,38 @@ def test_a_stop_ends_when_its_time_is_over_and_the_messages_come_again(tmp_path:
     assert broker.stop() == 0
 
 
+def test_a_log_that_fails_ends_the_broker_and_costs_nothing_that_was_confirmed(tmp_path: Path) -> None:
+    """No file can be written beyond a limit from some moment on: no lack of room, which is waited for."""
+    broker = BrokerProcess(tmp_path).start()
+    sender, waiting, worker = (broker.wire(protocol) for protocol in ("rq", "sspq", "phpmq"))
+    waiting.say(sspq(RECEIVE))
+    worker.say(phpmq(1, (1, b"held"), (2, b"x")), phpmq(2, (1, b"held"), (4, b"1")))
+    assert worker.hear(8) == b"H0100303"
+    payload, confirmed = bytes(64 << 10), 0
+    hard = resource.prlimit(broker.pid, resource.RLIMIT_FSIZE)[1]
+    resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (1 << 20, hard))
+    with contextlib.suppress(OSError):
+        while True:
+            sender.say(rq(1, (128, confirmed), (160, b"q"), (224, payload), 33, 10))
+            if sender.hear(7) != rq(1, (128, confirmed), 13):
+                break
+            confirmed += 1
+    assert 4 <= confirmed < 16
+    assert broker.wait() == 1
+    assert "critical stopping: " in broker.log()
+    assert waiting.is_closed()
+    assert "Traceback" not in broker.log(), broker.log()
+    broker.start()
+    again = RqDoor(broker, "q")
+    again.demand(100)
+    again.wire.hear(len(rq(1, (96, 1), (160, b"q"), 24)))
+    frame = len(rq(1, (160, b"q"), (224, payload), 33, (128, 0), 10))
+    assert len(again.wire.hear(confirmed * frame)) == confirmed * frame
+    for wire in (sender, waiting, worker, again):
+        wire.close()
+    assert broker.stop() == 0
+
+
 def test_a_second_signal_stops_now(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path, "--drain-seconds", "3600").start()
     sender, worker = RqDoor(broker, "q"), PhpmqDoor(broker, "q")
@@ -162,6 +196,10 @@ def test_policies_are_read_again_on_sighup(tmp_path: Path) -> None:
     until(lambda: "read again" in broker.log(), "the policies to be read again")
     wire.say(sspq(0xDE))
     wire.expect(sspq(NO_RECEIVE))  # dead letters are switched off
+    assert "restart" not in broker.log()
+    config.write_text('drain-seconds = 3\n[queue.q]\ndead-letters = "off"\n')
+    broker.signal(signal.SIGHUP)
+    until(lambda: "in force only after a restart: drain-seconds" in broker.log(), "the word about the rest")
     config.write_text("[queue.q]\ndead-lettres = 1\n")
     broker.signal(signal.SIGHUP)
     until(lambda: "dead-lettres" in broker.log(), "the complaint about the file")
@@ -317,6 +355,28 @@ def test_tls_and_mutual_tls(tmp_path: Path) -> None:
         assert friend.hear(3) == b"\x55\x99\x5e"
     assert broker.stop() == 0
     assert "Traceback" not in broker.log(), broker.log()
+
+
+def test_who_asks_where_to_connect_to_is_told_about_tls(tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+    config = tmp_path / "penstock.toml"
+    config.write_text(
+        f'[[listener]]\nprotocol = "phpmq"\naddress = "unix:{tmp_path}/door"\n'
+        f'tls-certificate = "{tmp_path}/server.pem"\ntls-key = "{tmp_path}/server.key"\n'
+    )
+
+    async def test() -> None:
+        async with Inside.open(tmp_path, f"--config {config} --sspq-queue orders") as server:
+            rows = [(row["protocol"], row["tls"], row["queue"]) for row in server.listeners()]
+            assert rows == [
+                ("sspq", False, "orders"),
+                ("phpmq", False, None),
+                ("rq", False, None),
+                ("phpmq", True, None),
+            ]
+            assert server.listeners()[3]["address"] == f"unix:{tmp_path}/door"
+
+    run("uvloop", test())
 
 
 def test_the_log_can_be_json(tmp_path: Path) -> None:
