@@ -58,7 +58,7 @@ from penstock.common.address import TcpAddress
 from penstock.log.errors import LogRefused
 from penstock.log.log import Log
 from penstock.model import words
-from penstock.model.policy import Policies
+from penstock.model.policy import Policies, QueueNameError
 from penstock.model.words import Command
 
 _NUMBER: Final = struct.Struct("<q")
@@ -210,6 +210,8 @@ class Away:
         if said:
             is_next = saying is not None and not seat.gathered and not seat.waiting
             number = self._seating.number(saying) if saying is not None and is_next else NO_NUMBER
+            if self._link is None and saying is not None:
+                said = saying.commands  # all else is told with the demands, as it is by then
             self._write(seat, Kind.WORDS, pack_words(number, said), saying=saying)
             self._sending.check_link(seat)
         if seat.syncing:
@@ -447,9 +449,10 @@ class Away:
             broker.handle(seat.port, [publish], now_us)
             return
         try:
+            broker.check_names([publish.queue])
             engine.append(publish.queue, publish.batch, now_us)
             broker.stir(publish.queue)
-        except LogRefused as error:
+        except (LogRefused, QueueNameError) as error:
             seat.port.log(f"refused: {error}", len(publish.batch))
 
 

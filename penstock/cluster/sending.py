@@ -24,8 +24,9 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.cluster.away_link import AwayLink
+from penstock.cluster.frames import Kind, encode_frame
 from penstock.cluster.lanes import AGAIN, MAIN, SHIPMENT_BYTES, Item, Lane, Shipment, Words, weight_of
-from penstock.cluster.sayings import renumbered
+from penstock.cluster.sayings import NO_NUMBER, pack_words, renumbered
 from penstock.cluster.seats import Held, Saying, Seat
 from penstock.model.words import Publish
 
@@ -76,6 +77,34 @@ class Sending:
             lane.epoch = 0
             for shipment in lane.sent:
                 link.write(lane.frame(shipment))
+        self._ship_departed(link)
+
+    def _ship_departed(self, link: AwayLink) -> None:
+        """The next leader is told of who has left once, and then no more: what it has published goes before,
+        and what it has settled with the rest of that."""
+        gathered, self._gathered = self._gathered, deque()
+        items: list[Item] = []
+        for item in gathered:
+            if not item.seat.gone:
+                self._gathered.append(item)
+                continue
+            self._leave_line(item)
+            if isinstance(item, Words):
+                assert item.saying is not None  # others do not outlive their link
+                self._number(item.saying)
+            elif item.publish.wants_reply:
+                item.seat.unstored -= 1
+            else:
+                items.append(item)
+        while items:
+            count = size = 0
+            for item in items:
+                if count and (item.alone or size + item.weight > SHIPMENT_BYTES):
+                    break
+                count += 1
+                size += SHIPMENT_BYTES if item.alone else item.weight
+            link.write(self._main.ship(items[:count]))
+            del items[:count]
 
     def link_down(self) -> None:
         """The next leader is told everything anew, but for settlements that are still queued here."""
@@ -83,18 +112,17 @@ class Sending:
         gathered, self._gathered = self._gathered, deque()
         for item in gathered:
             self._leave_line(item)
-            if not isinstance(item, Words) or self._stays(item):
+            if not isinstance(item, Words):
                 self._line_up(item)
+            elif item.saying is not None:
+                self._line_up(_settling(item, item.saying))
         for seat in self._refused:
-            seat.waiting = deque(
-                item for item in seat.waiting if not isinstance(item, Words) or self._stays(item)
-            )
-
-    def _stays(self, item: Words) -> bool:
-        if item.saying is not None and item.seat.gone:
-            self._number(item.saying)  # it is told with the rest of a connection that is there no more
-            return False
-        return item.saying is not None
+            waiting, seat.waiting = seat.waiting, deque()
+            for item in waiting:
+                if not isinstance(item, Words):
+                    seat.waiting.append(item)
+                elif item.saying is not None:
+                    seat.waiting.append(_settling(item, item.saying))
 
     def _line_up(self, item: Item | Words) -> None:
         self._gathered.append(item)
@@ -378,6 +406,12 @@ class Sending:
         self._held.clear()
         self._refused.clear()
         return numbered, others
+
+
+def _settling(item: Words, saying: Saying) -> Words:
+    """What outlives its link: the settlements alone. Demands are told anew, as they are by then."""
+    frame = encode_frame(Kind.WORDS, *pack_words(NO_NUMBER, saying.commands), port=item.seat.number)
+    return item._replace(frame=frame)
 
 
 def _is_late(item: Item | Words, now_us: int) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cluster.away_link import AwayLink
+from penstock.cluster.frames import Frame, Kind
 from penstock.cluster.host_link import HostLink
 from penstock.cluster.lanes import BATCH_BYTES, MESSAGE_BYTES
 from penstock.cluster.rooms import STUCK_SECONDS, Rooms
@@ -302,7 +303,9 @@ def is_under_way(sending: Sending, count: int) -> bool:
     return len(sending._main.sent) >= count
 
 
-def publish_and_settle(leader: Leader, follower: Follower) -> tuple[Receipts, list[Wire]]:
+def publish_and_settle(
+    leader: Leader, follower: Follower, *, cancel: bool = False
+) -> tuple[Receipts, list[Wire]]:
     """A worker has sent its result and settled its input, and both wait behind others at the follower."""
     thread, sending = leader.thread, follower.away._sending
     worker, other, source = follower.wire("phpmq"), follower.wire("phpmq"), leader.wire("phpmq")
@@ -314,7 +317,8 @@ def publish_and_settle(leader: Leader, follower: Follower) -> tuple[Receipts, li
     for number in range(1, SHIPMENTS_MAX + 1):
         send(other, b"other", b"%d" % number)
         thread.until(partial(is_under_way, sending, number), "a shipment of its own")
-    worker.say(phpmq(1, (1, b"out"), (2, b"result")), ack(b"in", held))
+    behind = ack(b"in", held) + (consume(b"in", 0) if cancel else b"")
+    worker.say(phpmq(1, (1, b"out"), (2, b"result")), behind)
     thread.until(lambda: len(sending._gathered) == 2, "the result and the acknowledgement")
     return receipts, [worker, other, source]
 
@@ -359,6 +363,68 @@ def test_an_acknowledgement_behind_a_result_is_told_when_its_client_has_left(
     thread.until(lambda: follower.away.is_drained, "nothing to be open")
     assert leader.stored("out") == [b"result"]
     for wire in wires:
+        wire.close()
+
+
+def input_of(follower: Follower, leader: Leader) -> tuple[Wire, bytes]:
+    """A worker that holds a message, and its id; then there is no leader."""
+    worker = follower.wire("phpmq")
+    send(worker, b"in", b"input")
+    worker.say(consume(b"in", 1))
+    held = expect_dispatch(worker, b"in", b"input")
+    follower.lose()
+    return worker, held
+
+
+def test_who_left_without_a_leader_is_told_of_once(leader: Leader, follower: Follower) -> None:
+    """Its result goes first, then what it has settled; nothing comes behind its leaving, which would end the
+    link of everybody."""
+    thread = leader.thread
+    worker, held = input_of(follower, leader)
+    worker.say(phpmq(1, (1, b"out"), (2, b"result")), ack(b"in", held))
+    thread.until(lambda: len(follower.away._sending._gathered) == 2, "both")
+    worker.close()
+    thread.until(lambda: not list(follower.away._seating), "its leaving")
+    heard: list[Kind] = []
+    hear = leader.host.hear
+
+    def listen(link: HostLink, frame: Frame) -> None:
+        heard.append(frame.kind)
+        hear(link, frame)
+
+    leader.host.hear = listen  # type: ignore[method-assign]
+    before = len(follower.links)
+    follower.follow(leader)
+    thread.until(lambda: follower.away.is_drained, "everything to be durable")
+    assert leader.counts("in") == (0, 0, 0)
+    assert leader.stored("out") == [b"result"]
+    assert follower.links[before:] == [(True, "")]
+    assert heard == [Kind.PUBLISH, Kind.ATTACH, Kind.CLAIM, Kind.WORDS, Kind.DETACH, Kind.RESUMED]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_what_waits_behind_a_result_brings_no_old_demand_back(
+    leader: Leader, follower: Follower, cut: bool
+) -> None:
+    """A worker has settled and cancelled in one breath, behind a result, and consumes again."""
+    thread = leader.thread
+    if cut:
+        receipts, (worker, other, source) = publish_and_settle(leader, follower, cancel=True)
+        leader.cut_links()
+        receipts.release()
+    else:
+        worker, held = input_of(follower, leader)
+        worker.say(phpmq(1, (1, b"out"), (2, b"result")), ack(b"in", held) + consume(b"in", 0))
+        thread.until(lambda: len(follower.away._sending._gathered) == 2, "both")
+        other = source = follower.wire("phpmq")
+    worker.say(consume(b"in", 1))
+    thread.until(lambda: any(seat.demands for seat in follower.away._seating), "the new demand")
+    follower.follow(leader)
+    thread.until(lambda: leader.counts_now("in") == (0, 0, 0), "the input to be settled")
+    thread.until(lambda: not follower.away._seating._unsettled, "it to be confirmed")
+    send(source, b"in", b"next")
+    expect_dispatch(worker, b"in", b"next")
+    for wire in {worker, other, source}:
         wire.close()
 
 
