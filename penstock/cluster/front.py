@@ -361,6 +361,7 @@ class Front(Server):
             claims_seconds=CLAIMS_SECONDS,
         )
         self._log, self._engine, self._term = led, engine, claim.term
+        self._leader_before = ""  # should we lead again, everybody has something to claim
         self._away.lost("this front-end leads")
         self._away.move_to(broker, engine, self.now_us())
         for connection in self._connections:

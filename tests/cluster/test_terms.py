@@ -1,10 +1,11 @@
-"""A lease that is lost and taken again while the log is opened: the term that counts is the last one."""
+"""A lease that is lost and taken again, while the log is opened or later: the term that counts is the last
+one, and everybody who may hold something is waited for."""
 
 import json
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from penstock.cluster.frames import Hello, Kind, Reader, encode_hello
@@ -16,7 +17,9 @@ from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.servers import parse_server
 from penstock.log.jetstream.station import Station
 from tests.cluster.processes import FrontEnd
-from tests.server.harness import WAIT_SECONDS
+from tests.cluster.processes import site as site_of
+from tests.server.harness import WAIT_SECONDS, expect_dispatch, phpmq, until
+from tests.server.test_phpmq_rules import ack, consume
 
 NAMES = LogNames()
 
@@ -102,3 +105,48 @@ def test_who_loses_the_lease_while_it_opens_leads_in_the_new_term(tmp_path: Path
             front.kill()
         station.close()
         cluster.stop()
+
+
+def lead_once_more(station: Station) -> None:
+    """Somebody has led in between, as far as the record says, and it is the leader's again."""
+
+    def written() -> bool | None:
+        seq, claim = lease_in(station)
+        record = json.dumps(asdict(replace(claim, term=claim.term + 1))).encode()
+        try:
+            station.ask(station.api.put(NAMES.state(LEASE), record, last_seq=seq))
+        except JetStreamError as error:
+            if not error.wrong_last:
+                raise
+            return None
+        return True
+
+    wait_until("the record is written", written)
+
+
+def test_who_leads_again_waits_for_who_led_long_ago(tmp_path: Path) -> None:
+    """Its clients were gone when it led no more. By now it has others, and they hold messages."""
+    with site_of(tmp_path, nodes=1) as site:
+        station = Station.open([parse_server(site.nodes.nodes[0].url)])
+        try:
+            first, second = site.leader(), site.follower()
+            first.pause()
+            until(lambda: lease_in(station)[1].leader.startswith(second.name), "the other one to lead")
+            first.resume()
+            first.says("leads no more")
+            assert site.leader(second) is second
+            with first.wire("phpmq") as holder:
+                holder.say(phpmq(1, (1, b"work"), (2, b"held")), consume(b"work", 1))
+                held = expect_dispatch(holder, b"work", b"held")
+                mark = second.mark()
+                lead_once_more(station)
+                second.says("leads no more", mark)
+                with second.wire("phpmq") as other:
+                    other.say(consume(b"work", 1))
+                    second.says("leading after", mark)
+                    second.says("is linked", second.log().index("leading after", mark))
+                    other.say(phpmq(1, (1, b"work"), (2, b"new")))
+                    expect_dispatch(other, b"work", b"new")
+                    holder.say(ack(b"work", held))
+        finally:
+            station.close()
