@@ -1,10 +1,66 @@
-"""Helpers of the tests make assertions too; when one fails, pytest shows the values in it."""
+"""What holds for all tests: what they say when they fail, in which order they run, and the flags of Java.
 
+Helpers of the tests make assertions too; when one fails, pytest shows the values in it.
+
+Several processes share the work file by file, and what takes longest begins first (`FIRST`), so that none
+works on alone at the end. Files that share something dear count as one (`TOGETHER`): one process makes it,
+once. No test depends on any of that.
+"""
+
+import os
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 HERE = Path(__file__).parent
+
+TOGETHER = {
+    "a Spark session": (
+        "spark/test_exactly_once.py",
+        "spark/test_read_stream.py",
+        "spark/test_read_batch.py",
+        "spark/test_write_stream.py",
+        "spark/test_write_batch.py",
+        "spark/test_redrive_at_scale.py",
+        "spark/test_direct.py",
+        "spark/test_spark_docs.py",
+        "spark/test_writing_docs.py",
+    ),
+    "another Spark session": (
+        "report/test_numbers.py",
+        "report/test_page.py",
+        "pipeline/test_runs.py",
+        "pipeline/test_parsing.py",
+        "pipeline/test_judging.py",
+    ),
+}
+"""By what they share."""
+
+FIRST = (
+    *TOGETHER["a Spark session"],
+    *TOGETHER["another Spark session"],
+    "pipeline/test_command.py",
+    "cluster/test_faults.py",
+    "spark/test_speculation.py",
+    "cli/test_demo.py",
+    "spark/test_discovery.py",
+    "report/test_cli.py",
+    "pipeline/test_pipeline_docs.py",
+)
+"""What takes longest, the longest first; the others follow by their names."""
+
+SLOW = (
+    "bench",
+    "cluster",
+    "dashboard",
+    "nats",
+    "pipeline",
+    "report",
+    "spark",
+    "cli/test_demo.py",
+)
+"""What `--fast` (`make test-fast`) leaves out: Spark, browsers, NATS, and what takes seconds."""
 
 
 def helpers() -> list[str]:
@@ -17,3 +73,43 @@ def helpers() -> list[str]:
 
 
 pytest.register_assert_rewrite(*helpers())
+
+
+def pytest_configure() -> None:
+    from tests import java  # which is a helper, and rewritten by now
+
+    os.environ["JDK_JAVA_OPTIONS"] = java.options()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fast", action="store_true", help="only what is quick, without Spark, browser and NATS"
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    # None: let others decide.
+    return True if config.getoption("fast") and collection_path in {HERE / name for name in SLOW} else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {HERE / name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
+    """As `--dist loadfile` does it, but in the order above, and for what counts as one file."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False  # it would begin with most tests, and the longest files have few
+    scheduler = LoadFileScheduling(config, log)
+    shared = {f"tests/{name}": what for what, names in TOGETHER.items() for name in names}
+    file_of = scheduler._split_scope
+
+    def unit_of(nodeid: str) -> str:
+        file: str = file_of(nodeid)
+        return shared.get(file, file)
+
+    scheduler._split_scope = unit_of
+    return scheduler  # type: ignore[no-any-return]

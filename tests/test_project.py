@@ -403,6 +403,35 @@ def test_every_python_runs_the_tests_in_an_environment_of_its_own(tree: Path) ->
     ]
 
 
+@pytest.mark.parametrize(
+    ("flags", "checks", "tests", "wrong"),
+    [
+        ((), "exit 0", "exit 0", []),
+        ((), "exit 1", "exit 0", ["  checks"]),
+        ((), "exit 1", "exit 1", ["  tests (Hypothesis seed 7)", "  checks"]),
+        (("--fast",), "exit 1", "exit 0", []),
+    ],
+)
+def test_checks_run_beside_the_tests_and_one_round_shows_everything(
+    tree: Path, flags: tuple[str, ...], checks: str, tests: str, wrong: list[str]
+) -> None:
+    (tree / "scripts" / "setup").write_text("#!/bin/sh\n")
+    (tree / "scripts" / "check").write_text(f"#!/bin/sh\necho what the checks say\n{checks}\n")
+    python = tree / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho "$*" >>calls\n[ "$2" != pytest ] || {tests}\n')
+    python.chmod(0o755)
+    around = {"HYPOTHESIS_SEED": "7", "VENV": ""}
+    ended = run(tree / "scripts" / "test", *flags, "tests/cli", cwd=tree, **around)
+    (pytest_call,) = (line for line in (tree / "calls").read_text().splitlines() if "pytest" in line)
+    assert pytest_call.endswith(" ".join((*flags, "tests/cli")))
+    assert "--hypothesis-seed=7 " in pytest_call
+    assert ("-m ruff check ." in (tree / "calls").read_text()) == bool(flags)
+    assert ("what the checks say" in ended.stdout) == (not flags)
+    assert ended.returncode == bool(wrong)
+    assert ended.stderr.splitlines()[1:] == wrong
+
+
 # -- the benchmark runner --
 
 

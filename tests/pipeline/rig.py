@@ -27,15 +27,13 @@ def orders(count: int, first: int = 0) -> list[bytes]:
     ]
 
 
-class Rig:
-    """A folder for files, a broker, and Spark."""
+class Files:
+    """A folder for files, and a broker, for pipelines that are run by processes of their own."""
 
-    def __init__(self, spark: SparkSession, broker: BrokerProcess, folder: Path) -> None:
-        self.spark = spark
+    def __init__(self, broker: BrokerProcess, folder: Path) -> None:
         self.broker = broker
         self.folder = folder
         self.url = url_of(broker)
-        self.said: list[str] = []
 
     # --- files -----------------------------------------------------------------------------------
 
@@ -49,23 +47,6 @@ class Rig:
 
     def pipeline(self, name: str, text: str) -> Pipeline:
         return read_pipeline(str(self.write(name, text)))
-
-    # --- runs ------------------------------------------------------------------------------------
-
-    def new_run(self, pipeline: Pipeline, *, once: bool = True) -> Run:
-        self.said = []
-        return Run(pipeline, self.spark, Teller(pipeline.name, self.said.append, time.monotonic), once=once)
-
-    def run_once(self, pipeline: Pipeline) -> None:
-        """Until everything is done that is there."""
-        self.new_run(pipeline).run()
-
-    def forget_last_batch(self, checkpoint: str) -> None:
-        """As if the driver had died when a batch was written, but not written down."""
-        commits = Path(checkpoint) / "commits"
-        last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
-        (commits / str(last)).unlink()
-        (commits / f".{last}.crc").unlink(missing_ok=True)
 
     # --- queues ----------------------------------------------------------------------------------
 
@@ -93,6 +74,32 @@ class Rig:
         letters = [json.loads(value) for value in self.messages(queue, "dead")]
         assert reasons == ({"bad-record": len(letters)} if letters else {})
         return sorted(letters, key=lambda letter: letter["offset"])
+
+
+class Rig(Files):
+    """These, and Spark."""
+
+    def __init__(self, spark: SparkSession, broker: BrokerProcess, folder: Path) -> None:
+        super().__init__(broker, folder)
+        self.spark = spark
+        self.said: list[str] = []
+
+    # --- runs ------------------------------------------------------------------------------------
+
+    def new_run(self, pipeline: Pipeline, *, once: bool = True) -> Run:
+        self.said = []
+        return Run(pipeline, self.spark, Teller(pipeline.name, self.said.append, time.monotonic), once=once)
+
+    def run_once(self, pipeline: Pipeline) -> None:
+        """Until everything is done that is there."""
+        self.new_run(pipeline).run()
+
+    def forget_last_batch(self, checkpoint: str) -> None:
+        """As if the driver had died when a batch was written, but not written down."""
+        commits = Path(checkpoint) / "commits"
+        last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
+        (commits / str(last)).unlink()
+        (commits / f".{last}.crc").unlink(missing_ok=True)
 
     # --- results ---------------------------------------------------------------------------------
 

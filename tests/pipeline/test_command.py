@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from penstock.cli.main import main
-from tests.pipeline.rig import Rig, orders
-from tests.server.harness import ROOT, until
-from tests.spark.rig import PATIENCE_SECONDS, around_java
+from tests.pipeline.rig import Files, orders
+from tests.server.harness import ROOT, BrokerProcess, until
+from tests.spark.rig import PATIENCE_SECONDS
 
 GOOD = """\
 [source]
@@ -155,7 +155,6 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=ROOT,
-            env=around_java(),
             process_group=0,
         )
         self._heard = b""
@@ -220,6 +219,12 @@ def running(path: str, *flags: str) -> Iterator[Command]:
         command.close()
 
 
+@pytest.fixture
+def rig(broker: BrokerProcess, tmp_path: Path) -> Files:
+    """Not with the Spark of these tests: the command has its own."""
+    return Files(broker, tmp_path)
+
+
 RELAY = """\
 [source]
 url = "URL"
@@ -240,7 +245,7 @@ checkpoint = "FOLDER/checkpoint"
 """
 
 
-def test_killed_stopped_and_finished_everything_is_there_once(rig: Rig) -> None:
+def test_killed_stopped_and_finished_everything_is_there_once(rig: Files) -> None:
     path = str(rig.write("relay", RELAY))
     good = orders(200)
     bad = [b"bad %d" % number for number in range(12)]
@@ -263,7 +268,7 @@ def test_killed_stopped_and_finished_everything_is_there_once(rig: Rig) -> None:
     assert Counter(it["value"] for it in rig.bad_records("relay")) == Counter(it.decode() for it in bad)
 
 
-def test_a_failure_of_spark_is_one_line(rig: Rig) -> None:
+def test_a_failure_of_spark_is_one_line(rig: Files) -> None:
     rig.send("one-line", orders(1))
     text = RELAY.replace('"relay"', '"one-line"').replace("cast(id as string)", "id")
     with running(str(rig.write("one-line", text)), "--once") as command:
@@ -273,7 +278,7 @@ def test_a_failure_of_spark_is_one_line(rig: Rig) -> None:
     assert lines == ["penstock: one-line: column 'value' is bigint; cast it to binary or string"]
 
 
-def test_java_that_is_killed_is_one_line(rig: Rig) -> None:
+def test_java_that_is_killed_is_one_line(rig: Files) -> None:
     rig.send("orphan", orders(1))
     with running(str(rig.write("orphan", RELAY.replace('"relay"', '"orphan"'))), "--json") as command:
         command.wait_for_batch(0)
@@ -294,9 +299,7 @@ def test_check_with_spark_judges_every_file(tmp_path: Path) -> None:
     other = write(tmp_path, "other", text=GOOD.replace("select value", "select offset"))
     typo = write(tmp_path, "typo", text=GOOD.replace("queue =", "quue ="))
     command = [sys.executable, "-m", "penstock", "pipeline", "check", "--spark", wrong, other, typo, fine]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=around_java(), timeout=START_SECONDS, check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS, check=False)
     assert done.returncode == 2, done
     assert done.stdout.splitlines() == [f"{fine}: fine: fine reads orders, 1 step, writes penstock to out"]
     lines = done.stderr.splitlines()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyspark
 
 from tests.server.harness import until
-from tests.spark.rig import PATIENCE_SECONDS, SHORT_LIVED
+from tests.spark.rig import PATIENCE_SECONDS
 
 MASTER = "org.apache.spark.deploy.master.Master"
 WORKER = "org.apache.spark.deploy.worker.Worker"
@@ -60,7 +60,6 @@ class Cluster:
                         **environment,
                         "SPARK_HOME": str(home),
                         "SPARK_NO_DAEMONIZE": "1",
-                        "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
                         "PYSPARK_PYTHON": sys.executable,
                     },
                     stdout=output,

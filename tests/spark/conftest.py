@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from tests.http.api import Api
 from tests.server.harness import BrokerProcess
-from tests.spark.rig import SHORT_LIVED, Queues
+from tests.spark.rig import Queues
 
 StartBroker = Callable[..., BrokerProcess]
 
@@ -32,7 +32,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .appName("penstock-tests")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.extraJavaOptions", SHORT_LIVED)
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.python.unix.domain.socket.enabled", "true")

@@ -15,8 +15,6 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from tests.spark.rig import SHORT_LIVED
-
 BATCH_MESSAGES = 300
 JUNK = b"this must not be in the queue"
 FLAG_SECONDS = 60.0
@@ -27,7 +25,6 @@ def main(source_url: str, sink_url: str, checkpoint: str, flag: str) -> None:
         SparkSession.builder.master("local[2,4]")  # every task has four tries
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.extraJavaOptions", SHORT_LIVED)
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.python.unix.domain.socket.enabled", "true")

@@ -1,7 +1,6 @@
 """What the Spark tests share: messages into a broker, batches and streams out of it, a broken network."""
 
 import contextlib
-import os
 import socket
 import threading
 from collections import Counter
@@ -18,14 +17,6 @@ from tests.server.harness import BrokerProcess, until
 
 PATIENCE_SECONDS = 60.0
 """For what Spark does: on a machine that has much else to do, its first steps take a while."""
-
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Flags of a Java that lives for a minute: half of its time would go into compiling what runs once."""
-
-
-def around_java() -> dict[str, str]:
-    """The environment of a command that starts Spark."""
-    return {**os.environ, "JDK_JAVA_OPTIONS": SHORT_LIVED}
 
 
 def url_of(broker: BrokerProcess) -> str:

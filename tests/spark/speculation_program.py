@@ -7,8 +7,6 @@ import sys
 
 from pyspark.sql import SparkSession
 
-from tests.spark.rig import SHORT_LIVED
-
 TASKS = 4
 
 
@@ -17,8 +15,6 @@ def main(master: str, url: str, queue: str, count: str, warehouse: str) -> None:
         SparkSession.builder.master(master)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.extraJavaOptions", SHORT_LIVED)
-        .config("spark.executor.extraJavaOptions", SHORT_LIVED)
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.executor.cores", "1")

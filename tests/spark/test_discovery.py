@@ -12,7 +12,7 @@ import pyspark_penstock
 from penstock.spark import PenstockDataSource
 from tests.http.api import Api
 from tests.server.harness import ROOT, BrokerProcess
-from tests.spark.rig import SHORT_LIVED, send, url_of, values
+from tests.spark.rig import send, url_of, values
 
 RUN_SECONDS = 180
 
@@ -58,7 +58,7 @@ def test_spark_connect_reads_and_writes(broker: BrokerProcess, api: Api, tmp_pat
     done = subprocess.run(
         [sys.executable, Path(__file__).with_name("connect_program.py"), *arguments],
         cwd=tmp_path,
-        env={**environment, "PYSPARK_PYTHON": sys.executable, "JDK_JAVA_OPTIONS": SHORT_LIVED},
+        env={**environment, "PYSPARK_PYTHON": sys.executable},
         capture_output=True,
         text=True,
         check=False,
