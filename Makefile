@@ -8,10 +8,10 @@ SHELL := bash
 export PYTHON
 # ARGS goes to pytest (make test) or to the benchmark runner (make bench).
 ARGS ?=
-# How long `make fuzz` works on each target.
-SECONDS ?= 600
+# SECONDS is how long `make test-long` takes in all (3600), and `make fuzz` for each target (600).
+SECONDS ?=
 
-.PHONY: help setup demo test test-compiled test-pythons check bench bench-cluster bench-peers bench-spark fuzz mutate clean
+.PHONY: help setup demo test test-fast test-long test-compiled test-pythons check bench bench-cluster bench-peers bench-spark fuzz mutate clean
 
 help: ## List the commands.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -24,6 +24,12 @@ demo: ## Show in the terminal what Penstock does, and then in the browser.
 
 test: ## Run everything that must hold: linter, formatter, types, all tests (ARGS="tests/cli -x" for a part).
 	@scripts/test $(ARGS)
+
+test-fast: ## Run the linter and the quick tests, without Spark, browser and NATS, in less than a minute.
+	@scripts/test --fast $(ARGS)
+
+test-long: ## Run seeded crashes, cuts, restarts and models on new seeds for SECONDS=3600 (ARGS="crash walks --seed 7").
+	@scripts/test-long --seconds $(or $(SECONDS),3600) $(ARGS)
 
 test-compiled: ## Run all tests once more, on the hot modules compiled by mypyc.
 	@scripts/test --compiled $(ARGS)
@@ -47,7 +53,7 @@ bench-spark: ## Measure Spark with Penstock beside Spark's own reader, about 6 m
 	@scripts/bench spark $(ARGS)
 
 fuzz: ## Feed the protocol parsers random bytes, SECONDS=600 for each target.
-	@scripts/fuzz $(SECONDS)
+	@scripts/fuzz $(or $(SECONDS),600)
 
 mutate: ## Make small wrong changes where data lives; print those that no test notices (ARGS="--count 20 --seed 7").
 	@scripts/mutate $(ARGS)

@@ -7,6 +7,7 @@ that was not proved before.
 """
 
 import asyncio
+import os
 import random
 import signal
 import socket
@@ -28,7 +29,7 @@ from tests.server.harness import BrokerProcess
 LINGER_RESET = struct.pack("ii", 1, 0)
 EACH = 3  # messages in a conversation
 TRANSPORTS = ("tcp", "tls", "unix")
-SEED = 2009
+SEED = int(os.environ.get("PENSTOCK_TEST_SEED", 2009))
 
 
 @dataclass
