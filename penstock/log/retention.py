@@ -297,35 +297,38 @@ def compact(disk: Disk, segment: Segment, living: Living) -> Segment:
     result = Segment(segment.base, segment.generation + 1, 0, 0, sealed=True)
     result.limit = int(segment.size * COMPACT_BELOW)
     temporary = result.name + TEMPORARY
-    source = disk.open(segment.name)
     target = disk.create(temporary, 0)
     try:
-        _copy_living(disk, source, segment, target, result, living)
+        _copy_living(disk, segment, target, result, living)
         target.sync()
     except (OSError, LogDamaged, _TooLarge):
         discard(disk, temporary)
         raise
     finally:
-        source.close()
         target.close()
     result.limit = result.size
     return result
 
 
-def _copy_living(
-    disk: Disk, source: File, segment: Segment, target: File, result: Segment, living: Living
-) -> None:
+def _copy_living(disk: Disk, segment: Segment, target: File, result: Segment, living: Living) -> None:
     """LogDamaged where not every block can be read: then nobody knows what else was alive."""
     end = segment.base
-    for header, body in walk_blocks(source, segment.base, segment.base, segment.end):
-        end = header.end
-        if header.kind != KIND_MESSAGES or header.queue not in living:
-            continue
-        block = read_messages(header, body)
-        for first, stop in living[header.queue]:
-            first, stop = max(first, header.first_offset), min(stop, header.offset_end)
-            if first < stop:
-                _write_run(target, result, block, first, stop)
+    try:
+        source = disk.open(segment.name)
+    except FileNotFoundError as error:
+        raise LogDamaged(f"{disk.where(segment.name)} is missing") from error
+    try:
+        for header, body in walk_blocks(source, segment.base, segment.base, segment.end):
+            end = header.end
+            if header.kind != KIND_MESSAGES or header.queue not in living:
+                continue
+            block = read_messages(header, body)
+            for first, stop in living[header.queue]:
+                first, stop = max(first, header.first_offset), min(stop, header.offset_end)
+                if first < stop:
+                    _write_run(target, result, block, first, stop)
+    finally:
+        source.close()
     if end != segment.end:
         raise LogDamaged(
             f"{disk.where(segment.name)}: no valid block at position {end - segment.base}; "

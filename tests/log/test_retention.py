@@ -5,6 +5,7 @@ The segments have 4 KiB, and a snapshot follows each of them, so a few dozen mes
 
 import errno
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -894,6 +895,32 @@ def test_a_damaged_segment_stays_and_the_others_go(make: Make) -> None:
     assert left[0] == names[0]
     assert set(names[1:4]).isdisjoint(left)
     log.trim()
+    assert log.info("orders").held == 1
+
+
+def test_a_compaction_without_room_leaves_no_file_open(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    kept = half_way(log)
+    log.disk.is_full = True
+    log.engine.wait()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        log.trim()
+    assert len(os.listdir("/proc/self/fd")) == before
+    log.disk.is_full = False
+    log.trim()
+    assert log.read("orders") == kept
+
+
+def test_a_segment_whose_file_somebody_has_removed_stays_and_the_others_go(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    log.work("orders", 60, keep=lambda i: i == 0)
+    log.roll()
+    names = sorted(log.segments())
+    (log.folder / names[0]).unlink()
+    log.trim()
+    assert log.engine.failed is None
+    assert set(names[1:4]).isdisjoint(log.segments())
     assert log.info("orders").held == 1
 
 
