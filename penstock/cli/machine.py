@@ -29,6 +29,7 @@ from penstock import __version__
 from penstock.build import is_compiled
 from penstock.common import tables
 from penstock.common.address import TcpAddress, parse_address
+from penstock.log.committer import SEGMENTS_KEPT, SEGMENTS_MIN
 from penstock.log.disk import RealDisk
 from penstock.log.state import LogSettings
 from penstock.server.settings import TABLE, Limits
@@ -211,11 +212,11 @@ def filesystem_of(folder: Path) -> str | None:
 
 def _check_room(folder: Path) -> Finding:
     usage = shutil.disk_usage(folder)
-    segment_bytes = LogSettings().segment_bytes
+    segment_bytes = min(LogSettings().segment_bytes, usage.total // SEGMENTS_MIN)
     text = f"{tables.size(usage.free)} free of {tables.size(usage.total)}"
-    if usage.free < 2 * segment_bytes:
+    if usage.free < (SEGMENTS_KEPT + 1) * segment_bytes:
         return Finding(Level.FAIL, "disk", f"{text}: a log needs more", "free some, or use another disk")
-    if usage.free < SEGMENTS_FREE_MIN * segment_bytes:
+    if usage.free < SEGMENTS_FREE_MIN * LogSettings().segment_bytes:
         return Finding(Level.WARN, "disk", text, "free some before messages have to wait for room")
     return Finding(Level.OK, "disk", text)
 

@@ -14,6 +14,12 @@ Rules that always hold:
     other it hears in its next turn: to wake it costs more than the group did.
   * No room: the group stays, nothing that was accepted is dropped, and it is written again, to
     the same place, when there is room. Any other error is final.
+  * Settlements come behind the messages that were accepted before them, and retention needs them synced,
+    so messages without room would keep the log from ever making some. Therefore room is found before
+    messages are accepted: for all the segments that they can take, and for `SEGMENTS_KEPT` more, which
+    only settlements and snapshots use. What blocks of L bytes take is at most 2 L and a segment, because
+    any two neighbours of their segments hold more than one together. Only somebody else who fills the
+    disk in that moment makes accepted messages wait.
 """
 
 import time
@@ -27,6 +33,10 @@ from penstock.log.segments import Index, Segment, Segments
 from penstock.log.workers import Worker
 
 SEGMENT_BYTES_MIN = 4 * HEADER_BYTES
+SEGMENTS_KEPT = 2
+"""Room that new messages leave, in segments."""
+SEGMENTS_MIN = 16
+"""A segment is at most this part of a disk: of a few large ones, too little can be removed."""
 SPARE = "spare-"
 """Files that lie ready to become segments. Each has a name of its own: one may be on its way to be
 renamed while the next is made."""
@@ -82,8 +92,13 @@ class Committer:
         self._segments = segments
         self._writer = writer
         self._keeper = keeper
+        total = disk.total_bytes()  # 0: it does not say
+        if total:
+            segment_bytes = max(min(segment_bytes, total // SEGMENTS_MIN), SEGMENT_BYTES_MIN)
+        self._tells_room = total > 0
         self._segment_bytes = segment_bytes
         self._reserve_bytes = max(segment_bytes // 16, 4 * HEADER_BYTES)
+        self._granted = 0  # up to this position there is room for messages
         self._publish = publish
         self._on_failure = on_failure
         self._gathering = Group()
@@ -121,16 +136,40 @@ class Committer:
         """Raise DiskFull where new messages that take that many bytes, with those of their turn, had better
         not be accepted.
 
-        The reserve at the end of the last segment is kept for settlements.
+        The disk is asked about twice for a segment, and for what is larger than one.
         """
         waiting = self.waits_for_room
-        if not waiting and (not self._no_room or self._spare):
+        if not waiting and self.position + length <= self._granted:
             return
-        if waiting or self.active.size + length > self.active.limit - self._reserve_bytes:
+        if waiting or not self._grant(length):
             raise DiskFull(
                 f"no room for {length} more bytes in {self._disk.where('')}: new messages wait until "
                 f"there is room; deliveries and settlements go on"
             )
+
+    def _grant(self, length: int) -> bool:
+        """Whether there is room for that many bytes and for what is kept."""
+        if self._no_room and not self._spare:
+            return False
+        active, each = self.active, self._segment_bytes
+        end = active.base + active.limit - self._reserve_bytes
+        fits = self.position + length <= end
+        wanted = SEGMENTS_KEPT * each
+        if not fits:
+            wanted += each if length <= each else 2 * length + each
+        # Before the disk is asked: a file that is made meanwhile counts twice, not never.
+        if self._disk.sets_room_aside:
+            for segment in reversed(self._segments.all):
+                if segment.created:
+                    break
+                wanted += 0 if segment.spare else segment.limit
+            wanted -= each if self._spare else 0
+        else:
+            wanted += active.limit - active.size + self.position - self._segments.written
+        if self._tells_room and self._disk.free_bytes() < wanted:
+            return False
+        self._granted = end if fits else self.position + each - self._reserve_bytes
+        return True
 
     @property
     def waits_for_room(self) -> bool:
@@ -291,6 +330,7 @@ class Committer:
             self._stalled = group
             group.was_stalled = True
             self._no_room = True
+            self._granted = 0
             if self.synced < self._segments.written:
                 # What was written before need not wait for room to be safe, and what rests on that.
                 before = Group()
@@ -385,6 +425,7 @@ class Committer:
             self._no_room = self._stalled is not None and self._no_room
         elif isinstance(error, OSError) and is_full(error):
             self._no_room = True
+            self._granted = 0
         elif error is not None:
             self.fail(error)
 
@@ -405,6 +446,12 @@ class Committer:
     def _try_again(self) -> None:
         if self._stalled is not None and self._in_flight is None:
             group, self._stalled = self._stalled, None
+            for segment in {block.segment: None for block in group.blocks}:
+                is_open = not segment.created and not segment.spare
+                if self._spare and is_open and segment.size <= self._segment_bytes:
+                    # It was made when the segment had begun without it.
+                    segment.spare, self._spare = self._spare, ""
+                    segment.limit = self._segment_bytes
             self._submit(group)
 
     def shrink(self) -> bool:

@@ -50,6 +50,8 @@ class File(Protocol):
 class Disk(Protocol):
     """A folder."""
 
+    sets_room_aside: bool  # a file has its room from `create` on
+
     def create(self, name: str, size: int) -> File: ...
     def open(self, name: str) -> File: ...
     def rename(self, old: str, new: str) -> None: ...
@@ -156,6 +158,7 @@ class RealDisk:
     """A folder of the local file system."""
 
     LOCK = "lock"
+    sets_room_aside = True
 
     def __init__(self, path: str, *, read_only: bool = False) -> None:
         self.path = os.fspath(path)

@@ -779,6 +779,7 @@ class Log:
         self._check()
         for name, queue in self._readers.ended(now_us):
             self.release_retention(name, now_us, queue=queue)
+        self._snapshotter.try_again()
         self._trimmer.trim(self._snapshotter.positions, now_us, anew=self._committer.waits_for_room)
 
     def _when_safe(

@@ -101,6 +101,8 @@ class _CutFile:
 class OverlayDisk:
     """See the module's docstring. Implements `disk.Disk`."""
 
+    sets_room_aside = True
+
     def __init__(self, path: str, end: int | None = None) -> None:
         self._disk = RealDisk(path, read_only=True)
         self._made: dict[str, bytearray] = {}

@@ -197,8 +197,14 @@ class Snapshotter:
         self._committer = committer
         self._keeper = keeper
         self._running = False
+        self._missed = False  # the last one could not be written
         self._base_last = state.segments.all[-1].base if state.segments.all else -1
         self.positions = snapshot_positions(state.disk)[:SNAPSHOTS_KEPT]  # newest first
+
+    def try_again(self) -> None:
+        """Retention waits for the snapshot that could not be written: let the next turn write one."""
+        if self._missed:
+            self._missed, self._base_last = False, -1
 
     def consider(self, force: bool = False) -> None:
         """Write a snapshot where enough has happened since the last one.
@@ -218,6 +224,7 @@ class Snapshotter:
         self._base_last = segments[-1].base
         position = committer.position
         capture = Capture(self._state, position)
+        self._missed = False
 
         def write() -> None:
             if committer.failed is not None:
@@ -235,6 +242,7 @@ class Snapshotter:
             elif error is not None:
                 # The log is whole without it: the next start reads more, and retention waits.
                 log.warning("no snapshot at %d: %s", position, error)
+                self._missed = True
             if error is not None:
                 return
             self.positions = [position, *self.positions][:SNAPSHOTS_KEPT]

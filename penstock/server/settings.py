@@ -324,7 +324,13 @@ TABLE: Final[tuple[Setting, ...]] = (
     _number("http", "stages-bytes-max", 1024, 1 << 50, "bytes of all staged parts together"),
     _number("http", "lease-seconds-max", 1, _MONTH_SECONDS, "the longest lease that a reader can ask for"),
     _number("http", "readers-max", 0, 1_000_000, "readers that hold retention at a time"),
-    _number("log", "segment-bytes", 1 << 16, 1 << 32, "size of a file of the log"),
+    _number(
+        "log",
+        "segment-bytes",
+        1 << 16,
+        1 << 32,
+        "size of a file of the log, at most a sixteenth of the disk; messages leave room for two",
+    ),
     _number(
         "log",
         "cache-bytes",

@@ -228,13 +228,20 @@ def test_the_filesystem_is_that_of_the_last_and_longest_mount(
 
 
 @pytest.mark.parametrize(
-    ("free", "level"), [(10 << 20, Level.FAIL), (500 << 20, Level.WARN), (50 << 30, Level.OK)]
+    ("free", "total", "level"),
+    [
+        (10 << 20, 100 << 30, Level.FAIL),
+        (191 << 20, 100 << 30, Level.FAIL),  # two segments are kept for settlements
+        (500 << 20, 100 << 30, Level.WARN),
+        (50 << 30, 100 << 30, Level.OK),
+        (100 << 20, 128 << 20, Level.WARN),  # where segments are smaller
+    ],
 )
-def test_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, level: Level) -> None:
+def test_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, total: int, level: Level) -> None:
     class Usage:
-        total = 100 << 30
+        """What the disk has is what the test says."""
 
-    Usage.free = free  # type: ignore[attr-defined]  # what the disk has is what the test says
+    Usage.free, Usage.total = free, total  # type: ignore[attr-defined]
     monkeypatch.setattr("shutil.disk_usage", lambda folder: Usage)
     found = {finding.about: finding for finding in machine.check_data(str(tmp_path))}
     assert found["disk"].level is level

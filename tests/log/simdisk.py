@@ -218,6 +218,7 @@ class SimDisk:
     """See the module's docstring."""
 
     FOLDER = "sim"
+    sets_room_aside = True
 
     def __init__(self, files: Mapping[str, bytes] | None = None, capacity_bytes: int | None = None) -> None:
         self._names = {name: _Inode(content) for name, content in (files or {}).items()}

@@ -83,6 +83,8 @@ class LocalFile(RealFile):
 class StreamDisk:
     """See the module's docstring. Implements `disk.Disk`."""
 
+    sets_room_aside = False
+
     def __init__(self, path: str, appender: Appender, index: RecordIndex) -> None:
         self._local = RealDisk(path)
         self.path = path
