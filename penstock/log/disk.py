@@ -76,8 +76,9 @@ class Watermark:
         flags = (os.O_RDWR | os.O_CREAT) if writable else os.O_RDONLY
         fd = os.open(path, flags | os.O_CLOEXEC, 0o640)
         try:
-            if writable and os.fstat(fd).st_size < 8:
-                os.ftruncate(fd, 8)
+            if writable:
+                # Room for it is found now: a store into a map of a file without any would end the process.
+                os.pwrite(fd, os.pread(fd, 8, 0).ljust(8, b"\0"), 0)
             self._map = mmap.mmap(fd, 8, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
         finally:
             os.close(fd)

@@ -10,12 +10,14 @@ import logging
 import os
 import random
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from penstock.log.disk import Watermark
 from penstock.log.errors import DiskFull, LogError, LogFailed, LogRefused
 from penstock.log.log import Log, open_log
 from penstock.log.results import Stored, TransactionDone
@@ -532,6 +534,23 @@ def test_a_real_file_system_without_room(tmp_path: Path) -> None:
             assert not rig.engine.damage
         finally:
             rig.engine.close(rig.now_us)
+
+
+def test_a_watermark_for_which_there_is_no_room_is_an_error(tmp_path: Path) -> None:
+    """A store into a map of a file that has no room of its own ends the process, so that a child tries it."""
+    with small_file_system(tmp_path / "small") as folder:
+        path = (folder or tmp_path) / "watermark"
+        path.touch()
+        if folder is not None:
+            with suppress(OSError), open(folder / "ballast", "wb", buffering=0) as ballast:
+                while True:
+                    ballast.write(bytes(4096))
+        store = (
+            f"from {Watermark.__module__} import Watermark; Watermark({str(path)!r}, writable=True).set(1)"
+        )
+        done = subprocess.run([sys.executable, "-c", store], capture_output=True, check=False)
+        assert done.returncode == (0 if folder is None else 1), done
+        assert (b"No space left" in done.stderr) == (folder is not None)
 
 
 # --- room that the log makes itself ------------------------------------------------------------------
