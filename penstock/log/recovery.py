@@ -205,6 +205,8 @@ class _Recovery:
             if segment.generation:
                 if segment.base >= start:
                     self._apply_compacted(segment)
+                    # It may be the last one that there is: what is new stands behind it.
+                    position = max(position, segments.all[at].end)
                 continue
             if next_base is not None and next_base <= start:
                 continue

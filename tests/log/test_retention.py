@@ -1006,3 +1006,36 @@ def test_without_any_snapshot_nothing_alive_is_lost(make: Make) -> None:
     assert log.engine.damage
     found = [payload for queue in log.engine.queues() for payload in payloads(log.take(queue))]
     assert set(kept) <= set(found)
+
+
+def test_where_only_compacted_segments_are_left_new_ones_come_behind_them(make: Make) -> None:
+    """They would have the place and name of one that is there, and the next start would take them for old."""
+    log = make(KEEP_NOTHING)
+    kept = half_way(log)
+    log.trim()
+    log.engine.abandon()
+    for path in log.folder.iterdir():
+        if path.name.startswith("snapshot-") or path.name.count(".") == 1:
+            path.unlink()
+    log.open()
+    log.send("orders", [b"new"])
+    for _ in range(2):
+        log.crash()
+        found = [payload for queue in log.engine.queues() for payload in payloads(log.take(queue))]
+        assert set(found) == {*kept, b"new"}
+        log.turn()
+
+
+def test_messages_of_a_compacted_segment_expire_when_they_should(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    for i in range(40):
+        log.append("orders", Batch.of([b"%-99d" % i] * 3, ttl_seconds=[20, 10, 0]))
+    log.ack("orders", log.take("orders")[9:])
+    log.engine.give_back("orders", "ann", log.now_us, lost=False)
+    log.roll()
+    log.trim()
+    assert any(name.endswith(".1.seg") for name in log.segments())
+    for after, left in ((9, 9), (10, 6), (20, 3)):
+        log.now_us = START_US + after * SECOND
+        assert len(log.take("orders")) == left  # asked before any timer is
+        log.engine.give_back("orders", "ann", log.now_us, lost=False)
