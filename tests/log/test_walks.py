@@ -10,7 +10,7 @@ import pytest
 
 from tests.log.walks import run
 
-SEEDS = 24
+SEEDS = 8
 
 
 @pytest.fixture(autouse=True)
@@ -26,4 +26,4 @@ def test_a_walk_gives_every_record_or_an_error() -> None:
     for seed in [*range(SEEDS), *range(base, base + SEEDS // 4)]:
         total += run(seed)
     for what in ("to the end", "on its way", "missing", "refused", "closed", "killed", "full"):
-        assert total[what] >= 20, f"{what}: {total}"
+        assert total[what] >= 10, f"{what}: {total}"

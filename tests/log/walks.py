@@ -20,11 +20,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from penstock.log.arrow import ROWS_MAX, events_batches, messages_batches
 from penstock.log.disk import RealDisk, RealFile
 from penstock.log.errors import DiskFull, LogError
 from penstock.log.log import Log
 from penstock.log.overlay import LogChanging
-from penstock.log.reader import LogReader, OffsetsMissing
+from penstock.log.reader import Block, LogReader, OffsetsMissing
 from penstock.log.state import LogSettings
 from penstock.log.workers import InlineWorker
 from penstock.model.batch import Batch
@@ -43,6 +44,7 @@ POLICIES = Policies(
 )
 
 
+KINDS = ("messages", "events", "rows", "rows of events", "living")
 HOW = ("to the end", "on its way", "no queue", "changing", "missing")
 
 
@@ -58,13 +60,13 @@ class MeanDisk(RealDisk):
 
 
 class Walk:
-    """One of a reader's ways through one queue, by messages or by events."""
+    """One of a reader's ways through one queue."""
 
-    def __init__(self, life: "Life", reader: LogReader, queue: str, events: bool) -> None:
+    def __init__(self, life: "Life", reader: LogReader, queue: str, kind: str) -> None:
         self.life = life
         self.reader = reader
         self.queue = queue
-        self.events = events
+        self.kind = kind
         self.at = 0
         self.steps: Iterator[int] | None = None
 
@@ -73,26 +75,89 @@ class Walk:
         known = self.reader.queue(self.queue)
         if known is None:
             return
-        start, end = (
-            (known.event_start, known.event_end) if self.events else (known.offset_start, known.offset_end)
-        )
+        start, end = known.offset_start, known.offset_end
+        if self.kind in ("events", "rows of events"):
+            start, end = known.event_start, known.event_end
         self.at = self.life.rng.choice((start, start, self.life.rng.randint(start, end)))
-        self.steps = self._events() if self.events else self._messages()
+        self.steps = {
+            "messages": self._messages,
+            "events": self._events,
+            "rows": self._rows,
+            "rows of events": self._rows_of_events,
+            "living": self._living,
+        }[self.kind]()
 
     def _messages(self) -> Iterator[int]:
-        sent = self.life.sent[self.queue]
         for block in self.reader.messages(self.queue, self.at):
-            first = block.header.first_offset + block.lo
-            assert first == self.at, f"{self.queue}: offset {first} after {self.at - 1}"
-            self.at = block.header.first_offset + block.hi
-            assert block.messages() == sent[first : self.at], f"{self.queue}, offsets {first} to {self.at}"
+            self._check(block)
             yield self.at
+
+    def _check(self, block: Block, *, gaps: bool = False) -> None:
+        first = block.header.first_offset + block.lo
+        assert first == self.at or (gaps and first > self.at), f"{self.queue}: {first} after {self.at - 1}"
+        self.at = block.header.first_offset + block.hi
+        sent = self.life.sent[self.queue][first : self.at]
+        assert block.messages() == sent, f"{self.queue}, offsets {first} to {self.at}"
+
+    def _living(self) -> Iterator[int]:
+        """From the beginning, whatever retention has taken: no message that lives may be left out."""
+        self.at, end = 0, self.reader.queues()[self.queue].offset_end
+        seen: set[int] = set()
+        for block in self.reader.messages(self.queue, 0, end, fail_on_loss=False):
+            self._check(block, gaps=True)
+            seen.update(range(block.header.first_offset + block.lo, self.at))
+            yield self.at
+        if self.life.is_open:
+            runs = self.life.engine.states(self.queue, 0, end, 1 << 20)
+            for first, stop in zip(runs.first, runs.end, strict=True):
+                left_out = set(range(first, stop)) - seen
+                assert not left_out, f"{self.queue}: {sorted(left_out)} live, and were left out"
 
     def _events(self) -> Iterator[int]:
         for run in self.reader.events(self.queue, self.at):
             assert run.event_offset == self.at, f"{self.queue}: event {run.event_offset} after {self.at - 1}"
-            self.at += run.end - run.first
+            facts = (
+                run.event.name.lower(),
+                run.reason.label or None,
+                run.consumer or None,
+                run.attempt,
+                run.dispatched_us or None,
+                run.time_us,
+            )
+            for offset in range(run.first, run.end):
+                self._remember("event", self.at, (offset, *facts))
+                self.at += 1
             yield self.at
+
+    def _rows(self) -> Iterator[int]:
+        rows_max = self.life.rng.choice((1, 7, ROWS_MAX))
+        for batch in messages_batches(self.reader, self.queue, self.at, rows_max=rows_max):
+            end = self.at + batch.num_rows
+            assert batch["offset"].to_pylist() == list(range(self.at, end))
+            assert batch["value"].to_pylist() == self.life.sent[self.queue][self.at : end]
+            for offset, id_ in zip(range(self.at, end), batch["id"].to_pylist(), strict=True):
+                self._remember("id", offset, id_)
+            self.at = end
+            yield self.at
+
+    def _rows_of_events(self) -> Iterator[int]:
+        rows_max = self.life.rng.choice((1, 7, ROWS_MAX))
+        for batch in events_batches(self.reader, self.queue, self.at, rows_max=rows_max):
+            times = [batch[name].cast("int64").to_pylist() for name in ("dispatched", "timestamp")]
+            names = ("event_offset", "id", "offset", "event", "reason", "consumer", "attempt")
+            columns = [batch[name].to_pylist() for name in names]
+            for number, id_, *facts in zip(*columns, *times, strict=True):
+                assert number == self.at, f"{self.queue}: event {number} after {self.at - 1}"
+                self._remember("event", number, tuple(facts))
+                if id_ is not None:
+                    self._remember("id", facts[0], id_)
+                self.at += 1
+            yield self.at
+
+    def _remember(self, what: str, number: int, facts: object) -> None:
+        """What somebody was shown once is what everybody is shown."""
+        known = self.life.shown.setdefault((self.queue, what, number), facts)
+        assert known == facts, f"{self.queue}, {what} {number}: {facts}, and it was {known}"
 
     def go(self) -> str:
         """A few steps; how it went."""
@@ -112,7 +177,9 @@ class Walk:
             return "changing"
         except OffsetsMissing as error:
             self.steps = None
-            return "missing" if error.first == self.at else f"{error}, and it was at {self.at}"
+            # Rows are gathered before they are shown.
+            exact = error.first == self.at or (self.kind.startswith("rows") and error.first > self.at)
+            return "missing" if exact else f"{error}, and it was at {self.at}"
         return "on its way"
 
 
@@ -124,6 +191,8 @@ class Life:
         self.folder = folder
         self.now_us = 1_800_000_000 * SECOND_US
         self.sent: dict[str, list[bytes]] = {queue: [] for queue in QUEUES}
+        self.shown: dict[tuple[str, str, int], object] = {}
+        self.is_open = True
         self.counts: dict[str, int] = {}
         self.settings = LogSettings(
             segment_bytes=self.rng.choice((2048, 4096, 16 * 1024)),
@@ -133,10 +202,10 @@ class Life:
         )
         self.open()
         self.walks = [
-            Walk(self, reader, queue, events)
+            Walk(self, reader, queue, kind)
             for reader in (LogReader(str(folder), maps_max=maps_max) for maps_max in (1, 4))
             for queue in ("brief", self.rng.choice(QUEUES))
-            for events in (False, True)
+            for kind in KINDS
         ]
 
     def open(self) -> None:
@@ -236,6 +305,7 @@ def live(folder: Path, seed: int) -> dict[str, int]:
         life.disk.is_full = False
         life.engine.wait()
         life.engine.close(life.now_us)
+        life.is_open = False
         # Whoever walks now sees everything that is kept.
         for walk in life.walks:
             walk.steps = None
