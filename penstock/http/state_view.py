@@ -26,6 +26,7 @@ from penstock.log.arrow import (
     Constants,
     MessageGroup,
     batch_of,
+    expiries,
     groups_of,
     ids_of,
     nullable,
@@ -234,7 +235,7 @@ class _Rows:
     def expires(self) -> pa.Array:
         told = self._living.expires_us[self._run]
         values = np.where(told == AS_STORED, self._pick(self._group.expires_us()), told)
-        return nullable(TIMESTAMP, values, values > 0)
+        return expiries(values)
 
     def retries(self) -> pa.Array:
         told = self._living.retries[self._run]

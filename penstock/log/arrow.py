@@ -12,7 +12,8 @@ Rules that always hold:
     are joined, because a batch costs more than a few messages do.
   * Types are plain (not large) strings and binaries, timestamps are µs in UTC. What a message
     does not have is null: `expires`, `retries`, `reason`, `consumer`, `dispatched`; and the `id`
-    of an event whose message has left the log.
+    of an event whose message has left the log. What expires later than a date can be, expires in the
+    last moment there is: whoever makes dates of the column could not read it otherwise.
 
 Needs the extra that brings pyarrow and numpy; nothing else in the package may.
 """
@@ -40,6 +41,7 @@ JOIN_BYTES_MAX = 64 * 1024
 """Blocks with less payload than this are joined with their neighbours, up to about this size."""
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
+_LAST_US = 253_402_300_799_999_999  # the end of the year 9999
 _INT32, _INT64, _STRING, _BINARY = pa.int32(), pa.int64(), pa.string(), pa.binary()
 
 # Every field may be null as far as the type goes: so does a schema that is written as
@@ -190,6 +192,11 @@ def nullable(type_: pa.DataType, values: Numbers, valid: Numbers) -> pa.Array:
     return pa.Array.from_buffers(type_, len(values), [bitmap, pa.py_buffer(values)])
 
 
+def expiries(values: Numbers) -> pa.Array:
+    """The column `expires`; 0: never."""
+    return nullable(TIMESTAMP, np.minimum(values, _LAST_US), values > 0)
+
+
 def _ids_of_run(origin: bytes, first: int, end: int) -> bytearray:
     """The ids of consecutive offsets, one after the other."""
     ids = bytearray()
@@ -318,8 +325,7 @@ class MessageGroup:
     def expires(self) -> pa.Array:
         if not self._have(FLAG_EXPIRES):
             return self.constants.nulls(TIMESTAMP, self.rows)
-        values = self.expires_us()
-        return nullable(TIMESTAMP, values, values > 0)
+        return expiries(self.expires_us())
 
     def expires_us(self) -> Numbers:
         """0: never."""

@@ -256,6 +256,15 @@ def test_small_blocks_are_joined_and_large_ones_are_not(tmp_path: Path) -> None:
     assert pa.Table.from_batches(batches)["offset"].to_pylist() == [*range(900)]
 
 
+def test_what_expires_later_than_a_date_can_be(tmp_path: Path) -> None:
+    """Any TTL is taken up to 31,688 years; datetime, and so Spark's `collect`, ends with the year 9999."""
+    write(tmp_path, [Batch.of([b"a", b"b", b"c"], ttl_seconds=[10**12, 60, 0])])
+    (batch,) = messages_batches(LogReader(str(tmp_path)), "q", 0)
+    last, soon, never = batch["expires"].to_pylist()
+    assert (last, never) == (datetime.max.replace(tzinfo=UTC), None)
+    assert soon == batch["timestamp"][1].as_py() + timedelta(seconds=60)
+
+
 def test_a_joined_batch_of_blocks_that_differ(tmp_path: Path) -> None:
     """Some with expiry, some with retries, different doors and times: each row has its own."""
     write(
