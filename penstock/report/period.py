@@ -27,6 +27,7 @@ BUCKETS_SECONDS: Final = (
 _UNITS_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _AGO: Final = re.compile(r"(\d{1,9})([smhdw])", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
 
 
 class NoMoment(PenstockError, ValueError):
@@ -75,7 +76,7 @@ def moment_us(text: str, now_us: int) -> int:
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return max((moment - _EPOCH) // timedelta(microseconds=1), 0)
+    return min(max((moment - _EPOCH) // timedelta(microseconds=1), 0), _LAST_US)
 
 
 def datetime_of(time_us: int) -> datetime:

@@ -99,7 +99,8 @@ def _pattern(text: str) -> str:
         re.compile(text)
     except re.error as error:
         raise WrongOption(f"{text!r} is no regular expression: {error}") from None
-    return _text(text)
+    _text(text)
+    return text  # as it is: a name may end with a space
 
 
 def _engine(text: str) -> str:

@@ -28,6 +28,7 @@ def test_how_long_ago(text: str, seconds: int) -> None:
         ("2030-01-31 12:00", datetime(2030, 1, 31, 12, tzinfo=UTC)),
         ("2030-01-31", datetime(2030, 1, 31, tzinfo=UTC)),
         ("1950-01-01", datetime(1970, 1, 1, tzinfo=UTC)),
+        ("9999-12-31T23:59:59-14:00", datetime.max.replace(tzinfo=UTC)),
     ],
 )
 def test_a_time(text: str, moment: datetime) -> None:

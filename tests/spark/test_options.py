@@ -99,6 +99,8 @@ def test_a_pattern_fits_whole_names() -> None:
         "orders",
         "x",
     ]
+    # As reports write it for one queue: blanks are a part of it.
+    assert read_options({"subscribePattern": re.escape(" a ")}, BATCH).wants(" a ")
 
 
 @pytest.mark.parametrize("options", [{}, {"subscribe": "a", "subscribePattern": "b"}])
