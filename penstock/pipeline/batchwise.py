@@ -12,6 +12,7 @@ The rows of a batch for a Delta table are gathered on the driver: `maxOffsetsPer
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Final
 
 from pyspark.sql import DataFrame
@@ -27,6 +28,10 @@ KNOWN_SECONDS: Final = 60.0
 
 class NoIdentity(PenstockError):
     """A batch that nobody could know again."""
+
+
+class WrongColumns(PenstockError):
+    """Rows with other columns than their table has. Says which, and what to do."""
 
 
 class Batchwise(ABC):
@@ -66,13 +71,16 @@ class DeltaSink(Batchwise):
 
         writer = f"penstock/{query_id}"
         there = DeltaTable.is_deltatable(self._path)
-        if there:
-            written = DeltaTable(self._path).transaction_version(writer)
+        table = DeltaTable(self._path) if there else None
+        if table is not None:
+            written = table.transaction_version(writer)
             if written is not None and written >= batch_id:
                 return
         rows = frame.toArrow()
         if there and not rows.num_rows and not self._anew:
             return
+        if table is not None and not self._merges:
+            check_columns(self._path, [field.name for field in table.schema().fields], rows.column_names)
         write_deltalake(
             self._path,
             rows,
@@ -80,6 +88,19 @@ class DeltaSink(Batchwise):
             partition_by=self._partition_by or None,
             schema_mode="merge" if self._merges and there else None,
             commit_properties=CommitProperties(app_transactions=[Transaction(writer, batch_id)]),
+        )
+
+
+def check_columns(path: str, there: Sequence[str], ours: Sequence[str]) -> None:
+    """Whether a table has the columns of the rows that are to be added to it, and no others."""
+    new = [name for name in ours if name not in there]
+    left_out = [name for name in there if name not in ours]
+    if new or left_out:
+        said = [f"the table has no column {', '.join(map(repr, new))}"] if new else []
+        said += [f"the rows have no column {', '.join(map(repr, left_out))}"] if left_out else []
+        raise WrongColumns(
+            f"{path}: {' and '.join(said)}; set mergeSchema = true in the sink to take both together, or "
+            "write to another path"
         )
 
 

@@ -1,0 +1,41 @@
+"""What is told where rows do not fit into a Delta table. A table refuses the same, in fewer words."""
+
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from penstock.pipeline.batchwise import WrongColumns, check_columns
+
+TABLE = pa.table({"id": [1], "region": ["north"]})
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (pa.table({"id": [2], "region": ["south"], "a": [1], "b": [2]}), "the table has no column 'a', 'b'"),
+        (pa.table({"id": [2]}), "the rows have no column 'region'"),
+        (
+            pa.table({"id": [2], "area": ["south"]}),
+            "the table has no column 'area' and the rows have no column 'region'",
+        ),
+    ],
+    ids=["new", "fewer", "renamed"],
+)
+def test_other_columns_are_named(tmp_path: Path, rows: pa.Table, said: str) -> None:
+    path = str(tmp_path / "table")
+    write_deltalake(path, TABLE)
+    with pytest.raises(Exception, match="not"):
+        write_deltalake(path, rows, mode="append")
+    with pytest.raises(WrongColumns, match=re.escape(f"{path}: {said}; set mergeSchema = true")):
+        check_columns(path, TABLE.column_names, rows.column_names)
+    write_deltalake(path, rows, mode="append", schema_mode="merge")
+
+
+def test_the_order_of_columns_does_not_matter(tmp_path: Path) -> None:
+    rows = TABLE.select(["region", "id"])
+    write_deltalake(str(tmp_path), TABLE)
+    write_deltalake(str(tmp_path), rows, mode="append")
+    check_columns(str(tmp_path), TABLE.column_names, rows.column_names)
