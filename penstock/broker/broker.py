@@ -379,7 +379,7 @@ class Broker:
     def _publish(self, guest: Guest, command: words.Publish, now_us: int) -> None:
         if guest.waiting:
             guest.waiting.append(command)
-        elif (self._full and self._others_wait(command.queue)) or not self._stored(guest, command, now_us):
+        elif (self._full and self._others_wait(command.queue)) or not self._store(guest, command, now_us):
             guest.waiting.append(command)
             guest.port.hold(True)
             self._held_back[guest] = None
@@ -388,15 +388,8 @@ class Broker:
         """Whether somebody came before who waits for room in that queue: nobody overtakes it."""
         return queue in self._full or EVERY_QUEUE in self._full
 
-    def _stored(self, guest: Guest, command: words.Publish, now_us: int) -> bool:
-        """Whether the engine has taken them, or refused them for good; they wait where it has no room."""
-        full = self._store(guest, command, now_us)
-        if full is not None:
-            self._full.add(EVERY_QUEUE if isinstance(full, DiskFull) else command.queue)
-        return full is None
-
-    def _store(self, guest: Guest, command: words.Publish, now_us: int) -> LogRefused | None:
-        """Give messages to the engine. Where there is no room for them now, it answers who has none."""
+    def _store(self, guest: Guest, command: words.Publish, now_us: int) -> bool:
+        """Whether the log has taken them, or refused them for good; they wait where it has no room."""
         batch, tickets = command.batch, command.tickets
         batch.protocol = guest.port.protocol
         asked = None
@@ -409,18 +402,19 @@ class Broker:
             else:
                 receipt = self._receipt(guest, tickets)
         try:
-            desk = self._desk(command.queue)
+            desk = self._desks.get(command.queue) or self._desk(command.queue)
             self._engine.append(command.queue, batch, now_us, receipt)
         except (LogRefused, QueueNameError) as error:
             self._forget_stranger(command.queue)
             if isinstance(error, DiskFull | QueueFull) and not self._never_fits(command):
-                return error
+                self._full.add(EVERY_QUEUE if isinstance(error, DiskFull) else command.queue)
+                return False
             guest.port.log(f"refused: {error}", len(batch))
             if tickets is not None:
                 guest.port.undelivered(tickets)
             else:
                 guest.port.refused(len(batch))
-            return None
+            return True
         if asked is not None:
             guest.asked[asked.number] = asked
             if asked.first < 0:
@@ -432,7 +426,7 @@ class Broker:
         elif receipt is not None:
             guest.receipts += 1
         self._stir(command.queue)
-        return None
+        return True
 
     def _never_fits(self, command: words.Publish) -> bool:
         """Whether it is one message that is more than its queue may ever have."""
@@ -878,20 +872,19 @@ class Broker:
         if self._draining:
             self._stirred.clear()
         elif not self._awaits_claims and not self._suspended:
-            doors, self._stirred = list(self._stirred), {}
-            tried = 0
+            stirred, self._stirred = self._stirred, {}
             try:
-                for door in doors:
-                    tried += 1
+                for door in stirred:
                     self._hand_out(door, now_us)
-            finally:
+            except BaseException:
                 # Whatever went wrong at one door, the others have their turn, and the disk its work.
-                for door in doors[tried:]:
-                    self._stirred[door] = None
-                if self._stirred:
-                    self._wants_turn()
+                doors = list(stirred)
+                self._stirred.update(dict.fromkeys(doors[doors.index(door) + 1 :]))
+                self._wants_turn()
                 self._put_out(now_us)
-            return
+                raise
+            if self._stirred:
+                self._wants_turn()
         self._put_out(now_us)
 
     def _put_out(self, now_us: int) -> None:
@@ -1007,7 +1000,7 @@ class Broker:
         for guest in list(self._held_back):
             while guest.waiting and not self._others_wait(guest.waiting[0].queue):
                 command = guest.waiting.popleft()
-                if self._stored(guest, command, now_us):
+                if self._store(guest, command, now_us):
                     continue
                 if EVERY_QUEUE in self._full or len(command.batch) == 1:
                     guest.waiting.appendleft(command)

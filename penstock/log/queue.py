@@ -192,13 +192,15 @@ class LogQueue:
                 base = block.header.first_offset
                 lo, hi = first - base, stop - base
                 bounds = block.bounds
-                if bounds[hi] - bounds[lo] + (hi - lo) * bytes_each > bytes_max:
+                size = bounds[hi] - bounds[lo] + (hi - lo) * bytes_each
+                if size > bytes_max:
                     hi = self._fitting(bounds, lo, hi, bytes_max, bytes_each, at_least=not slices)
                     if hi == lo:
                         pending.back(first, end, place, dead)
                         return slices
                     stop = base + hi
-                bytes_max -= bounds[hi] - bounds[lo] + (hi - lo) * bytes_each
+                    size = bounds[hi] - bounds[lo] + (hi - lo) * bytes_each
+                bytes_max -= size
                 count -= stop - first
                 slices.append(self._slice(block, lo, hi))
                 self._hold(first, stop, consumer, now_us, block, place, dead)

@@ -52,6 +52,7 @@ FAST_PATHS = frozenset({"id frames", "settled", "requests"})
 _COMMANDS = {int(command): command for command in Command}
 _NOP = int(Command.NOP)
 _CLEAR = int(Command.CLEAR)
+_CLEAR_START = bytes((_CLEAR,))
 _ID = int(Command.ID)
 _PAYLOAD = int(Command.PAYLOAD)
 _REPLY = int(Command.REPLY)
@@ -165,8 +166,9 @@ class Decoder:
         self._frame_start = -1
         after_clear = self._after_clear
         while True:
-            if reader.at < len(reader.data) and reader.data[reader.at] == _CLEAR and not reader.pending:
-                after_clear = self._take_frames(after_clear)
+            # What follows two CLEARs is the walker's, which looks at its payload.
+            if not after_clear and reader.data.startswith(_CLEAR_START, reader.at) and not reader.pending:
+                self._take_frames()
             command = reader.next()
             if command == NEED_MORE:
                 break
@@ -307,21 +309,22 @@ class Decoder:
 
     # -- the fast paths ---------------------------------------------------------------------------
 
-    def _take_frames(self, after_clear: bool) -> bool:
-        """Read the known frames that begin here; whether the last command is a CLEAR after that."""
-        if after_clear:
-            return True  # Two CLEARs: what follows is the walker's, which looks at its payload.
-        at, fast = self._reader.at, self._fast
-        if "id frames" in fast:
-            self._take_id_frames()
-        if "settled" in fast:
-            self._take_settled()
-        if "requests" in fast:
-            self._take_requests()
-        if self._reader.at > at:
-            self._cleared_twice = False
-            self._frame_start = -1
-        return False
+    def _take_frames(self) -> None:
+        """Read the known frames that begin here."""
+        reader, fast = self._reader, self._fast
+        at, end, size = -1, reader.at, len(reader.data)
+        while at < end < size:
+            at = end
+            if self._shapes and "requests" in fast:
+                self._take_requests()
+            if reader.at < size and "id frames" in fast:
+                self._take_id_frames()
+            if reader.at < size and "settled" in fast:
+                self._take_settled()
+            end = reader.at
+            if end > at:
+                self._cleared_twice = False
+                self._frame_start = -1
 
     def _take_id_frames(self) -> None:
         """Read a run of `01 80 <id> 0d`, of `… 10` or of `… 0b`, without looking at each frame."""
@@ -360,13 +363,7 @@ class Decoder:
             start, ident, command = unpack(data, at)
             if start != _CLEAR_ID:
                 break
-            if command == _REPLY:
-                ids.append(ident)
-                parts.append(b"")
-                replied.add(ident)
-                frame = at
-                at += ID_FRAME_BYTES
-            elif command == _PAYLOAD:
+            if command == _PAYLOAD:
                 begin = at + ID_FRAME_BYTES + 4
                 if begin > size:
                     break
@@ -381,6 +378,12 @@ class Decoder:
                 at = end + 1
             elif command == _DELIVERED and ident not in replied:
                 delivered.append(ident)
+                frame = at
+                at += ID_FRAME_BYTES
+            elif command == _REPLY:
+                ids.append(ident)
+                parts.append(b"")
+                replied.add(ident)
                 frame = at
                 at += ID_FRAME_BYTES
             else:
