@@ -581,16 +581,20 @@ class Broker:
     # --- the ends of deliveries --------------------------------------------------------------------
 
     def _settle(self, guest: Guest, command: words.Settle, now_us: int) -> None:
-        fates = self._engine.settle(
-            command.queue,
-            guest.port.name,
-            command.outcome,
-            command.ranges,
-            now_us,
-            origin=command.origin,
-            ttl_seconds=command.ttl_seconds,
-            dead=command.dead,
-        )
+        try:
+            fates = self._engine.settle(
+                command.queue,
+                guest.port.name,
+                command.outcome,
+                command.ranges,
+                now_us,
+                origin=command.origin,
+                ttl_seconds=command.ttl_seconds,
+                dead=command.dead,
+            )
+        except LogRefused as error:  # A new TTL that no message can have: it holds them still.
+            guest.port.log(f"refused: {error}", sum(end - first for first, end in command.ranges))
+            return
         settled = self._freed(guest, command.queue, command.dead, fates, command.ranges)
         named = 0
         for first, end in command.ranges:

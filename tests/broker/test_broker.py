@@ -195,6 +195,21 @@ def test_what_it_does_not_hold_settles_nothing(house: House) -> None:
     assert house.engine.describe("q").held == 1
 
 
+def test_a_new_ttl_that_cannot_be_is_refused_and_what_follows_is_heard(house: House) -> None:
+    sender, worker = house.port("s"), house.port("w")
+    worker.say(Consume("q", 2))
+    sender.say(send("q", b"a", b"b"))
+    house.turn()
+    too_long = Settle("q", Outcome.REQUEUE, worker.origins[0], [(0, 1)], ttl_seconds=10**13)
+    worker.say(too_long, settle(worker, "q", 1))
+    house.turn()
+    assert "TTL" in str(worker.heard("log"))
+    info = house.engine.describe("q")
+    assert (info.ready, info.held) == (0, 1)
+    house.broker.detach(worker, house.now)
+    assert house.engine.describe("q").ready == 1
+
+
 def test_equal_consumers_take_turns_and_priority_goes_first(house: House) -> None:
     sender = house.port("s")
     low, high, none = house.port("low"), house.port("high"), house.port("none")
