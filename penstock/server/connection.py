@@ -449,7 +449,11 @@ class RqConnection(Connection):
         self._write(self._session.undelivered(tickets))
 
     def broadcast(self, queue: str, batch: Batch) -> None:
-        self._write(self._session.broadcast(queue, batch))
+        # Nobody keeps it for later: not for a node that does not read what it has.
+        if self.bytes_room() > 0:
+            self._write(self._session.broadcast(queue, batch))
+        else:
+            self.log(f"queue {queue!r}: it does not read, broadcasts to it are lost", len(batch))
 
     def say_closing(self) -> None:
         if self._session.connection is RqState.OPEN:

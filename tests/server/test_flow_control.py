@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.server.connection import RECEIVE_BYTES
 from tests.server.harness import (
     SEND,
     WAIT_SECONDS,
@@ -197,6 +198,39 @@ def test_what_waits_for_a_consumer_that_does_not_read_is_bounded(tmp_path: Path,
             assert BUFFER - 5 * KIB <= waiting <= BUFFER + 5 * KIB + BUFFER // 16
             heard = await consumer.hear(count * (FRAME + len(payload)))
             assert heard.count(b"H0100303P01") == count
+
+    run(loop, test())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_broadcasts_to_a_node_that_does_not_read_are_lost_to_it(tmp_path: Path, loop: str) -> None:
+    def broadcast(text: bytes) -> bytes:
+        return rq(1, (160, b"q"), (224, text.ljust(4 * KIB)), 14)
+
+    async def test() -> None:
+        async with Inside.open(tmp_path, f"--limits-connection-buffer-bytes {BUFFER}") as server:
+            deaf = await server.connect("rq", buffer_bytes=4 * KIB)
+            transport_of(server).get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * KIB
+            )
+            await deaf.say(rq(1, (160, b"q"), (64, 0), 20))  # priority 0: nothing but broadcasts
+            answer = rq(1, (96, 1), (160, b"q"), 24)
+            assert await deaf.hear(len(answer)) == answer
+            sender = await server.connect("rq")
+            for number in range(400):
+                await sender.say(broadcast(b"%d" % number))
+            await sender.say(rq(5))
+            assert await sender.hear(1) == rq(6)
+            waiting = transport_of(server).get_write_buffer_size()
+            # The limit, and what came in one chunk.
+            assert BUFFER - 5 * KIB <= waiting <= BUFFER + RECEIVE_BYTES
+            frame = len(broadcast(b""))
+            assert await deaf.hear(frame * 10) == b"".join(broadcast(b"%d" % i) for i in range(10))
+            while transport_of(server).get_write_buffer_size():
+                await deaf.hear(frame)
+            await sender.say(broadcast(b"last"))
+            while await deaf.hear(frame) != broadcast(b"last"):
+                pass
 
     run(loop, test())
 
