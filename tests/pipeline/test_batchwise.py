@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import SparkSession
 
-from penstock.pipeline.batchwise import WrongColumns, check_columns
+from penstock.pipeline.batchwise import DeltaSink, WrongColumns, check_columns
+from penstock.pipeline.model import Sink
 
 TABLE = pa.table({"id": [1], "region": ["north"]})
 
@@ -39,3 +41,20 @@ def test_the_order_of_columns_does_not_matter(tmp_path: Path) -> None:
     write_deltalake(str(tmp_path), TABLE)
     write_deltalake(str(tmp_path), rows, mode="append")
     check_columns(str(tmp_path), TABLE.column_names, rows.column_names)
+
+
+def test_a_batch_with_a_new_column_is_refused_or_merged(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "table")
+    DeltaSink(Sink("delta", "append", {"path": path}, ())).write(spark.range(3), "query", 0)
+    more = spark.range(3, 5).selectExpr("id", "'x' as more")
+    with pytest.raises(WrongColumns, match="the table has no column 'more'"):
+        DeltaSink(Sink("delta", "append", {"path": path}, ())).write(more, "query", 1)
+    merging = DeltaSink(Sink("delta", "append", {"path": path, "mergeSchema": "true"}, ()))
+    for _ in range(2):
+        merging.write(more, "query", 1)
+    rows = DeltaTable(path).to_pyarrow_table().to_pylist()
+    assert sorted((row["id"], row["more"]) for row in rows) == [
+        *((number, None) for number in range(3)),
+        (3, "x"),
+        (4, "x"),
+    ]
