@@ -112,6 +112,8 @@ def test_writes_go_between_the_pieces_of_a_file_and_pieces_into_no_write(station
     records = records_in(station, names)
     assert [record.number for record in records] == list(range(len(records)))
     assert len(records) == 12 + 2 * writes
+    pieces = [record for record in records if record.kind is Kind.PIECE]
+    assert [(piece.position, piece.more) for piece in pieces] == [(at << 20, at < 11) for at in range(12)]
     opened = [
         after.name for record, after in itertools.pairwise(records) if record.more and record.name == FILE
     ]

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import pytest
 
 from penstock.log.errors import LogInUse
+from penstock.log.jetstream import replica as replica_module
+from penstock.log.jetstream.api import Stored
 from penstock.log.jetstream.appender import Appender
 from penstock.log.jetstream.cluster import Cluster, Node
 from penstock.log.jetstream.errors import JetStreamError
@@ -85,6 +87,24 @@ def test_a_copy_has_the_bytes_of_the_leader(station: Station, tmp_path: Path, se
     assert sorted(after.served()) == sorted(log.living), f"seed {seed}"
     assert not after.engine.damage
     after.led.abandon()
+
+
+def test_a_copy_that_asks_a_node_which_lags_behind_misses_nothing(station: Station, tmp_path: Path) -> None:
+    """Who keeps up and gets nothing asks who leads the stream, for one record after the other."""
+    log = TestLog(station, new_log(station), tmp_path / "leader", seed=SEED)
+    log.open()
+    log.work(20)
+    follower = replica_of(station, log.names, tmp_path / "follower")
+
+    async def nothing(seq: int, only: str = "") -> list[Stored]:
+        return []
+
+    follower._read = nothing  # type: ignore[method-assign]
+    assert station.ask(follower.catch_up()) == last_seq(station, log.names)
+    counts = station.ask(follower._counts())
+    assert {name: follower.records[name] for name in counts} == counts
+    assert {name: files_in(follower.path)[name] for name in log.files()} == log.files()
+    log.led.abandon()
 
 
 def test_every_byte_is_found_by_its_record(station: Station, tmp_path: Path) -> None:
@@ -508,6 +528,31 @@ def test_a_lost_end_of_a_write_leaves_its_beginning(station: Station, tmp_path: 
     assert "bytes 4 to 7" in replica.reports[0]
 
 
+def test_a_damaged_end_of_the_last_write_leaves_its_beginning(station: Station, tmp_path: Path) -> None:
+    """It is there, and cannot be read: whether its writer was told that it is safe is not known."""
+    names = new_log(station)
+    Hand(station, names, 1).record(Kind.WRITE, FILE, 0, b"one ", more=True)
+    station.ask(station.api.put(names.file(FILE), b"no record"))
+    replica = completed(station, names, tmp_path)
+    assert files_in(replica.path) == {FILE: b"one "}
+    assert "it is not used" in replica.reports[0]
+
+
+def test_a_long_file_is_read_anew_without_a_gap(
+    station: Station, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_module, "READ_MESSAGES", 2)
+    names = new_log(station)
+    hand = Hand(station, names, 1)
+    for at in range(7):
+        hand.record(Kind.WRITE, FILE, at, b"%d" % at)
+    station.ask(station.api.put(names.file(FILE), b"no record"))
+    replica = completed(station, names, tmp_path)
+    assert files_in(replica.path) == {FILE: b"0123456"}
+    assert len(replica.reports) == 1
+    assert "record 8" in replica.reports[0]
+
+
 # --- the store of a node -----------------------------------------------------------------------------
 
 
@@ -553,6 +598,7 @@ def test_a_node_that_has_lost_a_record_is_found_out(start: Start, tmp_path: Path
         files = files_in(replica.path)
         whole = b"".join(CONTENTS.values())
         assert b"".join(files.values()).replace(b"\0", b"") == whole.replace(CONTENTS[b"%04d" % place], b"")
+        assert set(replica.records.values()) == {5}  # what is missing counts, and is not looked for again
         # It is told once, and found again by whoever comes next.
         station.ask(replica.complete())
         assert len(replica.reports) == len(set(replica.reports)) <= 2

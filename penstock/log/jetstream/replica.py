@@ -134,7 +134,6 @@ class Replica:
 
     def _check_free(self) -> None:
         """Somebody who leads from this folder would lose its files under its feet."""
-        os.makedirs(self.path, exist_ok=True)
         disk = RealDisk(self.path)
         disk.lock()
         disk.unlock()
