@@ -18,7 +18,7 @@ from penstock.log.repairs import runs_of, up_to, with_payload
 from penstock.log.results import Fate
 from penstock.model.batch import NO_TTL, RETRIES_NONE, Batch, Slice
 from penstock.model.ids import origin_of
-from penstock.model.life import Event, Reason
+from penstock.model.life import Event, Reason, State
 from penstock.model.pending import AS_STORED, Hold, Note, Pending, Place
 from penstock.model.policy import (
     QueuePolicy,
@@ -33,6 +33,9 @@ from penstock.model.words import Where
 
 ACKED: Final = Event.ACKED  # for what is done with every chunk: a member is looked up by its name each time
 NO_REASON: Final = Reason.NONE
+READY: Final = State.READY
+HELD: Final = State.HELD
+DEAD_HELD: Final = State.DEAD_HELD
 
 WEIGHT_NOTES_MAX = 1 << 17
 """Two for each run; what so many take is what a walk over all living messages takes."""
@@ -377,7 +380,7 @@ class LogQueue:
                 self._record_end(ACKED, a, b, NO_REASON, hold)
             else:
                 self.ledger.add(ACKED, a, b, NO_REASON, consumer, 1, hold.dispatched_us)
-            self._gone(a, b, not hold.dead)
+            self._gone(DEAD_HELD if hold.dead else HELD, ACKED, a, b)
             fates.append(Fate(a, b, ACKED, NO_REASON))
         return fates
 
@@ -530,9 +533,9 @@ class LogQueue:
                 hold.dispatched_us if hold else 0,
             )
 
-    def _gone(self, first: int, end: int, lived: bool) -> None:
-        self.pending.to_gone(first, end)
-        if lived:
+    def _gone(self, was: State, event: Event, first: int, end: int) -> None:
+        self.pending.move(was, event, first, end)
+        if was is READY or was is HELD:
             self.weight.leave(first, end)
         if self.asking:
             self.asking.cut(first, end)
@@ -549,14 +552,14 @@ class LogQueue:
         """The end of a life, or its continuation as a dead letter."""
         if event is not Event.DEAD:
             self._record_end(event, first, end, reason, hold)
-            self._gone(first, end, hold is None or not hold.dead)
+            self._gone(_state_with(hold), event, first, end)
         else:
             if hold is None or not hold.dead:
                 self.weight.leave(first, end)
             for a, b, note in self.pending.noted(first, end):
                 after = Note(note.attempts + (hold is not None), note.retries, note.expires_us)
                 self._row(Event.DEAD, a, b, reason, hold, after)
-                self.pending.to_dead(a, b, reason, now_us)
+                self.pending.move(_state_with(hold), event, a, b, None, reason, now_us)
                 self.pending.note(a, b, after)
             if self.asking:
                 self.asking.cut(first, end)
@@ -575,14 +578,15 @@ class LogQueue:
     ) -> None:
         tail = self.pending.tail
         self._row(event, first, end, reason, hold, after, tail)
-        self.pending.to_tail(first, end, tail)
+        was = State.DEAD if hold is None else HELD
+        self.pending.move(was, event, first, end, None, NO_REASON, 0, tail)
         self.pending.note(first, end, after)
         if after.expires_us > 0:
             self._schedule(after.expires_us, self.number, first, end)
 
     def _back_to_place(self, first: int, end: int, reason: Reason, hold: Hold, after: Note) -> None:
         self._row(Event.RETURNED, first, end, reason, hold, after)
-        self.pending.back(first, end, hold.place)
+        self.pending.move(HELD, Event.RETURNED, first, end, hold.place)
         self.pending.note(first, end, after)
 
     def _dead_back(self, first: int, end: int, hold: Hold, event: Event, reason: Reason) -> Iterator[Fate]:
@@ -591,10 +595,7 @@ class LogQueue:
         assert place is not None
         for a, b, note in self.pending.noted(first, end):
             self._row(event, a, b, reason, hold, note)
-            if event is Event.RETURNED:
-                self.pending.back(a, b, place, dead=True)
-            else:
-                self.pending.to_dead(a, b, place.reason, place.time_us)
+            self.pending.move(DEAD_HELD, event, a, b, place)
         yield Fate(first, end, event, reason)
 
     def _row(
@@ -657,7 +658,7 @@ class LogQueue:
 
     def _withdrawn(self, first: int, end: int, reason: Reason, hold: Hold | None, *, lived: bool) -> Fate:
         self._record_end(Event.WITHDRAWN, first, end, reason, hold)
-        self._gone(first, end, lived)
+        self._gone(_state_with(hold) if lived else State.DEAD, Event.WITHDRAWN, first, end)
         return Fate(first, end, Event.WITHDRAWN, reason, hold.consumer if hold is not None else "")
 
     def purge(self, dead: bool, limit: int | None, runs_max: int | None) -> list[Fate]:
@@ -822,6 +823,11 @@ class LogQueue:
                         self._schedule(expires_us, self.number, a, b)
                 at = stop
         return fates
+
+
+def _state_with(hold: Hold | None) -> State:
+    """The state of messages that somebody holds, or of living ones that nobody holds."""
+    return READY if hold is None else DEAD_HELD if hold.dead else HELD
 
 
 def _noted(value: int, absent: int) -> int:

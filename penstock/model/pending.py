@@ -14,15 +14,16 @@ Everything is a range of offsets, so the cost follows the number of runs, not of
 The order in which messages are picked: `ready` by offset; a waiting message with place *T* comes
 after offset T - 1 and before offset T, first moved first.
 
-Two kinds of caller: the living queue moves messages by `pick`, `hold`, `release` and then
-`back` or `to_*`; recovery knows nobody who holds, and replays recorded events by `replay`.
-Both must end in the same state: after a crash, held messages are in their old rooms again.
+Two kinds of caller: the living queue takes messages out of their rooms by `pick`, `release` or `lift` and
+says by `move` what has happened to them; recovery knows nobody who holds, and replays recorded events by
+`replay`. Both go by the table of `life.py`, and must end in the same state: after a crash, held messages are
+in their old rooms again.
 """
 
 from heapq import heappop, heappush, heapreplace
 from typing import NamedTuple
 
-from penstock.model.life import Event, Reason, State
+from penstock.model.life import TRANSITIONS, Event, Reason, State, after
 from penstock.model.ranges import Piece, RangeMap
 
 AS_STORED = -2
@@ -399,26 +400,48 @@ class Pending:
         else:
             self.waiting.add(first, end, place)
 
-    # --- both: what a recorded event does to messages that are in no room ----------------------
+    # --- both: what an event does to messages that are in no room -------------------------------
+
+    def move(
+        self,
+        was: State,
+        event: Event,
+        first: int,
+        end: int,
+        place: Place | None = None,
+        reason: Reason = Reason.NONE,
+        time_us: int = 0,
+        tail: int = 0,
+    ) -> None:
+        """To where the table of a message's life says.
+
+        `place` is where they were before somebody took them, `reason` and `time_us` are of a death, `tail` is
+        what requeued and redriven ones go behind.
+        """
+        to = after(was, event)
+        if to is State.GONE:
+            if self.notes:
+                self.notes.cut(first, end)
+        elif event is Event.RETURNED:
+            self.back(first, end, place, to is State.DEAD)
+        elif to is State.READY:
+            self._places_given += 1
+            self.waiting.add(first, end, Place(tail, self._places_given))
+        else:
+            assert to is State.DEAD, to
+            if event is Event.REQUEUED:
+                # Behind the other dead ones; why and when it died stays as it was.
+                assert place is not None
+                reason, time_us = place.reason, place.time_us
+            self._places_given += 1
+            self.dead.add(first, end, Place(0, self._places_given, reason, time_us))
+            self._died(reason, end - first)
 
     def note(self, first: int, end: int, note: Note) -> None:
         if self.notes:
             self.notes.cut(first, end)
         if note != NO_NOTE:
             self.notes.add(first, end, _USUAL_NOTES.get(note, note))
-
-    def to_tail(self, first: int, end: int, tail: int) -> None:
-        self._places_given += 1
-        self.waiting.add(first, end, Place(tail, self._places_given))
-
-    def to_dead(self, first: int, end: int, reason: Reason, time_us: int) -> None:
-        self._places_given += 1
-        self.dead.add(first, end, Place(0, self._places_given, reason, time_us))
-        self._died(reason, end - first)
-
-    def to_gone(self, first: int, end: int) -> None:
-        if self.notes:
-            self.notes.cut(first, end)
 
     def continue_places(self, highest: int) -> None:
         """Places up to this number have been given before."""
@@ -461,18 +484,22 @@ class Pending:
                 self.note(a, b, note)
             return
         for a, b, death in self.lift(first, end):
-            if event is Event.DEAD:
-                self.to_dead(a, b, reason, time_us)
+            was = _before(event, State.READY if death is None else State.DEAD)
+            self.move(was, event, a, b, death, reason, time_us, tail)
+            if TRANSITIONS[was, event] is not State.GONE:
                 self.note(a, b, note)
-            elif event is Event.REQUEUED and death is not None:
-                # Behind the other dead ones; why and when it died stays as it was.
-                self.to_dead(a, b, death.reason, death.time_us)
-                self.note(a, b, note)
-            elif event is Event.REQUEUED or event is Event.REDRIVEN:
-                self.to_tail(a, b, tail)
-                self.note(a, b, note)
-            else:
-                self.to_gone(a, b)
+
+
+def _before(event: Event, known: State) -> State:
+    """The state in which a recorded event found messages that are `known` to be ready or dead by now.
+
+    A delivery has no record of its own but its end. Where that does not explain it, the block with the
+    record in between is damaged: they had died before they were redriven, or come back before they expired.
+    """
+    for state in (known, TRANSITIONS[known, Event.HELD]):
+        if (state, event) in TRANSITIONS:
+            return state
+    return State.DEAD if known is State.READY else State.READY
 
 
 NO_NOTE = Note()

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.model.life import Event, Reason, State
+from penstock.model.life import TRANSITIONS, Event, Reason, Refused, State
 from penstock.model.pending import AS_STORED, NO_NOTE, Hold, Note, Pending, Place
 
 ORIGINS = (b"one", b"two")
@@ -58,9 +58,9 @@ def test_messages_are_accepted_at_the_tail_and_picked_from_the_front() -> None:
 def test_a_moved_message_comes_between_the_offsets_on_both_sides_of_its_tail() -> None:
     pending = queue_of(4)
     pending.pick(2)
-    pending.to_tail(0, 1, pending.tail)
+    pending.move(State.HELD, Event.REQUEUED, 0, 1, tail=pending.tail)
     pending.accept(2)
-    pending.to_tail(1, 2, pending.tail)
+    pending.move(State.HELD, Event.REQUEUED, 1, 2, tail=pending.tail)
     pending.accept(1)
     assert picked(pending) == [2, 3, 0, 4, 5, 1, 6]
 
@@ -70,15 +70,15 @@ def test_the_order_does_not_depend_on_how_many_are_picked_at_once(count: int) ->
     pending = queue_of(9)
     pending.pick(6)
     for first, end in ((4, 6), (0, 1), (1, 4)):
-        pending.to_tail(first, end, 8)
-    pending.to_tail(20, 23, 7)
+        pending.move(State.HELD, Event.REQUEUED, first, end, tail=8)
+    pending.move(State.HELD, Event.REQUEUED, 20, 23, tail=7)
     assert picked(pending, count) == [6, 20, 21, 22, 7, 4, 5, 0, 1, 2, 3, 8]
 
 
 def test_what_is_put_back_has_its_old_place() -> None:
     pending = queue_of(6)
     pending.pick(4)
-    pending.to_tail(0, 4, 6)
+    pending.move(State.HELD, Event.REQUEUED, 0, 4, tail=6)
     pending.pick(2)
     run = pending.pick(3)
     assert run == (0, 3, Place(6, 1))
@@ -91,7 +91,7 @@ def test_picking_and_putting_back_leaves_no_trail() -> None:
     """A message that goes round for ever must not fill the memory."""
     pending = queue_of(3)
     pending.pick(2)
-    pending.to_tail(0, 2, 3)
+    pending.move(State.HELD, Event.REQUEUED, 0, 2, tail=3)
     pending.pick(1)
     for _ in range(1000):
         run = pending.pick(1)
@@ -104,7 +104,7 @@ def test_dead_letters_stand_in_the_order_of_death() -> None:
     pending = queue_of(5)
     pending.pick(5)
     for offset, reason in ((3, Reason.EXPIRED), (0, Reason.REJECTED), (4, Reason.EXPIRED)):
-        pending.to_dead(offset, offset + 1, reason, 77)
+        pending.move(State.HELD, Event.DEAD, offset, offset + 1, reason=reason, time_us=77)
     assert pending.pick_dead(9) == (3, 4, Place(0, 1, Reason.EXPIRED, 77))
     assert picked_dead(pending) == [0, 4]
     assert pending.ready_count == 0
@@ -142,8 +142,8 @@ def test_state_at_names_the_room() -> None:
     pending = queue_of(7)
     take(pending, 1)  # 0
     pending.pick(3)  # 1 2 3
-    pending.to_tail(1, 2, 7)
-    pending.to_dead(2, 4, Reason.REJECTED, 5)
+    pending.move(State.HELD, Event.REQUEUED, 1, 2, tail=7)
+    pending.move(State.HELD, Event.DEAD, 2, 4, reason=Reason.REJECTED, time_us=5)
     pending.pick_dead(1)
     pending.hold(2, 3, Hold("bob", 1, ORIGINS[0], Place(0, 2, Reason.REJECTED, 5), True))
     states = [pending.state_at(offset)[0] for offset in range(8)]
@@ -160,11 +160,11 @@ def test_the_oldest_living_message_may_be_anywhere_but_among_the_dead() -> None:
     pending = queue_of(4)
     assert pending.oldest_living() == 0
     pending.pick(1)
-    pending.to_dead(0, 1, Reason.REJECTED, 1)
+    pending.move(State.HELD, Event.DEAD, 0, 1, reason=Reason.REJECTED, time_us=1)
     take(pending, 1)
     assert pending.oldest_living() == 1
     pending.release(0, 4, "ann")
-    pending.to_tail(1, 2, 4)
+    pending.move(State.HELD, Event.REQUEUED, 1, 2, tail=4)
     assert pending.oldest_living() == 1
     pending.lift(1, 4)
     take(pending, 1, dead=True)
@@ -184,7 +184,7 @@ def test_notes_are_beside_the_messages_until_they_are_gone() -> None:
         (4, 6, NO_NOTE),
     ]
     pending.note(1, 2, NO_NOTE)
-    pending.to_gone(2, 3)
+    pending.move(State.HELD, Event.ACKED, 2, 3)
     assert list(pending.notes) == [(3, 4, note)]
     assert Note() == Note(0, AS_STORED, AS_STORED)
 
@@ -193,8 +193,8 @@ def test_lifting_empties_every_room_but_the_hands_of_consumers() -> None:
     pending = queue_of(8)
     take(pending, 2)
     pending.pick(4)
-    pending.to_tail(2, 4, 8)
-    pending.to_dead(4, 6, Reason.EXPIRED, 3)
+    pending.move(State.HELD, Event.REQUEUED, 2, 4, tail=8)
+    pending.move(State.HELD, Event.DEAD, 4, 6, reason=Reason.EXPIRED, time_us=3)
     assert sorted(pending.lift(1, 7), key=lambda run: run[0]) == [
         (2, 4, None),
         (4, 6, Place(0, 2, Reason.EXPIRED, 3)),
@@ -208,10 +208,10 @@ def test_places_go_on_where_a_snapshot_ended() -> None:
     pending = queue_of(2)
     pending.continue_places(41)
     pending.pick(2)
-    pending.to_tail(0, 1, 2)
+    pending.move(State.HELD, Event.REQUEUED, 0, 1, tail=2)
     assert pending.pick(1) == (0, 1, Place(2, 42))
     pending.continue_places(7)
-    pending.to_dead(1, 2, Reason.EXPIRED, 0)
+    pending.move(State.HELD, Event.DEAD, 1, 2, reason=Reason.EXPIRED, time_us=0)
     assert pending.pick_dead(1) == (1, 2, Place(0, 43, Reason.EXPIRED, 0))
 
 
@@ -301,20 +301,20 @@ class PendingAgainstModel(RuleBasedStateMachine):
     def end_run(self, first: int, end: int, hold: Hold, how: str, note: Note) -> None:
         pending, tail = self.pending, len(self.entries)
         if how == "acked":
-            pending.to_gone(first, end)
+            pending.move(State.HELD, Event.ACKED, first, end)
             self.write(Event.ACKED, first, end, Reason.NONE, NO_NOTE)
         elif how == "returned":
             pending.back(first, end, hold.place, hold.dead)
             self.write(Event.RETURNED, first, end, Reason.CONSUMER_LOST, note)
         elif how == "dead":
-            pending.to_dead(first, end, Reason.REJECTED, 7)
+            pending.move(State.HELD, Event.DEAD, first, end, reason=Reason.REJECTED, time_us=7)
             self.write(Event.DEAD, first, end, Reason.REJECTED, note)
         elif hold.dead:
             assert hold.place is not None
-            pending.to_dead(first, end, hold.place.reason, hold.place.time_us)
+            pending.move(State.DEAD_HELD, Event.REQUEUED, first, end, hold.place)
             self.write(Event.REQUEUED, first, end, Reason.CONSUMER_LOST, note)
         else:
-            pending.to_tail(first, end, tail)
+            pending.move(State.HELD, Event.REQUEUED, first, end, tail=tail)
             self.write(Event.REQUEUED, first, end, Reason.NONE, note, tail)
         if how != "acked":
             pending.note(first, end, note)
@@ -344,15 +344,15 @@ class PendingAgainstModel(RuleBasedStateMachine):
             self.moves += 1
             tail = len(self.entries)
             if death is None:
-                self.pending.to_dead(a, b, Reason.EXPIRED, 9)
+                self.pending.move(State.HELD, Event.DEAD, a, b, reason=Reason.EXPIRED, time_us=9)
                 for c, d, note in self.pending.noted(a, b):
                     self.write(Event.DEAD, c, d, Reason.EXPIRED, note)
             elif redrive:
-                self.pending.to_tail(a, b, tail)
+                self.pending.move(State.HELD, Event.REQUEUED, a, b, tail=tail)
                 self.pending.note(a, b, Note(0, AS_STORED, 0))
                 self.write(Event.REDRIVEN, a, b, death.reason, Note(0, AS_STORED, 0), tail)
             else:
-                self.pending.to_gone(a, b)
+                self.pending.move(State.HELD, Event.ACKED, a, b)
                 self.write(Event.WITHDRAWN, a, b, Reason.PURGED, NO_NOTE)
             for entry in self.entries[a:b]:
                 if death is None:
@@ -410,3 +410,40 @@ TestPendingAgainstModel.settings = settings(
     derandomize="PENSTOCK_TEST_SEED" not in os.environ,
     print_blob=True,
 )
+
+
+def test_a_record_whose_forerunner_is_damaged_counts() -> None:
+    """What a readable record says of a message holds, whatever is missing before it."""
+    pending = Pending()
+    pending.accept(4)
+    pending.replay(Event.REDRIVEN, 0, 1, Reason.REJECTED, 5, Note(0, AS_STORED, 0), 4)
+    assert pending.state_at(0)[:2] == (State.READY, Place(4, 1))
+    pending.replay(Event.DEAD, 1, 2, Reason.REJECTED, 5, Note(1), 0)
+    pending.replay(Event.EXPIRED, 1, 2, Reason.EXPIRED, 6, NO_NOTE, 0)
+    assert pending.state_at(1)[0] is State.GONE
+    assert pending.deaths() == {}
+
+
+# `accept` and `hold` are the ways of the other two.
+@pytest.mark.parametrize("event", sorted(set(Event) - {Event.ACCEPTED, Event.HELD}))
+@pytest.mark.parametrize("was", State)
+def test_nothing_goes_where_the_table_does_not_lead(was: State, event: Event) -> None:
+    """`move` is the one way from room to room, and it asks the table first."""
+    pending = Pending()
+    pending.accept(3)
+    place = Place(0, 7, Reason.EXPIRED, 4)
+    if was in (State.DEAD, State.DEAD_HELD):
+        pending.pick(1)
+        pending.move(State.HELD, Event.DEAD, 0, 1, reason=Reason.EXPIRED, time_us=4)
+        pending.lift_dead(0, 1)
+    else:
+        pending.pick(1)
+    before = pending.unsettled(0, 3), pending.deaths()
+    to = TRANSITIONS.get((was, event))
+    if to is None:
+        with pytest.raises(Refused):
+            pending.move(was, event, 0, 1, place, Reason.REJECTED, 9, 3)
+        assert (pending.unsettled(0, 3), pending.deaths()) == before
+        return
+    pending.move(was, event, 0, 1, place if was is State.DEAD_HELD else None, Reason.REJECTED, 9, 3)
+    assert pending.state_at(0)[0] is to
