@@ -133,6 +133,12 @@ def test_a_window_that_was_closed_makes_room_for_another() -> None:
     assert session.receive(WRITER.consume("g", 1)) == [Consume("g", 1)]
 
 
+def test_a_window_can_be_changed_where_there_is_room_for_no_other() -> None:
+    session = ServerSession(limits=Limits(windows_max=2))
+    session.receive(WRITER.consume("a", 1) + WRITER.consume("b", 1))
+    assert session.receive(WRITER.consume("a", 9)) == [Consume("a", 9)]
+
+
 # ---- dead letters
 
 

@@ -233,3 +233,14 @@ def test_misuse_says_what_cannot_be_said() -> None:
         sspq.encode_batch(Batch.of([b"a"], retries=[300]))
     with pytest.raises(MisuseError, match="payload_bytes_max is 0"):
         FrameReader(payload_bytes_max=0)
+
+
+def test_equal_frames_that_are_taken_together_may_be_cut_within_the_last() -> None:
+    frame = sspq.frame(sspq.Type.SEND, b"x" * 20, 3)
+    stream = frame * 64
+    for cut in range(len(stream) - len(frame), len(stream)):
+        reader = sspq.FrameReader()
+        events = reader.feed(stream[:cut]) + reader.feed(stream[cut:])
+        batches = [event.batch for event in events if isinstance(event, sspq.Messages)]
+        assert sum(map(len, batches)) == 64
+        assert b"".join(batch.payload for batch in batches) == b"x" * 20 * 64
