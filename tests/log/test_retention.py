@@ -912,6 +912,19 @@ def test_a_compaction_without_room_leaves_no_file_open(make: Make) -> None:
     assert log.read("orders") == kept
 
 
+def test_segments_that_come_and_go_leave_no_file_open(make: Make) -> None:
+    log = make(KEEP_NOTHING)
+    log.work("orders", 60)
+    log.trim()
+    before = len(os.listdir("/proc/self/fd"))
+    names = set(log.segments())
+    log.work("orders", 120)
+    log.roll()
+    log.trim()
+    assert names.isdisjoint(log.segments())
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
 def test_a_segment_whose_file_somebody_has_removed_stays_and_the_others_go(make: Make) -> None:
     log = make(KEEP_NOTHING)
     log.work("orders", 60, keep=lambda i: i == 0)
