@@ -365,6 +365,27 @@ def test_a_vanished_record_is_somebodys_with_a_term_that_no_other_reaches() -> N
     stage.run(life())
 
 
+def test_a_late_word_for_a_vanished_record_takes_no_term_back() -> None:
+    """It was on its way while somebody led in a higher term, whose record has vanished, too."""
+    stage = Stage()
+
+    def lead_and_vanish() -> None:
+        stage.world.store.seq = 60
+        stage.write(Claim("zoe", 55))
+        del stage.world.store.records[LEASE]
+
+    async def life() -> None:
+        await stage.both()
+        die(stage.ann)
+        del stage.world.store.records[LEASE]
+        stage.before_puts(lead_and_vanish)
+        await stage.until(lambda: LEASE in stage.world.store.records)
+        assert stage.record[1].leader == UNKNOWN
+        assert stage.record[1].term > 60
+
+    stage.run(life())
+
+
 # --- stopping ------------------------------------------------------------------------------------------
 
 

@@ -259,8 +259,8 @@ class Election:
         patience = SUSPECT_SECONDS if self._suspected else LEASE_SECONDS
         if not seq and claim.term:
             # It has vanished. Who had it may be sure of it; and only of a record that is there can be told
-            # whether it has changed.
-            await self._put(asdict(Claim(UNKNOWN, claim.term)), 0)
+            # whether it has changed. Not where this comes late, and it was there and has vanished again.
+            await self._put(asdict(Claim(UNKNOWN, claim.term)), 0, stream_seq=claim.term)
         elif not claim.leader or seen - self._since >= patience:
             await self._take(claim)
 
