@@ -25,15 +25,13 @@ from penstock.client.url import target_of
 
 if TYPE_CHECKING:
     from penstock.client.async_http import AsyncHttpClient
-    from penstock.client.async_phpmq import AsyncPhpmqClient, AsyncPhpmqMessage
     from penstock.client.async_rq import AsyncRqClient
-    from penstock.client.async_sspq import AsyncSspqClient, AsyncSspqMessage
     from penstock.client.http import HttpClient
     from penstock.client.http_core import BatchReceipt, PeekedMessage, QueueDetails, QueueInfo, Receipt
-    from penstock.client.phpmq import PhpmqClient, PhpmqMessage
+    from penstock.client.phpmq import AsyncPhpmqClient, AsyncPhpmqMessage, PhpmqClient, PhpmqMessage
     from penstock.client.rq import RqClient, RqServing
     from penstock.client.rq_serving import AsyncServing, RqRequest
-    from penstock.client.sspq import SspqClient, SspqMessage
+    from penstock.client.sspq import AsyncSspqClient, AsyncSspqMessage, SspqClient, SspqMessage
 
 __all__ = [
     "AsyncHttpClient",
@@ -70,12 +68,12 @@ __all__ = [
 
 _HOMES: Final = {
     "AsyncHttpClient": "async_http",
-    "AsyncPhpmqClient": "async_phpmq",
-    "AsyncPhpmqMessage": "async_phpmq",
+    "AsyncPhpmqClient": "phpmq",
+    "AsyncPhpmqMessage": "phpmq",
     "AsyncRqClient": "async_rq",
     "AsyncServing": "rq_serving",
-    "AsyncSspqClient": "async_sspq",
-    "AsyncSspqMessage": "async_sspq",
+    "AsyncSspqClient": "sspq",
+    "AsyncSspqMessage": "sspq",
     "BatchReceipt": "http_core",
     "HttpClient": "http",
     "PeekedMessage": "http_core",

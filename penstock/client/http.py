@@ -1,4 +1,4 @@
-"""The HTTP client for threads: send with a receipt, look at queues and messages.
+"""The HTTP clients: send with a receipt, look at queues and messages; and the one for threads.
 
 One connection, kept open and used by one call at a time; any thread may call. It is made again when it was
 lost, with back-off, as by the other clients. One that the broker has closed while nobody used it is found
@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self, Unpack
 
+from penstock.client.blocking import blocking
 from penstock.client.core import CLOSED_BY_BROKER
 from penstock.client.errors import ConnectionLost, reason_of
 from penstock.client.http_core import (
@@ -44,16 +45,15 @@ from penstock.client.wire import HANGUP, open_socket
 from penstock.common.address import Address, UnixAddress
 
 
-class HttpClient:
-    """A client of the HTTP API. A context manager: leaving it closes it."""
+class HttpCalls:
+    """What both clients can say; `_ask` is theirs."""
 
-    def __init__(self, url: str, **options: Unpack[ClientOptions]) -> None:
-        chosen = Options.of(**options)
-        self._core = HttpCore(chosen)
-        self._line = HttpLine(parse_url(url, "http"), chosen)
-        self._line.open()
+    _core: HttpCore
 
-    def send(
+    async def _ask(self, request: Request) -> Answer:
+        raise NotImplementedError
+
+    async def send(
         self,
         queue: str,
         body: bytes,
@@ -67,9 +67,9 @@ class HttpClient:
         It lives `ttl` seconds and is delivered at most 1 + `retries` times. The same `key` for the same
         message stores it once, however often it is sent.
         """
-        return receipt_of(self._line.ask(self._core.send(queue, body, ttl, retries, key)))
+        return receipt_of(await self._ask(self._core.send(queue, body, ttl, retries, key)))
 
-    def send_many(
+    async def send_many(
         self,
         queue: str,
         bodies: Iterable[bytes],
@@ -83,9 +83,9 @@ class HttpClient:
         With a `key` the call can be repeated as a whole: what is stored already is not stored again.
         """
         requests = self._core.batches(queue, bodies, ttl, retries, key)
-        return [receipt_of_batch(self._line.ask(request)) for request in requests]
+        return [receipt_of_batch(await self._ask(request)) for request in requests]
 
-    def peek(
+    async def peek(
         self, queue: str, from_offset: int | None = None, limit: int = 100, state: str | None = None
     ) -> list[PeekedMessage]:
         """Look at messages without taking them, from an offset on (None: the first that is kept).
@@ -94,25 +94,44 @@ class HttpClient:
         """
         messages: list[PeekedMessage] = []
         while True:
-            answer = self._line.ask(self._core.peek(queue, from_offset, limit - len(messages), state))
+            answer = await self._ask(self._core.peek(queue, from_offset, limit - len(messages), state))
             page, from_offset = page_of(answer, "messages", message_of)
             messages += page
             if from_offset is None or len(messages) >= limit:
                 return messages
 
-    def queues(self) -> list[QueueInfo]:
+    async def queues(self) -> list[QueueInfo]:
         """Every queue, by name."""
         queues: list[QueueInfo] = []
         after: str | None = None
         while True:
-            page, after = page_of(self._line.ask(self._core.queues(after)), "queues", queue_of)
+            page, after = page_of(await self._ask(self._core.queues(after)), "queues", queue_of)
             queues += page
             if after is None:
                 return queues
 
-    def queue(self, name: str) -> QueueDetails:
+    async def queue(self, name: str) -> QueueDetails:
         """One queue, with its settings. Refused (`queue-not-found`) where there is none."""
-        return details_of(self._line.ask(self._core.queue(name)))
+        return details_of(await self._ask(self._core.queue(name)))
+
+
+class HttpClient:
+    """A client of the HTTP API. A context manager: leaving it closes it."""
+
+    def __init__(self, url: str, **options: Unpack[ClientOptions]) -> None:
+        chosen = Options.of(**options)
+        self._core = HttpCore(chosen)
+        self._line = HttpLine(parse_url(url, "http"), chosen)
+        self._line.open()
+
+    send = blocking(HttpCalls.send)
+    send_many = blocking(HttpCalls.send_many)
+    peek = blocking(HttpCalls.peek)
+    queues = blocking(HttpCalls.queues)
+    queue = blocking(HttpCalls.queue)
+
+    async def _ask(self, request: Request) -> Answer:
+        return self._line.ask(request)
 
     def close(self) -> None:
         """End, when a call that is under way has its answer. Nothing is left in doubt by it."""

@@ -225,6 +225,10 @@ class PhpmqCore(Core):
         fetched.window = window
         return fetched
 
+    def has(self, queue: str) -> bool:
+        """Whether a message of it is here."""
+        return bool(self._inboxes.get(queue))
+
     def settle(
         self, outcome: Outcome, queue: str, fetched: Sequence[Fetched], generation: int, ttl_seconds: int = 0
     ) -> bytes | None:

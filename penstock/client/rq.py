@@ -7,11 +7,12 @@ threads, at most `max` of a queue at a time, and may block; they may use the cli
 """
 
 import asyncio
+import functools
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from penstock.client.async_rq import AsyncRqClient
 from penstock.client.errors import ConnectionLost
@@ -19,6 +20,7 @@ from penstock.client.options import ClientOptions
 from penstock.client.rq_serving import AsyncServing, RqRequest
 from penstock.protocols import rq
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 Handler = Callable[[RqRequest], bytes | None]
@@ -52,6 +54,20 @@ class RqServing:
         self._client._call(self._serving.cancel())
 
 
+# Any: the method is of the asyncio client, `self` of the one that has it in another thread.
+def _called(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """A method of the asyncio client, called from any thread."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result: T = self._call(method(self._client, *args, **kwargs))
+        return result
+
+    return call
+
+
 class RqClient:
     """An RQ node. A context manager: leaving it closes it."""
 
@@ -69,11 +85,10 @@ class RqClient:
             self._stop()
             raise
 
-    def send(
-        self, queue: str, body: bytes, *, retries: int | None = None, timeout: float | None = None
-    ) -> None:
-        """Send a message, and wait until the broker says that it is stored. See `AsyncRqClient.send`."""
-        self._call(self._client.send(queue, body, retries=retries, timeout=timeout))
+    send = _called(AsyncRqClient.send)
+    request = _called(AsyncRqClient.request)
+    broadcast = _called(AsyncRqClient.broadcast)
+    cancel = _called(AsyncRqClient.cancel)
 
     def send_many(
         self,
@@ -87,16 +102,6 @@ class RqClient:
         # The iterable is the caller's: it is run out in the caller's thread, and not in that of the loop.
         messages = list(bodies)
         return self._call(self._client.send_many(queue, messages, retries=retries, timeout=timeout))
-
-    def request(
-        self, queue: str, body: bytes, timeout: float | None = None, *, retries: int | None = None
-    ) -> bytes:
-        """Send a request and wait for its answer. See `AsyncRqClient.request`."""
-        return self._call(self._client.request(queue, body, timeout, retries=retries))
-
-    def broadcast(self, queue: str, body: bytes) -> None:
-        """To everybody who consumes the queue at this moment. Nobody confirms it, and it is not stored."""
-        self._call(self._client.broadcast(queue, body))
 
     def serve(
         self,
@@ -143,10 +148,6 @@ class RqClient:
         if former is not None:  # the queue was served before; its handlers may still be busy
             former.shutdown(wait=False)
         return RqServing(self, serving)
-
-    def cancel(self, queue: str) -> None:
-        """No new requests of this queue. Those that are here already are still answered."""
-        self._call(self._client.cancel(queue))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until the client is closed; False where it was not within `timeout` seconds.

@@ -128,7 +128,12 @@ class SspqCore(Core):
     @property
     def is_waiting(self) -> bool:
         """Whether an answer to a question will come over the connection that is open."""
-        return self._session is not None and self._session.state in _WAITING.values()
+        session = self._session
+        return session is not None and session.state in _WAITING.values()
+
+    def is_answered(self) -> bool:
+        """Whether it is here, or will not come."""
+        return not self.is_waiting
 
     def take(self) -> tuple[int, Delivery] | Declined | None:
         """The answer to the question, if it is here; a message with the number to confirm it by."""

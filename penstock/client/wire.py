@@ -109,7 +109,11 @@ class Wire:
         with self._io:
             return bool(self._hangup.poll(0))
 
-    def finish(self, seconds: float) -> None:
+    async def flush(self, _seconds: float) -> bool:
+        """Nothing is unsent here after a write."""
+        return True
+
+    async def finish(self, seconds: float) -> None:
         """Say that nothing more comes, and wait until the peer has read everything and closed, too.
 
         What it sends until then is thrown away. TimeoutError, or another OSError, where that did not happen.
@@ -129,8 +133,8 @@ class Wire:
         if self._error is not None:
             raise self._error  # another thread has got it; the system tells it once
 
-    def close(self) -> None:
-        """At once. Whoever waits here, in whichever thread, wakes up."""
+    def abort(self) -> None:
+        """End at once. Whoever waits here, in whichever thread, wakes up."""
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
         self._sock.close()

@@ -4,6 +4,7 @@ import asyncio
 import math
 import signal
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
@@ -433,3 +434,45 @@ def test_close_while_another_thread_looks_for_a_broker(
             mq.close()
             with pytest.raises(ConnectionLost, match="this client is closed"):
                 sending.result(WAIT_SECONDS)
+
+
+def test_what_another_thread_reads_is_not_waited_for(broker: BrokerProcess, queue: str) -> None:
+    """The message comes just after a consumer has looked, and is read by a thread that flushes."""
+    with PhpmqClient(url_of(broker)) as mq, PhpmqClient(url_of(broker)) as other:
+        link = mq._link
+        messages = mq.consume(queue, prefetch=1, timeout=WAIT_SECONDS)
+
+        async def ensure() -> None:
+            vars(link).pop("ensure")
+            other.send(queue, b"x")
+            other.flush()
+            with ThreadPoolExecutor(1) as pool:
+                while not link.touch(lambda: mq._core.has(queue)):
+                    pool.submit(mq.send, f"{queue}-else", b"y").result(WAIT_SECONDS)
+                    pool.submit(mq.flush).result(WAIT_SECONDS)
+
+        vars(link)["ensure"] = ensure
+        began = time.monotonic()
+        assert next(messages).ack()
+        assert time.monotonic() - began < WAIT_SECONDS  # else it has waited for bytes that were here
+
+
+def test_an_interrupt_before_a_write_breaks_the_connection(broker: BrokerProcess, queue: str) -> None:
+    """What the core has thought of and nobody has written must not be taken for said."""
+    with PhpmqClient(url_of(broker)) as mq:
+        send = mq._core.send
+
+        def interrupted(*args: Any) -> bytes:
+            send(*args)
+            raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(mq._core, "send", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                mq.send(queue, b"x")
+        with pytest.raises(ConnectionLost, match="interrupted") as raised:
+            mq.flush()
+        assert raised.value.in_doubt == 1
+        mq.send(queue, b"y")
+        (message,) = mq.consume(queue, count=1, timeout=WAIT_SECONDS)
+        assert message.body == b"y"

@@ -1,0 +1,58 @@
+"""Blocking: one source for the clients that are awaited and for those that block.
+
+Every call of a client is a coroutine. What it waits for, in the end, is a wire, a turn or a pause, of which
+there are two kinds: those of asyncio suspend the coroutine, those for threads block and never suspend it. So
+what runs on a loop there is run here to its end in one go. Methods that are shared in this way call no public
+method of their own object: that one may be of the other kind.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SUSPENDED: Final = "a call that blocks has waited for a loop"
+
+
+def run(call: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that never suspends."""
+    try:
+        call.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    raise AssertionError(SUSPENDED)
+
+
+# Any: the method is that of a class which is awaited, `self` is of its counterpart which blocks.
+def blocking(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """A method that is awaited, as one that blocks."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            method(self, *args, **kwargs).send(None)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        raise AssertionError(SUSPENDED)
+
+    return call
+
+
+class Turn:
+    """A lock for threads, where one of asyncio's would be awaited."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    async def __aenter__(self) -> None:
+        self._lock.acquire()
+
+    async def __aexit__(self, *_error: object) -> None:
+        self._lock.release()
