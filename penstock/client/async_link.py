@@ -9,8 +9,8 @@ from penstock.client.core import Core
 from penstock.client.link import Link, taken_nothing
 from penstock.client.options import Options
 from penstock.client.url import Target
+from penstock.common.address import Address
 from penstock.protocols.errors import PeerViolation
-from penstock.server.address import Address
 
 
 class AsyncLink(Link[AsyncWire]):

@@ -32,8 +32,8 @@ from penstock.client.errors import ClientError, ConnectionLost, reason_of, tell_
 from penstock.client.options import Options, tls_context
 from penstock.client.plan import Plan
 from penstock.client.url import Target
+from penstock.common.address import Address
 from penstock.protocols.errors import PeerViolation
-from penstock.server.address import Address
 
 INTERRUPTED: Final = "interrupted"
 

@@ -14,8 +14,8 @@ from penstock.client.link import INTERRUPTED, Link
 from penstock.client.options import Options
 from penstock.client.url import Target
 from penstock.client.wire import Wire, dial
+from penstock.common.address import Address
 from penstock.protocols.errors import PeerViolation
-from penstock.server.address import Address
 
 
 class ThreadLink(Link[Wire]):
