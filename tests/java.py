@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Otherwise half of its time goes into compiling what runs once."""
+FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
+"""Otherwise half of its time goes into compiling what runs once; and it tells of classes that do not fit."""
 CLASSES = Path(sys.prefix) / "spark-classes.jsa"
 END_SECONDS = 900.0
 

@@ -36,7 +36,7 @@ RUNS = {
     "crash": "python -m tests.log.crash {seed} 300",
     "restarts": "python -m tests.broker.restarts {seed} 300",
     "ways": "python tests/protocols/fuzz_ways.py -max_total_time=60 -seed={seed}",
-    "walks": PYTEST + "tests/log/test_walks.py",
+    "walks": "python -m tests.log.walks {seed} 60",
     "disk-full": PYTEST + "tests/log/test_disk_full.py",
     "model": PYTEST + "--hypothesis-seed={seed} " + MODELS,
     "lease": PYTEST + "tests/nats/test_lease_time.py",

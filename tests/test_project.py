@@ -209,6 +209,14 @@ def test_ci_runs_make_test_and_nothing_else_decides() -> None:
     assert commands == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "make test"]
 
 
+def test_the_order_of_the_tests_names_what_is_there(request: pytest.FixtureRequest) -> None:
+    order = request.config.pluginmanager.get_plugin(str(ROOT / "tests" / "conftest.py"))
+    assert order is not None
+    named = {*order.FIRST, *order.SLOW}
+    assert len(order.FIRST) == len(set(order.FIRST))
+    assert [name for name in sorted(named) if not (ROOT / "tests" / name).exists()] == []
+
+
 # -- set-up: what it says where it cannot work --
 
 
