@@ -13,12 +13,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final
-from urllib.parse import quote, urlencode
 
 from penstock.cli.messaging import TOKEN_VARIABLE, URL_VARIABLE, find_url, token_of
 from penstock.client.errors import ConnectionLost, Refused, TimedOut
 from penstock.client.http import HttpLine
-from penstock.client.http_core import Answer, Request
+from penstock.client.http_connection import target_of_request
+from penstock.client.http_core import Answer, HttpCore, Request
 from penstock.client.options import Options
 from penstock.client.url import PORTS, parse_url
 from penstock.common.text import printable
@@ -72,14 +72,11 @@ class Admin:
 
     def __init__(self, args: argparse.Namespace, answer_seconds: float = ANSWER_SECONDS) -> None:
         _, self.url = find_url(args)
-        token = token_of(args)
         options = Options.of(
-            token=token, cafile=args.cafile, operation_seconds=answer_seconds, reconnect_seconds=0
+            token=token_of(args), cafile=args.cafile, operation_seconds=answer_seconds, reconnect_seconds=0
         )
         self._line = HttpLine(parse_url(self.url, "http"), options)
-        self._headers = {"Accept": "application/json, application/problem+json"}
-        if token is not None:
-            self._headers["Authorization"] = f"Bearer {token}"
+        self._core = HttpCore(options)
 
     def __enter__(self) -> "Admin":
         return self
@@ -91,18 +88,18 @@ class Admin:
 
     def get(self, *segments: str, **query: object) -> Answer:
         """What is at an address below /v1; parameters that are None are left out."""
-        return self._ask(Request("GET", _address(("v1", *segments), query), self._headers))
+        return self._ask(self._core.get("v1", *segments, **query))
 
     def outside(self, segment: str) -> Answer:
         """What is at an address that is not below /v1."""
-        return self._ask(Request("GET", _address((segment,), {}), self._headers))
+        return self._ask(self._core.get(segment))
 
     def post(self, *segments: str, fields: Mapping[str, Any] | None = None, **query: object) -> Answer:
         """Do something. It is not repeated by itself: the answer to the first try is the one that counts."""
-        target = _address(("v1", *segments), query)
+        target = target_of_request(("v1", *segments), query)
         if fields is None:
-            return self._ask(Request("POST", target, self._headers, b"", repeatable=False))
-        headers = {**self._headers, "Content-Type": "application/json"}
+            return self._ask(Request("POST", target, self._core.headers, b"", repeatable=False))
+        headers = {**self._core.headers, "Content-Type": "application/json"}
         return self._ask(Request("POST", target, headers, json.dumps(fields).encode(), repeatable=False))
 
     def pages(self, what: str, *segments: str, by: str, **query: object) -> Iterator[Answer]:
@@ -129,13 +126,3 @@ class Admin:
             elif not error.name:  # whoever has said that is no broker
                 detail = f"{self.url}: {detail}"
             raise Refused(error.status, error.name, detail) from None
-
-
-def _address(segments: Iterable[str], query: Mapping[str, object]) -> str:
-    path = "".join("/" + quote(segment, safe="", errors="surrogateescape") for segment in segments)
-    words = {
-        name: str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in query.items()
-        if value is not None
-    }
-    return f"{path}?{urlencode(words, errors='surrogateescape')}" if words else path

@@ -140,19 +140,13 @@ def find_url(args: argparse.Namespace) -> tuple[str, str]:
 def _listener(url: str, args: argparse.Namespace, vias: Sequence[str]) -> tuple[str, str]:
     """Protocol and URL of the listener that a broker, asked over HTTP, names for these protocols."""
     from penstock.client.http import HttpLine
-    from penstock.client.http_core import Request
+    from penstock.client.http_core import HttpCore
 
     target = target_of(url)
-    token = token_of(args)
-    given = client_options(args)
-    given["token"] = token
-    options = Options.of(**given)
-    headers = {"Accept": "application/json, application/problem+json"}
-    if token is not None:
-        headers["Authorization"] = f"Bearer {token}"
+    options = Options.of(**client_options(args) | {"token": token_of(args)})
     line = HttpLine(target, options)
     try:
-        listeners = line.ask(Request("GET", "/v1/engine", headers))["listeners"]
+        listeners = line.ask(HttpCore(options).get("v1", "engine"))["listeners"]
     finally:
         line.close()
     (there, *_) = target.addresses

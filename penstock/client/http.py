@@ -7,8 +7,6 @@ is safe to repeat (`http_core.py`) is repeated once.
 """
 
 import http.client
-import select
-import socket
 import threading
 import time
 from collections.abc import Iterable
@@ -18,6 +16,7 @@ from typing import Self, Unpack
 from penstock.client.blocking import blocking
 from penstock.client.core import CLOSED_BY_BROKER
 from penstock.client.errors import ConnectionLost, reason_of
+from penstock.client.http_connection import HttpConnection
 from penstock.client.http_core import (
     Answer,
     BatchReceipt,
@@ -41,8 +40,6 @@ from penstock.client.link import log
 from penstock.client.options import ClientOptions, Options, tls_context
 from penstock.client.plan import Plan
 from penstock.client.url import Target, parse_url
-from penstock.client.wire import HANGUP, open_socket
-from penstock.common.address import Address, UnixAddress
 
 
 class HttpCalls:
@@ -153,9 +150,8 @@ class HttpLine:
         self._options = options
         self._context = tls_context(target, options)
         self._plan = Plan(target, options)
-        self._connection: http.client.HTTPConnection | None = None
+        self._http = HttpConnection(options.connect_seconds, options.operation_seconds)
         self._is_known = False  # there was an answer once
-        self._hangup = select.poll()
         self._lock = threading.Lock()  # the connection; held for as long as a call takes
         self._closed = threading.Event()
 
@@ -180,8 +176,7 @@ class HttpLine:
         while True:
             connection = self._present()
             try:
-                self._write(connection, request)
-                response = connection.getresponse()
+                response = connection.ask(request.method, request.target, request.body, request.headers)
                 body = response.read()
             except TimeoutError:
                 self._drop("no answer in time")
@@ -205,24 +200,15 @@ class HttpLine:
                     self._plan.ended()
                 return response.status, response.headers.get("Content-Type", ""), body
 
-    def _write(self, connection: http.client.HTTPConnection, request: Request) -> None:
-        try:
-            connection.request(request.method, request.target, request.body, dict(request.headers))
-        except (BrokenPipeError, ConnectionResetError):
-            # A broker that does not want the body has said why before it closed.
-            if connection.sock is None:
-                raise
-
     # --- the connection ----------------------------------------------------------------------------
 
     @property
     def _name(self) -> str:
         return str(self._plan.target)
 
-    def _present(self) -> http.client.HTTPConnection:
-        connection = self._connection
-        if connection is not None and connection.sock is not None and not self._hangup.poll(0):
-            return connection
+    def _present(self) -> HttpConnection:
+        if self._http.is_open:
+            return self._http
         self._drop("")  # the usual end of a connection that nobody has used for a while
         search = self._plan.search(time.monotonic(), first=not self._is_known)
         while True:
@@ -230,28 +216,13 @@ class HttpLine:
                 raise ConnectionLost(f"{self._name}: this client is closed; make another one")
             address = search.address
             try:
-                sock = open_socket(address, self._context, self._options.connect_seconds)
+                self._http.open(address, self._context)
             except OSError as error:
                 search.failed(address, error, time.monotonic())
                 continue
             self._plan.connected(time.monotonic())
-            return self._begin(address, sock)
-
-    def _begin(self, address: Address, sock: socket.socket) -> http.client.HTTPConnection:
-        sock.settimeout(self._options.operation_seconds)
-        host, port = ("localhost", None) if isinstance(address, UnixAddress) else (address.host, address.port)
-        connection = http.client.HTTPConnection(host, port)
-        connection.auto_open = 0  # connections are made here only
-        connection.sock = sock
-        self._hangup = select.poll()
-        self._hangup.register(sock, HANGUP)
-        self._connection = connection
-        return connection
+            return self._http
 
     def _drop(self, why: str) -> None:
-        if self._connection is None:
-            return
-        self._connection.close()
-        self._connection = None
-        if why:
+        if self._http.close() and why:
             log.warning("%s: connection lost: %s", self._name, why)

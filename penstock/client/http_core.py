@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, Final, TypeVar
-from urllib.parse import quote, urlencode
 
 from penstock.client.core import as_bytes
 from penstock.client.errors import ConnectionLost, NotSupported, Refused, TimedOut, tell_sent
+from penstock.client.http_connection import target_of_request
 from penstock.client.options import Options
 from penstock.model.batch import RETRIES_ENDLESS
 from penstock.model.policy import QueueNameError, check_queue_name, door_of
@@ -139,9 +139,9 @@ class HttpCore:
 
     def __init__(self, options: Options) -> None:
         self._payload_bytes_max = options.payload_bytes_max
-        self._headers = {"Accept": f"{_JSON}, {_PROBLEM}"}
+        self.headers = {"Accept": f"{_JSON}, {_PROBLEM}"}
         if options.token is not None:
-            self._headers["Authorization"] = f"Bearer {options.token}"
+            self.headers["Authorization"] = f"Bearer {options.token}"
 
     def send(
         self, queue: str, body: bytes, ttl: int | None, retries: int | None, key: str | None, first: int = 0
@@ -177,12 +177,11 @@ class HttpCore:
 
     def queues(self, after: str | None) -> Request:
         """A page of the list of queues."""
-        query = {"limit": PAGE_QUEUES, "after": after}
-        return self._get(f"/v1/queues?{_query(query)}")
+        return self.get("v1", "queues", limit=PAGE_QUEUES, after=after)
 
     def queue(self, name: str) -> Request:
         _check_look(name)
-        return self._get(_path(name))
+        return self.get("v1", "queues", name)
 
     def peek(self, queue: str, from_offset: int | None, limit: int, state: str | None) -> Request:
         """A page of messages, at most `limit` of them."""
@@ -192,13 +191,14 @@ class HttpCore:
         if limit < 1:
             raise NotSupported(f"queue {queue!r}: limit is {limit}: use at least 1")
         query = {"from": from_offset, "limit": min(limit, PAGE_MESSAGES), "state": state}
-        return self._get(_path(queue, "messages", **query))
+        return self.get("v1", "queues", queue, "messages", **query)
 
-    def _get(self, target: str) -> Request:
-        return Request("GET", target, self._headers)
+    def get(self, *segments: str, **query: object) -> Request:
+        """What is at an address; parameters that are None are left out."""
+        return Request("GET", target_of_request(segments, query), self.headers)
 
     def _post(self, target: str, media: str, body: bytes, key: str | None, first: int, count: int) -> Request:
-        headers = {**self._headers, "Content-Type": media}
+        headers = {**self.headers, "Content-Type": media}
         if key is not None:
             headers["Idempotency-Key"] = key
         return Request("POST", target, headers, body, key is not None, first, count)
@@ -214,13 +214,7 @@ class HttpCore:
 
 
 def _path(queue: str, *words: str, **query: object) -> str:
-    path = "/".join(("/v1/queues", quote(queue, safe=""), *words))
-    text = _query(query)
-    return f"{path}?{text}" if text else path
-
-
-def _query(query: Mapping[str, object]) -> str:
-    return urlencode({name: value for name, value in query.items() if value is not None})
+    return target_of_request(("v1", "queues", queue, *words), query)
 
 
 def _check_look(queue: str) -> None:

@@ -17,18 +17,15 @@ long, `Refused` where the broker has said no. `Interrupted` is for those who try
 import http.client
 import json
 import logging
-import select
 import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote, urlencode
 
 from penstock.client.errors import reason_of
+from penstock.client.http_connection import HttpConnection, target_of_request
 from penstock.client.url import parse_url
-from penstock.client.wire import HANGUP, open_socket
-from penstock.common.address import UnixAddress
 from penstock.errors import PenstockError
 from penstock.spark.options import RETRY_SECONDS_DEFAULT
 
@@ -129,8 +126,7 @@ class Broker:
         self.token = token
         self.retry_seconds = retry_seconds
         self._target = parse_url(url, "http")
-        self._connection: http.client.HTTPConnection | None = None
-        self._hangup = select.poll()
+        self._http = HttpConnection(CONNECT_SECONDS, ANSWER_SECONDS)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Broker, (self.url, self.token, self.retry_seconds)
@@ -140,9 +136,7 @@ class Broker:
         return Broker(self.url, self.token, min(self.retry_seconds, FIRST_CONTACT_SECONDS))
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._http.close()
 
     # --- calls -------------------------------------------------------------------------------------
 
@@ -197,9 +191,7 @@ class Broker:
             headers["Authorization"] = f"Bearer {self.token}"
         whole = False
         try:
-            connection = self._present()
-            self._write(connection, method, target, body, headers)
-            response = connection.getresponse()
+            response = self._present().ask(method, target, body, headers)
             if response.status >= 400:
                 raise self._no(response.status, response.read())
             yield response
@@ -215,38 +207,12 @@ class Broker:
             if not whole:
                 self.close()
 
-    def _present(self) -> http.client.HTTPConnection:
+    def _present(self) -> HttpConnection:
         """A connection that is there, as far as can be seen."""
-        connection = self._connection
-        if connection is not None and connection.sock is not None and not self._hangup.poll(0):
-            return connection
-        self.close()
-        context = ssl.create_default_context() if self._target.tls else None
-        (address,) = self._target.addresses
-        sock = open_socket(address, context, CONNECT_SECONDS)
-        sock.settimeout(ANSWER_SECONDS)
-        host, port = ("localhost", None) if isinstance(address, UnixAddress) else (address.host, address.port)
-        connection = self._connection = http.client.HTTPConnection(host, port)
-        connection.auto_open = 0  # connections are made here only
-        connection.sock = sock
-        self._hangup = select.poll()
-        self._hangup.register(sock, HANGUP)
-        return connection
-
-    def _write(
-        self,
-        connection: http.client.HTTPConnection,
-        method: str,
-        target: str,
-        body: bytes | memoryview | None,
-        headers: dict[str, str],
-    ) -> None:
-        try:
-            connection.request(method, target, body, headers)
-        except (BrokenPipeError, ConnectionResetError):
-            # A broker that does not want the body has said why before it closed.
-            if connection.sock is None:
-                raise
+        if not self._http.is_open:
+            (address,) = self._target.addresses
+            self._http.open(address, ssl.create_default_context() if self._target.tls else None)
+        return self._http
 
     def _no(self, status: int, content: bytes) -> BrokerError:
         fields = self._json(status, content)
@@ -305,14 +271,7 @@ class Body:
 
 
 def _target(segments: tuple[str, ...], query: dict[str, object]) -> str:
-    # Each name is one segment, whatever is in it.
-    path = "/v1" + "".join("/" + quote(segment, safe="") for segment in segments)
-    words = {name: _word(value) for name, value in query.items() if value is not None}
-    return path + (f"?{urlencode(words)}" if words else "")
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return target_of_request(("v1", *segments), query)
 
 
 def _why(error: Exception) -> str:

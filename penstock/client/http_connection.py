@@ -1,0 +1,73 @@
+"""One HTTP connection to a broker, kept open between requests: for all who ask the HTTP API.
+
+One thread at a time uses it. One that the broker has closed while nobody used it is found out before anything
+is written (`is_open`). How it fails: `OSError` and `http.client.HTTPException`; then close it.
+"""
+
+import http.client
+import select
+import ssl
+from collections.abc import Iterable, Mapping
+from urllib.parse import quote, urlencode
+
+from penstock.client.wire import HANGUP, open_socket
+from penstock.common.address import Address, UnixAddress
+
+
+class HttpConnection:
+    """See the module's docstring."""
+
+    def __init__(self, connect_seconds: float, answer_seconds: float) -> None:
+        self._connect_seconds = connect_seconds
+        self._answer_seconds = answer_seconds  # between two bytes
+        self._http: http.client.HTTPConnection | None = None
+        self._hangup = select.poll()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a request can be written, as far as can be seen."""
+        return self._http is not None and self._http.sock is not None and not self._hangup.poll(0)
+
+    def open(self, address: Address, context: ssl.SSLContext | None) -> None:
+        """Connect, after which there is no other connection."""
+        self.close()
+        sock = open_socket(address, context, self._connect_seconds)
+        sock.settimeout(self._answer_seconds)
+        host, port = ("localhost", None) if isinstance(address, UnixAddress) else (address.host, address.port)
+        self._http = http.client.HTTPConnection(host, port)
+        self._http.auto_open = 0  # connections are made here only
+        self._http.sock = sock
+        self._hangup = select.poll()
+        self._hangup.register(sock, HANGUP)
+
+    def ask(
+        self, method: str, target: str, body: bytes | memoryview | None, headers: Mapping[str, str]
+    ) -> http.client.HTTPResponse:
+        """What is answered to a request; its body is still to be read."""
+        assert self._http is not None
+        try:
+            self._http.request(method, target, body, dict(headers))
+        except (BrokenPipeError, ConnectionResetError):
+            # A broker that does not want the body has said why before it closed.
+            if self._http.sock is None:
+                raise
+        return self._http.getresponse()
+
+    def close(self) -> bool:
+        """False where there was none."""
+        if self._http is None:
+            return False
+        self._http.close()
+        self._http = None
+        return True
+
+
+def target_of_request(segments: Iterable[str], query: Mapping[str, object]) -> str:
+    """Path and query: a name is one segment, whatever is in it; parameters that are None are left out."""
+    path = "".join("/" + quote(segment, safe="", errors="surrogateescape") for segment in segments)
+    words = {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in query.items()
+        if value is not None
+    }
+    return f"{path}?{urlencode(words, errors='surrogateescape')}" if words else path
