@@ -151,6 +151,9 @@ class AsyncServing:
     async def _work(self, line: Line, ident: int, request: RqRequest) -> None:
         try:
             answer = await self._answer(request)
+        except Abandoned as error:
+            log.info("queue %r: %s; the request is given out again", self.queue, error)
+            self._client.leave(line)
         except Exception:  # noqa: BLE001 - whatever a handler raises, it is the handler's
             log.exception("queue %r: the handler failed; the request is given out again", self.queue)
             self._client.leave(line)
@@ -199,6 +202,10 @@ class AsyncServing:
             log.exception("queue %r: the handler of a broadcast failed", self.queue)
 
 
+class Abandoned(RuntimeError):
+    """A handler has ended, by somebody's wish, without an answer."""
+
+
 async def _done(work: Awaitable[T]) -> T:
     """What a handler returns. One that waits for something which is cancelled has failed, as by any error."""
     try:
@@ -207,4 +214,4 @@ async def _done(work: Awaitable[T]) -> T:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise  # it is this task that is stopped
-        raise RuntimeError("what the handler waited for was cancelled") from error
+        raise Abandoned("what the handler waited for was cancelled") from error
