@@ -1,19 +1,19 @@
 """A link for asyncio: everything happens on one loop, and bytes are read as they come."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from penstock.client.async_wire import AsyncWire, dial
 from penstock.client.core import Core
-from penstock.client.link import Link, taken_nothing
+from penstock.client.link import Link, T, taken_nothing
 from penstock.client.options import Options
 from penstock.client.url import Target
 from penstock.common.address import Address
 from penstock.protocols.errors import PeerViolation
 
 
-class AsyncLink(Link[AsyncWire]):
+class AsyncLink(Link[AsyncWire, asyncio.Lock]):
     """See the module's docstring. A new one is not connected yet."""
 
     def __init__(self, core: Core, target: Target, options: Options) -> None:
@@ -25,6 +25,10 @@ class AsyncLink(Link[AsyncWire]):
         wire = await dial(address, self._context, self._options.connect_seconds)
         wire.write(self._core.opened())
         return wire
+
+    async def _alone(self, turn: asyncio.Lock, call: Callable[[], Awaitable[T]]) -> T:
+        async with turn:
+            return await call()
 
     def _start(self, wire: AsyncWire) -> None:
         self._violation = None

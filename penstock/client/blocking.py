@@ -7,7 +7,6 @@ method of their own object: that one may be of the other kind.
 """
 
 import functools
-import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -43,16 +42,3 @@ def blocking(
         raise AssertionError(SUSPENDED)
 
     return call
-
-
-class Turn:
-    """A lock for threads, where one of asyncio's would be awaited."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    async def __aenter__(self) -> None:
-        self._lock.acquire()
-
-    async def __aexit__(self, *_error: object) -> None:
-        self._lock.release()

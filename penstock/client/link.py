@@ -20,8 +20,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, NoReturn, Protocol, Self, TypeVar
@@ -56,19 +55,13 @@ class AnyWire(Protocol):
 
 
 W = TypeVar("W", bound=AnyWire)
+L = TypeVar("L")
 
 
-class Link(ABC, Generic[W]):
+class Link(ABC, Generic[W, L]):
     """See the module's docstring."""
 
-    def __init__(
-        self,
-        core: Core,
-        target: Target,
-        options: Options,
-        dialing: AbstractAsyncContextManager[None],
-        proving: AbstractAsyncContextManager[None],
-    ) -> None:
+    def __init__(self, core: Core, target: Target, options: Options, dialing: L, proving: L) -> None:
         self._core = core
         self._options = options
         self._context = tls_context(target, options)
@@ -85,6 +78,10 @@ class Link(ABC, Generic[W]):
     @abstractmethod
     async def _dial(self, address: Address) -> W:
         """A new wire, with what stands at the beginning of a connection written."""
+
+    @abstractmethod
+    async def _alone(self, turn: L, call: Callable[[], Awaitable[T]]) -> T:
+        """Call it while nobody else has that turn, which an interrupt gives back wherever it comes."""
 
     @abstractmethod
     def _start(self, wire: W) -> None:
@@ -189,8 +186,7 @@ class Link(ABC, Generic[W]):
 
     async def flush(self) -> None:
         """Until the broker says that everything is stored. Without receipts: until the system has it."""
-        async with self._proving:
-            await self._prove()
+        await self._alone(self._proving, self._prove)
 
     async def _prove(self) -> None:
         seconds = self._options.operation_seconds
@@ -253,14 +249,16 @@ class Link(ABC, Generic[W]):
         with self._lock:
             first = not self._closed.is_set()
             self._closed.set()
-        async with self._proving:
-            if not first:
-                return
-            try:
-                await self._prove()
-            finally:
-                await self._end()
-            self._check(verdicts=True)
+        await self._alone(self._proving, partial(self._close, first))
+
+    async def _close(self, first: bool) -> None:
+        if not first:
+            return
+        try:
+            await self._prove()
+        finally:
+            await self._end()
+        self._check(verdicts=True)
 
     async def _end(self) -> None:
         """Say farewell. Without receipts, that the broker does so too is the only proof that there is."""
@@ -330,29 +328,31 @@ class Link(ABC, Generic[W]):
         return ConnectionLost(f"{self._name}: this client is closed; make another one")
 
     async def _connect(self) -> W:
-        async with self._dialing:
-            wire = self._wire
-            if wire is not None:
-                return wire  # another one was faster
-            search = self._plan.search(time.monotonic(), first=not self._core.generation)
-            while True:
-                await self._pause(search.pause)
-                if self._closed.is_set():
-                    raise self._is_closed()
-                address = search.address
-                try:
-                    wire = await self._dial(address)
-                except OSError as error:
-                    search.failed(address, error, time.monotonic())
-                    continue
-                self._plan.connected(time.monotonic())
-                with self._lock:
-                    self._wire = wire
-                self._start(wire)
-                return wire
+        return await self._alone(self._dialing, self._look_for_broker)
+
+    async def _look_for_broker(self) -> W:
+        wire = self._wire
+        if wire is not None:
+            return wire  # another one was faster
+        search = self._plan.search(time.monotonic(), first=not self._core.generation)
+        while True:
+            await self._pause(search.pause)
+            if self._closed.is_set():
+                raise self._is_closed()
+            address = search.address
+            try:
+                wire = await self._dial(address)
+            except OSError as error:
+                search.failed(address, error, time.monotonic())
+                continue
+            self._plan.connected(time.monotonic())
+            with self._lock:
+                self._wire = wire
+            self._start(wire)
+            return wire
 
 
-MakeLink = Callable[[Core, Target, Options], Link[Any]]
+MakeLink = Callable[[Core, Target, Options], Link[Any, Any]]
 
 
 def taken_nothing(seconds: float) -> str:
@@ -365,7 +365,7 @@ class AsyncLinkedClient:
     A new one is not connected yet: `await` it, or enter it with `async with`, which also closes it.
     """
 
-    _link: Link[Any]
+    _link: Link[Any, Any]
 
     async def flush(self) -> None:
         """Wait until the broker says that everything that was sent and settled so far is stored.

@@ -82,7 +82,12 @@ class _Calls(Generic[M]):
             window, request = self._core.consume(queue, prefetch, count)
             return request
 
-        await self._link.write(ask, sends=False)
+        try:
+            await self._link.write(ask, sends=False)
+        except BaseException:
+            if window is not None:
+                window.is_over = True  # nobody waits for its messages; the next connection does without it
+            raise
         assert window is not None
         return window
 

@@ -5,12 +5,12 @@ time; whoever else waits is told by it. Writes are encoded and written under one
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
-from penstock.client.blocking import Turn, run
+from penstock.client.blocking import run
 from penstock.client.core import CLOSED_BY_BROKER, Core
 from penstock.client.errors import reason_of
-from penstock.client.link import INTERRUPTED, Link
+from penstock.client.link import INTERRUPTED, Link, T
 from penstock.client.options import Options
 from penstock.client.url import Target
 from penstock.client.wire import Wire, dial
@@ -18,11 +18,11 @@ from penstock.common.address import Address
 from penstock.protocols.errors import PeerViolation
 
 
-class ThreadLink(Link[Wire]):
+class ThreadLink(Link[Wire, threading.Lock]):
     """See the module's docstring. A new one is connected."""
 
     def __init__(self, core: Core, target: Target, options: Options) -> None:
-        super().__init__(core, target, options, Turn(), Turn())
+        super().__init__(core, target, options, threading.Lock(), threading.Lock())
         self._writing = threading.Lock()
         self._news = threading.Condition(self._lock)  # somebody has read
         self._reading = False
@@ -36,6 +36,11 @@ class ThreadLink(Link[Wire]):
             wire.abort()
             raise
         return wire
+
+    async def _alone(self, turn: threading.Lock, call: Callable[[], Awaitable[T]]) -> T:
+        # Not `async with`: between its steps an interrupt would leave the lock behind, taken for ever.
+        with turn:
+            return await call()
 
     def _start(self, wire: Wire) -> None:
         pass
@@ -64,18 +69,25 @@ class ThreadLink(Link[Wire]):
     async def _hear(
         self, wire: Wire, happened: Callable[[], bool], seconds: float | None, *, own: bool = False
     ) -> bool:
-        with self._news:
-            if happened():
-                return True
-            if self._reading:
-                return self._news.wait(seconds)
-            self._reading = True
+        reads = False
         try:
+            with self._lock:
+                if happened():
+                    return True
+                if self._reading:
+                    return self._news.wait(seconds)
+                self._reading = reads = True
             return self._feed(wire, seconds, own)
+        except BaseException:
+            # Bytes of which the core has not heard, or not all, are missing in what it reads next.
+            if reads and wire.has_read:
+                self._drop(wire, INTERRUPTED)
+            raise
         finally:
-            with self._news:
+            if reads:
                 self._reading = False
-                self._news.notify_all()
+                with self._lock:
+                    self._news.notify_all()
 
     def _feed(self, wire: Wire, seconds: float | None, own: bool) -> bool:
         try:
@@ -93,6 +105,7 @@ class ThreadLink(Link[Wire]):
             with self._lock:
                 if wire is self._wire:  # else another thread has found it broken; its bytes are of no use
                     self._core.feed(data)
+            wire.has_read = False  # by now it is told
         except PeerViolation as violation:
             self._drop(wire, str(violation))
             raise self._broken(violation) from violation

@@ -80,6 +80,7 @@ class Wire:
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._hangup = select.poll()
         self._hangup.register(sock, HANGUP)
+        self.has_read = False  # the last `read` may have taken something, also where it did not return
         self._ended = False  # the peer has said that nothing more comes
         self._error: OSError | None = None
 
@@ -143,6 +144,7 @@ class Wire:
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
             try:
+                self.has_read = True
                 with self._io:
                     count = self._sock.recv_into(buffer)
             except (BlockingIOError, ssl.SSLWantReadError):
@@ -158,6 +160,7 @@ class Wire:
             else:
                 self._ended |= not count
                 return buffer[:count]
+            self.has_read = False
             if not self._wait(wanted, deadline):
                 return None
 

@@ -1,7 +1,9 @@
 """The PHPMQ clients against a real broker: everything they can say, and everything that can go wrong."""
 
 import asyncio
+import contextlib
 import math
+import random
 import signal
 import socket
 import time
@@ -476,3 +478,68 @@ def test_an_interrupt_before_a_write_breaks_the_connection(broker: BrokerProcess
         mq.send(queue, b"y")
         (message,) = mq.consume(queue, count=1, timeout=WAIT_SECONDS)
         assert message.body == b"y"
+
+
+def test_an_interrupt_after_a_read_breaks_the_connection(broker: BrokerProcess, queue: str) -> None:
+    """Bytes that were read and that the core has not seen would be missing: a message that nobody gets."""
+    with PhpmqClient(url_of(broker)) as mq:
+        mq.send_many(queue, [b"1", b"2"])
+        mq.flush()
+
+        def interrupted(data: memoryview) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(mq._core, "feed", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(mq.consume(queue, prefetch=1, timeout=WAIT_SECONDS))
+        got = [message.body for message in mq.consume(queue, count=2, timeout=WAIT_SECONDS) if message.ack()]
+        assert got == [b"1", b"2"]
+
+
+def test_an_interrupt_while_nothing_comes_costs_nothing(broker: BrokerProcess, queue: str) -> None:
+    with PhpmqClient(url_of(broker)) as mq:
+        mq.send(f"{queue}-else", b"x")
+        (message,) = mq.consume(f"{queue}-else", count=1, timeout=WAIT_SECONDS)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Wire, "_wait", _interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                next(mq.consume(queue, timeout=WAIT_SECONDS))
+        assert message.ack()
+        mq.flush()
+        mq.send(queue, b"y")
+        assert [m.body for m in mq.consume(queue, count=1, timeout=WAIT_SECONDS)] == [b"y"]
+
+
+def test_who_is_interrupted_while_it_asks_holds_nothing(broker: BrokerProcess, queue: str) -> None:
+    with PhpmqClient(url_of(broker)) as mq, PhpmqClient(url_of(broker)) as other:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Wire, "write", _interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                mq.consume(queue)
+        mq.send(queue, b"x")  # over a new connection
+        mq.flush()
+        assert [m.body for m in other.consume(queue, count=1, timeout=WAIT_SECONDS)] == [b"x"]
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # it had not begun
+def test_interrupts_at_any_moment_leave_no_lock_behind(broker: BrokerProcess) -> None:
+    mq = PhpmqClient(url_of(broker))
+
+    draw = random.Random(7)
+    former = signal.signal(signal.SIGALRM, _interrupt)
+    try:
+        for _ in range(2000):
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, draw.uniform(2e-6, 40e-6))
+                while True:
+                    mq.flush()
+            assert not mq._link._proving.locked()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+    mq.close()
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
