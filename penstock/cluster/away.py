@@ -84,7 +84,6 @@ class Away:
         self._sending = Sending(self._say_request, self._may_finish, self._seating.number)
         self._rooms = Rooms(connection_buffer_bytes)
         self._link: AwayLink | None = None
-        self._said: list[bytes] = []  # frames of this turn; they leave behind its messages
         self._syncing: dict[Seat, None] = {}  # these want to hear when all that they have said is durable
         self._dialer = Dialer(self._link_up, self._link_down, self._hear, wants_turn)
         self._draining = False
@@ -106,7 +105,6 @@ class Away:
     def _link_down(self, why: str) -> None:
         was_up = self._link is not None
         self._link = None
-        self._said.clear()
         self._sending.link_down()
         self._rooms.link_down()
         if was_up:
@@ -147,9 +145,8 @@ class Away:
         if seat.gathered or seat.waiting:
             self._sending.say_behind(Words(seat, frame, saying))
         elif self._link is not None:
-            if not self._said:
-                self._wants_turn()
-            self._said.append(frame)
+            self._sending.say(frame)
+            self._wants_turn()
 
     def _write_at_once(self, seat: Seat, kind: Kind, buffers: Iterable[Buffer]) -> None:
         """Among the messages of this turn, before all other words."""
@@ -257,9 +254,6 @@ class Away:
         """The end of a turn of the loop: to the leader with what came."""
         self._sending.send()
         if self._link is not None:
-            said, self._said = self._said, []
-            for frame in said:
-                self._link.write(frame)
             self._link.flush()
 
     def tick(self, now_us: int) -> None:

@@ -12,6 +12,7 @@ Rules that always hold:
   * What one connection sends to one queue is stored in the order in which it came.
   * No word of a connection leaves before the messages that it has published before: a client that has sent
     a result and then settled its input must not have settled alone.
+  * Words leave in the order of their numbers, those of one connection as it has said them.
   * A connection of which something waits, or that finds the window full, is not read from.
   * Lack of room in one queue does not delay those who send to others for longer than one refusal takes.
 
@@ -56,6 +57,7 @@ class Sending:
         self._again = Lane(AGAIN)
         self._gathered: deque[Item | Words] = deque()
         self._gathered_weight = 0
+        self._said: list[bytes] = []  # words of this turn, by those of whom nothing is gathered
         self._held: dict[Seat, None] = {}  # for the window's sake
         self._refused: dict[Seat, None] = {}  # of which something waits
         self._full: set[str] = set()  # queues that were found full since the last tick
@@ -109,6 +111,7 @@ class Sending:
     def link_down(self) -> None:
         """The next leader is told everything anew, but for settlements that are still queued here."""
         self._link = None
+        self._said.clear()
         gathered, self._gathered = self._gathered, deque()
         for item in gathered:
             self._leave_line(item)
@@ -144,6 +147,11 @@ class Sending:
         seat.unstored += 1
         if self._main.weight + self._gathered_weight > WINDOW_BYTES:
             self._hold(seat)
+
+    def say(self, frame: bytes) -> None:
+        """By a connection of which nothing is gathered: it leaves behind the messages of this turn, and before
+        all that is said later."""
+        self._said.append(frame)
 
     def say_behind(self, item: Words) -> None:
         """Something was said by a connection of which messages are gathered, or wait."""
@@ -193,9 +201,17 @@ class Sending:
                 link.write(main.ship(items))
             for behind in said:
                 self._say(behind, link)
+        if link is not None:
+            self._say_said(link)
         self._check_window()
 
+    def _say_said(self, link: AwayLink) -> None:
+        said, self._said = self._said, []
+        for frame in said:
+            link.write(frame)
+
     def _say(self, item: Words, link: AwayLink) -> None:
+        self._say_said(link)
         saying = item.saying
         link.write(item.frame if saying is None else renumbered(item.frame, self._number(saying)))
 

@@ -9,10 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cluster.frames import Body, Frame, Kind
+from penstock.cluster.host_link import HostLink
+from penstock.cluster.sayings import NO_NUMBER, unpack_words
+from penstock.model.batch import Batch
 from penstock.model.life import Event
+from penstock.model.words import Cancel, Consume, Publish
 from tests.cluster.fronts import Follower, Leader, LoopThread
 from tests.server.doors import DOORS, Door, PhpmqDoor, RqDoor, SspqDoor
-from tests.server.harness import SEND, number_of, sspq
+from tests.server.harness import SEND, number_of, numbered, sspq
 from tests.server.test_rq_rules import (
     EXCLUSIVE,
     TIMEOUT,
@@ -287,6 +292,51 @@ def test_what_was_settled_without_a_leader_is_settled(cluster: Cluster, change: 
     follower.follow(cluster.leader)
     cluster.settled()
     assert cluster.events(Event.ACKED) == 5
+
+
+def test_settlements_of_one_turn_are_confirmed_whoever_sends_messages_with_them(cluster: Cluster) -> None:
+    follower = cluster.follower()
+    first, second = cluster.door(follower, "phpmq"), cluster.door(follower, "phpmq")
+    for number, door in enumerate((first, second)):
+        door.send([number])
+        door.demand(1)
+        assert door.collect(1) == [number]
+    said: list[int] = []
+    heard = cluster.leader.host.hear
+
+    def hear(link: HostLink, frame: Frame) -> None:
+        if frame.kind is Kind.WORDS and (number := unpack_words(Body(frame))[0]) != NO_NUMBER:
+            said.append(number)
+        heard(link, frame)
+
+    def both() -> None:  # while nobody reads
+        first.ack()
+        second.send([2])
+        second.ack()
+
+    cluster.leader.host.hear = hear  # type: ignore[method-assign]
+    cluster.thread.call(both)
+    seating = follower.away._seating
+    cluster.thread.until(lambda: not (seating._unsettled or seating._unsaid), "both to be confirmed")
+    assert said == sorted(said)
+
+
+def test_words_of_one_connection_keep_their_order_beside_its_messages(cluster: Cluster) -> None:
+    follower = cluster.follower()
+    consumer, other = cluster.door(follower, "phpmq"), cluster.door(follower, "phpmq")
+    consumer.send([0])
+    cluster.thread.until(lambda: cluster.leader.counts_now(QUEUE) == (1, 0, 0), "the message")
+    own = consumer.wire.socket.getsockname()[1]
+    (port,) = (port for port in follower.connections if port.peer.endswith(f":{own}"))
+
+    def three_chunks() -> None:
+        for said in ([Consume("else", 1)], [Publish(QUEUE, Batch.of(numbered([1])))], [Cancel("else")]):
+            follower.away.handle(port, said, follower.now_us())
+
+    cluster.thread.call(three_chunks)
+    other.demand(2)
+    assert len(other.collect(2)) == 2
+    assert cluster.thread.call(cluster.leader.broker.consumer_count, "else") == 0
 
 
 @pytest.mark.parametrize("again", [False, True])
