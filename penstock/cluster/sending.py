@@ -149,8 +149,8 @@ class Sending:
             self._hold(seat)
 
     def say(self, frame: bytes) -> None:
-        """By a connection of which nothing is gathered: it leaves behind the messages of this turn, and before
-        all that is said later."""
+        """By a connection of which nothing is gathered: behind the messages of this turn, before all that is
+        said later."""
         self._said.append(frame)
 
     def say_behind(self, item: Words) -> None:
