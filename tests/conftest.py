@@ -74,23 +74,41 @@ SLOW = (
     "report",
     "spark",
     "top",
+    "broker/test_consumers.py",
+    "broker/test_cost.py",
     "broker/test_restarts.py",
+    "log/test_arrow.py",
     "log/test_crash.py",
     "log/test_damage.py",
     "log/test_disk_full.py",
     "log/test_kill9.py",
     "log/test_large_log.py",
     "log/test_model.py",
+    "log/test_reader_walks.py",
     "log/test_retention.py",
     "log/test_walks.py",
     "protocols/test_fuzz.py",
+    "protocols/test_rq_conversation.py",
+    "server/test_bad_folder.py",
     "server/test_chaos.py",
     "server/test_costs.py",
     "server/test_endings.py",
+    "server/test_lifecycle.py",
+    "server/test_second.py",
+    "server/test_unix_sockets.py",
     "test_build.py",
     "test_mutate.py",
+    "test_project.py",
+    "test_readme.py",
 )
 """What `--fast` (`make test-fast`) leaves out: Spark, browsers, NATS, and what takes seconds."""
+SLOW_TESTS = {
+    "test_a_million_commands_are_one_event",
+    "test_an_entry_takes_less_than_40_bytes",
+    "test_no_error_shows_a_token",
+    "test_ten_thousand_queues",
+}
+"""The same, in files that are quick otherwise."""
 
 
 def helpers() -> list[str]:
@@ -122,7 +140,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.getoption("fast") and collection_path in {HERE / name for name in SLOW} else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("fast"):
+        items[:] = [item for item in items if getattr(item, "originalname", item.name) not in SLOW_TESTS]
     places = {HERE / name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
