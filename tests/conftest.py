@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 HERE = Path(__file__).parent
@@ -121,6 +122,9 @@ def helpers() -> list[str]:
 
 
 pytest.register_assert_rewrite(*helpers())
+# Nothing fails because a machine has much else to do.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 
 
 def pytest_configure() -> None:
