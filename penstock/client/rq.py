@@ -10,7 +10,7 @@ import asyncio
 import functools
 import threading
 from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
@@ -76,6 +76,7 @@ class RqClient:
         self._pools: dict[str, ThreadPoolExecutor] = {}  # by queue
         self._closed = False
         self._closing = threading.Lock()
+        self._submitting = threading.Lock()  # a call is on the loop before it is closed, or not at all
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-rq", daemon=True)
         self._thread.start()
@@ -166,20 +167,24 @@ class RqClient:
         with self._closing:
             if self._closed:
                 return
-            self._closed = True
+            with self._submitting:
+                self._closed = True
+                closing = asyncio.run_coroutine_threadsafe(self._client.close(), self._loop)
             try:
-                self._submit(self._client.close())
+                self._result(closing)
             finally:
                 self._stop()
 
     def _call(self, call: Coroutine[Any, Any, T]) -> T:
-        if self._closed:
-            call.close()
-            raise ConnectionLost("rq: this client is closed; make another one")
-        return self._submit(call)
+        with self._submitting:
+            if self._closed:
+                call.close()
+                raise ConnectionLost("rq: this client is closed; make another one")
+            future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        return self._result(future)
 
-    def _submit(self, call: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+    @staticmethod
+    def _result(future: Future[T]) -> T:
         try:
             return future.result()
         except CancelledError:

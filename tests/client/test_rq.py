@@ -2,14 +2,17 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from penstock.client import ConnectionLost, NotSupported, RqClient, RqRequest, TimedOut, Undelivered
 from tests.client.both import Connect, Seen, both, both_and_uvloop, take
 from tests.client.conftest import Spare
-from tests.server.harness import BrokerProcess
+from tests.server.harness import WAIT_SECONDS, BrokerProcess
 
 Handler = Callable[[RqRequest], Awaitable[bytes | None]]
 
@@ -402,3 +405,27 @@ async def test_calls_that_are_open_when_the_client_is_closed(
         await rq.close()
     with pytest.raises((ConnectionLost, Undelivered)):
         await asking
+
+
+def test_a_call_that_begins_while_another_thread_closes(
+    broker: BrokerProcess, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends, in order or with the error of a client that is closed, however far the close has come."""
+    rq = RqClient(url_of(broker))
+    began, closed = threading.Event(), threading.Event()
+    submit = asyncio.run_coroutine_threadsafe
+
+    def slowly(call: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> "Future[None]":
+        if threading.current_thread() is not threading.main_thread():
+            began.set()
+            closed.wait(0.2)
+        return submit(call, loop)
+
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", slowly)
+        sending = pool.submit(rq.send, queue, b"x")
+        assert began.wait(WAIT_SECONDS)
+        rq.close()
+        closed.set()
+        with suppress(ConnectionLost):
+            assert sending.result(WAIT_SECONDS) is None
