@@ -316,6 +316,9 @@ class Front(Server):
     async def _lead(self, claim: Claim) -> None:
         began = time.monotonic()
         await self._stop_keeping_up()
+        members = self._election.view.members
+        with contextlib.suppress(JetStreamTrouble):
+            members = await self._asked(self._election.see_members())
         try:
             led = await asyncio.to_thread(
                 open_stream_log,
@@ -346,7 +349,7 @@ class Front(Server):
         engine.cluster = self._cluster_info
         broker = self._make_broker(engine)
         # Who led before has nothing to claim: its clients are gone with it, or will be told to come again.
-        others = set(self._election.view.members) - {self._member, self._leader_before}
+        others = set(members) - {self._member, self._leader_before}
         assert self._relay is not None
         self._host = RelayHost(
             broker,

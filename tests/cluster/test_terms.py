@@ -65,19 +65,7 @@ def lead_again(station: Station, go: Path) -> None:
         return found
 
     first = wait_until("somebody leads", led(0))
-
-    def taken() -> bool | None:
-        seq, _ = lease_in(station)
-        record = json.dumps(asdict(Claim(term=first.term + 1))).encode()
-        try:
-            station.ask(station.api.put(NAMES.state(LEASE), record, last_seq=seq))
-        except JetStreamError as error:
-            if not error.wrong_last:
-                raise
-            return None
-        return True
-
-    wait_until("the lease is taken away", taken)
+    give_back(station)
     wait_until("it leads again", led(first.term + 1))
     go.touch()
 
@@ -107,12 +95,20 @@ def test_who_loses_the_lease_while_it_opens_leads_in_the_new_term(tmp_path: Path
         cluster.stop()
 
 
+def give_back(station: Station) -> None:
+    """Somebody has taken the lease from who had it, and given it back."""
+    write_lease(station, lambda claim: Claim(term=claim.term + 1))
+
+
 def lead_once_more(station: Station) -> None:
     """Somebody has led in between, as far as the record says, and it is the leader's again."""
+    write_lease(station, lambda claim: replace(claim, term=claim.term + 1))
 
+
+def write_lease(station: Station, changed: Callable[[Claim], Claim]) -> None:
     def written() -> bool | None:
         seq, claim = lease_in(station)
-        record = json.dumps(asdict(replace(claim, term=claim.term + 1))).encode()
+        record = json.dumps(asdict(changed(claim))).encode()
         try:
             station.ask(station.api.put(NAMES.state(LEASE), record, last_seq=seq))
         except JetStreamError as error:
@@ -148,5 +144,30 @@ def test_who_leads_again_waits_for_who_led_long_ago(tmp_path: Path) -> None:
                     other.say(phpmq(1, (1, b"work"), (2, b"new")))
                     expect_dispatch(other, b"work", b"new")
                     holder.say(ack(b"work", held))
+        finally:
+            station.close()
+
+
+def test_who_has_just_come_is_waited_for(tmp_path: Path) -> None:
+    """Whoever leads has to know of everybody who was there when it took the lease, not a second before."""
+    with site_of(tmp_path, nodes=1) as site:
+        station = Station.open([parse_server(site.nodes.nodes[0].url)])
+        try:
+            fronts = site.leader(), site.follower()
+            marks = [front.mark() for front in fronts]
+
+            def said() -> set[int]:
+                own = NAMES.state(f"member.{fronts[1].name}-").encode()
+                found = station.ask(station.api.last_of(NAMES.state_stream, [NAMES.state("member.>")]))
+                return {stored.seq for stored in found if stored.subject.startswith(own)}
+
+            before = said()
+            until(lambda: said() != before, "the follower to look for others")
+            station.ask(station.api.put(NAMES.state("member.new"), b"{}"))
+            give_back(station)
+            until(
+                lambda: any("not come back: new" in f.log()[m:] for f, m in zip(fronts, marks, strict=True)),
+                "whoever leads now to wait for the new one",
+            )
         finally:
             station.close()

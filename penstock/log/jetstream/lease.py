@@ -323,6 +323,11 @@ class Election:
             return LOOK_SECONDS
         subject = self._names.state(_MEMBER + self._member)
         await self._register.put(subject, json.dumps(self._facts()).encode())
+        await self.see_members()
+        return MEMBER_SECONDS
+
+    async def see_members(self) -> dict[str, dict[str, Any]]:
+        """Who is there at this moment. Whoever begins to lead asks: somebody may have come a moment ago."""
         found = await self._register.last_of(self._names.state_stream, [self._names.state(_MEMBER + ">")])
         seen = self._clock()
         members: dict[str, dict[str, Any]] = {}
@@ -339,9 +344,9 @@ class Election:
                 await self._register.purge_subject(
                     self._names.state_stream, self._names.state(_MEMBER + name)
                 )
-                del self._members_seen[name]
+                self._members_seen.pop(name, None)
         self.view.members = members
-        return MEMBER_SECONDS
+        return members
 
     # --- records ---------------------------------------------------------------------------------
 
