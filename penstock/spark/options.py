@@ -296,6 +296,11 @@ class ReadOptions:
         """Whether messages come from NATS, and not through the broker."""
         return self.engine is not None and self.view == "messages"
 
+    @property
+    def begins_at_ends(self) -> bool:
+        """Whether a new query begins at the end of a queue, or of several."""
+        return self.starting_timestamp is None and _says(self.starting_offsets, LATEST)
+
     def wants(self, queue: str) -> bool:
         """Whether a queue is one of those to read."""
         if self.subscribe is not None:

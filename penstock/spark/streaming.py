@@ -4,6 +4,10 @@ Spark asks, one call after the other: where to begin (`initialOffset`), how far 
 into which tasks that divides (`partitions`), and says what is done (`commit`). What it is told it writes
 down, so that a query that is started again goes on where it was; then `initialOffset` is not asked.
 
+Where a query begins is not written down, and Spark asks for it twice, to plan its first batch and to run it;
+and once more where that batch is run again. So one that begins at the end of a queue, which moves meanwhile,
+has a first batch without rows, whose end says where it begins.
+
 Rules that always hold:
   * The same start and end are the same messages, whenever they are asked for: a batch can be replayed.
   * An offset is written with its queues in order, because Spark compares offsets as texts.
@@ -47,6 +51,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._scan = Scan(options, schema)
         self._broker = Broker(options.url, options.token, options.retry_seconds)
+        self._initial: Positions | None = None  # where it begins; None: Spark has not asked
+        self._plans_first = False
         self._starts: Positions = {}  # as of the last look
         self._ends: Positions | None = None  # likewise
         self._target: Positions | None = None  # of the trigger availableNow
@@ -56,13 +62,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- where to begin, and how far to go ---------------------------------------------------------
 
     def initialOffset(self) -> Positions:
-        broker = self._broker.in_haste()
-        try:
-            positions = starting_positions(broker, self._options, extents_of(broker, self._options))
-        finally:
-            broker.close()
-        self._hold(positions)
-        return _in_order(positions)
+        if self._initial is None:
+            broker = self._broker.in_haste()
+            try:
+                positions = starting_positions(broker, self._options, extents_of(broker, self._options))
+            finally:
+                broker.close()
+            self._hold(positions)
+            self._initial = _in_order(positions)
+            self._plans_first = self._options.begins_at_ends
+        return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
         most = self._options.max_offsets_per_trigger
@@ -72,6 +81,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {queue: extent.end for queue, extent in self._look().items()}
 
     def latestOffset(self, start: Positions, limit: ReadLimit) -> Positions:
+        if self._plans_first:
+            self._plans_first = False
+            return start
         time.sleep(self._idle_seconds)
         began = time.monotonic()
         extents = {
@@ -115,6 +127,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- reading -----------------------------------------------------------------------------------
 
     def partitions(self, start: Positions, end: Positions) -> Sequence[Piece]:
+        self._plans_first = False
         self._hold({queue: start.get(queue, 0) for queue in end})
         ranges = [
             Range(queue, self._begin(queue, start.get(queue, 0), stop), stop) for queue, stop in end.items()
@@ -124,6 +137,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _begin(self, queue: str, start: int, end: int) -> int:
         """Where to begin in a queue: where the query is, unless something is lost and it may go on."""
         if start > end:
+            if self._options.begins_at_ends and start == (self._initial or {}).get(queue):
+                # The first batch, which has no rows, is run again; the queue has grown since it was planned.
+                return end
             # The log is not the one that was read. It has begun anew, and so does the query in it.
             start = 0
         if not self._options.fail_on_data_loss:

@@ -76,3 +76,30 @@ def test_a_queue_that_is_not_subscribed_to_any_more_is_forgotten(broker: BrokerP
     for reader in a_stream(broker, subscribe="lease-a,lease-nix"):
         with pytest.raises(DataLost, match="queue 'lease-nix' is gone, but was read up to 2"):
             reader.latestOffset({"lease-a": 1, "lease-nix": 2}, ReadAllAvailable())
+
+
+def test_a_stream_that_begins_at_the_end_is_asked_twice_where_that_is(broker: BrokerProcess) -> None:
+    """Spark asks once to plan the first batch, and once more to run it; meanwhile messages come."""
+    send(broker, "begins", values(50))
+    for reader in a_stream(broker, subscribe="begins"):
+        start = reader.initialOffset()
+        send(broker, "begins", values(5, 50))
+        end = reader.latestOffset(start, ReadAllAvailable())
+        send(broker, "begins", values(5, 55))
+        assert reader.initialOffset() == start == end == {"begins": 50}
+        assert not reader.partitions(start, end)
+        assert rows(reader, end, reader.latestOffset(end, ReadAllAvailable())) == values(10, 50)
+    # The driver died in its first batch: the next one begins where that ends, with nothing of the past.
+    for reader in a_stream(broker, subscribe="begins"):
+        assert not reader.partitions(reader.initialOffset(), end)
+        assert rows(reader, end, reader.latestOffset(end, ReadAllAvailable())) == values(10, 50)
+
+
+def rows(reader: StreamReader, start: dict[str, int], end: dict[str, int]) -> list[bytes]:
+    """The payloads of a batch."""
+    return [
+        value
+        for piece in reader.partitions(start, end)
+        for batch in reader.read(piece)
+        for value in batch.column("value").to_pylist()
+    ]

@@ -41,6 +41,23 @@ def test_by_default_a_stream_begins_with_what_comes(queues: Queues, tmp_path: Pa
         assert gathering.all().of("stream.latest") == Counter(values(50, 50))
 
 
+def test_a_first_batch_that_fails_begins_where_it_was_when_it_is_run_again(
+    queues: Queues, tmp_path: Path
+) -> None:
+    queues.send("stream.first", values(50))
+
+    def fail(frame: DataFrame, number: int) -> None:
+        raise RuntimeError("the first batch fails")
+
+    frame = queues.stream("stream.first")
+    query = frame.writeStream.foreachBatch(fail).option("checkpointLocation", str(tmp_path)).start()
+    with pytest.raises(PySparkException, match="the first batch fails"):
+        query.awaitTermination(int(PATIENCE_SECONDS))
+    queues.send("stream.first", values(50, 50))
+    with Gathering(frame, "first", tmp_path) as gathering:
+        assert gathering.all().of("stream.first") == Counter(values(50, 50))
+
+
 def test_two_queries_read_one_queue_each_for_itself(queues: Queues, tmp_path: Path) -> None:
     queues.send("stream.shared", values(100))
     frame = queues.stream("stream.shared", startingOffsets='{"stream.shared": 40}')
