@@ -32,7 +32,7 @@ from penstock.http.route import (
     Whole,
     object_schema,
 )
-from penstock.log.columns import TTL_SECONDS_MAX
+from penstock.log.columns import TTL_SECONDS_MAX, stored_bytes
 from penstock.model.batch import Batch
 from penstock.model.ids import id_of
 
@@ -105,7 +105,7 @@ async def _store(call: Call, batch: Batch) -> Stored:
     key: str = call[HEADER] or ""
     fields, buffers = pack_batch(batch)
     try:
-        if not key and (len(batch) == 1 or len(batch.payload) <= call.site.hello["block_bytes"]):
+        if not key and (len(batch) == 1 or stored_bytes(batch) <= call.site.hello["block_bytes"]):
             done = (await call.site.link.call("append", {"queue": queue, "batch": fields}, *buffers)).fields
             return Stored(done["first"], done["end"], done["origin"].encode(), repeated=False)
         parts = [{"queue": queue, "batch": fields}]

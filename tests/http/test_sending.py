@@ -21,6 +21,8 @@ from penstock.client import PhpmqClient, SspqClient
 from penstock.http import api_sending
 from penstock.http.link import CallRefused
 from penstock.http.problems import Problem
+from penstock.log.block import FLAG_PART
+from penstock.log.reader import LogReader
 from tests.http.api import ARROW, NDJSON, Api
 from tests.http.conftest import StartBroker
 from tests.server.harness import BrokerProcess
@@ -182,6 +184,16 @@ def test_a_batch_larger_than_a_block(api: Api, media: str) -> None:
     assert reply.json["offset_end"] == 300
     assert values(api, queue) == messages
     assert api.send(queue, b"next") == [300]
+
+
+def test_a_batch_of_very_many_small_messages_is_one_write(api: Api, broker: BrokerProcess) -> None:
+    """What the log keeps of each counts too: their payloads alone would fit into one block."""
+    reply = batch(api, "tiny", arrow(value=[b"", b"x"] * 300_000), ARROW)
+    assert (reply.status, reply.json["offset_end"]) == (200, 600_000)
+    with LogReader(str(broker.folder / "data")) as reader:
+        flags = [block.header.flags for block in reader.messages("tiny", 0)]
+    assert len(flags) > 1
+    assert all(it & FLAG_PART for it in flags), "without the end of their transaction they are void"
 
 
 @pytest.mark.parametrize(
@@ -355,6 +367,8 @@ import asyncio, sys
 sys.modules["pyarrow"] = None
 from penstock.http.bodies import _read_arrow
 from penstock.http.problems import Problem
+from penstock.log.block import FLAG_PART
+from penstock.log.reader import LogReader
 try:
     _read_arrow(b"", payload_bytes_max=1, bytes_max=1, queues=False, repairs=False, protocol="http")
 except Problem as problem:
