@@ -19,7 +19,7 @@ Rules that always hold:
     are lost for the broker, each by the rule of its protocol. If it has, they go on: what their clients
     hold stays with them, and no delivery is counted.
   * After a change of leaders nothing is handed out until every front-end that is `expected` has said what its
-    clients hold, or `claims_seconds` are over.
+    clients hold, or `claims_seconds` are over; twice that, where it is linked.
   * A settlement is confirmed to a follower when it is durable, in the order in which it came.
 
 How it fails: a link that breaks the rules is closed and the follower comes again. `LogFailed` goes to
@@ -232,12 +232,17 @@ class RelayHost:
                 self.on_failed(error)
             self._broker.wait_for_claims(False)
 
-    def _wait_no_longer(self) -> None:
-        log.warning(
-            "front-ends that have not come back: %s; what their clients hold is handed out again",
-            ", ".join(sorted(self._expected)),
-        )
-        for front_end in list(self._expected):
+    def _wait_no_longer(self, for_all: bool = False) -> None:
+        """For those who have not come. Who is linked is about to claim, behind what it has to store."""
+        gone = self._expected - (set() if for_all else self._links.keys())
+        if gone != self._expected:
+            self._patience = self._loop.call_later(self._claims_seconds, self._wait_no_longer, True)
+        if gone:
+            log.warning(
+                "front-ends that have not come back: %s; what their clients hold is handed out again",
+                ", ".join(sorted(gone)),
+            )
+        for front_end in gone:
             self.resumed(front_end)
 
     def _resumed(self, link: HostLink, frame: Frame) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cluster.away_link import AwayLink
 from penstock.cluster.frames import Body, Frame, Kind
 from penstock.cluster.host_link import HostLink
 from penstock.cluster.sayings import NO_NUMBER, unpack_words
 from penstock.model.batch import Batch
 from penstock.model.life import Event
 from penstock.model.words import Cancel, Consume, Publish
-from tests.cluster.fronts import Follower, Leader, LoopThread
+from tests.cluster.fronts import SECRET, Follower, Leader, LoopThread
 from tests.server.doors import DOORS, Door, PhpmqDoor, RqDoor, SspqDoor
 from tests.server.harness import SEND, number_of, numbered, sspq
 from tests.server.test_rq_rules import (
@@ -232,6 +233,30 @@ def test_who_does_not_come_back_is_waited_for_only_so_long(cluster: Cluster) -> 
     cluster.settled()
     holder.send([77])
     assert (holder.wire.is_silent(0.3), other.wire.is_silent(0.1)).count(False) == 1
+
+
+@pytest.mark.parametrize("claims", [True, False])
+def test_who_is_linked_has_time_to_claim_when_others_do_not_come(cluster: Cluster, claims: bool) -> None:
+    first, second, lost = (cluster.follower(name) for name in ("first", "second", "lost"))
+    holder, other = cluster.door(first, "phpmq"), cluster.door(second, "phpmq")
+    holder.send(range(5))
+    holder.demand(5)
+    assert holder.collect(5) == list(range(5))
+    other.demand(5)
+    links: list[AwayLink] = []
+    up, first.away._dialer._on_up = first.away._dialer._on_up, links.append
+    leader = cluster.next_leader(claims_seconds=0.5)
+    cluster.follow(second)
+    cluster.thread.call(first.away.connect, leader.address, SECRET, leader.term)
+    cluster.thread.until(lambda: links, "a link on which nothing is said so far")
+    cluster.thread.until(lambda: f"not come back: {lost.name};" in leader.log(), "the time to be over")
+    if claims:
+        cluster.thread.call(up, links[0])
+        holder.ack()
+        cluster.settled()
+        assert other.wire.is_silent()
+    else:
+        assert other.collect(5) == list(range(5))
 
 
 def test_an_exclusive_consumer_stays_the_only_one(cluster: Cluster) -> None:
