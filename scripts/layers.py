@@ -18,7 +18,7 @@ LAYERS: dict[str, str] = {
     "common": "",
     "model": "",
     "protocols": "model",
-    "log": "model protocols",
+    "log": "model",
     "broker": "model log",
     "control": "model",
     "server": "common model protocols log broker control",

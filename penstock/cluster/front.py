@@ -157,7 +157,7 @@ class Front(Server):
         host, port, *_ = self._relay.getsockname()
         self._relay_address = self._cluster.advertise or TcpAddress(host, port)
         self._election = Election(
-            JetStream(self._station.requests, answer_seconds=ASK_SECONDS, patience_seconds=0.0),
+            JetStream(self._station.link, answer_seconds=ASK_SECONDS, patience_seconds=0.0),
             self._names,
             self._member,
             offer=self._offer,

@@ -13,8 +13,8 @@ from pathlib import Path
 from penstock.common.given import SettingsError
 from penstock.common.tls import client_context
 from penstock.log.jetstream.credentials import Credentials, CredentialsError, read_credentials
+from penstock.log.jetstream.options import LinkOptions
 from penstock.log.jetstream.servers import Server, parse_servers
-from penstock.log.jetstream.wire import WireOptions
 from penstock.server.settings import ClusterSettings, Settings
 
 _ID_CHARACTERS_MAX = 64
@@ -38,7 +38,7 @@ def front_end_id(cluster: ClusterSettings) -> str:
     return host[: _ID_CHARACTERS_MAX - len(process)] + process
 
 
-def wire_options(cluster: ClusterSettings) -> WireOptions:
+def wire_options(cluster: ClusterSettings) -> LinkOptions:
     """How to connect to each of them."""
     encrypted = cluster.tls_ca is not None or cluster.tls_certificate is not None
     tls = (
@@ -46,7 +46,7 @@ def wire_options(cluster: ClusterSettings) -> WireOptions:
         if encrypted
         else None
     )
-    return WireOptions(
+    return LinkOptions(
         name=f"penstock {front_end_id(cluster)}",
         credentials=_credentials(cluster),
         tls=tls,
@@ -54,9 +54,9 @@ def wire_options(cluster: ClusterSettings) -> WireOptions:
     )
 
 
-def _credentials(cluster: ClusterSettings) -> Credentials:
+def _credentials(cluster: ClusterSettings) -> Credentials | None:
     if cluster.credentials is None:
-        return Credentials()
+        return None
     try:
         return read_credentials(Path(cluster.credentials))
     except CredentialsError as error:

@@ -23,8 +23,8 @@ from penstock.spark.api import Interrupted
 from penstock.spark.options import ReadOptions
 
 if TYPE_CHECKING:
+    from penstock.log.jetstream.options import LinkOptions
     from penstock.log.jetstream.station import Station
-    from penstock.log.jetstream.wire import WireOptions
 
 
 class NotAdmitted(PenstockError):
@@ -50,7 +50,7 @@ def station_for(options: ReadOptions) -> "Station":
     """The connection that these options name."""
     from penstock.common.given import SettingsError
     from penstock.log.jetstream.credentials import CredentialsError
-    from penstock.log.jetstream.errors import LinkError
+    from penstock.log.jetstream.errors import ClientMissing, LinkError
     from penstock.log.jetstream.servers import parse_servers
     from penstock.log.jetstream.station import Station
 
@@ -68,7 +68,7 @@ def station_for(options: ReadOptions) -> "Station":
         if station is None:
             try:
                 station = Station.open(parse_servers(options.engine), _wire_options(options))
-            except (CredentialsError, SettingsError) as error:
+            except (ClientMissing, CredentialsError, SettingsError) as error:
                 raise NotAdmitted(str(error)) from None
             except LinkError as error:
                 if error.refused:
@@ -78,18 +78,18 @@ def station_for(options: ReadOptions) -> "Station":
         return station
 
 
-def _wire_options(options: ReadOptions) -> "WireOptions":
+def _wire_options(options: ReadOptions) -> "LinkOptions":
     from penstock.common.tls import client_context
-    from penstock.log.jetstream.credentials import Credentials, read_credentials
-    from penstock.log.jetstream.wire import WireOptions
+    from penstock.log.jetstream.credentials import read_credentials
+    from penstock.log.jetstream.options import LinkOptions
 
-    credentials = Credentials()
+    credentials = None
     if options.credentials is not None:
         credentials = read_credentials(Path(options.credentials))
     tls = None
     if options.tls_ca is not None or options.tls_certificate is not None:
         tls = client_context("NATS", options.tls_ca, options.tls_certificate, options.tls_key)
-    return WireOptions(name="penstock spark", credentials=credentials, tls=tls)
+    return LinkOptions(name="penstock spark", credentials=credentials, tls=tls)
 
 
 def close_stations() -> None:

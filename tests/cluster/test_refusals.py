@@ -1,5 +1,6 @@
 """A front-end that must not start says why in one line, and ends with the exit code of wrong settings."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,11 +32,17 @@ def flags_for(cluster: Cluster) -> list[str]:
     return ["--engine", cluster.urls[0], "--cluster-replicas", "1", "--cluster-monitor", monitor]
 
 
-def refused(folder: Path, *flags: str) -> list[str]:
+def refused(folder: Path, *flags: str, **variables: str) -> list[str]:
     """What a front-end says that does not start."""
     command = BrokerProcess(folder, *flags).command()
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False
+        command,
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
     return done.stderr.splitlines()
@@ -76,3 +83,12 @@ def test_help_needs_nothing_of_nats() -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_without_the_client_it_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "nats.py").write_text("raise ImportError")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    text = "engine: NATS needs the package nats-py; install it with: pip install 'penstock[nats]'"
+    assert refused(tmp_path / "data", "--engine", "nats://127.0.0.1:1,127.0.0.1:2", PYTHONPATH=path) == [
+        f"penstock serve: {text}"
+    ]

@@ -1,4 +1,4 @@
-"""What the tests of NATS share: real servers, a link to them, and somebody who writes down what it hears."""
+"""What the tests of NATS share: real servers, and a link to them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -9,47 +9,11 @@ import uvloop
 
 from penstock.log.jetstream.api import JetStream
 from penstock.log.jetstream.cluster import Cluster, Node, wait_until
-from penstock.log.jetstream.link import Link, Watcher
-from penstock.log.jetstream.requests import Requests
+from penstock.log.jetstream.link import Link
+from penstock.log.jetstream.options import LinkOptions
 from penstock.log.jetstream.servers import Servers, parse_server
-from penstock.log.jetstream.wire import WireOptions
-from penstock.protocols.nats import Messages, Status
 
 WAIT_SECONDS = 30.0
-
-
-class Hearing(Watcher):
-    """A subscriber and a watcher that keep everything."""
-
-    def __init__(self) -> None:
-        self.batches: list[Messages] = []
-        self.statuses: list[Status] = []
-        self.ups = 0
-        self.downs: list[str] = []
-        self.fulls: list[bool] = []
-        self.troubles: list[str] = []
-
-    def messages(self, batch: Messages) -> None:
-        self.batches.append(batch)
-
-    def status(self, status: Status) -> None:
-        self.statuses.append(status)
-
-    def up(self) -> None:
-        self.ups += 1
-
-    def down(self, reason: str) -> None:
-        self.downs.append(reason)
-
-    def full(self, full: bool) -> None:
-        self.fulls.append(full)
-
-    def trouble(self, text: str) -> None:
-        self.troubles.append(text)
-
-    @property
-    def payloads(self) -> list[bytes]:
-        return [payload for batch in self.batches for payload in batch.payloads]
 
 
 def on_uvloop(body: Coroutine[Any, Any, None]) -> None:
@@ -68,11 +32,9 @@ async def until(what: str, true: Callable[[], bool], seconds: float = WAIT_SECON
 
 
 @asynccontextmanager
-async def linked(*urls: str, hearing: Hearing | None = None, **options: Any) -> AsyncIterator[Link]:
+async def linked(*urls: str, **options: Any) -> AsyncIterator[Link]:
     """A link that is open, and closed afterwards. Servers are tried in this order."""
-    link = Link(Servers(map(parse_server, urls), in_order=True), WireOptions(**options))
-    if hearing is not None:
-        link.watch(hearing)
+    link = Link(Servers(map(parse_server, urls), in_order=True), LinkOptions(**options))
     await link.open()
     try:
         yield link
@@ -81,7 +43,7 @@ async def linked(*urls: str, hearing: Hearing | None = None, **options: Any) -> 
 
 
 def api(link: Link) -> JetStream:
-    return JetStream(Requests(link))
+    return JetStream(link)
 
 
 def stream_settings(name: str, replicas: int, **more: Any) -> dict[str, Any]:
@@ -93,8 +55,6 @@ def stream_settings(name: str, replicas: int, **more: Any) -> dict[str, Any]:
         "storage": "file",
         "num_replicas": replicas,
         "allow_direct": True,
-        "allow_atomic": True,
-        "allow_batched": True,
         "duplicate_window": 120_000_000_000,
         **more,
     }

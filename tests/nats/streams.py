@@ -24,8 +24,6 @@ from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.policy import Policies
 from penstock.model.words import Outcome
-from penstock.protocols.nats_headers import value_of
-from penstock.protocols.nats_jetstream import read_direct_seqs
 
 WAIT_SECONDS = 30.0
 _T = TypeVar("_T")
@@ -106,12 +104,19 @@ def stored_in(station: Station, names: LogNames) -> list[Stored]:
     seq = 1
     while True:
         found = station.ask(station.api.read(names.stream, seq, 500, bytes_max=8 << 20))
-        if not len(found):
+        if not found:
             return out
-        seqs = read_direct_seqs(found.headers)
-        for at, headers, payload in zip(seqs, found.headers, found.payloads, strict=True):
-            out.append(Stored(at, value_of(headers, b"Nats-Subject") or b"", headers, payload))
-        seq = seqs[-1] + 1
+        out += found
+        seq = found[-1].seq + 1
+
+
+def delete_stream(station: Station, name: str) -> None:
+    station.ask(station.api.call(f"STREAM.DELETE.{name}"))
+
+
+def delete_message(station: Station, stream: str, seq: int) -> None:
+    """Take one message out of a stream; it leaves a hole."""
+    station.ask(station.api.call(f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": True}))
 
 
 def records_in(station: Station, names: LogNames) -> list[Record]:

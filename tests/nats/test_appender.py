@@ -15,6 +15,7 @@ from penstock.log.jetstream.records import Kind
 from penstock.log.jetstream.station import Station, StationClosed
 from tests.nats.streams import (
     Later,
+    delete_stream,
     last_seq,
     new_log,
     records_in,
@@ -265,7 +266,7 @@ def test_a_full_stream_is_waited_for(station: Station) -> None:
     assert "maximum bytes" in appender.trouble
     assert last_seq(station, names) == 5
     settings = {**names.stream_settings(1), "max_bytes": 100_000}
-    station.ask(station.api.update_stream(settings))
+    station.ask(station.api.call(f"STREAM.UPDATE.{names.stream}", settings))
     writing.result()
     assert appender.trouble == ""
     assert [record.number for record in records_in(station, names)] == list(range(6))
@@ -286,7 +287,7 @@ def test_a_stream_that_has_lost_records_is_not_written_to(station: Station) -> N
     names = new_log(station)
     appender = Appender(station, names, 7, 0)
     appender.write(FILE, [(0, b"x")])
-    station.ask(station.api.delete_stream(names.stream))
+    delete_stream(station, names.stream)
     station.ask(station.api.create_stream(names.stream_settings(1)))
     writing = Later(appender.write, FILE, [(1, b"y")])
     wait_for("it says so", lambda: "have lost" in appender.trouble)
@@ -328,7 +329,7 @@ def test_stop_ends_the_wait_while_nats_is_down(
                 later.result(STOP_SECONDS)
         node.start() if how == "dead" else node.resume()
         own_node.wait_ready()
-        wait_for("the link is back", lambda: station.link.is_up)
+        wait_for("the link is back", lambda: station.link.server is not None)
         before = last_seq(station, names)
         for later_call in CALLS.values():
             with pytest.raises(StationClosed):

@@ -16,6 +16,7 @@ from penstock.log.log import Log
 from penstock.log.state import LogSettings
 from penstock.model.policy import Policies
 from tests.log.contract import EngineContract, Harness
+from tests.nats.streams import delete_stream
 
 SMALL = LogSettings(segment_bytes=16 * 1024, block_bytes=2048, cache_bytes=4096, snapshot_blocks=16)
 
@@ -79,7 +80,7 @@ class StreamHarness:
             self._log.abandon()
             assert not self._log.engine.damage
         for stream in (self._names.stream, self._names.state_stream):
-            self._station.ask(self._station.api.delete_stream(stream))
+            delete_stream(self._station, stream)
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ class Broker:
         self.station = Station.open([parse_server(node.url) for node in cluster.nodes])
         self.seen: list[tuple[Role, int]] = []
         self.election = Election(
-            JetStream(self.station.requests, answer_seconds=ASK_SECONDS, patience_seconds=0.0),
+            JetStream(self.station.link, answer_seconds=ASK_SECONDS, patience_seconds=0.0),
             names,
             name,
             offer=lambda term: Claim(name, term, f"{name}:1", "secret", "1"),

@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 import pytest
 
-from penstock.log.jetstream.errors import JetStreamError, NoAnswer
+from penstock.log.jetstream.errors import Failure, JetStreamError, NoAnswer
 from penstock.log.jetstream.lease import (
     ASK_SECONDS,
     LEASE_SECONDS,
@@ -25,7 +25,6 @@ from penstock.log.jetstream.lease import (
     Claim,
     Role,
 )
-from penstock.protocols.nats_jetstream import Failure
 from tests.nats.test_lease_time import LEASE, NAMES, Member, SimLoop, World
 
 WAY_SECONDS = 0.01  # one way of a question

@@ -21,10 +21,9 @@ import pytest
 
 from penstock.log.jetstream import lease
 from penstock.log.jetstream.api import Stored
-from penstock.log.jetstream.errors import JetStreamError, NoAnswer
+from penstock.log.jetstream.errors import Failure, JetStreamError, NoAnswer
 from penstock.log.jetstream.lease import ASK_SECONDS, Claim, Election, Role, View
 from penstock.log.jetstream.names import LogNames
-from penstock.protocols.nats_jetstream import Failure
 
 NAMES = LogNames("sim")
 LEASE = NAMES.state(lease.LEASE)
@@ -82,12 +81,12 @@ class Store:
 
     def last(self, subject: str) -> Stored | None:
         found = self.records.get(subject)
-        return Stored(found[0], subject.encode(), b"", found[1]) if found is not None else None
+        return Stored(found[0], subject, found[1]) if found is not None else None
 
     def of_members(self) -> list[Stored]:
         head = NAMES.state("member.")
         return [
-            Stored(seq, subject.encode(), b"", payload)
+            Stored(seq, subject, payload)
             for subject, (seq, payload) in self.records.items()
             if subject.startswith(head)
         ]

@@ -26,9 +26,8 @@ from penstock.log.log import open_log
 from penstock.log.reader import Block, LogReader
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
-from penstock.protocols.nats import Messages
-from penstock.protocols.nats_jetstream import read_direct_seqs
 from tests.log.folders import NOW_US
+from tests.nats.streams import delete_message
 
 FILE = "00000000000000000000.seg"
 COUNT = 300
@@ -193,7 +192,7 @@ class Counting(JetStream):
 
     async def read(
         self, stream: str, seq: int, count: int, *, bytes_max: int = 0, only: str = ""
-    ) -> Messages:
+    ) -> list[api.Stored]:
         self.reads += 1
         assert bytes_max <= ranges.READ_BYTES
         return await super().read(stream, seq, count, bytes_max=bytes_max, only=only)
@@ -203,7 +202,7 @@ def test_no_more_is_read_than_one_portion_ahead(stored: Stored, monkeypatch: pyt
     monkeypatch.setattr(ranges, "READ_BYTES", 1)
     ends = [header.end for header in stored.headers]
     stored.put(*ends[:-1])
-    counting = Counting(stored.station.api._requests)
+    counting = Counting(stored.station.api._link)
     monkeypatch.setattr(stored.station, "api", counting)
     found = blocks(stored.station, stored.source, [stored.part()], 0, stored.end)
     for number, _ in enumerate(found, 1):
@@ -218,22 +217,20 @@ class Bad(JetStream):
     """One node's answers, made worse. The leader's are as they are."""
 
     def __init__(self, good: JetStream, damaged: Sequence[int] = (), lacks: Sequence[int] = ()) -> None:
-        super().__init__(good._requests)
+        super().__init__(good._link)
         self._damaged = damaged
         self._lacks = lacks
         self.asked_leader = 0
 
     async def read(
         self, stream: str, seq: int, count: int, *, bytes_max: int = 0, only: str = ""
-    ) -> Messages:
+    ) -> list[api.Stored]:
         found = await super().read(stream, seq, count, bytes_max=bytes_max, only=only)
-        answer = Messages(found.sid)
-        for place, number in enumerate(read_direct_seqs(found.headers)):
-            if number not in self._lacks:
-                payload = found.payloads[place]
-                answer.headers.append(found.headers[place])
-                answer.payloads.append(flipped(payload) if number in self._damaged else payload)
-        return answer
+        return [
+            replace(one, payload=flipped(one.payload)) if one.seq in self._damaged else one
+            for one in found
+            if one.seq not in self._lacks
+        ]
 
     async def _get(self, stream: str, question: object) -> object:  # type: ignore[override]
         self.asked_leader += 1
@@ -273,14 +270,14 @@ class BadLeader(JetStream):
     """The leader's answers, made worse, and now and then those of a node."""
 
     def __init__(self, good: JetStream, damaged: Sequence[int], lacks: bool) -> None:
-        super().__init__(good._requests)
+        super().__init__(good._link)
         self._damaged = damaged
         self._lacks = lacks
         self._reads = 0
 
     async def read(
         self, stream: str, seq: int, count: int, *, bytes_max: int = 0, only: str = ""
-    ) -> Messages:
+    ) -> list[api.Stored]:
         self._reads += 1
         if self._reads % 5:
             node = Bad(self, self._damaged, self._damaged if self._lacks else ())
@@ -326,7 +323,7 @@ def test_a_record_that_nobody_has(stored: Stored, lost: int, caplog: pytest.LogC
     ends = (stored.headers[60].position, stored.headers[70].position + 13)
     stored.put(*ends)
     station = stored.station
-    station.ask(station.api.delete_message(stored.names.stream, 2 * lost - 1))
+    delete_message(station, stored.names.stream, 2 * lost - 1)
     with pytest.raises(BytesMissing, match=r"bytes \d+ to \d+ are missing"):
         stored.read(stored.part())
     kept = [stored.rows[180:], stored.rows[:180] + stored.rows[213:], stored.rows[:210]][lost - 1]

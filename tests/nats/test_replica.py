@@ -23,7 +23,18 @@ from penstock.log.jetstream.records import Kind, read_record
 from penstock.log.jetstream.replica import Replica
 from penstock.log.jetstream.station import Station
 from tests.nats.conftest import Start
-from tests.nats.streams import TestLog, files_in, last_seq, name_of, new_log, station_at, stored_in, wait_for
+from tests.nats.streams import (
+    TestLog,
+    delete_message,
+    delete_stream,
+    files_in,
+    last_seq,
+    name_of,
+    new_log,
+    station_at,
+    stored_in,
+    wait_for,
+)
 
 FILE = "00000000000000000000.seg"
 SNAPSHOT = "snapshot-00000000000000000000"
@@ -195,7 +206,7 @@ def test_a_folder_is_wiped_after_a_kill(station: Station, tmp_path: Path) -> Non
 
 
 def test_another_stream_of_the_same_name_is_another_log(stopped: TestLog, station: Station) -> None:
-    station.ask(station.api.delete_stream(stopped.names.stream))
+    delete_stream(station, stopped.names.stream)
     station.ask(station.api.create_stream(stopped.names.stream_settings(1)))
     again = stopped.again(stopped.folder)
     again.open()
@@ -318,11 +329,11 @@ def test_a_file_of_which_only_some_pieces_came_is_none(station: Station, tmp_pat
     again.open()
     assert sorted(again.served()) == sorted(log.living)
     assert not again.engine.damage
-    names = {log.names.name_of(it.subject.decode()) for it in stored_in(station, log.names)}
+    names = {log.names.name_of(it.subject) for it in stored_in(station, log.names)}
     assert "snapshot-00000000000000999999" not in names
     again.led.close(again.now_us)
     assert set(again.replica.records) == {
-        log.names.name_of(it.subject.decode()) for it in stored_in(station, log.names)
+        log.names.name_of(it.subject) for it in stored_in(station, log.names)
     }
 
 
@@ -389,7 +400,7 @@ class Copies:
         for at, it in enumerate(self.stored):
             if at == place and payload is None:
                 seq = self._station.ask(self._station.api.put(names.file("hole"), b""))
-                self._station.ask(self._station.api.delete_message(names.stream, seq))
+                delete_message(self._station, names.stream, seq)
                 continue
             subject = names.file(self.records[at].name)
             content = payload if at == place and payload is not None else it.payload
@@ -412,7 +423,7 @@ class Copies:
             if damage.queue:
                 assert damage.first <= damage.end
         log.led.abandon()
-        self._station.ask(self._station.api.delete_stream(names.stream))
+        delete_stream(self._station, names.stream)
         return told
 
     def lost_with(self, place: int) -> set[bytes]:
@@ -522,7 +533,7 @@ def test_a_lost_end_of_a_write_leaves_its_beginning(station: Station, tmp_path: 
     hand.record(Kind.WRITE, FILE, 0, b"one ", more=True)
     hand.record(Kind.WRITE, FILE, 4, b"two ")
     hand.record(Kind.WRITE, FILE, 8, b"three")
-    station.ask(station.api.delete_message(names.stream, 2))
+    delete_message(station, names.stream, 2)
     replica = completed(station, names, tmp_path)
     assert files_in(replica.path) == {FILE: b"one \0\0\0\0three"}
     assert "bytes 4 to 7" in replica.reports[0]

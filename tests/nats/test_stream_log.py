@@ -37,7 +37,17 @@ from tests.log.crash_model import SECOND_US, QueueModel
 from tests.log.crash_steps import POLICIES, Steps
 from tests.log.simdisk import PowerCut, SimDisk
 from tests.nats.conftest import Start
-from tests.nats.streams import Later, TestLog, last_seq, new_log, silence, station_at, stored_in, wait_for
+from tests.nats.streams import (
+    Later,
+    TestLog,
+    delete_stream,
+    last_seq,
+    new_log,
+    silence,
+    station_at,
+    stored_in,
+    wait_for,
+)
 
 SEED = int(os.environ.get("PENSTOCK_TEST_SEED", 20_261_115))
 RUNS = 20
@@ -156,7 +166,7 @@ class Run(Steps):
             assert not self._overtaken
         finally:
             for names in self._streams:
-                self._station.ask(self._station.api.delete_stream(names.stream))
+                delete_stream(self._station, names.stream)
 
     def _new_stream(self) -> LogNames:
         names = new_log(self._station)

@@ -14,7 +14,7 @@ SECONDS = 5
 
 
 @interpreted_only  # The fuzzer finds its way by the branches of the Python.
-@pytest.mark.parametrize("protocol", ["sspq", "phpmq", "rq", "nats"])
+@pytest.mark.parametrize("protocol", ["sspq", "phpmq", "rq"])
 def test_fuzz(tmp_path: Path, protocol: str) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()

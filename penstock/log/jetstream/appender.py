@@ -25,13 +25,10 @@ import time
 from collections.abc import Awaitable, Callable
 
 from penstock.log.jetstream.api import JetStream, Stored
-from penstock.log.jetstream.errors import JetStreamError, JetStreamTrouble, LinkLost, NoAnswer
+from penstock.log.jetstream.errors import JetStreamError, JetStreamTrouble
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.records import HEAD_BYTES_MAX, Kind, Record, RecordDamaged, read_record
 from penstock.log.jetstream.station import Station, StationClosed
-from penstock.protocols import nats_write
-from penstock.protocols.nats_headers import header_block
-from penstock.protocols.nats_jetstream import failure_of, read_object
 
 ANSWER_SECONDS = 2.0
 PAUSE_SECONDS = 0.1
@@ -61,7 +58,7 @@ class Appender:
         """`records` says how many records each file has; it is kept so."""
         self._station = station
         # Everything is tried again here, where somebody may call `stop` meanwhile.
-        self._api = JetStream(station.requests, answer_seconds=ANSWER_SECONDS, patience_seconds=0.0)
+        self._api = JetStream(station.link, answer_seconds=ANSWER_SECONDS, patience_seconds=0.0)
         self._names = names
         self.writer = writer
         self.seq_last = seq_last  # of the stream, as far as we know
@@ -137,16 +134,9 @@ class Appender:
     async def _append(self, kind: Kind, name: str, position: int, data: memoryview, *, more: bool) -> None:
         self._check()
         payload = Record(kind, name, position, self.writer, self._number, more, data).pack()
-        headers = header_block(
-            [
-                (b"Nats-Msg-Id", b"%x-%d" % (self.writer, self._number)),
-                (b"Nats-Expected-Last-Sequence", b"%d" % self.seq_last),
-                (b"Nats-Expected-Stream", self._names.stream.encode()),
-            ]
-        )
-        subject = nats_write.subject_bytes(self._names.file(name))
+        subject, message_id = self._names.file(name), f"{self.writer:x}-{self._number}"
         try:
-            self.seq_last = await self._until_done(lambda: self._try(subject, payload, headers))
+            self.seq_last = await self._until_done(lambda: self._try(subject, payload, message_id))
         except BaseException as error:
             if self._ended is None:
                 self._ended = StationClosed(f"a record of {self._names.stream} was given up: {error}")
@@ -196,22 +186,18 @@ class Appender:
         )
         return error
 
-    async def _try(self, subject: bytes, payload: bytes, headers: bytes) -> tuple[int, str]:
+    async def _try(self, subject: str, payload: bytes, message_id: str) -> tuple[int, str]:
         """Its sequence number, or why it has none yet."""
+        stream = self._names.stream
         try:
-            _, said = await self._station.requests.ask(
-                subject, payload, headers=headers, seconds=ANSWER_SECONDS
+            seq = await self._api.put(
+                subject, payload, stream_seq=self.seq_last, message_id=message_id, stream=stream
             )
-        except (JetStreamError, NoAnswer, LinkLost) as error:
-            return 0, str(error)
-        answer = read_object(said)
-        failure = failure_of(answer)
-        if failure is None:
-            return int(answer["seq"]), ""
-        refusal = JetStreamError(self._names.stream, failure)
-        if refusal.wrong_last:
-            return await self._who_was_first(str(refusal))
-        return 0, str(refusal)
+        except JetStreamTrouble as error:
+            why, overtaken = str(error), isinstance(error, JetStreamError) and error.wrong_last
+        else:
+            return seq, ""
+        return await self._who_was_first(why) if overtaken else (0, why)
 
     async def _who_was_first(self, why: str) -> tuple[int, str]:
         """Something stands where our record should. It may be our own, whose answer was lost long ago."""

@@ -1,14 +1,29 @@
 """What can go wrong between a broker and NATS, by what the caller can do about it.
 
 * `LinkError`: a server cannot be reached, or does not want us. Somebody must look at it.
+* `ClientMissing`: nats-py is not installed here. Somebody must install it.
 * `LinkLost`: the connection broke before an answer came. What was asked for may have happened or not; ask
   again if it may happen twice, or under the same message id.
 * `NoAnswer`: the connection is there, and no answer came in time. The same goes for it.
 * `JetStreamError`: JetStream answered, and says no. `again` says whether the same may work in a moment.
 """
 
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
 from penstock.errors import PenstockError
-from penstock.protocols.nats_jetstream import NO_RESPONDERS, Failure
+
+NO_RESPONDERS: Final = 503
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why JetStream says no: the class, the exact reason, and both in words."""
+
+    code: int
+    err_code: int
+    text: str
 
 
 class JetStreamTrouble(PenstockError):
@@ -21,6 +36,10 @@ class LinkError(JetStreamTrouble):
     def __init__(self, message: str, *, refused: bool = False) -> None:
         super().__init__(message)
         self.refused = refused
+
+
+class ClientMissing(JetStreamTrouble):
+    """nats-py is not installed."""
 
 
 class LinkLost(JetStreamTrouble):
@@ -41,28 +60,20 @@ AGAIN = frozenset(
         10041,  # Raft: a proposal did not go through
         10077,  # the stream cannot store it: it or its disk is full, or it is being stopped
         10118,  # the stream has no leader
-        10119,  # the consumer has no leader
         10158,  # a message of this id is being stored at this moment
         10163,  # the last sequence of a subject is not known yet, after a change of leader
         10167,  # too many requests
-        10176,  # an atomic batch is incomplete: its leader has changed
         10202,  # a member is being changed
-        10208,  # a fast batch is unknown: its leader has changed
-        10210,  # too many atomic batches at once
-        10211,  # too many fast batches at once
         10226,  # the stream is being changed
     }
 )
 """Errors that pass by themselves. All others stay until somebody changes something."""
 
-NOT_FOUND = frozenset({10014, 10037, 10059})
-"""No such consumer, message, stream."""
+NOT_FOUND = frozenset({10037, 10059})
+"""No such message, stream."""
 
 WRONG_LAST = frozenset({10071, 10164})
 """Compare and set: somebody else was first."""
-
-EXISTS = frozenset({10013, 10058, 10148})
-"""A consumer or a stream of that name is there, with other settings."""
 
 
 class JetStreamError(JetStreamTrouble):
@@ -84,6 +95,22 @@ class JetStreamError(JetStreamTrouble):
     def wrong_last(self) -> bool:
         return self.failure.err_code in WRONG_LAST
 
-    @property
-    def exists(self) -> bool:
-        return self.failure.err_code in EXISTS
+
+def read_answer(what: str, payload: bytes) -> dict[str, Any]:
+    """What JetStream answered, in JSON of its own making: `Any`; raises where it says no."""
+    try:
+        said = json.loads(payload)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise JetStreamTrouble(f"{what}: the answer is no JSON object: {payload[:80]!r}")
+    error = said.get("error")
+    if error is None:
+        return said
+    fields = error if isinstance(error, dict) else {}
+    raise JetStreamError(
+        what,
+        Failure(
+            int(fields.get("code", 0)), int(fields.get("err_code", 0)), str(fields.get("description", error))
+        ),
+    )

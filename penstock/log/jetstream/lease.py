@@ -332,7 +332,7 @@ class Election:
         seen = self._clock()
         members: dict[str, dict[str, Any]] = {}
         for stored in found:
-            name = stored.subject.decode().removeprefix(self._names.state(_MEMBER))
+            name = stored.subject.removeprefix(self._names.state(_MEMBER))
             seq, since = self._members_seen.get(name, (0, seen))
             if seq != stored.seq:
                 self._members_seen[name] = (stored.seq, seen)

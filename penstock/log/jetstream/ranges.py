@@ -37,7 +37,6 @@ from penstock.log.jetstream.records import Kind, Record, RecordDamaged, read_rec
 from penstock.log.jetstream.station import Station, StationClosed
 from penstock.log.reader import Block
 from penstock.model.ids import origin_of
-from penstock.protocols.nats_jetstream import read_direct_seqs
 
 READ_BYTES: Final = 4 << 20
 READ_RECORDS: Final = 500
@@ -122,7 +121,7 @@ class _Fetching:
         found = await self._api.read(
             self._stream, self._seq, count, bytes_max=bytes_max, only=self._part.subject
         )
-        return list(zip(read_direct_seqs(found.headers), found.payloads, strict=True))
+        return [(stored.seq, stored.payload) for stored in found]
 
     def _record(self, payload: bytes) -> Record | None:
         """A record that says which bytes the file has somewhere; None where it says something else."""

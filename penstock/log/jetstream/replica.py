@@ -38,8 +38,6 @@ from penstock.log.jetstream.api import JetStream, Stored
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.records import Kind, Record, RecordDamaged, read_record
 from penstock.log.segments import parse_segment_name
-from penstock.protocols.nats_headers import value_of
-from penstock.protocols.nats_jetstream import read_direct_seqs
 
 LOG: Final = "log"
 RECORDS: Final = "records"
@@ -214,22 +212,16 @@ class Replica:
 
     async def _read(self, seq: int, only: str = "") -> list[Stored]:
         """The next records from a sequence number on, as one of the nodes has them; of one file, if named."""
-        found = await self._api.read(
+        return await self._api.read(
             self._names.stream,
             seq,
             READ_MESSAGES,
             bytes_max=READ_BYTES,
             only=self._names.file(only) if only else "",
         )
-        return [
-            Stored(seq, value_of(headers, b"Nats-Subject") or b"", headers, payload)
-            for seq, headers, payload in zip(
-                read_direct_seqs(found.headers), found.headers, found.payloads, strict=True
-            )
-        ]
 
     def _take(self, stored: Stored) -> None:
-        name = self._names.name_of(stored.subject.decode())
+        name = self._names.name_of(stored.subject)
         self.records[name] = self.records.get(name, 0) + 1
         try:
             hole = self._apply(stored.seq, _record_of(name, stored.payload))

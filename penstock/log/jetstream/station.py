@@ -13,7 +13,6 @@ still waiting is told `StationClosed`.
 
 import asyncio
 import concurrent.futures
-import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
@@ -21,47 +20,30 @@ from typing import Any, TypeVar
 
 from penstock.log.jetstream.api import JetStream
 from penstock.log.jetstream.errors import JetStreamTrouble
-from penstock.log.jetstream.link import Link, Watcher
-from penstock.log.jetstream.requests import Requests
+from penstock.log.jetstream.link import Link
+from penstock.log.jetstream.options import LinkOptions
 from penstock.log.jetstream.servers import Server, Servers
-from penstock.log.jetstream.wire import WireOptions
 
 _T = TypeVar("_T")
-
-log = logging.getLogger("penstock.nats")
 
 
 class StationClosed(JetStreamTrouble):
     """Nobody asks NATS for anything any more: the broker stops, or has been overtaken."""
 
 
-class _Telling(Watcher):
-    """What the log of the broker should have of the link."""
-
-    def up(self) -> None:
-        log.info("connected to NATS")
-
-    def down(self, reason: str) -> None:
-        log.warning("no connection to NATS: %s; trying again", reason)
-
-    def trouble(self, text: str) -> None:
-        log.warning("%s", text)
-
-
 class Station:
     """See the module's docstring. `open` makes one."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = _new_loop()
         self._thread = threading.Thread(target=self._run, name="penstock-nats", daemon=True)
         self._closed = False
         self._gate = threading.Lock()  # nothing is handed over any more once `close` has begun
         self.link: Link
-        self.requests: Requests
         self.api: JetStream
 
     @classmethod
-    def open(cls, servers: Iterable[Server], options: WireOptions | None = None) -> "Station":
+    def open(cls, servers: Iterable[Server], options: LinkOptions | None = None) -> "Station":
         """Connect, from a thread that may wait."""
         station = cls()
         station._thread.start()
@@ -77,12 +59,10 @@ class Station:
         self._loop.run_forever()
         self._loop.close()
 
-    async def _connect(self, servers: list[Server], options: WireOptions | None) -> None:
+    async def _connect(self, servers: list[Server], options: LinkOptions | None) -> None:
         self.link = Link(Servers(servers), options)
-        self.link.watch(_Telling())
         await self.link.open()
-        self.requests = Requests(self.link)
-        self.api = JetStream(self.requests)
+        self.api = JetStream(self.link)
 
     def ask(self, work: Coroutine[Any, Any, _T]) -> _T:
         """What it comes to. From any thread but the station's own."""
@@ -127,3 +107,11 @@ class Station:
             asyncio.run_coroutine_threadsafe(end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

@@ -1,60 +1,51 @@
-"""One connection to one NATS server: the socket, the handshake, and the pings that show it is alive.
+"""One connection to one NATS server, and the questions that are open on it. The client is nats-py.
 
-A `Wire` lives from a connection's beginning to its end; who makes the next one is `link.py`. Received bytes
-land in a buffer that all wires of a thread share and are events before the next byte is read.
-
-The handshake: the server says INFO; TLS begins, if either side wants it; we say CONNECT and PING; PONG means
-that we are in, -ERR why we are not.
+A `Wire` lives from a connection's beginning to its end; who makes the next one is `link.py`. nats-py would do
+that by itself, but keeps what it has not written yet and writes it to the next server, whenever that is: a
+purge, long after somebody else has begun to write. So each connection is a client of its own, that never
+reconnects, over a transport of ours (`transport.py`) and with a parser for large messages (`parser.py`).
+Those two are what nats-py has no public way for: they are set as `Client._transport` and `Client._ps`.
 
 Rules that always hold:
   * `lost` is set exactly once, with a sentence that names the server, whatever ends the connection.
   * A server that says nothing for two intervals of pings is gone: what was sent to it may be lost.
-  * What is written to a wire that is lost goes nowhere, without an error: `lost` has said so.
+  * A question is answered, or fails, within its seconds; a connection that is lost fails all that are open.
 
-How it fails: `LinkError` out of `shake_hands`; after that only through `lost`.
+How it fails: `LinkError` out of `connect`; `LinkLost`, `NoAnswer` out of questions; and `JetStreamError` when
+nobody listens to the subject at all, because that is how JetStream says that it has no leader at the moment.
 """
 
 import asyncio
 import errno
+import logging
+import math
 import os
 import ssl
-import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
-from penstock import __version__
-from penstock.log.jetstream.credentials import Credentials
-from penstock.log.jetstream.errors import LinkError
-from penstock.log.jetstream.servers import Server
-from penstock.protocols import nats_write
-from penstock.protocols.errors import PeerViolation
-from penstock.protocols.nats import (
-    FRAME_BYTES_MAX,
-    Event,
-    Info,
-    Messages,
-    Okay,
-    Ping,
-    Pong,
-    Reader,
-    Refused,
-    Status,
+from nats import errors
+from nats.aio.client import Client, RawCredentials
+from nats.aio.msg import Msg
+
+from penstock.log.jetstream.errors import (
+    NO_RESPONDERS,
+    Failure,
+    JetStreamError,
+    LinkError,
+    LinkLost,
+    NoAnswer,
 )
+from penstock.log.jetstream.options import LinkOptions
+from penstock.log.jetstream.parser import RecordParser
+from penstock.log.jetstream.servers import Server
+from penstock.log.jetstream.transport import WatchedTransport
 
-RECEIVE_BYTES = 256 * 1024
+END_OF_BATCH: Final = "204"
+_NEVER_SECONDS: Final = 1 << 30
 
-
-class _Received(threading.local):
-    """Loops of other threads receive at the same moment: each has a buffer of its own."""
-
-    def __init__(self) -> None:
-        self.buffer = memoryview(bytearray(RECEIVE_BYTES))
-
-
-_received = _Received()
-
-REFUSALS = (
+REFUSALS: Final = (
     "authorization violation",
     "authentication expired",
     "authentication timeout",
@@ -64,264 +55,190 @@ REFUSALS = (
 """What a server says, among other words, when it does not take our credentials."""
 
 
-@dataclass(frozen=True, slots=True)
-class WireOptions:
-    """How we connect; the same for all servers."""
+log = logging.getLogger("penstock.nats")
 
-    name: str = "penstock"  # what the server's lists call us
-    credentials: Credentials = field(default_factory=Credentials)
-    tls: ssl.SSLContext | None = None  # None: what the system trusts
-    tls_first: bool = False  # the server begins with TLS, before INFO
-    connect_seconds: float = 5.0  # for one server, from the socket to PONG
-    ping_seconds: float = 2.0
-    buffer_bytes: int = 4 << 20  # what may wait to be written before `full` is said
-    frame_bytes_max: int = FRAME_BYTES_MAX
+Answer = tuple[Mapping[str, str], bytes]
+"""Headers and payload of a message."""
 
 
-class Subscriber(Protocol):
-    """Who gets the messages of a subscription.
-
-    It may raise `PeerViolation`, which ends the connection; anything else is a fault of ours, and does too.
-    """
-
-    def messages(self, batch: Messages) -> None: ...
-
-    def status(self, status: Status) -> None: ...
+@dataclass(slots=True)
+class _Question:
+    subject: str
+    future: "asyncio.Future[list[Answer]]"
+    answers: list[Answer] | None  # None: the first answer is the only one
 
 
-class Owner(Protocol):
-    """What a wire asks of its link."""
+class Wire:
+    """One connection. `connect` makes one."""
 
-    subscribers: dict[int, Subscriber]
-
-    def informed(self, wire: "Wire", said: Mapping[str, Any]) -> None: ...
-
-    def refused(self, wire: "Wire", text: str) -> None: ...
-
-    def full(self, full: bool) -> None: ...
-
-
-class Wire(asyncio.BufferedProtocol):
-    """One connection."""
-
-    def __init__(self, owner: Owner, server: Server, options: WireOptions) -> None:
-        loop = asyncio.get_running_loop()
+    def __init__(self, server: Server, options: LinkOptions) -> None:
         self.server = server
-        self.info: dict[str, Any] = {}
-        self.lost: asyncio.Future[str] = loop.create_future()
-        self._loop = loop
-        self._owner = owner
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.is_leaving = False
         self._options = options
-        self._buffer = _received.buffer
-        self._reader = Reader(frame_bytes_max=options.frame_bytes_max)
-        self._transport: asyncio.Transport | None = None
-        self._greeting: asyncio.Future[None] = loop.create_future()  # INFO came
-        self._welcome: asyncio.Future[None] = loop.create_future()  # PONG came, or -ERR
-        self._heard = False  # since the last ping
-        self._pings: asyncio.TimerHandle | None = None
-        self._reason = ""  # why we ended it
-        self._said = ""  # the last no of the server, which may be why it does
-        self._actions: dict[type[Any], Callable[[Any], None]] = {
-            Messages: self._on_messages,
-            Status: self._on_status,
-            Info: self._on_info,
-            Ping: self._on_ping,
-            Pong: self._on_pong,
-            Okay: self._on_nothing,
-            Refused: self._on_refused,
-        }
+        self._is_connecting = True
+        self._transport = WatchedTransport(server, options, self._end)
+        self._client = Client()
+        self._client._transport = self._transport
+        self._client._ps = RecordParser(self._client)
+        self._head = ""
+        self._number = 0
+        self._open: dict[str, _Question] = {}
 
-    # --- the handshake ---------------------------------------------------------------------------
+    # --- its life --------------------------------------------------------------------------------
 
     @classmethod
-    async def connect(cls, owner: Owner, server: Server, options: WireOptions) -> "Wire":
+    async def connect(cls, server: Server, options: LinkOptions) -> "Wire":
         """A wire that the server has welcomed."""
-        wire = cls(owner, server, options)
+        wire = cls(server, options)
         try:
             async with asyncio.timeout(options.connect_seconds):
-                await wire._shake_hands()
-        except TimeoutError:
-            wire.drop("")
-            raise LinkError(
-                f"NATS server {server}: did not welcome us within {options.connect_seconds:g} s; "
-                "is it a NATS server, and not overloaded?"
-            ) from None
-        except ssl.SSLError as error:
-            wire.drop("")
-            raise LinkError(
-                f"NATS server {server}: no TLS with it ({error}); check its certificate"
-            ) from None
-        except OSError as error:
-            wire.drop("")
-            # Event loops have words of their own for it; the system's are known to those who look them up.
-            reason = os.strerror(error.errno or 0) if error.errno in errno.errorcode else str(error)
-            raise LinkError(f"NATS server {server}: cannot be reached ({reason}); is it running?") from None
+                await wire._connect()
+        except (OSError, errors.Error) as error:
+            await wire.close("")
+            raise wire._why(error) from None
         except BaseException:
-            wire.drop("")
+            await wire.close("")
             raise
         return wire
 
-    async def _shake_hands(self) -> None:
-        server, options = self.server, self._options
-        name = server.tls_name or server.host
-        transport, _ = await self._loop.create_connection(
-            lambda: self,
-            server.host,
-            server.port,
-            ssl=self._tls() if options.tls_first else None,
-            server_hostname=name if options.tls_first else None,
+    async def _connect(self) -> None:
+        options, server = self._options, self.server
+        credentials = options.credentials if not server.user else None
+        seed, creds = None, None
+        if credentials is not None and credentials.jwt:
+            creds = RawCredentials(credentials.text)
+        elif credentials is not None:
+            seed = credentials.seed
+        has_password = bool(server.user and server.password)
+        await self._client.connect(
+            [str(server)],
+            name=options.name,
+            allow_reconnect=False,
+            pending_size=0,
+            connect_timeout=math.ceil(options.connect_seconds),
+            ping_interval=_NEVER_SECONDS,
+            tls=options.tls,
+            user=server.user if has_password else None,
+            password=server.password if has_password else None,
+            token=server.user if server.user and not has_password else None,
+            nkeys_seed_str=seed,
+            user_credentials=creds,
+            error_cb=self._failed,
+            lame_duck_mode_cb=self._is_about_to_stop,
         )
-        self._transport = transport
-        await self._greeting
-        wants_tls = server.tls or options.tls is not None
-        if not options.tls_first and (wants_tls or self.info.get("tls_required")):
-            if not (self.info.get("tls_required") or self.info.get("tls_available")):
-                raise LinkError(
-                    f"NATS server {server}: does not offer TLS, which is asked for; set it up there"
+        if not self._client.is_connected:
+            raise LinkError(self.lost.result() if self.lost.done() else f"NATS server {server}: is none")
+        self._is_connecting = False
+        self._head = self._client.new_inbox() + "."
+        await self._client.subscribe(
+            self._head + "*", cb=self._answered, pending_msgs_limit=0, pending_bytes_limit=0
+        )
+        self._transport.watch()
+
+    def _why(self, error: OSError | errors.Error) -> LinkError:
+        about = f"NATS server {self.server}"
+        match error:
+            case ssl.SSLError():
+                return LinkError(f"{about}: no TLS with it ({error}); check its certificate")
+            case TimeoutError():
+                return LinkError(
+                    f"{about}: did not welcome us within {self._options.connect_seconds:g} s; "
+                    "is it a NATS server, and not overloaded?"
                 )
-            upgraded = await self._loop.start_tls(transport, self, self._tls(), server_hostname=name)
-            self._transport = cast(asyncio.Transport, upgraded)
-        self._transport.set_write_buffer_limits(high=options.buffer_bytes)
-        self._transport.write(self._hello() + nats_write.PING)
-        await self._welcome
-        self._pings = self._loop.call_later(options.ping_seconds, self._ping)
+            case OSError():
+                # Event loops have words of their own for it; the system's can be looked up.
+                reason = os.strerror(error.errno or 0) if error.errno in errno.errorcode else str(error)
+                return LinkError(f"{about}: cannot be reached ({reason}); is it running?")
+        text = _text_of(error)
+        refused = any(words in text.lower() for words in REFUSALS)
+        now = "; check user, password, token or credentials" if refused else ""
+        return LinkError(f"{about}: says {text!r}{now}", refused=refused)
 
-    def _tls(self) -> ssl.SSLContext:
-        return self._options.tls or ssl.create_default_context()
+    async def close(self, reason: str = "closed by us") -> None:
+        """End it; what waits to be written is lost."""
+        self._is_connecting = False
+        self._end(reason)
+        self._transport.close()
+        await self._client.close()
 
-    def _hello(self) -> bytes:
-        credentials = self._options.credentials
-        if self.server.user:
-            credentials = Credentials(user=self.server.user, password=self.server.password)
-        return nats_write.connect(
-            {
-                "verbose": False,
-                "pedantic": False,
-                "name": self._options.name,
-                "lang": "python",
-                "version": __version__,
-                "protocol": 1,
-                "headers": True,
-                "no_responders": True,
-                "tls_required": self.server.tls,
-                **credentials.answer(str(self.info.get("nonce", ""))),
-            }
-        )
+    def _end(self, reason: str) -> None:
+        if self.lost.done():
+            return
+        said = self._client.last_error
+        text = f"NATS server {self.server}: {reason}{f', having said {_text_of(said)!r}' if said else ''}"
+        self.lost.set_result(text)
+        for question in self._open.values():
+            if not question.future.done():
+                error = LinkLost(f"{question.subject}: {text} before it answered; ask again")
+                question.future.set_exception(error)
 
-    # --- the socket ------------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._heard = True
-        try:
-            events = self._reader.feed(self._buffer[:nbytes])
-        except PeerViolation as violation:
-            self._act(self._reader.salvage())
-            self.drop(f"broke the protocol: {violation}")
-        else:
-            self._act(events)
-
-    def _act(self, events: list[Event]) -> None:
-        actions: Mapping[type[Event], Callable[[Any], None]] = self._actions
-        try:
-            for event in events:
-                actions[type(event)](event)
-        except PeerViolation as violation:  # what a message says inside is the server's word too
-            self.drop(f"broke the protocol: {violation}")
-
-    def eof_received(self) -> bool:
-        return False
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._pings is not None:
-            self._pings.cancel()
-        self._transport = None
-        reason = self._reason or (str(error) if error is not None else f"closed the connection{self._said}")
-        for future in (self._greeting, self._welcome):
-            if not future.done():
-                future.set_exception(LinkError(f"NATS server {self.server}: {reason}"))
-                future.exception()  # nobody may be waiting for it any more
+    async def _failed(self, error: Exception) -> None:
+        if self._is_connecting:
+            raise error  # nats-py would try again
         if not self.lost.done():
-            self.lost.set_result(f"NATS server {self.server}: {reason}")
+            log.warning("NATS server %s: says %r", self.server, _text_of(error))
 
-    def pause_writing(self) -> None:
-        self._owner.full(True)
+    async def _is_about_to_stop(self) -> None:
+        self.is_leaving = True
+        log.warning("NATS server %s: is about to stop; moving to another one", self.server)
+        self._end("is about to stop")
 
-    def resume_writing(self) -> None:
-        self._owner.full(False)
-
-    def write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
+    # --- what it is like -------------------------------------------------------------------------
 
     @property
-    def waiting_bytes(self) -> int:
-        """What is not yet in the kernel's hands."""
-        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+    def info(self) -> Mapping[str, Any]:
+        return self._transport.info
 
-    def drop(self, reason: str) -> None:
-        """Ends the connection at once; what waits to be written is lost."""
-        self._reason = self._reason or reason
-        if self._transport is not None:
-            self._transport.abort()
-        elif not self.lost.done():
-            self.lost.set_result(f"NATS server {self.server}: {reason}")
+    @property
+    def message_bytes_max(self) -> int:
+        return self._client.max_payload
 
-    def close(self, reason: str) -> None:
-        """Ends the connection once everything is written."""
-        self._reason = self._reason or reason
-        if self._transport is not None:
-            self._transport.close()
+    @property
+    def told_of(self) -> list[str]:
+        """The other servers that this one tells of."""
+        return [server.netloc for server in self._client.discovered_servers]
 
-    # --- what the server says --------------------------------------------------------------------
+    # --- questions -------------------------------------------------------------------------------
 
-    def _on_messages(self, batch: Messages) -> None:
-        subscriber = self._owner.subscribers.get(batch.sid)
-        if subscriber is not None:
-            subscriber.messages(batch)
+    async def ask(
+        self, subject: str, payload: bytes, headers: dict[str, str] | None, seconds: float, *, gather: bool
+    ) -> list[Answer]:
+        """The answer; with `gather` all of them, until the one that says that it was the last."""
+        self._number += 1
+        key = str(self._number)
+        future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+        self._open[key] = _Question(subject, future, [] if gather else None)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._client.publish(subject, payload, reply=self._head + key, headers=headers)
+                return await future
+        except TimeoutError:
+            raise NoAnswer(f"{subject}: no answer within {seconds:g} s; ask again") from None
+        except errors.Error as error:
+            raise LinkLost(f"{subject}: not sent to NATS ({_text_of(error)}); ask again") from None
+        finally:
+            del self._open[key]
 
-    def _on_status(self, status: Status) -> None:
-        subscriber = self._owner.subscribers.get(status.sid)
-        if subscriber is not None:
-            subscriber.status(status)
-
-    def _on_info(self, event: Info) -> None:
-        self.info = event.said
-        if not self._greeting.done():
-            self._greeting.set_result(None)
-        self._owner.informed(self, event.said)
-
-    def _on_ping(self, event: Ping) -> None:
-        self.write(nats_write.PONG)
-
-    def _on_pong(self, event: Pong) -> None:
-        if not self._welcome.done():
-            self._welcome.set_result(None)
-
-    def _on_nothing(self, event: Okay) -> None:
-        pass
-
-    def _on_refused(self, event: Refused) -> None:
-        if self._welcome.done():
-            self._said = f", having said {event.text!r}"
-            self._owner.refused(self, event.text)
+    async def _answered(self, message: Msg) -> None:
+        question = self._open.get(message.subject[len(self._head) :])
+        if question is None or question.future.done():
             return
-        refused = any(words in event.text.lower() for words in REFUSALS)
-        now = "; check user, password, token or credentials" if refused else ""
-        self._welcome.set_exception(
-            LinkError(f"NATS server {self.server}: says {event.text!r}{now}", refused=refused)
-        )
+        headers = message.headers or {}
+        status = headers.get("Status") if not message.data else None
+        if status is None:
+            answer = headers, message.data
+            if question.answers is None:
+                question.future.set_result([answer])
+            else:
+                question.answers.append(answer)
+        elif status == END_OF_BATCH and question.answers is not None:
+            question.future.set_result(question.answers)
+        else:
+            code = int(status)
+            text = "nobody listens" if code == NO_RESPONDERS else headers.get("Description", "")
+            question.future.set_exception(JetStreamError(question.subject, Failure(code, 0, text)))
 
-    def _ping(self) -> None:
-        if not self._heard:
-            seconds = self._options.ping_seconds
-            self.drop(f"has said nothing for {2 * seconds:g} s")
-            return
-        self._heard = False
-        self.write(nats_write.PING)
-        self._pings = self._loop.call_later(self._options.ping_seconds, self._ping)
+
+def _text_of(error: Exception) -> str:
+    return str(error).removeprefix("nats: ").strip("'")

@@ -1,0 +1,17 @@
+"""How to connect to NATS servers; the same for all of them."""
+
+import ssl
+from dataclasses import dataclass
+
+from penstock.log.jetstream.credentials import Credentials
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOptions:
+    """See the module's docstring."""
+
+    name: str = "penstock"  # what the server's lists call us
+    credentials: Credentials | None = None
+    tls: ssl.SSLContext | None = None  # None: what the system trusts
+    connect_seconds: float = 5.0  # for one server, from the socket to its welcome
+    ping_seconds: float = 2.0
