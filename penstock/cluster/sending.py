@@ -354,9 +354,9 @@ class Sending:
         if never and len(publish.batch) > 1 and not seat.gone:
             seat.waiting.popleft()
             seat.waiting.extendleft(reversed(publish.halves()))
-        elif full:
+        elif full and not never:
             self._full.add(publish.queue)
-        elif not seat.gone:
+        elif not seat.gone:  # for good; one message that is more than its queue may ever have, too
             seat.waiting.popleft()
             self._drop(seat, publish, text)
             self._released(seat)

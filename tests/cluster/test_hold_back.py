@@ -126,6 +126,22 @@ def test_receipts_come_when_there_is_room(leader: Leader, follower: Follower) ->
     consumer.close()
 
 
+@pytest.mark.parametrize("door", ["follower", "leader"])
+def test_a_message_larger_than_its_queue_is_refused_and_its_sender_goes_on(
+    leader: Leader, follower: Follower, door: str
+) -> None:
+    front = follower if door == "follower" else leader
+    with front.wire("rq") as sender, front.wire("phpmq") as other:
+        sender.say(notice(1, b"small", bytes(SMALL + 1)))
+        sender.expect(undelivered(1))
+        sender.say(notice(2, b"small", b"2"))
+        sender.expect(delivered(2))
+        send(other, b"small", b"3", bytes(SMALL + 1), b"4")
+        leader.thread.until(lambda: leader.counts_now("small")[0] == 3, "what fits")
+        leader.thread.until(lambda: not front.home.holds_back, "the sender to be read again")
+        assert leader.stored("small") == [b"2", b"3", b"4"]
+
+
 def test_what_waits_survives_a_lost_link(leader: Leader, follower: Follower) -> None:
     sender = follower.wire("phpmq")
     send(sender, b"small", *numbered(6, 3000))
