@@ -94,6 +94,12 @@ class Core:
         self._asked = None
         return f"{why}; {unproved} in doubt" if unproved != NOTHING else why
 
+    def forked(self) -> None:
+        """This is a child process: what was said is its parent's business."""
+        self.lost("")
+        self.take_doubt()
+        self._refused = ""
+
     # --- proof -------------------------------------------------------------------------------------
 
     def note_sent(self, count: int) -> None:

@@ -16,6 +16,7 @@ from typing import Self, Unpack
 from penstock.client.blocking import blocking
 from penstock.client.core import CLOSED_BY_BROKER
 from penstock.client.errors import ConnectionLost, reason_of
+from penstock.client.fork import begin_anew_after_fork
 from penstock.client.http_connection import HttpConnection
 from penstock.client.http_core import (
     Answer,
@@ -154,6 +155,12 @@ class HttpLine:
         self._is_known = False  # there was an answer once
         self._lock = threading.Lock()  # the connection; held for as long as a call takes
         self._closed = threading.Event()
+        begin_anew_after_fork(self)
+
+    def forked(self) -> None:
+        """This is a child: the connection is its parent's."""
+        self._lock = threading.Lock()
+        self._http.close()
 
     def open(self) -> None:
         """Connect, so that a wrong address is told at once."""

@@ -163,6 +163,10 @@ class PhpmqCore(Core):
         self._inboxes.clear()
         return super().lost(why)
 
+    def forked(self) -> None:
+        super().forked()
+        self._windows.clear()
+
     def feed(self, data: bytes | bytearray | memoryview) -> None:
         assert self._session is not None
         for event in self._session.receive(data):
@@ -219,6 +223,11 @@ class PhpmqCore(Core):
         """The next message for a window, if one is here."""
         inbox = self._inboxes.get(window.queue)
         if not inbox:
+            if window.queue not in self._windows:
+                raise NotSupported(
+                    f"queue {window.queue!r}: this loop was begun before a fork, in the parent process; "
+                    "consume again here"
+                )
             return None
         window.handed_out += 1
         fetched = inbox.popleft()

@@ -16,6 +16,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from penstock.client.async_rq import AsyncRqClient
 from penstock.client.errors import ConnectionLost
+from penstock.client.fork import begin_anew_after_fork
 from penstock.client.options import ClientOptions
 from penstock.client.rq_serving import AsyncServing, RqRequest
 from penstock.protocols import rq
@@ -75,11 +76,13 @@ class RqClient:
         self._client = AsyncRqClient(url, **options)
         self._pools: dict[str, ThreadPoolExecutor] = {}  # by queue
         self._closed = False
+        self._gone = "rq: this client is closed; make another one"
         self._closing = threading.Lock()
         self._submitting = threading.Lock()  # a call is on the loop before it is closed, or not at all
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-rq", daemon=True)
         self._thread.start()
+        begin_anew_after_fork(self)
         try:
             self._call(_awaited(self._client))
         except BaseException:
@@ -175,11 +178,17 @@ class RqClient:
             finally:
                 self._stop()
 
+    def forked(self) -> None:
+        """This is a child, which does not have the thread."""
+        self._closed = True
+        self._closing, self._submitting = threading.Lock(), threading.Lock()
+        self._gone = "rq: this client was made before a fork, and has no thread here; make another one"
+
     def _call(self, call: Coroutine[Any, Any, T]) -> T:
         with self._submitting:
             if self._closed:
                 call.close()
-                raise ConnectionLost("rq: this client is closed; make another one")
+                raise ConnectionLost(self._gone)
             future = asyncio.run_coroutine_threadsafe(call, self._loop)
         return self._result(future)
 

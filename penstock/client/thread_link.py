@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from penstock.client.blocking import run
 from penstock.client.core import CLOSED_BY_BROKER, Core
 from penstock.client.errors import reason_of
+from penstock.client.fork import begin_anew_after_fork
 from penstock.client.link import INTERRUPTED, Link, T
 from penstock.client.options import Options
 from penstock.client.url import Target
@@ -23,10 +24,24 @@ class ThreadLink(Link[Wire, threading.Lock]):
 
     def __init__(self, core: Core, target: Target, options: Options) -> None:
         super().__init__(core, target, options, threading.Lock(), threading.Lock())
+        self._make_locks()
+        begin_anew_after_fork(self)
+        run(self.open())
+
+    def _make_locks(self) -> None:
         self._writing = threading.Lock()
         self._news = threading.Condition(self._lock)  # somebody has read
         self._reading = False
-        run(self.open())
+
+    def forked(self) -> None:
+        """This is a child: the connection is its parent's, as is what was sent over it."""
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.abandon()
+        self._core.forked()
+        self._lock = threading.Lock()
+        self._dialing, self._proving = threading.Lock(), threading.Lock()
+        self._make_locks()
 
     async def _dial(self, address: Address) -> Wire:
         wire = dial(address, self._context, self._options.connect_seconds)

@@ -140,6 +140,10 @@ class Wire:
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
         self._sock.close()
 
+    def abandon(self) -> None:
+        """Another process goes on with it, and its peer hears nothing."""
+        self._sock.close()
+
     def _read(self, buffer: memoryview, seconds: float | None) -> memoryview | None:
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
