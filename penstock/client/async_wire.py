@@ -12,6 +12,7 @@ lost connection ends every wait, and is told by `lost`.
 
 import asyncio
 import contextlib
+import math
 import select
 import socket
 import ssl
@@ -108,7 +109,7 @@ class AsyncWire(asyncio.Protocol):
             self._transport.write(data)
 
     async def drain(self, seconds: float) -> bool:
-        """Until less than `BUFFER_BYTES` are unsent, or the connection is lost; False: not in time."""
+        """Until less than `BUFFER_BYTES` are unsent, or the connection is lost; False: nothing goes out."""
         self._writes += 1
         if self._may_write.is_set():
             if self._writes % TURN_WRITES == 0:
@@ -117,7 +118,7 @@ class AsyncWire(asyncio.Protocol):
         return await self._writable(seconds)
 
     async def flush(self, seconds: float) -> bool:
-        """Until nothing is unsent, or the connection is lost; False: not in time."""
+        """Until nothing is unsent, or the connection is lost; False: nothing goes out."""
         if self._transport is None or self._ended.done():
             return True
         # With a limit of nothing, the loop tells when nothing is left.
@@ -131,12 +132,17 @@ class AsyncWire(asyncio.Protocol):
                 self._transport.set_write_buffer_limits(high=BUFFER_BYTES)
 
     async def _writable(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._may_write.wait()
-        except TimeoutError:
-            return False
-        return True
+        assert self._transport is not None
+        unsent = math.inf
+        while (left := self._transport.get_write_buffer_size()) < unsent:
+            unsent = left
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._may_write.wait()
+            except TimeoutError:
+                continue  # as long as the system takes something
+            return True
+        return False
 
     async def finish(self, seconds: float) -> None:
         """Say that nothing more comes, and wait until the peer has read everything and closed, too.

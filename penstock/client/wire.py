@@ -89,18 +89,20 @@ class Wire:
         return self._read(self._buffer, seconds)
 
     def write(self, data: bytes, seconds: float) -> None:
-        """Hand all of it to the system."""
-        deadline = time.monotonic() + seconds
+        """Hand all of it to the system. TimeoutError where that has taken nothing for so many seconds."""
         rest = memoryview(data)
+        deadline = 0.0
         while rest:
             try:
                 with self._io:
                     rest = rest[self._sock.send(rest) :]
+                deadline = 0.0
                 continue
             except (BlockingIOError, ssl.SSLWantWriteError):
                 wanted = select.POLLOUT
             except ssl.SSLWantReadError:
                 wanted = select.POLLIN
+            deadline = deadline or time.monotonic() + seconds
             if not self._wait(wanted, deadline):
                 raise TimeoutError(f"the broker has taken nothing for {seconds:g} s")
 

@@ -297,6 +297,32 @@ async def test_a_broker_that_takes_nothing(kind: Connect, spare: Spare) -> None:
 
 
 @both
+async def test_a_slow_line_is_no_broker_that_takes_nothing(kind: Connect) -> None:
+    """The bound is for the time without a byte, however long a large message takes."""
+    size, read = 20 << 20, 0
+
+    def slowly(listener: socket.socket) -> None:
+        nonlocal read
+        connection, _ = listener.accept()
+        with connection:
+            while data := connection.recv(1 << 20, socket.MSG_WAITALL):
+                read += len(data)
+                time.sleep(0.1)  # this is the line
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(slowly, listener)
+        url = f"phpmq://127.0.0.1:{listener.getsockname()[1]}"
+        client = await kind(url, receipts=False, operation_seconds=1)
+        await client.send("q", bytes(size))
+        await client.flush()
+        while read < size:  # what is on its way, for which `close` would wait too short
+            await asyncio.sleep(0.05)
+        await client.close()
+        await asyncio.to_thread(reading.result, WAIT_SECONDS)
+    assert read > size
+
+
+@both
 async def test_reconnecting_gives_up_in_the_end(kind: Connect, spare: Spare) -> None:
     broker = spare()
     mq = await kind(url_of(broker), reconnect_seconds=0.3, backoff_seconds_min=0.05)
