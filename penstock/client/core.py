@@ -89,7 +89,7 @@ class Core:
         unproved = self._said.beyond(self._proved)
         if unproved != NOTHING:
             self._doubted = Said(*map(sum, zip(self._doubted, unproved, strict=True)))
-            self._why = why
+            self._why = why or "this client has closed it"
         self._said = self._proved = NOTHING
         self._asked = None
         return f"{why}; {unproved} in doubt" if unproved != NOTHING else why

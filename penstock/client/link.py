@@ -247,13 +247,11 @@ class Link(ABC, Generic[W, L]):
     async def close(self) -> None:
         """Until the broker says that everything is stored, then end. ConnectionLost where it does not."""
         with self._lock:
-            first = not self._closed.is_set()
             self._closed.set()
-        await self._alone(self._proving, partial(self._close, first))
+        await self._alone(self._proving, self._close)
 
-    async def _close(self, first: bool) -> None:
-        if not first:
-            return
+    async def _close(self) -> None:
+        """Once more, where it was interrupted; else there is nothing left to do, or to tell."""
         try:
             await self._prove()
         finally:

@@ -569,3 +569,17 @@ def test_interrupts_at_any_moment_leave_no_lock_behind(broker: BrokerProcess) ->
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_close_that_was_interrupted_is_not_taken_for_done(broker: BrokerProcess, queue: str) -> None:
+    """What it could not prove is told by the next one."""
+    mq = PhpmqClient(url_of(broker))
+    mq.send(queue, b"x")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Wire, "read", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            mq.close()
+    with pytest.raises(ConnectionLost) as raised:
+        mq.close()
+    assert raised.value.in_doubt == 1
+    mq.close()
