@@ -148,11 +148,25 @@ class _Recovery:
             if base not in known:
                 segment = Segment(base, on_disk[base], 0, 0, sealed=True)
                 if base < start:
-                    # Retention had removed it when the snapshot was written, and the disk forgot that.
-                    log.info("%s: removed once more", self._disk.where(segment.name))
-                    discard(self._disk, segment.name)
+                    self._remove_again(segment)
                     continue
                 state.segments.add(segment)
+
+    def _remove_again(self, segment: Segment) -> None:
+        """Retention had removed it when the snapshot was written, and the disk forgot that; or a person has
+        put it back."""
+        where = self._disk.where(segment.name)
+        if not any(damage.file == where and damage.first < damage.end for damage in self._state.damage):
+            log.info("%s: removed once more", where)
+            discard(self._disk, segment.name)
+            return
+        aside = QUARANTINE + segment.name
+        self._disk.rename(segment.name, aside)
+        text = (
+            f"{where} was missing at an earlier start, which gave its messages up, and is here again: "
+            f"it is kept as {self._disk.where(aside)}"
+        )
+        self._state.tell(Damage(where, 0, "", 0, 0, text))
 
     def _report_missing(self) -> None:
         """Retention removes a segment whose messages are settled, some perhaps after the snapshot.
@@ -208,8 +222,11 @@ class _Recovery:
                     # It may be the last one that there is: what is new stands behind it.
                     position = max(position, segments.all[at].end)
                 continue
-            if next_base is not None and next_base <= start:
+            if segment.end < start or (next_base is not None and next_base <= start):
                 continue
+            if 0 < position == start < segment.base:
+                # The segment in which the snapshot ends is not there.
+                self._tell_missing(start, segment.base)
             file = self._disk.open(segment.name)
             try:
                 file_end = segment.base + file.size()
@@ -388,7 +405,8 @@ class _Recovery:
     def _tell_missing(self, at: int, end: int) -> None:
         """Nothing stands behind the end of a segment, and the next one begins further on."""
         self._apply_part()
-        where = self._disk.where(segment_name(at, 0))
+        gone = [segment.name for segment in self._missing if segment.base <= at <= segment.end]
+        where = self._disk.where(gone[0] if gone else segment_name(at, 0))
         text = f"{where} is missing, or the segment before it is cut short: {end - at} bytes are not there"
         self._state.damage.append(Damage(where, 0, "", 0, 0, text))
 

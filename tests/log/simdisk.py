@@ -170,6 +170,8 @@ class SimFile:
     def read(self, position: int, length: int) -> bytes:
         inode = self._open_inode()
         self._disk.check_power()
+        if position < 0 or length < 0:
+            raise OSError(errno.EINVAL, "no such place in a file")
         return bytes(inode.live[position : position + length])
 
     def sync(self) -> None:

@@ -97,6 +97,11 @@ def open_engine(disk: SimDisk) -> Log:
     )
 
 
+def turn(engine: Log) -> None:
+    engine.flush(NOW_US)
+    engine.wait()
+
+
 def build() -> tuple[Files, Files]:
     """The files of the log: after a kill, without its snapshots; and after it was closed."""
     disk = SimDisk()
@@ -607,6 +612,57 @@ def test_a_segment_that_is_missing_in_the_middle_is_reported() -> None:
     payloads = [seen.payload for seen in picture(engine).ready.values()]
     assert b"third segment" in payloads
     assert b"second segment" not in payloads
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_segment_in_which_the_snapshot_ends_is_missing(before: bool) -> None:
+    """Whatever stands before it: the log opens, and says that something behind the snapshot is not there."""
+    disk = SimDisk()
+    engine = open_engine(disk)
+
+    def segments() -> list[str]:
+        return sorted(name for name in disk.names() if parse_segment_name(name))
+
+    def send_until(count: int) -> None:
+        while len(segments()) < count:
+            engine.append("orders", Batch.of([b"x" * 50]), NOW_US)
+            turn(engine)
+
+    send_until(3)
+    engine.append("late", Batch.of([b"nothing follows"]), NOW_US)
+    turn(engine)
+    send_until(4)
+    engine.append("orders", Batch.of([b"last"]), NOW_US)
+    turn(engine)
+    engine.abandon()
+    first, second, third, _ = segments()
+    newest = snapshots(disk.files())[-1]
+    gone = {newest, third} if before else {newest, third, second, first}
+    engine = open_engine(SimDisk({name: data for name, data in disk.files().items() if name not in gone}))
+    told = [d for d in engine.damage if d.file == f"sim/{third}" and "bytes are not there" in d.text]
+    assert len(told) == 1, engine.damage
+    found = [payload for piece in engine.take("orders", "all", 1000, NOW_US) for payload in piece.messages()]
+    assert b"last" in found
+    assert (len(found) > 2) == before
+    engine.close(NOW_US)
+
+
+def test_a_segment_that_is_put_back_is_not_removed() -> None:
+    disk = SimDisk(without(CLOSED, SEGMENTS[0]))
+    engine = open_engine(disk)
+    assert any(SEGMENTS[0] in d.text and d.first < d.end for d in engine.damage)
+    for _ in range(2):  # the older snapshot does not know the segment either
+        turn(engine)
+        engine.close(NOW_US)
+        engine = open_engine(disk)
+    engine.close(NOW_US)
+    disk = SimDisk({**disk.files(), SEGMENTS[0]: CLOSED[SEGMENTS[0]]})
+    engine = open_engine(disk)
+    nothing_wrong(picture(engine))
+    assert disk.files()["quarantine-" + SEGMENTS[0]] == CLOSED[SEGMENTS[0]]
+    assert SEGMENTS[0] not in disk.files()
+    assert any("here again" in d.text for d in engine.damage)
+    engine.close(NOW_US)
 
 
 def test_a_file_that_goes_away_while_the_log_is_open_is_reported() -> None:
