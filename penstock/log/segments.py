@@ -31,6 +31,7 @@ from penstock.log.block import (
 from penstock.log.disk import Disk, File
 from penstock.log.errors import LogDamaged
 from penstock.log.scan import find_headers, read_body
+from penstock.model.ids import OFFSET_MAX
 
 _NAME = re.compile(r"(\d{20})(?:\.(\d+))?\.seg")
 INDEXES_MAX = 8
@@ -364,10 +365,13 @@ class Segments:
         offsets that are missing with it."""
         held = self._holding.get(queue)
         at = bisect_right(held[0], offset) - 1 if held is not None else -1
+        others = held[0][at + 1] if held is not None and at + 1 < len(held[0]) else OFFSET_MAX + 1
         if held is None or at < 0:
-            return None, 0, offset + 1
+            return None, 0, others
         segment = held[1][at]
-        end = max(segment.spans[queue].end_offset, offset + 1)
+        end = segment.spans[queue].end_offset
+        if end <= offset:
+            end = others
         try:
             entries = self.entries_of(segment, queue)
             row = entries.at(offset)

@@ -211,6 +211,11 @@ class LogState:
         """Living messages, taken out of their room, that cannot be read; where the readable ones begin."""
         _, _, missing_end = self.segments.missing(queue.number, first)
         end = min(end, missing_end)
+        distance = queue.repairs.get(first)
+        if distance is not None and queue.drawer is not None:
+            # Those whose payloads are in another block may be readable.
+            _, _, missing_end = self.segments.missing(queue.drawer.number, first + distance)
+            end = min(end, missing_end - distance)
         self.report(queue, first, end, error)
         return end
 

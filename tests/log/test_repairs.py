@@ -10,6 +10,7 @@ from penstock.log.block import KIND_MESSAGES
 from penstock.log.inspect import inspect_log
 from penstock.log.reader import LogReader
 from penstock.log.repairs import cut_batch, drawer_of, left_over, runs_of
+from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.ranges import RangeMap
 from penstock.model.words import Outcome
@@ -106,6 +107,22 @@ def test_a_damaged_payload_costs_its_message_and_no_other(tmp_path: Path) -> Non
     log.open()
     assert ready(log, "orders") == {i: b"%d" % i for i in range(9) if i not in (3, 4, 7)} | {7: b"REPAIRED-7"}
     assert {(d.queue, d.first, d.end) for d in log.engine.damage} >= {("orders", 3, 5)}
+    log.engine.close(log.now_us)
+
+
+def test_payloads_in_other_blocks_than_a_damaged_one_are_delivered(tmp_path: Path) -> None:
+    log = Rig(tmp_path, {}, LogSettings(block_bytes=100))
+    kill(log, "orders", [b"%d" % i for i in range(20)])
+    payloads = {i: b"REPAIRED-%02d" % i + b"x" * 30 for i in range(20)}
+    repair(log, "orders", payloads)
+    log.engine.close(log.now_us)
+    path = tmp_path / "00000000000000000000.seg"
+    data = bytearray(path.read_bytes())
+    data[data.index(b"REPAIRED-03")] ^= 1
+    path.write_bytes(data)
+    log.open()
+    assert ready(log, "orders") == {i: payload for i, payload in payloads.items() if i not in (2, 3)}
+    assert {(d.queue, d.first, d.end) for d in log.engine.damage} == {("orders", 2, 4)}
     log.engine.close(log.now_us)
 
 
