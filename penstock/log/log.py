@@ -188,6 +188,7 @@ class Log:
                 # Whoever asked was connected to the broker that is gone.
                 queue.withdraw([(first, end) for first, end, _ in queue.asking], Reason.REQUESTER_GONE)
                 self._dirty[queue.number] = queue
+            queue.let_go = []
             if queue.drawer is not None:
                 in_drawer = queue.drawer.pending
                 queue.let_go = left_over(queue.repairs, in_drawer.unsettled(0, in_drawer.tail))

@@ -63,6 +63,7 @@ class _Recovery:
             self._tell_end(position)
         self._write_again()
         self._report_missing()
+        self._report_payloads()
         for overlap in find_overlaps(self._disk, self._state.segments.all):
             self._tell_overlap(overlap)
         return position
@@ -167,6 +168,18 @@ class _Recovery:
             f"it is kept as {self._disk.where(aside)}"
         )
         self._state.tell(Damage(where, 0, "", 0, 0, text))
+
+    def _report_payloads(self) -> None:
+        """Repaired messages whose drawer has lost its name: the next drawer has other payloads there."""
+        state = self._state
+        for queue in state.queues.values():
+            for first, end, _ in list(queue.repairs) if queue.drawer is None else ():
+                text = (
+                    f"queue {queue.name!r}: offsets {first} to {end - 1} were repaired, and the name of the "
+                    f"queue with their payloads is lost"
+                )
+                state.tell(Damage("", 0, queue.name, first, end, text))
+                state.lose(queue, first, end)
 
     def _report_missing(self) -> None:
         """Retention removes a segment whose messages are settled, some perhaps after the snapshot.

@@ -330,7 +330,6 @@ class LogState:
             self._check_events(queue, header)
             self._lost_before(queue, header.position, header.first_offset)
             self._lost_before(queue, header.position, header.offset_end)
-            queue.next_stored = queue.pending.tail
         else:
             self._check_events(queue, header, lost=header.event_count)
 
@@ -341,15 +340,19 @@ class LogState:
             return
         text = f"queue {queue.name!r}: offsets {tail} to {offset - 1} are lost"
         self.damage.append(Damage("", position, queue.name, tail, offset, text))
-        queue.pending.tail = offset
+        queue.pending.tail = queue.next_stored = offset
+
+    def _go_on_at(self, queue: LogQueue, position: int, offset: int) -> None:
+        """A block speaks of messages up to `offset`, so they have been given, and are not given again."""
+        if self.begins_late and queue.pending.tail < offset:
+            queue.offset_start = queue.pending.tail = queue.next_stored = offset
+        self._lost_before(queue, position, offset)
 
     def _apply_messages(self, header: Header) -> None:
         queue = self._queue_of(header)
         self._check_events(queue, header)
         pending = queue.pending
-        if self.begins_late and pending.tail < header.first_offset:
-            queue.offset_start = pending.tail = header.first_offset
-        self._lost_before(queue, header.position, header.first_offset)
+        self._go_on_at(queue, header.position, header.first_offset)
         pending.accept(header.count)
         queue.next_stored = pending.tail
         if header.flags & FLAG_REPLY:
@@ -361,6 +364,8 @@ class LogState:
         queue = self._queue_of(header)
         self._check_events(queue, header)
         for row in read_rows(header, body):
+            if row.end > queue.pending.tail:
+                self._go_on_at(queue, header.position, row.end)
             queue.pending.replay(
                 row.event, row.first, row.end, row.reason, header.time_us, row.note, row.tail
             )
@@ -377,6 +382,8 @@ class LogState:
                     queue.repairs.cut(first, end)
                     queue.repairs.add(first, end, at - row.first)
                 at += row.end - row.first
+            if queue.drawer is not None:
+                self._go_on_at(queue.drawer, header.position, at)
 
     def _apply_control(self, fields: dict[str, Any], header: Header) -> None:
         operation = fields["op"]

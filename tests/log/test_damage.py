@@ -665,6 +665,48 @@ def test_a_segment_that_is_put_back_is_not_removed() -> None:
     engine.close(NOW_US)
 
 
+@pytest.mark.parametrize("begins_late", [False, True])
+def test_offsets_that_a_settlement_names_are_not_given_again(begins_late: bool) -> None:
+    """A reader that has read them would take what comes there for something that it knows."""
+    disk = SimDisk()
+    engine = open_engine(disk)
+    for payloads in ([b"a"], [b"b", b"c"]):
+        engine.append("orders", Batch.of(payloads), NOW_US)
+        turn(engine)
+    engine.take("orders", "ann", 3, NOW_US)
+    engine.settle("orders", "ann", Outcome.ACK, [(0, 3)], NOW_US)
+    turn(engine)
+    engine.append("other", Batch.of([b"synced later"]), NOW_US)
+    turn(engine)
+    engine.abandon()
+    files = {name: data for name, data in disk.files().items() if parse_segment_name(name)}
+    if begins_late:
+        engine = open_engine(disk := SimDisk(files))
+        engine.append("orders", Batch.of([b"d"]), NOW_US)
+        turn(engine)
+        engine.take("orders", "ann", 1, NOW_US)
+        engine.settle("orders", "ann", Outcome.ACK, [(3, 4)], NOW_US)
+        turn(engine)
+        engine.abandon()
+        files = {name: data for name, data in disk.files().items() if parse_segment_name(name)}
+        del files[min(files)]
+    block = next(
+        b for b in reversed(blocks_of(files)) if b.header.kind == KIND_MESSAGES and b.header.queue == 1
+    )
+    data = bytearray(files[block.file])
+    data[block.start : block.end] = bytes(block.end - block.start)
+    engine = open_engine(SimDisk(files | {block.file: bytes(data)}))
+    name = "unknown-1" if begins_late else "orders"
+    assert engine.describe(name).offset_end == (4 if begins_late else 3)
+    assert not engine.describe(name).ready
+    assert begins_late or any((d.queue, d.first, d.end) == ("orders", 1, 3) for d in engine.damage)
+    engine.append(name, Batch.of([b"new"]), NOW_US)
+    turn(engine)
+    (piece,) = engine.take(name, "ann", 5, NOW_US)
+    assert (piece.offset_start, piece.messages()) == (4 if begins_late else 3, [b"new"])
+    engine.close(NOW_US)
+
+
 def test_a_file_that_goes_away_while_the_log_is_open_is_reported() -> None:
     disk = SimDisk(CLOSED)
     engine = open_engine(disk)

@@ -6,7 +6,9 @@ from array import array
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.log.block import KIND_MESSAGES
+import pytest
+
+from penstock.log.block import HEADER_BYTES, KIND_MESSAGES, MAGIC
 from penstock.log.inspect import inspect_log
 from penstock.log.reader import LogReader
 from penstock.log.repairs import cut_batch, drawer_of, left_over, runs_of
@@ -123,6 +125,37 @@ def test_payloads_in_other_blocks_than_a_damaged_one_are_delivered(tmp_path: Pat
     log.open()
     assert ready(log, "orders") == {i: payload for i, payload in payloads.items() if i not in (2, 3)}
     assert {(d.queue, d.first, d.end) for d in log.engine.damage} == {("orders", 2, 4)}
+    log.engine.close(log.now_us)
+
+
+@pytest.mark.parametrize("lost", ["name", "payload"])
+def test_nobody_gets_the_payload_of_another_repair(tmp_path: Path, lost: str) -> None:
+    """Where damage has taken the drawer, or the last of what was in it, the next repair comes behind that."""
+    log = Rig(tmp_path, {})
+    kill(log, "orders", [b"a", b"b", b"c"])
+    repair(log, "orders", {0: b"REPAIRED-A"})
+    log.send("other", [b"synced later"])
+    log.engine.abandon()
+    for name in os.listdir(tmp_path):
+        if name.startswith("snapshot"):
+            os.unlink(tmp_path / name)
+    path = tmp_path / "00000000000000000000.seg"
+    data = bytearray(path.read_bytes())
+    if lost == "name":
+        data[data.index(b"u0000orders")] ^= 1
+    else:  # the whole block: two bounds and ten bytes
+        start = data.index(b"REPAIRED-A") - 8 - HEADER_BYTES
+        assert data[start : start + 4] == MAGIC
+        data[start : start + HEADER_BYTES + 24] = bytes(HEADER_BYTES + 24)
+    path.write_bytes(data)
+    log.open()
+    repair(log, "orders", {1: b"REPAIRED-B"})
+    for restart in (log.crash, log.reopen, log.crash):
+        repair(log, "orders", {2: b"REPAIRED-C"})
+        assert ready(log, "orders") == {1: b"REPAIRED-B", 2: b"REPAIRED-C"}
+        assert any((d.queue, d.first, d.end) == ("orders", 0, 1) for d in log.engine.damage)
+        log.turn()
+        restart()
     log.engine.close(log.now_us)
 
 
