@@ -232,8 +232,9 @@ class _Recovery:
             if segment.generation:
                 if segment.base >= start:
                     self._apply_compacted(segment)
-                    # It may be the last one that there is: what is new stands behind it.
-                    position = max(position, segments.all[at].end)
+                    # It may be the last one that there is: what is new stands behind it, and has another
+                    # base even where all bytes of this one are gone.
+                    position = max(position, segments.all[at].end, segment.base + HEADER_BYTES)
                 continue
             if segment.end < start or (next_base is not None and next_base <= start):
                 continue
@@ -354,8 +355,10 @@ class _Recovery:
 
     def _synced_by_later_segment(self, segment: Segment, at: int) -> bool:
         for later in self._state.segments.all:
-            if later.base <= segment.base or later.generation:
+            if later.base <= segment.base:
                 continue
+            if later.generation:
+                return True  # It lay behind two snapshots when it was compacted.
             file = self._disk.open(later.name)
             try:
                 headers = find_headers(file, later.base, later.base, later.base + file.size())
