@@ -157,7 +157,7 @@ def test_who_has_just_come_is_waited_for(tmp_path: Path) -> None:
             marks = [front.mark() for front in fronts]
 
             def said() -> set[int]:
-                own = NAMES.state(f"member.{fronts[1].name}-").encode()
+                own = NAMES.state(f"member.{fronts[1].name}-")
                 found = station.ask(station.api.last_of(NAMES.state_stream, [NAMES.state("member.>")]))
                 return {stored.seq for stored in found if stored.subject.startswith(own)}
 
