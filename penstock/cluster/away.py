@@ -148,6 +148,12 @@ class Away:
             self._sending.say(frame)
             self._wants_turn()
 
+    def _write_aside(self, seat: Seat, kind: Kind, buffers: Iterable[Buffer] = (), flag: int = 0) -> None:
+        """Whatever it has published: there may be no room for that, and others wait for what this tells."""
+        if self._link is not None:
+            self._sending.say(encode_frame(kind, *buffers, port=seat.number, flag=flag))
+            self._wants_turn()
+
     def _write_at_once(self, seat: Seat, kind: Kind, buffers: Iterable[Buffer]) -> None:
         """Among the messages of this turn, before all other words."""
         if self._link is not None:
@@ -172,14 +178,14 @@ class Away:
         seat = self._seating.of(port)
         if seat is not None:
             seat.blocked = blocked
-            self._write(seat, Kind.BLOCKED, flag=blocked)
+            self._write_aside(seat, Kind.BLOCKED, flag=blocked)
             self._rooms.check(seat, self._link)
 
     def idle(self, port: Port, idle: bool) -> None:
         seat = self._seating.of(port)
         if seat is not None:
             seat.idle = idle
-            self._write(seat, Kind.IDLE, flag=idle)
+            self._write_aside(seat, Kind.IDLE, flag=idle)
 
     # --- words -------------------------------------------------------------------------------------
 
@@ -319,8 +325,10 @@ class Away:
         seat.received_bytes += sum(piece.payload_bytes for piece in slices)
         demand = seat.demands.get(door)
         if demand is None or count > seat.port.count_room():
+            if demand is None:  # its cancel may wait, and it would get this again
+                self._write_aside(seat, Kind.WORDS, pack_words(NO_NUMBER, [words.Cancel(*door)]))
             ranges = [(piece.offset_start, piece.offset_end) for piece in slices]
-            self._write(seat, Kind.RETURN, (text_bytes(queue), pack_ranges(ranges)), door[1])
+            self._write_aside(seat, Kind.RETURN, (text_bytes(queue), pack_ranges(ranges)), door[1])
         else:
             if demand.command.once:
                 del seat.demands[door]

@@ -57,7 +57,7 @@ class Sending:
         self._again = Lane(AGAIN)
         self._gathered: deque[Item | Words] = deque()
         self._gathered_weight = 0
-        self._said: list[bytes] = []  # words of this turn, by those of whom nothing is gathered
+        self._said: list[bytes] = []  # in this turn, what waits for nothing else
         self._held: dict[Seat, None] = {}  # for the window's sake
         self._refused: dict[Seat, None] = {}  # of which something waits
         self._full: set[str] = set()  # queues that were found full since the last tick
@@ -149,8 +149,8 @@ class Sending:
             self._hold(seat)
 
     def say(self, frame: bytes) -> None:
-        """By a connection of which nothing is gathered: behind the messages of this turn, before all that is
-        said later."""
+        """What waits for no message of its connection: behind those of this turn, before all that is said
+        later."""
         self._said.append(frame)
 
     def say_behind(self, item: Words) -> None:

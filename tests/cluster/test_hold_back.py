@@ -142,6 +142,35 @@ def test_a_message_larger_than_its_queue_is_refused_and_its_sender_goes_on(
         assert leader.stored("small") == [b"2", b"3", b"4"]
 
 
+def test_a_delivery_that_nobody_wants_goes_back_though_its_connection_waits(
+    leader: Leader, follower: Follower
+) -> None:
+    """It was on its way when the client cancelled, together with a message for which there is no room."""
+    thread, dialer = leader.thread, follower.away._dialer
+    late: list[Frame] = []
+    hear = dialer.on_frame
+
+    def slowly(frame: Frame) -> None:
+        if frame.kind is Kind.DELIVER:
+            late.append(frame._replace(body=memoryview(bytes(frame.body))))
+        else:
+            hear(frame)
+
+    with follower.wire("phpmq") as first, leader.wire("phpmq") as second:
+        send(second, b"small", bytes(SMALL))
+        first.say(consume(b"work", 1))
+        thread.until(lambda: leader.broker.consumer_count("work") == 1, "the demand")
+        dialer.on_frame = slowly
+        send(second, b"work", b"1")
+        thread.until(lambda: late, "the delivery")
+        first.say(phpmq(1, (1, b"small"), (2, b"2")), consume(b"work", 0))
+        thread.until(lambda: follower.away.holds_back == 1, "the sender to be held")
+        dialer.on_frame = hear
+        thread.call(hear, late[0])
+        second.say(consume(b"work", 1))
+        expect_dispatch(second, b"work", b"1")
+
+
 def test_what_waits_survives_a_lost_link(leader: Leader, follower: Follower) -> None:
     sender = follower.wire("phpmq")
     send(sender, b"small", *numbered(6, 3000))
