@@ -10,14 +10,16 @@ batch of one again says nothing twice at the other.
 
 Rules that always hold:
   * Views live in a session of the pipeline's own.
-  * A query of bad records reads all that the main one reads, or more: it begins first.
+  * A query of bad records reads all that the main one reads, or more: it begins first, or where that goes on.
 """
 
+from dataclasses import replace
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
+from penstock.pipeline.beginnings import beginning
 from penstock.pipeline.model import DEAD, INPUT, Pipeline, Source
 from penstock.pipeline.parsing import bad_records, dead_letter_options, good_records, without_copies
 from penstock.pipeline.sinks import broker_of
@@ -66,8 +68,11 @@ def reported(pipeline: Pipeline) -> list[Source]:
 def bad_frame(session: SparkSession, pipeline: Pipeline, source: Source) -> DataFrame:
     """The dead letters of a source; how many there are is told as the metric of its query."""
     assert source.parse is not None
+    assert pipeline.checkpoint is not None, "a file without one was refused"
     reader = f"{_reader(pipeline, source)}.{BAD_RECORDS}"
-    frame = bad_records(_read(session, source, reader, _FOR_REPORTS), source.parse, pipeline.name)
+    begins = beginning(session, source, bad_checkpoint(pipeline, source), pipeline.checkpoint)
+    read = _read(session, replace(source, options={**source.options, **begins}), reader, _FOR_REPORTS)
+    frame = bad_records(read, source.parse, pipeline.name)
     return frame.observe(BAD_RECORDS, sql.count(sql.lit(1)).alias(BAD_COUNT))
 
 

@@ -106,6 +106,21 @@ def test_bad_records_are_told_once_however_often_a_batch_is_run(rig: Rig) -> Non
     assert sorted(row["id"] for row in rig.parquet(f"{rig.folder}/out")) == [0, 1, 2, 3, 4, 5]
 
 
+def test_what_ended_a_pipeline_is_told_when_bad_records_are_told_from_now_on(rig: Rig) -> None:
+    """The second look at the log begins where the pipeline goes on, though it begins later."""
+    sink = '[sink]\nformat = "parquet"\npath = "FOLDER/out"\n'
+    text = from_queue("told-late").replace('startingOffsets = "earliest"\n', "")
+    rig.send("told-late", [b"before", *orders(1)])
+    failing = rig.pipeline("told-late", text + 'on-bad-record = "fail"\n' + sink + RUN)
+    rig.run_once(failing)
+    rig.send("told-late", [*orders(1, first=1), b"bad"])
+    with pytest.raises(PipelineFailed):
+        rig.run_once(failing)
+    rig.run_once(rig.pipeline("told-late", text + sink + RUN))
+    assert [row["id"] for row in rig.parquet(f"{rig.folder}/out")] == [1]
+    assert [(it["offset"], it["value"]) for it in rig.bad_records("told-late")] == [(3, "bad")]
+
+
 def test_a_join_of_two_queues(rig: Rig) -> None:
     pipeline = rig.pipeline(
         "joined",
