@@ -1,8 +1,8 @@
 """Beginnings: where a query of bad records begins that comes later than the pipeline which it is of.
 
 That is so where records that do not fit have ended the pipeline, or were dropped, before its file said to
-tell of them. One that begins at the end of its queues would pass over what the pipeline has yet to read. So it
-begins where the pipeline goes on, which Spark has written down in its checkpoint:
+tell of them. One that begins at the end of its queues would pass over what the pipeline has yet to read. So
+it begins where the pipeline goes on, which Spark has written down in its checkpoint:
 
     offsets/N    how far batch N goes: a line with a version, one of Spark's own, one for each source
     commits/N    that batch N is done
