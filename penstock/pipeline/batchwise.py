@@ -13,7 +13,7 @@ The rows of a batch for a Delta table are gathered on the driver: `maxOffsetsPer
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
@@ -21,6 +21,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.errors import PenstockError
 from penstock.pipeline.formats import COMPLETE, PENSTOCK
 from penstock.pipeline.model import Sink
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
 
 KNOWN_SECONDS: Final = 60.0
 """The id of a query is known when its start has returned, which may be after its first batch has begun."""
@@ -81,6 +85,8 @@ class DeltaSink(Batchwise):
             return
         if table is not None and not self._merges:
             check_columns(self._path, [field.name for field in table.schema().fields], rows.column_names)
+        if table is not None:
+            check_values(self._path, table, rows)
         write_deltalake(
             self._path,
             rows,
@@ -102,6 +108,30 @@ def check_columns(path: str, there: Sequence[str], ours: Sequence[str]) -> None:
             f"{path}: {' and '.join(said)}; set mergeSchema = true in the sink to take both together, or "
             "write to another path"
         )
+
+
+def check_values(path: str, table: "DeltaTable", rows: "pa.Table") -> None:
+    """Whether a table can hold the values of the rows as they are: it would make 1 of 1.7 without a word."""
+    import pyarrow as pa
+
+    for field in pa.schema(table.schema().to_arrow()):
+        if field.name in rows.column_names and _would_change(rows.column(field.name), field.type):
+            ours = rows.column(field.name).type
+            raise WrongColumns(
+                f"{path}: column {field.name!r} is {field.type} in the table, which cannot hold all values "
+                f"of the rows, {ours}; cast it in a step, or write to another path"
+            )
+
+
+def _would_change(column: "pa.ChunkedArray", type_: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    try:
+        return column.type != type_ and not column.cast(type_).cast(column.type).equals(column)
+    except pa.ArrowNotImplementedError:
+        return False  # whoever writes the table judges it
+    except pa.ArrowInvalid:
+        return True
 
 
 class QueueSink(Batchwise):

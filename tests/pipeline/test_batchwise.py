@@ -58,3 +58,18 @@ def test_a_batch_with_a_new_column_is_refused_or_merged(spark: SparkSession, tmp
         (3, "x"),
         (4, "x"),
     ]
+
+
+@pytest.mark.parametrize("merges", ["true", "false"])
+def test_a_value_that_a_table_cannot_hold_is_refused(
+    spark: SparkSession, tmp_path: Path, merges: str
+) -> None:
+    path = str(tmp_path / "table")
+    sink = DeltaSink(Sink("delta", "append", {"path": path, "mergeSchema": merges}, ()))
+    sink.write(spark.sql("select 1 as n, date'2030-01-31' as day"), "query", 0)
+    for number, wrong in enumerate(("1.7D as n", "timestamp'2030-01-31 12:00:00' as day"), 1):
+        rest = "date'2030-01-31' as day" if wrong.endswith("n") else "1 as n"
+        with pytest.raises(WrongColumns, match="in the table, which cannot hold all values"):
+            sink.write(spark.sql(f"select {wrong}, {rest}"), "query", number)
+    sink.write(spark.sql("select 2L as n, date'2030-02-01' as day"), "query", 3)
+    assert sorted(row["n"] for row in DeltaTable(path).to_pyarrow_table().to_pylist()) == [1, 2]
