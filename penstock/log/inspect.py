@@ -9,8 +9,8 @@ What is wrong is a defect, what a person may want to know is a note (`DEFECTS`, 
 bytes cannot be read, the rest is read all the same.
 
 How torn and damaged differ: a byte below the watermark, or below the `synced` mark of a later
-block, was synced. If it is not valid any more it is damaged. Above both it is the rest of a last
-group that nobody was promised, or that a broker is just writing.
+block, or before a compacted segment, was synced. If it is not valid any more it is damaged. Else it is the
+rest of a last group that nobody was promised, or that a broker is just writing.
 """
 
 from collections.abc import Callable, Iterator
@@ -451,13 +451,13 @@ class _Inspection:
         return was_synced and (next_base is not None or not blank)
 
     def _proof(self, file: File, base: int, at: int) -> bool:
-        """Whether a valid block further on was built when `at` had been synced."""
+        """Whether a valid block further on was built when `at` had been synced, or a segment compacted."""
         synced, search, end = 0, at + 8, base + file.size()
         while synced <= at and (found := find_block(file, base, search, end)) is not None:
             synced, search = found.synced, found.end
         for later, generation in self._on_disk.items():
-            if synced <= at and later > base and not generation:
-                synced = self._first_synced(later)
+            if synced <= at and later > base:
+                synced = later if generation else self._first_synced(later)
         # A broker that is at work may have filled the hole since it was seen; then it has said so.
         return synced > at and watermark_of(self._disk) == self._watermark
 

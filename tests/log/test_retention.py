@@ -1063,6 +1063,9 @@ def test_a_compacted_segment_proves_that_what_stands_before_it_was_synced(make: 
     data = bytearray((log.folder / first).read_bytes())
     data[data.rindex(b"mail ")] ^= 1
     (log.folder / first).write_bytes(data)
+    assert [d.file for d in inspect_log(str(log.folder)).defects if d.kind == "bad-body"] == [
+        str(log.folder / first)
+    ]
     log.open()
     found = [payload for queue in log.engine.queues() for payload in payloads(log.take(queue))]
     assert {payload for payload in found if not payload.startswith(b"mail")} == set(kept)
