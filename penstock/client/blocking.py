@@ -6,7 +6,9 @@ what runs on a loop there is run here to its end in one go. Methods that are sha
 method of their own object: that one may be of the other kind.
 """
 
+import contextlib
 import functools
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -42,3 +44,29 @@ def blocking(
         raise AssertionError(SUSPENDED)
 
     return call
+
+
+class Latch:
+    """Set once, and waited for. An interrupt in `threading.Event` may leave its lock taken for ever."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._shut = threading.Lock()
+        self._shut.acquire()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        self._open()
+
+    def wait(self, seconds: float) -> bool:
+        """Until it is set, at most so long; whether it is."""
+        if not self._is_set and self._shut.acquire(timeout=seconds):
+            self._open()  # for the next one who waits
+        return self._is_set
+
+    def _open(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it is
+            self._shut.release()

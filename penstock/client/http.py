@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self, Unpack
 
-from penstock.client.blocking import blocking
+from penstock.client.blocking import Latch, blocking
 from penstock.client.core import CLOSED_BY_BROKER
 from penstock.client.errors import ConnectionLost, reason_of
 from penstock.client.fork import begin_anew_after_fork
@@ -154,7 +154,7 @@ class HttpLine:
         self._http = HttpConnection(options.connect_seconds, options.operation_seconds)
         self._is_known = False  # there was an answer once
         self._lock = threading.Lock()  # the connection; held for as long as a call takes
-        self._closed = threading.Event()
+        self._closed = Latch()
         begin_anew_after_fork(self)
 
     def forked(self) -> None:

@@ -25,7 +25,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, NoReturn, Protocol, Self, TypeVar
 
-from penstock.client.blocking import blocking
+from penstock.client.blocking import Latch, blocking
 from penstock.client.core import CLOSED_BY_BROKER, WRONG_PORT, Core, chunks
 from penstock.client.errors import ClientError, ConnectionLost, reason_of, tell_sent
 from penstock.client.options import Options, tls_context
@@ -71,7 +71,7 @@ class Link(ABC, Generic[W, L]):
         self._lock = threading.Lock()  # the core, and which wire is the present one
         self._dialing = dialing
         self._proving = proving  # one question at a time
-        self._closed = threading.Event()
+        self._closed = Latch()
 
     # --- how one waits: with threads, or on a loop ---------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.client import ClientOptions, ConnectionLost, NotSupported, PhpmqClient, TimedOut
+from penstock.client.blocking import Latch
 from penstock.client.wire import Wire
 from tests.client.both import Connect, both, both_and_uvloop, take
 from tests.client.conftest import Doors, Spare
@@ -565,6 +566,27 @@ def test_interrupts_at_any_moment_leave_no_lock_behind(broker: BrokerProcess) ->
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, former)
     mq.close()
+
+
+def test_interrupts_at_any_moment_of_a_pause() -> None:
+    latch = Latch()
+    draw = random.Random(7)
+    former = signal.signal(signal.SIGALRM, _interrupt)
+    try:
+        for _ in range(2000):
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, draw.uniform(2e-6, 40e-6))
+                while not latch.wait(0.00001):
+                    pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(latch.wait, WAIT_SECONDS) for _ in range(2)]
+        assert not latch.is_set()
+        latch.set()
+        latch.set()
+        assert [it.result(WAIT_SECONDS) for it in waiting] == [True, True]
 
 
 def _interrupt(*_: object) -> None:
