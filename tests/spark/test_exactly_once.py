@@ -196,8 +196,9 @@ def test_of_two_tries_of_a_task_one_counts(broker: BrokerProcess, queues: Queues
     assert len(api.get("/v1/transactions/tries")["stages"]) == 3
     sink.commit([fast, other])
     assert queues.values("tries") == Counter(values(200))
-    # The stage of the try that did not count went with the commit; to say it now changes nothing.
-    sink.commit([slow, other])
+    # The stage of the try that did not count went with the commit: nobody can say what it had brought.
+    with pytest.raises(Refused, match="committed with other stages"):
+        sink.commit([slow, other])
     assert api.get("/v1/transactions/tries")["stages"] == []
     assert queues.values("tries") == Counter(values(200))
 
