@@ -42,6 +42,9 @@ BEGIN_SECONDS: Final = 120.0
 """How long a query may take to know where it begins; then something is wrong that it will tell itself."""
 
 
+END_SECONDS: Final = 3.0
+"""How long Java may take to be gone when a call into it ended without an answer."""
+
 JAVA_GONE: Final = (Py4JError, ConnectionError)
 """What a call into Java may raise where there is no Java any more."""
 
@@ -114,7 +117,9 @@ class Run:
         try:
             yield
         except (PySparkException, *JAVA_GONE) as error:
-            gone = isinstance(error, (Py4JNetworkError, ConnectionError)) or java_has_ended()
+            gone = isinstance(error, (Py4JNetworkError, ConnectionError)) or java_has_ended(
+                END_SECONDS if isinstance(error, Py4JError) else 0
+            )
             if not self.stop.is_set():
                 raise PipelineFailed(
                     f"{self._pipeline.name}: {_ENDED if gone else cause_of(error)}"

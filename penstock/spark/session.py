@@ -20,6 +20,7 @@ How it fails: `SparkNotStarted`, one line that says what is missing.
 
 import os
 import shutil
+import subprocess
 import sys
 import threading
 from collections import deque
@@ -130,11 +131,17 @@ def tried_again(work: Callable[[], T], say: Callable[[str], None]) -> T:
     return work()
 
 
-def java_has_ended() -> bool:
-    """Whether Java, that this process started, is gone."""
+def java_has_ended(within_seconds: float) -> bool:
+    """Whether Java, that this process started, is gone by then: its calls fail a moment before it ends."""
     gateway: Any = SparkContext._gateway
     process = getattr(gateway, "proc", None)
-    return process is not None and process.poll() is not None
+    if process is None:
+        return False
+    try:
+        process.wait(within_seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def worker_was_late(error: BaseException | None) -> bool:

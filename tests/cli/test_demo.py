@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 
 import pyarrow.dataset as arrow_files
 import pytest
 
-from penstock.client import PhpmqClient
+from penstock.client import PhpmqClient, PhpmqMessage
 from penstock.common.tables import Column
 from penstock.demo import traffic
 from penstock.demo.broker import Broker
@@ -159,27 +160,40 @@ def test_a_broker_that_does_not_start_says_why(tmp_path: Path) -> None:
 
 
 class Slow(Broker):
-    """After the kill it stands still for longer than a worker waits, runs for a moment, and so on."""
+    """Once it was killed, it stands still for longer than a worker waits, runs for a moment, and so on."""
 
     starts = 0
 
     def start(self) -> float:
-        took = super().start()
         self.starts += 1
-        if self.starts == 2:
-            threading.Thread(target=self._slow_down, daemon=True).start()
-        return took
+        return super().start()
 
-    def _slow_down(self) -> None:
+    def slow_down(self) -> None:
         process = self._process
         assert process is not None
+        process.send_signal(signal.SIGSTOP)
+        threading.Thread(target=self._go_on, args=(process,), daemon=True).start()
+
+    def _go_on(self, process: subprocess.Popen[str]) -> None:
         for _ in range(4):
-            process.send_signal(signal.SIGSTOP)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1.5)
             process.send_signal(signal.SIGCONT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.1)
+            process.send_signal(signal.SIGSTOP)
+        process.send_signal(signal.SIGCONT)
+
+
+class WithSlow(traffic.Traffic):
+    """The broker is slow from the moment on at which a worker wants what is left."""
+
+    broker: Slow
+
+    def _take(self, worker: PhpmqClient, total: int, prefetch: int) -> Iterator[PhpmqMessage]:
+        if self.broker.starts == 2:
+            self.broker.slow_down()
+        return super()._take(worker, total, prefetch)
 
 
 def test_what_a_slow_broker_has_not_given_yet_is_not_lost(
@@ -188,7 +202,9 @@ def test_what_a_slow_broker_has_not_given_yet_is_not_lost(
     monkeypatch.setattr(traffic, "PROGRESS_SECONDS", 0.5)
     broker = Slow(tmp_path / "log", tmp_path / "journal")
     try:
-        right = traffic.Traffic(broker, Screen(sys.stdout), 100).run()
+        slowed = WithSlow(broker, Screen(sys.stdout), 100)
+        slowed.broker = broker
+        right = slowed.run()
     finally:
         broker.end(signal.SIGKILL)
     said = capsys.readouterr().out

@@ -324,6 +324,7 @@ def test_a_role_that_was_taken_away_is_refused_at_the_click(
         page.get_by_label("Token").fill("ann-0123456789abcdef")
         page.get_by_role("button", name="Sign in").click()
         page.get_by_role("button", name="Pause").wait_for()
+        expect(page.get_by_role("status")).to_have_text("Ready")
         config.write_text(row.format("read"))
         broker.signal(signal.SIGHUP)
         until(lambda: api.ask("POST", "/v1/queues/orders/resume").status == 403, "the role to be taken away")
