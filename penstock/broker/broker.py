@@ -1,7 +1,7 @@
-"""The broker: words from ports, messages to ports, an engine below.
+"""The broker: words from ports, messages to ports, the log below.
 
 A turn of the server's loop is: received chunks become words (`handle`), then `turn` hands out what
-consumers have room for and has the engine put out what came, in one go. Nothing here waits, reads
+consumers have room for and has the log put out what came, in one go. Nothing here waits, reads
 a clock or touches a socket; `wants_turn` asks the server for the next turn.
 
 Rules that always hold:
@@ -134,21 +134,21 @@ class Broker:
 
     def __init__(
         self,
-        engine: Log,
+        log: Log,
         wants_turn: Callable[[], None],
         *,
         policies: Policies | None = None,
         queue_name_bytes_max: int = 255,
         queues_max: int = 100_000,
     ) -> None:
-        self._engine = engine
+        self._log = log
         self._wants_turn = wants_turn
         self._policies = policies or Policies()
         self._queue_name_bytes_max = queue_name_bytes_max
         self._queues_max = queues_max
-        self._opening = engine.opening
+        self._opening = log.opening
         self._desks: dict[str, Desk] = {}
-        self._strangers: set[str] = set()  # those of names that are not, or not yet, queues of the engine
+        self._strangers: set[str] = set()  # those of names that are not, or not yet, queues of the log
         self._guests: dict[Port, Guest] = {}
         self._by_number: dict[int, Guest] = {}
         self._numbers = counter(1)
@@ -190,7 +190,7 @@ class Broker:
             self._leave(guest, door)
         for queue in {queue for queue, _ in guest.holds}:
             where = port.lost_to if lost else words.Where.PLACE
-            fates = self._engine.give_back(queue, port.name, now_us, where=where, lost=lost)
+            fates = self._log.give_back(queue, port.name, now_us, where=where, lost=lost)
             self._ended_without_answer(queue, fates)
             desk = self._desks.get(queue)
             for first, end, name in list(desk.orphans) if desk is not None else ():
@@ -288,7 +288,7 @@ class Broker:
         except (LogRefused, QueueNameError) as error:
             port.log(f"refused: {error}", 1)
             return []
-        granted = self._engine.resume(
+        granted = self._log.resume(
             queue, port.name, ranges, now_us, origin=origin, dead=dead, attempts_max=attempts_max
         )
         ghosts = guest.ghosts.setdefault((queue, dead), RangeMap())
@@ -313,7 +313,7 @@ class Broker:
     def take_back(self, port: Port, queue: str, dead: bool, ranges: Ranges, now_us: int) -> None:
         """What was handed out did not reach the peer, which wants it no more: no delivery is counted."""
         guest = self._guests[port]
-        fates = self._engine.give_back(queue, port.name, now_us, ranges=ranges, lost=False)
+        fates = self._log.give_back(queue, port.name, now_us, ranges=ranges, lost=False)
         self._freed(guest, queue, dead, fates, ranges)
         self._ended_without_answer(queue, fates)
         self._stir(queue)
@@ -403,7 +403,7 @@ class Broker:
                 receipt = self._receipt(guest, tickets)
         try:
             desk = self._desks.get(command.queue) or self._desk(command.queue)
-            self._engine.append(command.queue, batch, now_us, receipt)
+            self._log.append(command.queue, batch, now_us, receipt)
         except (LogRefused, QueueNameError) as error:
             self._forget_stranger(command.queue)
             if isinstance(error, DiskFull | QueueFull) and not self._never_fits(command):
@@ -439,9 +439,9 @@ class Broker:
         for queue in queues:
             if queue not in self._desks:
                 check_queue_name(queue, self._queue_name_bytes_max)
-                if not self._engine.has_queue(queue):
+                if not self._log.has_queue(queue):
                     new.add(queue)
-        if new and self._engine.queue_count + len(self._strangers) + len(new) > self._queues_max:
+        if new and self._log.queue_count + len(self._strangers) + len(new) > self._queues_max:
             raise LogRefused(
                 f"queue {min(new)!r}: there are {self._queues_max} queues already, the limit of queues-max"
             )
@@ -451,7 +451,7 @@ class Broker:
         if desk is None:
             self.check_names((queue,))
             desk = self._desks[queue] = Desk(queue)
-            if not self._engine.has_queue(queue):
+            if not self._log.has_queue(queue):
                 self._strangers.add(queue)
         return desk
 
@@ -461,7 +461,7 @@ class Broker:
             desk = self._desks[queue]
             if not desk.living.consumers and not desk.dead.consumers:
                 self._strangers.discard(queue)
-                if not self._engine.has_queue(queue):
+                if not self._log.has_queue(queue):
                     del self._desks[queue]
 
     def _receipt(self, guest: Guest, tickets: Sequence[int]) -> Receipt:
@@ -497,7 +497,7 @@ class Broker:
             if guest.port in self._guests:
                 desk.asked.add(result.first, result.end, asked)
             else:
-                # Its sender left before the engine had told where the requests are. A log that is closing
+                # Its sender left before the log had told where the requests are. A log that is closing
                 # says no: the next opening withdraws them.
                 with suppress(LogRefused):
                     self._withdraw(asked, Reason.REQUESTER_GONE, now_us)
@@ -554,12 +554,12 @@ class Broker:
 
     def _note_consumers(self, queue: str) -> None:
         """Whoever lists queues shows only those that there are; perhaps nobody ever asks."""
-        if self._engine.has_queue(queue):
+        if self._log.has_queue(queue):
             self._consumers_changed[queue] = None
 
     def _nothing_comes(self, command: words.Consume) -> bool:
         """Whether it is certain that this demand would wait for nothing."""
-        if self._engine.is_paused(command.queue):
+        if self._log.is_paused(command.queue):
             return True
         return command.dead and not self._policies.for_queue(command.queue).dead_letters
 
@@ -582,7 +582,7 @@ class Broker:
 
     def _settle(self, guest: Guest, command: words.Settle, now_us: int) -> None:
         try:
-            fates = self._engine.settle(
+            fates = self._log.settle(
                 command.queue,
                 guest.port.name,
                 command.outcome,
@@ -700,7 +700,7 @@ class Broker:
 
     def _reply(self, guest: Guest, command: words.Reply, now_us: int) -> None:
         ranges = ranges_of(command.offsets)
-        fates = self._engine.settle(
+        fates = self._log.settle(
             command.queue, guest.port.name, Outcome.ACK, ranges, now_us, origin=command.origin
         )
         self._freed(guest, command.queue, False, fates, ranges)
@@ -734,7 +734,7 @@ class Broker:
             return
         ended = [(f.first, f.end) for f in fates if f.event not in (Event.RETURNED, Event.REQUEUED)]
         if desk.outgoing:
-            # These carry their way back, which is known before the engine has told their offsets.
+            # These carry their way back, which is known before the log has told their offsets.
             for asked, (indexes, _) in self._open_requests(desk.outgoing.take(ended)).items():
                 self._end_undelivered(asked, indexes)
         for first, end in ended:
@@ -800,7 +800,7 @@ class Broker:
                     self._maybe_finish(guest)
 
         if ready:
-            self._engine.confirm(now_us, confirmed)
+            self._log.confirm(now_us, confirmed)
 
     def _closing(self, guest: Guest, command: words.Closing, now_us: int) -> None:
         guest.closing = True
@@ -864,7 +864,7 @@ class Broker:
     def set_policies(self, policies: Policies) -> None:
         """New settings for every queue, from now on."""
         self._policies = policies
-        self._engine.set_policies(policies)
+        self._log.set_policies(policies)
 
     # --- out -------------------------------------------------------------------------------------
 
@@ -892,7 +892,7 @@ class Broker:
         self._put_out(now_us)
 
     def _put_out(self, now_us: int) -> None:
-        self._engine.flush(now_us)
+        self._log.flush(now_us)
         if self._syncing:
             self._confirm(now_us)
 
@@ -902,7 +902,7 @@ class Broker:
             self._stirred[desk.living] = None
             if desk.dead.consumers:
                 self._stirred[desk.dead] = None
-            if self._strangers and queue in self._strangers and self._engine.has_queue(queue):
+            if self._strangers and queue in self._strangers and self._log.has_queue(queue):
                 self._strangers.discard(queue)
 
     def _hand_out(self, door: Door, now_us: int) -> None:
@@ -910,10 +910,10 @@ class Broker:
         if not consumers:
             return
         queue, dead = key = door.queue, door.dead
-        available = self._engine.ready(queue, dead=dead)
+        available = self._log.ready(queue, dead=dead)
         if not available:
             return
-        take = self._engine.take
+        take = self._log.take
         each = MESSAGE_BYTES + len(queue)
         for port, share in consumers.share(available):
             count = min(share, port.count_room())
@@ -963,7 +963,7 @@ class Broker:
     def tick(self, now_us: int) -> None:
         """Several times a second: expiry, time-outs, and those for whom there was no room."""
         # What somebody holds does not expire, and who holds what is not known yet.
-        for queue, fate in self._engine.expire(now_us) if not self._awaits_claims else ():
+        for queue, fate in self._log.expire(now_us) if not self._awaits_claims else ():
             self._ended_without_answer(queue, [fate])
             if fate.event is Event.DEAD:
                 self._stir(queue)
@@ -982,7 +982,7 @@ class Broker:
         for deadline in late:
             heappush(self._deadlines, deadline)
         self._thin_deadlines()
-        self._engine.tick(now_us)
+        self._log.tick(now_us)
         self.retry_held_back(now_us)
         for guest in list(self._starved):
             if guest.port.bytes_room() > 0 and guest.port.count_room() > 0:
@@ -994,7 +994,7 @@ class Broker:
         ranges = asked.open_ranges()
         desk = self._desks[asked.queue]
         desk.outgoing.take(ranges)
-        for fate in self._engine.withdraw(asked.queue, ranges, reason, now_us):
+        for fate in self._log.withdraw(asked.queue, ranges, reason, now_us):
             if fate.consumer:
                 desk.orphans.add(fate.first, fate.end, fate.consumer)
 

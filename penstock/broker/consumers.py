@@ -2,7 +2,7 @@
 
 A member joins with a window (`credit`: the most it may hold unsettled, 0 for no bound). It is
 *active*, or on *standby* until an exclusive member gives the queue free. `share` says who gets
-how many of the messages that are there; the owner takes them from the engine and reports with
+how many of the messages that are there; the owner takes them from the log and reports with
 `took` what was really handed out, and with `freed` what was settled or given back. Between
 `share` and `took` nothing else happens to the queue. A paused queue does not call `share`; the
 dead-letter door of a queue has a `Consumers` of its own.

@@ -1,7 +1,7 @@
 """Operator: what people and programs do to queues from outside, not as senders or consumers.
 
 The broker serves ports; this serves whoever looks at queues and turns their knobs. Both have the
-same engine below, so what is done here is seen there at once: what is resumed or redriven is handed
+same log below, so what is done here is seen there at once: what is resumed or redriven is handed
 out, whoever waits for an answer to a request that is purged is told.
 
 Rules that always hold:
@@ -10,7 +10,7 @@ Rules that always hold:
     happens meanwhile: it takes as many messages as there were when it began.
   * A round of `changed_rows` ends too: what changes while its rows are handed out is for the next one.
 
-How it fails: `QueueNameError` and `LogError` as the engine raises them; `Draining` where the broker
+How it fails: `QueueNameError` and `LogError` as the log raises them; `Draining` where the broker
 is about to stop and takes nothing new in.
 """
 
@@ -57,9 +57,9 @@ class QueueRow(NamedTuple):
 class Operator:
     """See the module's docstring."""
 
-    def __init__(self, broker: Broker, engine: Log) -> None:
+    def __init__(self, broker: Broker, log: Log) -> None:
         self._broker = broker
-        self._engine = engine
+        self._log = log
         self._round: list[str] = []  # names of queues whose rows are still to be handed out
 
     # --- messages --------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ class Operator:
         """Messages for a queue. No room is an error here: whoever sends waits by itself, and tries again."""
         self._check_open()
         self._broker.check_names((queue,))
-        self._engine.append(queue, batch, now_us, receipt)
+        self._log.append(queue, batch, now_us, receipt)
         self._broker.stir(queue)
 
     def transact(
@@ -81,10 +81,10 @@ class Operator:
         step: Step | None = None,
         fingerprint: str = "",
     ) -> None:
-        """Messages for several queues, all or nothing. See the engine for keys and steps."""
+        """Messages for several queues, all or nothing. See the log for keys and steps."""
         self._check_open()
         self._broker.check_names(queue for queue, _ in parts)
-        self._engine.transact(key, parts, now_us, receipt, step=step, fingerprint=fingerprint)
+        self._log.transact(key, parts, now_us, receipt, step=step, fingerprint=fingerprint)
         for queue, _ in parts:
             self._broker.stir(queue)
         self._broker.wake()
@@ -101,17 +101,17 @@ class Operator:
         A queue that has had no message yet can be paused where somebody waits for one.
         """
         if self._broker.consumer_count(queue):
-            self._engine.declare(queue, now_us)
-        self._engine.pause(queue, paused, now_us)
+            self._log.declare(queue, now_us)
+        self._log.pause(queue, paused, now_us)
         self._broker.stir(queue)
 
     def purge(self, queue: str, now_us: int, *, dead: bool = False) -> Iterator[int]:
         """Take out everything that is ready, or dead, and in nobody's hands; step by step, how many."""
-        info = self._engine.describe(queue)
+        info = self._log.describe(queue)
         left = info.dead if dead else info.ready
         while left > 0:
             limit = left if dead or not self._broker.is_asked(queue) else min(left, MESSAGES_A_STEP)
-            fates = self._engine.purge(queue, now_us, dead=dead, limit=limit, runs_max=RUNS_A_STEP)
+            fates = self._log.purge(queue, now_us, dead=dead, limit=limit, runs_max=RUNS_A_STEP)
             self._broker.purged(queue, fates)
             count = sum(fate.end - fate.first for fate in fates)
             if not count:
@@ -132,14 +132,14 @@ class Operator:
 
         With `ranges`, the order is that of death within one step only.
         """
-        info = self._engine.describe(queue)
+        info = self._log.describe(queue)
         left = info.dead if limit is None else min(limit, info.dead)
         portions = self._portions(queue, ranges, info.offset_end) if ranges is not None else None
         while left > 0:
             portion = next(portions, None) if portions is not None else None
             if portions is not None and portion is None:
                 return
-            fates = self._engine.redrive(
+            fates = self._log.redrive(
                 queue, now_us, reason=reason, ranges=portion, limit=left, runs_max=RUNS_A_STEP
             )
             count = sum(fate.end - fate.first for fate in fates)
@@ -164,7 +164,7 @@ class Operator:
                     yield portion
                     portion, room = [], RUNS_A_STEP
                 else:
-                    stop = self._engine.states(queue, first, end, RUNS_A_STEP, State.DEAD).next
+                    stop = self._log.states(queue, first, end, RUNS_A_STEP, State.DEAD).next
                     yield [(first, stop)]
                     first = stop
         if portion:
@@ -185,32 +185,32 @@ class Operator:
         """A reader is at these positions, and reads no other queue any more."""
         if not positions or len(positions) > READER_QUEUES_MAX:
             raise LogRefused(f"reader {name!r} has {len(positions)} positions; use 1 to {READER_QUEUES_MAX}")
-        engine = self._engine
-        names = {reader.name for reader in engine.readers() if reader.lease_until_us > now_us}
+        log = self._log
+        names = {reader.name for reader in log.readers() if reader.lease_until_us > now_us}
         if name not in names and len(names) >= readers_max:
             raise LogRefused(
                 f"reader {name!r}: there are {len(names)} readers already, the limit of [http] readers-max; "
                 f"release one, or let its lease end"
             )
         for queue in positions:
-            engine.describe(queue)  # which says no before anything is changed
+            log.describe(queue)  # which says no before anything is changed
         lease_until_us = now_us + round(lease_seconds * SECOND_US)
         for queue, position in positions.items():
-            engine.hold_retention(ReaderInfo(name, queue, view, position, lease_until_us), now_us)
-        for reader in engine.readers():
+            log.hold_retention(ReaderInfo(name, queue, view, position, lease_until_us), now_us)
+        for reader in log.readers():
             if reader.name == name and reader.queue not in positions:
-                engine.release_retention(name, now_us, queue=reader.queue)
+                log.release_retention(name, now_us, queue=reader.queue)
         self._broker.wake()
 
     def release_reader(self, name: str, now_us: int) -> None:
-        self._engine.release_retention(name, now_us)
+        self._log.release_retention(name, now_us)
         self._broker.wake()
 
     # --- looking ---------------------------------------------------------------------------------
 
     def row(self, queue: str) -> QueueRow:
         return QueueRow(
-            self._engine.describe(queue), self._broker.consumer_count(queue), self._engine.counts(queue)
+            self._log.describe(queue), self._broker.consumer_count(queue), self._log.counts(queue)
         )
 
     def changed_rows(self, count: int, *, every: bool = False) -> tuple[list[QueueRow], bool]:
@@ -219,8 +219,8 @@ class Operator:
         `every` begins a new round with all queues, whether they have changed or not.
         """
         if every or not self._round:
-            known = self._engine.queues()
-            changed = dict.fromkeys([*self._engine.changed(), *self._broker.consumers_changed()])
+            known = self._log.queues()
+            changed = dict.fromkeys([*self._log.changed(), *self._broker.consumers_changed()])
             # The other way round, because the parts are taken off the end.
             self._round = [name for name in reversed(known) if every or name in changed]
         part = [self._round.pop() for _ in range(min(count, len(self._round)))]
@@ -241,12 +241,12 @@ class Operator:
     @property
     def unready(self) -> str:
         """Why the broker may not be given traffic; empty where it may."""
-        engine = self._engine.info()
-        if engine.failed:
-            return engine.failed
+        info = self._log.info()
+        if info.failed:
+            return info.failed
         if self._broker.is_draining:
             return "the broker is stopping"
         if self._broker.is_suspended:
             return "the cluster does not answer: nothing is stored or handed out until it does"
-        full = engine.full or self._broker.waits_for_disk
+        full = info.full or self._broker.waits_for_disk
         return "no room on the disk: new messages wait" if full else ""

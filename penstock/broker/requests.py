@@ -3,8 +3,7 @@
 A request is a message that wants a reply. Its sender is a port of this broker, and the message
 carries the way back as its reply address: the opening of the log in which that broker leads, the port's
 number, the number of the batch that it came with (`Asked`), and its place in that batch. So an answer finds
-its way by four numbers, whatever engine the message went through, and nothing is kept per request but a byte
-and its ticket.
+its way by four numbers, and nothing is kept per request but a byte and its ticket.
 
 Ports are numbered anew by every broker, and a request may outlive the one that took it in (as a dead letter
 that is redriven later). So an address of another opening leads nowhere, nor does one of three numbers, as
@@ -63,7 +62,7 @@ class Asked:
         self.number = number
         self.queue = queue
         self.tickets = tickets
-        self.first = -1  # the offset of the first one, once the engine has told it
+        self.first = -1  # the offset of the first one, once the log has told it
         self._open = bytearray([_OPEN]) * len(tickets)
         self.open_count = len(tickets)
         self.timed = False  # the broker keeps a deadline for it

@@ -10,12 +10,10 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-SUSPENDED: Final = "a call that blocks has waited for a loop"
 
 
 def run(call: Coroutine[Any, Any, T]) -> T:
@@ -25,7 +23,7 @@ def run(call: Coroutine[Any, Any, T]) -> T:
     except StopIteration as done:
         result: T = done.value
         return result
-    raise AssertionError(SUSPENDED)
+    raise AssertionError("a call that blocks has waited for a loop")
 
 
 # Any: the method is that of a class which is awaited, `self` is of its counterpart which blocks.
@@ -36,12 +34,7 @@ def blocking(
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            method(self, *args, **kwargs).send(None)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-        raise AssertionError(SUSPENDED)
+        return run(method(self, *args, **kwargs))
 
     return call
 

@@ -20,7 +20,7 @@ from penstock.protocols.errors import PeerViolation
 
 
 class ThreadLink(Link[Wire, threading.Lock]):
-    """See the module's docstring. A new one is connected."""
+    """The connection of a client for threads. A new one is connected."""
 
     def __init__(self, core: Core, target: Target, options: Options) -> None:
         super().__init__(core, target, options, threading.Lock(), threading.Lock())

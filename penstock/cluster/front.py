@@ -5,7 +5,7 @@ leads (`log/jetstream/lease.py`):
 
     following   to the leader, over the relay (`away.py`); HTTP too, byte by byte (`pipe.py`). Meanwhile the
     local copy of the log is kept up with the stream, so that taking over is quick. leading     to a broker
-    in this process, on the log (`log/jetstream/engine.py`); other front-ends come to the relay
+    in this process, on the log (`log/jetstream/stream_log.py`); other front-ends come to the relay
     (`host.py`). The HTTP API has its process, as on one machine.
     unsure      as leading, and nothing is handed out: somebody else may be about to lead.
 
@@ -45,12 +45,12 @@ from penstock.common.journal import log
 from penstock.log.disk import RealDisk
 from penstock.log.errors import LogError, LogFailed
 from penstock.log.jetstream.api import JetStream
-from penstock.log.jetstream.engine import StreamLog, make_streams, open_stream_log
 from penstock.log.jetstream.errors import JetStreamTrouble
 from penstock.log.jetstream.lease import ASK_SECONDS, Claim, Election, Role, View
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.replica import LOG, Replica
 from penstock.log.jetstream.station import Station
+from penstock.log.jetstream.stream_log import StreamLog, make_streams, open_stream_log
 from penstock.server.server import LAST_WORDS_SECONDS, Server
 from penstock.server.settings import Settings
 

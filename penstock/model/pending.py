@@ -412,8 +412,8 @@ class Pending:
         reason: Reason = Reason.NONE,
         time_us: int = 0,
         tail: int = 0,
-    ) -> None:
-        """To where the table of a message's life says.
+    ) -> State:
+        """To where the table of a message's life says; the state that they are in then.
 
         `place` is where they were before somebody took them, `reason` and `time_us` are of a death, `tail` is
         what requeued and redriven ones go behind.
@@ -436,6 +436,7 @@ class Pending:
             self._places_given += 1
             self.dead.add(first, end, Place(0, self._places_given, reason, time_us))
             self._died(reason, end - first)
+        return to
 
     def note(self, first: int, end: int, note: Note) -> None:
         if self.notes:
@@ -485,8 +486,7 @@ class Pending:
             return
         for a, b, death in self.lift(first, end):
             was = _before(event, State.READY if death is None else State.DEAD)
-            self.move(was, event, a, b, death, reason, time_us, tail)
-            if TRANSITIONS[was, event] is not State.GONE:
+            if self.move(was, event, a, b, death, reason, time_us, tail) is not State.GONE:
                 self.note(a, b, note)
 
 

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 from penstock.log.jetstream.api import Stored
 from penstock.log.jetstream.cluster import Cluster, Node
-from penstock.log.jetstream.engine import StreamLog, open_stream_log
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.records import Record, read_record
 from penstock.log.jetstream.replica import Replica, is_shared
 from penstock.log.jetstream.servers import parse_server
 from penstock.log.jetstream.station import Station
+from penstock.log.jetstream.stream_log import StreamLog, open_stream_log
 from penstock.log.log import Log
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch

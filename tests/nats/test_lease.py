@@ -9,11 +9,11 @@ import pytest
 
 from penstock.log.jetstream.api import JetStream
 from penstock.log.jetstream.cluster import Cluster, wait_until
-from penstock.log.jetstream.engine import make_streams
 from penstock.log.jetstream.lease import ASK_SECONDS, LEASE_SECONDS, Claim, Election, Role
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.servers import parse_server
 from penstock.log.jetstream.station import Station
+from penstock.log.jetstream.stream_log import make_streams
 
 Join = Callable[[str], "Broker"]
 

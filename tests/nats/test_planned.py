@@ -28,12 +28,12 @@ from penstock.log.arrow import (
 )
 from penstock.log.block import Header
 from penstock.log.jetstream.cluster import Cluster
-from penstock.log.jetstream.engine import make_streams, open_stream_log
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.ranges import Part, Source, blocks
 from penstock.log.jetstream.replica import LOG, Replica
 from penstock.log.jetstream.servers import parse_server
 from penstock.log.jetstream.station import Station
+from penstock.log.jetstream.stream_log import make_streams, open_stream_log
 from penstock.log.log import Log
 from penstock.log.reader import LogReader
 from penstock.log.segments import segment_name

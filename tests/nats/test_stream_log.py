@@ -18,16 +18,16 @@ from pathlib import Path
 import pytest
 
 from penstock.log.errors import LogError, LogFailed
-from penstock.log.jetstream import engine as module
+from penstock.log.jetstream import stream_log as module
 from penstock.log.jetstream.appender import Appender, Overtaken
 from penstock.log.jetstream.cluster import Cluster
-from penstock.log.jetstream.engine import StreamLog, open_stream_log
 from penstock.log.jetstream.errors import JetStreamTrouble
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.records import Kind, read_record
 from penstock.log.jetstream.replica import Replica
 from penstock.log.jetstream.servers import parse_server
 from penstock.log.jetstream.station import Station
+from penstock.log.jetstream.stream_log import StreamLog, open_stream_log
 from penstock.log.results import Stored
 from penstock.log.state import LogSettings
 from penstock.log.workers import InlineWorker

@@ -46,7 +46,7 @@ class Link:
     async def open(self) -> None:
         """Connect to the first server that takes us; raises when none of them does."""
         try:
-            import penstock.log.jetstream.wire  # noqa: F401
+            import penstock.log.jetstream.wire  # noqa: F401 - it needs nats-py, and this is where one can say so
         except ImportError:
             raise ClientMissing(
                 "NATS needs the package nats-py; install it with: pip install 'penstock[nats]'"

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from penstock.log.jetstream.cluster import Cluster
-from penstock.log.jetstream.engine import StreamLog, make_streams, open_stream_log
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.replica import Replica
 from penstock.log.jetstream.servers import parse_server
 from penstock.log.jetstream.station import Station
+from penstock.log.jetstream.stream_log import StreamLog, make_streams, open_stream_log
 from penstock.log.log import Log
 from penstock.log.state import LogSettings
 from penstock.model.policy import Policies
