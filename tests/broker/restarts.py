@@ -22,7 +22,6 @@ What must hold, as `restarts_ports.py` and the checks here know it:
   * When everybody takes and settles, everything ends: nothing is ready or held, nobody waits or is held back.
 """
 
-import logging
 import random
 import sys
 from collections import Counter
@@ -41,6 +40,7 @@ from penstock.model.policy import Policies
 from penstock.model.words import Where
 from tests.broker.restarts_ports import SECOND_US, Message, WildPort
 from tests.log.simdisk import SimDisk
+from tests.seeds import Say, run_seeds
 
 START_US = 1_700_000_000 * SECOND_US
 LIVES_MAX = 5
@@ -59,8 +59,6 @@ POLICIES = Policies(
 )
 PORTS_MAX = (2, 3, 6)  # the fewer, the more often one has a number that another had before
 TURNS_MAX = 2000
-
-Say = Callable[[str], None]
 
 
 class Broken(AssertionError):
@@ -478,20 +476,5 @@ def run(seed: int, say: Say | None = None) -> "Counter[str]":
         ) from error
 
 
-def main(arguments: Sequence[str]) -> None:
-    logging.disable(logging.CRITICAL)
-    first = int(arguments[0])
-    count = int(arguments[1]) if len(arguments) > 1 else 1
-
-    def say(line: str) -> None:
-        sys.stdout.write(line + "\n")
-
-    total: Counter[str] = Counter()
-    for seed in range(first, first + count):
-        total += run(seed, say if count == 1 else None)
-    for what, number in sorted(total.items()):
-        say(f"{number:9} {what}")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_seeds(sys.argv[1:], run)

@@ -22,11 +22,9 @@ What must hold after every end, as `crash_model.py` knows it:
 """
 
 import errno
-import logging
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
 
 from penstock.log.errors import LogFailed
 from penstock.log.log import Log
@@ -35,12 +33,11 @@ from penstock.log.workers import InlineWorker
 from tests.log.crash_model import SECOND_US
 from tests.log.crash_steps import POLICIES, Steps
 from tests.log.simdisk import PowerCut, SimDisk
+from tests.seeds import Say, run_seeds
 
 LIVES_MAX = 6
 STEPS_MAX = (15, 100, 200)  # many short lives: much of what can go wrong goes wrong early
 FAULT_CALLS = ("write", "write", "sync", "sync", "create", "allocate", "rename", "truncate", "sync_names")
-
-Say = Callable[[str], None]
 
 
 class Broken(AssertionError):
@@ -168,20 +165,5 @@ def run(seed: int, say: Say | None = None) -> "Counter[str]":
     return attempt.model.counts
 
 
-def main(arguments: Sequence[str]) -> None:
-    logging.disable(logging.CRITICAL)
-    first = int(arguments[0])
-    count = int(arguments[1]) if len(arguments) > 1 else 1
-
-    def say(line: str) -> None:
-        sys.stdout.write(line + "\n")
-
-    total: Counter[str] = Counter()
-    for seed in range(first, first + count):
-        total += run(seed, say if count == 1 else None)
-    for what, number in sorted(total.items()):
-        say(f"{number:9} {what}")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_seeds(sys.argv[1:], run)

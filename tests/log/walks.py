@@ -11,13 +11,12 @@ let go of as soon as another file is looked at.
 
 import contextlib
 import errno
-import logging
 import os
 import random
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.log.arrow import ROWS_MAX, events_batches, messages_batches
@@ -31,6 +30,7 @@ from penstock.log.workers import InlineWorker
 from penstock.model.batch import Batch
 from penstock.model.policy import Policies
 from penstock.model.words import Outcome
+from tests.seeds import run_seeds
 
 SECOND_US = 1_000_000
 TURNS = 200
@@ -328,15 +328,5 @@ def run(seed: int) -> Counter[str]:
             raise AssertionError(f"seed {seed}: {error!r}") from error
 
 
-def main(arguments: Sequence[str]) -> None:
-    logging.disable(logging.CRITICAL)
-    first = int(arguments[0])
-    total: Counter[str] = Counter()
-    for seed in range(first, first + int(arguments[1]) if len(arguments) > 1 else first + 1):
-        total += run(seed)
-    for what, number in sorted(total.items()):
-        sys.stdout.write(f"{number:9} {what}\n")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_seeds(sys.argv[1:], lambda seed, _: run(seed))

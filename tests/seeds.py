@@ -1,0 +1,28 @@
+"""Runs by seed from the command line: `python -m tests.broker.restarts SEED [COUNT]` and its kind.
+
+One seed alone tells its steps; of several, what happened in them is counted. A run that shows a broken
+promise raises, and names its seed.
+"""
+
+import logging
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+Say = Callable[[str], None]
+
+
+def run_seeds(arguments: Sequence[str], run: Callable[[int, Say | None], "Counter[str]"]) -> None:
+    """COUNT runs from SEED on (one where there is none), and what happened in them."""
+    logging.disable(logging.CRITICAL)
+    first = int(arguments[0])
+    count = int(arguments[1]) if len(arguments) > 1 else 1
+
+    def say(line: str) -> None:
+        sys.stdout.write(line + "\n")
+
+    total: Counter[str] = Counter()
+    for seed in range(first, first + count):
+        total += run(seed, say if count == 1 else None)
+    for what, number in sorted(total.items()):
+        say(f"{number:9} {what}")
