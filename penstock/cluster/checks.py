@@ -15,6 +15,8 @@ Rules that always hold:
   * A node that is down stops nobody: what the others say counts, and that one was not asked is a warning.
     Only where no node can be asked, nobody knows, and that is a failure.
   * Looking changes nothing.
+  * `check` says what is so at this moment. Who starts asks `wait_for_nodes` before: nodes that are started
+    together with it may not know each other yet.
 
 How it fails: `check` returns what it found; `refuse` raises `ClusterRefused` where something of it fails.
 """
@@ -23,6 +25,7 @@ import asyncio
 import json
 import re
 import ssl
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +35,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock.cluster.nodes import servers_of, wire_options
 from penstock.common.given import SettingsError
+from penstock.common.journal import log
 from penstock.log.jetstream.api import Answer, JetStream
 from penstock.log.jetstream.errors import JetStreamError, JetStreamTrouble
 from penstock.log.jetstream.link import Link
@@ -42,6 +46,8 @@ from penstock.server.settings import Settings
 MONITOR_SECONDS: Final = 3.0
 MONITOR_PORT: Final = 8222
 MONITOR_BYTES_MAX: Final = 4 << 20
+FORMING_SECONDS: Final = 20.0
+FORMING_POLL_SECONDS: Final = 0.25
 
 VERSION_LOWEST: Final = (2, 12)
 PAYLOAD_BYTES_LOWEST: Final = 64 << 10
@@ -160,6 +166,23 @@ def _is_of(info: Said, node: Said) -> bool:
     if not cluster:
         return bool(node["server_id"] == info.get("server_id"))
     return bool((node.get("cluster") or {}).get("name") == cluster)
+
+
+async def wait_for_nodes(info: Said, settings: Settings) -> None:
+    """A cluster that is just forming knows of fewer nodes than it has: give them `FORMING_SECONDS`."""
+    wanted = settings.cluster.replicas
+    deadline, told = time.monotonic() + FORMING_SECONDS, False
+    while info.get("cluster") and time.monotonic() < deadline:
+        size = (await look(info, settings)).size
+        if size is None or size >= wanted:
+            return
+        if not told:
+            told = True
+            nodes = "1 node" if size == 1 else f"{size} nodes"
+            log.info(
+                "waiting: the NATS cluster has %s so far, and %d copies of the log are wanted", nodes, wanted
+            )
+        await asyncio.sleep(FORMING_POLL_SECONDS)
 
 
 # --- the checks ------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from typing import Any, Final
 
 from penstock import __version__
 from penstock.cluster.away import Away
-from penstock.cluster.checks import Finding, Level, check, refuse
+from penstock.cluster.checks import Finding, Level, check, refuse, wait_for_nodes
 from penstock.cluster.host import RelayHost
 from penstock.cluster.info import cluster_info
 from penstock.cluster.nodes import front_end_id, servers_of, wire_options
@@ -140,6 +140,7 @@ class Front(Server):
             self._station = await asyncio.to_thread(Station.open, servers_of(settings), options)
         except JetStreamTrouble as error:
             raise SettingsError(f"engine: {error}") from None
+        await wait_for_nodes(self._station.link.info, settings)
         self._findings = await self._asked(check(self._station.api, self._station.link.info, settings))
         for finding in self._findings:
             if finding.level is Level.WARN:

@@ -1,8 +1,9 @@
 """What the tests of NATS share: real servers, and a link to them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -40,6 +41,20 @@ async def linked(*urls: str, **options: Any) -> AsyncIterator[Link]:
         yield link
     finally:
         await link.close()
+
+
+@contextmanager
+def forming(folder: Path) -> Iterator[Cluster]:
+    """A cluster of three nodes of which two are there so far, and have agreed on who leads."""
+    cluster = Cluster(folder, 3)
+    cluster._choose_ports()
+    try:
+        for node in cluster.nodes[:2]:
+            node.start()
+        cluster.wait_ready()
+        yield cluster
+    finally:
+        cluster.stop()
 
 
 def api(link: Link) -> JetStream:

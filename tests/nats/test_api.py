@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
 from penstock.log.jetstream.api import JetStream
 from penstock.log.jetstream.cluster import Cluster
 from penstock.log.jetstream.errors import Failure, JetStreamError
-from tests.nats.cluster import api, linked, stream_settings
+from tests.nats.cluster import api, forming, linked, stream_settings, until
 
 Body = Callable[[JetStream], Awaitable[None]]
 
@@ -26,6 +27,15 @@ def with_api(node: Cluster, body: Body) -> None:
     [
         (Failure(503, 0, "nobody listens"), True),
         (Failure(503, 10008, "JetStream system temporarily unavailable"), True),
+        (Failure(400, 10005, "no suitable peers for placement"), True),
+        (Failure(400, 10005, "no suitable peers for placement, peer offline"), True),
+        (Failure(400, 10005, "no suitable peers for placement, miscellaneous issue"), True),
+        (Failure(400, 10005, "no suitable peers for placement, peer offline, insufficient storage"), True),
+        (Failure(400, 10005, "no suitable peers for placement, insufficient storage"), False),
+        (Failure(400, 10005, "no suitable peers for placement, tags not matched ['ssd']"), False),
+        (Failure(503, 10039, "JetStream not enabled for account"), False),
+        (Failure(500, 10047, "insufficient storage resources available"), False),
+        (Failure(500, 10074, "replicas > 1 not supported in non-clustered mode"), False),
         (Failure(503, 10076, "JetStream not enabled"), False),
         (Failure(404, 0, "No Messages"), False),
         (Failure(400, 10071, "wrong last sequence: 2"), False),
@@ -35,6 +45,23 @@ def test_an_error_says_whether_it_passes(failure: Failure, again: bool) -> None:
     error = JetStreamError("question", failure)
     assert error.again is again
     assert ("it may work in a moment" in str(error)) is again
+
+
+def test_a_cluster_that_is_just_forming_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two of three nodes have no place for three copies; in a moment the third is there."""
+    caplog.set_level("INFO", "penstock.nats")
+    with forming(tmp_path) as cluster:
+
+        async def body(js: JetStream) -> None:
+            making = asyncio.create_task(js.create_stream(stream_settings("early", 3)))
+            waits = "waiting: STREAM.CREATE.early: JetStream says 'no suitable peers for placement'"
+            await until("it waits", lambda: making.done() or waits in caplog.text)
+            cluster.nodes[2].start()
+            assert len((await making)["cluster"]["replicas"]) == 2
+
+        with_api(cluster, body)
 
 
 def test_streams(node: Cluster) -> None:

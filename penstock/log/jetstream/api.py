@@ -13,6 +13,7 @@ How it fails: `JetStreamError` when JetStream says no, `NoAnswer` and `LinkLost`
 import asyncio
 import base64
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,8 @@ Answer = dict[str, Any]
 """JSON in the server's terms: `Any`."""
 
 _PAUSE_SECONDS = 0.1
+
+log = logging.getLogger("penstock.nats")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +58,19 @@ class JetStream:
     async def call(self, name: str, question: Settings | None = None) -> Answer:
         """One question to `$JS.API.` and its answer, without an error in it; asked again if it may help."""
         payload = json.dumps(question).encode() if question is not None else b""
-        deadline = asyncio.get_running_loop().time() + self._patience_seconds
+        loop = asyncio.get_running_loop()
+        deadline, told = loop.time() + self._patience_seconds, False
         while True:
             try:
                 said = await self._link.ask(f"$JS.API.{name}", payload, seconds=self._answer_seconds)
                 return read_answer(name, said)
             except (JetStreamError, NoAnswer, LinkLost) as error:
                 passing = not isinstance(error, JetStreamError) or error.again
-                if not passing or asyncio.get_running_loop().time() > deadline:
+                if not passing or loop.time() > deadline:
                     raise
+                if not told and not isinstance(error, LinkLost):  # the link tells that by itself
+                    told = True
+                    log.info("waiting: %s", error)
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def account(self) -> Answer:

@@ -69,6 +69,12 @@ AGAIN = frozenset(
 )
 """Errors that pass by themselves. All others stay until somebody changes something."""
 
+NO_PLACE = 10005
+_NO_PLACE_TEXT = "no suitable peers for placement"
+_PASSING_REASONS = frozenset({"", "peer offline", "miscellaneous issue"})
+"""Why there is no place for a stream. Nodes that have not been heard of yet come in a moment; where no reason
+is given, there are too few of them so far. A disk that is too small, or tags that nobody has, stay."""
+
 NOT_FOUND = frozenset({10037, 10059})
 """No such message, stream."""
 
@@ -80,8 +86,7 @@ class JetStreamError(JetStreamTrouble):
     """JetStream says no."""
 
     def __init__(self, what: str, failure: Failure) -> None:
-        # A status has no error code of its own: nobody listens at the moment.
-        again = failure.err_code in AGAIN or (failure.code, failure.err_code) == (NO_RESPONDERS, 0)
+        again = _passes(failure)
         now = "it may work in a moment" if again else "it will not work before something is changed"
         super().__init__(f"{what}: JetStream says {failure.text!r} (error {failure.err_code}); {now}")
         self.failure = failure
@@ -94,6 +99,14 @@ class JetStreamError(JetStreamTrouble):
     @property
     def wrong_last(self) -> bool:
         return self.failure.err_code in WRONG_LAST
+
+
+def _passes(failure: Failure) -> bool:
+    if failure.err_code == NO_PLACE:
+        reasons = failure.text.removeprefix(_NO_PLACE_TEXT).removeprefix(", ").split(", ")
+        return not _PASSING_REASONS.isdisjoint(reasons)
+    # A status has no error code of its own: nobody listens at the moment.
+    return failure.err_code in AGAIN or (failure.code, failure.err_code) == (NO_RESPONDERS, 0)
 
 
 def read_answer(what: str, payload: bytes) -> dict[str, Any]:
