@@ -253,10 +253,10 @@ class _Reader:
         sources: list[Source] = []
         for spot, table in sections:
             source = self._source(spot, table, several, tables, None if several else watermark)
-            if any(source.name == other.name for other in sources):
-                self._mistake(
-                    spot.inner("name"), f"another source is called {source.name!r}; take another name"
-                )
+            # Spark makes no difference between views whose names differ in case.
+            same = [other.name for other in sources if other.name.lower() == source.name.lower()]
+            if same:
+                self._mistake(spot.inner("name"), f"another source is called {same[0]!r}; take another name")
             sources.append(source)
         return sources
 
@@ -272,7 +272,7 @@ class _Reader:
         name = given["name"].value if "name" in given else INPUT
         if several and "name" not in table:
             self._mistake(spot, "there is no name; add name = and what it is called in SQL")
-        elif several and "name" in given and name == INPUT:
+        elif several and "name" in given and name.lower() == INPUT:
             self._mistake(
                 given["name"].spot, f"{INPUT!r} is the result of the step before; take another name"
             )
@@ -349,7 +349,7 @@ class _Reader:
 
     def _steps(self, tables: Mapping[str, Any], sources: Sequence[Source]) -> list[Step]:
         make_importable(os.path.dirname(os.path.abspath(self._file.path)))
-        taken = {source.name for source in sources}
+        taken = {INPUT, *(source.name.lower() for source in sources)}
         steps: list[Step] = []
         if "step" in tables:
             for spot, table in self._sections("step"):
@@ -364,9 +364,9 @@ class _Reader:
             self._mistake(spot, "say what to do, with one of sql and python")
         name = given["name"].value if "name" in given else None
         if name is not None:
-            if name in taken or name == INPUT:
+            if name.lower() in taken:
                 self._mistake(given["name"].spot, f"{name!r} is another view already; take another name")
-            taken.add(name)
+            taken.add(name.lower())
         if "sql" in given:
             self._unjudged.append(f"{spot.name} sql")
             return Step(name, given["sql"].value, None, None)

@@ -65,17 +65,22 @@ class ViewName(Kind):
         return "a letter and up to 63 letters, digits and _, as SQL takes them"
 
 
+_SCHEMA_SPACE: Final = re.compile(r"(`[^`]*`|'(?:[^'\\]|\\.)*')|(?:\s|--[^\n]*)+")
+"""What is between the words of a schema, comments too; in quotes nothing is."""
+
+
 class SchemaKind(Kind):
     """Columns as Spark's SQL writes them. Only the text is kept: whoever needs its columns reads it again."""
 
     def check(self, value: object) -> object:
         if not isinstance(value, str):
             raise self.refuse()
+        text = _SCHEMA_SPACE.sub(lambda found: found[1] or " ", value).strip()
         try:
-            read_ddl(value)
+            read_ddl(text)
         except WrongSchema as error:
             raise WrongValue(str(error)) from None
-        return " ".join(value.split())
+        return text
 
     def wanted(self) -> str:
         return "columns as Spark's SQL writes them: id bigint, region string"
@@ -181,6 +186,12 @@ def text_of(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        for item in value:
+            if "," in item:
+                raise WrongValue(
+                    f"{item!r} has a comma in it, which would make two of it; queues with such names are "
+                    "read with subscribePattern"
+                )
         return ",".join(value)
     if isinstance(value, dict) and all(type(item) in (str, int) for item in value.values()):
         return json.dumps(value)

@@ -124,6 +124,18 @@ def test_values_of_other_types_than_text(tmp_path: Path) -> None:
     }
 
 
+def test_a_schema_keeps_the_names_of_its_columns(tmp_path: Path) -> None:
+    schema = "id  bigint, -- of the order's first part\n\n\t`two  spaces -- here` string -- the last"
+    parse = (
+        read(tmp_path, GOOD.replace('"id bigint, region string, at timestamp"', f'"""\n{schema}"""'))
+        .sources[0]
+        .parse
+    )
+    assert parse is not None
+    assert parse.schema == "id bigint, `two  spaces -- here` string"
+    assert parse.fields == (Field("id", "bigint"), Field("two  spaces -- here", "string"))
+
+
 def test_a_format_that_is_not_ours_goes_to_spark_with_its_options(tmp_path: Path) -> None:
     text = GOOD.replace('format = "parquet"\npath = "out/orders"', 'format = "kafka"\ntopic = "x"\nacks = 1')
     pipeline = read(tmp_path, text)
@@ -309,6 +321,12 @@ WRONG: list[tuple[str, str, str, str]] = [
         "there is no checkpoint, by which a restart knows where to go on",
     ),
     ("trigger =", "spark = 5\ntrigger =", "line 13: [run] spark = 5", "use settings of Spark"),
+    (
+        'subscribe = "orders"',
+        'subscribe = ["a,b", "c"]',
+        "line 3: [source] subscribe = ['a,b', 'c']",
+        "'a,b' has a comma in it, which would make two of it",
+    ),
 ]
 
 
@@ -328,6 +346,11 @@ WRONG_TWO: list[tuple[str, str, str]] = [
     ('name = "payments"', 'name = "input"', "line 10: [[source]] 2 name: 'input' is the result of the step"),
     ('name = "payments"', 'name = "a-b"', "line 10: [[source]] 2 name = 'a-b': use a letter and up to 63"),
     ('name = "both"', 'name = "orders"', "line 19: [[step]] 1 name: 'orders' is another view already"),
+    # Spark makes no difference between two views whose names differ in case.
+    ('name = "payments"', 'name = "Orders"', "line 10: [[source]] 2 name: another source is called 'orders'"),
+    ('name = "payments"', 'name = "Input"', "line 10: [[source]] 2 name: 'input' is the result of the step"),
+    ('name = "both"', 'name = "ORDERS"', "line 19: [[step]] 1 name: 'ORDERS' is another view already"),
+    ('name = "both"', 'name = "INPUT"', "line 19: [[step]] 1 name: 'INPUT' is another view already"),
     (
         '"once"',
         '"once"\nwatermark = "timestamp, 1 day"',
