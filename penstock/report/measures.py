@@ -212,8 +212,12 @@ def unknown_waits(waits: DataFrame) -> DataFrame:
 def waiting(waits: DataFrame, span: Span) -> DataFrame:
     known = waits.where(F.col("accepted_us").isNotNull()).select(
         "queue",
-        # A delivery that began before the period ended in it: it is counted where the period begins.
-        _bucket(F.greatest("dispatched_us", F.lit(span.start_us)), span),
+        # A delivery that began before the period ended in it: it is counted where the period begins. One that
+        # began behind it did so by a clock that was set back afterwards.
+        _bucket(
+            F.least(F.greatest("dispatched_us", F.lit(span.start_us)), F.lit(span.end_us - 1)),
+            span,
+        ),
         F.greatest(F.col("dispatched_us") - F.col("accepted_us"), F.lit(0)).alias("took_us"),
     )
     whole = _took(known, ["queue"], "messages", ACCURACY).withColumn("bucket", F.expr(ALL))

@@ -8,7 +8,7 @@ from penstock.report.charts import Ranks
 from penstock.report.figures import Figures, Row, failed_of
 from penstock.report.markup import Head, Safe, bad, definitions, section, table, tag
 from penstock.report.period import SECOND_US
-from penstock.report.tables import ACCURACY, BUCKET_ACCURACY, FAILED
+from penstock.report.tables import ACCURACY, ATTEMPTS_MAX, BUCKET_ACCURACY, FAILED
 
 QUEUES_MAX: Final = 12
 """So many queues have charts of their own; all of them are in the tables."""
@@ -115,7 +115,7 @@ def retries(figures: Figures) -> str:
                 words.count(by_outcome.get("given_back", 0)),
                 words.count(at_once),
                 words.count(later),
-                words.count(most),
+                f"{most} or more" if most == ATTEMPTS_MAX else words.count(most),
             ]
         )
     if not rows:
@@ -252,13 +252,17 @@ def _complete(coverage: Row) -> str:
 
 def _cut_said(figures: Figures) -> str:
     cut = [queue for queue in figures.queues if queue.coverage["cut"]]
-    missing = sum(queue.coverage["missing_events"] for queue in figures.queues)
-    said = "Every event that the broker recorded in this time is in this report."
+    said = []
     if cut:
-        said = (
+        said.append(
             f"Retention has removed the beginning of {words.counted(len(cut), 'queue')}: what happened there "
             "before the first event that is listed below is not in this report."
         )
-    if missing:
-        said += f" {words.counted(missing, 'event')} could not be read."
-    return said
+    for column, why in (
+        ("missing_events", "could not be read"),
+        ("unsynced_events", "were not in the files yet"),
+    ):
+        count = sum(queue.coverage[column] for queue in figures.queues)
+        if count:
+            said.append(f"{words.counted(count, 'event')} {why}.")
+    return " ".join(said) or "Every event that the broker recorded in this time is in this report."

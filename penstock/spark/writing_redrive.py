@@ -149,6 +149,7 @@ def _offsets(column: pa.Array) -> Numbers:
     if column.null_count:
         raise WrongRow("column 'offset' is null in a row: every row names a dead letter")
     offsets = column.to_numpy().astype(np.int64)
-    if len(offsets) and (offsets.min() < 0 or offsets.max() >= OFFSET_MAX):
-        raise WrongRow(f"column 'offset' is {offsets.min()} in a row: there is no such offset")
+    wrong = offsets[(offsets < 0) | (offsets >= OFFSET_MAX)]
+    if len(wrong):
+        raise WrongRow(f"column 'offset' is {wrong[0]} in a row: there is no such offset")
     return offsets

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from penstock.report import measures
-from penstock.report.period import SECOND_US
+from penstock.report.period import SECOND_US, datetime_of, span_of
 from penstock.report.tables import ACCURACY, BUCKET_ACCURACY, PERCENTILES, TABLES, schema_of
 from tests.report.conftest import CUT_EVENT, CUT_QUEUE, Made
 from tests.report.reference import Reference, Table, read
@@ -156,3 +156,17 @@ def test_percentiles_are_as_exact_as_the_page_says(spark: SparkSession) -> None:
     assert ranks_off[ACCURACY // 2] == 0
     assert ranks_off[ACCURACY] <= 1
     assert ranks_off[3 * ACCURACY] <= 3
+
+
+def test_a_clock_that_was_set_back_leaves_every_wait_in_a_bucket(spark: SparkSession) -> None:
+    # Dispatched, then the clock was set back by an hour, then acked: no event is as late as the dispatch.
+    span = span_of(0, 10 * SECOND_US)
+    rows = [("q", 0, 5 * SECOND_US, 3600 * SECOND_US), ("q", 1, 5 * SECOND_US, 6 * SECOND_US)]
+    waits = spark.createDataFrame(
+        rows, "queue string, offset bigint, accepted_us bigint, dispatched_us bigint"
+    )
+    found = measures.waiting(waits, span).where("bucket is not null").toArrow().to_pylist()
+    assert [(row["bucket"], row["messages"]) for row in found] == [
+        (datetime_of(6 * SECOND_US), 1),
+        (datetime_of(9 * SECOND_US), 1),
+    ]

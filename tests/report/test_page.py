@@ -4,6 +4,7 @@ import re
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 
+import pyarrow as pa
 import pytest
 
 from penstock.report import charts, job, tables
@@ -129,6 +130,30 @@ def test_it_says_what_it_does_not_cover(page: Page) -> None:
     assert "retention has removed what was before event 300" in page.text
     assert "how long they waited is not known" in page.text
     assert CUT_QUEUE in page.words
+
+
+def test_it_says_what_was_not_in_the_files_yet(whole: Made) -> None:
+    coverage = [
+        {**row, "cut": False, "unsynced_events": 2} for row in whole.result.tables["coverage"].to_pylist()
+    ]
+    changed = {
+        **whole.result.tables,
+        "coverage": pa.Table.from_pylist(coverage, tables.schema_of("coverage")),
+    }
+    page = Page(render(figures_of(whole.result.span, changed), ABOUT))
+    assert "Every event" not in page.text
+    assert f"{2 * len(coverage):,} events were not in the files yet." in page.text
+
+
+def test_the_most_attempts_may_be_more_than_are_counted_apart(whole: Made) -> None:
+    attempts = whole.result.tables["attempts"].to_pylist()
+    attempts.append({**attempts[-1], "attempt": tables.ATTEMPTS_MAX})
+    changed = {
+        **whole.result.tables,
+        "attempts": pa.Table.from_pylist(attempts, tables.schema_of("attempts")),
+    }
+    page = Page(render(figures_of(whole.result.span, changed), ABOUT))
+    assert "10 or more" in page.table_words
 
 
 def test_it_is_light_and_dark_and_fits_a_phone(html: str, page: Page) -> None:
