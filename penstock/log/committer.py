@@ -99,6 +99,7 @@ class Committer:
         self._segment_bytes = segment_bytes
         self._reserve_bytes = max(segment_bytes // 16, 4 * HEADER_BYTES)
         self._granted = 0  # up to this position there is room for messages
+        self._refused = False  # the last messages that asked found none
         self._publish = publish
         self._on_failure = on_failure
         self._gathering = Group()
@@ -136,12 +137,17 @@ class Committer:
         """Raise DiskFull where new messages that take that many bytes, with those of their turn, had better
         not be accepted.
 
-        The disk is asked about twice for a segment, and for what is larger than one.
+        The disk is asked about twice for a segment, and for what is larger than one. Who was refused is not
+        overtaken by what is smaller: from then on, and until there is room for a segment, the disk is full
+        for everybody.
         """
         waiting = self.waits_for_room
         if not waiting and self.position + length <= self._granted:
             return
-        if waiting or not self._grant(length):
+        refused = waiting or not self._grant(max(length, self._segment_bytes) if self._refused else length)
+        self._refused = refused
+        if refused:
+            self._granted = 0
             raise DiskFull(
                 f"no room for {length} more bytes in {self._disk.where('')}: new messages wait until "
                 f"there is room; deliveries and settlements go on"

@@ -274,6 +274,24 @@ def test_a_full_disk_refuses_new_messages_and_nothing_else() -> None:
     assert found == rig.sent - rig.settled, "nothing lost, nothing invented, nothing settled is back"
 
 
+def test_who_was_refused_is_not_overtaken_by_what_is_smaller() -> None:
+    """Room for a few bytes more says nothing: the disk is full until there is room for a segment."""
+    settings = LogSettings(segment_bytes=16 * 1024, cache_bytes=0, snapshot_blocks=1000)
+    disk = SimDisk(capacity_bytes=16 * 16 * 1024)
+    rig = Rig(simulated(disk, settings))
+    while accepts(rig, 40):
+        assert len(rig.sent) < 100_000, "the disk is never full"
+    for _ in range(3):
+        assert rig.engine.full
+        with pytest.raises(DiskFull):
+            rig.append(1)
+        rig.tick()
+    disk.capacity_bytes += 2 * 16 * 1024
+    rig.tick()
+    assert not rig.engine.full
+    rig.append(1)
+
+
 def test_settlements_of_a_full_disk_are_safe() -> None:
     """They fit into the reserve, so a power cut does not bring back what was acknowledged; and the log
     can be opened again without any room but what is left of that."""
