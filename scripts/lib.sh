@@ -6,6 +6,9 @@
 
 CDPATH='' cd -P "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
+# Modules that were compiled once are kept: tests start thousands of Pythons, each with a hundred modules of ours.
+unset PYTHONDONTWRITEBYTECODE
+
 # Where the environment is, from here.
 venv=${VENV:-.venv}
 
