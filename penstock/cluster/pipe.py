@@ -81,11 +81,12 @@ class End(asyncio.BufferedProtocol):
         self._peer = peer
         peer._peer = self
         for end, other in ((self, peer), (peer, self)):
+            # Reading first: where the other one does not take what came early, it stops it again.
+            if end.transport is not None and not end.transport.is_closing():
+                end.transport.resume_reading()
             early, end._early = end._early, b""
             if early:
                 other.write(early)
-            if end.transport is not None and not end.transport.is_closing():
-                end.transport.resume_reading()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclasses of asyncio's.

@@ -188,6 +188,7 @@ class Seating:
         for seat in seats:
             broker.attach(seat.port)
             seat.hold(Held.LEADER, False)
+        publish()  # no settlement of who has sent them overtakes them, whatever a crash leaves of the log
         for saying in (*self._unsettled, *self._unsaid):
             for (queue, dead), origin, ranges, attempts_max in saying.claims:
                 broker.claim(saying.seat.port, queue, dead, origin, ranges, now_us, attempts_max)
@@ -201,7 +202,6 @@ class Seating:
                     broker.rejoin(seat.port, demand.command, now_us)
                 else:
                     broker.handle(seat.port, [demand.command], now_us)
-        publish()
         for seat in self._departed.values():
             broker.detach(seat.port, now_us)
         for seat in self:

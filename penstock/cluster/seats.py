@@ -157,9 +157,10 @@ class Seat:
             if holds:
                 holds.cut(first, end)
             holds.add(first, end, piece.origin)
+            if self.attempts:  # what it had before, it has not counted
+                self.forget_attempts(door, [(first, end)])
             if piece.attempts is not None:
                 counts = self.attempts.setdefault(door, RangeMap())
-                counts.cut(first, end)
                 for count, run in groupby(piece.attempts[piece.lo : piece.hi]):
                     first, start = first + sum(1 for _ in run), first
                     if count:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cluster.pipe import HttpPipe
+from penstock.cluster.pipe import RECEIVE_BYTES, End, HttpPipe
 from penstock.common.address import Address, TcpAddress, UnixAddress
 from tests.cluster.fronts import SECRET, Leader, LoopThread
 from tests.server.harness import WAIT_SECONDS, Wire
@@ -140,6 +140,41 @@ def test_what_is_not_read_is_not_sent(pipe: Pipe, server: HttpServer) -> None:
     sender.join(WAIT_SECONDS)
     assert done == [b"/slow " + hashlib.sha256(body).hexdigest().encode()]
     connection.close()
+
+
+def test_what_came_before_there_was_a_peer_counts_as_well(thread: LoopThread) -> None:
+    """What a leader does not read stays with the client, from the first chunk on."""
+    client, front = socket.socketpair()
+    link, leader = socket.socketpair()
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    client.setblocking(False)
+
+    async def ends() -> tuple[End, End]:
+        _, one = await thread.loop.create_connection(End, sock=front)
+        _, other = await thread.loop.create_connection(End, sock=link)
+        return one, other
+
+    def sent() -> int:
+        try:
+            return client.send(bytes(RECEIVE_BYTES))
+        except BlockingIOError:
+            return 0
+
+    one, other = thread.run(ends())
+    count = 0
+    while not one._early:  # more than the link takes at once
+        count += sent()
+    thread.call(one.tie, other)
+    stuck = 0
+    while stuck < 20 and count < len(LARGE):
+        passed = sent()
+        count, stuck = count + passed, 0 if passed else stuck + 1
+        thread.run(asyncio.sleep(0.005))
+    thread.call(one.abort)
+    client.close()
+    leader.close()
+    thread.until(lambda: one.transport is None and other.transport is None, "both ends to be gone")
+    assert count < len(LARGE) // 2, "the pipe took what the leader did not"
 
 
 def test_a_client_that_has_closed_its_side_is_answered(pipe: Pipe) -> None:

@@ -2,20 +2,25 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock.broker.broker import Broker
+from penstock.broker.port import Port
 from penstock.cluster.away_link import AwayLink
 from penstock.cluster.frames import Body, Frame, Kind
 from penstock.cluster.host_link import HostLink
 from penstock.cluster.sayings import NO_NUMBER, unpack_words
-from penstock.model.batch import Batch
+from penstock.cluster.seats import Claim, Seat
+from penstock.model.batch import Batch, Slice
 from penstock.model.life import Event
-from penstock.model.words import Cancel, Consume, Publish
+from penstock.model.words import Cancel, Command, Consume, Publish, Settle
 from tests.cluster.fronts import SECRET, Follower, Leader, LoopThread
 from tests.server.doors import DOORS, Door, PhpmqDoor, RqDoor, SspqDoor
 from tests.server.harness import SEND, number_of, numbered, sspq
@@ -112,6 +117,10 @@ def _is_linked_again(follower: Follower, since: int) -> bool:
 def _move(follower: Follower, leader: Leader) -> None:
     """The follower leads."""
     follower.away.move_to(leader.broker, leader.engine, leader.now_us())
+    _went_on(follower, leader)
+
+
+def _went_on(follower: Follower, leader: Leader) -> None:
     for connection in follower.connections:
         connection.move(leader.broker)
     follower.home = leader.broker
@@ -292,6 +301,51 @@ def test_standby_moves_up_when_the_link_of_the_active_one_dies(cluster: Cluster)
     standby.expect(consuming(name))
     active.close()
     standby.close()
+
+
+class Recorder:
+    """A broker, and what its ports have said."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.said: list[Command] = []
+
+    def handle(self, port: Port, commands: Sequence[Command], now_us: int) -> None:
+        self.said += commands
+        self._broker.handle(port, commands, now_us)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broker, name)
+
+
+def test_a_follower_that_leads_stores_results_before_it_settles_their_inputs(cluster: Cluster) -> None:
+    """As its connection has said them: whatever a crash leaves of both, no input is settled alone."""
+    follower = cluster.follower()
+    worker = cluster.door(follower, "phpmq")
+    worker.send([0])
+    worker.demand(1)
+    assert worker.collect(1) == [0]
+    follower.lose()
+    worker.send([1])
+    worker.ack()
+    seating = follower.away._seating
+    cluster.thread.until(lambda: seating._unsettled or seating._unsaid, "both")
+    leader = cluster.next_leader()
+    recorder = Recorder(leader.broker)
+    cluster.thread.call(follower.away.move_to, recorder, leader.engine, leader.now_us())
+    cluster.thread.call(_went_on, follower, leader)
+    assert [type(command) for command in recorder.said] == [Publish, Settle]
+
+
+def test_what_is_delivered_anew_has_no_count_from_before() -> None:
+    """Its deliveries were forgotten meanwhile, as by a redrive: with the old count a requeue would be repeated."""
+    seat = Seat(None, 1)  # type: ignore[arg-type]
+    door = "queue", False
+    bounds, columns = array("i", range(4)), (None, None)
+    for attempts in (array("i", [1, 2, 3]), None):
+        seat.took(door, [Slice(b"abc", bounds, 0, 3, 10, b"", 0, *columns, attempts)])
+    assert seat.let_go(door, b"", [(10, 13)]) == [(10, 13)]
+    assert seat.claims_once(door, b"", [(10, 13)]) == [Claim(door, b"", [(10, 13)], 0)]
 
 
 # --- what clients have settled ---------------------------------------------------------------------
