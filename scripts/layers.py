@@ -28,7 +28,7 @@ LAYERS: dict[str, str] = {
     "client": "common model protocols",
     "spark": "common model log client",
     "pipeline": "common spark",
-    "report": "model spark",
+    "report": "common model spark",
     "cli": "common model log server cluster client spark pipeline report",
     "top": "common client cli",
     "demo": "common client dashboard spark pipeline report",

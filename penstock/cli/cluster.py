@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.cli.admin import at_least
 from penstock.cli.main import EXIT_FAILURE
 from penstock.cli.messaging import Misuse, guarded
-from penstock.common import tables
+from penstock.common import tables, units
 
 if TYPE_CHECKING:
     from penstock.cluster.up import LocalCluster
@@ -80,8 +80,8 @@ def _up(args: argparse.Namespace) -> int:
         with _ended_by_signals(local.kill) as ending:
             try:
                 if not args.json:
-                    count = tables.counted(args.front_ends, "front-end")
-                    print(f"starting {tables.counted(args.nodes, 'NATS node')} and {count} …", flush=True)
+                    count = units.counted(args.front_ends, "front-end")
+                    print(f"starting {units.counted(args.nodes, 'NATS node')} and {count} …", flush=True)
                 local.start()
                 _say(local, args)
                 code = _stay(local)

@@ -10,7 +10,7 @@ from penstock.cli.messaging import guarded
 from penstock.cli.peek import body_of, messages, width, with_text
 from penstock.cli.show import deaths
 from penstock.client.http_core import Answer
-from penstock.common import tables
+from penstock.common import tables, units
 from penstock.common.tables import Column
 from penstock.model.life import DEAD_REASONS
 
@@ -84,8 +84,8 @@ def _cells(letter: Answer) -> list[str]:
     return [
         str(letter["offset"]),
         letter["reason"],
-        tables.since(letter["time"]),
-        tables.count(letter["attempts"]),
+        units.since(letter["time"]),
+        units.count(letter["attempts"]),
         letter["consumer"] or tables.NOTHING,
         tables.value(body_of(letter)),
     ]

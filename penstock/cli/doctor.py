@@ -21,7 +21,7 @@ from penstock.cli.main import EXIT_FAILURE
 from penstock.cli.messaging import URL_VARIABLE, guarded
 from penstock.client import Refused
 from penstock.client.http_core import Answer
-from penstock.common import tables
+from penstock.common import tables, units
 from penstock.common.given import SettingsError
 from penstock.server.settings import CONFIG_FLAG, CONFIG_VARIABLE, TABLE
 from penstock.server.settings_read import add_flag, load
@@ -84,7 +84,7 @@ def _doctor(args: argparse.Namespace) -> int:
             )
     if not args.json:
         failures, warnings = levels[Level.FAIL], levels[Level.WARN]
-        print(f"{tables.counted(failures, 'failure')}, {tables.counted(warnings, 'warning')}")
+        print(f"{units.counted(failures, 'failure')}, {units.counted(warnings, 'warning')}")
     return EXIT_FAILURE if levels[Level.FAIL] else 0
 
 
@@ -161,7 +161,7 @@ def _check_engine(engine: Answer) -> Iterator[Finding]:
         yield Finding(Level.WARN, "durability", text, "serve with --durability commit where that matters")
     cluster = engine.get("cluster")  # a broker of an older version does not say
     if cluster is not None:
-        text = f"{cluster['role']} of {tables.counted(len(cluster['members']), 'front-end')}"
+        text = f"{cluster['role']} of {units.counted(len(cluster['members']), 'front-end')}"
         yield Finding(Level.OK, "cluster", f"front-end {cluster['id']}, {text}")
         yield from _of_cluster("cluster", cluster["checks"])
     if engine["failed"]:
@@ -170,9 +170,11 @@ def _check_engine(engine: Answer) -> Iterator[Finding]:
     elif engine["full"]:
         yield Finding(Level.FAIL, "log", "the disk is full: new messages wait", "free some room")
     else:
-        free, total = tables.size(engine["disk_bytes_free"]), tables.size(engine["disk_bytes_total"])
+        free, total = units.size(engine["disk_bytes_free"]), units.size(engine["disk_bytes_total"])
         yield Finding(
-            Level.OK, "log", f"{tables.size(engine['log_bytes'])} in {engine['data']}, {free} free of {total}"
+            Level.OK,
+            "log",
+            f"{units.size(engine['log_bytes'])} in {engine['data']}, {free} free of {total}",
         )
     for place in engine["damage"]:
         yield Finding(Level.FAIL, "log", f"damaged: {place}", f"penstock verify {engine['data']}")
@@ -181,7 +183,7 @@ def _check_engine(engine: Answer) -> Iterator[Finding]:
 def _check_readers(readers: Sequence[Answer]) -> Iterator[Finding]:
     for reader in readers:
         lag = sum(place["lag"] for place in reader["queues"])
-        text = f"holds {tables.counted(lag, reader['view'].removesuffix('s'))} that it has not read"
+        text = f"holds {units.counted(lag, reader['view'].removesuffix('s'))} that it has not read"
         about = f"reader {reader['name']}"
         if any(place["capped"] for place in reader["queues"]):
             yield Finding(Level.WARN, about, f"{text}; not all is kept for it", "let it catch up")

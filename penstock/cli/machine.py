@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 from penstock import __version__
 from penstock.build import is_compiled
-from penstock.common import tables
+from penstock.common import units
 from penstock.common.address import TcpAddress, parse_address
 from penstock.log.committer import SEGMENTS_KEPT, SEGMENTS_MIN
 from penstock.log.disk import RealDisk
@@ -214,7 +214,7 @@ def filesystem_of(folder: Path) -> str | None:
 def _check_room(folder: Path) -> Finding:
     usage = shutil.disk_usage(folder)
     segment_bytes = min(LogSettings().segment_bytes, usage.total // SEGMENTS_MIN)
-    text = f"{tables.size(usage.free)} free of {tables.size(usage.total)}"
+    text = f"{units.size(usage.free)} free of {units.size(usage.total)}"
     if usage.free < (SEGMENTS_KEPT + 1) * segment_bytes:
         return Finding(Level.FAIL, "disk", f"{text}: a log needs more", "free some, or use another disk")
     if usage.free < SEGMENTS_FREE_MIN * LogSettings().segment_bytes:
@@ -238,7 +238,7 @@ def check_sync(folder: Path, sync: Callable[[int], None] = os.fdatasync) -> Find
         )
     taken.sort()
     p50, p99 = taken[len(taken) // 2], taken[len(taken) * 99 // 100]
-    text = f"half of {SYNCS} syncs within {_short(p50)}, 99 % within {_short(p99)}"
+    text = f"half of {SYNCS} syncs within {units.duration(p50)}, 99 % within {units.duration(p99)}"
     if p50 < TOO_FAST_SECONDS:
         return Finding(
             Level.WARN,
@@ -263,10 +263,6 @@ def _nameless_file(folder: Path) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
-
-
-def _short(seconds: float) -> str:
-    return f"{seconds * 1e6:.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
 
 
 # --- ports and limits --------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
@@ -298,22 +299,22 @@ def say_json(**facts: object) -> None:
     print(json.dumps(facts), flush=True)
 
 
-class Progress:
-    """A count on standard error while something takes long; nothing where nobody looks."""
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """What takes a text that says how far something is: a line on standard error that is written over, some
+    times a second, and gone in the end. Nothing where nobody looks."""
+    following = time.monotonic() + PROGRESS_SECONDS
+    shown = False
 
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._next = time.monotonic() + PROGRESS_SECONDS
-        self._shown = False
-        self._on = sys.stderr.isatty()
-
-    def tell(self, count: int) -> None:
+    def tell(text: str) -> None:
+        nonlocal following, shown
         now = time.monotonic()
-        if self._on and now >= self._next:
-            self._next = now + PROGRESS_SECONDS
-            self._shown = True
-            print(f"\r{count:,} {self._what}", end="", file=sys.stderr, flush=True)
+        if now >= following and sys.stderr.isatty():
+            following, shown = now + PROGRESS_SECONDS, True
+            print(f"\r{text}", end="", file=sys.stderr, flush=True)
 
-    def end(self) -> None:
-        if self._shown:
+    try:
+        yield tell
+    finally:
+        if shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

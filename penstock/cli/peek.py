@@ -18,7 +18,7 @@ from typing import Final
 from penstock.cli.admin import Admin, add_admin, add_queue, at_least, say_objects
 from penstock.cli.messaging import Misuse, add_raw, guarded, value_of
 from penstock.client.http_core import Answer
-from penstock.common import tables
+from penstock.common import tables, units
 from penstock.common.tables import Column
 
 HELP = "look at the messages of a queue without taking any"
@@ -155,8 +155,8 @@ def cells(message: Answer) -> list[str]:
     return [
         str(message["offset"]),
         state_of(message),
-        tables.since(message["time"]),
-        tables.NOTHING if message["attempts"] is None else tables.count(message["attempts"]),
+        units.since(message["time"]),
+        tables.NOTHING if message["attempts"] is None else units.count(message["attempts"]),
         tables.value(body_of(message)),
     ]
 
@@ -176,7 +176,7 @@ def _history(events: Sequence[Answer]) -> list[str]:
         (
             event["event"],
             event["time"],
-            tables.count(event["attempt"]),
+            units.count(event["attempt"]),
             event["reason"] or tables.NOTHING,
             event["consumer"] or tables.NOTHING,
         )

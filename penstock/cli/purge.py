@@ -10,7 +10,7 @@ import sys
 from penstock.cli.admin import Admin, add_admin, add_queue, say_objects
 from penstock.cli.main import EXIT_FAILURE
 from penstock.cli.messaging import Misuse, guarded
-from penstock.common import tables
+from penstock.common import tables, units
 
 HELP = "throw away the ready messages of a queue, or its dead letters"
 
@@ -33,14 +33,14 @@ def _purge(args: argparse.Namespace) -> int:
     with Admin(args) as admin:
         if not args.yes:
             count = admin.get("queues", args.queue)["dead" if args.dead else "ready"]
-            if not _agreed(f"Throw away {tables.counted(count, what)} of {tables.shown(args.queue)}?"):
+            if not _agreed(f"Throw away {units.counted(count, what)} of {tables.shown(args.queue)}?"):
                 print("nothing was purged", file=sys.stderr)
                 return EXIT_FAILURE
         purged = admin.post("queues", args.queue, "purge", dead=args.dead)["purged"]
     if args.json:
         say_objects([{"queue": args.queue, "dead": args.dead, "purged": purged}])
     else:
-        print(f"purged {tables.counted(purged, what)} of {tables.shown(args.queue)}")
+        print(f"purged {units.counted(purged, what)} of {tables.shown(args.queue)}")
     return 0
 
 

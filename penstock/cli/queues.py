@@ -15,7 +15,7 @@ from typing import Any, Final
 from penstock.cli.admin import Admin, Unreachable, add_admin, say_objects
 from penstock.cli.messaging import Misuse, guarded
 from penstock.client.http_core import Answer
-from penstock.common import tables
+from penstock.common import tables, units
 from penstock.common.tables import Column
 
 HELP = "list the queues: what waits, what is held, what is dead, and how fast it moves"
@@ -122,7 +122,7 @@ def lines_of(queues: list[Answer], rows_max: int | None = None) -> list[str]:
     if left_out:
         rows.append([f"({left_out:,} more)", *[""] * (len(COLUMNS) - 1)])
     total = {**totals(queues), "paused": False}
-    rows.append(_cells(tables.counted(len(queues), "queue"), total))
+    rows.append(_cells(units.counted(len(queues), "queue"), total))
     return tables.table(COLUMNS, rows)
 
 
@@ -135,14 +135,14 @@ def totals(queues: Sequence[Answer]) -> dict[str, Any]:
 def _cells(name: str, queue: Answer) -> list[str]:
     return [
         name,
-        tables.count(queue["ready"]),
-        tables.count(queue["held"]),
-        tables.count(queue["dead"]),
-        tables.count(queue["consumers"]),
-        tables.rate(queue["rate_in"]),
-        tables.rate(queue["rate_out"]),
-        tables.duration(queue["oldest_seconds"]),
-        tables.size(queue["bytes"]),
+        units.count(queue["ready"]),
+        units.count(queue["held"]),
+        units.count(queue["dead"]),
+        units.count(queue["consumers"]),
+        units.rate(queue["rate_in"]),
+        units.rate(queue["rate_out"]),
+        tables.age(queue["oldest_seconds"]),
+        units.size(queue["bytes"]),
         "paused" if queue["paused"] else "",
     ]
 

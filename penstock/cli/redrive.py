@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from penstock.cli.admin import Admin, add_admin, add_queue, at_least, say_objects
 from penstock.cli.dead import add_reason
-from penstock.cli.messaging import Progress, guarded
-from penstock.common import tables
+from penstock.cli.messaging import guarded, progress
+from penstock.common import units
 
 HELP = "put dead letters back into their queue"
 
@@ -41,19 +41,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _redrive(args: argparse.Namespace) -> int:
     with Admin(args) as admin:
-        progress = Progress("dead letters looked at")
-        try:
-            totals = redrive(admin, args.queue, _fields(args), args.limit, progress.tell)
-        finally:
-            progress.end()
+        with progress() as tell:
+            totals = redrive(
+                *(admin, args.queue, _fields(args), args.limit),
+                lambda looked_at: tell(f"{looked_at:,} dead letters looked at"),
+            )
         left = admin.get("queues", args.queue)["dead"]
     if args.json:
         say_objects([{"queue": args.queue, **totals, "left": left}])
     elif args.dry_run:
-        looked = tables.counted(totals["looked_at"], "dead letter")
+        looked = units.counted(totals["looked_at"], "dead letter")
         print(f"{totals['matched']:,} of {looked} would be redriven; nothing was changed")
     else:
-        print(f"redriven {tables.counted(totals['redriven'], 'dead letter')}; {left:,} left")
+        print(f"redriven {units.counted(totals['redriven'], 'dead letter')}; {left:,} left")
     return 0
 
 

@@ -16,7 +16,8 @@ from typing import Final
 from penstock import __version__
 from penstock.cli.admin import Admin, add_admin, say_objects
 from penstock.cli.messaging import Misuse, guarded, token_of
-from penstock.common import tables as lines
+from penstock.common import units
+from penstock.common.tables import shown
 from penstock.errors import PenstockError
 from penstock.report import tables
 from penstock.report.figures import Figures, figures_of
@@ -86,7 +87,7 @@ def _report(args: argparse.Namespace) -> int:
     with Admin(args) as admin:
         facts = survey(admin, args.queue)
         events = sum(one.event_end - one.event_start for one in facts)
-        _tell(f"{lines.counted(len(facts), 'queue')} with {lines.counted(events, 'event')} at {admin.url}")
+        _tell(f"{units.counted(len(facts), 'queue')} with {units.counted(events, 'event')} at {admin.url}")
         about = About(admin.url, datetime.now(UTC).replace(microsecond=0), __version__, args.queue)
         figures = _figures(args, admin, facts, period, now_us, folder)
     with tables.writing(out) as part:
@@ -94,7 +95,7 @@ def _report(args: argparse.Namespace) -> int:
     if args.json:
         say_objects([_summary(figures, out, folder)])
     else:
-        print(f"{lines.shown(str(out))}: {_sentence(figures)}")
+        print(f"{shown(str(out))}: {_sentence(figures)}")
     return 0
 
 
@@ -153,15 +154,15 @@ def _figures(
 
 
 def _tell(text: str) -> None:
-    print(f"penstock report: {lines.shown(text)}", file=sys.stderr, flush=True)
+    print(f"penstock report: {shown(text)}", file=sys.stderr, flush=True)
 
 
 def _sentence(figures: Figures) -> str:
-    queues = lines.counted(len(figures.queues), "queue")
+    queues = units.counted(len(figures.queues), "queue")
     if figures.span is None:
         return f"{queues}, and nothing happened in this time"
-    start, end = (f"{datetime_of(us):%Y-%m-%d %H:%M:%S}" for us in figures.span[:2])
-    return f"{queues}, {lines.counted(figures.events, 'event')}, {start} to {end} UTC"
+    start, end = (units.moment(datetime_of(us)) for us in figures.span[:2])
+    return f"{queues}, {units.counted(figures.events, 'event')}, {start} to {end} UTC"
 
 
 def _summary(figures: Figures, out: Path, folder: Path) -> dict[str, object]:

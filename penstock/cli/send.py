@@ -15,7 +15,6 @@ from penstock.cli.messaging import (
     STDIN,
     TOKEN_VARIABLE,
     Misuse,
-    Progress,
     add_connection,
     body_of,
     check_only,
@@ -23,6 +22,7 @@ from penstock.cli.messaging import (
     find_url,
     guarded,
     lines_of,
+    progress,
     say_json,
     token_of,
 )
@@ -66,12 +66,10 @@ def _send(args: argparse.Namespace) -> int:
     protocol, url = find_url(args)
     check_only(args, protocol, ONLY)
     sent = 0
-    progress = Progress("messages sent")
-    with SENDERS[protocol](args, url) as send:
+    with progress() as tell, SENDERS[protocol](args, url) as send:
         for messages in _messages(args):
             sent += send(messages)
-            progress.tell(sent)
-    progress.end()
+            tell(f"{sent:,} messages sent")
     if args.json:
         receipts = protocol in ("http", "rq") or not args.no_receipts
         say_json(queue=args.queue, via=protocol, sent=sent, receipts=receipts)

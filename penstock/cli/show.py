@@ -7,7 +7,7 @@ from typing import Final
 from penstock.cli.admin import Admin, add_admin, add_queue, say_objects
 from penstock.cli.messaging import guarded
 from penstock.client.http_core import Answer
-from penstock.common import tables
+from penstock.common import tables, units
 from penstock.common.tables import Column
 
 HELP = "show one queue: counts, offsets, policy, dead letters by reason, consumers and readers"
@@ -73,13 +73,13 @@ def facts(queue: Answer) -> list[str]:
     return tables.pairs(
         [
             ("queue", queue["name"] + (" (paused)" if queue["paused"] else "")),
-            ("ready", tables.count(queue["ready"])),
-            ("held", tables.count(queue["held"])),
-            ("dead", tables.count(queue["dead"])),
-            ("oldest", tables.duration(queue["oldest_seconds"])),
-            ("size", tables.size(queue["bytes"])),
-            ("in, out", f"{tables.rate(queue['rate_in'])}/s, {tables.rate(queue['rate_out'])}/s"),
-            ("consumers", tables.count(queue["consumers"])),
+            ("ready", units.count(queue["ready"])),
+            ("held", units.count(queue["held"])),
+            ("dead", units.count(queue["dead"])),
+            ("oldest", tables.age(queue["oldest_seconds"])),
+            ("size", units.size(queue["bytes"])),
+            ("in, out", f"{units.rate(queue['rate_in'])}/s, {units.rate(queue['rate_out'])}/s"),
+            ("consumers", units.count(queue["consumers"])),
             ("offsets", _span(queue["offset_start"], queue["offset_end"])),
             ("events", _span(queue["event_start"], queue["event_end"])),
         ]
@@ -94,12 +94,10 @@ def policy(policy: Answer) -> list[str]:
     """The policy by the names of its settings; 0 means that there is no such bound."""
     shown = {
         "durability": policy["durability"],
-        "retention-seconds": tables.duration(policy["retention_seconds"]),
-        "retention-bytes": tables.size(policy["retention_bytes"])
-        if policy["retention_bytes"]
-        else "no bound",
-        "max-deliveries": tables.count(policy["max_deliveries"]) if policy["max_deliveries"] else "no bound",
-        "max-bytes": tables.size(policy["max_bytes"]) if policy["max_bytes"] else "no bound",
+        "retention-seconds": units.duration(policy["retention_seconds"]),
+        "retention-bytes": units.size(policy["retention_bytes"]) if policy["retention_bytes"] else "no bound",
+        "max-deliveries": units.count(policy["max_deliveries"]) if policy["max_deliveries"] else "no bound",
+        "max-bytes": units.size(policy["max_bytes"]) if policy["max_bytes"] else "no bound",
         "on-expiry": policy["on_expiry"],
         "dead-letters": "on" if policy["dead_letters"] else "off",
     }
@@ -109,7 +107,7 @@ def policy(policy: Answer) -> list[str]:
 def deaths(reasons: dict[str, int]) -> list[str]:
     """How many dead letters there are of each reason; no lines where there is none."""
     found = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
-    rows = [(reason, tables.count(count)) for reason, count in found if count]
+    rows = [(reason, units.count(count)) for reason, count in found if count]
     return tables.table(DEATHS, rows) if rows else []
 
 
@@ -127,8 +125,8 @@ def consumer(queue: str, connection: Answer) -> list[str]:
         connection["protocol"],
         connection["peer"],
         ", ".join(doors),
-        tables.count(connection["held"]),
-        tables.duration(connection["connected_seconds"]),
+        units.count(connection["held"]),
+        units.age(connection["connected_seconds"]),
         "slow: does not read what it is sent" if connection["blocked"] else "",
     ]
 
@@ -137,8 +135,8 @@ def _reader(reader: Answer) -> list[str]:
     return [
         reader["name"],
         reader["view"],
-        tables.count(reader["position"]),
-        tables.count(reader["lag"]),
-        tables.duration(reader["lease_seconds_left"]),
+        units.count(reader["position"]),
+        units.count(reader["lag"]),
+        units.age(reader["lease_seconds_left"]),
         "so far behind that not all is held for it" if reader["capped"] else "",
     ]

@@ -8,15 +8,14 @@ and only where somebody watches. Exit 0: no defect; 1: defects; 2: no log there.
 import argparse
 import json
 import sys
-import time
 
 from penstock.cli.main import EXIT_FAILURE, EXIT_MISUSE
+from penstock.cli.messaging import progress
+from penstock.common import units
 from penstock.log.errors import LogRefused
 from penstock.log.inspect import DEFECTS, NOTES, Report, check_is_log, inspect_log
 
 HELP = "check every block and snapshot of a data folder, and change nothing"
-
-PROGRESS_SECONDS = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,20 +46,21 @@ def run(args: argparse.Namespace) -> int:
     except LogRefused as error:
         print(f"penstock verify: {error}", file=sys.stderr)
         return EXIT_MISUSE
-    progress = _Progress() if sys.stderr.isatty() else None
     try:
-        report = inspect_log(args.folder, progress)
+        with progress() as tell:
+            report = inspect_log(args.folder, lambda done, whole: tell(_share(done, whole)))
     except OSError as error:
         print(f"penstock verify: {args.folder}: cannot be read: {error}", file=sys.stderr)
         return EXIT_FAILURE
-    finally:
-        if progress is not None:
-            progress.end()
     if args.json:
         print(json.dumps({"folder": args.folder, **report.fields()}, ensure_ascii=True))
     else:
         _show(report)
     return EXIT_FAILURE if report.defects else 0
+
+
+def _share(bytes_done: int, bytes_total: int) -> str:
+    return f"{100 * bytes_done // max(bytes_total, 1):3} % of {units.size(bytes_total)} read"
 
 
 def _show(report: Report) -> None:
@@ -78,24 +78,4 @@ def _show(report: Report) -> None:
         "defect": len(report.defects),
         "note": len(report.notes),
     }
-    print(", ".join(f"{count} {name}{'' if count == 1 else 's'}" for name, count in counts.items()))
-
-
-class _Progress:
-    """A line on the terminal that is written over, some times a second."""
-
-    def __init__(self) -> None:
-        self._next = time.monotonic() + PROGRESS_SECONDS
-        self._shown = False
-
-    def __call__(self, bytes_done: int, bytes_total: int) -> None:
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + PROGRESS_SECONDS
-        self._shown = True
-        percent = 100 * bytes_done // max(bytes_total, 1)
-        print(f"\r{percent:3} % of {bytes_total / 1e6:,.0f} MB read", end="", file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        if self._shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    print(", ".join(units.counted(count, name) for name, count in counts.items()))

@@ -1,7 +1,7 @@
 """Tables: what the commands show to people, in lines that a terminal can only show.
 
-Here are the lines themselves (`line`, `table`, `pairs`) and how numbers are written in them: thousands with
-separators, bytes in units, times in words. Nothing here prints.
+Here are the lines themselves (`line`, `table`, `pairs`); `units` writes the numbers in them. Nothing here
+prints.
 
 Rules that always hold:
   * Texts that come from elsewhere (names of queues and consumers, values) go through `shown`: no control
@@ -13,17 +13,16 @@ Rules that always hold:
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
+from penstock.common import units
 from penstock.common.text import printable
 
 GAP: Final = "  "
 NOTHING: Final = "-"
-CUT: Final = "..."
+"""What is not known, in a sign that every terminal has."""
 
-_BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_TIME_UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+CUT: Final = "..."
 
 
 class Column(NamedTuple):
@@ -99,50 +98,9 @@ def cut(text: str, width: int) -> str:
     return "".join(kept) + CUT
 
 
-# --- numbers -----------------------------------------------------------------------------------------------
-
-
-def count(number: int) -> str:
-    return f"{number:,}"
-
-
-def counted(number: int, what: str) -> str:
-    """`1 message`, `2,000 messages`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def size(count_bytes: float) -> str:
-    """Bytes in the unit that suits them."""
-    for unit in _BYTE_UNITS:
-        if count_bytes < 1024 or unit == _BYTE_UNITS[-1]:
-            break
-        count_bytes /= 1024
-    return f"{count_bytes:.0f} {unit}" if unit == "B" or count_bytes >= 100 else f"{count_bytes:.1f} {unit}"
-
-
-def duration(seconds: float | None) -> str:
-    """A time in its two largest units."""
-    if seconds is None:
-        return NOTHING
-    if seconds < 10:
-        return f"{max(seconds, 0):.1f} s"
-    whole = int(seconds)
-    parts: list[str] = []
-    for length, unit in _TIME_UNITS:
-        number, whole = divmod(whole, length)
-        if number or parts:
-            parts.append(f"{number} {unit}")
-    return " ".join(parts[:2])
-
-
-def rate(per_second: float) -> str:
-    return f"{per_second:,.1f}" if 0 < per_second < 10 else f"{per_second:,.0f}"
-
-
-def since(time: str, now: datetime | None = None) -> str:
-    """How long ago a time of the API's was."""
-    moment = datetime.fromisoformat(time)
-    return duration(((now or datetime.now(UTC)) - moment).total_seconds())
+def age(seconds: float | None) -> str:
+    """As `units.age`, with a terminal's sign for what is not known."""
+    return NOTHING if seconds is None else units.age(seconds)
 
 
 def value(body: bytes) -> str:

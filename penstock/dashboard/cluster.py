@@ -2,8 +2,8 @@
 
 from typing import Final
 
+from penstock.common import units
 from penstock.control.frames import Fields
-from penstock.dashboard import words
 from penstock.dashboard.alerts import Alert
 from penstock.dashboard.layout import badge, fact, facts, panel, tag
 
@@ -96,7 +96,7 @@ def _nodes(nodes: list[Fields]) -> None:
                     tag("th", node["name"], scope="row")
                     with tag("td"):
                         badge(node["state"], NODE_KINDS.get(node["state"], ""))
-                    tag("td", words.count(node["behind"]), "ps-number")
+                    tag("td", units.count(node["behind"]), "ps-number")
 
 
 def _checks(checks: list[Fields]) -> None:

@@ -4,8 +4,8 @@ import time
 from collections import Counter
 from typing import Any, Final
 
+from penstock.common import units
 from penstock.control.frames import Fields
-from penstock.dashboard import words
 from penstock.dashboard.alerts import Alert, Alerts
 from penstock.dashboard.layout import style, tag
 from penstock.dashboard.pages import queue_href
@@ -88,17 +88,17 @@ class _Tiles:
     def show(self, connections: list[Fields]) -> None:
         protocols = Counter(it["protocol"] for it in connections)
         spread = ", ".join(
-            f"{words.count(protocols[key])} {name}" for key, name in PROTOCOLS.items() if protocols[key]
+            f"{units.count(protocols[key])} {name}" for key, name in PROTOCOLS.items() if protocols[key]
         )
         consuming = sum(bool(it["consumes"]) for it in connections)
         blocked = sum(it["blocked"] for it in connections)
         held_back = sum(it["held_back"] for it in connections)
-        self._all.show(words.count(len(connections)), spread)
+        self._all.show(units.count(len(connections)), spread)
         others = len(connections) - consuming
-        self._consuming.show(words.count(consuming), f"{words.count(others)} only send" if others else "")
-        self._held.show(words.count(sum(it["held"] for it in connections)), "sent to them, not settled")
-        self._blocked.show(words.count(blocked), "do not read", "warn" if blocked else "")
-        self._held_back.show(words.count(held_back), "wait for room", "warn" if held_back else "")
+        self._consuming.show(units.count(consuming), f"{units.count(others)} only send" if others else "")
+        self._held.show(units.count(sum(it["held"] for it in connections)), "sent to them, not settled")
+        self._blocked.show(units.count(blocked), "do not read", "warn" if blocked else "")
+        self._held_back.show(units.count(held_back), "wait for room", "warn" if held_back else "")
 
 
 def _row(connection: Fields, now: float, before: Row | None) -> Row:
@@ -108,7 +108,7 @@ def _row(connection: Fields, now: float, before: Row | None) -> Row:
         for it in consumes[:QUEUES_SHOWN]
     ]
     if len(consumes) > QUEUES_SHOWN:
-        links.append([f"and {words.count(len(consumes) - QUEUES_SHOWN)} more", "", ""])
+        links.append([f"and {units.count(len(consumes) - QUEUES_SHOWN)} more", "", ""])
     trouble = next((key for key in TROUBLES if connection[key]), "")
     return {
         "name": connection["name"],
@@ -134,7 +134,7 @@ def _alerts(connections: list[Fields]) -> list[Alert]:
                 "warn",
                 "1 connection is blocked"
                 if blocked == 1
-                else f"{words.count(blocked)} connections are blocked",
+                else f"{units.count(blocked)} connections are blocked",
                 "Who is blocked does not read what is sent to it, so nothing more is sent to it until it "
                 "does; other consumers of the same queues go on. Look at the consumer: it is busy, stopped, "
                 "or its network is slow. A smaller prefetch leaves more for the others.",
@@ -146,7 +146,7 @@ def _alerts(connections: list[Fields]) -> list[Alert]:
                 "warn",
                 "1 sender is held back"
                 if held_back == 1
-                else f"{words.count(held_back)} senders are held back",
+                else f"{units.count(held_back)} senders are held back",
                 "There is no room for what they send: the disk or the queue is full, or more comes than can "
                 "be written. The broker reads from them again when there is room; nothing is lost meanwhile.",
                 href="/engine",

@@ -4,8 +4,8 @@ from typing import Any, Final
 
 from nicegui.elements.mixins.text_element import TextElement
 
+from penstock.common import units
 from penstock.control.frames import Fields
-from penstock.dashboard import words
 from penstock.dashboard.alerts import Alert, Alerts
 from penstock.dashboard.cluster import ClusterPanel, cluster_alerts
 from penstock.dashboard.feed import Health, Tick
@@ -108,7 +108,7 @@ def _alerts(engine: Fields, health: Health) -> list[Alert]:
         damage = engine["damage"]
         lines = damage[:DAMAGE_SHOWN]
         if len(damage) > DAMAGE_SHOWN:
-            lines = [*lines, f"and {words.count(len(damage) - DAMAGE_SHOWN)} more"]
+            lines = [*lines, f"and {units.count(len(damage) - DAMAGE_SHOWN)} more"]
         found.append(
             Alert(
                 "bad",
@@ -124,7 +124,7 @@ def _alerts(engine: Fields, health: Health) -> list[Alert]:
             Alert(
                 "warn",
                 "There is little room on the disk",
-                f"{words.size(engine['disk_bytes_free'])} are free. When there is none, senders have to "
+                f"{units.size(engine['disk_bytes_free'])} are free. When there is none, senders have to "
                 f"wait. Make room, or shorten the retention of queues that keep much.",
             )
         )
@@ -155,21 +155,21 @@ class _Tiles:
         self._state.show(word, f"durability {engine['durability']}", kind)
         share = _free_share(engine)
         self._free.show(
-            words.size(engine["disk_bytes_free"]),
-            f"{100 * share:.0f} % of {words.size(engine['disk_bytes_total'])}",
+            units.size(engine["disk_bytes_free"]),
+            f"{100 * share:.0f} % of {units.size(engine['disk_bytes_total'])}",
             "warn" if share < FREE_SHARE_LITTLE else "",
         )
         segments = engine["segments"]
         self._log.show(
-            words.size(engine["log_bytes"]),
-            f"in {words.count(segments)} segment{'' if segments == 1 else 's'}",
+            units.size(engine["log_bytes"]),
+            f"in {units.count(segments)} segment{'' if segments == 1 else 's'}",
         )
         sync = engine["sync"]
         if sync["count"]:
             self._sync.show(latency(sync["p99_seconds"]), f"half within {latency(sync['p50_seconds'])}")
         else:
             self._sync.show("–", "no sync yet")
-        self._up.show(words.age(engine["uptime_seconds"]), f"Penstock {engine['version']}")
+        self._up.show(units.age(engine["uptime_seconds"]), f"Penstock {engine['version']}")
 
 
 def _state(engine: Fields, health: Health) -> tuple[str, str]:
@@ -199,13 +199,13 @@ class _Disk:
     def show(self, engine: Fields) -> None:
         total, free, log = engine["disk_bytes_total"], engine["disk_bytes_free"], engine["log_bytes"]
         other = max(total - free - log, 0)
-        texts = [words.size(log), words.size(other), words.size(free)]
+        texts = [units.size(log), units.size(other), units.size(free)]
         for element, text in zip((self._log, self._other, self._free), texts, strict=True):
             element.set_text(text)
         self._log_part.style(replace=f"width: {100 * log / total if total else 0:.2f}%")
         self._other_part.style(replace=f"width: {100 * other / total if total else 0:.2f}%")
         self._bar.props["aria-label"] = (
-            f"Of {words.size(total)}: log {texts[0]}, everything else {texts[1]}, free {texts[2]}"
+            f"Of {units.size(total)}: log {texts[0]}, everything else {texts[1]}, free {texts[2]}"
         )
 
 
@@ -233,7 +233,7 @@ class _Holders:
         if not first:
             self._note.set_text("Nobody. What is settled stays as long as the retention of its queue says.")
         elif more:
-            self._note.set_text(f"and {words.count(more)} more")
+            self._note.set_text(f"and {units.count(more)} more")
         else:
             self._note.set_text(
                 "What they have not read is kept for them, up to [log] reader-bytes-max each."
@@ -251,7 +251,9 @@ class _Holders:
                         badge("capped", "bad")
                     plural = "" if queues == 1 else "s"
                     tag(
-                        "span", f"{words.count(lag)} behind in {words.count(queues)} queue{plural}", "ps-hint"
+                        "span",
+                        f"{units.count(lag)} behind in {units.count(queues)} queue{plural}",
+                        "ps-hint",
                     )
 
 
@@ -275,10 +277,10 @@ def _facts(engine: Fields) -> dict[str, str]:
     return {
         "Folder": str(engine.get("data", "")),
         "Engine": str(engine.get("engine", "")),
-        "Segments": words.count(engine.get("segments", 0)),
-        "On the disk": words.size(engine.get("log_bytes", 0)),
-        "Written since it was made": words.size(engine.get("position", 0)),
-        "In flight": words.size(engine.get("bytes_in_flight", 0)),
-        "Openings": words.count(engine.get("opening", 0)),
+        "Segments": units.count(engine.get("segments", 0)),
+        "On the disk": units.size(engine.get("log_bytes", 0)),
+        "Written since it was made": units.size(engine.get("position", 0)),
+        "In flight": units.size(engine.get("bytes_in_flight", 0)),
+        "Openings": units.count(engine.get("opening", 0)),
         "Durability": DURABILITY.get(durability, durability),
     }

@@ -14,8 +14,9 @@ from typing import Final
 from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
+from penstock.common import units
 from penstock.control.frames import Fields
-from penstock.dashboard import payload, words
+from penstock.dashboard import payload
 from penstock.dashboard.caller import ApiError, queue_path
 from penstock.dashboard.layout import badge, button, fact, facts, nothing_here, panel, tag
 from penstock.dashboard.message_life import Step, steps_of
@@ -146,7 +147,7 @@ class _Message:
         with tag("div", classes="ps-bar"):
             Choice("Show it as", {key: FORMS[key][0] for key in forms}, first, self._choose)
             what = {"json": "JSON", "text": "text", "hex": "no text"}[first]
-            tag("span", f"{words.size(len(self._value))}, {what}", "ps-help")
+            tag("span", f"{units.size(len(self._value))}, {what}", "ps-help")
         self._text = tag("pre", "", "ps-payload", tabindex="0", role="group", aria_label="Payload")
         self._note = tag("p", "", "ps-help ps-note")
         self._choose(first)
@@ -187,13 +188,12 @@ def _forms(value: bytes) -> dict[str, payload.Shown]:
 
 def _facts(message: Fields, size: int) -> Sequence[tuple[str, str]]:
     """Names and values of what is known about a message."""
-    accepted = datetime.fromisoformat(message["time"]).timestamp()
     found = [
-        ("Accepted", words.moment(accepted)),
-        ("Age", words.age(max(time.time() - accepted, 0))),
+        ("Accepted", _when(message["time"])),
+        ("Age", units.since(message["time"])),
         ("Came through", message["protocol"]),
-        ("Size", f"{words.count(size)} B" if size < 1024 else f"{words.size(size)} ({words.count(size)} B)"),
-        ("Attempts", words.count(message["attempts"] or 0)),
+        ("Size", units.size(size) if size < 1024 else f"{units.size(size)} ({units.count(size)} B)"),
+        ("Attempts", units.count(message["attempts"] or 0)),
         ("Retries left", "without end" if message["retries"] == 255 else str(message["retries"])),
         ("Expires", _when(message["expires"])),
         ("Dead because", message["reason"] or ""),
@@ -205,7 +205,7 @@ def _facts(message: Fields, size: int) -> Sequence[tuple[str, str]]:
 
 
 def _when(moment: str | None) -> str:
-    return words.moment(datetime.fromisoformat(moment).timestamp()) if moment is not None else ""
+    return f"{units.moment(datetime.fromisoformat(moment))} UTC" if moment is not None else ""
 
 
 def _draw_step(step: Step) -> TextElement:
@@ -214,8 +214,9 @@ def _draw_step(step: Step) -> TextElement:
         with tag("div", classes="ps-step-head"):
             tag("strong", step.title)
             if step.at is not None and step.when:
-                moment = datetime.fromtimestamp(step.at, UTC).isoformat(timespec="milliseconds")
-                tag("time", step.when, datetime=moment, title=words.moment(step.at))
+                moment = datetime.fromtimestamp(step.at, UTC)
+                title = f"{units.moment(moment)} UTC"
+                tag("time", step.when, datetime=moment.isoformat(timespec="milliseconds"), title=title)
         if step.facts:
             with tag("p", classes="ps-step-facts"):
                 for name, value in step.facts:

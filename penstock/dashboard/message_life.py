@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from penstock.dashboard import words
+from penstock.common import units
 
 STEPS_FIRST: Final = 12
 STEPS_LAST: Final = 60
@@ -119,7 +119,7 @@ def _with_times(steps: Sequence[Step]) -> list[Step]:
             when = f"{day} {when} UTC"
         between = ""
         if behind is not None and behind.at is not None:
-            between = f"{_between(step, behind)} {span(behind.at - step.at)}"
+            between = f"{_between(step, behind)} {_span(behind.at - step.at)}"
         told.append(replace(step, when=when, between=between))
     return told
 
@@ -140,10 +140,6 @@ def _shortened(steps: list[Step]) -> list[Step]:
     return [*steps[:STEPS_FIRST], gap, *steps[-STEPS_LAST:]]
 
 
-def span(seconds: float) -> str:
-    """A duration; those that are short to the millisecond."""
-    if seconds < 0.001:
-        return "<1 ms"
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.1f} s" if seconds < 9.95 else words.age(seconds)
+def _span(seconds: float) -> str:
+    """Times are known to the millisecond."""
+    return "<1 ms" if seconds < 0.001 else units.duration(seconds)

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from nicegui.elements.mixins.text_element import TextElement
 
+from penstock.common import units
 from penstock.control.frames import Fields
-from penstock.dashboard import words
 from penstock.dashboard.chart import Chart, Series
 from penstock.dashboard.feed import Tick, Totals
 from penstock.dashboard.layout import tag
@@ -43,12 +43,12 @@ class Figure:
 
 
 FIGURES: Final = (
-    Figure("rate_in", "In", words.rate, "rate", "in", "/s"),
-    Figure("rate_out", "Out", words.rate, "rate", "out", "/s"),
-    Figure("ready", "Ready", words.count, "count", "ready"),
-    Figure("held", "Held", words.count, "count", "muted"),
-    Figure("oldest_seconds", "Oldest", words.age, "age", "warn"),
-    Figure("dead", "Dead", words.count, "count", "dead", alarm=True),
+    Figure("rate_in", "In", units.rate, "rate", "in", "/s"),
+    Figure("rate_out", "Out", units.rate, "rate", "out", "/s"),
+    Figure("ready", "Ready", units.count, "count", "ready"),
+    Figure("held", "Held", units.count, "count", "muted"),
+    Figure("oldest_seconds", "Oldest", units.age, "age", "warn"),
+    Figure("dead", "Dead", units.count, "count", "dead", alarm=True),
 )
 
 

@@ -16,13 +16,14 @@ from typing import Any, Final
 from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
+from penstock.common import units
 from penstock.control.frames import Fields
-from penstock.dashboard import message, queue_letters, queue_messages, queue_overview, words
+from penstock.dashboard import message, queue_letters, queue_messages, queue_overview
 from penstock.dashboard.caller import ApiError, queue_path
 from penstock.dashboard.feed import Tick
 from penstock.dashboard.layout import badge, button, confirm, style, tag
 from penstock.dashboard.pages import queue_href
-from penstock.dashboard.queue_blocks import counted, crumbs, whole
+from penstock.dashboard.queue_blocks import crumbs, whole
 from penstock.dashboard.view import View
 from penstock.http.route import Role
 
@@ -35,14 +36,14 @@ PARTS: Final[Mapping[str, tuple[str, Part]]] = {
 }
 
 NUMBERS: Final[Sequence[tuple[str, str, Callable[[Any], str], str]]] = (
-    ("rate_in", "In", words.rate, "/s"),
-    ("rate_out", "Out", words.rate, "/s"),
-    ("ready", "Ready", words.count, ""),
-    ("held", "Held", words.count, ""),
-    ("oldest_seconds", "Oldest", words.age, ""),
-    ("dead", "Dead", words.count, ""),
-    ("consumers", "Consumers", words.count, ""),
-    ("bytes", "Size", words.size, ""),
+    ("rate_in", "In", units.rate, "/s"),
+    ("rate_out", "Out", units.rate, "/s"),
+    ("ready", "Ready", units.count, ""),
+    ("held", "Held", units.count, ""),
+    ("oldest_seconds", "Oldest", units.age, ""),
+    ("dead", "Dead", units.count, ""),
+    ("consumers", "Consumers", units.count, ""),
+    ("bytes", "Size", units.size, ""),
 )
 """Field, label, how it is written (a number, or None where there is none), unit."""
 
@@ -123,7 +124,7 @@ class _Head:
         self._row = row
         for field, _, say, _ in NUMBERS:
             self._numbers[field].set_text(say(oldest_seconds if field == "oldest_seconds" else row[field]))
-        self._dead.set_text(words.count(row["dead"]))
+        self._dead.set_text(units.count(row["dead"]))
         self._dead.set_visibility(row["dead"] > 0)
         self._paused.set_visibility(row["paused"])
         if self._pause is not None:
@@ -150,12 +151,12 @@ class _Head:
 
         async def do() -> None:
             answer = await view.api.post(queue_path(queue, "purge"))
-            view.notify(f"Purged {counted(answer['purged'], 'message')} of {queue}")
+            view.notify(f"Purged {units.counted(answer['purged'], 'message')} of {queue}")
 
         if await view.run(look) and await confirm(
             "Purge this queue",
-            f"{counted(ready, 'message')} will be thrown away: what waits for a consumer. What is held and "
-            "what is dead stays. This cannot be undone.",
+            f"{units.counted(ready, 'message')} will be thrown away: what waits for a consumer. What is held "
+            "and what is dead stays. This cannot be undone.",
             "Purge",
             word=queue,
         ):

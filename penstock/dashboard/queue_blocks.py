@@ -1,4 +1,4 @@
-"""What the parts of a queue's page share: where one is, choices, commands for a terminal, words."""
+"""What the parts of a queue's page share: where one is, choices, commands for a terminal."""
 
 import contextlib
 import re
@@ -8,14 +8,8 @@ from typing import Any
 
 from nicegui.elements.mixins.text_element import TextElement
 
-from penstock.dashboard import words
 from penstock.dashboard.layout import tag
 from penstock.dashboard.view import View
-
-
-def counted(number: int, noun: str) -> str:
-    """1 message, 1,234 messages."""
-    return f"{words.count(number)} {noun}{'' if number == 1 else 's'}"
 
 
 def whole(text: str) -> int | None:

@@ -14,12 +14,12 @@ from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 from nicegui.events import GenericEventArguments
 
+from penstock.common import units
 from penstock.control.frames import Fields
-from penstock.dashboard import words
 from penstock.dashboard.caller import ApiError, queue_path
 from penstock.dashboard.layout import button, confirm, panel, tag
 from penstock.dashboard.pages import queue_href
-from penstock.dashboard.queue_blocks import columns, counted, terminal, whole
+from penstock.dashboard.queue_blocks import columns, terminal, whole
 from penstock.dashboard.queue_messages import message_row, message_table
 from penstock.dashboard.redriving import BAD_RECORD, LISTED, Progress, Wish, count, redrive
 from penstock.dashboard.table import Row
@@ -118,7 +118,7 @@ class _Letters:
         for reason, bar in self._drawn.items():
             bar.button.props["aria-pressed"] = str(reason == self._wish.reason).lower()
             bar.button.update()
-            bar.number.set_text(words.count(numbers[reason]))
+            bar.number.set_text(units.count(numbers[reason]))
             if bar.fill is not None:
                 bar.fill.style(f"width: {max(numbers[reason] / most * 100, 1):.1f}%")
 
@@ -310,12 +310,11 @@ class _Letters:
         async for progress in count(self._view.api, self._queue, wish):
             if self._view.client.is_deleted:
                 return Progress()
-            self._say(
-                f"Counting: {words.count(progress.matched)} of {counted(progress.looked_at, 'dead letter')}…"
-            )
+            looked_at = units.counted(progress.looked_at, "dead letter")
+            self._say(f"Counting: {units.count(progress.matched)} of {looked_at}…")
         total = max(self._dead, progress.looked_at)
         self._say(
-            f"{words.count(progress.matched)} of {counted(total, 'dead letter')} would be redriven. "
+            f"{units.count(progress.matched)} of {units.counted(total, 'dead letter')} would be redriven. "
             "Nothing was changed."
         )
         shown = sum(end - first for first, end in progress.ranges)
@@ -323,12 +322,12 @@ class _Letters:
         return progress
 
     async def _asked(self, wish: Wish, progress: Progress) -> bool:
-        number = counted(progress.matched, "dead letter")
+        number = units.counted(progress.matched, "dead letter")
         return await confirm(
             f"Redrive {number}",
             f"{number} of {self._queue} will go back behind its tail, to be consumed again. Deliveries count "
             "from 0 again, and what had a time to live has none any more.",
-            f"Redrive {words.count(progress.matched)}",
+            f"Redrive {units.count(progress.matched)}",
             kind="primary",
         )
 
@@ -342,14 +341,16 @@ class _Letters:
                     return
                 self._progress.props["value"] = f"{progress.redriven / matched:.3f}"
                 self._progress.update()
-                self._say(f"Redriven {words.count(progress.redriven)} of {words.count(matched)}…")
+                self._say(f"Redriven {units.count(progress.redriven)} of {units.count(matched)}…")
                 if self._stopping:
                     break
         finally:
             if not self._view.client.is_deleted:
                 self._progress_box.set_visibility(False)
         await self._look()
-        self._say(f"Redriven {counted(progress.redriven, 'dead letter')}; {words.count(self._dead)} left.")
+        self._say(
+            f"Redriven {units.counted(progress.redriven, 'dead letter')}; {units.count(self._dead)} left."
+        )
         await self._load()
 
     async def _purge(self) -> None:
@@ -357,14 +358,14 @@ class _Letters:
 
         async def do() -> None:
             answer = await view.api.post(queue_path(queue, "purge"), dead=True)
-            view.notify(f"Purged {counted(answer['purged'], 'dead letter')} of {queue}")
+            view.notify(f"Purged {units.counted(answer['purged'], 'dead letter')} of {queue}")
             await self._look()
             await self._load()
 
         if await view.run(self._look) and await confirm(
             "Purge the dead letters",
-            f"{counted(self._dead, 'dead letter')} will be thrown away, for whatever reason they died. This "
-            "cannot be undone.",
+            f"{units.counted(self._dead, 'dead letter')} will be thrown away, for whatever reason they died. "
+            "This cannot be undone.",
             "Purge",
             word=queue,
         ):

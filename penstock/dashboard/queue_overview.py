@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from nicegui import ui
 
+from penstock.common import units
 from penstock.control.frames import Fields
-from penstock.dashboard import words
 from penstock.dashboard.caller import queue_path
 from penstock.dashboard.chart import Chart, Series
 from penstock.dashboard.connections import CONNECTIONS
@@ -87,10 +87,10 @@ CONSUMER_COLUMNS: Final = (
 
 SETTINGS: Final[Sequence[tuple[str, str, Callable[[Any], str]]]] = (
     ("durability", "Durability", str),
-    ("retention_seconds", "Retention", lambda it: words.age(it) if it else "none"),
-    ("retention_bytes", "Retention, at most", lambda it: words.size(it) if it else "no bound"),
-    ("max_deliveries", "Max deliveries", lambda it: words.count(it) if it else "no bound"),
-    ("max_bytes", "Max bytes", lambda it: words.size(it) if it else "no bound"),
+    ("retention_seconds", "Retention", lambda it: units.duration(it) if it else "none"),
+    ("retention_bytes", "Retention, at most", lambda it: units.size(it) if it else "no bound"),
+    ("max_deliveries", "Max deliveries", lambda it: units.count(it) if it else "no bound"),
+    ("max_bytes", "Max bytes", lambda it: units.size(it) if it else "no bound"),
     ("on_expiry", "What expires", lambda it: {"dead": "becomes dead", "drop": "is dropped"}[it]),
     ("dead_letters", "Dead letters", lambda it: "on" if it else "off"),
 )
@@ -227,4 +227,4 @@ def _settings(row: Fields) -> None:
 
 
 def _range(start: int, end: int) -> str:
-    return f"{words.count(start)} to {words.count(end - 1)}" if start < end else "none"
+    return f"{units.count(start)} to {units.count(end - 1)}" if start < end else "none"

@@ -3,8 +3,8 @@
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from penstock.common import units
 from penstock.control.frames import Fields
-from penstock.dashboard import words
 from penstock.dashboard.chart import Chart, Series
 from penstock.dashboard.layout import badge, button, confirm, fact, facts, tag
 from penstock.dashboard.pages import queue_href
@@ -83,10 +83,10 @@ class ReaderPanel:
         queues: list[Fields] = reader["queues"]
         self._lag = sum(it["lag"] for it in queues)
         self._reads.set_text(VIEWS.get(reader["view"], str(reader["view"])))
-        self._lag_text.set_text(words.count(self._lag))
-        self._queues.set_text(words.count(len(queues)))
+        self._lag_text.set_text(units.count(self._lag))
+        self._queues.set_text(units.count(len(queues)))
         left = reader["lease_seconds_left"]
-        self._lease.set_text(words.age(left) if left else "ended: nothing is kept for it")
+        self._lease.set_text(units.age(left) if left else "ended: nothing is kept for it")
         if is_first:
             self._chart.load(list(trail.points))
         else:
@@ -107,7 +107,7 @@ class ReaderPanel:
         if await confirm(
             f"Release the reader {name}?",
             f"Nothing is kept for it any more: retention may remove what it has not read, which is "
-            f"{words.count(self._lag)} now, and what is removed cannot be read again. A program that still "
+            f"{units.count(self._lag)} now, and what is removed cannot be read again. A program that still "
             f"reads under this name takes hold again of what is there, with its next step.",
             "Release",
         ):

@@ -7,8 +7,8 @@ that is furthest behind when the page is opened.
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
+from penstock.common import units
 from penstock.control.frames import Fields
-from penstock.dashboard import words
 from penstock.dashboard.alerts import Alert, Alerts
 from penstock.dashboard.layout import style, tag
 from penstock.dashboard.poll import Poll, Trail, watch
@@ -124,13 +124,13 @@ class _Tiles:
         holding = sum(holds(it) for it in readers)
         worst = max(readers, key=lag_of, default=None)
         capped = sum(is_capped(it) for it in readers)
-        self._all.show(words.count(len(readers)), f"{words.count(holding)} hold retention")
-        self._lag.show(words.count(sum(lag_of(it) for it in readers)), "not read yet, by all of them")
+        self._all.show(units.count(len(readers)), f"{units.count(holding)} hold retention")
+        self._lag.show(units.count(sum(lag_of(it) for it in readers)), "not read yet, by all of them")
         if worst is None:
             self._worst.show("–")
         else:
-            self._worst.show(words.count(lag_of(worst)), worst["name"])
-        self._capped.show(words.count(capped), "further behind than is kept", "bad" if capped else "")
+            self._worst.show(units.count(lag_of(worst)), worst["name"])
+        self._capped.show(units.count(capped), "further behind than is kept", "bad" if capped else "")
 
 
 def _row(reader: Fields, chosen: str) -> Row:
@@ -156,7 +156,7 @@ def _alerts(readers: list[Fields]) -> list[Alert]:
     return [
         Alert(
             "bad",
-            "1 reader is capped" if len(capped) == 1 else f"{words.count(len(capped))} readers are capped",
+            "1 reader is capped" if len(capped) == 1 else f"{units.count(len(capped))} readers are capped",
             "A reader holds at most [log] reader-bytes-max of the log in a queue. Who is further behind than "
             "that may find its next messages removed by retention. Let it catch up, or set a higher bound "
             "while there is room on the disk.",

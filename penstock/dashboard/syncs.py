@@ -4,8 +4,8 @@ from typing import Any, Final
 
 from nicegui.elements.mixins.text_element import TextElement
 
+from penstock.common import units
 from penstock.control.frames import Fields
-from penstock.dashboard import words
 from penstock.dashboard.chart import Chart, Series
 from penstock.dashboard.layout import fact, facts, panel, tag
 from penstock.dashboard.poll import TRAIL_SECONDS, Trail
@@ -77,7 +77,7 @@ class SyncPanel:
         self._p99.set_text(latency(sync["p99_seconds"]) if count else "–")
         self._last.set_text(latency(sync["last_seconds"]) if count else "–")
         self._mean.set_text(latency(sync["seconds_sum"] / count) if count else "–")
-        self._count.set_text(words.count(count))
+        self._count.set_text(units.count(count))
         points = list(trail.points)
         if is_first:
             self._chart.load(points)
@@ -107,7 +107,7 @@ class _Histogram:
         most = max([it["count"] for it in buckets], default=0)
         for (bar, text), it in zip(self._rows, buckets, strict=True):
             bar.style(replace=f"width: {100 * it['count'] / most if most else 0:.1f}%")
-            text.set_text(words.count(it["count"]))
+            text.set_text(units.count(it["count"]))
 
     def _row(self, label: str) -> tuple[TextElement, TextElement]:
         with tag("tr"):

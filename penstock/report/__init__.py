@@ -8,7 +8,7 @@
     figures.py    the tables put together for each queue
     findings.py   what stands out, in sentences
     page.py       the page, one HTML file (page_parts.py, page_queue.py: its parts)
-    charts.py     charts as SVG; markup.py, style.py and words.py: tags, CSS, numbers
+    charts.py     charts as SVG; markup.py and style.py: tags, CSS
 
 Only job.py and measures.py need the extra `spark`; all others can be imported without it.
 """

@@ -13,11 +13,12 @@ Rules that always hold:
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Final, NamedTuple
 
-from penstock.report import words
+from penstock.common import units
+from penstock.report.markup import escape
 from penstock.report.period import SECOND_US, Span, datetime_of
-from penstock.report.words import escape
 
 TICKS_X_MAX: Final = 6
 TICK_SECONDS: Final = (
@@ -94,8 +95,8 @@ class Scale(NamedTuple):
     form: Format
 
 
-NUMBERS: Final = Scale(top_of_numbers, words.short)
-SECONDS: Final = Scale(top_of_seconds, words.seconds)
+NUMBERS: Final = Scale(top_of_numbers, units.short)
+SECONDS: Final = Scale(top_of_seconds, units.duration)
 
 # --- over time ---------------------------------------------------------------------------------------------
 
@@ -217,7 +218,7 @@ def percentile_bars(title: str, rows: Sequence[Ranks]) -> str:
     body = "".join(_percentile_row(row, grid, ticks) for row in rows)
     every = -(-len(ticks) // TICKS_X_MAX)
     labels = "".join(
-        f'<span style="left:{_log_x(tick, ticks) / WIDTH:.1%}">{escape(words.seconds(tick))}</span>'
+        f'<span style="left:{_log_x(tick, ticks) / WIDTH:.1%}">{escape(units.duration(tick))}</span>'
         for tick in ticks[::every]
     )
     legend = "".join(
@@ -243,8 +244,8 @@ def _percentile_row(row: Ranks, grid: str, ticks: Sequence[float]) -> str:
         )
     )
     text = (
-        f"half {words.seconds(row.p50)}, 90 % {words.seconds(row.p90)}, 99 % {words.seconds(row.p99)}, "
-        f"longest {words.seconds(row.longest)}"
+        f"half {units.duration(row.p50)}, 90 % {units.duration(row.p90)}, 99 % {units.duration(row.p99)}, "
+        f"longest {units.duration(row.longest)}"
     )
     note = f" <small>{escape(row.note)}</small>" if row.note else ""
     return (
@@ -264,7 +265,7 @@ def share_bars(title: str, unit: str, rows: Sequence[tuple[str, Sequence[Series]
             width = WIDTH * (one.values[0] or 0) / top
             bars.append(f'<rect class="bar {one.colour}" x="{at:.1f}" width="{width:.1f}" height="10"/>')
             at += width
-        said = ", ".join(f"{words.count(one.values[0])} {one.label}" for one in pieces if one.values[0])
+        said = ", ".join(f"{units.count(one.values[0])} {one.label}" for one in pieces if one.values[0])
         body.append(
             f'<li><span class="name">{escape(label)}</span>'
             f'<svg aria-hidden="true" viewBox="0 0 {WIDTH} 10" preserveAspectRatio="none">'
@@ -317,12 +318,19 @@ def _x_labels(span: Span) -> str:
     first = -(-start // step) * step
     return "".join(
         f'<span style="left:{(at - start) / (end - start):.1%}">'
-        f"{escape(words.clock(datetime_of(at), seconds))}</span>"
+        f"{escape(_time_of(datetime_of(at), seconds))}</span>"
         for at in range(first, end, step)
     )
 
 
+def _time_of(time: datetime, step_seconds: float) -> str:
+    """As exact as steps of that length make sense."""
+    if step_seconds < 60:
+        return f"{time:%H:%M:%S}"
+    return f"{time:%H:%M}" if step_seconds < 86_400 else f"{time.day} {time:%b}"
+
+
 def _clock(bucket: int, span: Span) -> str:
     time = datetime_of(bucket)
-    text = words.clock(time, span.bucket_us / SECOND_US)
+    text = _time_of(time, span.bucket_us / SECOND_US)
     return text if span.seconds < 86_400 or span.bucket_us >= 86_400 * SECOND_US else f"{time:%d %b} {text}"

@@ -7,7 +7,7 @@ it does not know what is normal here. Bounds keep it quiet about a handful of me
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from penstock.report import words
+from penstock.common import units
 from penstock.report.figures import Figures, failed_of
 
 OF_A_KIND_MAX: Final = 3
@@ -41,7 +41,7 @@ def died(figures: Figures) -> Iterator[Finding]:
             yield Finding(
                 dead,
                 queue.name,
-                f"{words.counted(dead, 'message')} died: {words.listed(queue.died())}.",
+                f"{units.counted(dead, 'message')} died: {units.listed(queue.died())}.",
             )
 
 
@@ -52,7 +52,7 @@ def grew(figures: Figures) -> Iterator[Finding]:
             yield Finding(
                 queue.grown,
                 queue.name,
-                f"grew by {words.counted(queue.grown, 'message')}, to {queue.totals['outstanding_end']:,}; "
+                f"grew by {units.counted(queue.grown, 'message')}, to {queue.totals['outstanding_end']:,}; "
                 f"{accepted:,} came.",
             )
 
@@ -62,7 +62,9 @@ def nobody_came(figures: Figures) -> Iterator[Finding]:
         accepted = queue.totals["accepted"]
         if accepted and not queue.deliveries:
             yield Finding(
-                accepted, queue.name, f"no delivery ended, though {words.counted(accepted, 'message')} came."
+                accepted,
+                queue.name,
+                f"no delivery ended, though {units.counted(accepted, 'message')} came.",
             )
 
 
@@ -72,8 +74,8 @@ def waited(figures: Figures) -> Iterator[Finding]:
             yield Finding(
                 queue.waiting["p99_seconds"],
                 queue.name,
-                f"1 of 100 messages waited {words.seconds(queue.waiting['p99_seconds'])} or longer "
-                f"before anybody took it, half of them {words.seconds(queue.waiting['p50_seconds'])}.",
+                f"1 of 100 messages waited {units.duration(queue.waiting['p99_seconds'])} or longer "
+                f"before anybody took it, half of them {units.duration(queue.waiting['p50_seconds'])}.",
             )
 
 
@@ -85,8 +87,8 @@ def failing(figures: Figures) -> Iterator[Finding]:
                 failed,
                 row["queue"],
                 f"consumers on {row['host']} ({row['protocol']}) failed with {failed:,} of "
-                f"{words.counted(row['deliveries'], 'delivery', 'deliveries')} "
-                f"({words.percent(failed, row['deliveries'])}).",
+                f"{units.counted(row['deliveries'], 'delivery', 'deliveries')} "
+                f"({units.percent(failed, row['deliveries'])}).",
             )
 
 
@@ -100,8 +102,8 @@ def slow(figures: Figures) -> Iterator[Finding]:
                 yield Finding(
                     times,
                     queue.name,
-                    f"consumers on {row['host']} ({row['protocol']}) take {words.short(times)} times as "
-                    f"long as the fastest: half of their deliveries {words.seconds(row['p50_seconds'])} "
+                    f"consumers on {row['host']} ({row['protocol']}) take {units.short(times)} times as "
+                    f"long as the fastest: half of their deliveries {units.duration(row['p50_seconds'])} "
                     "or longer.",
                 )
 
@@ -110,7 +112,7 @@ def incomplete(figures: Figures) -> Iterator[Finding]:
     for queue in figures.queues:
         missing = queue.coverage["missing_events"]
         if missing:
-            yield Finding(missing, queue.name, f"{words.counted(missing, 'event')} could not be read.")
+            yield Finding(missing, queue.name, f"{units.counted(missing, 'event')} could not be read.")
 
 
 RULES: Final[tuple[Rule, ...]] = (incomplete, died, failing, slow, waited, grew, nobody_came)

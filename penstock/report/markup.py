@@ -3,13 +3,14 @@
 `Safe` is a text that is HTML already; everything else is not.
 """
 
+import html
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from penstock.report import words
-from penstock.report.words import escape
+from penstock.common import units
 
-ZEROS: Final = frozenset({"0", words.NOTHING, "0 s", "0 %"})
+ZEROS: Final = frozenset({"0", units.NOTHING, "0 s", "0 %"})
 
 
 class Safe(str):
@@ -23,6 +24,17 @@ class Head(NamedTuple):
 
     title: str
     number: bool = True
+
+
+_UNSEEN: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
+)
+"""Characters that are not seen, and change how others are."""
+
+
+def escape(text: str) -> str:
+    """A text as HTML. A name of a queue may have anything in it: what is not seen is written out."""
+    return html.escape(_UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text))
 
 
 def text(value: str) -> str:

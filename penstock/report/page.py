@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from penstock.report import charts, page_parts, words
+from penstock.common import units
+from penstock.report import charts, page_parts
 from penstock.report.figures import Figures, QueueFigures, Row
 from penstock.report.findings import findings_of
-from penstock.report.markup import Head, Safe, bad, link, section, table, tag
+from penstock.report.markup import Head, Safe, bad, escape, link, section, table, tag
 from penstock.report.page_parts import QUEUES_MAX, ROWS_MAX
 from penstock.report.page_queue import queue_part
 from penstock.report.period import Span, datetime_of
 from penstock.report.style import CSS
 from penstock.report.tables import EVENTS
-from penstock.report.words import escape
 
 
 class About(NamedTuple):
@@ -71,7 +71,7 @@ def render(figures: Figures, about: About) -> str:
         f"<header><h1>Penstock report</h1>{_subtitle(figures, about)}"
         f'<nav aria-label="Sections"><ul>{items}</ul></nav></header>'
         f'<main id="main">{"".join(body)}</main>'
-        f"<footer>Made by penstock {escape(about.version)} on {escape(words.moment(about.made_at))} UTC from "
+        f"<footer>Made by penstock {escape(about.version)} on {escape(units.moment(about.made_at))} UTC from "
         f"the events of <code>{escape(about.url)}</code>.</footer></body></html>\n"
     )
 
@@ -80,16 +80,16 @@ def _when(figures: Figures) -> str:
     if figures.span is None:
         return "nothing happened"
     start, end = datetime_of(figures.span.start_us), datetime_of(figures.span.end_us)
-    last = f"{end:%H:%M:%S}" if start.date() == end.date() else words.moment(end)
-    return f"{words.moment(start)} to {last} UTC"
+    last = f"{end:%H:%M:%S}" if start.date() == end.date() else units.moment(end)
+    return f"{units.moment(start)} to {last} UTC"
 
 
 def _subtitle(figures: Figures, about: About) -> str:
     parts = [_when(figures)]
     if figures.span is not None:
-        parts[0] += f" ({words.seconds(figures.span.seconds)})"
-    parts.append(words.counted(len(figures.queues), "queue"))
-    parts.append(words.counted(figures.events, "event"))
+        parts[0] += f" ({units.duration(figures.span.seconds)})"
+    parts.append(units.counted(len(figures.queues), "queue"))
+    parts.append(units.counted(figures.events, "event"))
     if about.patterns:
         parts.append("only " + ", ".join(about.patterns))
     return tag("p", " · ".join(parts), "quiet")
@@ -114,19 +114,19 @@ def _tiles(figures: Figures, span: Span) -> str:
     start, end = figures.total("outstanding_start"), figures.total("outstanding_end")
     waits = [queue for queue in figures.queues if queue.waiting is not None]
     tiles = [
-        (words.count(figures.total("accepted")), f"accepted, {_average(figures.total('accepted'), span)}"),
-        (words.count(figures.total("acked")), f"acked, {_average(figures.total('acked'), span)}"),
-        (words.count(figures.total("dead")), "dead letters"),
+        (units.count(figures.total("accepted")), f"accepted, {_average(figures.total('accepted'), span)}"),
+        (units.count(figures.total("acked")), f"acked, {_average(figures.total('acked'), span)}"),
+        (units.count(figures.total("dead")), "dead letters"),
         (
-            words.percent(failed, deliveries),
-            f"of {words.counted(deliveries, 'delivery', 'deliveries')} failed",
+            units.percent(failed, deliveries),
+            f"of {units.counted(deliveries, 'delivery', 'deliveries')} failed",
         ),
-        (words.count(end), f"outstanding, {words.signed(end - start)}"),
+        (units.count(end), f"outstanding, {units.signed(end - start)}"),
     ]
     if waits:
         longest = max(waits, key=lambda queue: queue.waiting["p99_seconds"] if queue.waiting else 0)
         assert longest.waiting is not None
-        tiles.append((words.seconds(longest.waiting["p99_seconds"]), f"99 % waited less, in {longest.name}"))
+        tiles.append((units.duration(longest.waiting["p99_seconds"]), f"99 % waited less, in {longest.name}"))
     items = "".join(f"<li>{tag('b', number)}{tag('span', said)}</li>" for number, said in tiles)
     return f'<ul class="tiles">{items}</ul>'
 
@@ -134,9 +134,9 @@ def _tiles(figures: Figures, span: Span) -> str:
 def _average(count: int, span: Span) -> str:
     rate = count / max(span.seconds, 1e-6)
     if rate >= 1:
-        return f"{words.short(rate)} per second"
+        return f"{units.short(rate)} per second"
     return (
-        f"{words.short(rate * 60)} per minute" if rate * 60 >= 1 else f"{words.short(rate * 3600)} per hour"
+        f"{units.short(rate * 60)} per minute" if rate * 60 >= 1 else f"{units.short(rate * 3600)} per hour"
     )
 
 
@@ -190,38 +190,38 @@ def _now(figures: Figures) -> str:
     rows = [
         [
             queue.name,
-            *(words.count(queue.totals[name]) for name in names),
+            *(units.count(queue.totals[name]) for name in names),
             "paused" if queue.totals["paused"] else "",
         ]
         for queue in figures.queues[:ROWS_MAX]
     ]
-    foot = ["All queues", *(words.count(figures.total(name)) for name in names), ""]
+    foot = ["All queues", *(units.count(figures.total(name)) for name in names), ""]
     return table("How the queues stood when this report was made", heads, rows, foot)
 
 
 def _left_out(queues: Sequence[QueueFigures]) -> str:
     left_out = len(queues) - ROWS_MAX
     said = (
-        f"{words.counted(left_out, 'queue')} with fewer events are not shown; the Parquet tables have them."
+        f"{units.counted(left_out, 'queue')} with fewer events are not shown; the Parquet tables have them."
     )
     return tag("p", said, "quiet") if left_out > 0 else Safe("")
 
 
 def _queue_numbers(totals: Row, grown: int) -> list[str]:
     return [
-        words.count(totals["accepted"]),
-        words.count(totals["acked"]),
-        words.count(totals["returned"] + totals["requeued"]),
-        bad(words.count(totals["dead"]), totals["dead"] > 0),
-        words.count(totals["expired"] + totals["rejected"] + totals["withdrawn"]),
-        words.count(totals["outstanding_end"]),
-        words.signed(grown),
+        units.count(totals["accepted"]),
+        units.count(totals["acked"]),
+        units.count(totals["returned"] + totals["requeued"]),
+        bad(units.count(totals["dead"]), totals["dead"] > 0),
+        units.count(totals["expired"] + totals["rejected"] + totals["withdrawn"]),
+        units.count(totals["outstanding_end"]),
+        units.signed(grown),
     ]
 
 
 def _four_times(queue: QueueFigures) -> list[str]:
     return [
-        words.seconds(None if row is None else row[name])
+        units.duration(None if row is None else row[name])
         for row in (queue.waiting, queue.working)
         for name in ("p50_seconds", "p99_seconds")
     ]

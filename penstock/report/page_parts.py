@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.report import charts, words
+from penstock.common import units
+from penstock.report import charts
 from penstock.report.charts import Ranks
 from penstock.report.figures import Figures, Row, failed_of
 from penstock.report.markup import Head, Safe, bad, definitions, section, table, tag
@@ -69,12 +70,12 @@ def times(figures: Figures) -> str:
     for queue in figures.queues[:ROWS_MAX]:
         if queue.waiting is not None:
             rows.append(
-                [queue.name, "waiting", words.count(queue.waiting["messages"]), *_ranks(queue.waiting)]
+                [queue.name, "waiting", units.count(queue.waiting["messages"]), *_ranks(queue.waiting)]
             )
         for outcome, row in [("all", queue.working), *sorted(queue.working_by_outcome.items())]:
             if row is not None:
                 said = f"working, {outcome.replace('_', ' ')}"
-                rows.append([queue.name, said, words.count(row["deliveries"]), *_ranks(row)])
+                rows.append([queue.name, said, units.count(row["deliveries"]), *_ranks(row)])
     whole = table(
         "How long it took, within which half, 90 % and 99 % of all lie, and the longest", heads, rows
     )
@@ -85,7 +86,7 @@ def times(figures: Figures) -> str:
 
 
 def _ranks(row: Row) -> list[str]:
-    return [words.seconds(row[f"{name}_seconds"]) for name in RANKS]
+    return [units.duration(row[f"{name}_seconds"]) for name in RANKS]
 
 
 def retries(figures: Figures) -> str:
@@ -108,14 +109,14 @@ def retries(figures: Figures) -> str:
         rows.append(
             [
                 queue.name,
-                words.count(queue.deliveries),
-                bad(words.count(queue.failed), queue.failed > 0),
-                words.percent(queue.failed, queue.deliveries),
-                *(words.count(by_outcome.get(name, 0)) for name in FAILED),
-                words.count(by_outcome.get("given_back", 0)),
-                words.count(at_once),
-                words.count(later),
-                f"{most} or more" if most == ATTEMPTS_MAX else words.count(most),
+                units.count(queue.deliveries),
+                bad(units.count(queue.failed), queue.failed > 0),
+                units.percent(queue.failed, queue.deliveries),
+                *(units.count(by_outcome.get(name, 0)) for name in FAILED),
+                units.count(by_outcome.get("given_back", 0)),
+                units.count(at_once),
+                units.count(later),
+                f"{most} or more" if most == ATTEMPTS_MAX else units.count(most),
             ]
         )
     if not rows:
@@ -139,11 +140,11 @@ def ends(figures: Figures) -> str:
         found: dict[tuple[str, str], list[int]] = {}
         for row in queue.endings:
             if row["event"] in said:
-                both = found.setdefault((row["event"], row["reason"] or words.NOTHING), [0, 0])
+                both = found.setdefault((row["event"], row["reason"] or units.NOTHING), [0, 0])
                 both[0] += row["events"]
                 both[1] += row["events"] if row["held"] else 0
         for (event, reason), (messages, held) in sorted(found.items(), key=lambda it: -it[1][0]):
-            rows.append([queue.name, said[event], reason, words.count(messages), words.count(held)])
+            rows.append([queue.name, said[event], reason, units.count(messages), units.count(held)])
     title = "Dead letters, expiry, withdrawals"
     if not rows:
         nothing = "No message died, expired or was withdrawn, and none was redriven."
@@ -192,11 +193,11 @@ def _consumer_table(caption: str, rows: Sequence[Row], who: str) -> str:
             [
                 row[who],
                 row["queue"],
-                *([row["protocol"], words.count(row["connections"])] if of_host else []),
-                words.count(row["deliveries"]),
-                words.count(row["acked"]),
-                bad(words.count(failed), failed > 0),
-                words.percent(failed, row["deliveries"]),
+                *([row["protocol"], units.count(row["connections"])] if of_host else []),
+                units.count(row["deliveries"]),
+                units.count(row["acked"]),
+                bad(units.count(failed), failed > 0),
+                units.percent(failed, row["deliveries"]),
                 *_ranks(row),
             ]
         )
@@ -213,11 +214,11 @@ def coverage(figures: Figures) -> str:
     rows = [
         [
             queue.name,
-            words.count(queue.events),
+            units.count(queue.events),
             _range(queue.coverage["event_first"], queue.coverage["event_end"]),
             _range(queue.coverage["offset_first"], queue.coverage["offset_end"]),
-            words.moment(queue.coverage["time_first"]),
-            words.moment(queue.coverage["time_last"]),
+            units.moment(queue.coverage["time_first"]),
+            units.moment(queue.coverage["time_last"]),
             _complete(queue.coverage),
         ]
         for queue in figures.queues[:ROWS_MAX]
@@ -226,14 +227,14 @@ def coverage(figures: Figures) -> str:
     if rows:
         parts.append(table("The events that were read", heads, rows))
     if figures.span is not None:
-        bucket = words.seconds(figures.span.bucket_us / SECOND_US)
+        bucket = units.duration(figures.span.bucket_us / SECOND_US)
         parts.append(tag("h3", "How to read this"))
         parts.append(definitions([*TERMS, ("Pieces of time", f"Charts have a step for every {bucket}.")]))
     return section("coverage", "What the data covers", *parts)
 
 
 def _range(first: int | None, end: int | None) -> str:
-    return words.NOTHING if first is None or end is None else f"{first:,} to {end - 1:,}"
+    return units.NOTHING if first is None or end is None else f"{first:,} to {end - 1:,}"
 
 
 def _complete(coverage: Row) -> str:
@@ -241,11 +242,11 @@ def _complete(coverage: Row) -> str:
     if coverage["cut"]:
         said.append(f"retention has removed what was before event {coverage['event_kept']:,}")
     if coverage["missing_events"]:
-        said.append(f"{words.counted(coverage['missing_events'], 'event')} in between could not be read")
+        said.append(f"{units.counted(coverage['missing_events'], 'event')} in between could not be read")
     if coverage["unsynced_events"]:
         said.append(f"the last {coverage['unsynced_events']:,} were not in the files yet")
     if coverage["unknown_waits"]:
-        messages = words.counted(coverage["unknown_waits"], "message")
+        messages = units.counted(coverage["unknown_waits"], "message")
         said.append(f"{messages} came before what is kept: how long they waited is not known")
     return "; ".join(said) if said else "yes"
 
@@ -255,7 +256,7 @@ def _cut_said(figures: Figures) -> str:
     said = []
     if cut:
         said.append(
-            f"Retention has removed the beginning of {words.counted(len(cut), 'queue')}: what happened there "
+            f"Retention has removed the beginning of {units.counted(len(cut), 'queue')}: what happened there "
             "before the first event that is listed below is not in this report."
         )
     for column, why in (
@@ -264,5 +265,5 @@ def _cut_said(figures: Figures) -> str:
     ):
         count = sum(queue.coverage[column] for queue in figures.queues)
         if count:
-            said.append(f"{words.counted(count, 'event')} {why}.")
+            said.append(f"{units.counted(count, 'event')} {why}.")
     return " ".join(said) or "Every event that the broker recorded in this time is in this report."

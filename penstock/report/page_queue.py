@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from penstock.report import charts, words
+from penstock.common import units
+from penstock.report import charts
 from penstock.report.charts import Series, Values
 from penstock.report.figures import QueueFigures, Row
 from penstock.report.markup import Head, Safe, folded, table, tag, text
@@ -44,11 +45,11 @@ def queue_part(queue: QueueFigures, span: Span, anchor: str) -> Safe:
 def _sentence(queue: QueueFigures) -> str:
     totals = queue.totals
     parts = [
-        f"{words.counted(totals['accepted'], 'message')} came, {totals['acked']:,} were acknowledged",
-        f"outstanding at the end: {totals['outstanding_end']:,} ({words.signed(queue.grown)})",
+        f"{units.counted(totals['accepted'], 'message')} came, {totals['acked']:,} were acknowledged",
+        f"outstanding at the end: {totals['outstanding_end']:,} ({units.signed(queue.grown)})",
     ]
     if totals["redriven"]:
-        parts.append(f"{words.counted(totals['redriven'], 'dead letter')} went back")
+        parts.append(f"{units.counted(totals['redriven'], 'dead letter')} went back")
     for event, said in (("dead", "died"), ("expired", "expired"), ("withdrawn", "were withdrawn")):
         if totals[event]:
             parts.append(f"{totals[event]:,} {said}")
@@ -78,7 +79,11 @@ def _throughput(queue: QueueFigures, span: Span) -> str:
     seconds, name = rate_unit(max(max(values) for values in rates.values()))
     series = [
         Series(
-            event, colour, [rate * seconds for rate in rates[event]], words.count(queue.totals[event]), area
+            event,
+            colour,
+            [rate * seconds for rate in rates[event]],
+            units.count(queue.totals[event]),
+            area,
         )
         for event, colour, area in (("accepted", "c1", True), ("acked", "c2", False))
     ]
@@ -87,7 +92,7 @@ def _throughput(queue: QueueFigures, span: Span) -> str:
 
 def _outstanding(queue: QueueFigures, span: Span) -> str:
     values: list[float | None] = list(queue.outstanding)
-    at_the_end = f"{words.count(queue.totals['outstanding_end'])} at the end"
+    at_the_end = f"{units.count(queue.totals['outstanding_end'])} at the end"
     series = [Series("not settled", "c6", values, at_the_end, filled=True)]
     return charts.lines("Outstanding", "messages, dead letters included", span, series, charts.NUMBERS)
 
@@ -101,7 +106,7 @@ def _times(queue: QueueFigures, span: Span) -> list[str]:
         if whole is None:
             continue
         series = [
-            Series(said, colour, _column(over_time, name), words.seconds(whole[name]))
+            Series(said, colour, _column(over_time, name), units.duration(whole[name]))
             for said, colour, name in (
                 ("half within", "c1", "p50_seconds"),
                 ("99 % within", "c3", "p99_seconds"),
@@ -125,8 +130,8 @@ def _deaths(queue: QueueFigures, span: Span) -> list[str]:
         if event in THROWN_AWAY:
             label, colour = f"{label} ({THROWN_AWAY[event]})", OTHER_COLOUR
         numbers: list[float | None] = list(values)
-        series.append(Series(label, colour, numbers, words.count(sum(values))))
-    bucket = words.seconds(span.bucket_us / SECOND_US)
+        series.append(Series(label, colour, numbers, units.count(sum(values))))
+    bucket = units.duration(span.bucket_us / SECOND_US)
     return [
         charts.stacked("Dead letters and what was thrown away", f"in {bucket}", span, series, charts.NUMBERS)
     ]
@@ -146,13 +151,13 @@ def _attempts(queue: QueueFigures) -> list[str]:
 # --- numbers -----------------------------------------------------------------------------------------------
 
 _NUMBERS: Final[tuple[tuple[str, Callable[[QueueFigures, int], str]], ...]] = (
-    ("Accepted", lambda queue, at: words.count(queue.counts["accepted"][at])),
-    ("Acked", lambda queue, at: words.count(queue.counts["acked"][at])),
-    ("Back", lambda queue, at: words.count(queue.counts["returned"][at] + queue.counts["requeued"][at])),
-    ("Dead", lambda queue, at: words.count(queue.counts["dead"][at])),
-    ("Expired", lambda queue, at: words.count(queue.counts["expired"][at])),
-    ("Withdrawn", lambda queue, at: words.count(queue.counts["withdrawn"][at])),
-    ("Outstanding", lambda queue, at: words.count(queue.outstanding[at])),
+    ("Accepted", lambda queue, at: units.count(queue.counts["accepted"][at])),
+    ("Acked", lambda queue, at: units.count(queue.counts["acked"][at])),
+    ("Back", lambda queue, at: units.count(queue.counts["returned"][at] + queue.counts["requeued"][at])),
+    ("Dead", lambda queue, at: units.count(queue.counts["dead"][at])),
+    ("Expired", lambda queue, at: units.count(queue.counts["expired"][at])),
+    ("Withdrawn", lambda queue, at: units.count(queue.counts["withdrawn"][at])),
+    ("Outstanding", lambda queue, at: units.count(queue.outstanding[at])),
     ("Wait, half", lambda queue, at: _seconds(queue.waiting_over_time[at], "p50_seconds")),
     ("Wait, 99 %", lambda queue, at: _seconds(queue.waiting_over_time[at], "p99_seconds")),
     ("Work, half", lambda queue, at: _seconds(queue.working_over_time[at], "p50_seconds")),
@@ -161,13 +166,13 @@ _NUMBERS: Final[tuple[tuple[str, Callable[[QueueFigures, int], str]], ...]] = (
 
 
 def _seconds(row: Row | None, name: str) -> str:
-    return words.seconds(None if row is None else row[name])
+    return units.duration(None if row is None else row[name])
 
 
 def _numbers(queue: QueueFigures, span: Span) -> str:
     heads = [Head("Time, UTC", number=False), *(Head(title) for title, _ in _NUMBERS)]
     rows = [
-        [words.moment(datetime_of(bucket)), *(number(queue, at) for _, number in _NUMBERS)]
+        [units.moment(datetime_of(bucket)), *(number(queue, at) for _, number in _NUMBERS)]
         for at, bucket in enumerate(span.buckets())
     ]
-    return table(f"{queue.name}, in pieces of {words.seconds(span.bucket_us / SECOND_US)}", heads, rows)
+    return table(f"{queue.name}, in pieces of {units.duration(span.bucket_us / SECOND_US)}", heads, rows)

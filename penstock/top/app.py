@@ -25,7 +25,7 @@ from textual.screen import ModalScreen
 from penstock.cli.admin import Admin
 from penstock.cli.main import EXIT_FAILURE
 from penstock.cli.redrive import redrive
-from penstock.common import tables
+from penstock.common import tables, units
 from penstock.errors import PenstockError
 from penstock.top.dialog import Confirm
 from penstock.top.feed import Feed, Snapshot, Trouble
@@ -170,7 +170,7 @@ class Top(App[int]):
             if not found["matched"]:
                 self.say(f"{tables.shown(name)} has no dead letters to redrive")
                 return
-            letters = tables.counted(found["matched"], "dead letter")
+            letters = units.counted(found["matched"], "dead letter")
             question = f"Put {letters} of {tables.shown(name)} back, behind what waits there?"
             self.push_screen(Confirm(question), decided)
 
@@ -179,7 +179,7 @@ class Top(App[int]):
                 self._errand(lambda admin: redrive(admin, name, {"dry_run": False}), redriven)
 
         def redriven(found: dict[str, Any]) -> None:
-            self.say(f"{tables.shown(name)}: redriven {tables.counted(found['redriven'], 'dead letter')}")
+            self.say(f"{tables.shown(name)}: redriven {units.counted(found['redriven'], 'dead letter')}")
 
         self._errand(lambda admin: redrive(admin, name, {"dry_run": True}), counted)
 

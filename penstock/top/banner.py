@@ -10,7 +10,7 @@ from typing import Final
 from rich.text import Text
 from textual.widget import Widget
 
-from penstock.common import tables
+from penstock.common import tables, units
 from penstock.top.columns import BAD, GOOD, PLAIN, QUIET, STRONG, WARN, fit, short_count
 from penstock.top.feed import Snapshot
 from penstock.top.history import backlog_of
@@ -51,7 +51,7 @@ class Banner(Widget):
             ("penstock ", STRONG),
             (tables.shown(snapshot.engine["version"]), QUIET),
             f"  {self._url}  ",
-            (tables.counted(len(snapshot.queues), "queue"), QUIET),
+            (units.counted(len(snapshot.queues), "queue"), QUIET),
         )
         left.truncate(max(width - state.cell_len - 2, 0), overflow="ellipsis", pad=True)
         return left.append("  ").append_text(state)
@@ -59,9 +59,9 @@ class Banner(Widget):
     def _liveness(self) -> Text:
         age = time.monotonic() - self._state.answered
         if self._state.trouble is not None:
-            return Text(f"○ trying again, {tables.duration(int(age))} old", BAD)
+            return Text(f"○ trying again, {units.age(int(age))} old", BAD)
         if age > SILENT_SECONDS:
-            return Text(f"○ no answer for {tables.duration(int(age))}", WARN)
+            return Text(f"○ no answer for {units.age(int(age))}", WARN)
         return Text("● live", GOOD)
 
 
@@ -69,8 +69,8 @@ def _totals(snapshot: Snapshot) -> Text:
     total, engine = snapshot.total, snapshot.engine
     text = Text()
     for title, value, style in (
-        ("in", f"{tables.rate(total['rate_in'])}/s", PLAIN),
-        ("out", f"{tables.rate(total['rate_out'])}/s", PLAIN),
+        ("in", f"{units.rate(total['rate_in'])}/s", PLAIN),
+        ("out", f"{units.rate(total['rate_out'])}/s", PLAIN),
         ("backlog", short_count(backlog_of(total)), PLAIN),
         ("dead", short_count(total["dead"]), BAD if total["dead"] else PLAIN),
         ("consumers", short_count(total["consumers"]), PLAIN),

@@ -15,7 +15,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.style import Style
 
 from penstock.client.http_core import Answer
-from penstock.common import tables
+from penstock.common import tables, units
 
 GAP_NARROW, GAP_WIDE = 1, 2
 WIDE: Final = 100
@@ -30,7 +30,6 @@ TREND_MAX: Final = 60
 PAUSED: Final = " paused"
 COUNT_EXACT_MAX: Final = 999_999
 """From here on a count is shortened in the table; the queue's own screen has all of its digits."""
-COUNT_UNITS: Final = ((10**6, "M"), (10**9, "G"), (10**12, "T"))
 
 NAME_HALVED: Final = 8
 """Less room than this is not enough for both ends of a name."""
@@ -63,7 +62,7 @@ COLUMNS: Final = (
     Column("dead", "DEAD", 5),
     Column("rate_in", "IN/S", 5),
     Column("rate_out", "OUT/S", 5),
-    Column("oldest_seconds", "OLDEST", 9),
+    Column("oldest_seconds", "OLDEST", 10),
     Column("consumers", "CONS", 4),
     Column(SIZE, "SIZE", 8),
     Column(TREND, "TREND"),
@@ -78,21 +77,18 @@ def text_of(field: str, value: Any) -> str:  # whatever the API says in that fie
     """A number of the table, as text."""
     match field:
         case "rate_in" | "rate_out":
-            return tables.rate(value)
+            return units.rate(value)
         case "oldest_seconds":
-            return tables.duration(value)
+            return tables.age(value)
         case "bytes":
-            return tables.size(value)
+            return units.size(value)
         case _:
             return short_count(value)
 
 
 def short_count(number: int) -> str:
-    """`999,999`, then `1.00M`."""
-    if number <= COUNT_EXACT_MAX:
-        return tables.count(number)
-    size, unit = next(((size, unit) for size, unit in COUNT_UNITS if number < 1000 * size), COUNT_UNITS[-1])
-    return f"{number / size:.{2 if number < 10 * size else 1}f}{unit}"
+    """`999,999`, then `1.23 M`."""
+    return units.count(number) if number <= COUNT_EXACT_MAX else units.short(number)
 
 
 def style_of(field: str, value: Any) -> Style:  # as for text_of

@@ -10,7 +10,7 @@ from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
-from penstock.common import tables
+from penstock.common import tables, units
 from penstock.top.banner import Banner
 from penstock.top.chart import Chart
 from penstock.top.columns import QUIET, STRONG, short_count
@@ -140,7 +140,7 @@ class Overview(Screen[None]):
                 Text.assemble(
                     ("filter ", QUIET),
                     ("" if typing else f"{tables.shown(wanted)}  ", STRONG),
-                    f"{self.table.count:,} of {tables.counted(every, 'queue')}",
+                    f"{self.table.count:,} of {units.counted(every, 'queue')}",
                     ("" if typing else "  Esc shows all", QUIET),
                 )
             )
@@ -161,4 +161,4 @@ class Overview(Screen[None]):
 
 
 def _per_second(value: float) -> str:
-    return f"{tables.rate(value)}/s"
+    return f"{units.rate(value)}/s"

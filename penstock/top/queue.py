@@ -18,7 +18,7 @@ from textual.widgets import Footer, Static
 
 from penstock.cli import peek, show
 from penstock.client.http_core import Answer
-from penstock.common import tables
+from penstock.common import tables, units
 from penstock.top.banner import Banner
 from penstock.top.chart import Chart
 from penstock.top.columns import BAD, PLAIN, QUIET, STRONG, WARN, WIDE
@@ -78,9 +78,9 @@ class QueueScreen(Screen[None]):
         self._state = state
         self._banner = Banner(feed.url, state)
         self._charts = (
-            Chart("in", lambda value: f"{tables.rate(value)}/s"),
-            Chart("out", lambda value: f"{tables.rate(value)}/s"),
-            Chart("backlog", lambda value: tables.count(int(value))),
+            Chart("in", lambda value: f"{units.rate(value)}/s"),
+            Chart("out", lambda value: f"{units.rate(value)}/s"),
+            Chart("backlog", lambda value: units.count(int(value))),
         )
         self._title = Static(Text(tables.shown(name), STRONG), id="title")
         self._numbers = Static(Text("asking …", QUIET))

@@ -88,9 +88,9 @@ def likeness(line: str) -> str:
     if finding := re.match(r"(?:ok  |note|warn)  ([\w -]+): ", line):
         return finding[1]
     line = re.sub(r"\d+ warnings?", "WARNINGS", line)
-    line = re.sub(r"\b\d+(\.\d+)? [smhd]\b( \d+ [smhd]\b)?", "TIME", line)
+    line = re.sub(r"<?\b\d+ (s|min|h|d)\b( \d+ (min|h)\b)?", "TIME", line)
     if re.search(r"TIME +\d+ B", line):  # of `penstock queues`: the two numbers before the time are rates
-        line = re.sub(r"[\d.,]+ +[\d.,]+ +TIME", "RATES TIME", line)
+        line = re.sub(r"[<\d.,]+ +[<\d.,]+ +TIME", "RATES TIME", line)
     line = re.sub(r"\S+/s, \S+/s", "RATES", line)
     return " ".join(line.split())
 

@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 
-from penstock.cli import verify
+from penstock.cli import messaging
 from penstock.cli.main import main
 from penstock.log import retention
 from penstock.log.block import (
@@ -175,7 +175,7 @@ def test_a_good_log(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert err == ""
     assert out == (
         f"{report.segments} segments, 2 snapshots, {report.blocks} blocks, 402 messages, "
-        f"{report.events} events, {report.bytes} bytes, 2 queues, 0 defects, 0 notes\n"
+        f"{report.events} events, {report.bytes:,} bytes, 2 queues, 0 defects, 0 notes\n"
     )
 
 
@@ -808,7 +808,7 @@ def test_the_commands_of_the_page_about_the_format(folder: Path, capsys: pytest.
 def test_progress_on_a_terminal_only(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify, "PROGRESS_SECONDS", 0)
+    monkeypatch.setattr(messaging, "PROGRESS_SECONDS", 0)
     assert main(["verify", str(folder)]) == 0
     quiet = capsys.readouterr()
     assert quiet.err == ""

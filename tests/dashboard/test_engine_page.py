@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from penstock.client import PhpmqClient
-from penstock.dashboard import words
+from penstock.common import units
 from penstock.dashboard.syncs import labels, latency
 from penstock.log.jetstream.cluster import Cluster
 from tests.dashboard.conftest import StartBroker, Visit, axe, fits
@@ -46,7 +46,7 @@ def test_the_figures_are_the_apis(start_broker: StartBroker, visit: Visit) -> No
                 engine: dict[str, Any] = api.get("/v1/engine")
                 sync, buckets = engine["sync"], engine["sync"]["buckets"]
                 return (
-                    fact(page, "Syncs since the start") == words.count(sync["count"])
+                    fact(page, "Syncs since the start") == units.count(sync["count"])
                     and fact(page, "Last") == latency(sync["last_seconds"])
                     and fact(page, "99 % within")
                     == total(page, "p99_seconds")
@@ -54,9 +54,9 @@ def test_the_figures_are_the_apis(start_broker: StartBroker, visit: Visit) -> No
                     and fact(page, "Half within") == latency(sync["p50_seconds"])
                     and fact(page, "On the disk")
                     == total(page, "log_bytes")
-                    == words.size(engine["log_bytes"])
-                    and fact(page, "Written since it was made") == words.size(engine["position"])
-                    and list(bars(page).values()) == [words.count(it["count"]) for it in buckets]
+                    == units.size(engine["log_bytes"])
+                    and fact(page, "Written since it was made") == units.size(engine["position"])
+                    and list(bars(page).values()) == [units.count(it["count"]) for it in buckets]
                     and list(bars(page)) == labels(buckets)
                 )
 
@@ -69,7 +69,7 @@ def test_the_figures_are_the_apis(start_broker: StartBroker, visit: Visit) -> No
         share = engine["disk_bytes_free"] / engine["disk_bytes_total"]
         assert float(re.sub("[^0-9.]", "", total(page, "disk_bytes_free"))) > 0
         expect(
-            page.get_by_text(f"{100 * share:.0f} % of {words.size(engine['disk_bytes_total'])}")
+            page.get_by_text(f"{100 * share:.0f} % of {units.size(engine['disk_bytes_total'])}")
         ).to_be_visible()
         expect(page.get_by_role("img", name="Sync latency while this page is open: now Mean")).to_be_visible()
         expect(page.get_by_text("Nobody. What is settled stays")).to_be_visible()

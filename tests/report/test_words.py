@@ -1,12 +1,12 @@
-"""Periods, buckets, words and findings: what needs no Spark."""
+"""Periods, buckets, texts and findings: what needs no Spark."""
 
 from datetime import UTC, datetime
 
 import pytest
 
-from penstock.report import words
 from penstock.report.figures import Figures, QueueFigures
 from penstock.report.findings import findings_of
+from penstock.report.markup import escape
 from penstock.report.period import BUCKETS_MAX, SECOND_US, NoMoment, Span, datetime_of, moment_us, span_of
 from penstock.report.tables import EVENTS, OUTCOMES
 
@@ -68,41 +68,6 @@ def test_buckets_cover_the_span(seconds: int) -> None:
     assert buckets[-1] < span.end_us <= buckets[-1] + span.bucket_us
     assert all(bucket % span.bucket_us == 0 for bucket in buckets)
     assert sum(map(span.seconds_of, buckets)) == pytest.approx(span.seconds)
-
-
-@pytest.mark.parametrize(
-    ("took", "text"),
-    [
-        (None, "–"),
-        (0.0, "0 s"),
-        (0.0000004, "0.4 µs"),
-        (0.00034, "340 µs"),
-        (0.0012, "1.2 ms"),
-        (0.0796, "79.6 ms"),
-        (0.99999, "1 s"),
-        (3.4, "3.4 s"),
-        (59.96, "1 min"),
-        (125, "2 min 5 s"),
-        (7200, "2 h"),
-        (12_000, "3 h 20 min"),
-        (190_000, "2 d 4 h"),
-    ],
-)
-def test_seconds(took: float | None, text: str) -> None:
-    assert words.seconds(took) == text
-
-
-def test_numbers() -> None:
-    assert [words.short(n) for n in (0, 0.25, 12.34, 999, 1500, 2_000_000)] == [
-        *("0", "0.25", "12.3", "999", "1.5 k", "2 M")
-    ]
-    assert [words.percent(part, 1000) for part in (0, 0.5, 25, 250, 1000)] == [
-        *("0 %", "< 0.1 %", "2.5 %", "25 %", "100 %")
-    ]
-    assert words.percent(1, 0) == "–"
-    assert [words.signed(n) for n in (-1200, 0, 1200)] == ["−1,200", "0", "+1,200"]
-    assert words.listed({"expired": 3, "rejected": 25, "none": 0}) == "25 rejected, 3 expired"
-    assert words.counted(1, "delivery", "deliveries") == "1 delivery"
 
 
 # --- findings --------------------------------------------------------------------------------------
@@ -180,5 +145,5 @@ def test_events_that_are_missing_stand_out() -> None:
 
 
 def test_what_is_not_seen_in_a_name_is_written_out() -> None:
-    assert words.escape("a\u202eb\u200b<c>\ufeff") == "a\\u202eb\\u200b&lt;c&gt;\\ufeff"
-    assert words.escape("größer 12\u202f% مرحبا\n") == "größer 12\u202f% مرحبا\n"
+    assert escape("a\u202eb\u200b<c>\ufeff") == "a\\u202eb\\u200b&lt;c&gt;\\ufeff"
+    assert escape("größer 12\u202f% مرحبا\n") == "größer 12\u202f% مرحبا\n"

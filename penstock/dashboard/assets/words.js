@@ -1,4 +1,4 @@
-// Numbers as people read them. `words.py` says the same on the broker's side.
+// Numbers as people read them. `penstock/common/units.py` says the same on the broker's side.
 
 export function count(value) {
   return String(Math.round(value)).replace(/\B(?=(\d{3})+$)/g, ",");
@@ -15,10 +15,10 @@ export function age(seconds) {
   if (seconds < 119.5) return `${Math.round(seconds)} s`;
   const minutes = Math.floor(seconds / 60);
   if (minutes < 60) return `${minutes} min`;
-  const hours = Math.floor(minutes / 60);
-  if (hours < 48) return minutes % 60 ? `${hours} h ${minutes % 60} min` : `${hours} h`;
-  const days = Math.floor(hours / 24);
-  return hours % 24 && days < 10 ? `${days} d ${hours % 24} h` : `${days} d`;
+  const [length, unit, part, partUnit] = minutes < 1440 ? [60, "h", 1, "min"] : [1440, "d", 60, "h"];
+  const number = Math.floor(minutes / length);
+  const rest = Math.floor((minutes % length) / part);
+  return rest && number < 10 ? `${number} ${unit} ${rest} ${partUnit}` : `${number} ${unit}`;
 }
 
 export function size(bytes) {
