@@ -62,7 +62,7 @@ NEAR = {
         "tests/log/test_contract.py",
         "tests/log/test_disk_full.py",
     ),
-    "penstock/http/readers.py": ("tests/http/test_reader_pool.py", "tests/http/test_readers_api.py"),
+    "penstock/http/reading/pool.py": ("tests/http/test_reader_pool.py", "tests/http/test_readers_api.py"),
     "penstock/protocols/rq_decoder.py": (
         "tests/protocols/test_one_byte.py",
         "tests/protocols/test_rq_codec.py",

@@ -18,10 +18,10 @@ from penstock.common.journal import start_logging
 from penstock.common.malloc import keep_freed_memory
 from penstock.common.tls import make_context
 from penstock.control.frames import Fields
+from penstock.http.api.routes import all_routes
 from penstock.http.app import App, Door
 from penstock.http.connection import BoundedProtocol
 from penstock.http.link import open_link
-from penstock.http.routes import all_routes
 from penstock.http.site import Site
 
 KEEP_ALIVE_SECONDS = 75

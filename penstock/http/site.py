@@ -6,9 +6,9 @@ from collections import Counter
 from penstock.control.frames import Fields
 from penstock.http.auth import Guard
 from penstock.http.link import Link
-from penstock.http.mirror import Mirror
-from penstock.http.readers import ReaderPool
-from penstock.http.stages import Stages
+from penstock.http.reading.pool import ReaderPool
+from penstock.http.stages.stages import Stages
+from penstock.http.watching.mirror import Mirror
 
 
 class Site:

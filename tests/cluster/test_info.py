@@ -4,7 +4,7 @@ import jsonschema_rs
 
 from penstock.cluster.checks import Finding, Level
 from penstock.cluster.info import cluster_info, nodes_of
-from penstock.http.api_state import SCHEMAS
+from penstock.http.api.broker import SCHEMAS
 
 STREAM = {
     "cluster": {

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.http.arrow_in import read_arrow
+from penstock.http.bodies.arrow import read_arrow
 from penstock.http.problems import Problem
 
 LIMIT = 1000

@@ -17,11 +17,12 @@ import pytest
 
 from penstock.control.batches import unpack_batch
 from penstock.control.frames import Buffer, Fields, Frame
-from penstock.http import commits, stage_files, stages
 from penstock.http.link import CallRefused, Link
 from penstock.http.problems import Problem
-from penstock.http.stage_files import Intent, Stage
-from penstock.http.stages import Committed, Stages
+from penstock.http.stages import commits, stages
+from penstock.http.stages import files as stage_files
+from penstock.http.stages.files import Intent, Stage
+from penstock.http.stages.stages import Committed, Stages
 from penstock.log.disk import RealDisk
 from penstock.log.errors import DiskFull, LogError, LogRefused, QueueFull
 from penstock.log.log import Log

@@ -14,9 +14,9 @@ import pytest
 from starlette.types import Message
 
 from penstock.client import PhpmqClient
-from penstock.http import events
-from penstock.http.mirror import Mirror
 from penstock.http.problems import Problem
+from penstock.http.watching import events
+from penstock.http.watching.mirror import Mirror
 from tests.http.api import Api
 from tests.http.conftest import StartBroker
 from tests.http.test_mirror import Broker as FakeBroker

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from penstock.http import history
-from penstock.http.history import Histories, histories_of, numpy_hits, plain_hits, walk_events
-from penstock.http.looking import Seen, extent_of, iso_time, look_at
 from penstock.http.problems import Problem
-from penstock.http.readers import ReaderPool
+from penstock.http.reading import history
+from penstock.http.reading.history import Histories, histories_of, numpy_hits, plain_hits, walk_events
+from penstock.http.reading.looking import Seen, extent_of, iso_time, look_at
+from penstock.http.reading.pool import ReaderPool
 from penstock.log.log import Log, open_log
 from penstock.log.reader import LogReader
 from penstock.log.state import LogSettings

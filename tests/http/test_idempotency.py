@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.http.idempotency import check_same, transaction_key
 from penstock.http.problems import Problem
-from penstock.http.readers import ReaderPool
+from penstock.http.reading.pool import ReaderPool
+from penstock.http.stages.idempotency import check_same, transaction_key
 from penstock.log.log import open_log
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch

@@ -15,12 +15,13 @@ import pytest
 from starlette.types import Message
 
 from penstock.control.frames import Frame
-from penstock.http import api_log, state_view
-from penstock.http.api_log import COLUMNS, Asking, Wanted, walk
-from penstock.http.looking import STATE_WORDS, Runs
+from penstock.http.api import log as api_log
+from penstock.http.api.log import COLUMNS, Asking, Wanted, walk
 from penstock.http.problems import Problem
-from penstock.http.readers import WALKS_MAX, ReaderPool
-from penstock.http.state_view import STATE_SCHEMA, state_batches
+from penstock.http.reading import state as state_view
+from penstock.http.reading.looking import STATE_WORDS, Runs
+from penstock.http.reading.pool import WALKS_MAX, ReaderPool
+from penstock.http.reading.state import STATE_SCHEMA, state_batches
 from penstock.log.arrow import EVENTS_SCHEMA, MESSAGES_SCHEMA, events_batches, messages_batches
 from penstock.log.log import Log, open_log
 from penstock.log.reader import LogReader, OffsetsMissing

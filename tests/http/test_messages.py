@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.control.frames import Frame
-from penstock.http import looking
-from penstock.http.looking import Runs, iso_time, look_at, message_fields
+from penstock.http.reading import looking
+from penstock.http.reading.looking import Runs, iso_time, look_at, message_fields
 from penstock.log.log import open_log
 from penstock.log.reader import LogReader
 from penstock.model.batch import Batch

@@ -12,7 +12,7 @@ import yaml
 
 from penstock import __version__
 from penstock.client import PhpmqClient, RqClient, SspqClient
-from penstock.http.metrics import READER_ROWS_MAX
+from penstock.http.watching.metrics import READER_ROWS_MAX
 from tests.http.api import Api
 from tests.http.conftest import StartBroker
 from tests.http.scrape import Scraped, scrape, url

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.control.frames import Buffer, Fields, Frame
 from penstock.http.link import CallRefused
-from penstock.http.mirror import ROUND_SECONDS_MAX, SHOWN, WINDOW_SECONDS, Mirror
+from penstock.http.watching.mirror import ROUND_SECONDS_MAX, SHOWN, WINDOW_SECONDS, Mirror
 
 PART = 1000
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.http import ndjson
-from penstock.http.ndjson import read_ndjson
+from penstock.http.bodies import ndjson
+from penstock.http.bodies.ndjson import read_ndjson
 from penstock.http.problems import Problem
 
 LIMIT = 1000

@@ -9,9 +9,9 @@ from typing import TypeVar
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.http import readers
 from penstock.http.problems import Problem
-from penstock.http.readers import AHEAD_MAX, IDLE_MAX, LOOK_THREADS, WALK_THREADS, ReaderPool
+from penstock.http.reading import pool as readers
+from penstock.http.reading.pool import AHEAD_MAX, IDLE_MAX, LOOK_THREADS, WALK_THREADS, ReaderPool
 from penstock.log.errors import LogRefused
 from penstock.log.log import open_log
 from penstock.log.reader import LogReader

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.http.letters import DeadRun, Range, merged, within
+from penstock.http.reading.letters import DeadRun, Range, merged, within
 from penstock.model.life import Reason
 from tests.http.api import Api
 from tests.http.morgue import bodies_left, exhaust, path_of, reject

@@ -7,7 +7,15 @@ import pytest
 
 from penstock import connect
 from penstock.control.frames import Fields
-from penstock.http.samples import FIELDS, SECONDS_MAX, SLOTS_MAX, SLOTS_MIN, STEP_SECONDS, Sample, Samples
+from penstock.http.watching.samples import (
+    FIELDS,
+    SECONDS_MAX,
+    SLOTS_MAX,
+    SLOTS_MIN,
+    STEP_SECONDS,
+    Sample,
+    Samples,
+)
 from tests.http.api import Api
 from tests.http.conftest import StartBroker
 from tests.server.harness import BrokerProcess, until

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.client import PhpmqClient, SspqClient
-from penstock.http import api_sending
+from penstock.http.api import sending as api_sending
 from penstock.http.link import CallRefused
 from penstock.http.problems import Problem
 from penstock.log.block import FLAG_PART
@@ -365,7 +365,7 @@ def test_a_no_leaves_no_doubt() -> None:
 WITHOUT_PYARROW = """
 import asyncio, sys
 sys.modules["pyarrow"] = None
-from penstock.http.bodies import _read_arrow
+from penstock.http.bodies.media import _read_arrow
 from penstock.http.problems import Problem
 from penstock.log.block import FLAG_PART
 from penstock.log.reader import LogReader

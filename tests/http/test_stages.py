@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
-from penstock.http import stage_files
-from penstock.http.stage_chunks import load_chunk, plan_chunks, read_chunks
-from penstock.http.stage_files import (
+from penstock.http.stages import files as stage_files
+from penstock.http.stages.chunks import load_chunk, plan_chunks, read_chunks
+from penstock.http.stages.files import (
     PIECE_BYTES,
     PIECE_MESSAGES,
     Intent,

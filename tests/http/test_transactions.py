@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from penstock.http.commits import AT_ONCE_BYTES, AT_ONCE_MESSAGES, CHUNK_BYTES
-from penstock.http.stages import LOG_ROOM_BYTES, STAGES_MAX
+from penstock.http.stages.commits import AT_ONCE_BYTES, AT_ONCE_MESSAGES, CHUNK_BYTES
+from penstock.http.stages.stages import LOG_ROOM_BYTES, STAGES_MAX
 from penstock.log.keys import TRANSACTIONS_MAX
 from penstock.log.log import open_log
 from penstock.log.reader import LogReader

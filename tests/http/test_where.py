@@ -12,9 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PenstockError
-from penstock.http import where, where_like
-from penstock.http.where import Row, WhereError, parse
-from penstock.http.where_tree import COLUMNS
+from penstock.http.where import condition as where
+from penstock.http.where import like as where_like
+from penstock.http.where.condition import Row, WhereError, parse
+from penstock.http.where.tree import COLUMNS
 from tests.http.where_reference import HOUR_US, NOW_US, Tree, judged, like, rows, spelt, trees, us
 
 ROOT = Path(__file__).parents[2]

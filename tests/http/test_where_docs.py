@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.http import where_read, where_tokens
-from penstock.http.where import JSON_BYTES_MAX, Row, WhereError, parse
-from penstock.http.where_tree import COLUMNS, Kind
+from penstock.http.where import read as where_read
+from penstock.http.where import tokens as where_tokens
+from penstock.http.where.condition import JSON_BYTES_MAX, Row, WhereError, parse
+from penstock.http.where.tree import COLUMNS, Kind
 
 PAGE = (Path(__file__).parents[2] / "docs" / "where.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

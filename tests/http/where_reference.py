@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from penstock.http.where import Row
+from penstock.http.where.condition import Row
 
 HOUR_US = 3_600_000_000
 

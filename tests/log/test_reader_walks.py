@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.http.looking import look_at_one
+from penstock.http.reading.looking import look_at_one
 from penstock.log.errors import LogError
 from penstock.log.log import Log, open_log
 from penstock.log.overlay import TRIES_MAX

@@ -14,10 +14,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.http import records
-from penstock.http.api_log import Wanted
+from penstock.http.api.log import Wanted
 from penstock.http.problems import Problem
-from penstock.http.records import Planner, seq_of
+from penstock.http.reading import records
+from penstock.http.reading.records import Planner, seq_of
 from penstock.log.arrow import (
     MESSAGES_SCHEMA,
     Constants,

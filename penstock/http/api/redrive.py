@@ -1,0 +1,353 @@
+"""Redriving: dead letters back behind the tail of their queue, all of them or those that fit.
+
+Without a condition the first process does it by itself, for all letters or for those in given ranges. With
+one, the dead letters are walked in the order of their offsets (`reading/letters.py`), judged in a thread, and
+those that fit are named to the first process in ranges.
+
+Rules that always hold:
+  * A letter is redriven by the first process alone, and counted by the call that it answered with it: of two
+    callers who redrive or purge the same letters, one counts each.
+  * A call ends. A walk looks at each offset once, up to the tail of its beginning; without a walk no more
+    letters are moved than were dead when it began. What dies again is left for the next call.
+  * Dead letters that somebody holds stay where they are.
+  * So do bad records, unless somebody asks for them by reason, by ranges, or with a condition about
+    reasons: they are reports of a pipeline about records that it could not read, which no worker expects.
+
+How it fails: what was redriven stays redriven when a later part fails. A call that is made again goes on.
+"""
+
+import asyncio
+import time
+from typing import Any, Final
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from penstock.http.app import Call, answer_json
+from penstock.http.problems import Problem
+from penstock.http.reading import letters
+from penstock.http.reading.letters import DeadRun, Range, Ranges
+from penstock.http.route import (
+    BOOLEAN,
+    OFFSET,
+    OFFSET_MAX,
+    QUEUE,
+    Body,
+    Field,
+    Flag,
+    Kind,
+    Role,
+    Route,
+    Schema,
+    Text,
+    Whole,
+    Word,
+    WrongValue,
+    list_schema,
+    object_schema,
+    or_null,
+)
+from penstock.http.where.condition import WhereError, parse
+from penstock.http.where.read import TEXT_CHARACTERS_MAX
+from penstock.log.reader import LogReader
+from penstock.model.life import DEAD_REASONS, Reason
+
+LETTERS_MAX: Final = 2000
+"""Letters that are read and judged in one go of a thread."""
+
+LETTERS_MAX_OF_WALKS: Final = 50_000
+"""The same where every go begins with a walk through the events."""
+
+RANGES_MAX: Final = 1000
+"""Ranges of letters that the first process is asked to redrive in one call."""
+
+SYNC_SECONDS: Final = 2.0
+"""How long a call waits, in all, for letters that are so new that they cannot be read yet."""
+
+SYNC_PAUSE_SECONDS: Final = 0.02
+
+RANGES_GIVEN_MAX: Final = 10_000
+"""Ranges that a caller may name at a time: a few milliseconds of judging them."""
+
+LIST_LIMIT_MAX: Final = 10_000
+"""Letters whose offsets a dry run tells: as many as ranges may be named in a call."""
+
+REASONS: Final = tuple(sorted(reason.label for reason in DEAD_REASONS))
+
+
+class RangesKind(Kind):
+    """Ranges of offsets, in any order; each is [first, end], the end exclusive."""
+
+    def check(self, value: object) -> Ranges:
+        wrong = WrongValue(
+            f"use a list of 1 to {RANGES_GIVEN_MAX} ranges, each [first, end] with the end exclusive, of "
+            f"whole numbers from 0 to {OFFSET_MAX}"
+        )
+        if not isinstance(value, list) or not 0 < len(value) <= RANGES_GIVEN_MAX:
+            raise wrong
+        ranges: Ranges = []
+        for item in value:  # may be many, so that no kinds of their own judge the numbers
+            if not isinstance(item, list) or len(item) != 2:
+                raise wrong
+            first, end = item
+            if type(first) is not int or type(end) is not int:
+                raise wrong
+            if not (0 <= first <= OFFSET_MAX and 0 <= end <= OFFSET_MAX):
+                raise wrong
+            ranges.append(Range(first, end))
+        return ranges
+
+    def schema(self) -> Schema:
+        bounds = {"type": "array", "items": Whole().schema(), "minItems": 2, "maxItems": 2}
+        return {"type": "array", "items": bounds, "minItems": 1, "maxItems": RANGES_GIVEN_MAX}
+
+
+class _Redrive:
+    """One call while it is carried out."""
+
+    def __init__(self, call: Call, fields: dict[str, Any]) -> None:
+        self._call = call
+        self._site = call.site
+        self._queue: str = call["queue"]
+        self._reason = Reason.of(fields["reason"]) if fields["reason"] is not None else None
+        self._condition = parse(fields["where"]) if fields["where"] is not None else None
+        asks_reason = self._condition is not None and "reason" in self._condition.columns
+        names_them = self._reason is not None or fields["ranges"] is not None
+        self._spares_bad_records = not names_them and not asks_reason
+        self._dry_run: bool = fields["dry_run"]
+        self._start: int = fields["from"]
+        self._ranges: Ranges | None = None
+        if fields["ranges"] is not None:
+            self._ranges = letters.merged(fields["ranges"], self._start)
+        self._walks = self._condition is not None or self._dry_run or fields["scan_limit"] is not None
+        self._letters_left: int = fields["scan_limit"] or OFFSET_MAX
+        self._limit_left: int = fields["limit"] or OFFSET_MAX
+        self._now_us = time.time_ns() // 1000
+        self._event_end = 0  # what has happened before the call began
+        self._sync_deadline = time.monotonic() + SYNC_SECONDS
+        self._looked_at = self._matched = self._redriven = 0
+        self._next: int | None = None
+        self._lists: bool = self._dry_run and fields["list_limit"] is not None
+        self._list_left: int = fields["list_limit"] or 0
+        self._listed: Ranges = []
+
+    async def run(self) -> dict[str, Any]:
+        """Do it; what there is to say about it."""
+        queue = (await self._site.link.call("queue", {"queue": self._queue})).fields
+        row = queue["row"]
+        some_stay = self._spares_bad_records and Reason.BAD_RECORD.label in queue["dead_reasons"]
+        if self._walks or some_stay:
+            self._event_end = row["event_end"]
+            await self._walk(row["offset_end"])
+        else:
+            await self._move_all(row["dead"])
+        told = {
+            "looked_at": self._looked_at,
+            "matched": self._matched,
+            "redriven": self._redriven,
+            "dry_run": self._dry_run,
+            "next": self._next,
+        }
+        return {**told, "ranges": letters.merged(self._listed)} if self._lists else told
+
+    async def _move_all(self, dead: int) -> None:
+        """Without looking: first died first; where ranges are given, in a portion of them."""
+        if self._ranges is None:
+            ranges = [Range(self._start, OFFSET_MAX)] if self._start else None
+            self._redriven = await self._move(ranges, min(self._limit_left, dead))
+        else:
+            most = min(self._limit_left, dead)
+            for at in range(0, len(self._ranges), RANGES_MAX):
+                some = self._ranges[at : at + RANGES_MAX]
+                there = sum(end - first for first, end in some)
+                self._redriven += await self._move(some, min(most - self._redriven, there))
+        self._looked_at = self._matched = self._redriven
+
+    async def _move(self, ranges: Ranges | None, limit: int) -> int:
+        """Have the first process redrive at most so many of the letters in these ranges; how many it were."""
+        label = self._reason.label if self._reason is not None else None
+        count, more = 0, limit > 0
+        while more:
+            frame = await self._site.link.call(
+                "redrive",
+                {"queue": self._queue, "reason": label, "ranges": ranges, "limit": limit - count},
+            )
+            count += frame.fields["count"]
+            more = frame.fields.get("more", False) and count < limit
+        return count
+
+    # --- with a look at each letter ----------------------------------------------------------------
+
+    async def _walk(self, end: int) -> None:
+        ranges = self._ranges
+        if ranges is not None:
+            if not ranges:
+                return
+            self._start, end = ranges[0].first, min(end, ranges[-1].end)
+        at_once = self._letters_at_once()
+        letters_min = at_once if at_once == LETTERS_MAX_OF_WALKS else 1
+        async for runs in letters.dead_runs(
+            self._site.link, self._queue, self._start, end, self._wants, letters_min
+        ):
+            if ranges is not None:
+                runs = await asyncio.to_thread(letters.within, runs, ranges)
+            while runs:
+                await self._check_wanted()
+                part, runs = letters.parted(runs, min(at_once, self._letters_left))
+                await self._look_at(part)
+                if not self._limit_left:
+                    return
+                if not self._letters_left:
+                    behind = part[-1].end
+                    self._next = behind if behind < end else None
+                    return
+
+    def _wants(self, run: DeadRun) -> bool:
+        """Whether these letters are to be looked at."""
+        if self._spares_bad_records:
+            return run.reason is not Reason.BAD_RECORD
+        return self._reason in (None, run.reason)
+
+    def _letters_at_once(self) -> int:
+        condition = self._condition
+        if condition is None or letters.is_of_runs(condition):
+            return OFFSET_MAX  # whole runs, however long they are
+        return LETTERS_MAX_OF_WALKS if "consumer" in condition.columns else LETTERS_MAX
+
+    async def _look_at(self, runs: list[DeadRun]) -> None:
+        ranges = await self._matching(runs)
+        looked_at = sum(run.letters for run in runs)
+        self._looked_at += looked_at
+        self._letters_left -= looked_at
+        # Where others are faster with some of them, those behind have their turn.
+        while ranges and self._limit_left:
+            some, left = letters.parted(ranges[:RANGES_MAX], self._limit_left)
+            ranges = left + ranges[RANGES_MAX:]
+            matched = sum(end - first for first, end in some)
+            self._matched += matched
+            if self._dry_run:
+                self._limit_left -= matched
+                if self._list_left:
+                    listed, _ = letters.parted(some, self._list_left)
+                    self._listed += listed
+                    self._list_left -= sum(end - first for first, end in listed)
+            else:
+                moved = await self._move(some, matched)
+                self._limit_left -= moved
+                self._redriven += moved
+
+    async def _matching(self, runs: list[DeadRun]) -> Ranges:
+        """The letters of these runs that fit."""
+        condition = self._condition
+        if condition is None:
+            return [Range(run.first, run.end) for run in runs]
+        if letters.is_of_runs(condition):
+            return await asyncio.to_thread(letters.matching_runs, self._queue, runs, condition, self._now_us)
+        readable = await self._readable(runs)
+        consumers = await self._consumers(readable) if "consumer" in condition.columns else {}
+        return await self._site.readers.run(
+            letters.matching, self._queue, readable, condition, self._now_us, consumers
+        )
+
+    async def _consumers(self, runs: list[DeadRun]) -> dict[int, str]:
+        """Who had these letters when they died."""
+        found: dict[int, str] = {}
+        if runs:
+            stream = self._site.readers.stream(letters.walk_deaths, self._queue, runs)
+            try:
+                async for part in stream:
+                    await self._check_wanted()
+                    found |= part
+            finally:
+                await stream.aclose()
+        return found
+
+    async def _readable(self, runs: list[DeadRun]) -> list[DeadRun]:
+        """As much of these runs as is synced: after a moment all of them are, and their deaths, too."""
+        while True:
+            known = await self._site.readers.run(LogReader.queue, self._queue)
+            end, event_end = (known.offset_end, known.event_end) if known is not None else (0, 0)
+            if runs[-1].end <= end and self._event_end <= event_end:
+                return runs
+            if time.monotonic() > self._sync_deadline:
+                return [run._replace(end=min(run.end, end)) for run in runs if run.first < end]
+            await asyncio.sleep(SYNC_PAUSE_SECONDS)
+
+    async def _check_wanted(self) -> None:
+        """A long walk ends early where nobody waits for it any more."""
+        if await self._call.request.is_disconnected():
+            raise ClientDisconnect
+        if self._site.stopping.is_set():
+            raise Problem("unavailable", f"the broker stops; {self._redriven} letters were redriven so far")
+
+
+async def redrive(call: Call) -> Response:
+    fields = await call.fields()
+    try:
+        work = _Redrive(call, fields)
+    except WhereError as error:
+        raise Problem("bad-request", str(error), position=error.position) from None
+    return answer_json(await work.run())
+
+
+_FIELDS: Final = (
+    Field("reason", Word(REASONS), "only letters that died for this reason"),
+    Field(
+        "where",
+        Text("a condition of one character to 10,000", TEXT_CHARACTERS_MAX, "[\\s\\S]+"),
+        "only letters that this condition is true of, as in: value.region = 'north' and attempts < 3",
+    ),
+    Field(
+        "limit",
+        Whole(1),
+        "redrive at most so many: those that died first, or with a condition those with the lowest offsets",
+    ),
+    Field("dry_run", Flag(), "change nothing, only count", default=False),
+    Field("from", Whole(), "begin at this offset", default=0),
+    Field(
+        "ranges",
+        RangesKind(),
+        "only letters whose offsets are in one of these ranges, each [first, end] with the end exclusive",
+    ),
+    Field("scan_limit", Whole(1), "look at no more than so many letters; the answer says where to go on"),
+    Field(
+        "list_limit",
+        Whole(1, LIST_LIMIT_MAX),
+        "with dry_run, tell the offsets of so many of those that fit, as ranges",
+    ),
+)
+
+SCHEMAS: Final[dict[str, Schema]] = {
+    "Redriven": object_schema(
+        {
+            "looked_at": {**OFFSET, "description": "Dead letters that were looked at."},
+            "matched": {**OFFSET, "description": "Those of them that fit, at most limit."},
+            "redriven": {**OFFSET, "description": "Those of them that this call has moved."},
+            "dry_run": BOOLEAN,
+            "next": {
+                **or_null(OFFSET),
+                "description": "Where to go on (from), where scan_limit has ended the call; else null.",
+            },
+            "ranges": {
+                **list_schema({"type": "array", "items": OFFSET, "minItems": 2, "maxItems": 2}),
+                "description": "Where the first of those that fit are; only with dry_run and list_limit.",
+            },
+        },
+        optional=("ranges",),
+    )
+}
+
+ROUTES: Final = (
+    Route(
+        "POST",
+        "/v1/queues/{queue}/redrive",
+        redrive,
+        Role.OPERATE,
+        "Put dead letters back behind the tail of the queue: all of them, or those that fit.",
+        {"$ref": "#/components/schemas/Redriven"},
+        (QUEUE,),
+        Body(fields=_FIELDS, required=False, help="Nothing, or {}: all of them but bad records."),
+        ("queue-not-found", "unsupported-media-type", "conflict"),
+        tag="dead letters",
+    ),
+)

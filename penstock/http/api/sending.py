@@ -1,0 +1,176 @@
+"""Sending: one message, or many of which all are stored or none is. Answered when they are durable.
+
+What fits in one block of the log is appended; a block is written whole or not at all. What does not, and
+what has an Idempotency-Key, is a transaction.
+
+How it fails: as every call; and where the first process does not answer, nobody knows what it has stored,
+which the problem says together with what to do.
+"""
+
+from typing import Final, NamedTuple, NoReturn
+
+from starlette.responses import Response
+
+from penstock.control.batches import pack_batch
+from penstock.http.app import Call, answer_json
+from penstock.http.bodies.media import BATCH_BODY, read_parts
+from penstock.http.bodies.parts import too_large
+from penstock.http.link import CallRefused
+from penstock.http.problems import Problem
+from penstock.http.route import (
+    BOOLEAN,
+    INTEGER,
+    OFFSET,
+    QUEUE,
+    STRING,
+    Body,
+    Param,
+    Role,
+    Route,
+    Schema,
+    Whole,
+    object_schema,
+)
+from penstock.http.stages.idempotency import HEADER, KEY, check_same, transaction_key
+from penstock.log.columns import TTL_SECONDS_MAX, stored_bytes
+from penstock.model.batch import Batch
+from penstock.model.ids import id_of
+
+PROTOCOL: Final = "http"
+
+IN_DOUBT: Final = ("unavailable", "failed")
+"""Kinds of no that leave it open what was stored."""
+
+SCHEMAS: Final[dict[str, Schema]] = {
+    "Receipt": object_schema({"offset": OFFSET, "id": STRING, "repeated": BOOLEAN}),
+    "BatchReceipt": object_schema(
+        {
+            "count": INTEGER,
+            "offset_start": OFFSET,
+            "offset_end": OFFSET,
+            "id_first": STRING,
+            "repeated": BOOLEAN,
+        }
+    ),
+}
+
+
+class Stored(NamedTuple):
+    """Where messages are now."""
+
+    first: int
+    end: int
+    origin: bytes
+    repeated: bool  # and were before
+
+
+async def send_message(call: Call) -> Response:
+    body = await call.body()
+    if len(body) > call.site.payload_bytes_max:
+        raise too_large(f"queue {call['queue']!r}", len(body), call.site.payload_bytes_max)
+    ttl, retries = call["ttl"], call["retries"]
+    batch = Batch.of(
+        [body],
+        ttl_seconds=None if ttl is None else [ttl],
+        retries=None if retries is None else [retries],
+        protocol=PROTOCOL,
+    )
+    stored = await _store(call, batch)
+    return answer_json(
+        {
+            "offset": stored.first,
+            "id": id_of(stored.origin, stored.first).decode(),
+            "repeated": stored.repeated,
+        }
+    )
+
+
+async def send_batch(call: Call) -> Response:
+    ((_, batch),) = await read_parts(call, protocol=PROTOCOL)
+    stored = await _store(call, batch)
+    return answer_json(
+        {
+            "count": stored.end - stored.first,
+            "offset_start": stored.first,
+            "offset_end": stored.end,
+            "id_first": id_of(stored.origin, stored.first).decode(),
+            "repeated": stored.repeated,
+        }
+    )
+
+
+async def _store(call: Call, batch: Batch) -> Stored:
+    """The messages are durable when this returns."""
+    queue: str = call["queue"]
+    key: str = call[HEADER] or ""
+    fields, buffers = pack_batch(batch)
+    try:
+        if not key and (len(batch) == 1 or stored_bytes(batch) <= call.site.hello["block_bytes"]):
+            done = (await call.site.link.call("append", {"queue": queue, "batch": fields}, *buffers)).fields
+            return Stored(done["first"], done["end"], done["origin"].encode(), repeated=False)
+        parts = [{"queue": queue, "batch": fields}]
+        done = (
+            await call.site.link.call(
+                "transact", {"key": transaction_key(queue, key), "parts": parts}, *buffers
+            )
+        ).fields
+    except CallRefused as refusal:
+        _raise(refusal, queue, key)
+    ((_, first, end, origin),) = done["stored"]
+    if done["repeated"]:
+        await check_same(call.site.readers, queue, first, end, batch)
+    return Stored(first, end, origin.encode(), done["repeated"])
+
+
+def _raise(refusal: CallRefused, queue: str, key: str) -> NoReturn:
+    if refusal.kind not in IN_DOUBT:
+        raise refusal
+    now = (
+        f"send it again with the same {HEADER}, which is safe"
+        if key
+        else f"sent again it may be stored twice; an {HEADER} makes that safe"
+    )
+    raise Problem(
+        "unavailable",
+        f"queue {queue!r}: {refusal}. It is not known whether this was stored: {now}",
+        headers={"Retry-After": "1"},
+    ) from None
+
+
+_FULL: Final = ("queue-full", "disk-full", "key-reused", "conflict")
+
+ROUTES: Final = (
+    Route(
+        "POST",
+        "/v1/queues/{queue}/messages",
+        send_message,
+        Role.OPERATE,
+        "Send one message: the body, whatever it is. Answered when it is durable.",
+        {"$ref": "#/components/schemas/Receipt"},
+        params=(
+            QUEUE,
+            Param("ttl", Whole(1, TTL_SECONDS_MAX), "seconds until it expires; without: never"),
+            Param(
+                "retries",
+                Whole(0, 255),
+                "delivered at most 1 + so many times; 255: no bound; without: max-deliveries of the queue",
+            ),
+            KEY,
+        ),
+        body=Body({"*/*": {}}, required=False, help="The message, as it is."),
+        problems=_FULL,
+        tag="sending",
+    ),
+    Route(
+        "POST",
+        "/v1/queues/{queue}/batch",
+        send_batch,
+        Role.OPERATE,
+        "Send many messages: all of them are stored, or none is. Answered when they are durable.",
+        {"$ref": "#/components/schemas/BatchReceipt"},
+        params=(QUEUE, KEY),
+        body=BATCH_BODY,
+        problems=(*_FULL, "unsupported-media-type", "not-installed"),
+        tag="sending",
+    ),
+)

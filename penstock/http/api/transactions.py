@@ -1,0 +1,223 @@
+"""Transactions: parts are staged, and then all that belong together are committed in one step, once.
+
+The two steps of a sink whose tasks are tried again. A task stages what it has to write, each try for itself;
+whoever knows which tries count commits these, and may do so again until it has an answer.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from starlette.responses import Response
+
+from penstock.http.app import Call, answer_json
+from penstock.http.bodies.media import BATCH_BODY, read_parts
+from penstock.http.problems import Problem
+from penstock.http.route import (
+    BOOLEAN,
+    INTEGER,
+    OFFSET,
+    STRING,
+    Body,
+    Field,
+    Flag,
+    ListOf,
+    Param,
+    QueueName,
+    Role,
+    Route,
+    Schema,
+    Text,
+    Word,
+    list_schema,
+    object_schema,
+)
+from penstock.http.stages.commits import Range
+from penstock.http.stages.files import Stage
+from penstock.model.batch import Batch
+from penstock.model.life import Reason
+from penstock.model.policy import QueueNameError, check_queue_name
+
+PROTOCOL: Final = "http"
+PROTOCOL_OF_DEAD: Final = "pipeline"
+"""The door of dead letters: whoever reads the log can tell copies of bad records from what was sent."""
+
+STAGES_MAX: Final = 100_000
+
+_KEY: Final = Text("1 to 200 printable ASCII characters", 200, "[ -~]+")
+_STAGE_ID: Final = Text("the id of a stage, 32 hex digits", 32, "[0-9a-f]{32}")
+_STATE: Final[Schema] = {"type": "string", "enum": ["open", "committed"]}
+
+SCHEMAS: Final[Mapping[str, Schema]] = {
+    "Stage": object_schema(
+        {"stage": STRING, "count": INTEGER, "bytes": {**INTEGER, "description": "Of payload."}}
+    ),
+    "StoredRange": object_schema({"queue": STRING, "offset_start": OFFSET, "offset_end": OFFSET}),
+    "Commit": object_schema(
+        {
+            "transaction": STRING,
+            "state": {"type": "string", "enum": ["committed"]},
+            "repeated": {**BOOLEAN, "description": "Whether it was committed, or on its way, before."},
+            "stored": list_schema({"$ref": "#/components/schemas/StoredRange"}),
+        }
+    ),
+    "Transaction": object_schema(
+        {
+            "transaction": STRING,
+            "state": _STATE,
+            "committing": {**BOOLEAN, "description": "A large commit has begun, and will be finished."},
+            "stages": list_schema({"$ref": "#/components/schemas/Stage"}),
+            "stored": list_schema({"$ref": "#/components/schemas/StoredRange"}),
+        }
+    ),
+}
+
+
+async def post_stage(call: Call) -> Response:
+    queue: str | None = call["queue"]
+    parts: list[tuple[str, Batch]] = []
+    dead = Reason.of(call["dead"] or "")
+    repairs: bool = call["redrive"]
+    if dead and repairs:
+        raise Problem("bad-request", "dead and redrive exclude each other; leave one of the two out")
+    protocol = PROTOCOL_OF_DEAD if dead else PROTOCOL
+    for name, batch in await read_parts(call, queues=queue is None, repairs=repairs, protocol=protocol):
+        batch.dead = dead
+        its_queue = queue if name is None else name
+        assert its_queue is not None, "a body without a queue in each message has one for all"
+        try:
+            # What a commit would have to refuse half-way is refused here.
+            check_queue_name(its_queue, call.site.hello["queue_name_bytes_max"])
+        except QueueNameError as error:
+            raise Problem("bad-request", str(error)) from None
+        if repairs:
+            await call.site.link.call("queue", {"queue": its_queue})  # which says no, where there is none
+        parts.append((its_queue, batch))
+    return answer_json(_stage_fields(await call.site.stages.stage(call["transaction"], parts)))
+
+
+async def post_transaction(call: Call) -> Response:
+    fields = await call.fields()
+    key: str = fields["transaction"]
+    stored, repeated = await call.site.stages.commit(key, fields["stages"])
+    return answer_json(
+        {
+            "transaction": key,
+            "state": "committed",
+            "repeated": repeated,
+            "stored": _range_fields(stored),
+        }
+    )
+
+
+async def get_transaction(call: Call) -> Response:
+    stored, committing, stages = await call.site.stages.standing(call["key"])
+    return answer_json(
+        {
+            "transaction": call["key"],
+            "state": "open" if stored is None else "committed",
+            "committing": committing,
+            "stages": [_stage_fields(stage) for stage in stages],
+            "stored": _range_fields(stored or ()),
+        }
+    )
+
+
+async def delete_transaction(call: Call) -> Response:
+    committed = await call.site.stages.abort(call["key"])
+    return answer_json({"transaction": call["key"], "state": "committed" if committed else "aborted"})
+
+
+def _stage_fields(stage: Stage) -> dict[str, Any]:
+    return {"stage": stage.id, "count": stage.count, "bytes": stage.payload_bytes}
+
+
+def _range_fields(stored: Sequence[Range]) -> list[dict[str, Any]]:
+    return [{"queue": it.queue, "offset_start": it.first, "offset_end": it.end} for it in stored]
+
+
+_KEY_IN_PATH: Final = Param("key", _KEY, "the key of the transaction", "path", required=True)
+
+ROUTES: Final = (
+    Route(
+        "POST",
+        "/v1/stages",
+        post_stage,
+        Role.OPERATE,
+        "Stage a part of a transaction: it is durable, and nobody sees it before the commit.",
+        {"$ref": "#/components/schemas/Stage"},
+        params=(
+            Param("transaction", _KEY, "the key of the transaction, which its owner makes up", required=True),
+            Param("queue", QueueName(), "the queue of all its messages; without: each message names its own"),
+            Param(
+                "dead",
+                Word((Reason.BAD_RECORD.label,)),
+                "its messages are dead letters from the beginning, for this reason",
+            ),
+            Param(
+                "redrive",
+                Flag(),
+                "its messages are repaired payloads, each with the offset of a dead letter, which goes back "
+                "into its queue with it, under its id",
+                default=False,
+            ),
+        ),
+        body=Body(
+            BATCH_BODY.media,
+            help=f'{BATCH_BODY.help} Without the parameter queue, each message has "queue" beside these. '
+            'With redrive, each has "offset", and no "ttl" and "retries".',
+        ),
+        problems=("unsupported-media-type", "not-installed", "disk-full", "queue-not-found"),
+        tag="transactions",
+    ),
+    Route(
+        "POST",
+        "/v1/transactions",
+        post_transaction,
+        Role.OPERATE,
+        "Commit: store exactly these stages, in this order, once. Safe to repeat until there is an answer.",
+        {"$ref": "#/components/schemas/Commit"},
+        body=Body(
+            fields=(
+                Field("transaction", _KEY, "the key of the transaction", required=True),
+                Field(
+                    "stages",
+                    ListOf(_STAGE_ID, STAGES_MAX, items_min=0, unique=True),
+                    "ids of the stages that count; all others of this transaction are dropped",
+                    required=True,
+                ),
+            )
+        ),
+        problems=(
+            "stage-not-found",
+            "conflict",
+            "key-reused",
+            "queue-not-found",
+            "queue-full",
+            "disk-full",
+            "unsupported-media-type",
+        ),
+        tag="transactions",
+    ),
+    Route(
+        "GET",
+        "/v1/transactions/{key}",
+        get_transaction,
+        Role.READ,
+        "How a transaction stands.",
+        {"$ref": "#/components/schemas/Transaction"},
+        params=(_KEY_IN_PATH,),
+        problems=("transaction-not-found",),
+        tag="transactions",
+    ),
+    Route(
+        "DELETE",
+        "/v1/transactions/{key}",
+        delete_transaction,
+        Role.OPERATE,
+        "Abort: drop the stages of a transaction. One that is committed stays committed.",
+        object_schema({"transaction": STRING, "state": {"type": "string", "enum": ["aborted", "committed"]}}),
+        params=(_KEY_IN_PATH,),
+        problems=("conflict", "disk-full"),
+        tag="transactions",
+    ),
+)

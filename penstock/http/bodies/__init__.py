@@ -1,0 +1,1 @@
+"""Bodies of many messages: NDJSON or Arrow in, a batch for each queue out."""

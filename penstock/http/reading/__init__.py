@@ -1,0 +1,1 @@
+"""What is read from the log's files here, without taking anything: messages, histories, dead letters."""

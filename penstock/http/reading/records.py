@@ -1,0 +1,113 @@
+"""Records: where messages of a queue are in the stream of a cluster's log, for those who read it themselves.
+
+The files that lie here are copies of what the stream has, and beside them lies which record has which bytes
+(`log/jetstream/replica.py`). So the headers of a queue's blocks tell which bytes of which files are
+needed, and the numbers beside them from which record on to read.
+
+Rules that always hold:
+  * What is told is synced, so it is in the stream.
+  * A part begins and ends with a block of the queue. Blocks that are near each other in one file are one
+    part, with what stands between them: records are read whole anyway.
+  * The work has a bound. Where a range has more than that, what is told ends earlier, and says where.
+  * Files that compacting has written are never told: of them, not every message is there, and the log is
+    complete only behind them.
+
+How it fails: as reading the log does (`api/log.py`).
+"""
+
+import os
+from array import array
+from typing import Any, Final
+
+from penstock.http.api.log import Range, Wanted, losses_told, range_of
+from penstock.http.problems import Problem
+from penstock.log.block import Header
+from penstock.log.jetstream.names import LogNames
+from penstock.log.jetstream.ranges import Part
+from penstock.log.jetstream.replica import RECORDS, RecordIndex
+from penstock.log.overlay import TRIES_MAX
+from penstock.log.reader import LogReader
+from penstock.log.segments import parse_segment_name
+
+GAP_BYTES_MAX: Final = 1 << 20
+"""Bytes of other queues that are read along rather than asked around."""
+
+PARTS_MAX: Final = 1000
+BLOCKS_MAX: Final = 20_000
+"""Blocks that are looked at for one answer: some ten milliseconds."""
+
+
+class Planner:
+    """Tells where messages are. For one log."""
+
+    def __init__(self, log: str, data: str) -> None:
+        self._names = LogNames(log)
+        self._index = RecordIndex(os.path.join(os.path.dirname(data), RECORDS))
+
+    def plan(self, reader: LogReader, wanted: Wanted) -> dict[str, Any] | None:
+        """The fields of the answer; None where nothing of the queue is synced."""
+        for _ in range(TRIES_MAX):
+            known = reader.queue(wanted.queue)
+            if known is None:
+                return None
+            served = range_of(wanted, known)
+            with losses_told(reader, wanted, known):
+                parts, end = self._parts(reader, wanted, served)
+            if all(parse_segment_name(part.file) == (part.base, 0) for part in parts):
+                origin = reader.origin(wanted.queue, 0)
+                return {
+                    "stream": self._names.stream,
+                    "log": int(origin[:6], 16),
+                    "number": known.number,
+                    "start": served.start,
+                    "end": end,
+                    "parts": [part._asdict() for part in parts],
+                }
+            # A file was compacted while its blocks were looked at: the range is another one now.
+            reader.refresh()
+        raise Problem("unavailable", f"queue {wanted.queue!r}: its files change all the time; try again")
+
+    def _parts(self, reader: LogReader, wanted: Wanted, served: Range) -> tuple[list[Part], int]:
+        """The parts, and up to which offset they go."""
+        parts: list[Part] = []
+        pairs: dict[str, array[int]] = {}
+        found = reader.messages(wanted.queue, *served, fail_on_loss=wanted.fail_on_loss, headers_only=True)
+        for count, block in enumerate(found):
+            header = block.header
+            file, base = reader.file_of(header)
+            first, end = header.first_offset + block.lo, header.first_offset + block.hi
+            position = header.position - base
+            last = parts[-1] if parts else None
+            if count == BLOCKS_MAX:
+                return parts, first
+            if last is not None and last.file == file and position - last.position_end <= GAP_BYTES_MAX:
+                parts[-1] = last._replace(position_end=header.end - base, offset_end=end)
+                continue
+            if len(parts) == PARTS_MAX:
+                return parts, first
+            if file not in pairs:
+                pairs = {file: self._index.read(file)}
+            parts.append(self._part(header, file, base, pairs[file], first, end))
+        return parts, served.end
+
+    def _part(self, header: Header, file: str, base: int, pairs: "array[int]", first: int, end: int) -> Part:
+        position = header.position - base
+        return Part(
+            file,
+            self._names.file(file),
+            base,
+            position,
+            header.end - base,
+            seq_of(pairs, position),
+            first,
+            end,
+        )
+
+
+def seq_of(pairs: "array[int]", position: int) -> int:
+    """From which record on a position of a file is found, by what was noted when its bytes were stored."""
+    # The last that was noted counts: a file that was cut may have been written again.
+    for at in range(len(pairs) - 2, -1, -2):
+        if pairs[at] <= position:
+            return pairs[at + 1]
+    return 1

@@ -1,0 +1,293 @@
+"""Metrics: what the broker counts and measures, in the text format that Prometheus reads.
+
+Everything is taken at the moment of the scrape: the queues' counters from the mirror's rows, the rest
+from the first process and from this one. Nothing is kept here, and no registry is shared with anybody.
+
+Rules that always hold:
+  * Counters begin at 0 when the broker starts, and count what happened, whichever door it came through.
+  * The number of series is bounded: the first `queues_max` queues, in the order in which they were made, have
+    labels of their own, all others are added up under `queue="(others)"`; readers likewise.
+  * A queue has all of its series from the first scrape on that shows it: what is counted for the first
+    time later is seen as an increase.
+"""
+
+import os
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from penstock.control.frames import Fields
+from penstock.http.watching.mirror import oldest_seconds
+from penstock.log.info import SYNC_BOUNDS_SECONDS
+from penstock.model.life import DEAD_REASONS
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+OTHERS: Final = "(others)"
+READER_ROWS_MAX: Final = 1000
+PROTOCOLS: Final = ("phpmq", "rq", "sspq")
+
+_REASONS: Final = sorted(reason.label for reason in DEAD_REASONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """Everything that one answer shows, gathered on the loop and only read from then on."""
+
+    rows: Sequence[Fields]  # of the mirror, in the order in which the queues were made
+    now_us: int
+    queues_max: int
+    version: str
+    engine: Fields
+    connections: Sequence[Fields]
+    readers: Sequence[Fields]
+    requests: Mapping[tuple[str, str, str], int]  # by method, route and class of status ("2xx")
+    event_streams: int
+    mirror_round_seconds: float
+
+
+# --- Queues --------------------------------------------------------------------------------
+
+_COUNTED: Final[Mapping[str, tuple[str, str]]] = {
+    "accepted": ("accepted", "Messages that were accepted."),
+    "delivered": ("held", "Deliveries to consumers, repeated ones included."),
+    "acked": ("acked", "Messages that a consumer acknowledged."),
+    "returned": ("returned", "Deliveries that ended with the message back in its place."),
+    "requeued": ("requeued", "Deliveries that ended with the message behind the tail."),
+    "rejected": ("rejected", "Messages thrown away by a consumer or for its loss, without dead letters."),
+    "expired": ("expired", "Messages thrown away by their TTL."),
+    "redriven": ("redriven", "Dead letters that were put back into the queue."),
+    "withdrawn": ("withdrawn", "Messages taken out by their sender or an operator."),
+}
+"""Counters: the name, the event of `life.py` that it counts, and what that is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Gauge:
+    """What is read off a queue's row; the others' values are added up, or the largest is taken."""
+
+    name: str
+    help: str
+    value: Callable[[Fields, int], float]
+    together: Callable[[Iterable[float]], float] | None = sum
+
+
+_GAUGES: Final = (
+    _Gauge("ready_messages", "Messages that wait for a consumer.", lambda row, _: row["ready"]),
+    _Gauge("held_messages", "Messages that a consumer has and has not settled.", lambda row, _: row["held"]),
+    _Gauge("dead_messages", "Dead letters, also those that somebody holds.", lambda row, _: row["dead"]),
+    _Gauge("bytes", "Payload from the oldest unsettled message on.", lambda row, _: row["bytes"]),
+    _Gauge(
+        "oldest_message_seconds",
+        "The age of the oldest unsettled message; 0 where there is none.",
+        lambda row, now_us: oldest_seconds(row, now_us) or 0.0,
+        max,
+    ),
+    _Gauge("consumers", "Consumers of the queue and of its dead letters.", lambda row, _: row["consumers"]),
+    _Gauge("paused", "1 while nothing is handed out.", lambda row, _: row["paused"]),
+    _Gauge("offset_start", "The log is complete from here on.", lambda row, _: row["offset_start"], None),
+    _Gauge("offset_end", "The next offset to be given.", lambda row, _: row["offset_end"], None),
+)
+
+
+def _queue_families(scrape: Scrape) -> Iterator[Metric]:
+    own, others = _divided(scrape)
+    labelled = [(row["name"], row) for row in own]
+    if others:
+        labelled.append((OTHERS, {"counts": _added(row["counts"] for row in others)}))
+    for name, (event, help_text) in _COUNTED.items():
+        counter = CounterMetricFamily(f"penstock_messages_{name}", help_text, labels=["queue"])
+        for queue, row in labelled:
+            counter.add_metric([queue], _count(row["counts"], event))
+        yield counter
+    dead = CounterMetricFamily(
+        "penstock_messages_dead", "Messages that became dead letters.", labels=["queue", "reason"]
+    )
+    for queue, row in labelled:
+        for reason in _REASONS:
+            dead.add_metric([queue, reason], row["counts"].get(f"dead:{reason}", 0))
+    yield dead
+    for it in _GAUGES:
+        gauge = GaugeMetricFamily(f"penstock_queue_{it.name}", it.help, labels=["queue"])
+        for row in own:
+            gauge.add_metric([row["name"]], it.value(row, scrape.now_us))
+        if others and it.together is not None:
+            gauge.add_metric([OTHERS], it.together(it.value(row, scrape.now_us) for row in others))
+        yield gauge
+    yield GaugeMetricFamily("penstock_queues", "Queues that there are.", len(scrape.rows))
+
+
+def _divided(scrape: Scrape) -> tuple[list[Fields], list[Fields]]:
+    """The rows with labels of their own, and the others; a queue that has their name is one of them."""
+    own: list[Fields] = []
+    others: list[Fields] = []
+    for row in scrape.rows:
+        (own if len(own) < scrape.queues_max and row["name"] != OTHERS else others).append(row)
+    return own, others
+
+
+def _added(all_counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for counts in all_counts:
+        for key, count in counts.items():
+            total[key] = total.get(key, 0) + count
+    return total
+
+
+def _count(counts: Mapping[str, int], event: str) -> int:
+    """How often an event has happened, for whatever reason."""
+    return sum(count for key, count in counts.items() if key.partition(":")[0] == event)
+
+
+# --- The broker ----------------------------------------------------------------------------
+
+
+def _engine_families(scrape: Scrape) -> Iterator[Metric]:
+    engine = scrape.engine
+    yield InfoMetricFamily(
+        "penstock_build",
+        "What runs.",
+        {"version": scrape.version, "engine": engine["engine"], "python": platform.python_version()},
+    )
+    yield _sync_family(engine["sync"])
+    for name, help_text, value in (
+        ("disk_free_bytes", "Room that is left on the disk of the log.", engine["disk_bytes_free"]),
+        ("disk_total_bytes", "The size of the disk of the log.", engine["disk_bytes_total"]),
+        ("log_bytes", "The size of the log's files.", engine["log_bytes"]),
+        ("log_segments", "Files of the log.", engine["segments"]),
+        (
+            "in_flight_bytes",
+            "Bytes accepted and not yet in the files.",
+            engine["bytes_in_flight"],
+        ),
+        ("full", "1 while messages are refused for lack of room on the disk.", engine["full"]),
+        ("failed", "1 when the log has failed for good.", bool(engine["failed"])),
+        ("damage_reports", "Damaged places of the log that were found.", len(engine["damage"])),
+        ("uptime_seconds", "How long the broker has been running.", engine["uptime_seconds"]),
+        ("readers", "Named readers that hold retention.", engine["readers"]),
+    ):
+        yield GaugeMetricFamily(f"penstock_{name}", help_text, value)
+    for name, help_text, value in (
+        ("log_written_bytes", "Bytes that were ever written to this log.", engine["position"]),
+        ("log_openings", "How often this log was opened: starts of a broker.", engine["opening"]),
+    ):
+        yield CounterMetricFamily(f"penstock_{name}", help_text, value)
+
+
+def _sync_family(sync: Fields) -> Metric:
+    at_most = 0
+    buckets: list[tuple[str, float]] = []
+    for bound, count in zip((*SYNC_BOUNDS_SECONDS, float("inf")), sync["buckets"], strict=True):
+        at_most += count
+        buckets.append(("+Inf" if bound == float("inf") else str(bound), at_most))
+    return HistogramMetricFamily(
+        "penstock_sync_seconds", "How long the syncs of the log took.", buckets, sync["seconds_sum"]
+    )
+
+
+def _connection_families(scrape: Scrape) -> Iterator[Metric]:
+    for name, help_text, counts in (
+        ("connections", "Connections of clients.", lambda it: True),
+        (
+            "connections_blocked",
+            "Clients that do not read what they get.",
+            lambda it: it["blocked"],
+        ),
+        ("connections_held_back", "Senders that wait for room.", lambda it: it["held_back"]),
+    ):
+        gauge = GaugeMetricFamily(f"penstock_{name}", help_text, labels=["protocol"])
+        for protocol in PROTOCOLS:
+            gauge.add_metric(
+                [protocol],
+                sum(1 for it in scrape.connections if it["protocol"] == protocol and counts(it)),
+            )
+        yield gauge
+
+
+def _reader_families(scrape: Scrape) -> Iterator[Metric]:
+    lag = GaugeMetricFamily(
+        "penstock_reader_lag",
+        "Messages (or events) that a reader has not read yet.",
+        labels=["reader", "queue", "view"],
+    )
+    lease = GaugeMetricFamily(
+        "penstock_reader_lease_seconds", "How long a reader still holds retention.", labels=["reader"]
+    )
+    room = READER_ROWS_MAX
+    hidden: dict[str, int] = {}  # by view: the largest lag of those that have no labels of their own
+    for reader in sorted(scrape.readers, key=lambda it: it["name"]):
+        own = len(reader["queues"]) <= room and reader["name"] != OTHERS
+        room -= len(reader["queues"]) if own else 0
+        if own:
+            lease.add_metric([reader["name"]], reader["lease_seconds_left"])
+        for it in reader["queues"]:
+            if own:
+                lag.add_metric([reader["name"], it["queue"], reader["view"]], it["lag"])
+            else:
+                hidden[reader["view"]] = max(it["lag"], hidden.get(reader["view"], 0))
+    for view, largest in hidden.items():
+        lag.add_metric([OTHERS, OTHERS, view], largest)
+    yield lag
+    yield lease
+
+
+# --- This process --------------------------------------------------------------------------
+
+
+def _http_families(scrape: Scrape) -> Iterator[Metric]:
+    requests = CounterMetricFamily(
+        "penstock_http_requests", "Requests that were answered.", labels=["method", "route", "status"]
+    )
+    for kind, count in scrape.requests.items():
+        requests.add_metric(list(kind), count)
+    yield requests
+    yield GaugeMetricFamily(
+        "penstock_http_event_streams", "Callers that listen to /v1/events.", scrape.event_streams
+    )
+    yield GaugeMetricFamily(
+        "penstock_http_mirror_round_seconds",
+        "How long the last look at all changed queues took.",
+        scrape.mirror_round_seconds,
+    )
+
+
+_PROCESSES: Final = (
+    ProcessCollector("penstock_broker", os.getppid, registry=None),
+    ProcessCollector("penstock_http", os.getpid, registry=None),
+)
+"""Memory, time and files of the first process, which started this one, and of this one."""
+
+
+class ScrapeCollector(Collector):
+    """A scrape as families of samples."""
+
+    def __init__(self, scrape: Scrape) -> None:
+        self._scrape = scrape
+
+    def collect(self) -> Iterator[Metric]:
+        for families in (
+            _engine_families,
+            _queue_families,
+            _connection_families,
+            _reader_families,
+            _http_families,
+        ):
+            yield from families(self._scrape)
+        for process in _PROCESSES:
+            yield from process.collect()
+
+
+def render(scrape: Scrape) -> bytes:
+    """The text. It takes a while where there are many queues: not for the loop."""
+    return generate_latest(ScrapeCollector(scrape))
