@@ -44,7 +44,7 @@ reported in `damage`, its messages are out of reach and are said to be, the rest
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.log import views
 from penstock.log.columns import check_batch, check_ttl, stored_bytes
@@ -78,6 +78,7 @@ from penstock.model.policy import Policies
 from penstock.model.words import Outcome, Ranges, Where
 
 TAKE_BYTES = 1024 * 1024
+Found = TypeVar("Found")
 
 log = logging.getLogger("penstock.log")
 
@@ -272,6 +273,10 @@ class Log:
         except OSError as error:
             raise self._unreadable(error) from error
 
+    def _read(self, found: Iterator[Found]) -> Iterator[Found]:
+        with self._reading():
+            yield from found
+
     def _unreadable(self, error: OSError) -> LogFailed:
         self._committer.fail(error)
         assert self._committer.failed is not None
@@ -356,7 +361,10 @@ class Log:
         if batch.dead or batch.repairs is not None:
             raise LogRefused(f"queue {queue!r}: dead letters and their repairs are sent in a transaction")
         check_batch(queue, batch)
-        views.check_queue(self._state, queue, len(batch.payload))
+        try:
+            views.check_queue(self._state, queue, len(batch.payload))
+        except OSError as error:
+            raise self._unreadable(error) from error
         size = stored_bytes(batch)
         self._committer.check_room(size + self._state.gathered_bytes)
         found = self._state.queues.get(queue) or self._sealer.declare(queue, now_us)
@@ -399,7 +407,8 @@ class Log:
     ) -> None:
         """See `Transactions.transact`."""
         self._check()
-        self._transactions.transact(key, parts, now_us, receipt, step=step, fingerprint=fingerprint)
+        with self._reading():
+            self._transactions.transact(key, parts, now_us, receipt, step=step, fingerprint=fingerprint)
 
     def transaction(self, key: str) -> list[Stored] | None:
         """Where a committed transaction's messages are; None where the key is not known (any more).
@@ -521,14 +530,17 @@ class Log:
         if found is None:
             return []
         fates: list[Fate] = []
-        for first, end in ranges:
-            if outcome is Outcome.ACK:
-                fates += found.acknowledge(first, end, consumer, origin, dead)
-            elif outcome is Outcome.REJECT:
-                fates += found.reject(first, end, consumer, origin, dead, now_us)
-            else:
-                expires_us = now_us + ttl_seconds * 1_000_000 if ttl_seconds else 0
-                fates += found.requeue(first, end, consumer, origin, dead, expires_us, now_us)
+        try:
+            for first, end in ranges:
+                if outcome is Outcome.ACK:
+                    fates += found.acknowledge(first, end, consumer, origin, dead)
+                elif outcome is Outcome.REJECT:
+                    fates += found.reject(first, end, consumer, origin, dead, now_us)
+                else:
+                    expires_us = now_us + ttl_seconds * 1_000_000 if ttl_seconds else 0
+                    fates += found.requeue(first, end, consumer, origin, dead, expires_us, now_us)
+        except OSError as error:  # as in `take`
+            raise self._unreadable(error) from error
         if fates:
             self._dirty[found.number] = self._changed[found.number] = found
         return fates
@@ -673,11 +685,11 @@ class Log:
 
     def read(self, queue: str, start: int, end: int) -> Iterator[Slice]:
         """The log from `start` to `end`, as far as it is synced."""
-        return views.read_messages(self._state, self._known(queue), start, end)
+        return self._read(views.read_messages(self._state, self._known(queue), start, end))
 
     def events(self, queue: str, start: int, end: int) -> Iterator[EventRun]:
         """The events from number `start` to `end`, as far as they are synced."""
-        return views.read_events(self._state, self._known(queue), start, end)
+        return self._read(views.read_events(self._state, self._known(queue), start, end))
 
     def states(self, queue: str, start: int, end: int, runs_max: int, only: State | None = None) -> StateRuns:
         """Where the living messages of a range are; `only` is READY, HELD or DEAD."""
@@ -693,7 +705,8 @@ class Log:
         return runs
 
     def describe(self, queue: str) -> QueueInfo:
-        return views.describe(self._state, self._known(queue))
+        with self._reading():
+            return views.describe(self._state, self._known(queue))
 
     def counts(self, queue: str) -> dict[tuple[Event, Reason], int]:
         """The events of this opening, and the deliveries (`held`), by event and reason."""

@@ -219,8 +219,11 @@ class Trimmer:
             self._readers.lose(segment, now_us)
             for number in segment.spans:
                 queue = self._state.by_number[number]
-                if queue.weight.known:
-                    weigh(self._state.segments, queue)
+                try:
+                    if queue.weight.known:
+                        weigh(self._state.segments, queue)
+                except OSError:
+                    queue.weight.known = False  # Who asks next counts anew, and meets the disk.
             move_starts(self._state, segment)
 
         def replace(by: Segment | None) -> None:

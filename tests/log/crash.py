@@ -111,6 +111,8 @@ class Run(Steps):
         elif chance < 0.65:
             self.full_allowed = True
             self.disk.fail(rng.choice(("write", "allocate", "create")), rng.randint(1, 8), errno.ENOSPC)
+        elif chance < 0.75:
+            self.disk.fail("read", rng.randint(1, 60), errno.EIO)
 
     def end(self, how: str) -> None:
         """The power fails, or the process is killed; then everything is compared, on a copy."""

@@ -170,6 +170,8 @@ class SimFile:
     def read(self, position: int, length: int) -> bytes:
         inode = self._open_inode()
         self._disk.check_power()
+        if fault := self._disk.fault_of("read"):
+            raise OSError(fault, f"{self._name}: {os.strerror(fault)}")
         if position < 0 or length < 0:
             raise OSError(errno.EINVAL, "no such place in a file")
         return bytes(inode.live[position : position + length])
@@ -239,7 +241,7 @@ class SimDisk:
     # --- faults ----------------------------------------------------------------------------------
 
     def fail(self, call: str, nth: int, error: int) -> None:
-        """The nth `write`, `sync`, `truncate`, `create`, `allocate`, `rename`, `remove` or
+        """The nth `read`, `write`, `sync`, `truncate`, `create`, `allocate`, `rename`, `remove` or
         `sync_names` from now on fails with this errno."""
         self._faults.append(Fault(call, nth, error))
 
@@ -255,6 +257,10 @@ class SimDisk:
         """Every call that changes the disk begins here: the errno with which it is to fail, or 0."""
         self.check_power()
         self.calls.append((call, name))
+        return self.fault_of(call)
+
+    def fault_of(self, call: str) -> int:
+        """The errno with which this call is to fail, or 0."""
         if not self._faults:
             return 0
         result = 0
