@@ -7,7 +7,7 @@ here in one call, between the blocks of the turn before and its own.
 
 from collections.abc import Callable, Sequence
 
-from penstock.log.block import FLAG_END, FLAG_PART, HEADER_BYTES, KIND_CONTROL, control_parts
+from penstock.log.block import FLAG_END, FLAG_PART, HEADER_BYTES, KIND_CONTROL, Buffer, control_parts
 from penstock.log.columns import check_batch, join_batches, split_columns, stored_bytes
 from penstock.log.committer import Committer
 from penstock.log.errors import LogRefused
@@ -15,9 +15,11 @@ from penstock.log.queue import LogQueue
 from penstock.log.repairs import cut_batch, drawer_of
 from penstock.log.results import Step, Stored, TransactionDone, TransactionReceipt
 from penstock.log.sealer import MessageBlock, Sealer, SettlementBlock
-from penstock.log.state import UNFINISHED_MAX, LogState
+from penstock.log.state import UNFINISHED_MAX, LogState, StoredPart
 from penstock.log.views import check_queue, known_queue
 from penstock.model.batch import Batch
+
+Blocks = list[MessageBlock | SettlementBlock]
 
 
 class Transactions:
@@ -59,22 +61,55 @@ class Transactions:
         """
         if step is not None and not key:
             raise LogRefused("a transaction in steps needs a key that names it")
+        done = self._repeated(key, step)
+        if done is not None:
+            if receipt is not None:
+                # It may have been committed a moment ago: the answer waits for the same sync.
+                self._answer(receipt, done)
+                self._committer.want_sync()
+            return
+        self._check(key, parts, step)
+        queues = self._queues_of(parts, now_us)
+        self._seal_all(now_us)
+        blocks: Blocks = []
+        stored: list[StoredPart] = []
+        redriven = 0
+        for queue, (_, batch) in zip(queues, parts, strict=True):
+            if batch.repairs is not None:
+                redriven += self._repair(queue, batch, now_us, blocks)
+            else:
+                stored.append(self._accept(queue, batch, now_us, blocks))
+        fields: dict[str, object] = {"op": "transaction", "key": key, "parts": [part[:3] for part in stored]}
+        if step is not None:
+            fields |= {"step": step.number, "last": step.last}
+        if fingerprint:
+            fields["fingerprint"] = fingerprint
+        self._add(blocks, control_parts(fields), now_us)
+        if step is not None:
+            stored = self._state.remember_step(key, step, stored, fingerprint)
+        elif key:
+            self._state.remember(key, stored, fingerprint)
+        if receipt is not None:
+            told = [self._stored(part) for part in stored]
+            steps = self._state.steps_of(key)
+            self._answer(receipt, TransactionDone(key, told, repeated=False, steps=steps, redriven=redriven))
+
+    def _answer(self, receipt: TransactionReceipt, done: TransactionDone) -> None:
+        self._committer.when_synced(lambda error: receipt(error or done))
+
+    def _repeated(self, key: str, step: Step | None) -> TransactionDone | None:
+        """The answer where a transaction, or this step of it, is stored already."""
         known = self.stored(key)
         if known is not None:
-            if receipt is not None:
-                done = TransactionDone(key, known, repeated=True)
-                # It may have been committed a moment ago: the answer waits for the same sync.
-                self._committer.when_synced(lambda error: receipt(error or done))
-                self._committer.want_sync()
-            return
+            return TransactionDone(key, known, repeated=True)
         steps = self._state.steps_of(key)
         if step is not None and step.number < steps:
-            if receipt is not None:
-                early = TransactionDone(key, [], repeated=True, steps=steps)
-                self._committer.when_synced(lambda error: receipt(error or early))
-                self._committer.want_sync()
-            return
-        self._check_step(key, step, steps)
+            return TransactionDone(key, [], repeated=True, steps=steps)
+        return None
+
+    def _check(self, key: str, parts: Sequence[tuple[str, Batch]], step: Step | None) -> None:
+        """Refuse what cannot be stored, before anything has changed."""
+        self._check_step(key, step)
         payload_bytes: dict[str, int] = {}
         for name, batch in parts:
             check_batch(name, batch)
@@ -88,80 +123,9 @@ class Transactions:
         self._committer.check_room(
             self._state.gathered_bytes + sum(stored_bytes(batch) for _, batch in parts)
         )
-        accepted = [
-            (self._state.queues.get(name) or self._sealer.declare(name, now_us), batch)
-            for name, batch in parts
-        ]
-        for queue, batch in accepted:
-            if batch.repairs is not None and queue.drawer is None:
-                self._sealer.declare(drawer_of(queue.name), now_us)
-        self._seal_all(now_us)
-        blocks: list[MessageBlock | SettlementBlock] = []
-        stored: list[tuple[str, int, int, int]] = []
-        redriven = 0
-        for queue, batch in accepted:
-            if batch.repairs is not None:
-                redriven += self._repair(queue, batch, now_us, blocks)
-                continue
-            first = queue.pending.accept(len(batch))
-            self._state.changed[queue.number] = queue
-            stored.append((queue.name, first, first + len(batch), self._state.opening))
-            for columns in split_columns(join_batches([batch], now_us), self._state.settings.block_bytes):
-                blocks.append(self._sealer.message_block(queue, columns, batch.protocol, now_us, FLAG_PART))
-            if batch.dead:
-                rows = queue.bury(first, first + len(batch), batch.dead, now_us)
-                blocks.append(self._sealer.settlement_block(queue, rows, now_us, FLAG_PART))
-        fields: dict[str, object] = {"op": "transaction", "key": key, "parts": [part[:3] for part in stored]}
-        if step is not None:
-            fields |= {"step": step.number, "last": step.last}
-        if fingerprint:
-            fields["fingerprint"] = fingerprint
-        control = control_parts(fields)
-        end = self._sealer.header(KIND_CONTROL, FLAG_PART | FLAG_END, 0, 0, control, now_us)
-        self._committer.reserve(
-            sum(HEADER_BYTES + block.header.body_bytes for block in blocks) + HEADER_BYTES + end.body_bytes
-        )
-        for block in blocks:
-            if isinstance(block, MessageBlock):
-                self._sealer.add_messages(block, sync=True)
-            else:
-                self._sealer.add_settlements(block, sync=True)
-        self._committer.add(end, control, sync=True)
-        if step is not None:
-            stored = self._state.remember_step(key, step, stored, fingerprint)
-        elif key:
-            self._state.remember(key, stored, fingerprint)
-        if receipt is not None:
-            done = TransactionDone(
-                key,
-                [self._stored(part) for part in stored],
-                repeated=False,
-                steps=self._state.steps_of(key),
-                redriven=redriven,
-            )
-            self._committer.when_synced(lambda error: receipt(error or done))
 
-    def _repair(
-        self, queue: LogQueue, batch: Batch, now_us: int, blocks: list[MessageBlock | SettlementBlock]
-    ) -> int:
-        """Dead letters with other payloads back behind the tail; how many it were."""
-        drawer = queue.drawer
-        assert drawer is not None
-        assert batch.repairs is not None
-        first = drawer.pending.tail
-        rows, taken = queue.repair(batch.repairs, first)
-        if not taken:
-            return 0
-        payloads = cut_batch(batch, taken)
-        drawer.pending.accept(len(payloads))
-        for columns in split_columns(join_batches([payloads], now_us), self._state.settings.block_bytes):
-            blocks.append(self._sealer.message_block(drawer, columns, batch.protocol, now_us, FLAG_PART))
-        blocks.append(self._sealer.repair_block(queue, rows, first, now_us, FLAG_PART))
-        # Payloads of earlier repairs are let go of behind this transaction.
-        self._mark(queue)
-        return len(payloads)
-
-    def _check_step(self, key: str, step: Step | None, steps: int) -> None:
+    def _check_step(self, key: str, step: Step | None) -> None:
+        steps = self._state.steps_of(key)
         if step is None and steps:
             raise LogRefused(
                 f"transaction {key!r} comes in steps, of which {steps} are stored: go on with step {steps}"
@@ -175,6 +139,60 @@ class Transactions:
                 f"{UNFINISHED_MAX} transactions have begun and not ended: finish some of them first"
             )
 
+    def _queues_of(self, parts: Sequence[tuple[str, Batch]], now_us: int) -> list[LogQueue]:
+        """The queue of each part; what is missing is declared first, drawers too."""
+        declare, known = self._sealer.declare, self._state.queues
+        queues = [known.get(name) or declare(name, now_us) for name, _ in parts]
+        for queue, (_, batch) in zip(queues, parts, strict=True):
+            if batch.repairs is not None and queue.drawer is None:
+                declare(drawer_of(queue.name), now_us)
+        return queues
+
+    def _accept(self, queue: LogQueue, batch: Batch, now_us: int, blocks: Blocks) -> StoredPart:
+        """New messages, perhaps dead ones: their blocks behind the others; where they are."""
+        first = queue.pending.accept(len(batch))
+        end = first + len(batch)
+        self._state.changed[queue.number] = queue
+        self._split(queue, batch, now_us, blocks)
+        if batch.dead:
+            rows = queue.bury(first, end, batch.dead, now_us)
+            blocks.append(self._sealer.settlement_block(queue, rows, now_us, FLAG_PART))
+        return queue.name, first, end, self._state.opening
+
+    def _split(self, queue: LogQueue, batch: Batch, now_us: int, blocks: Blocks) -> None:
+        for columns in split_columns(join_batches([batch], now_us), self._state.settings.block_bytes):
+            blocks.append(self._sealer.message_block(queue, columns, batch.protocol, now_us, FLAG_PART))
+
+    def _repair(self, queue: LogQueue, batch: Batch, now_us: int, blocks: Blocks) -> int:
+        """Dead letters with other payloads back behind the tail; how many it were."""
+        drawer = queue.drawer
+        assert drawer is not None
+        assert batch.repairs is not None
+        first = drawer.pending.tail
+        rows, taken = queue.repair(batch.repairs, first)
+        if not taken:
+            return 0
+        payloads = cut_batch(batch, taken)
+        drawer.pending.accept(len(payloads))
+        self._split(drawer, payloads, now_us, blocks)
+        blocks.append(self._sealer.repair_block(queue, rows, first, now_us, FLAG_PART))
+        # Payloads of earlier repairs are let go of behind this transaction.
+        self._mark(queue)
+        return len(payloads)
+
+    def _add(self, blocks: Blocks, control: list[Buffer], now_us: int) -> None:
+        """All of them and their end into one segment, one behind the other."""
+        end = self._sealer.header(KIND_CONTROL, FLAG_PART | FLAG_END, 0, 0, control, now_us)
+        self._committer.reserve(
+            sum(HEADER_BYTES + block.header.body_bytes for block in blocks) + HEADER_BYTES + end.body_bytes
+        )
+        for block in blocks:
+            if isinstance(block, MessageBlock):
+                self._sealer.add_messages(block, sync=True)
+            else:
+                self._sealer.add_settlements(block, sync=True)
+        self._committer.add(end, control, sync=True)
+
     def stored(self, key: str) -> list[Stored] | None:
         """Where a committed transaction's messages are; None where the key is not known (any more).
 
@@ -186,6 +204,6 @@ class Transactions:
         # A queue whose name is lost by damage has no origin to tell.
         return [self._stored(part) for part in known if part[0] in self._state.queues]
 
-    def _stored(self, part: tuple[str, int, int, int]) -> Stored:
+    def _stored(self, part: StoredPart) -> Stored:
         name, first, end, opening = part
         return Stored(name, first, end, self._state.queues[name].origin(opening))
