@@ -171,7 +171,8 @@ def test_parts_of_blocks_and_empty_ranges(tmp_path: Path) -> None:
         assert [
             n for run in runs for n in range(run.event_offset, run.event_offset + run.end - run.first)
         ] == [*range(start, end)]
-    assert list(reader.messages("q", 70, 20)) == []
+    for start, end in [(70, 20), (150, 150), (170, 150)]:
+        assert list(reader.messages("q", start, end)) == []
     (block,) = reader.messages("q", 13, 15)
     assert (block.header.first_offset, block.header.count, block.lo, block.hi) == (10, 10, 3, 5)
 
@@ -398,6 +399,20 @@ def test_without_a_watermark_it_is_what_recovery_keeps(tmp_path: Path, left: byt
     engine.close(NOW_US)
 
 
+def test_what_recovery_keeps_is_asked_again_when_files_have_changed(tmp_path: Path) -> None:
+    write(tmp_path, 50).abandon()
+    (tmp_path / WATERMARK).unlink()
+    reader = LogReader(str(tmp_path))
+    engine = open_log(str(tmp_path), NOW_US, settings=SMALL)
+    engine.append("q", batch_of("q", 50, 5), NOW_US)
+    engine.flush(NOW_US)
+    engine.wait()
+    engine.abandon()
+    (tmp_path / WATERMARK).unlink()
+    reader.refresh()
+    assert check(reader.messages("q", 0), "q", 0) == 55
+
+
 def test_a_snapshot_says_as_much_as_a_watermark(tmp_path: Path) -> None:
     """A power cut can leave an old watermark beside a newer snapshot."""
     write(tmp_path, 50).close(NOW_US)
@@ -533,6 +548,30 @@ def test_a_damaged_header_is_a_gap_with_offsets(tmp_path: Path) -> None:
     with pytest.raises(OffsetsMissing, match=r"queue 'q': events 42 to 49 "):
         list(reader.events("q", 42))
     assert [b.header.first_offset for b in reader.messages("q", 39, 51, fail_on_loss=False)] == [30, 50]
+
+
+def test_what_is_damaged_at_the_start_of_a_queue_is_not_said_to_be_retention_s_doing(tmp_path: Path) -> None:
+    write(tmp_path, 100).close(NOW_US)
+    path, at = damage_block(tmp_path, LogReader(str(tmp_path)), 5)
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"JUNK")
+    with pytest.raises(OffsetsMissing, match=r"queue 'q': offsets 0 to 9 .*penstock verify"):
+        list(LogReader(str(tmp_path)).messages("q", 0))
+
+
+@pytest.mark.parametrize("missed", [1, 100], ids=["one", "all"])
+def test_a_listing_that_misses_names_is_taken_again_before_anything_is_said_to_be_missing(
+    missed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 300).close(NOW_US)
+    reader = LogReader(str(tmp_path))
+    hidden = [path.name for path in segments(tmp_path)][:missed]
+    names = RealDisk.names
+    with monkeypatch.context() as patch:
+        patch.setattr(RealDisk, "names", lambda disk: [name for name in names(disk) if name not in hidden])
+        reader.refresh()
+    assert check(reader.messages("q", 0), "q", 0) == 300
 
 
 def test_a_segment_in_which_no_header_is_left(tmp_path: Path) -> None:
