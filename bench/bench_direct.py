@@ -44,7 +44,7 @@ def run() -> Sequence[Row]:
     if find_spec("pyspark") is None:
         print("left out: pyspark is not installed; pip install 'penstock[spark]'", file=sys.stderr)
         return []
-    from penstock.spark.stations import close_stations
+    from penstock.spark.links import close_links
 
     with disk_folder() as folder:
         nodes = Cluster(folder / "nats", 3)
@@ -56,7 +56,7 @@ def run() -> Sequence[Row]:
                 _fill(front)
                 return list(_rows(front, nodes))
         finally:
-            close_stations()
+            close_links()
             nodes.stop()
 
 

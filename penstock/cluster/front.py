@@ -47,9 +47,9 @@ from penstock.log.errors import LogError, LogFailed
 from penstock.log.jetstream.api import JetStream
 from penstock.log.jetstream.errors import JetStreamTrouble
 from penstock.log.jetstream.lease import ASK_SECONDS, Claim, Election, Role, View
+from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.replica import LOG, Replica
-from penstock.log.jetstream.station import Station
 from penstock.log.jetstream.stream_log import StreamLog, make_streams, open_stream_log
 from penstock.server.server import LAST_WORDS_SECONDS, Server
 from penstock.server.settings import Settings
@@ -79,7 +79,7 @@ class Front(Server):
     """See the module's docstring."""
 
     _away: Away
-    _station: Station
+    _nats: LinkThread
     _replica: Replica
     _election: Election
 
@@ -137,19 +137,19 @@ class Front(Server):
         settings = self._settings
         options = wire_options(self._cluster)
         try:
-            self._station = await asyncio.to_thread(Station.open, servers_of(settings), options)
+            self._nats = await asyncio.to_thread(LinkThread.open, servers_of(settings), options)
         except JetStreamTrouble as error:
             raise SettingsError(f"engine: {error}") from None
-        await wait_for_nodes(self._station.link.info, settings)
-        self._findings = await self._asked(check(self._station.api, self._station.link.info, settings))
+        await wait_for_nodes(self._nats.link.info, settings)
+        self._findings = await self._asked(check(self._nats.api, self._nats.link.info, settings))
         for finding in self._findings:
             if finding.level is Level.WARN:
                 log.warning("%s", finding)
         refuse(self._findings)
-        await self._asked(make_streams(self._station, self._names, self._cluster.replicas))
+        await self._asked(make_streams(self._nats, self._names, self._cluster.replicas))
         self._own = RealDisk(self._folder)
         self._own.lock()
-        self._replica = Replica(self._station.api, self._names, self._folder)
+        self._replica = Replica(self._nats.api, self._names, self._folder)
         await self._asked(self._replica.begin())
         if self._second is not None:
             await self._second.listen()
@@ -158,7 +158,7 @@ class Front(Server):
         host, port, *_ = self._relay.getsockname()
         self._relay_address = self._cluster.advertise or TcpAddress(host, port)
         self._election = Election(
-            JetStream(self._station.link, answer_seconds=ASK_SECONDS, patience_seconds=0.0),
+            JetStream(self._nats.link, answer_seconds=ASK_SECONDS, patience_seconds=0.0),
             self._names,
             self._member,
             offer=self._offer,
@@ -175,8 +175,8 @@ class Front(Server):
             log.warning("nobody leads the cluster so far; clients are accepted, and wait")
 
     async def _asked(self, work: Any) -> Any:
-        """What a coroutine comes to on the station's loop. Any: whatever it returns."""
-        return await asyncio.wrap_future(self._station.start(work))
+        """What a coroutine comes to on the link's loop. Any: whatever it returns."""
+        return await asyncio.wrap_future(self._nats.start(work))
 
     def _offer(self, term: int) -> Claim:
         return Claim(self._member, term, str(self._relay_address), self._secret, __version__)
@@ -216,8 +216,8 @@ class Front(Server):
             self._relay.close()
         if self._second is not None:
             await self._second.stop(LAST_WORDS_SECONDS)
-        if hasattr(self, "_station"):
-            await asyncio.to_thread(self._station.close)
+        if hasattr(self, "_nats"):
+            await asyncio.to_thread(self._nats.close)
 
     # A front-end that leads and stops has work for others until the end: only its own clients are sent away.
     # Those of other front-ends stay connected there, and are attached anew at the next leader.
@@ -243,7 +243,7 @@ class Front(Server):
     # --- who leads -------------------------------------------------------------------------------
 
     def _seen(self, view: View) -> None:
-        """On the station's loop: the lease has changed."""
+        """On the link's loop: the lease has changed."""
         seen = View(view.role, view.claim, dict(view.members))
         with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody cares any more
             self._loop.call_soon_threadsafe(self._look, seen)
@@ -323,7 +323,7 @@ class Front(Server):
         try:
             led = await asyncio.to_thread(
                 open_stream_log,
-                self._station,
+                self._nats,
                 self._names,
                 self._replica,
                 self.now_us(),
@@ -415,7 +415,7 @@ class Front(Server):
         elif self._view.role is Role.FOLLOWING:
             if self._linked:
                 log.warning("no link to the leader: %s", why)
-            self._station.soon(self._election.suspect)
+            self._nats.soon(self._election.suspect)
         self._linked = up
 
     def _leader_link(self) -> tuple[TcpAddress, str, int] | None:
@@ -449,7 +449,7 @@ class Front(Server):
     async def _look_at_nodes(self) -> None:
         while True:
             try:
-                self._stream = await self._asked(self._station.api.stream(self._names.stream))
+                self._stream = await self._asked(self._nats.api.stream(self._names.stream))
             except JetStreamTrouble as error:
                 log.debug("nobody tells how the nodes are: %s", error)
             await asyncio.sleep(LOOK_SECONDS)

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.spark.api import Broker, Interrupted
+from penstock.spark.links import link_for
 from penstock.spark.options import ReadOptions
 from penstock.spark.splits import Range
-from penstock.spark.stations import station_for
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,8 +73,8 @@ def batches(
         return
     schema = pruned(MESSAGES_SCHEMA, columns)
     try:
-        station = station_for(options)
-        found = blocks(station, plan.source, plan.parts, whole.start, whole.end, step_over=step_over)
+        nats = link_for(options)
+        found = blocks(nats, plan.source, plan.parts, whole.start, whole.end, step_over=step_over)
         for group in groups_of(found, Constants(whole.queue), ROWS_MAX):
             yield batch_of(group, schema)
     except JetStreamTrouble as error:

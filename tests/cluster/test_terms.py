@@ -13,9 +13,9 @@ from penstock.common.address import TcpAddress, parse_address
 from penstock.log.jetstream.cluster import Cluster, wait_until
 from penstock.log.jetstream.errors import JetStreamError
 from penstock.log.jetstream.lease import LEASE, Claim
+from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.servers import parse_server
-from penstock.log.jetstream.station import Station
 from tests.cluster.processes import FrontEnd
 from tests.cluster.processes import site as site_of
 from tests.server.harness import WAIT_SECONDS, expect_dispatch, phpmq, until
@@ -49,36 +49,36 @@ class SlowFrontEnd(FrontEnd):
         return [python, "-c", SLOW.format(go=str(self.go)), *words]
 
 
-def lease_in(station: Station) -> tuple[int, Claim]:
-    stored = station.ask(station.api.last(NAMES.state_stream, NAMES.state(LEASE)))
+def lease_in(nats: LinkThread) -> tuple[int, Claim]:
+    stored = nats.ask(nats.api.last(NAMES.state_stream, NAMES.state(LEASE)))
     return (stored.seq, Claim(**json.loads(stored.payload))) if stored is not None else (0, Claim())
 
 
-def lead_again(station: Station, go: Path) -> None:
+def lead_again(nats: LinkThread, go: Path) -> None:
     """Take the lease from who has it, give it back at once, and let it open its log when it has it again."""
 
     def led(above: int) -> Callable[[], Claim | None]:
         def found() -> Claim | None:
-            claim = lease_in(station)[1]
+            claim = lease_in(nats)[1]
             return claim if claim.leader and claim.term > above else None
 
         return found
 
     first = wait_until("somebody leads", led(0))
-    give_back(station)
+    give_back(nats)
     wait_until("it leads again", led(first.term + 1))
     go.touch()
 
 
 def test_who_loses_the_lease_while_it_opens_leads_in_the_new_term(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "nats", 1).start()
-    station = Station.open([parse_server(cluster.nodes[0].url)])
+    nats = LinkThread.open([parse_server(cluster.nodes[0].url)])
     front = SlowFrontEnd("a", tmp_path / "a", cluster, cluster.urls)
-    thread = threading.Thread(target=lead_again, args=(station, front.go))
+    thread = threading.Thread(target=lead_again, args=(nats, front.go))
     try:
         thread.start()
         front.start()
-        _, claim = lease_in(station)
+        _, claim = lease_in(nats)
         assert claim.term == 3
         address = parse_address(claim.relay)
         assert isinstance(address, TcpAddress)
@@ -91,26 +91,26 @@ def test_who_loses_the_lease_while_it_opens_leads_in_the_new_term(tmp_path: Path
         thread.join()
         if front.running:
             front.kill()
-        station.close()
+        nats.close()
         cluster.stop()
 
 
-def give_back(station: Station) -> None:
+def give_back(nats: LinkThread) -> None:
     """Somebody has taken the lease from who had it, and given it back."""
-    write_lease(station, lambda claim: Claim(term=claim.term + 1))
+    write_lease(nats, lambda claim: Claim(term=claim.term + 1))
 
 
-def lead_once_more(station: Station) -> None:
+def lead_once_more(nats: LinkThread) -> None:
     """Somebody has led in between, as far as the record says, and it is the leader's again."""
-    write_lease(station, lambda claim: replace(claim, term=claim.term + 1))
+    write_lease(nats, lambda claim: replace(claim, term=claim.term + 1))
 
 
-def write_lease(station: Station, changed: Callable[[Claim], Claim]) -> None:
+def write_lease(nats: LinkThread, changed: Callable[[Claim], Claim]) -> None:
     def written() -> bool | None:
-        seq, claim = lease_in(station)
+        seq, claim = lease_in(nats)
         record = json.dumps(asdict(changed(claim))).encode()
         try:
-            station.ask(station.api.put(NAMES.state(LEASE), record, last_seq=seq))
+            nats.ask(nats.api.put(NAMES.state(LEASE), record, last_seq=seq))
         except JetStreamError as error:
             if not error.wrong_last:
                 raise
@@ -123,11 +123,11 @@ def write_lease(station: Station, changed: Callable[[Claim], Claim]) -> None:
 def test_who_leads_again_waits_for_who_led_long_ago(tmp_path: Path) -> None:
     """Its clients were gone when it led no more. By now it has others, and they hold messages."""
     with site_of(tmp_path, nodes=1) as site:
-        station = Station.open([parse_server(site.nodes.nodes[0].url)])
+        nats = LinkThread.open([parse_server(site.nodes.nodes[0].url)])
         try:
             first, second = site.leader(), site.follower()
             first.pause()
-            until(lambda: lease_in(station)[1].leader.startswith(second.name), "the other one to lead")
+            until(lambda: lease_in(nats)[1].leader.startswith(second.name), "the other one to lead")
             first.resume()
             first.says("leads no more")
             assert site.leader(second) is second
@@ -135,7 +135,7 @@ def test_who_leads_again_waits_for_who_led_long_ago(tmp_path: Path) -> None:
                 holder.say(phpmq(1, (1, b"work"), (2, b"held")), consume(b"work", 1))
                 held = expect_dispatch(holder, b"work", b"held")
                 mark = second.mark()
-                lead_once_more(station)
+                lead_once_more(nats)
                 second.says("leads no more", mark)
                 with second.wire("phpmq") as other:
                     other.say(consume(b"work", 1))
@@ -145,29 +145,29 @@ def test_who_leads_again_waits_for_who_led_long_ago(tmp_path: Path) -> None:
                     expect_dispatch(other, b"work", b"new")
                     holder.say(ack(b"work", held))
         finally:
-            station.close()
+            nats.close()
 
 
 def test_who_has_just_come_is_waited_for(tmp_path: Path) -> None:
     """Whoever leads has to know of everybody who was there when it took the lease, not a second before."""
     with site_of(tmp_path, nodes=1) as site:
-        station = Station.open([parse_server(site.nodes.nodes[0].url)])
+        nats = LinkThread.open([parse_server(site.nodes.nodes[0].url)])
         try:
             fronts = site.leader(), site.follower()
             marks = [front.mark() for front in fronts]
 
             def said() -> set[int]:
                 own = NAMES.state(f"member.{fronts[1].name}-")
-                found = station.ask(station.api.last_of(NAMES.state_stream, [NAMES.state("member.>")]))
+                found = nats.ask(nats.api.last_of(NAMES.state_stream, [NAMES.state("member.>")]))
                 return {stored.seq for stored in found if stored.subject.startswith(own)}
 
             before = said()
             until(lambda: said() != before, "the follower to look for others")
-            station.ask(station.api.put(NAMES.state("member.new"), b"{}"))
-            give_back(station)
+            nats.ask(nats.api.put(NAMES.state("member.new"), b"{}"))
+            give_back(nats)
             until(
                 lambda: any("not come back: new" in f.log()[m:] for f, m in zip(fronts, marks, strict=True)),
                 "whoever leads now to wait for the new one",
             )
         finally:
-            station.close()
+            nats.close()

@@ -286,7 +286,7 @@ def test_who_was_refused_is_not_overtaken_by_what_is_smaller() -> None:
         with pytest.raises(DiskFull):
             rig.append(1)
         rig.tick()
-    disk.capacity_bytes += 2 * 16 * 1024
+    disk.capacity_bytes = 18 * 16 * 1024
     rig.tick()
     assert not rig.engine.full
     rig.append(1)

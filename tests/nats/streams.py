@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 from penstock.log.jetstream.api import Stored
 from penstock.log.jetstream.cluster import Cluster, Node
+from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.records import Record, read_record
 from penstock.log.jetstream.replica import Replica, is_shared
 from penstock.log.jetstream.servers import parse_server
-from penstock.log.jetstream.station import Station
 from penstock.log.jetstream.stream_log import StreamLog, open_stream_log
 from penstock.log.log import Log
 from penstock.log.state import LogSettings
@@ -74,53 +74,53 @@ class Later(threading.Thread):
 
 
 @contextmanager
-def station_at(*urls: str, alone: bool = True) -> Iterator[Station]:
-    """A station, which leaves no thread behind; `alone`: no other one begins meanwhile."""
+def link_at(*urls: str, alone: bool = True) -> Iterator[LinkThread]:
+    """A link, which leaves no thread behind; `alone`: no other one begins meanwhile."""
     before = set(threading.enumerate())
-    station = Station.open(map(parse_server, urls))
+    nats = LinkThread.open(map(parse_server, urls))
     try:
-        yield station
+        yield nats
     finally:
-        station.close()
+        nats.close()
         left = [t.name for t in set(threading.enumerate()) - before if t.name.startswith("penstock-nats")]
         assert not (alone and left), f"these threads are left: {left}"
 
 
-def new_log(station: Station, replicas: int = 1, **more: Any) -> LogNames:
+def new_log(nats: LinkThread, replicas: int = 1, **more: Any) -> LogNames:
     """A log that nobody else has, with nothing in it. `more` are settings of JetStream: `Any`."""
     names = LogNames(f"t{secrets.token_hex(6)}")
-    station.ask(station.api.create_stream({**names.stream_settings(replicas), **more}))
+    nats.ask(nats.api.create_stream({**names.stream_settings(replicas), **more}))
     return names
 
 
-def last_seq(station: Station, names: LogNames) -> int:
-    info = station.ask(station.api.stream(names.stream))
+def last_seq(nats: LinkThread, names: LogNames) -> int:
+    info = nats.ask(nats.api.stream(names.stream))
     return int(info["state"]["last_seq"])
 
 
-def stored_in(station: Station, names: LogNames) -> list[Stored]:
+def stored_in(nats: LinkThread, names: LogNames) -> list[Stored]:
     """Everything that is in a stream."""
     out: list[Stored] = []
     seq = 1
     while True:
-        found = station.ask(station.api.read(names.stream, seq, 500, bytes_max=8 << 20))
+        found = nats.ask(nats.api.read(names.stream, seq, 500, bytes_max=8 << 20))
         if not found:
             return out
         out += found
         seq = found[-1].seq + 1
 
 
-def delete_stream(station: Station, name: str) -> None:
-    station.ask(station.api.call(f"STREAM.DELETE.{name}"))
+def delete_stream(nats: LinkThread, name: str) -> None:
+    nats.ask(nats.api.call(f"STREAM.DELETE.{name}"))
 
 
-def delete_message(station: Station, stream: str, seq: int) -> None:
+def delete_message(nats: LinkThread, stream: str, seq: int) -> None:
     """Take one message out of a stream; it leaves a hole."""
-    station.ask(station.api.call(f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": True}))
+    nats.ask(nats.api.call(f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": True}))
 
 
-def records_in(station: Station, names: LogNames) -> list[Record]:
-    return [read_record(stored.payload) for stored in stored_in(station, names)]
+def records_in(nats: LinkThread, names: LogNames) -> list[Record]:
+    return [read_record(stored.payload) for stored in stored_in(nats, names)]
 
 
 class Wire:
@@ -230,15 +230,15 @@ class TestLog:
 
     __test__ = False
 
-    def __init__(self, station: Station, names: LogNames, folder: Path, *, seed: int = 0) -> None:
-        self.station = station
+    def __init__(self, nats: LinkThread, names: LogNames, folder: Path, *, seed: int = 0) -> None:
+        self.nats = nats
         self.names = names
         self.folder = folder
         self.rng = random.Random(seed)
         self.now_us = 1_700_000_000 * SECOND_US
         self.sent: dict[bytes, str] = {}  # every payload, and its queue
         self.gone: set[bytes] = set()  # acknowledged
-        self.replica = Replica(station.api, names, str(folder))
+        self.replica = Replica(nats.api, names, str(folder))
         self.led: StreamLog
 
     @property
@@ -246,9 +246,9 @@ class TestLog:
         return self.led.engine
 
     def open(self) -> Log:
-        self.station.ask(self.replica.begin())
+        self.nats.ask(self.replica.begin())
         self.led = open_stream_log(
-            self.station,
+            self.nats,
             self.names,
             self.replica,
             self.now_us,
@@ -260,7 +260,7 @@ class TestLog:
 
     def again(self, folder: Path, names: LogNames | None = None) -> "TestLog":
         """The same log, or a copy of it, for somebody else."""
-        other = TestLog(self.station, names or self.names, folder)
+        other = TestLog(self.nats, names or self.names, folder)
         other.sent, other.gone, other.now_us = dict(self.sent), set(self.gone), self.now_us
         return other
 

@@ -11,16 +11,16 @@ import pytest
 from penstock.log.jetstream import appender as module
 from penstock.log.jetstream.appender import Appender, Overtaken
 from penstock.log.jetstream.cluster import Cluster
+from penstock.log.jetstream.link_thread import LinkClosed, LinkThread
 from penstock.log.jetstream.records import Kind
-from penstock.log.jetstream.station import Station, StationClosed
 from tests.nats.streams import (
     Later,
     delete_stream,
     last_seq,
+    link_at,
     new_log,
     records_in,
     silence,
-    station_at,
     stored_in,
     wait_for,
     wire_to,
@@ -42,9 +42,9 @@ CALLS: Calls = {
 
 
 @pytest.fixture(scope="module")
-def station(node: Cluster) -> Iterator[Station]:
-    with station_at(node.nodes[0].url) as station:
-        yield station
+def nats(node: Cluster) -> Iterator[LinkThread]:
+    with link_at(node.nodes[0].url) as nats:
+        yield nats
 
 
 @pytest.fixture(scope="module")
@@ -66,51 +66,51 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- what it writes ----------------------------------------------------------------------------------
 
 
-def test_records_stand_one_after_the_other(station: Station) -> None:
-    names = new_log(station)
+def test_records_stand_one_after_the_other(nats: LinkThread) -> None:
+    names = new_log(nats)
     counts: dict[str, int] = {}
-    appender = Appender(station, names, 7, 0, counts)
+    appender = Appender(nats, names, 7, 0, counts)
     appender.write(FILE, [(0, b"abc"), (3, b"defg")])
     appender.truncate(FILE, 5)
     appender.send_file(SNAPSHOT, b"")
     assert [
-        (r.kind, r.name, r.position, r.number, r.more, bytes(r.data)) for r in records_in(station, names)
+        (r.kind, r.name, r.position, r.number, r.more, bytes(r.data)) for r in records_in(nats, names)
     ] == [
         (Kind.WRITE, FILE, 0, 0, True, b"abc"),
         (Kind.WRITE, FILE, 3, 1, False, b"defg"),
         (Kind.TRUNCATE, FILE, 5, 2, False, b""),
         (Kind.PIECE, SNAPSHOT, 0, 3, False, b""),
     ]
-    assert appender.seq_last == last_seq(station, names) == 4
+    assert appender.seq_last == last_seq(nats, names) == 4
     assert counts == {FILE: 3, SNAPSHOT: 1}
     appender.remove(FILE)
-    assert [record.name for record in records_in(station, names)] == [SNAPSHOT]
+    assert [record.name for record in records_in(nats, names)] == [SNAPSHOT]
     assert counts == {SNAPSHOT: 1}
     appender.write(FILE, [(0, b"again")])
-    assert appender.seq_last == last_seq(station, names) == 5
+    assert appender.seq_last == last_seq(nats, names) == 5
 
 
-def test_what_is_larger_than_a_message_is_several_records_of_one_write(station: Station) -> None:
-    names = new_log(station)
-    appender = Appender(station, names, 7, 0)
+def test_what_is_larger_than_a_message_is_several_records_of_one_write(nats: LinkThread) -> None:
+    names = new_log(nats)
+    appender = Appender(nats, names, 7, 0)
     data = bytes(range(256)) * (2 * appender.bytes_max // 256 + 1)
     appender.write(FILE, [(10, data), (10 + len(data), b"end")])
-    records = records_in(station, names)
+    records = records_in(nats, names)
     assert [record.more for record in records] == [True, True, True, False]
     assert [record.position for record in records[1:]] == [record.end for record in records[:-1]]
     assert b"".join(record.data for record in records) == data + b"end"
 
 
-def test_writes_go_between_the_pieces_of_a_file_and_pieces_into_no_write(station: Station) -> None:
-    names = new_log(station)
-    appender = Appender(station, names, 7, 0)
+def test_writes_go_between_the_pieces_of_a_file_and_pieces_into_no_write(nats: LinkThread) -> None:
+    names = new_log(nats)
+    appender = Appender(nats, names, 7, 0)
     sending = Later(appender.send_file, SNAPSHOT, bytes(12 << 20))
     writes = 0
     while sending.is_alive():
         appender.write(FILE, [(3 * writes, b"abc"), (3 * writes, b"def")])
         writes += 1
     sending.result()
-    records = records_in(station, names)
+    records = records_in(nats, names)
     assert [record.number for record in records] == list(range(len(records)))
     assert len(records) == 12 + 2 * writes
     pieces = [record for record in records if record.kind is Kind.PIECE]
@@ -124,63 +124,63 @@ def test_writes_go_between_the_pieces_of_a_file_and_pieces_into_no_write(station
 # --- two of them -------------------------------------------------------------------------------------
 
 
-def test_whoever_is_overtaken_is_told_by_the_next_record_and_for_ever(station: Station) -> None:
-    names = new_log(station)
-    first = Appender(station, names, 1, 0)
+def test_whoever_is_overtaken_is_told_by_the_next_record_and_for_ever(nats: LinkThread) -> None:
+    names = new_log(nats)
+    first = Appender(nats, names, 1, 0)
     first.write(FILE, [(0, b"first")])
-    second = Appender(station, names, 2, first.seq_last)
+    second = Appender(nats, names, 2, first.seq_last)
     second.write(FILE, [(5, b"second")])
-    before = stored_in(station, names)
+    before = stored_in(nats, names)
     for call in (*CALLS.values(), *CALLS.values()):
         with pytest.raises(Overtaken):
             call(first)
-    assert stored_in(station, names) == before
+    assert stored_in(nats, names) == before
     second.write(FILE, [(11, b"goes on")])
-    assert last_seq(station, names) == 3
+    assert last_seq(nats, names) == 3
 
 
-def test_overtaken_in_the_middle_of_a_write(station: Station) -> None:
-    names = new_log(station)
-    first = Appender(station, names, 1, 0)
-    station.ask(first._append(Kind.WRITE, FILE, 0, memoryview(b"half"), more=True))
-    second = Appender(station, names, 2, 1)
+def test_overtaken_in_the_middle_of_a_write(nats: LinkThread) -> None:
+    names = new_log(nats)
+    first = Appender(nats, names, 1, 0)
+    nats.ask(first._append(Kind.WRITE, FILE, 0, memoryview(b"half"), more=True))
+    second = Appender(nats, names, 2, 1)
     second.write(FILE, [(0, b"other")])
     with pytest.raises(Overtaken):
-        station.ask(first._append(Kind.WRITE, FILE, 4, memoryview(b"half"), more=False))
-    assert last_seq(station, names) == 2
+        nats.ask(first._append(Kind.WRITE, FILE, 4, memoryview(b"half"), more=False))
+    assert last_seq(nats, names) == 2
 
 
-def test_an_overtaken_one_that_does_not_know_it_takes_nothing_of_the_other_out(station: Station) -> None:
-    names = new_log(station)
-    first = Appender(station, names, 1, 0)
+def test_an_overtaken_one_that_does_not_know_it_takes_nothing_of_the_other_out(nats: LinkThread) -> None:
+    names = new_log(nats)
+    first = Appender(nats, names, 1, 0)
     first.write(FILE, [(0, b"first")])
-    second = Appender(station, names, 2, 1)
+    second = Appender(nats, names, 2, 1)
     second.remove(FILE)
     second.write(FILE, [(0, b"second")])
     with pytest.raises(Overtaken):
         first.remove(FILE)
-    assert [bytes(record.data) for record in records_in(station, names)] == [b"second"]
+    assert [bytes(record.data) for record in records_in(nats, names)] == [b"second"]
 
 
-def test_an_overtaken_one_that_does_not_know_it_takes_nothing_of_its_own_out(station: Station) -> None:
+def test_an_overtaken_one_that_does_not_know_it_takes_nothing_of_its_own_out(nats: LinkThread) -> None:
     """Who leads now has it, and may have promised it to a reader."""
-    names = new_log(station)
-    first = Appender(station, names, 1, 0)
+    names = new_log(nats)
+    first = Appender(nats, names, 1, 0)
     first.write(FILE, [(0, b"first")])
-    second = Appender(station, names, 2, 1)
+    second = Appender(nats, names, 2, 1)
     second.send_file(SNAPSHOT, b"second")
     with pytest.raises(Overtaken, match="another broker has written"):
         first.remove(FILE)
-    assert [bytes(record.data) for record in records_in(station, names)] == [b"first", b"second"]
+    assert [bytes(record.data) for record in records_in(nats, names)] == [b"first", b"second"]
     second.remove(FILE)
-    assert [bytes(record.data) for record in records_in(station, names)] == [b"second"]
+    assert [bytes(record.data) for record in records_in(nats, names)] == [b"second"]
 
 
-def test_overtaken_by_what_was_taken_out_again(station: Station) -> None:
-    names = new_log(station)
-    first = Appender(station, names, 1, 0)
+def test_overtaken_by_what_was_taken_out_again(nats: LinkThread) -> None:
+    names = new_log(nats)
+    first = Appender(nats, names, 1, 0)
     first.write(FILE, [(0, b"first")])
-    second = Appender(station, names, 2, 1)
+    second = Appender(nats, names, 2, 1)
     second.send_file(SNAPSHOT, b"second")
     second.remove(SNAPSHOT)
     with pytest.raises(Overtaken):
@@ -190,54 +190,54 @@ def test_overtaken_by_what_was_taken_out_again(station: Station) -> None:
 # --- lost answers ------------------------------------------------------------------------------------
 
 
-def test_a_record_whose_answer_was_lost_is_stored_once(node: Cluster, station: Station) -> None:
-    names = new_log(station)
-    with wire_to(node) as wire, station_at(wire.url) as own:
+def test_a_record_whose_answer_was_lost_is_stored_once(node: Cluster, nats: LinkThread) -> None:
+    names = new_log(nats)
+    with wire_to(node) as wire, link_at(wire.url) as own:
         appender = Appender(own, names, 7, 0)
         for number in range(5):
             wire.mute()
             writing = Later(appender.write, FILE, [(number, b"x")])
-            wait_for("it is stored", lambda: last_seq(station, names) > appender.seq_last)
+            wait_for("it is stored", lambda: last_seq(nats, names) > appender.seq_last)
             assert writing.is_alive()
             wire.mend()
             writing.result()
         assert appender.seq_last == 5
-    assert [record.number for record in records_in(station, names)] == [0, 1, 2, 3, 4]
+    assert [record.number for record in records_in(nats, names)] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.usefixtures("quick")
-def test_an_answer_lost_for_longer_than_ids_are_remembered(node: Cluster, station: Station) -> None:
+def test_an_answer_lost_for_longer_than_ids_are_remembered(node: Cluster, nats: LinkThread) -> None:
     """Then the stream says that something stands there, and it is our own."""
     window = {"duplicate_window": 1_000_000_000}
-    names = new_log(station, **window)
-    probes = new_log(station, **window)
-    with wire_to(node) as wire, station_at(wire.url) as own:
+    names = new_log(nats, **window)
+    probes = new_log(nats, **window)
+    with wire_to(node) as wire, link_at(wire.url) as own:
         appender = Appender(own, names, 7, 0)
         wire.mute()
         writing = Later(appender.write, FILE, [(0, b"x")])
-        wait_for("it is stored", lambda: last_seq(station, names) == 1)
+        wait_for("it is stored", lambda: last_seq(nats, names) == 1)
         # What was stored later under an id is forgotten later.
         probe = probes.file("probe")
-        seq = station.ask(station.api.put(probe, b"", message_id="p"))
+        seq = nats.ask(nats.api.put(probe, b"", message_id="p"))
         wait_for(
             "the stream has forgotten ids of that time",
-            lambda: station.ask(station.api.put(probe, b"", message_id="p")) != seq,
+            lambda: nats.ask(nats.api.put(probe, b"", message_id="p")) != seq,
         )
         wire.mend()
         writing.result()
         assert appender.seq_last == 1
         appender.write(FILE, [(1, b"y")])
-    assert [record.number for record in records_in(station, names)] == [0, 1]
+    assert [record.number for record in records_in(nats, names)] == [0, 1]
 
 
 @pytest.mark.usefixtures("quick")
 def test_no_node_that_could_store_it_for_a_while(three: Cluster) -> None:
     """Two of three nodes say nothing: records and removals wait, and go on when they are back."""
-    with station_at(*three.urls) as station:
-        names = new_log(station, 3)
-        appender = Appender(station, names, 7, 0)
+    with link_at(*three.urls) as nats:
+        names = new_log(nats, 3)
+        appender = Appender(nats, names, 7, 0)
         appender.write(FILE, [(0, b"x")])
-        gone = [node for node in three.nodes if node.url != str(station.link.server)][:2]
+        gone = [node for node in three.nodes if node.url != str(nats.link.server)][:2]
         for call in (lambda: appender.write(FILE, [(1, b"y")]), lambda: appender.remove(FILE)):
             for node in gone:
                 silence(node)
@@ -249,52 +249,52 @@ def test_no_node_that_could_store_it_for_a_while(three: Cluster) -> None:
                     node.resume()
             waiting.result()
             assert appender.trouble == ""
-            assert appender.seq_last == last_seq(station, names) == 2
-        assert records_in(station, names) == []
+            assert appender.seq_last == last_seq(nats, names) == 2
+        assert records_in(nats, names) == []
 
 
 # --- no room -----------------------------------------------------------------------------------------
 
 
-def test_a_full_stream_is_waited_for(station: Station) -> None:
-    names = new_log(station, max_bytes=20_000)
-    appender = Appender(station, names, 7, 0)
+def test_a_full_stream_is_waited_for(nats: LinkThread) -> None:
+    names = new_log(nats, max_bytes=20_000)
+    appender = Appender(nats, names, 7, 0)
     for number in range(5):
         appender.write(FILE, [(3000 * number, bytes(3000))])
     writing = Later(appender.write, FILE, [(15_000, bytes(6000))])
     wait_for("it waits", lambda: appender.trouble)
     assert "maximum bytes" in appender.trouble
-    assert last_seq(station, names) == 5
+    assert last_seq(nats, names) == 5
     settings = {**names.stream_settings(1), "max_bytes": 100_000}
-    station.ask(station.api.call(f"STREAM.UPDATE.{names.stream}", settings))
+    nats.ask(nats.api.call(f"STREAM.UPDATE.{names.stream}", settings))
     writing.result()
     assert appender.trouble == ""
-    assert [record.number for record in records_in(station, names)] == list(range(6))
+    assert [record.number for record in records_in(nats, names)] == list(range(6))
 
 
-def test_room_that_a_removal_makes_is_used(station: Station) -> None:
-    names = new_log(station, max_bytes=20_000)
-    appender = Appender(station, names, 7, 0)
+def test_room_that_a_removal_makes_is_used(nats: LinkThread) -> None:
+    names = new_log(nats, max_bytes=20_000)
+    appender = Appender(nats, names, 7, 0)
     appender.send_file(SNAPSHOT, bytes(15_000))
     writing = Later(appender.write, FILE, [(0, bytes(10_000))])
     wait_for("it waits", lambda: appender.trouble)
     Later(appender.remove, SNAPSHOT).result()
     writing.result()
-    assert [record.name for record in records_in(station, names)] == [FILE]
+    assert [record.name for record in records_in(nats, names)] == [FILE]
 
 
-def test_a_stream_that_has_lost_records_is_not_written_to(station: Station) -> None:
-    names = new_log(station)
-    appender = Appender(station, names, 7, 0)
+def test_a_stream_that_has_lost_records_is_not_written_to(nats: LinkThread) -> None:
+    names = new_log(nats)
+    appender = Appender(nats, names, 7, 0)
     appender.write(FILE, [(0, b"x")])
-    delete_stream(station, names.stream)
-    station.ask(station.api.create_stream(names.stream_settings(1)))
+    delete_stream(nats, names.stream)
+    nats.ask(nats.api.create_stream(names.stream_settings(1)))
     writing = Later(appender.write, FILE, [(1, b"y")])
     wait_for("it says so", lambda: "have lost" in appender.trouble)
     appender.stop()
-    with pytest.raises(StationClosed, match="have lost"):
+    with pytest.raises(LinkClosed, match="have lost"):
         writing.result(STOP_SECONDS)
-    assert last_seq(station, names) == 0
+    assert last_seq(nats, names) == 0
 
 
 # --- its end -----------------------------------------------------------------------------------------
@@ -316,92 +316,92 @@ def test_stop_ends_the_wait_while_nats_is_down(
     own_node: Cluster, how: str, call: Callable[[Appender], None]
 ) -> None:
     (node,) = own_node.nodes
-    with station_at(node.url) as station:
-        names = new_log(station)
-        appender = Appender(station, names, 7, 0)
+    with link_at(node.url) as nats:
+        names = new_log(nats)
+        appender = Appender(nats, names, 7, 0)
         appender.send_file(SNAPSHOT, b"x")
         node.kill() if how == "dead" else silence(node)
         waiting = [Later(call, appender), Later(appender.send_file, SNAPSHOT, b"y")]
         wait_for("it waits", lambda: appender.trouble)
         appender.stop()
         for later in waiting:
-            with pytest.raises(StationClosed):
+            with pytest.raises(LinkClosed):
                 later.result(STOP_SECONDS)
         node.start() if how == "dead" else node.resume()
         own_node.wait_ready()
-        wait_for("the link is back", lambda: station.link.server is not None)
-        before = last_seq(station, names)
+        wait_for("the link is back", lambda: nats.link.server is not None)
+        before = last_seq(nats, names)
         for later_call in CALLS.values():
-            with pytest.raises(StationClosed):
+            with pytest.raises(LinkClosed):
                 later_call(appender)
-        assert last_seq(station, names) == before
+        assert last_seq(nats, names) == before
 
 
-def test_a_number_that_was_given_up_is_not_used_again(node: Cluster, station: Station) -> None:
+def test_a_number_that_was_given_up_is_not_used_again(node: Cluster, nats: LinkThread) -> None:
     """Its record may be stored: another one under the same id would be said to be stored."""
-    names = new_log(station)
-    with wire_to(node) as wire, station_at(wire.url) as own:
+    names = new_log(nats)
+    with wire_to(node) as wire, link_at(wire.url) as own:
         appender = Appender(own, names, 7, 0)
         wire.mute()
         writing = Later(appender.write, FILE, [(0, b"x")])
-        wait_for("it is stored", lambda: last_seq(station, names) == 1)
+        wait_for("it is stored", lambda: last_seq(nats, names) == 1)
         sending = Later(appender.send_file, SNAPSHOT, b"a file")
         appender.stop()
         wire.mend()
         for later in (writing, sending):
             try:
                 later.result(STOP_SECONDS)
-            except StationClosed:
+            except LinkClosed:
                 continue
             assert later is writing, "the file is said to be stored"
-        assert [record.name for record in records_in(station, names)] == [FILE]
+        assert [record.name for record in records_in(nats, names)] == [FILE]
 
 
-def test_a_station_that_closes_ends_the_wait(own_node: Cluster) -> None:
+def test_a_link_that_closes_ends_the_wait(own_node: Cluster) -> None:
     (node,) = own_node.nodes
     before = set(threading.enumerate())
-    with station_at(node.url) as station:
-        names = new_log(station)
-        appender = Appender(station, names, 7, 0)
+    with link_at(node.url) as nats:
+        names = new_log(nats)
+        appender = Appender(nats, names, 7, 0)
         silence(node)
         waiting = [Later(appender.write, FILE, [(0, b"x")]) for _ in range(3)]
         wait_for("it waits", lambda: appender.trouble)
         began = time.monotonic()
-        station.close()
+        nats.close()
         assert time.monotonic() - began < STOP_SECONDS
         for later in waiting:
-            with pytest.raises(StationClosed):
+            with pytest.raises(LinkClosed):
                 later.result()
-        with pytest.raises(StationClosed):
+        with pytest.raises(LinkClosed):
             appender.write(FILE, [(0, b"x")])
     assert set(threading.enumerate()) <= before
 
 
-def test_asking_while_a_station_closes_never_hangs(node: Cluster) -> None:
+def test_asking_while_a_link_closes_never_hangs(node: Cluster) -> None:
     for _ in range(20):
-        with station_at(node.nodes[0].url) as station:
+        with link_at(node.nodes[0].url) as nats:
 
-            def ask(station: Station = station) -> None:
+            def ask(nats: LinkThread = nats) -> None:
                 while True:
-                    station.ask(station.api.account())
+                    nats.ask(nats.api.account())
 
             asking = [Later(ask) for _ in range(4)]
-            station.close()
+            nats.close()
             for later in asking:
-                with pytest.raises(StationClosed):
+                with pytest.raises(LinkClosed):
                     later.result()
 
 
-def test_stations_of_one_process_do_not_hear_each_other(node: Cluster, station: Station) -> None:
+def test_links_of_one_process_do_not_hear_each_other(node: Cluster, nats: LinkThread) -> None:
     """Each has a thread of its own, and what one receives must not land in what another is reading."""
-    names = new_log(station)
-    appender = Appender(station, names, 7, 0)
+    names = new_log(nats)
+    appender = Appender(nats, names, 7, 0)
     contents = [bytes([number]) * 200_000 for number in range(20)]
     for number, content in enumerate(contents):
         appender.write(FILE, [(200_000 * number, content)])
 
     def read() -> None:
-        with station_at(node.nodes[0].url, alone=False) as own:
+        with link_at(node.nodes[0].url, alone=False) as own:
             for _ in range(10):
                 assert [bytes(record.data) for record in records_in(own, names)] == contents
 

@@ -10,9 +10,9 @@ import pytest
 from penstock.log.jetstream.api import JetStream
 from penstock.log.jetstream.cluster import Cluster, wait_until
 from penstock.log.jetstream.lease import ASK_SECONDS, LEASE_SECONDS, Claim, Election, Role
+from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.servers import parse_server
-from penstock.log.jetstream.station import Station
 from penstock.log.jetstream.stream_log import make_streams
 
 Join = Callable[[str], "Broker"]
@@ -23,17 +23,17 @@ class Broker:
 
     def __init__(self, cluster: Cluster, names: LogNames, name: str) -> None:
         self.name = name
-        self.station = Station.open([parse_server(node.url) for node in cluster.nodes])
+        self.nats = LinkThread.open([parse_server(node.url) for node in cluster.nodes])
         self.seen: list[tuple[Role, int]] = []
         self.election = Election(
-            JetStream(self.station.link, answer_seconds=ASK_SECONDS, patience_seconds=0.0),
+            JetStream(self.nats.link, answer_seconds=ASK_SECONDS, patience_seconds=0.0),
             names,
             name,
             offer=lambda term: Claim(name, term, f"{name}:1", "secret", "1"),
             facts=lambda: {"name": name},
             changed=lambda view: self.seen.append((view.role, view.claim.term)),
         )
-        self.station.ask(self.election.start())
+        self.nats.ask(self.election.start())
 
     @property
     def role(self) -> Role:
@@ -44,12 +44,12 @@ class Broker:
         return self.election.view.claim.leader
 
     def leave(self) -> None:
-        self.station.ask(self.election.stop())
-        self.station.close()
+        self.nats.ask(self.election.stop())
+        self.nats.close()
 
     def die(self) -> None:
         """Without another word."""
-        self.station.close()
+        self.nats.close()
 
 
 @pytest.fixture
@@ -59,15 +59,15 @@ def join(node: Cluster) -> Iterator[Join]:
 
     def begin(name: str) -> Broker:
         if not brokers:
-            station = Station.open([parse_server(it.url) for it in node.nodes])
-            station.ask(make_streams(station, names, 1))
-            station.close()
+            nats = LinkThread.open([parse_server(it.url) for it in node.nodes])
+            nats.ask(make_streams(nats, names, 1))
+            nats.close()
         brokers.append(Broker(node, names, name))
         return brokers[-1]
 
     yield begin
     for broker in brokers:
-        broker.station.close()
+        broker.nats.close()
 
 
 def settled(*brokers: Broker) -> Broker:
@@ -119,9 +119,9 @@ def test_a_leader_whose_cluster_falls_silent_is_unsure_and_leads_on_afterwards(
 ) -> None:
     cluster = start(1)
     names = LogNames("silent")
-    station = Station.open([parse_server(cluster.nodes[0].url)])
-    station.ask(make_streams(station, names, 1))
-    station.close()
+    nats = LinkThread.open([parse_server(cluster.nodes[0].url)])
+    nats.ask(make_streams(nats, names, 1))
+    nats.close()
     ann, bob = Broker(cluster, names, "ann"), Broker(cluster, names, "bob")
     try:
         leader = settled(ann, bob)

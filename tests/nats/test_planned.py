@@ -28,11 +28,11 @@ from penstock.log.arrow import (
 )
 from penstock.log.block import Header
 from penstock.log.jetstream.cluster import Cluster
+from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.ranges import Part, Source, blocks
 from penstock.log.jetstream.replica import LOG, Replica
 from penstock.log.jetstream.servers import parse_server
-from penstock.log.jetstream.station import Station
 from penstock.log.jetstream.stream_log import make_streams, open_stream_log
 from penstock.log.log import Log
 from penstock.log.reader import LogReader
@@ -43,26 +43,26 @@ TURNS = 250
 
 
 @pytest.fixture(scope="module")
-def station(node: Cluster) -> Iterator[Station]:
-    station = Station.open([parse_server(node.nodes[0].url)])
-    yield station
-    station.close()
+def nats(node: Cluster) -> Iterator[LinkThread]:
+    nats = LinkThread.open([parse_server(node.nodes[0].url)])
+    yield nats
+    nats.close()
 
 
 class StreamWorker(Worker):
     """The same, with a log in a stream."""
 
-    def __init__(self, station: Station, folder: Path, seed: int, queues: Sequence[str] = QUEUES) -> None:
-        self._station = station
+    def __init__(self, nats: LinkThread, folder: Path, seed: int, queues: Sequence[str] = QUEUES) -> None:
+        self._nats = nats
         self.names = LogNames(f"t{secrets.token_hex(6)}")
-        station.ask(make_streams(station, self.names, 1))
+        nats.ask(make_streams(nats, self.names, 1))
         super().__init__(folder, seed, queues=queues)
 
     def _open(self) -> Log:
-        replica = Replica(self._station.api, self.names, str(self.folder))
-        self._station.ask(replica.begin())
+        replica = Replica(self._nats.api, self.names, str(self.folder))
+        self._nats.ask(replica.begin())
         self.led = open_stream_log(
-            self._station,
+            self._nats,
             self.names,
             replica,
             self.now_us,
@@ -84,8 +84,8 @@ class StreamWorker(Worker):
 class Told:
     """What the leader of a log tells about it."""
 
-    def __init__(self, worker: StreamWorker, station: Station) -> None:
-        self._station = station
+    def __init__(self, worker: StreamWorker, nats: LinkThread) -> None:
+        self._nats = nats
         self.data = str(worker.folder / LOG)
         self._planner = Planner(worker.names.log, self.data)
         self.reader = LogReader(self.data)
@@ -116,7 +116,7 @@ class Told:
                 assert part.position_start < part.position_end
                 assert part.offset_start < part.offset_end
             source = Source(str(told["stream"]), int(str(told["log"])), int(str(told["number"])))
-            found = blocks(self._station, source, parts, start, end)
+            found = blocks(self._nats, source, parts, start, end)
             groups = groups_of(found, Constants(queue), 1000)
             tables += [pa.Table.from_batches([batch_of(group, schema)]) for group in groups]
             assert int(str(told["end"])) > start
@@ -155,11 +155,11 @@ def check(told: Told, rng: random.Random) -> int:
 
 @pytest.mark.parametrize(("seed", "queues"), [(1, QUEUES), (2, ("brief", "lazy"))])
 def test_the_stream_has_what_the_files_have(
-    station: Station, tmp_path: Path, seed: int, queues: Sequence[str], monkeypatch: pytest.MonkeyPatch
+    nats: LinkThread, tmp_path: Path, seed: int, queues: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Parts end where other queues have this much between two blocks.
     monkeypatch.setattr(records, "GAP_BYTES_MAX", 500)
-    worker = StreamWorker(station, tmp_path, seed, queues)
+    worker = StreamWorker(nats, tmp_path, seed, queues)
     rng = random.Random(seed)
     compacted = total = 0
     for turn in range(1, TURNS + 1):
@@ -167,7 +167,7 @@ def test_the_stream_has_what_the_files_have(
         if turn % 50:
             continue
         worker.settle_down()
-        with Told(worker, station) as told:
+        with Told(worker, nats) as told:
             total += check(told, rng)
             compacted += len(list(Path(told.data).glob("*.*.seg")))
         # A clean restart goes on with its files; after a crash all of them are made again from the stream.
@@ -178,12 +178,12 @@ def test_the_stream_has_what_the_files_have(
     assert bool(compacted) == ("kept" not in queues)
 
 
-def test_a_reader_that_stays_sees_files_grow(station: Station, tmp_path: Path) -> None:
-    worker = StreamWorker(station, tmp_path, 4)
+def test_a_reader_that_stays_sees_files_grow(nats: LinkThread, tmp_path: Path) -> None:
+    worker = StreamWorker(nats, tmp_path, 4)
     worker.turn()
     worker.settle_down()
     rng = random.Random(4)
-    with Told(worker, station) as told:
+    with Told(worker, nats) as told:
         for _ in range(10):
             for _ in range(5):
                 worker.turn()
@@ -196,13 +196,13 @@ def test_a_reader_that_stays_sees_files_grow(station: Station, tmp_path: Path) -
 
 
 def test_a_long_plan_comes_in_several_answers(
-    station: Station, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nats: LinkThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = StreamWorker(station, tmp_path, 3)
+    worker = StreamWorker(nats, tmp_path, 3)
     for _ in range(60):
         worker.turn()
     worker.settle_down()
-    with Told(worker, station) as told:
+    with Told(worker, nats) as told:
         for queue, facts in told.reader.queues().items():
             wanted = told.file_table(queue, facts.offset_start, facts.offset_end)
             for limit, most in (("BLOCKS_MAX", 3), ("PARTS_MAX", 1)):
@@ -219,9 +219,9 @@ def test_a_long_plan_comes_in_several_answers(
 
 
 def test_files_that_are_compacted_meanwhile_are_looked_at_again(
-    station: Station, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nats: LinkThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = StreamWorker(station, tmp_path, 5)
+    worker = StreamWorker(nats, tmp_path, 5)
     for _ in range(10):
         worker.turn()
     worker.settle_down()
@@ -235,7 +235,7 @@ def test_files_that_are_compacted_meanwhile_are_looked_at_again(
         return (segment_name(base, 1) if looked <= most else name), base
 
     monkeypatch.setattr(LogReader, "file_of", compacted)
-    with Told(worker, station) as told:
+    with Told(worker, nats) as told:
         queue = next(iter(told.reader.queues()))
         most = 1
         parts = told.plan(queue, None, None)["parts"]

@@ -17,11 +17,11 @@ from penstock.log.errors import LogDamaged
 from penstock.log.jetstream import api, ranges
 from penstock.log.jetstream.api import JetStream
 from penstock.log.jetstream.cluster import Cluster
+from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.ranges import BytesMissing, Part, Source, blocks
 from penstock.log.jetstream.records import Kind, Record
 from penstock.log.jetstream.servers import parse_server
-from penstock.log.jetstream.station import Station
 from penstock.log.log import open_log
 from penstock.log.reader import Block, LogReader
 from penstock.log.state import LogSettings
@@ -38,16 +38,16 @@ Row = tuple[int, bytes, bytes]
 
 
 @pytest.fixture(scope="module")
-def station(node: Cluster) -> Iterator[Station]:
-    station = Station.open([parse_server(node.nodes[0].url)])
-    yield station
-    station.close()
+def nats(node: Cluster) -> Iterator[LinkThread]:
+    nats = LinkThread.open([parse_server(node.nodes[0].url)])
+    yield nats
+    nats.close()
 
 
 class Stored:
     """A file of a log with the queues `a` and `b`, and a stream that has its bytes."""
 
-    def __init__(self, folder: Path, station: Station, payload_bytes: int = 40) -> None:
+    def __init__(self, folder: Path, nats: LinkThread, payload_bytes: int = 40) -> None:
         engine = open_log(str(folder), NOW_US, settings=SETTINGS)
         for number in range(COUNT):
             queue = "ab"[number % 2]
@@ -55,9 +55,9 @@ class Stored:
             engine.flush(NOW_US)
         engine.wait()
         engine.close(NOW_US)
-        self.station = station
+        self.nats = nats
         self.names = LogNames(f"t{secrets.token_hex(6)}")
-        station.ask(station.api.create_stream(self.names.stream_settings(1)))
+        nats.ask(nats.api.create_stream(self.names.stream_settings(1)))
         self.data = (folder / FILE).read_bytes()
         with LogReader(str(folder)) as reader:
             found = list(reader.messages("a", 0))
@@ -89,22 +89,22 @@ class Stored:
 
     def put(self, *cuts: int, damaged: Sequence[int] = ()) -> None:
         """Store the file as records that end at these positions; some of them damaged."""
-        station, begin = self.station, 0
+        nats, begin = self.nats, 0
         for number, end in enumerate((*sorted(cuts), self.headers[-1].end), 1):
             record = Record(Kind.WRITE, FILE, begin, 7, number, False, self.data[begin:end]).pack()
             if number in damaged:
                 record = flipped(record)
-            station.ask(station.api.put(self.names.file(FILE), record))
+            nats.ask(nats.api.put(self.names.file(FILE), record))
             # Of another file: whoever reads this one does not see it.
             other = Record(Kind.WRITE, "x", 0, 7, number, False, b"another").pack()
-            station.ask(station.api.put(self.names.file("x"), other))
+            nats.ask(nats.api.put(self.names.file("x"), other))
             begin = end
 
     def read(
         self, *parts: Part, start: int = 0, end: int | None = None, step_over: bool = False
     ) -> list[Row]:
         end = self.end if end is None else end
-        return rows_of(blocks(self.station, self.source, parts, start, end, step_over=step_over))
+        return rows_of(blocks(self.nats, self.source, parts, start, end, step_over=step_over))
 
 
 def flipped(payload: bytes) -> bytes:
@@ -122,8 +122,8 @@ def rows_of(found: Iterator[Block] | Sequence[Block]) -> list[Row]:
 
 
 @pytest.fixture
-def stored(tmp_path: Path, station: Station) -> Stored:
-    return Stored(tmp_path / "log", station)
+def stored(tmp_path: Path, nats: LinkThread) -> Stored:
+    return Stored(tmp_path / "log", nats)
 
 
 def some_cuts(stored: Stored, count: int, seed: int = 1) -> list[int]:
@@ -165,10 +165,10 @@ def test_parts_and_where_they_begin(stored: Stored) -> None:
 
 
 def test_a_block_that_is_larger_than_what_is_read_at_a_time(
-    tmp_path: Path, station: Station, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, nats: LinkThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranges, "READ_BYTES", 4096)
-    large = Stored(tmp_path / "log", station, payload_bytes=1000)
+    large = Stored(tmp_path / "log", nats, payload_bytes=1000)
     large.put(*range(3000, large.headers[9].end, 3001))
     part = large.part(0, 9)
     assert large.read(part, end=30) == large.rows[:30]
@@ -177,7 +177,7 @@ def test_a_block_that_is_larger_than_what_is_read_at_a_time(
 def test_who_leaves_early_leaves_nothing_behind(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranges, "READ_RECORDS", 1)
     stored.put(*some_cuts(stored, 30))
-    found = blocks(stored.station, stored.source, [stored.part()], 0, stored.end)
+    found = blocks(stored.nats, stored.source, [stored.part()], 0, stored.end)
     assert isinstance(found, Generator)
     first = next(found)
     found.close()
@@ -202,9 +202,9 @@ def test_no_more_is_read_than_one_portion_ahead(stored: Stored, monkeypatch: pyt
     monkeypatch.setattr(ranges, "READ_BYTES", 1)
     ends = [header.end for header in stored.headers]
     stored.put(*ends[:-1])
-    counting = Counting(stored.station.api._link)
-    monkeypatch.setattr(stored.station, "api", counting)
-    found = blocks(stored.station, stored.source, [stored.part()], 0, stored.end)
+    counting = Counting(stored.nats.api._link)
+    monkeypatch.setattr(stored.nats, "api", counting)
+    found = blocks(stored.nats, stored.source, [stored.part()], 0, stored.end)
     for number, _ in enumerate(found, 1):
         assert number <= counting.reads <= number + 1
     assert counting.reads == len(ends)
@@ -260,8 +260,8 @@ def test_the_leader_has_what_a_node_has_not(
     asked: int,
 ) -> None:
     stored.put(*some_cuts(stored, 20))
-    bad = Bad(stored.station.api, damaged, lacks)
-    monkeypatch.setattr(stored.station, "api", bad)
+    bad = Bad(stored.nats.api, damaged, lacks)
+    monkeypatch.setattr(stored.nats, "api", bad)
     assert stored.read(stored.part()) == stored.rows
     assert bad.asked_leader == asked
 
@@ -298,7 +298,7 @@ def test_a_node_has_what_the_leader_has_not(
     stored: Stored, monkeypatch: pytest.MonkeyPatch, lacks: bool
 ) -> None:
     stored.put(*some_cuts(stored, 20))
-    monkeypatch.setattr(stored.station, "api", BadLeader(stored.station.api, [1, 7, 9, 41], lacks))
+    monkeypatch.setattr(stored.nats, "api", BadLeader(stored.nats.api, [1, 7, 9, 41], lacks))
     assert stored.read(stored.part()) == stored.rows
 
 
@@ -322,8 +322,8 @@ def test_a_record_that_is_damaged_everywhere(stored: Stored, caplog: pytest.LogC
 def test_a_record_that_nobody_has(stored: Stored, lost: int, caplog: pytest.LogCaptureFixture) -> None:
     ends = (stored.headers[60].position, stored.headers[70].position + 13)
     stored.put(*ends)
-    station = stored.station
-    delete_message(station, stored.names.stream, 2 * lost - 1)
+    nats = stored.nats
+    delete_message(nats, stored.names.stream, 2 * lost - 1)
     with pytest.raises(BytesMissing, match=r"bytes \d+ to \d+ are missing"):
         stored.read(stored.part())
     kept = [stored.rows[180:], stored.rows[:180] + stored.rows[213:], stored.rows[:210]][lost - 1]
@@ -334,8 +334,8 @@ def test_a_record_that_nobody_has(stored: Stored, lost: int, caplog: pytest.LogC
 
 def test_a_file_that_is_gone(stored: Stored) -> None:
     stored.put(*some_cuts(stored, 5))
-    station = stored.station
-    station.ask(station.api.purge_subject(stored.names.stream, stored.names.file(FILE)))
+    nats = stored.nats
+    nats.ask(nats.api.purge_subject(stored.names.stream, stored.names.file(FILE)))
     with pytest.raises(BytesMissing, match="there is no record 1 or later of this file"):
         stored.read(stored.part())
 

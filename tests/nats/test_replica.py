@@ -18,10 +18,10 @@ from penstock.log.jetstream.api import Stored
 from penstock.log.jetstream.appender import Appender
 from penstock.log.jetstream.cluster import Cluster, Node
 from penstock.log.jetstream.errors import JetStreamError
+from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.records import Kind, read_record
 from penstock.log.jetstream.replica import Replica
-from penstock.log.jetstream.station import Station
 from tests.nats.conftest import Start
 from tests.nats.streams import (
     TestLog,
@@ -29,9 +29,9 @@ from tests.nats.streams import (
     delete_stream,
     files_in,
     last_seq,
+    link_at,
     name_of,
     new_log,
-    station_at,
     stored_in,
     wait_for,
 )
@@ -43,20 +43,20 @@ SEED = int(os.environ.get("PENSTOCK_TEST_SEED", 815711))
 
 
 @pytest.fixture(scope="module")
-def station(node: Cluster) -> Iterator[Station]:
-    with station_at(node.nodes[0].url) as station:
-        yield station
+def nats(node: Cluster) -> Iterator[LinkThread]:
+    with link_at(node.nodes[0].url) as nats:
+        yield nats
 
 
-def replica_of(station: Station, names: LogNames, folder: Path) -> Replica:
-    replica = Replica(station.api, names, str(folder))
-    station.ask(replica.begin())
+def replica_of(nats: LinkThread, names: LogNames, folder: Path) -> Replica:
+    replica = Replica(nats.api, names, str(folder))
+    nats.ask(replica.begin())
     return replica
 
 
-def completed(station: Station, names: LogNames, folder: Path) -> Replica:
-    replica = replica_of(station, names, folder)
-    station.ask(replica.complete())
+def completed(nats: LinkThread, names: LogNames, folder: Path) -> Replica:
+    replica = replica_of(nats, names, folder)
+    nats.ask(replica.complete())
     return replica
 
 
@@ -64,21 +64,21 @@ def completed(station: Station, names: LogNames, folder: Path) -> Replica:
 
 
 @pytest.mark.parametrize("seed", [SEED, SEED + 1, SEED + 2])
-def test_a_copy_has_the_bytes_of_the_leader(station: Station, tmp_path: Path, seed: int) -> None:
+def test_a_copy_has_the_bytes_of_the_leader(nats: LinkThread, tmp_path: Path, seed: int) -> None:
     """One that is made at once, and one that follows all the while."""
-    log = TestLog(station, new_log(station), tmp_path / "leader", seed=seed)
-    follower = replica_of(station, log.names, tmp_path / "follower")
+    log = TestLog(nats, new_log(nats), tmp_path / "leader", seed=seed)
+    follower = replica_of(nats, log.names, tmp_path / "follower")
     log.open()
     seen: set[str] = set()
     for _ in range(12):
         log.work(15)
         seen |= set(log.files())
-        station.ask(follower.catch_up())
+        nats.ask(follower.catch_up())
         if log.rng.random() < 0.5:
-            station.ask(follower.drop_removed())
+            nats.ask(follower.drop_removed())
     log.work(5)
-    station.ask(follower.complete())
-    fresh = completed(station, log.names, tmp_path / "fresh")
+    nats.ask(follower.complete())
+    fresh = completed(nats, log.names, tmp_path / "fresh")
     there = log.files()
     for replica in (follower, fresh):
         copied = files_in(replica.path)
@@ -100,31 +100,31 @@ def test_a_copy_has_the_bytes_of_the_leader(station: Station, tmp_path: Path, se
     after.led.abandon()
 
 
-def test_a_copy_that_asks_a_node_which_lags_behind_misses_nothing(station: Station, tmp_path: Path) -> None:
+def test_a_copy_that_asks_a_node_which_lags_behind_misses_nothing(nats: LinkThread, tmp_path: Path) -> None:
     """Who keeps up and gets nothing asks who leads the stream, for one record after the other."""
-    log = TestLog(station, new_log(station), tmp_path / "leader", seed=SEED)
+    log = TestLog(nats, new_log(nats), tmp_path / "leader", seed=SEED)
     log.open()
     log.work(20)
-    follower = replica_of(station, log.names, tmp_path / "follower")
+    follower = replica_of(nats, log.names, tmp_path / "follower")
 
     async def nothing(seq: int, only: str = "") -> list[Stored]:
         return []
 
     follower._read = nothing  # type: ignore[method-assign]
-    assert station.ask(follower.catch_up()) == last_seq(station, log.names)
-    counts = station.ask(follower._counts())
+    assert nats.ask(follower.catch_up()) == last_seq(nats, log.names)
+    counts = nats.ask(follower._counts())
     assert {name: follower.records[name] for name in counts} == counts
     assert {name: files_in(follower.path)[name] for name in log.files()} == log.files()
     log.led.abandon()
 
 
-def test_every_byte_is_found_by_its_record(station: Station, tmp_path: Path) -> None:
+def test_every_byte_is_found_by_its_record(nats: LinkThread, tmp_path: Path) -> None:
     """The index of a copy, and that of the leader: from which record on the bytes of a segment are found."""
-    log = TestLog(station, new_log(station), tmp_path / "leader")
+    log = TestLog(nats, new_log(nats), tmp_path / "leader")
     log.open()
     log.work(40)
-    fresh = completed(station, log.names, tmp_path / "fresh")
-    stored = {it.seq: read_record(it.payload) for it in stored_in(station, log.names)}
+    fresh = completed(nats, log.names, tmp_path / "fresh")
+    stored = {it.seq: read_record(it.payload) for it in stored_in(nats, log.names)}
     for index in (log.replica.index, fresh.index):
         segments = [name for name in log.files() if name.endswith(".seg") and name.count(".") == 1]
         assert segments
@@ -142,27 +142,27 @@ def test_every_byte_is_found_by_its_record(station: Station, tmp_path: Path) -> 
 
 
 @pytest.fixture
-def stopped(station: Station, tmp_path: Path) -> TestLog:
+def stopped(nats: LinkThread, tmp_path: Path) -> TestLog:
     """A log that was closed as it should be."""
-    log = TestLog(station, new_log(station), tmp_path / "leader")
+    log = TestLog(nats, new_log(nats), tmp_path / "leader")
     log.open()
     log.work(40)
     log.led.close(log.now_us)
     return log
 
 
-def test_a_folder_is_used_again_after_a_clean_stop(stopped: TestLog, station: Station) -> None:
+def test_a_folder_is_used_again_after_a_clean_stop(stopped: TestLog, nats: LinkThread) -> None:
     before = stopped.files()
     inodes = {name: os.stat(os.path.join(stopped.replica.path, name)).st_ino for name in before}
     again = stopped.again(stopped.folder)
-    station.ask(again.replica.begin())
-    assert again.replica.applied == last_seq(station, stopped.names)
-    station.ask(again.replica.complete())
+    nats.ask(again.replica.begin())
+    assert again.replica.applied == last_seq(nats, stopped.names)
+    nats.ask(again.replica.complete())
     assert again.files() == before
     assert {n: os.stat(os.path.join(again.replica.path, n)).st_ino for n in before} == inodes
     assert again.replica.reports == []
     # The note counts once.
-    station.ask(again.replica.begin())
+    nats.ask(again.replica.begin())
     assert again.replica.applied == 0
     again.open()
     assert sorted(again.served()) == sorted(stopped.living)
@@ -170,23 +170,23 @@ def test_a_folder_is_used_again_after_a_clean_stop(stopped: TestLog, station: St
     again.led.abandon()
 
 
-def test_a_folder_that_was_left_behind_goes_on(stopped: TestLog, station: Station, tmp_path: Path) -> None:
+def test_a_folder_that_was_left_behind_goes_on(stopped: TestLog, nats: LinkThread, tmp_path: Path) -> None:
     """Somebody else has led meanwhile."""
     other = stopped.again(tmp_path / "other")
     other.open()
     other.work(40)
     other.led.close(other.now_us)
     again = other.again(stopped.folder)
-    station.ask(again.replica.begin())
-    assert 0 < again.replica.applied < last_seq(station, stopped.names)
+    nats.ask(again.replica.begin())
+    assert 0 < again.replica.applied < last_seq(nats, stopped.names)
     again.open()
     assert sorted(again.served()) == sorted(other.living)
     assert not again.engine.damage
     again.led.abandon()
 
 
-def test_a_folder_is_wiped_after_a_kill(station: Station, tmp_path: Path) -> None:
-    log = TestLog(station, new_log(station), tmp_path / "leader")
+def test_a_folder_is_wiped_after_a_kill(nats: LinkThread, tmp_path: Path) -> None:
+    log = TestLog(nats, new_log(nats), tmp_path / "leader")
     log.open()
     log.work(20)
     log.send("orders", 5)
@@ -194,7 +194,7 @@ def test_a_folder_is_wiped_after_a_kill(station: Station, tmp_path: Path) -> Non
     with open(os.path.join(log.replica.path, log.engine._committer.active.name), "ab") as file:
         file.write(b"never stored")
     again = log.again(log.folder)
-    station.ask(again.replica.begin())
+    nats.ask(again.replica.begin())
     assert again.replica.applied == 0
     assert again.files() == {}
     again.open()
@@ -205,9 +205,9 @@ def test_a_folder_is_wiped_after_a_kill(station: Station, tmp_path: Path) -> Non
     again.led.abandon()
 
 
-def test_another_stream_of_the_same_name_is_another_log(stopped: TestLog, station: Station) -> None:
-    delete_stream(station, stopped.names.stream)
-    station.ask(station.api.create_stream(stopped.names.stream_settings(1)))
+def test_another_stream_of_the_same_name_is_another_log(stopped: TestLog, nats: LinkThread) -> None:
+    delete_stream(nats, stopped.names.stream)
+    nats.ask(nats.api.create_stream(stopped.names.stream_settings(1)))
     again = stopped.again(stopped.folder)
     again.open()
     assert again.engine.queues() == []
@@ -215,7 +215,7 @@ def test_another_stream_of_the_same_name_is_another_log(stopped: TestLog, statio
     again.led.abandon()
 
 
-def test_a_stream_that_has_less_than_the_folder_is_reported(stopped: TestLog, station: Station) -> None:
+def test_a_stream_that_has_less_than_the_folder_is_reported(stopped: TestLog, nats: LinkThread) -> None:
     note = stopped.folder / "replica"
     stream, applied, *rest = json.loads(note.read_text())
     note.write_text(json.dumps([stream, applied + 7, *rest]))
@@ -229,16 +229,16 @@ def test_a_stream_that_has_less_than_the_folder_is_reported(stopped: TestLog, st
 @pytest.mark.parametrize(
     "note", ["", "{}", "[]", "7", "null", '{"stream": 1, "applied": 2}', "[1, 2, 3", "\0"]
 )
-def test_a_note_that_is_none_is_not_believed(stopped: TestLog, station: Station, note: str) -> None:
+def test_a_note_that_is_none_is_not_believed(stopped: TestLog, nats: LinkThread, note: str) -> None:
     (stopped.folder / "replica").write_text(note)
-    again = replica_of(station, stopped.names, stopped.folder)
+    again = replica_of(nats, stopped.names, stopped.folder)
     assert again.applied == 0
     assert files_in(again.path) == {}
 
 
 @pytest.mark.parametrize("harm", ["gone", "cut short", "longer", "added", "index gone"])
 def test_a_folder_in_which_somebody_was_is_not_believed(
-    stopped: TestLog, station: Station, harm: str
+    stopped: TestLog, nats: LinkThread, harm: str
 ) -> None:
     """Nothing is lost with it: the stream has it all."""
     log = Path(stopped.replica.path)
@@ -260,13 +260,13 @@ def test_a_folder_in_which_somebody_was_is_not_believed(
     again.led.abandon()
 
 
-def test_a_folder_from_which_somebody_leads_is_not_touched(station: Station, tmp_path: Path) -> None:
-    log = TestLog(station, new_log(station), tmp_path / "leader")
+def test_a_folder_from_which_somebody_leads_is_not_touched(nats: LinkThread, tmp_path: Path) -> None:
+    log = TestLog(nats, new_log(nats), tmp_path / "leader")
     log.open()
     log.work(5)
     before = log.files()
     with pytest.raises(LogInUse):
-        replica_of(station, log.names, log.folder)
+        replica_of(nats, log.names, log.folder)
     assert log.files() == before
     log.work(5)
     assert not log.engine.damage
@@ -279,93 +279,91 @@ def test_a_folder_from_which_somebody_leads_is_not_touched(station: Station, tmp
 class Hand:
     """Writes records one by one."""
 
-    def __init__(self, station: Station, names: LogNames, writer: int) -> None:
-        self._station = station
-        self._appender = Appender(station, names, writer, last_seq(station, names))
+    def __init__(self, nats: LinkThread, names: LogNames, writer: int) -> None:
+        self._nats = nats
+        self._appender = Appender(nats, names, writer, last_seq(nats, names))
 
     def record(self, kind: Kind, name: str, position: int, data: bytes, *, more: bool = False) -> None:
-        self._station.ask(self._appender._append(kind, name, position, memoryview(data), more=more))
+        self._nats.ask(self._appender._append(kind, name, position, memoryview(data), more=more))
 
 
-def test_half_a_write_is_passed_over(station: Station, tmp_path: Path) -> None:
-    names = new_log(station)
-    first = Hand(station, names, 1)
+def test_half_a_write_is_passed_over(nats: LinkThread, tmp_path: Path) -> None:
+    names = new_log(nats)
+    first = Hand(nats, names, 1)
     first.record(Kind.WRITE, FILE, 0, b"whole")
     first.record(Kind.WRITE, FILE, 5, b"half", more=True)
-    follower = completed(station, names, tmp_path / "follower")
+    follower = completed(nats, names, tmp_path / "follower")
     assert files_in(follower.path) == {FILE: b"whole"}
-    second = Hand(station, names, 2)
+    second = Hand(nats, names, 2)
     second.record(Kind.WRITE, FILE, 5, b"an", more=True)
     second.record(Kind.WRITE, FILE, 7, b"other")
-    station.ask(follower.complete())
-    fresh = completed(station, names, tmp_path / "fresh")
+    nats.ask(follower.complete())
+    fresh = completed(nats, names, tmp_path / "fresh")
     for replica in (follower, fresh):
         assert files_in(replica.path) == {FILE: b"wholeanother"}
         assert replica.reports == []
 
 
-def test_a_write_that_is_half_here_is_not_forgotten_by_a_stop(station: Station, tmp_path: Path) -> None:
-    names = new_log(station)
-    hand = Hand(station, names, 1)
+def test_a_write_that_is_half_here_is_not_forgotten_by_a_stop(nats: LinkThread, tmp_path: Path) -> None:
+    names = new_log(nats)
+    hand = Hand(nats, names, 1)
     hand.record(Kind.WRITE, FILE, 0, b"first ", more=True)
-    follower = replica_of(station, names, tmp_path)
-    station.ask(follower.catch_up())
+    follower = replica_of(nats, names, tmp_path)
+    nats.ask(follower.catch_up())
     follower.leave(follower.applied)
     hand.record(Kind.WRITE, FILE, 6, b"second")
-    again = completed(station, names, tmp_path)
+    again = completed(nats, names, tmp_path)
     assert files_in(again.path) == {FILE: b"first second"}
     assert again.reports == []
 
 
-def test_a_file_of_which_only_some_pieces_came_is_none(station: Station, tmp_path: Path) -> None:
+def test_a_file_of_which_only_some_pieces_came_is_none(nats: LinkThread, tmp_path: Path) -> None:
     """And whoever leads next takes them out."""
-    log = TestLog(station, new_log(station), tmp_path / "leader")
+    log = TestLog(nats, new_log(nats), tmp_path / "leader")
     log.open()
     log.work(10)
     log.kill()
-    hand = Hand(station, log.names, 1)
+    hand = Hand(nats, log.names, 1)
     hand.record(Kind.PIECE, "snapshot-00000000000000999999", 0, b"piece", more=True)
     again = log.again(tmp_path / "again")
     again.open()
     assert sorted(again.served()) == sorted(log.living)
     assert not again.engine.damage
-    names = {log.names.name_of(it.subject) for it in stored_in(station, log.names)}
+    names = {log.names.name_of(it.subject) for it in stored_in(nats, log.names)}
     assert "snapshot-00000000000000999999" not in names
     again.led.close(again.now_us)
-    assert set(again.replica.records) == {
-        log.names.name_of(it.subject) for it in stored_in(station, log.names)
-    }
+    assert set(again.replica.records) == {log.names.name_of(it.subject) for it in stored_in(nats, log.names)}
 
 
-def test_a_file_that_is_sent_again_is_the_last_one_sent(station: Station, tmp_path: Path) -> None:
-    names = new_log(station)
-    hand = Hand(station, names, 1)
+def test_a_file_that_is_sent_again_is_the_last_one_sent(nats: LinkThread, tmp_path: Path) -> None:
+    names = new_log(nats)
+    hand = Hand(nats, names, 1)
     hand.record(Kind.PIECE, SNAPSHOT, 0, b"a longer one", more=True)
     hand.record(Kind.PIECE, SNAPSHOT, 12, b" that is whole")
     hand.record(Kind.PIECE, SNAPSHOT, 0, b"short")
-    assert files_in(completed(station, names, tmp_path).path) == {SNAPSHOT: b"short"}
+    assert files_in(completed(nats, names, tmp_path).path) == {SNAPSHOT: b"short"}
 
 
-def test_truncating(station: Station, tmp_path: Path) -> None:
-    names = new_log(station)
-    hand = Hand(station, names, 1)
+def test_truncating(nats: LinkThread, tmp_path: Path) -> None:
+    names = new_log(nats)
+    hand = Hand(nats, names, 1)
     hand.record(Kind.WRITE, FILE, 0, b"0123456789")
     hand.record(Kind.TRUNCATE, FILE, 4, b"")
-    replica = completed(station, names, tmp_path)
+    replica = completed(nats, names, tmp_path)
     assert files_in(replica.path) == {FILE: b"0123"}
     hand.record(Kind.WRITE, FILE, 4, b"abc")
     hand.record(Kind.TRUNCATE, "00000000000000000099.seg", 3, b"")
-    station.ask(replica.complete())
+    nats.ask(replica.complete())
     assert files_in(replica.path) == {FILE: b"0123abc", "00000000000000000099.seg": b"\0\0\0"}
     assert len(replica.reports) == 1
 
 
-def test_what_was_written_at_a_place_ends_what_stood_behind_it(station: Station, tmp_path: Path) -> None:
+def test_what_was_written_at_a_place_ends_what_stood_behind_it(nats: LinkThread, tmp_path: Path) -> None:
     """A record that nobody could read when the next broker took over may be readable again later."""
-    names = new_log(station)
-    Hand(station, names, 1).record(Kind.WRITE, FILE, 0, b"a long record that could not be read")
-    Hand(station, names, 2).record(Kind.WRITE, FILE, 0, b"short")
-    assert files_in(completed(station, names, tmp_path).path) == {FILE: b"short"}
+    names = new_log(nats)
+    Hand(nats, names, 1).record(Kind.WRITE, FILE, 0, b"a long record that could not be read")
+    Hand(nats, names, 2).record(Kind.WRITE, FILE, 0, b"short")
+    assert files_in(completed(nats, names, tmp_path).path) == {FILE: b"short"}
 
 
 # --- records that are damaged, or missing ------------------------------------------------------------
@@ -382,29 +380,29 @@ class Told(NamedTuple):
 class Copies:
     """A log with something in it, and copies of its stream that differ in one record."""
 
-    def __init__(self, station: Station, folder: Path) -> None:
-        self._station = station
+    def __init__(self, nats: LinkThread, folder: Path) -> None:
+        self._nats = nats
         self._folder = folder
         self._copies = 0
-        self.log = TestLog(station, new_log(station), folder / "origin", seed=SEED)
+        self.log = TestLog(nats, new_log(nats), folder / "origin", seed=SEED)
         self.log.open()
         self.log.work(30)
         self.log.work(20, trim=False)
         self.log.kill()
-        self.stored = stored_in(station, self.log.names)
+        self.stored = stored_in(nats, self.log.names)
         self.records = [read_record(it.payload) for it in self.stored]
 
     def copy(self, place: int, payload: bytes | None) -> LogNames:
         """With other bytes at this place; None: with nothing there."""
-        names = new_log(self._station)
+        names = new_log(self._nats)
         for at, it in enumerate(self.stored):
             if at == place and payload is None:
-                seq = self._station.ask(self._station.api.put(names.file("hole"), b""))
-                delete_message(self._station, names.stream, seq)
+                seq = self._nats.ask(self._nats.api.put(names.file("hole"), b""))
+                delete_message(self._nats, names.stream, seq)
                 continue
             subject = names.file(self.records[at].name)
             content = payload if at == place and payload is not None else it.payload
-            self._station.ask(self._station.api.put(subject, content))
+            self._nats.ask(self._nats.api.put(subject, content))
         return names
 
     def opened(self, names: LogNames) -> Told:
@@ -423,7 +421,7 @@ class Copies:
             if damage.queue:
                 assert damage.first <= damage.end
         log.led.abandon()
-        delete_stream(self._station, names.stream)
+        delete_stream(self._nats, names.stream)
         return told
 
     def lost_with(self, place: int) -> set[bytes]:
@@ -454,8 +452,8 @@ class Copies:
 
 
 @pytest.fixture(scope="module")
-def copies(station: Station, tmp_path_factory: pytest.TempPathFactory) -> Copies:
-    return Copies(station, tmp_path_factory.mktemp("copies"))
+def copies(nats: LinkThread, tmp_path_factory: pytest.TempPathFactory) -> Copies:
+    return Copies(nats, tmp_path_factory.mktemp("copies"))
 
 
 def flipped(payload: bytes, rng: random.Random) -> bytes:
@@ -526,39 +524,39 @@ def test_an_older_snapshot_is_used(copies: Copies) -> None:
     assert told.served == copies.log.living
 
 
-def test_a_lost_end_of_a_write_leaves_its_beginning(station: Station, tmp_path: Path) -> None:
+def test_a_lost_end_of_a_write_leaves_its_beginning(nats: LinkThread, tmp_path: Path) -> None:
     """Its writer went on, so it had been whole."""
-    names = new_log(station)
-    hand = Hand(station, names, 1)
+    names = new_log(nats)
+    hand = Hand(nats, names, 1)
     hand.record(Kind.WRITE, FILE, 0, b"one ", more=True)
     hand.record(Kind.WRITE, FILE, 4, b"two ")
     hand.record(Kind.WRITE, FILE, 8, b"three")
-    delete_message(station, names.stream, 2)
-    replica = completed(station, names, tmp_path)
+    delete_message(nats, names.stream, 2)
+    replica = completed(nats, names, tmp_path)
     assert files_in(replica.path) == {FILE: b"one \0\0\0\0three"}
     assert "bytes 4 to 7" in replica.reports[0]
 
 
-def test_a_damaged_end_of_the_last_write_leaves_its_beginning(station: Station, tmp_path: Path) -> None:
+def test_a_damaged_end_of_the_last_write_leaves_its_beginning(nats: LinkThread, tmp_path: Path) -> None:
     """It is there, and cannot be read: whether its writer was told that it is safe is not known."""
-    names = new_log(station)
-    Hand(station, names, 1).record(Kind.WRITE, FILE, 0, b"one ", more=True)
-    station.ask(station.api.put(names.file(FILE), b"no record"))
-    replica = completed(station, names, tmp_path)
+    names = new_log(nats)
+    Hand(nats, names, 1).record(Kind.WRITE, FILE, 0, b"one ", more=True)
+    nats.ask(nats.api.put(names.file(FILE), b"no record"))
+    replica = completed(nats, names, tmp_path)
     assert files_in(replica.path) == {FILE: b"one "}
     assert "it is not used" in replica.reports[0]
 
 
 def test_a_long_file_is_read_anew_without_a_gap(
-    station: Station, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nats: LinkThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica_module, "READ_MESSAGES", 2)
-    names = new_log(station)
-    hand = Hand(station, names, 1)
+    names = new_log(nats)
+    hand = Hand(nats, names, 1)
     for at in range(7):
         hand.record(Kind.WRITE, FILE, at, b"%d" % at)
-    station.ask(station.api.put(names.file(FILE), b"no record"))
-    replica = completed(station, names, tmp_path)
+    nats.ask(nats.api.put(names.file(FILE), b"no record"))
+    replica = completed(nats, names, tmp_path)
     assert files_in(replica.path) == {FILE: b"0123456"}
     assert len(replica.reports) == 1
     assert "record 8" in replica.reports[0]
@@ -583,9 +581,9 @@ def damage_store(node: Node, names: LogNames, content: bytes) -> None:
 CONTENTS = {b"%04d" % n: (b"%04d" % n) * 100 for n in range(20)}
 
 
-def write_contents(station: Station, names: LogNames) -> None:
+def write_contents(nats: LinkThread, names: LogNames) -> None:
     """Four files of five records each."""
-    appender = Appender(station, names, secrets.randbits(60), 0)
+    appender = Appender(nats, names, secrets.randbits(60), 0)
     for at, content in enumerate(CONTENTS.values()):
         appender.write(f"{at // 5:020d}.seg", [(at % 5 * 400, content)])
 
@@ -595,33 +593,33 @@ def test_a_node_that_has_lost_a_record_is_found_out(start: Start, tmp_path: Path
     """It skips what it cannot read and says nothing; it only counts it."""
     cluster = start(1)
     (node,) = cluster.nodes
-    with station_at(node.url) as station:
-        names = new_log(station)
-        write_contents(station, names)
+    with link_at(node.url) as nats:
+        names = new_log(nats)
+        write_contents(nats, names)
     node.stop()
     damage_store(node, names, CONTENTS[b"%04d" % place])
     node.start()
     cluster.wait_ready()
-    with station_at(node.url) as station:
-        replica = completed(station, names, tmp_path / "copy")
-        assert len(stored_in(station, names)) == 19
+    with link_at(node.url) as nats:
+        replica = completed(nats, names, tmp_path / "copy")
+        assert len(stored_in(nats, names)) == 19
         assert any(f"{place // 5:020d}.seg: 1 of 5 records are missing" in text for text in replica.reports)
         files = files_in(replica.path)
         whole = b"".join(CONTENTS.values())
         assert b"".join(files.values()).replace(b"\0", b"") == whole.replace(CONTENTS[b"%04d" % place], b"")
         assert set(replica.records.values()) == {5}  # what is missing counts, and is not looked for again
         # It is told once, and found again by whoever comes next.
-        station.ask(replica.complete())
+        nats.ask(replica.complete())
         assert len(replica.reports) == len(set(replica.reports)) <= 2
-        assert completed(station, names, tmp_path / "other").reports == replica.reports
+        assert completed(nats, names, tmp_path / "other").reports == replica.reports
 
 
 def test_one_bad_node_of_three_costs_nothing(start: Start, tmp_path: Path) -> None:
     """Not even when it leads the stream, and others believe what it says."""
     cluster = start(3)
-    with station_at(*cluster.urls) as station:
-        names = new_log(station, 3)
-        write_contents(station, names)
+    with link_at(*cluster.urls) as nats:
+        names = new_log(nats, 3)
+        write_contents(nats, names)
         leader = cluster.stream_leader(names.stream)
     bad = next(node for node in cluster.nodes if node is not leader)
     bad.stop()
@@ -629,26 +627,26 @@ def test_one_bad_node_of_three_costs_nothing(start: Start, tmp_path: Path) -> No
         damage_store(bad, names, CONTENTS[b"%04d" % place])
     bad.start()
     cluster.wait_ready()
-    with station_at(*cluster.urls) as station:
+    with link_at(*cluster.urls) as nats:
 
         def leads() -> bool:
             if cluster.stream_leader(names.stream) is bad:
                 return True
             question = {"placement": {"preferred": bad.name}}
             with suppress(JetStreamError):  # it does so already
-                station.ask(station.api.call(f"STREAM.LEADER.STEPDOWN.{names.stream}", question))
+                nats.ask(nats.api.call(f"STREAM.LEADER.STEPDOWN.{names.stream}", question))
             return False
 
         wait_for("the bad node leads", leads)
-        assert station.ask(station.api.message(names.stream, 8)) is None
+        assert nats.ask(nats.api.message(names.stream, 8)) is None
         began = time.monotonic()
         for attempt in range(5):
-            replica = completed(station, names, tmp_path / f"copy-{attempt}")
+            replica = completed(nats, names, tmp_path / f"copy-{attempt}")
             assert replica.reports == []
             assert b"".join(files_in(replica.path).values()) == b"".join(CONTENTS.values())
         assert time.monotonic() - began < 10
         # It can be written to, and what is written is read.
-        appender = Appender(station, names, 5, last_seq(station, names))
+        appender = Appender(nats, names, 5, last_seq(nats, names))
         appender.write("00000000000000000009.seg", [(0, b"new")])
-        station.ask(replica.complete())
+        nats.ask(replica.complete())
         assert files_in(replica.path)["00000000000000000009.seg"] == b"new"

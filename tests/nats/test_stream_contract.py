@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from penstock.log.jetstream.cluster import Cluster
+from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.replica import Replica
 from penstock.log.jetstream.servers import parse_server
-from penstock.log.jetstream.station import Station
 from penstock.log.jetstream.stream_log import StreamLog, make_streams, open_stream_log
 from penstock.log.log import Log
 from penstock.log.state import LogSettings
@@ -26,26 +26,26 @@ class StreamHarness:
 
     identity_stays = True
 
-    def __init__(self, station: Station, folder: Path, replicas: int = 3) -> None:
-        self._station = station
+    def __init__(self, nats: LinkThread, folder: Path, replicas: int = 3) -> None:
+        self._nats = nats
         self._folder = folder
         self._folders = 0
         self._names = LogNames(f"t{secrets.token_hex(6)}")
         self._policies = Policies()
         self._log: StreamLog | None = None
         self._replica: Replica
-        station.ask(make_streams(station, self._names, replicas))
+        nats.ask(make_streams(nats, self._names, replicas))
 
     def open(self, now_us: int, policies: Policies) -> Log:
         self._policies = policies
         self._folders += 1
-        self._replica = Replica(self._station.api, self._names, str(self._folder / str(self._folders)))
+        self._replica = Replica(self._nats.api, self._names, str(self._folder / str(self._folders)))
         return self._open(now_us)
 
     def _open(self, now_us: int) -> Log:
-        self._station.ask(self._replica.begin())
+        self._nats.ask(self._replica.begin())
         self._log = open_stream_log(
-            self._station,
+            self._nats,
             self._names,
             self._replica,
             now_us,
@@ -80,27 +80,27 @@ class StreamHarness:
             self._log.abandon()
             assert not self._log.engine.damage
         for stream in (self._names.stream, self._names.state_stream):
-            delete_stream(self._station, stream)
+            delete_stream(self._nats, stream)
 
 
 @pytest.fixture(scope="module")
-def station(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Station]:
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LinkThread]:
     cluster = Cluster(tmp_path_factory.mktemp("nats"), 3)
     try:
         cluster.start()
-        station = Station.open(parse_server(node.url) for node in cluster.nodes)
+        nats = LinkThread.open(parse_server(node.url) for node in cluster.nodes)
         try:
-            yield station
+            yield nats
         finally:
-            station.close()
+            nats.close()
     finally:
         cluster.stop()
 
 
 class TestStreamEngine(EngineContract):
     @pytest.fixture
-    def harness(self, station: Station, tmp_path: Path) -> Iterator[Harness]:
-        harness = StreamHarness(station, tmp_path)
+    def harness(self, nats: LinkThread, tmp_path: Path) -> Iterator[Harness]:
+        harness = StreamHarness(nats, tmp_path)
         try:
             yield harness
         finally:

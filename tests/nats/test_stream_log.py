@@ -22,11 +22,11 @@ from penstock.log.jetstream import stream_log as module
 from penstock.log.jetstream.appender import Appender, Overtaken
 from penstock.log.jetstream.cluster import Cluster
 from penstock.log.jetstream.errors import JetStreamTrouble
+from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.records import Kind, read_record
 from penstock.log.jetstream.replica import Replica
 from penstock.log.jetstream.servers import parse_server
-from penstock.log.jetstream.station import Station
 from penstock.log.jetstream.stream_log import StreamLog, open_stream_log
 from penstock.log.results import Stored
 from penstock.log.state import LogSettings
@@ -42,9 +42,9 @@ from tests.nats.streams import (
     TestLog,
     delete_stream,
     last_seq,
+    link_at,
     new_log,
     silence,
-    station_at,
     stored_in,
     wait_for,
 )
@@ -59,9 +59,9 @@ BOUND_SECONDS = 15.0
 
 
 @pytest.fixture(scope="module")
-def station(node: Cluster) -> Iterator[Station]:
-    with station_at(node.nodes[0].url) as station:
-        yield station
+def nats(node: Cluster) -> Iterator[LinkThread]:
+    with link_at(node.nodes[0].url) as nats:
+        yield nats
 
 
 # --- crashes -----------------------------------------------------------------------------------------
@@ -134,10 +134,10 @@ class Run(Steps):
     disk: Fuse
     led: StreamLog
 
-    def __init__(self, seed: int, station: Station, folder: Path, appender: type[MortalAppender]) -> None:
+    def __init__(self, seed: int, nats: LinkThread, folder: Path, appender: type[MortalAppender]) -> None:
         rng = random.Random(seed)
         super().__init__(rng)
-        self._station = station
+        self._nats = nats
         self._folder = folder
         self._folders = 0
         self._appender = appender
@@ -166,10 +166,10 @@ class Run(Steps):
             assert not self._overtaken
         finally:
             for names in self._streams:
-                delete_stream(self._station, names.stream)
+                delete_stream(self._nats, names.stream)
 
     def _new_stream(self) -> LogNames:
-        names = new_log(self._station)
+        names = new_log(self._nats)
         self._streams.append(names)
         return names
 
@@ -185,14 +185,14 @@ class Run(Steps):
         if self._replica is None:
             self._folders += 1
             folder = str(self._folder / str(self._folders))
-            self._replica = Replica(self._station.api, names, folder)
+            self._replica = Replica(self._nats.api, names, folder)
         replica, self._replica = self._replica, None
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "Appender", Fused)
             patch.setattr(module, "ThreadWorker", lambda name, wake: next(turns))
-            self._station.ask(replica.begin())
+            self._nats.ask(replica.begin())
             return open_stream_log(
-                self._station,
+                self._nats,
                 names,
                 replica,
                 self.now_us,
@@ -237,12 +237,12 @@ class Run(Steps):
             else:
                 self.disk.cut_after(-1)
                 self._overtaken.append((self.led, self.writer, self.keeper))
-        stored = stored_in(self._station, self._names)
+        stored = stored_in(self._nats, self._names)
         records = [read_record(it.payload) for it in stored]
         self.model.counts["ends within a write"] += bool(records) and records[-1].more
         copy = self._new_stream()
         for it, record in zip(stored, records, strict=True):
-            self._station.ask(self._station.api.put(copy.file(record.name), it.payload))
+            self._nats.ask(self._nats.api.put(copy.file(record.name), it.payload))
         led = self.open(copy, Fuse(self.rng))
         self.checker.after_end(led.engine, killed=False)
         led.abandon()
@@ -267,7 +267,7 @@ class Run(Steps):
 
     def go_on_overtaken(self) -> None:
         """Who led before was only slow, and goes on with what it was about to do."""
-        before = last_seq(self._station, self._names)
+        before = last_seq(self._nats, self._names)
 
         def show(queue: QueueModel, origin: bytes, first: int, end: int) -> None:
             there = end <= len(queue.messages)
@@ -287,11 +287,11 @@ class Run(Steps):
                     led.engine.poll()
                 led.abandon()
         self._overtaken = []
-        assert last_seq(self._station, self._names) == before, "it has written behind somebody else"
+        assert last_seq(self._nats, self._names) == before, "it has written behind somebody else"
 
 
-def run(seed: int, station: Station, folder: Path, appender: type[MortalAppender]) -> "Counter[str]":
-    attempt = Run(seed, station, folder / str(seed), appender)
+def run(seed: int, nats: LinkThread, folder: Path, appender: type[MortalAppender]) -> "Counter[str]":
+    attempt = Run(seed, nats, folder / str(seed), appender)
     try:
         attempt.run()
     except Exception as error:
@@ -308,10 +308,10 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_nothing_confirmed_is_lost(station: Station, tmp_path: Path) -> None:
+def test_nothing_confirmed_is_lost(nats: LinkThread, tmp_path: Path) -> None:
     total: Counter[str] = Counter()
     for seed in range(SEED, SEED + RUNS):
-        total += run(seed, station, tmp_path, MortalAppender)
+        total += run(seed, nats, tmp_path, MortalAppender)
     # The seeds must have been everywhere, or the runs prove little.
     for what, least in {
         "ends": 40,
@@ -327,10 +327,10 @@ def test_nothing_confirmed_is_lost(station: Station, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_record_that_is_confirmed_before_it_is_stored_is_caught(station: Station, tmp_path: Path) -> None:
+def test_a_record_that_is_confirmed_before_it_is_stored_is_caught(nats: LinkThread, tmp_path: Path) -> None:
     for seed in range(CANARY_RUNS):
         try:
-            run(seed, station, tmp_path, HastyAppender)
+            run(seed, nats, tmp_path, HastyAppender)
         except AssertionError as broken:
             if "LOST" in str(broken) or "were promised" in str(broken) or "were synced" in str(broken):
                 return
@@ -360,9 +360,9 @@ class Receipts:
         log.engine.append("orders", Batch.of([payload]), log.now_us, receipt)
 
 
-def test_whoever_opens_the_log_ends_the_one_who_had_it(station: Station, tmp_path: Path) -> None:
-    names = new_log(station)
-    first = TestLog(station, names, tmp_path / "first")
+def test_whoever_opens_the_log_ends_the_one_who_had_it(nats: LinkThread, tmp_path: Path) -> None:
+    names = new_log(nats)
+    first = TestLog(nats, names, tmp_path / "first")
     receipts = Receipts()
     first.open()
     for number in range(50):
@@ -372,7 +372,7 @@ def test_whoever_opens_the_log_ends_the_one_who_had_it(station: Station, tmp_pat
     assert len(receipts.stored) == 50
     second = first.again(tmp_path / "second")
     second.open()
-    before = stored_in(station, names)
+    before = stored_in(nats, names)
     for number in range(50, 60):
         receipts.append(first, b"<%d>" % number)
     first.engine.flush(first.now_us)
@@ -384,7 +384,7 @@ def test_whoever_opens_the_log_ends_the_one_who_had_it(station: Station, tmp_pat
         with pytest.raises(LogFailed):
             receipts.append(first, b"<late>")
     first.led.close(first.now_us)
-    assert stored_in(station, names) == before, "it has written after somebody else"
+    assert stored_in(nats, names) == before, "it has written after somebody else"
     assert not (first.folder / "replica").exists(), "its folder must not be gone on from"
     assert sorted(second.served()) == sorted(receipts.stored)
     assert not second.engine.damage
@@ -410,10 +410,10 @@ def _root_of(error: BaseException) -> BaseException:
     return error
 
 
-def test_overtaken_while_it_opens(station: Station, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overtaken_while_it_opens(nats: LinkThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two open the log at once: one of them leads, and the other can say so and try again."""
-    names = new_log(station)
-    origin = TestLog(station, names, tmp_path / "origin")
+    names = new_log(nats)
+    origin = TestLog(nats, names, tmp_path / "origin")
     origin.open()
     origin.work(10)
     origin.led.close(origin.now_us)
@@ -425,7 +425,7 @@ def test_overtaken_while_it_opens(station: Station, tmp_path: Path, monkeypatch:
         if replica is slow.replica:
             monkeypatch.setattr(Replica, "complete", complete)
             opened.append(Later(quick.open))
-            while last == (await station.api.stream(names.stream))["state"]["last_seq"]:
+            while last == (await nats.api.stream(names.stream))["state"]["last_seq"]:
                 pass
         return last
 
@@ -455,8 +455,8 @@ def test_closing_without_nats_ends_and_leaves_nothing(start: Start, tmp_path: Pa
     cluster = start(1)
     (node,) = cluster.nodes
     before = set(threading.enumerate())
-    station = Station.open([parse_server(node.url)])
-    log = TestLog(station, new_log(station), tmp_path / "leader")
+    nats = LinkThread.open([parse_server(node.url)])
+    log = TestLog(nats, new_log(nats), tmp_path / "leader")
     receipts = Receipts()
     log.open()
     log.work(10)
@@ -469,7 +469,7 @@ def test_closing_without_nats_ends_and_leaves_nothing(start: Start, tmp_path: Pa
     assert time.monotonic() - began < BOUND_SECONDS
     assert receipts.failed == [b"<late>"]
     began = time.monotonic()
-    station.close()
+    nats.close()
     assert time.monotonic() - began < BOUND_SECONDS
     assert set(threading.enumerate()) <= before
     if how == "dead":
@@ -477,9 +477,9 @@ def test_closing_without_nats_ends_and_leaves_nothing(start: Start, tmp_path: Pa
     else:
         node.resume()
     cluster.wait_ready()
-    with station_at(node.url) as station:
-        again = TestLog(station, log.names, log.folder)
-        station.ask(again.replica.begin())
+    with link_at(node.url) as nats:
+        again = TestLog(nats, log.names, log.folder)
+        nats.ask(again.replica.begin())
         assert again.replica.applied == 0, "a folder that has more than the stream is not gone on from"
         again.open()
         served = again.served()
@@ -491,8 +491,8 @@ def test_abandoning_without_nats_ends(start: Start, tmp_path: Path) -> None:
     cluster = start(1)
     (node,) = cluster.nodes
     before = set(threading.enumerate())
-    with station_at(node.url) as station:
-        log = TestLog(station, new_log(station), tmp_path / "leader")
+    with link_at(node.url) as nats:
+        log = TestLog(nats, new_log(nats), tmp_path / "leader")
         log.open()
         log.work(10)
         silence(node)
@@ -506,13 +506,13 @@ def test_abandoning_without_nats_ends(start: Start, tmp_path: Path) -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_opening_without_nats_ends_when_the_station_does(start: Start, tmp_path: Path) -> None:
+def test_opening_without_nats_ends_when_the_link_does(start: Start, tmp_path: Path) -> None:
     cluster = start(1)
     (node,) = cluster.nodes
     before = set(threading.enumerate())
-    with station_at(node.url) as station:
-        log = TestLog(station, new_log(station), tmp_path / "leader")
-        station.ask(log.replica.begin())
+    with link_at(node.url) as nats:
+        log = TestLog(nats, new_log(nats), tmp_path / "leader")
+        nats.ask(log.replica.begin())
         complete = log.replica.complete
 
         async def then_silence() -> int:
@@ -521,11 +521,9 @@ def test_opening_without_nats_ends_when_the_station_does(start: Start, tmp_path:
             return last
 
         log.replica.complete = then_silence  # type: ignore[method-assign] # the moment that matters
-        opening = Later(
-            lambda: open_stream_log(station, log.names, log.replica, log.now_us, wake=lambda: None)
-        )
+        opening = Later(lambda: open_stream_log(nats, log.names, log.replica, log.now_us, wake=lambda: None))
         wait_for("the writer has begun", lambda: _thread("penstock-writer") is not None)
-        station.close()
+        nats.close()
         with pytest.raises((LogFailed, JetStreamTrouble)):
             opening.result(BOUND_SECONDS)
         node.resume()
@@ -598,8 +596,8 @@ class Sender:
 def test_nodes_that_die_cost_time_and_no_message(start: Start, tmp_path: Path) -> None:
     cluster = start(3)
     took: dict[str, float] = {}
-    with station_at(*cluster.urls) as station:
-        log = TestLog(station, new_log(station, 3), tmp_path / "leader")
+    with link_at(*cluster.urls) as nats:
+        log = TestLog(nats, new_log(nats, 3), tmp_path / "leader")
         log.open()
         sender = Sender(log)
         took["no harm"] = sender.goes_on()
@@ -627,7 +625,7 @@ def test_nodes_that_die_cost_time_and_no_message(start: Start, tmp_path: Path) -
         for what, seconds in took.items():
             sys.stdout.write(f"{what}: {seconds:.1f} s until messages were confirmed again\n")
         log.kill()
-        again = TestLog(station, log.names, tmp_path / "again")
+        again = TestLog(nats, log.names, tmp_path / "again")
         again.open()
         served = again.served()
         assert not again.engine.damage
@@ -638,10 +636,10 @@ def test_nodes_that_die_cost_time_and_no_message(start: Start, tmp_path: Path) -
         assert [int(payload[1:-1]) for payload in served] == list(range(sent))
         # And every record once, in order.
         numbers: dict[int, list[int]] = {}
-        for it in stored_in(station, log.names):
+        for it in stored_in(nats, log.names):
             record = read_record(it.payload)
             numbers.setdefault(record.writer, []).append(record.number)
         for of_one in numbers.values():
             assert of_one == sorted(set(of_one))
-        assert again.led.appender.seq_last == last_seq(station, log.names)
+        assert again.led.appender.seq_last == last_seq(nats, log.names)
         again.led.abandon()

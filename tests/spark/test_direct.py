@@ -15,15 +15,15 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from penstock.log.jetstream import ranges
 from penstock.log.jetstream.cluster import Cluster
 from penstock.log.jetstream.errors import JetStreamTrouble
+from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.servers import parse_server
-from penstock.log.jetstream.station import Station
 from penstock.spark.api import Refused, Unreachable
+from penstock.spark.links import NotAdmitted, close_links, link_for
 from penstock.spark.offsets import DataLost
 from penstock.spark.options import BATCH, read_options
 from penstock.spark.reading import BatchReader, Piece
 from penstock.spark.source import schema_of
-from penstock.spark.stations import NotAdmitted, close_stations, station_for
 from tests.cluster.processes import STREAM, Site, site
 from tests.http.api import Api
 from tests.http.morgue import path_of
@@ -44,7 +44,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Two front-ends on three nodes, for tests that leave them as they were."""
     with site(tmp_path_factory.mktemp("site")) as running:
         yield running
-        close_stations()
+        close_links()
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def lone(tmp_path: Path) -> Iterator[Site]:
     flags = ("--config", str(config), "--log-segment-bytes", "65536")
     with site(tmp_path, nodes=1, fronts=1, flags=flags) as running:
         yield running
-        close_stations()
+        close_links()
 
 
 class Both:
@@ -240,7 +240,7 @@ def test_one_node_is_enough_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             send(front, "q", sent[first : first + 1000])
         query = Query(front, nodes, "q")
         front.kill()
-        link = station_for(query.options).link
+        link = link_for(query.options).link
         read: list[bytes] = []
         for number, some in enumerate(query.batches()):
             read += some
@@ -250,7 +250,7 @@ def test_one_node_is_enough_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 port = link.server.port
                 next(node for node in nodes.nodes if node.ports.client == port).kill()
         assert sum(node.running for node in nodes.nodes) == 1
-        close_stations()
+        close_links()
     assert read == sent
 
 
@@ -275,11 +275,11 @@ def test_what_retention_takes_between_plan_and_reading(lone: Site) -> None:
 def not_in_stream(nodes: Cluster, query: Query) -> bool:
     """Whether the first file of a plan has gone from the stream."""
     subject = query.pieces[0].plans[0].parts[0].subject
-    station = Station.open([parse_server(nodes.urls[0])])
+    nats = LinkThread.open([parse_server(nodes.urls[0])])
     try:
-        return not station.ask(station.api.subjects(STREAM, subject))
+        return not nats.ask(nats.api.subjects(STREAM, subject))
     finally:
-        station.close()
+        nats.close()
 
 
 def test_a_record_that_nobody_has_is_told(lone: Site) -> None:
@@ -288,13 +288,13 @@ def test_a_record_that_nobody_has_is_told(lone: Site) -> None:
         send(front, "q", values(100, first))  # each is a record of its own: it is safe when this returns
     query = Query(front, nodes, "q")
     (part,) = query.pieces[0].plans[0].parts
-    station = Station.open([parse_server(nodes.urls[0])])
+    nats = LinkThread.open([parse_server(nodes.urls[0])])
     try:
-        second = station.ask(station.api.next_message(STREAM, part.seq_first + 1, part.subject))
+        second = nats.ask(nats.api.next_message(STREAM, part.seq_first + 1, part.subject))
         assert second is not None
-        delete_message(station, STREAM, second.seq)
+        delete_message(nats, STREAM, second.seq)
     finally:
-        station.close()
+        nats.close()
     said = rf"offsets \d+ to 299 cannot be read: stream {STREAM}, .*: bytes \d+ to \d+ are missing"
     with pytest.raises(DataLost, match=said):
         query.values()
@@ -348,13 +348,13 @@ def test_a_user_who_may_only_read(tmp_path: Path) -> None:
         send(front, "q", sent)
         query = Query(front, nodes, "q", engine=f"nats://spark:spark-secret@{server}")
         assert query.values() == sent
-        station = station_for(query.options)
+        nats = link_for(query.options)
         with pytest.raises(JetStreamTrouble):
-            station.ask(station.api.put(LogNames().file("x"), b"not ours"))
+            nats.ask(nats.api.put(LogNames().file("x"), b"not ours"))
         # Also what only a leader can answer is allowed.
-        assert station.ask(station.api.next_message(STREAM, 1)) is not None
+        assert nats.ask(nats.api.next_message(STREAM, 1)) is not None
     finally:
-        close_stations()
+        close_links()
         if front.running:
             front.kill()
         nodes.stop()
@@ -370,15 +370,15 @@ def test_who_we_are_and_whom_we_trust(tmp_path: Path, certificates: Path) -> Non
         said = {"subscribe": "q", "tlsCa": str(certificates / "ours.pem")}
         server = f"localhost:{cluster.nodes[0].ports.client}"
         known = read_options({**said, "engine": f"tls://ann:secret@{server}"}, BATCH)
-        station = station_for(known)
-        assert station.ask(station.api.account())["api"]["errors"] == 0
-        assert station_for(known) is station
+        nats = link_for(known)
+        assert nats.ask(nats.api.account())["api"]["errors"] == 0
+        assert link_for(known) is nats
         assert "secret" not in repr(known)
         with pytest.raises(NotAdmitted, match="the option credentials says who you are"):
-            station_for(read_options({**said, "engine": f"tls://{server}", "credentials": str(seed)}, BATCH))
+            link_for(read_options({**said, "engine": f"tls://{server}", "credentials": str(seed)}, BATCH))
         missing = {"engine": f"tls://{server}", "credentials": str(tmp_path / "none.creds")}
         with pytest.raises(NotAdmitted, match=r"none\.creds"):
-            station_for(read_options({**said, **missing}, BATCH))
+            link_for(read_options({**said, **missing}, BATCH))
     finally:
-        close_stations()
+        close_links()
         cluster.stop()

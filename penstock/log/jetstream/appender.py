@@ -15,7 +15,7 @@ Rules that always hold:
     And it takes out nothing once another has written: that one may have promised it to somebody. It looks
     immediately before, because JetStream cannot take out on a condition.
 
-How it fails: `Overtaken`, or `StationClosed` when it was stopped; both for good. `trouble` says meanwhile
+How it fails: `Overtaken`, or `LinkClosed` when it was stopped; both for good. `trouble` says meanwhile
 what it waits for.
 """
 
@@ -26,9 +26,9 @@ from collections.abc import Awaitable, Callable
 
 from penstock.log.jetstream.api import JetStream, Stored
 from penstock.log.jetstream.errors import JetStreamError, JetStreamTrouble
+from penstock.log.jetstream.link_thread import LinkClosed, LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.records import HEAD_BYTES_MAX, Kind, Record, RecordDamaged, read_record
-from penstock.log.jetstream.station import Station, StationClosed
 
 ANSWER_SECONDS = 2.0
 PAUSE_SECONDS = 0.1
@@ -49,16 +49,16 @@ class Appender:
 
     def __init__(
         self,
-        station: Station,
+        nats: LinkThread,
         names: LogNames,
         writer: int,
         seq_last: int,
         records: dict[str, int] | None = None,
     ) -> None:
         """`records` says how many records each file has; it is kept so."""
-        self._station = station
+        self._nats = nats
         # Everything is tried again here, where somebody may call `stop` meanwhile.
-        self._api = JetStream(station.link, answer_seconds=ANSWER_SECONDS, patience_seconds=0.0)
+        self._api = JetStream(nats.link, answer_seconds=ANSWER_SECONDS, patience_seconds=0.0)
         self._names = names
         self.writer = writer
         self.seq_last = seq_last  # of the stream, as far as we know
@@ -72,11 +72,11 @@ class Appender:
     @property
     def bytes_max(self) -> int:
         """How much fits into one record."""
-        return self._station.link.message_bytes_max - HEAD_BYTES_MAX - HEADERS_BYTES_MAX
+        return self._nats.link.message_bytes_max - HEAD_BYTES_MAX - HEADERS_BYTES_MAX
 
     def write(self, name: str, writes: list[tuple[int, bytes]]) -> None:
         """Bytes at positions of a file, all or none of them; they are safe when this returns."""
-        self._station.ask(self._write(name, writes))
+        self._nats.ask(self._write(name, writes))
 
     async def _write(self, name: str, writes: list[tuple[int, bytes]]) -> None:
         parts: list[tuple[int, memoryview]] = []
@@ -99,14 +99,14 @@ class Appender:
                 async with self._turn:
                     await self._append(Kind.PIECE, name, at, view[at : at + step], more=at != starts[-1])
 
-        self._station.ask(send())
+        self._nats.ask(send())
 
     def truncate(self, name: str, size: int) -> None:
         async def cut() -> None:
             async with self._turn:
                 await self._append(Kind.TRUNCATE, name, size, memoryview(b""), more=False)
 
-        self._station.ask(cut())
+        self._nats.ask(cut())
 
     def remove(self, name: str) -> None:
         """Take a file out of the stream, for good. It waits for no record: that may wait for its room."""
@@ -117,17 +117,17 @@ class Appender:
             await self._until_done(lambda: self._try_purge(name, before_seq))
             self._records.pop(name, None)
 
-        self._station.ask(purge())
+        self._nats.ask(purge())
 
     def stop(self) -> None:
         """Try no more. Whoever waits is told, after `ANSWER_SECONDS` at the latest."""
         self._stopped = True
 
-    # --- on the station's loop ---------------------------------------------------------------------
+    # --- on the link's loop ---------------------------------------------------------------------
 
     def _check(self) -> None:
         if self._stopped and self._ended is None:
-            self._ended = StationClosed(f"nothing more is written to {self._names.stream}: stopped")
+            self._ended = LinkClosed(f"nothing more is written to {self._names.stream}: stopped")
         if self._ended is not None:
             raise self._ended
 
@@ -139,7 +139,7 @@ class Appender:
             self.seq_last = await self._until_done(lambda: self._try(subject, payload, message_id))
         except BaseException as error:
             if self._ended is None:
-                self._ended = StationClosed(f"a record of {self._names.stream} was given up: {error}")
+                self._ended = LinkClosed(f"a record of {self._names.stream} was given up: {error}")
             raise
         self._number += 1
         self._records[name] = self._records.get(name, 0) + 1
@@ -152,7 +152,7 @@ class Appender:
             if done:
                 break
             if self._stopped:
-                raise StationClosed(f"stopped while the log waited to be stored: {why}")
+                raise LinkClosed(f"stopped while the log waited to be stored: {why}")
             self.trouble = why
             if time.monotonic() - told > TELL_SECONDS:
                 told = time.monotonic()

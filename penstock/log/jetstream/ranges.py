@@ -33,8 +33,8 @@ from penstock.errors import PenstockError
 from penstock.log.block import HEADER_BYTES, KIND_MESSAGES, MAGIC, Header, read_header
 from penstock.log.errors import LogDamaged
 from penstock.log.jetstream.api import JetStream
+from penstock.log.jetstream.link_thread import LinkClosed, LinkThread
 from penstock.log.jetstream.records import Kind, Record, RecordDamaged, read_record
-from penstock.log.jetstream.station import Station, StationClosed
 from penstock.log.reader import Block
 from penstock.model.ids import origin_of
 
@@ -176,17 +176,17 @@ class _Fetching:
 
 
 def windows(
-    station: Station, stream: str, part: Part, *, step_over: bool = False
+    nats: LinkThread, stream: str, part: Part, *, step_over: bool = False
 ) -> Iterator[tuple[int, Sequence[memoryview]]]:
     """The bytes of a part: a position in the file, and pieces that follow each other from there on."""
-    fetching = _Fetching(station.api, stream, part, step_over)
-    coming = station.start(fetching.next())
+    fetching = _Fetching(nats.api, stream, part, step_over)
+    coming = nats.start(fetching.next())
     try:
         while True:
             pieces = _result(coming)
             is_done = fetching.is_done()
             if not is_done:
-                coming = station.start(fetching.next())
+                coming = nats.start(fetching.next())
             yield from _runs(pieces)
             if is_done:
                 return
@@ -200,7 +200,7 @@ def _result(
     try:
         return coming.result()
     except concurrent.futures.CancelledError:
-        raise StationClosed("the link to NATS is closed") from None
+        raise LinkClosed("the link to NATS is closed") from None
 
 
 def _runs(pieces: Sequence[tuple[int, memoryview]]) -> Iterator[tuple[int, list[memoryview]]]:
@@ -223,7 +223,7 @@ def _runs(pieces: Sequence[tuple[int, memoryview]]) -> Iterator[tuple[int, list[
 
 
 def blocks(
-    station: Station,
+    nats: LinkThread,
     source: Source,
     parts: Sequence[Part],
     start: int,
@@ -237,7 +237,7 @@ def blocks(
         if part.offset_end <= start or part.offset_start >= end:
             continue
         walker.begin(part)
-        for position, pieces in windows(station, source.stream, part, step_over=step_over):
+        for position, pieces in windows(nats, source.stream, part, step_over=step_over):
             yield from walker.walk(position, pieces)
 
 

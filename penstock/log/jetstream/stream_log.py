@@ -21,9 +21,9 @@ from penstock.log.errors import LogFailed, LogInUse
 from penstock.log.jetstream.appender import Appender
 from penstock.log.jetstream.disk import StreamDisk
 from penstock.log.jetstream.errors import JetStreamTrouble
+from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.replica import Replica
-from penstock.log.jetstream.station import Station
 from penstock.log.log import Log
 from penstock.log.state import Damage, LogSettings
 from penstock.log.workers import ThreadWorker
@@ -68,16 +68,16 @@ class StreamLog:
         self.replica.wipe()
 
 
-async def make_streams(station: Station, names: LogNames, replicas: int) -> None:
+async def make_streams(nats: LinkThread, names: LogNames, replicas: int) -> None:
     """The streams of a log, where they are not there yet."""
-    there = set(await station.api.stream_names())
+    there = set(await nats.api.stream_names())
     for settings in (names.stream_settings(replicas), names.state_settings(replicas)):
         if settings["name"] not in there:
-            await station.api.create_stream(settings)
+            await nats.api.create_stream(settings)
 
 
 def open_stream_log(
-    station: Station,
+    nats: LinkThread,
     names: LogNames,
     replica: Replica,
     now_us: int,
@@ -89,10 +89,10 @@ def open_stream_log(
     """Lead the log: everything that is in the stream is recovered, and whoever wrote it before writes no
     more."""
 
-    seq_last = station.ask(replica.complete())
+    seq_last = nats.ask(replica.complete())
     replica.set_watermark()
     unfinished = replica.unfinished()
-    appender = Appender(station, names, secrets.randbits(63), seq_last, replica.records)
+    appender = Appender(nats, names, secrets.randbits(63), seq_last, replica.records)
     disk = StreamDisk(replica.path, appender, replica.index)
     try:
         engine = Log.open(

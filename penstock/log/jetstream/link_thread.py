@@ -1,4 +1,4 @@
-"""Station: a thread with a loop, on which one link to NATS lives; others ask it from their own threads.
+"""LinkThread: a thread with a loop, on which one link to NATS lives; others ask it from their own threads.
 
 The log's threads block while they write and sync, as they do on a disk; the broker's loop must never wait. So
 NATS has a thread and a loop of its own, and whatever is asked of it is a coroutine that runs there:
@@ -8,7 +8,7 @@ NATS has a thread and a loop of its own, and whatever is asked of it is a corout
 
 How it fails: `LinkError` out of `open` when no server takes us. Later the link goes on trying by itself; what
 runs here decides how long to wait for it. After `close` everything that is asked is refused, and what was
-still waiting is told `StationClosed`.
+still waiting is told `LinkClosed`.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ from penstock.log.jetstream.servers import Server, Servers
 _T = TypeVar("_T")
 
 
-class StationClosed(JetStreamTrouble):
+class LinkClosed(JetStreamTrouble):
     """Nobody asks NATS for anything any more: the broker stops, or has been overtaken."""
 
 
-class Station:
+class LinkThread:
     """See the module's docstring. `open` makes one."""
 
     def __init__(self) -> None:
@@ -43,16 +43,16 @@ class Station:
         self.api: JetStream
 
     @classmethod
-    def open(cls, servers: Iterable[Server], options: LinkOptions | None = None) -> "Station":
+    def open(cls, servers: Iterable[Server], options: LinkOptions | None = None) -> "LinkThread":
         """Connect, from a thread that may wait."""
-        station = cls()
-        station._thread.start()
+        nats = cls()
+        nats._thread.start()
         try:
-            station.ask(station._connect(list(servers), options))
+            nats.ask(nats._connect(list(servers), options))
         except BaseException:
-            station.close()
+            nats.close()
             raise
-        return station
+        return nats
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -65,12 +65,12 @@ class Station:
         self.api = JetStream(self.link)
 
     def ask(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """What it comes to. From any thread but the station's own."""
+        """What it comes to. From any thread but the link's own."""
         future = self.start(work)
         try:
             return future.result()
         except concurrent.futures.CancelledError:
-            raise StationClosed("the link to NATS is closed") from None
+            raise LinkClosed("the link to NATS is closed") from None
 
     def start(self, work: Coroutine[Any, Any, _T]) -> "concurrent.futures.Future[_T]":
         """The same without waiting."""
@@ -78,10 +78,10 @@ class Station:
             if not self._closed:
                 return asyncio.run_coroutine_threadsafe(work, self._loop)
         work.close()
-        raise StationClosed("the link to NATS is closed")
+        raise LinkClosed("the link to NATS is closed")
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Call something on the station's loop."""
+        """Call something on the link's loop."""
         self._loop.call_soon_threadsafe(call)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Stations: the connection to NATS of a Python worker, one for as long as the worker lives.
+"""Links: the connection to NATS of a Python worker, one for as long as the worker lives.
 
 Spark gives a worker one task after the other, of queries that mostly name the same servers. Connecting for
 each of them would cost more than many a task reads.
@@ -23,8 +23,8 @@ from penstock.spark.api import Interrupted
 from penstock.spark.options import ReadOptions
 
 if TYPE_CHECKING:
+    from penstock.log.jetstream.link_thread import LinkThread
     from penstock.log.jetstream.options import LinkOptions
-    from penstock.log.jetstream.station import Station
 
 
 class NotAdmitted(PenstockError):
@@ -43,16 +43,16 @@ class _Key(NamedTuple):
 
 
 _lock = threading.Lock()
-_stations: "dict[_Key, Station]" = {}
+_links: "dict[_Key, LinkThread]" = {}
 
 
-def station_for(options: ReadOptions) -> "Station":
+def link_for(options: ReadOptions) -> "LinkThread":
     """The connection that these options name."""
     from penstock.common.given import SettingsError
     from penstock.log.jetstream.credentials import CredentialsError
     from penstock.log.jetstream.errors import ClientMissing, LinkError
+    from penstock.log.jetstream.link_thread import LinkThread
     from penstock.log.jetstream.servers import parse_servers
-    from penstock.log.jetstream.station import Station
 
     assert options.engine is not None
     key = _Key(
@@ -64,18 +64,18 @@ def station_for(options: ReadOptions) -> "Station":
         options.tls_key,
     )
     with _lock:
-        station = _stations.get(key)
-        if station is None:
+        nats = _links.get(key)
+        if nats is None:
             try:
-                station = Station.open(parse_servers(options.engine), _wire_options(options))
+                nats = LinkThread.open(parse_servers(options.engine), _wire_options(options))
             except (ClientMissing, CredentialsError, SettingsError) as error:
                 raise NotAdmitted(str(error)) from None
             except LinkError as error:
                 if error.refused:
                     raise NotAdmitted(f"{error}; the option credentials says who you are") from None
                 raise Interrupted(str(error)) from None
-            _stations[key] = station
-        return station
+            _links[key] = nats
+        return nats
 
 
 def _wire_options(options: ReadOptions) -> "LinkOptions":
@@ -92,13 +92,13 @@ def _wire_options(options: ReadOptions) -> "LinkOptions":
     return LinkOptions(name="penstock spark", credentials=credentials, tls=tls)
 
 
-def close_stations() -> None:
+def close_links() -> None:
     """End the connections of this process."""
     with _lock:
-        for key, station in list(_stations.items()):
+        for key, nats in list(_links.items()):
             if key.process == os.getpid():
-                station.close()
-        _stations.clear()
+                nats.close()
+        _links.clear()
 
 
-atexit.register(close_stations)
+atexit.register(close_links)
