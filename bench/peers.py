@@ -11,7 +11,6 @@ and the ones that people use who can do without:
     RabbitMQ     what a message survives is said by the client, for its queue (bench/loadgen/wire_amqp.c)
 """
 
-import select
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from bench.server import (
     listening,
     spawn,
 )
+from penstock.common.ready import NotReady, wait_ready
 
 CONNECTIONS_MAX = 12_000
 PAYLOAD_BYTES_MAX = 1 << 20
@@ -53,14 +53,12 @@ def penstock(
         words += [f"--{protocol}", anywhere]
     words += more
     process = spawn(words, environment=environment, folder=_REPOSITORY, is_heard=True)
-    assert process.stdout is not None
     with killed_on_failure(Server("Penstock", process, {})):
-        ready = select.select([process.stdout], [], [], PENSTOCK_SECONDS_MAX)[0]
-        line = process.stdout.readline() if ready else ""
-        if not line.startswith("penstock ready "):
-            raise PeerFailed(f"penstock serve did not start within {PENSTOCK_SECONDS_MAX:.0f} s: {line!r}")
-    addresses = dict(word.split("=") for word in line.split()[2:])
-    ports = {wire: int(address.rpartition(":")[2]) for wire, address in addresses.items()}
+        try:
+            doors = wait_ready(process, PENSTOCK_SECONDS_MAX)
+        except NotReady as error:
+            raise PeerFailed(str(error)) from None
+    ports = {protocol: int(address.rpartition(":")[2]) for protocol, address in doors}
     return Server("Penstock", process, ports)
 
 

@@ -19,11 +19,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from penstock.common.ready import NotReady, wait_ready
 from penstock.errors import PenstockError
 from penstock.log.jetstream.cluster import Cluster, Ports, server_path
 
@@ -99,17 +99,11 @@ class FrontEnd:
     def wait_ready(self) -> None:
         """Until it accepts on every door. Then its addresses are known, and stay when it is started again."""
         assert self._process is not None
-        assert self._process.stdout is not None
-        watchdog = threading.Timer(START_SECONDS_MAX, self._process.kill)
-        watchdog.start()
         try:
-            line = self._process.stdout.readline()
-        finally:
-            watchdog.cancel()
-        if not line.startswith("penstock ready"):
+            self.addresses = dict(wait_ready(self._process, START_SECONDS_MAX))
+        except NotReady:
             said = self.last_lines()
-            raise UpError(f"{self.name} did not start: {said[-1] if said else 'it said nothing'}")
-        self.addresses = dict(part.split("=", 1) for part in line.split()[2:])
+            raise UpError(f"{self.name} did not start: {said[-1] if said else 'it said nothing'}") from None
         self._doors = {door: self.addresses[door] for door in self._doors}
 
     @property

@@ -9,11 +9,11 @@ How it fails: `PenstockError`, with the last that it said.
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Final
 
+from penstock.common.ready import NotReady, wait_ready
 from penstock.demo.orders import QUEUE
 from penstock.errors import PenstockError
 
@@ -44,17 +44,13 @@ class Broker:
             self._process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=journal, text=True, env=around
             )
-        assert self._process.stdout is not None
-        watchdog = threading.Timer(START_SECONDS_MAX, self._process.kill)
-        watchdog.start()
         try:
-            line = self._process.stdout.readline()
-        finally:
-            watchdog.cancel()
-        if not line.startswith("penstock ready"):
+            self.addresses = dict(wait_ready(self._process, START_SECONDS_MAX))
+        except NotReady:
             said = self._journal.read_text(encoding="utf-8", errors="replace").splitlines()
-            raise PenstockError(f"the broker did not start: {said[-1] if said else 'it said nothing'}")
-        self.addresses = dict(part.split("=", 1) for part in line.split()[2:])
+            raise PenstockError(
+                f"the broker did not start: {said[-1] if said else 'it said nothing'}"
+            ) from None
         return time.monotonic() - started
 
     @property

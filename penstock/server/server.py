@@ -29,6 +29,7 @@ from penstock.common.address import Address, TcpAddress, UnixAddress, bind_unix
 from penstock.common.given import SettingsError
 from penstock.common.journal import Journal, log
 from penstock.common.malloc import give_memory_back, keep_freed_memory
+from penstock.common.ready import ready_line
 from penstock.log.errors import LogFailed
 from penstock.log.log import Log, open_log
 from penstock.server.connection import CONNECTIONS, Connection
@@ -213,10 +214,8 @@ class Server:
         ]
 
     def ready_line(self) -> str:
-        parts = [f"{listener.protocol}={address}" for listener, address in self._addresses()]
-        if self._second is not None:
-            parts.append(f"http={self._second.address}")
-        return "penstock ready " + " ".join(parts)
+        doors = [(listener.protocol, address) for listener, address in self._addresses()]
+        return ready_line(doors if self._second is None else [*doors, ("http", self._second.address)])
 
     def _asked_to_stop(self, name: str) -> None:
         if self._stopping:

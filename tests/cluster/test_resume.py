@@ -338,7 +338,7 @@ def test_a_follower_that_leads_stores_results_before_it_settles_their_inputs(clu
 
 
 def test_what_is_delivered_anew_has_no_count_from_before() -> None:
-    """Its deliveries were forgotten meanwhile, as by a redrive: by the old count a requeue would be repeated."""
+    """It was redriven meanwhile: by the old count, a requeue of it would be repeated."""
     seat = Seat(None, 1)  # type: ignore[arg-type]
     door = "queue", False
     bounds, columns = array("i", range(4)), (None, None)

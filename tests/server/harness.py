@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from penstock.common.ready import Doors, NotReady, wait_ready
+
 WAIT_SECONDS = 20.0
 SEGMENT_BYTES = 8 << 20
 """Smaller than the default: there are hundreds of brokers in a test run, and each takes a segment at once."""
@@ -34,7 +36,7 @@ class BrokerProcess:
         self.flags = flags
         self.env = env or {}
         self.ports: dict[str, int] = {}
-        self.ready_line = ""
+        self.doors: Doors = []  # as the ready line names them
         self._log = folder / "broker.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -62,26 +64,15 @@ class BrokerProcess:
                 self.command(), stdout=subprocess.PIPE, stderr=log, env=environment, cwd=ROOT
             )
         self.alive.add(self)
-        self.ready_line = self._read_ready_line()
+        try:
+            self.doors = wait_ready(self._process, WAIT_SECONDS)
+        except NotReady as error:
+            raise AssertionError(f"{error}\n{self.log()}") from None
         # Of several listeners of a protocol, the first counts.
-        for part in reversed(self.ready_line.split()[2:]):
-            name, _, where = part.partition("=")
+        for name, where in reversed(self.doors):
             if not where.startswith("unix:"):
                 self.ports[name] = int(where.rpartition(":")[2])
         return self
-
-    def _read_ready_line(self) -> str:
-        process = self._process
-        assert process is not None
-        assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], WAIT_SECONDS)
-        line = process.stdout.readline().decode() if ready else ""
-        if not line.startswith("penstock ready"):
-            process.kill()
-            process.wait()
-            process.stdout.close()
-            raise AssertionError(f"the broker did not start: {line!r}\n{self.log()}")
-        return line.strip()
 
     @property
     def pid(self) -> int:
@@ -128,10 +119,9 @@ class BrokerProcess:
 
     def ports_of(self, protocol: str) -> list[int]:
         """Of all its listeners, in the order of the ready line."""
-        parts = [part.partition("=") for part in self.ready_line.split()[2:]]
         return [
             int(where.rpartition(":")[2])
-            for name, _, where in parts
+            for name, where in self.doors
             if name == protocol and where[:5] != "unix:"
         ]
 

@@ -48,7 +48,7 @@ def eventually(true: Callable[[], bool]) -> None:
 
 def test_the_ready_line_names_the_api_and_callers_wait_for_it(tmp_path: Path) -> None:
     broker = started(tmp_path)
-    assert f"http=127.0.0.1:{broker.ports['http']}" in broker.ready_line
+    assert broker.doors[-1] == ("http", f"127.0.0.1:{broker.ports['http']}")
     second_of(broker)
     assert broker.stop() == 0
 
@@ -63,7 +63,7 @@ def test_where_both_want_a_core_messages_go_first(tmp_path: Path) -> None:
 
 def test_off_means_no_second_process(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path, "--http", "off").start()
-    assert "http" not in broker.ready_line
+    assert "http" not in dict(broker.doors)
     assert children(broker.pid) == []
     assert broker.stop() == 0
 
