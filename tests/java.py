@@ -1,15 +1,20 @@
-"""The Java of the tests, which lives for a minute or less: its flags, and the classes that Spark loads.
+"""The Java of the tests, which lives for a minute or less: its flags, and what Spark loads.
 
     python -m tests.java
 
-keeps these classes, as Java has them in memory, in a file of the environment (`CLASSES`): with it a Java
-starts with half the work. `make setup` does that. Java compares the file with itself and with Spark's
-jars, and does without it where they do not fit.
+keeps Spark's classes, as Java has them in memory, in a file of the environment (`CLASSES`): with it a Java
+starts with half the work. Java compares the file with itself and with Spark's jars, and does without it
+where they do not fit. And it adds to the zip of Spark's Python modules, which all its workers import from,
+what they are compiled to: otherwise each of them compiles them again. `make setup` does both.
 """
 
+import importlib.util
+import marshal
 import os
 import sys
 import tempfile
+import warnings
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +26,10 @@ if TYPE_CHECKING:
 FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
 """Otherwise half of its time goes into compiling what runs once; and it tells of classes that do not fit."""
 CLASSES = Path(sys.prefix) / "spark-classes.jsa"
+MODULES = Path("python", "lib", "pyspark.zip")
+"""In the folder of pyspark."""
+UNCHECKED = (1).to_bytes(4, "little")
+"""The flags of a compiled module that is not compared with its source (PEP 552)."""
 END_SECONDS = 900.0
 
 
@@ -30,6 +39,29 @@ def options() -> str:
 
 
 def main() -> None:
+    compile_modules()
+    keep_classes()
+
+
+def compile_modules() -> None:
+    import pyspark
+
+    path = Path(pyspark.__file__).parent / MODULES
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as new:
+        sources = {name: old.read(name) for name in old.namelist() if not name.endswith(".pyc")}
+        for name, source in sources.items():
+            new.writestr(name, source)
+            if name.endswith(".py"):
+                with warnings.catch_warnings(action="ignore"):
+                    code = compile(source, f"{path}/{name}", "exec", dont_inherit=True)
+                head = importlib.util.MAGIC_NUMBER + UNCHECKED + importlib.util.source_hash(source)
+                new.writestr(f"{name}c", head + marshal.dumps(code))
+    # The file may be one with that of other environments, which it does not become here.
+    unfinished.rename(path)
+
+
+def keep_classes() -> None:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
