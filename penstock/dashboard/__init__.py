@@ -28,7 +28,7 @@ def is_installed() -> bool:
         return False
 
 
-def invite() -> Callable[[Any, Any], Any] | None:
+def extension() -> Callable[[Any, Any], Any] | None:
     """What makes the dashboard of a site and its API; None where the extra is not there."""
     if not is_installed():
         return None

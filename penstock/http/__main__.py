@@ -12,7 +12,7 @@ from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
 
-GUEST = "penstock.dashboard"
+EXTENSION = "penstock.dashboard"
 """The package that answers beside the API where it is installed. It knows this one; here is only its name."""
 
 
@@ -26,7 +26,7 @@ def main() -> None:
     _die_with_parent()
     from penstock.http.process import main as run
 
-    run(int(sys.argv[1]), int(sys.argv[2]), importlib.import_module(GUEST).invite())
+    run(int(sys.argv[1]), int(sys.argv[2]), importlib.import_module(EXTENSION).extension())
 
 
 if __name__ == "__main__":

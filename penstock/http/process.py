@@ -29,7 +29,7 @@ KEEP_ALIVE_SECONDS = 75
 log = logging.getLogger("penstock.http")
 
 
-class Guest(Protocol):
+class Extension(Protocol):
     """What answers beside the API, in this process; it is known by its name alone (`__main__.py`)."""
 
     door: Door
@@ -40,25 +40,25 @@ class Guest(Protocol):
     async def stop(self) -> None: ...
 
 
-Invite = Callable[[Site, App], Guest]
+Extend = Callable[[Site, App], Extension]
 
 
-async def serve(link_fd: int, listen_fd: int, invite: Invite | None) -> None:
+async def serve(link_fd: int, listen_fd: int, extend: Extend | None) -> None:
     """Answer requests until the first process says stop, or is gone."""
     link = await open_link(link_fd)
     hello = await link.hello
     start_logging(hello["log_level"], hello["log_format"])
     site = Site(link, hello)
     app = App(site, all_routes(hello["lease_seconds_max"]))
-    guest = invite(site, app) if invite is not None else None
-    if guest is not None:
-        app.door = guest.door
+    extension = extend(site, app) if extend is not None else None
+    if extension is not None:
+        app.door = extension.door
         site.has_pages = True
     config = uvicorn.Config(
         app,
         http=BoundedProtocol,
-        ws="none" if guest is None else guest.websocket_protocol(),
-        ws_max_size=0 if guest is None else guest.websocket_bytes_max,
+        ws="none" if extension is None else extension.websocket_protocol(),
+        ws_max_size=0 if extension is None else extension.websocket_bytes_max,
         lifespan="off",
         loop="none",
         log_config=None,
@@ -88,8 +88,8 @@ async def serve(link_fd: int, listen_fd: int, invite: Invite | None) -> None:
         await server.serve(sockets=[socket.socket(fileno=listen_fd)])
     finally:
         link.on_lost = None
-        if guest is not None:
-            await guest.stop()
+        if extension is not None:
+            await extension.stop()
         await site.close()
 
 
@@ -104,12 +104,12 @@ def _gone() -> None:
     os._exit(0)
 
 
-def main(link_fd: int, listen_fd: int, invite: Invite | None) -> None:
+def main(link_fd: int, listen_fd: int, extend: Extend | None) -> None:
     keep_freed_memory()
     try:
         import uvloop
     except ImportError:
-        asyncio.run(serve(link_fd, listen_fd, invite))
+        asyncio.run(serve(link_fd, listen_fd, extend))
         return
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(link_fd, listen_fd, invite))
+        runner.run(serve(link_fd, listen_fd, extend))

@@ -1,8 +1,8 @@
 """Commits against a real log, with a process that may end at any moment.
 
-The second process's part runs here as it is, on real files; the link is a function call into a real engine.
+The second process's part runs here as it is, on real files; the link is a function call into a real log.
 Every call of the link and every use of the disk is a moment at which the process can die, before it and
-behind it: all of these moments are tried, one after the other, with the engine dying too and without.
+behind it: all of these moments are tried, one after the other, with the log dying too and without.
 """
 
 import asyncio
@@ -59,11 +59,11 @@ class Moments:
         self.passed += 1
 
 
-class EngineLink:
+class LogLink:
     """The calls of the link that commits need, carried out by an engine."""
 
-    def __init__(self, engine: Log, moments: Moments) -> None:
-        self.engine = engine
+    def __init__(self, log: Log, moments: Moments) -> None:
+        self.log = log
         self.moments = moments
         self.refusals: list[CallRefused] = []  # to give instead of answers, in the middle
         self.before_answer: Callable[[Fields], Awaitable[None]] | None = None
@@ -73,11 +73,11 @@ class EngineLink:
         self.moments.here()
         assert fields is not None
         if name == "transaction":
-            stored = self.engine.transaction(fields["key"])
+            stored = self.log.transaction(fields["key"])
             answer = {
                 "stored": _rows(stored),
-                "steps": self.engine.transaction_steps(fields["key"]),
-                "fingerprint": self.engine.transaction_fingerprint(fields["key"]),
+                "steps": self.log.transaction_steps(fields["key"]),
+                "fingerprint": self.log.transaction_fingerprint(fields["key"]),
             }
         else:
             answer = self._transact(fields, b"".join(buffers))
@@ -97,11 +97,11 @@ class EngineLink:
         step = Step(*fields["step"]) if "step" in fields else None
         try:
             said = fields["fingerprint"]
-            self.engine.transact(fields["key"], parts, NOW_US, came.append, step=step, fingerprint=said)
+            self.log.transact(fields["key"], parts, NOW_US, came.append, step=step, fingerprint=said)
         except LogRefused as error:
             raise CallRefused(KINDS[type(error)], str(error)) from None
-        self.engine.flush(NOW_US)
-        self.engine.wait()
+        self.log.flush(NOW_US)
+        self.log.wait()
         (done,) = came
         assert isinstance(done, TransactionDone), done
         return {"stored": _rows(done.stored), "repeated": done.repeated, "steps": done.steps}
@@ -133,7 +133,7 @@ class Rig:
         self.open_engine()
 
     def open_engine(self) -> None:
-        self.engine = Log.open(
+        self.log = Log.open(
             RealDisk(str(self.folder)),
             NOW_US,
             settings=SMALL,
@@ -145,7 +145,7 @@ class Rig:
     async def start(self, last: int = -1) -> None:
         """A new process, which dies at a moment, or not."""
         self.moments.passed, self.moments.last = 0, last
-        self.link = EngineLink(self.engine, self.moments)
+        self.link = LogLink(self.log, self.moments)
         link = cast(Link, self.link)  # as far as stages use it
         self.stages = MortalStages(str(self.folder), link, seconds=3600, bytes_max=1 << 30)
         self.stages.moments = self.moments
@@ -156,13 +156,13 @@ class Rig:
         self.moments.last = -1
         await self.stages.stop()
         if engine_too:
-            self.engine.abandon()
+            self.log.abandon()
             self.open_engine()
 
     async def end(self) -> None:
         await self.stages.stop()
-        self.engine.abandon()
-        assert not self.engine.damage
+        self.log.abandon()
+        assert not self.log.damage
 
     async def stage(self, key: str, *parts: tuple[str, list[bytes]]) -> Stage:
         return await self.stages.stage(key, [(queue, Batch.of(it, protocol="http")) for queue, it in parts])
@@ -176,11 +176,11 @@ class Rig:
 
     def stored(self) -> dict[str, Counter[bytes]]:
         """What the log has, by queue."""
-        self.engine.flush(NOW_US)
-        self.engine.wait()
+        self.log.flush(NOW_US)
+        self.log.wait()
         return {
-            queue: Counter(m for it in self.engine.read(queue, 0, 1 << 40) for m in it.messages())
-            for queue in self.engine.queues()
+            queue: Counter(m for it in self.log.read(queue, 0, 1 << 40) for m in it.messages())
+            for queue in self.log.queues()
         }
 
     def files(self) -> list[str]:
@@ -344,10 +344,10 @@ def test_a_full_queue_takes_the_rest_when_consumers_have_made_room(run: Run) -> 
         taken: Counter[bytes] = Counter()
         async with asyncio.timeout(WAIT_SECONDS):
             while rig.stages._large:
-                for slice_ in rig.engine.take("orders", "ann", 100, NOW_US):
+                for slice_ in rig.log.take("orders", "ann", 100, NOW_US):
                     taken.update(slice_.messages())
                     ranges = [(slice_.offset_start, slice_.offset_end)]
-                    rig.engine.settle("orders", "ann", Outcome.ACK, ranges, NOW_US)
+                    rig.log.settle("orders", "ann", Outcome.ACK, ranges, NOW_US)
                 await asyncio.sleep(0.001)
         assert rig.stored() == WANTED
         assert taken <= WANTED["orders"]
@@ -361,7 +361,7 @@ def test_where_the_first_step_is_refused_nothing_has_happened(run: Run) -> None:
         with pytest.raises(CallRefused, match="max-bytes"):
             await rig.stages.commit("key", ids)
         assert rig.files() == [".stage"] * 4
-        assert rig.engine.queues() == []
+        assert rig.log.queues() == []
         standing = await rig.stages.standing("key")
         assert (standing.committing, len(standing.stages)) == (False, 4)
         assert await rig.stages.abort("key") is False
@@ -446,7 +446,7 @@ def test_the_steps_behind_a_refused_one_are_refused_and_sent_again(run: Run) -> 
         with pytest.raises(CallRefused, match="full"):
             await rig.stages.commit("key", ids)
         await rig.settled()
-        assert sent == list(range(len(sent)))  # what the engine has taken, each step once
+        assert sent == list(range(len(sent)))  # what the log has taken, each step once
         assert rig.stored() == WANTED
 
     run(story)
@@ -464,7 +464,7 @@ def test_a_stage_that_is_damaged_is_found_before_anything_is_stored(run: Run) ->
             with pytest.raises(Problem, match="damaged") as problem:
                 await rig.stages.commit("key", chosen)
             assert problem.value.name == "conflict"
-        assert rig.engine.queues() == []
+        assert rig.log.queues() == []
         assert ".intent" not in rig.files()
 
     run(story)
@@ -524,7 +524,7 @@ def test_an_intent_of_what_was_aborted_is_dropped(run: Run) -> None:
         await rig.start()
         await rig.settled()
         assert rig.files() == []
-        assert rig.engine.queues() == []
+        assert rig.log.queues() == []
 
     run(story)
 
@@ -537,6 +537,6 @@ def test_a_marked_intent_that_the_log_has_forgotten_is_not_carried_out_again(run
         await rig.start()
         await rig.settled()
         assert rig.files() == []
-        assert rig.engine.queues() == []
+        assert rig.log.queues() == []
 
     run(story)

@@ -57,7 +57,7 @@ def found(reader: LogReader, queue: str, messages: Sequence[Seen]) -> Histories:
     return histories
 
 
-def expected(engine: Log, queue: str, message: Seen) -> list[dict[str, Any]]:
+def expected(log: Log, queue: str, message: Seen) -> list[dict[str, Any]]:
     """One event after the other, for one message."""
     fields = [
         {
@@ -68,7 +68,7 @@ def expected(engine: Log, queue: str, message: Seen) -> list[dict[str, Any]]:
             "attempt": run.attempt,
             "dispatched": iso_time(run.dispatched_us) if run.dispatched_us else None,
         }
-        for run in engine.events(queue, 0, engine.describe(queue).event_end)
+        for run in log.events(queue, 0, log.describe(queue).event_end)
         if run.first <= message.offset < run.end and run.event is not Event.ACCEPTED
     ]
     accepted = {"event": "accepted", "time": iso_time(message.time_us), "attempt": 0}
@@ -121,19 +121,19 @@ def test_the_log_has_all_that_should_be_tested(busy: Worker) -> None:
 def test_rests_are_taken_and_the_walk_ends_where_all_have_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = open_log(str(tmp_path), NOW_US)
+    log = open_log(str(tmp_path), NOW_US)
     for turn in range(20):
-        engine.append("q", Batch.of([b"x"] * 10), NOW_US + turn)
-        engine.take("q", "ann", 10, NOW_US + turn)
-        engine.settle("q", "ann", Outcome.ACK, [(10 * turn, 10 * turn + 10)], NOW_US + turn)
-        engine.flush(NOW_US + turn)
-        engine.wait()
+        log.append("q", Batch.of([b"x"] * 10), NOW_US + turn)
+        log.take("q", "ann", 10, NOW_US + turn)
+        log.settle("q", "ann", Outcome.ACK, [(10 * turn, 10 * turn + 10)], NOW_US + turn)
+        log.flush(NOW_US + turn)
+        log.wait()
     monkeypatch.setattr(history, "REST_EVENTS", 50)
     reader = LogReader(str(tmp_path))
     messages = seen_of(reader, "q")
     assert len(list(walk_events(reader, "q", messages))) == 400 // 50 + 1
     assert len(list(walk_events(reader, "q", messages[:10]))) == 2
-    engine.close(NOW_US)
+    log.close(NOW_US)
 
 
 # --- bounds ----------------------------------------------------------------------------------------
@@ -142,9 +142,9 @@ def test_rests_are_taken_and_the_walk_ends_where_all_have_ended(
 def test_a_walk_that_would_be_too_long_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = open_log(str(tmp_path), NOW_US)
-    engine.append("q", Batch.of([b"x"] * 300), NOW_US)
-    engine.close(NOW_US)
+    log = open_log(str(tmp_path), NOW_US)
+    log.append("q", Batch.of([b"x"] * 300), NOW_US)
+    log.close(NOW_US)
     monkeypatch.setattr(history, "REST_EVENTS", 20)
     monkeypatch.setattr(history, "EVENTS_MAX", 100)
     reader = LogReader(str(tmp_path))
@@ -173,14 +173,14 @@ def test_histories_through_the_pool_give_their_reader_back(busy: Worker) -> None
 
 
 def test_a_damaged_block_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    engine = open_log(str(tmp_path), NOW_US, settings=LogSettings(segment_bytes=1 << 16))
-    engine.append("q", Batch.of([b"x"]), NOW_US)
+    log = open_log(str(tmp_path), NOW_US, settings=LogSettings(segment_bytes=1 << 16))
+    log.append("q", Batch.of([b"x"]), NOW_US)
     for who in ("ann", "bob", "cay"):
-        engine.take("q", who, 1, NOW_US)
-        engine.settle("q", who, Outcome.REQUEUE, [(0, 1)], NOW_US)
-        engine.flush(NOW_US)
-        engine.wait()
-    engine.close(NOW_US)
+        log.take("q", who, 1, NOW_US)
+        log.settle("q", who, Outcome.REQUEUE, [(0, 1)], NOW_US)
+        log.flush(NOW_US)
+        log.wait()
+    log.close(NOW_US)
     for path in tmp_path.glob("*.seg"):
         data = bytearray(path.read_bytes())
         if b"bob" in data:

@@ -114,14 +114,12 @@ def test_keys_are_remembered_across_a_restart(start_broker: StartBroker) -> None
 
 def test_what_retention_has_removed_counts_as_the_same(tmp_path: Path) -> None:
     small = LogSettings(segment_bytes=4096, block_bytes=1024, snapshot_blocks=1000)
-    engine = open_log(
-        str(tmp_path), NOW_US, settings=small, policies=Policies({"*": {"retention-seconds": 0}})
-    )
+    log = open_log(str(tmp_path), NOW_US, settings=small, policies=Policies({"*": {"retention-seconds": 0}}))
     try:
         ours = Batch.of([b"%03d" % number + bytes(600) for number in range(8)], protocol="http")
-        engine.transact(transaction_key("q", "k"), [("q", ours)], NOW_US)
-        engine.flush(NOW_US)
-        engine.wait()
+        log.transact(transaction_key("q", "k"), [("q", ours)], NOW_US)
+        log.flush(NOW_US)
+        log.wait()
 
         async def main() -> None:
             readers = ReaderPool(str(tmp_path))
@@ -136,14 +134,14 @@ def test_what_retention_has_removed_counts_as_the_same(tmp_path: Path) -> None:
             other = Batch.of([b"%03d" % number + bytes(600) for number in range(1, 9)], protocol="http")
             assert await judge(ours)
             assert not await judge(other)
-            for piece in engine.take("q", "ann", 8, NOW_US, bytes_max=1 << 20):
-                engine.settle("q", "ann", Outcome.ACK, [(piece.offset_start, piece.offset_end)], NOW_US)
-            while engine.describe("q").offset_start < 8:
-                engine.append("filler", Batch.of([bytes(1000)]), NOW_US)
-                engine.flush(NOW_US)
-                engine.wait()
-                engine.trim(NOW_US + 1)
-                engine.wait()
+            for piece in log.take("q", "ann", 8, NOW_US, bytes_max=1 << 20):
+                log.settle("q", "ann", Outcome.ACK, [(piece.offset_start, piece.offset_end)], NOW_US)
+            while log.describe("q").offset_start < 8:
+                log.append("filler", Batch.of([bytes(1000)]), NOW_US)
+                log.flush(NOW_US)
+                log.wait()
+                log.trim(NOW_US + 1)
+                log.wait()
             assert await judge(ours)
             assert await judge(other)
             assert not await judge(Batch.of([b"one more or less"]))
@@ -151,7 +149,7 @@ def test_what_retention_has_removed_counts_as_the_same(tmp_path: Path) -> None:
 
         asyncio.run(main())
     finally:
-        engine.close(NOW_US)
+        log.close(NOW_US)
 
 
 # --- something else ----------------------------------------------------------------------------------

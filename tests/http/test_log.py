@@ -221,12 +221,12 @@ def test_the_state_of_a_queue_with_as_many_runs_as_messages(broker: BrokerProces
     assert set(states["attempts"].to_pylist()) == {1}
 
 
-# --- the state view by itself, against the engine -----------------------------------------------------
+# --- the state view by itself, against the log -----------------------------------------------------
 
 
-def runs_of(engine: Log, queue: str, start: int, end: int, runs_max: int) -> Runs:
+def runs_of(log: Log, queue: str, start: int, end: int, runs_max: int) -> Runs:
     """As the first process answers."""
-    runs = engine.states(queue, start, end, runs_max)
+    runs = log.states(queue, start, end, runs_max)
     fields = {"count": len(runs), "next": runs.next, "consumers": runs.consumers, "time_us": NOW_US}
     fields["repairs"] = len(runs.repair_first)
     names = ["repair_first", "repair_end", "repair_distance", *(name for name, _ in Runs.COLUMNS)]
@@ -238,13 +238,13 @@ def moment(us: int) -> datetime | None:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us) if us > 0 else None
 
 
-def state_rows(engine: Log, queue: str, start: int, end: int) -> list[Row]:
+def state_rows(log: Log, queue: str, start: int, end: int) -> list[Row]:
     """The view, built one by one."""
-    runs = engine.states(queue, start, end, 1_000_000)
+    runs = log.states(queue, start, end, 1_000_000)
     rows: list[Row] = []
     for run in range(len(runs)):
         expires, retries = runs.expires_us[run], runs.retries[run]
-        for piece in engine.read(queue, runs.first[run], runs.end[run]):
+        for piece in log.read(queue, runs.first[run], runs.end[run]):
             for i in range(piece.lo, piece.hi):
                 offset = piece.first_offset + i
                 stored_expires = piece.expires_us[i] if piece.expires_us is not None else 0
@@ -296,7 +296,7 @@ def test_states_are_what_the_engine_says(
     busy: Worker, runs_max: int, join_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state_view, "JOIN_ROWS", join_rows)
-    engine, seen = busy.engine, set()
+    log, seen = busy.engine, set()
     for queue in busy.queues:
         with LogReader(str(busy.folder)) as reader:
             known = reader.queue(queue)
@@ -305,13 +305,13 @@ def test_states_are_what_the_engine_says(
             for start, end in [(0, known.offset_end), (middle - 20, middle + 20), (middle, middle + 1)]:
 
                 def ask(at: int, queue: str = queue, end: int = end) -> Runs:
-                    return runs_of(engine, queue, at, end, runs_max)
+                    return runs_of(log, queue, at, end, runs_max)
 
                 batches = list(state_batches(reader, queue, start, end, ask))
                 for batch in batches:
                     batch.validate(full=True)
                 rows = pa.Table.from_batches(batches, STATE_SCHEMA).to_pylist()
-                assert rows == state_rows(engine, queue, start, end)
+                assert rows == state_rows(log, queue, start, end)
                 seen |= {(row["state"], row["consumer"]) for row in rows}
                 for columns in (["state", "offset"], ["expires", "retries"], ["value", "id", "timestamp"]):
                     batches = list(state_batches(reader, queue, start, end, ask, columns=columns))
@@ -325,46 +325,46 @@ def small_log(folder: Path) -> Log:
     """1000 messages in small segments, of which nothing that is settled is kept."""
     settings = LogSettings(segment_bytes=16 * 1024, block_bytes=2048, snapshot_blocks=10)
     policies = Policies({"q": {"retention-seconds": 0}})
-    engine = open_log(str(folder), NOW_US, settings=settings, policies=policies)
+    log = open_log(str(folder), NOW_US, settings=settings, policies=policies)
     for turn in range(100):
-        engine.append("q", Batch.of([b"x" * 100] * 10), NOW_US + turn)
-        engine.flush(NOW_US + turn)
-        engine.wait()
-    return engine
+        log.append("q", Batch.of([b"x" * 100] * 10), NOW_US + turn)
+        log.flush(NOW_US + turn)
+        log.wait()
+    return log
 
 
-def remove_half(engine: Log) -> None:
+def remove_half(log: Log) -> None:
     """The first half of these is settled, and retention takes it."""
-    engine.withdraw("q", [(0, 500)], Reason.OPERATOR, NOW_US)
+    log.withdraw("q", [(0, 500)], Reason.OPERATOR, NOW_US)
     for turn in range(4):
         now_us = NOW_US + turn * 10 * SECOND_US
-        engine.append("q", Batch.of([b"more" * 400] * 30), now_us)
-        engine.flush(now_us)
-        engine.wait()
-        engine.tick(now_us)
-        engine.trim(now_us)
-        engine.wait()
+        log.append("q", Batch.of([b"more" * 400] * 30), now_us)
+        log.flush(now_us)
+        log.wait()
+        log.tick(now_us)
+        log.trim(now_us)
+        log.wait()
 
 
 def test_states_of_messages_that_go_between_the_question_and_the_read(tmp_path: Path) -> None:
     """What was settled and removed since the runs were told is left out, without a word."""
-    engine = small_log(tmp_path)
+    log = small_log(tmp_path)
     with LogReader(str(tmp_path)) as reader:
-        runs = runs_of(engine, "q", 0, 1000, 2000)
-        remove_half(engine)
-        assert engine.describe("q").offset_start > 0
+        runs = runs_of(log, "q", 0, 1000, 2000)
+        remove_half(log)
+        assert log.describe("q").offset_start > 0
         batches = list(state_batches(reader, "q", 0, 1000, lambda _: runs))
         offsets = [offset for batch in batches for offset in batch["offset"].to_pylist()]
         assert offsets == [*range(500, 1000)]
-    engine.close(NOW_US)
+    log.close(NOW_US)
 
 
 def test_a_living_message_that_cannot_be_found_is_an_error(tmp_path: Path) -> None:
-    engine = open_log(str(tmp_path), NOW_US)
+    log = open_log(str(tmp_path), NOW_US)
     for turn in range(3):
-        engine.append("q", Batch.of([b"x" * 100] * 10), NOW_US + turn)
-        engine.flush(NOW_US + turn)
-        engine.wait()
+        log.append("q", Batch.of([b"x" * 100] * 10), NOW_US + turn)
+        log.flush(NOW_US + turn)
+        log.wait()
     with LogReader(str(tmp_path)) as reader:
         position = next(reader.messages("q", 10)).header.position
     for path in tmp_path.glob("*.seg"):
@@ -374,13 +374,13 @@ def test_a_living_message_that_cannot_be_found_is_an_error(tmp_path: Path) -> No
     with LogReader(str(tmp_path)) as reader:
 
         def ask(at: int) -> Runs:
-            return runs_of(engine, "q", at, 30, 2000)
+            return runs_of(log, "q", at, 30, 2000)
 
         with pytest.raises(OffsetsMissing, match="offsets 10 to 19"):
             list(state_batches(reader, "q", 0, 30, ask))
         batches = list(state_batches(reader, "q", 0, 30, ask, fail_on_loss=False))
         assert sum(batch.num_rows for batch in batches) == 20
-    engine.close(NOW_US)
+    log.close(NOW_US)
 
 
 # --- columns --------------------------------------------------------------------------------------
@@ -558,27 +558,27 @@ def first_of(reader: LogReader, queue: str, view: str, start: int) -> object:
 
 @pytest.mark.parametrize("view", ["messages", "events"])
 def test_retention_that_goes_on_after_the_range_was_settled(tmp_path: Path, view: str) -> None:
-    engine = small_log(tmp_path)
+    log = small_log(tmp_path)
     # This one does not look again before it finds files gone.
     with LogReader(str(tmp_path), maps_max=1) as reader:
         assert first_of(reader, "q", view, 0) == (0, 1000)
-        remove_half(engine)
-        info = engine.describe("q")
+        remove_half(log)
+        info = log.describe("q")
         start = info.event_start if view == "events" else info.offset_start
         assert start > 0
         with pytest.raises(Problem, match="retention has removed") as caught:
             first_of(reader, "q", view, 0)
         assert caught.value.status == 410
         assert caught.value.fields()["offset_start"] == start
-    engine.close(NOW_US)
+    log.close(NOW_US)
 
 
 def test_a_beginning_that_is_damaged_is_not_put_down_to_retention(tmp_path: Path) -> None:
-    engine = open_log(str(tmp_path), NOW_US)
+    log = open_log(str(tmp_path), NOW_US)
     for turn in range(3):
-        engine.append("q", Batch.of([b"x" * 100] * 10), NOW_US + turn)
-        engine.flush(NOW_US + turn)
-        engine.wait()
+        log.append("q", Batch.of([b"x" * 100] * 10), NOW_US + turn)
+        log.flush(NOW_US + turn)
+        log.wait()
     with LogReader(str(tmp_path)) as reader:
         position = next(reader.messages("q", 10)).header.position
     for path in tmp_path.glob("*.seg"):
@@ -588,7 +588,7 @@ def test_a_beginning_that_is_damaged_is_not_put_down_to_retention(tmp_path: Path
     with LogReader(str(tmp_path)) as reader, pytest.raises(Problem, match="offsets 10 to 19") as caught:
         first_of(reader, "q", "messages", 10)
     assert caught.value.status == 500
-    engine.close(NOW_US)
+    log.close(NOW_US)
 
 
 # --- clients that go, many at once, and a broker at work ---------------------------------------------------

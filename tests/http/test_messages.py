@@ -438,12 +438,12 @@ def test_the_seconds_that_are_left_are_rounded_up() -> None:
 
 
 def test_a_look_stops_at_blocks_that_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = open_log(str(tmp_path), NOW_US)
+    log = open_log(str(tmp_path), NOW_US)
     for at in range(20):
-        engine.append("q", Batch.of([b"%d" % at, b"x" * 1000]), NOW_US)
-        engine.flush(NOW_US)
-        engine.wait()
-    engine.close(NOW_US)
+        log.append("q", Batch.of([b"%d" % at, b"x" * 1000]), NOW_US)
+        log.flush(NOW_US)
+        log.wait()
+    log.close(NOW_US)
     monkeypatch.setattr(looking, "BLOCKS_BYTES_MAX", 5000)
     with LogReader(str(tmp_path)) as reader:
         ranges = [(at, at + 1) for at in range(0, 40, 2)]

@@ -23,9 +23,9 @@ T = TypeVar("T")
 
 
 def write(folder: Path, count: int) -> None:
-    engine = open_log(str(folder), NOW_US)
-    engine.append("q", Batch.of([b"%d" % i for i in range(count)]), NOW_US)
-    engine.close(NOW_US)
+    log = open_log(str(folder), NOW_US)
+    log.append("q", Batch.of([b"%d" % i for i in range(count)]), NOW_US)
+    log.close(NOW_US)
 
 
 def with_pool(folder: Path, test: Callable[[ReaderPool], Awaitable[T]], *, walks_max: int = 64) -> T:
@@ -64,20 +64,20 @@ def numbers(_reader: LogReader, end: int) -> Iterator[int]:
 
 
 def test_a_look_has_a_reader_that_knows_what_is_new(tmp_path: Path) -> None:
-    engine = open_log(str(tmp_path), NOW_US)
+    log = open_log(str(tmp_path), NOW_US)
 
     async def test(pool: ReaderPool) -> list[int]:
         seen = []
         for turn in range(3):
-            engine.append("q", Batch.of([b"x"] * 5), NOW_US + turn)
-            engine.flush(NOW_US + turn)
-            engine.wait()
+            log.append("q", Batch.of([b"x"] * 5), NOW_US + turn)
+            log.flush(NOW_US + turn)
+            log.wait()
             seen.append(await pool.run(offset_end))
         assert pool.idle == 1
         return seen
 
     assert with_pool(tmp_path, test) == [5, 10, 15]
-    engine.close(NOW_US)
+    log.close(NOW_US)
 
 
 def test_arguments_go_to_the_function_and_its_thread_is_not_the_loops(tmp_path: Path) -> None:

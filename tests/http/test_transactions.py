@@ -197,9 +197,9 @@ def test_a_key_without_a_fingerprint_is_answered_as_ever(tmp_path: Path, start_b
     """Earlier versions remembered none."""
     broker = start_broker()
     broker.stop()
-    engine = open_log(str(broker.folder / "data"), time.time_ns() // 1000)
-    engine.transact("transaction/old", [("old", Batch.of([b"x"]))], time.time_ns() // 1000)
-    engine.close(time.time_ns() // 1000)
+    log = open_log(str(broker.folder / "data"), time.time_ns() // 1000)
+    log.transact("transaction/old", [("old", Batch.of([b"x"]))], time.time_ns() // 1000)
+    log.close(time.time_ns() // 1000)
     broker.start()
     with Api(broker.ports["http"]) as api:
         assert committed(api, "old", stage(api, "old", "old", "y"))["repeated"] is True

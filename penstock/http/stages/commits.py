@@ -1,12 +1,12 @@
 """Commits: staged messages go into the log, under a key, once.
 
-A small transaction is one call of the link, which the engine carries out whole or not at all
+A small transaction is one call of the link, which the log carries out whole or not at all
 (`commit_at_once`). A large one would hold up the broker's loop. It goes as `LargeCommit`, chunk by chunk,
 and an intent on the disk sees to it that the last chunk follows, whoever dies in between.
 
 # Why every message of a large commit is stored once
 
-The engine takes a transaction in steps. A step's messages and the fact that it was taken are one write of
+The log takes a transaction in steps. A step's messages and the fact that it was taken are one write of
 the log. A step that it has is not taken again, one that is not the next is refused, and a key that has begun
 is not forgotten before its last step. A receipt comes after the sync, which covers the steps before it too.
 
@@ -17,19 +17,19 @@ and the first process carries out calls in the order in which they were made. Th
 on their way: where one is refused, so are those behind it. So, wherever either process, or the power, ends:
 
   * before the intent is synced: nothing was sent. The transaction is open, as it was.
-  * between that and the mark: the intent is found, and the first step is sent again. The engine has it and
+  * between that and the mark: the intent is found, and the first step is sent again. The log has it and
     says so after its sync, or takes it now. Then the intent is marked as begun, and synced again.
-  * between the mark and the last receipt: the engine is asked how many steps it has, and the next ones are
-    sent. That is never the first: where the engine does not know the key of a marked intent, it was
-    committed, and later pushed out of the engine's memory by ten thousand others.
+  * between the mark and the last receipt: the log is asked how many steps it has, and the next ones are
+    sent. That is never the first: where the log does not know the key of a marked intent, it was
+    committed, and later pushed out of the log's memory by ten thousand others.
   * behind the last receipt: the key is committed. Stages are removed, then the intent; what is left of them
     is found at the next start, and removed before any other key is committed.
 
-The outcome is all or nothing. An intent is withdrawn only where the engine has refused the first step, when
+The outcome is all or nothing. An intent is withdrawn only where the log has refused the first step, when
 nothing is stored; behind that it is carried out, however often that must be tried. A reader sees the first
 chunks before the last ones are there.
 
-How it fails: `CallRefused` where the engine says no, `StageDamaged` where a stage is not what was staged. A
+How it fails: `CallRefused` where the log says no, `StageDamaged` where a stage is not what was staged. A
 large commit tells those who wait for it what is in its way, and tries again after a pause, or at once when
 somebody asks.
 """
@@ -68,7 +68,7 @@ DEFINITE: Final = ("refused", "disk-full", "queue-full", "no-queue", "name", "dr
 """Kinds of no that say that nothing was stored."""
 
 KIND: Final = "transaction/"
-"""What the engine's keys of transactions begin with, so that they and those of single requests keep apart."""
+"""What the log's keys of transactions begin with, so that they and those of single requests keep apart."""
 
 log = logging.getLogger("penstock.stages")
 
@@ -85,7 +85,7 @@ class Range(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What the engine knows of a key."""
+    """What the log knows of a key."""
 
     stored: list[Range] | None  # None: it is not committed
     steps: int  # that are stored, where it has begun and not ended
@@ -209,7 +209,7 @@ class LargeCommit:
                     await self._asked.wait()
 
     async def _go_on(self) -> list[Range]:
-        """Everything that the engine does not have yet."""
+        """Everything that the log does not have yet."""
         intent = self._intent
         if not self._chunks:
             self._chunks = await self._in_thread(
@@ -244,7 +244,7 @@ class LargeCommit:
             while sending:
                 stored = await sending.popleft()
         finally:
-            # What is behind a failure is refused as well. Nobody needs that answer: the engine is asked.
+            # What is behind a failure is refused as well. Nobody needs that answer: the log is asked.
             for task in sending:
                 task.cancel()
             await asyncio.gather(*sending, return_exceptions=True)
@@ -285,7 +285,7 @@ class LargeCommit:
         return stored
 
     async def _withdraw(self, refusal: CallRefused) -> None:
-        """The engine has refused the first step: nothing has happened, and nothing is promised."""
+        """The log has refused the first step: nothing has happened, and nothing is promised."""
         try:
             await self._in_thread(self._folder.remove_intent, self.key)
         except OSError:

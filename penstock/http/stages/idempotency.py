@@ -1,7 +1,7 @@
 """Idempotency: a request that is repeated with its key stores nothing again.
 
-A body with an Idempotency-Key is one transaction of the engine, whose key is made of the queue and the
-caller's. The engine takes a key once; to a repetition it says what it stored then. Here that is compared
+A body with an Idempotency-Key is one transaction of the log, whose key is made of the queue and the
+caller's. The log takes a key once; to a repetition it says what it stored then. Here that is compared
 with what the repetition brings, in the log itself, so that nothing more than a key must be remembered.
 
 Rules that always hold:
@@ -10,7 +10,7 @@ Rules that always hold:
     for others: the length of the name stands before it.
   * What retention has removed, or the disk has damaged, cannot be compared, and counts as the same.
 
-The engine remembers the last 10,000 of these keys, of all queues together, across restarts.
+The log remembers the last 10,000 of these keys, of all queues together, across restarts.
 
 How it fails: the problem `key-reused`, where the messages, their TTLs or their retries are others.
 """
@@ -38,7 +38,7 @@ _SECOND_US: Final = 1_000_000
 
 
 def transaction_key(queue: str, key: str) -> str:
-    """The engine's key for a caller's; for none, the one that is not remembered."""
+    """The log's key for a caller's; for none, the one that is not remembered."""
     return f"http/{len(queue)}/{queue}/{key}" if key else ""
 
 

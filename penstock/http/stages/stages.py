@@ -11,7 +11,7 @@ own (`files.py`), synced before it is confirmed. Then either
 Rules that always hold:
   * One thing at a time is done to a key, commit or abort. Whoever comes meanwhile waits for the outcome.
   * A key that was committed stays committed: to commit it again, with the same stages or with some that have
-    the same messages, changes nothing and is answered as the first time; to abort it does nothing. The engine
+    the same messages, changes nothing and is answered as the first time; to abort it does nothing. The log
     remembers the last 10,000 such keys. With stages that have other messages it is the problem `key-reused`,
     with others that the commit has dropped `stage-not-found`: nobody can say what was in them.
   * What is in memory is what is on the disk: a stage is there after its sync, and gone before its file is.
@@ -66,7 +66,7 @@ COPIED: Final = (
 )
 ALIKE_MAX: Final = 10_000
 ASKED_AT_ONCE: Final = 500
-"""Keys that the engine is asked about in one go, at the start."""
+"""Keys that the log is asked about in one go, at the start."""
 
 log = logging.getLogger("penstock.stages")
 
@@ -120,7 +120,7 @@ class Stages:
         intents, damage = await self._in_thread(self._folder.intents)
         for text in damage:
             log.error("the intent of a large commit is damaged, a part of it may be in the log: %s", text)
-        # This comes before anything else is committed: so far, the engine remembers whatever was.
+        # This comes before anything else is committed: so far, the log remembers whatever was.
         await self._forget_committed()
         for intent in intents:
             await self._resume(intent)
