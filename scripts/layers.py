@@ -20,7 +20,7 @@ LAYERS: dict[str, str] = {
     "protocols": "model",
     "log": "model",
     "broker": "model log",
-    "control": "model",
+    "control": "common model",
     "server": "common model protocols log broker control",
     "cluster": "common model protocols log broker server",
     "http": "common model log control",

@@ -16,9 +16,7 @@ empty, or says in JSON why the link is refused and closed. A link of the kind `h
 from then on, one of the kind `words` frames.
 
 Rules that always hold:
-  * Frames come out in the order in which they went in, whole, however the socket cut them.
-  * A frame that is whole in a chunk is not copied: its body is a view that holds until the next chunk. One
-    that is not is gathered in a buffer of its size, which is allocated once.
+  * Frames come out whole and in order (`common/framing.py`); a body holds until the next chunk.
   * No frame is larger than the reader's bound. Until the hello has been judged, that is a small one.
 
 How it fails: `PeerViolation`, which ends the link. Both ends are ours: it is a fault of ours, or a stranger.
@@ -31,9 +29,10 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
+from penstock.common.framing import Buffer as Buffer
+from penstock.common.framing import Framing
 from penstock.protocols.errors import PeerViolation
 
-Buffer = bytes | bytearray | memoryview
 Fields = dict[str, Any]  # what JSON can say; each reader of one checks its own
 
 MAGIC: Final = "penstock-relay"
@@ -164,52 +163,16 @@ def decode_hello(frame: Frame) -> Hello:
 class Reader:
     """Received chunks to frames."""
 
-    __slots__ = ("_gathered", "_have", "_head", "_position", "frame_bytes_max")
+    __slots__ = ("_framing", "_position", "frame_bytes_max")
 
     def __init__(self, frame_bytes_max: int = HELLO_BYTES_MAX) -> None:
-        self.frame_bytes_max = frame_bytes_max
-        self._head = b""  # of a header that was cut
-        self._gathered: memoryview | None = None  # a frame that is not whole yet
-        self._have = 0  # bytes of it
+        self.frame_bytes_max = frame_bytes_max  # may be raised between two frames
+        self._framing = Framing(HEADER_BYTES, self._frame_bytes)
         self._position = 0
 
     def feed(self, data: Buffer) -> Iterator[Frame]:
-        """The frames that are whole now. Take all of them before the chunk is reused.
-
-        The bound is looked at anew for every frame, so that it may be raised between two.
-        """
-        view = memoryview(data)
-        at, end = 0, len(view)
-        while True:
-            if self._gathered is not None:
-                part = view[at : at + len(self._gathered) - self._have]
-                self._gathered[self._have : self._have + len(part)] = part
-                self._have += len(part)
-                at += len(part)
-                if self._have < len(self._gathered):
-                    return
-                whole, self._gathered = self._gathered, None
-                yield self._frame(whole, 0, len(whole))
-                continue
-            if self._head:
-                part = view[at : at + HEADER_BYTES - len(self._head)]
-                self._head += bytes(part)
-                at += len(part)
-                if len(self._head) < HEADER_BYTES:
-                    return
-                head, self._head = self._head, b""
-                self._gather(head, head)
-                continue
-            left = end - at
-            if left < HEADER_BYTES:
-                self._head = bytes(view[at:])
-                return
-            stop = at + self._frame_bytes(view[at : at + HEADER_BYTES])
-            if stop > end:
-                self._gather(view[at : at + HEADER_BYTES], view[at:])
-                return
-            yield self._frame(view, at, stop)
-            at = stop
+        """The frames that are whole now. Take all of them before the chunk is reused."""
+        return map(self._frame, self._framing.feed(data))
 
     def _frame_bytes(self, head: Buffer) -> int:
         length: int = _HEADER.unpack(head)[0]
@@ -219,18 +182,13 @@ class Reader:
             )
         return HEADER_BYTES + length
 
-    def _gather(self, head: Buffer, begun: Buffer) -> None:
-        self._gathered = memoryview(bytearray(self._frame_bytes(head)))
-        self._gathered[: len(begun)] = begun
-        self._have = len(begun)
-
-    def _frame(self, view: memoryview, start: int, stop: int) -> Frame:
-        _, number, flag, zero, port = _HEADER.unpack_from(view, start)
+    def _frame(self, view: memoryview) -> Frame:
+        _, number, flag, zero, port = _HEADER.unpack_from(view)
         kind = _KINDS.get(number)
         if kind is None or zero:
-            raise violation(f"no frame has the kind {number}", self._position, view[start:stop])
-        frame = Frame(kind, flag, port, view[start + HEADER_BYTES : stop], self._position)
-        self._position += stop - start
+            raise violation(f"no frame has the kind {number}", self._position, view)
+        frame = Frame(kind, flag, port, view[HEADER_BYTES:], self._position)
+        self._position += len(view)
         return frame
 
 

@@ -8,10 +8,7 @@
 A call is `{"n": 7, "call": NAME, …}`, its answer `{"n": 7, …}` or `{"n": 7, "error": {"kind", "detail"}}`.
 A frame with the number 0 wants no answer.
 
-Rules that always hold:
-  * Frames come out in the order in which they went in, whole, however the socket cut them.
-  * A body that is larger than what was received so far is gathered in one buffer of its size, so
-    that a large one is copied once.
+Rule that always holds: frames come out whole and in order (`common/framing.py`), and own their bytes.
 
 How it fails: `FrameError`. Both ends are ours: it means a fault of ours, and ends the link.
 """
@@ -20,10 +17,11 @@ import json
 import struct
 from typing import Any, Final, NamedTuple
 
+from penstock.common.framing import Buffer as Buffer
+from penstock.common.framing import Framing
 from penstock.errors import PenstockError
 
 Fields = dict[str, Any]  # what JSON can say; each call checks its own
-Buffer = bytes | bytearray | memoryview
 
 _LENGTHS: Final = struct.Struct("<II")
 HEADER_BYTES_MAX: Final = 64 << 20
@@ -54,37 +52,23 @@ class FrameDecoder:
     """Received chunks to frames."""
 
     def __init__(self) -> None:
-        self._gathered = bytearray()
-        self._wanted = _LENGTHS.size  # how many bytes are needed before there is something to do
+        self._framing = Framing(_LENGTHS.size, _frame_bytes)
 
     def receive(self, data: Buffer) -> list[Frame]:
         """The frames that are whole now."""
-        gathered = self._gathered
-        gathered += data
-        if len(gathered) < self._wanted:
-            return []
-        frames: list[Frame] = []
-        at = 0
-        while True:
-            self._wanted = _LENGTHS.size
-            if len(gathered) - at < self._wanted:
-                break
-            header_bytes, body_bytes = _LENGTHS.unpack_from(gathered, at)
-            if header_bytes > HEADER_BYTES_MAX or body_bytes > BODY_BYTES_MAX:
-                raise FrameError(f"a frame of {header_bytes} and {body_bytes} bytes is none of ours")
-            self._wanted += header_bytes + body_bytes
-            if len(gathered) - at < self._wanted:
-                break
-            body_at = at + _LENGTHS.size + header_bytes
-            frames.append(
-                Frame(
-                    _fields_of(bytes(gathered[at + _LENGTHS.size : body_at])),
-                    memoryview(bytes(gathered[body_at : body_at + body_bytes])),
-                )
-            )
-            at = body_at + body_bytes
-        del gathered[:at]
-        return frames
+        return [_frame_of(view) for view in self._framing.feed(data)]
+
+
+def _frame_bytes(head: Buffer) -> int:
+    header_bytes, body_bytes = _LENGTHS.unpack(head)
+    if header_bytes > HEADER_BYTES_MAX or body_bytes > BODY_BYTES_MAX:
+        raise FrameError(f"a frame of {header_bytes} and {body_bytes} bytes is none of ours")
+    return int(_LENGTHS.size + header_bytes + body_bytes)
+
+
+def _frame_of(view: memoryview) -> Frame:
+    body_at = _LENGTHS.size + _LENGTHS.unpack_from(view)[0]
+    return Frame(_fields_of(bytes(view[_LENGTHS.size : body_at])), memoryview(bytes(view[body_at:])))
 
 
 def _fields_of(header: bytes) -> Fields:
