@@ -17,7 +17,8 @@ is about to stop and takes nothing new in.
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from penstock.broker.broker import Broker, GuestInfo
+from penstock.broker.broker import Broker
+from penstock.broker.ports import PortInfo
 from penstock.errors import PenstockError
 from penstock.log.errors import LogRefused
 from penstock.log.info import QueueInfo, ReaderInfo
@@ -100,7 +101,7 @@ class Operator:
 
         A queue that has had no message yet can be paused where somebody waits for one.
         """
-        if self._broker.consumer_count(queue):
+        if self._broker.doors.consumer_count(queue):
             self._log.declare(queue, now_us)
         self._log.pause(queue, paused, now_us)
         self._broker.stir(queue)
@@ -110,7 +111,7 @@ class Operator:
         info = self._log.describe(queue)
         left = info.dead if dead else info.ready
         while left > 0:
-            limit = left if dead or not self._broker.is_asked(queue) else min(left, MESSAGES_A_STEP)
+            limit = left if dead or not self._broker.requests.is_asked(queue) else min(left, MESSAGES_A_STEP)
             fates = self._log.purge(queue, now_us, dead=dead, limit=limit, runs_max=RUNS_A_STEP)
             self._broker.purged(queue, fates)
             count = sum(fate.end - fate.first for fate in fates)
@@ -210,7 +211,7 @@ class Operator:
 
     def row(self, queue: str) -> QueueRow:
         return QueueRow(
-            self._log.describe(queue), self._broker.consumer_count(queue), self._log.counts(queue)
+            self._log.describe(queue), self._broker.doors.consumer_count(queue), self._log.counts(queue)
         )
 
     def changed_rows(self, count: int, *, every: bool = False) -> tuple[list[QueueRow], bool]:
@@ -220,23 +221,23 @@ class Operator:
         """
         if every or not self._round:
             known = self._log.queues()
-            changed = dict.fromkeys([*self._log.changed(), *self._broker.consumers_changed()])
+            changed = dict.fromkeys([*self._log.changed(), *self._broker.hand_out.consumers_changed()])
             # The other way round, because the parts are taken off the end.
             self._round = [name for name in reversed(known) if every or name in changed]
         part = [self._round.pop() for _ in range(min(count, len(self._round)))]
         return [self.row(name) for name in part], bool(self._round)
 
     def policy(self, queue: str) -> QueuePolicy:
-        return self._broker.policies.for_queue(queue)
+        return self._log.policies.for_queue(queue)
 
     @property
     def durability(self) -> str:
         """Of queues that have none of their own."""
-        return self._broker.policies.defaults.durability
+        return self._log.policies.defaults.durability
 
-    def connections(self, after: int, count: int) -> list[GuestInfo]:
+    def connections(self, after: int, count: int) -> list[PortInfo]:
         """Up to `count` connections whose numbers are higher than `after`, in order."""
-        return self._broker.guests(after, count)
+        return self._broker.ports.infos(after, count)
 
     @property
     def unready(self) -> str:
@@ -248,5 +249,5 @@ class Operator:
             return "the broker is stopping"
         if self._broker.is_suspended:
             return "the cluster does not answer: nothing is stored or handed out until it does"
-        full = info.full or self._broker.waits_for_disk
+        full = info.full or self._broker.publishing.waits_for_disk
         return "no room on the disk: new messages wait" if full else ""

@@ -1,19 +1,14 @@
-"""Requests: who waits for which answer.
+"""Requests: who waits for which answer, in all queues.
 
-A request is a message that wants a reply. Its sender is a port of this broker, and the message
-carries the way back as its reply address: the opening of the log in which that broker leads, the port's
-number, the number of the batch that it came with (`Asked`), and its place in that batch. So an answer finds
-its way by four numbers, and nothing is kept per request but a byte and its ticket.
+A request is a message that wants a reply. `asked.py` has those that came together, and the addresses by which
+answers find back; here they are found, told and ended.
 
-Ports are numbered anew by every broker, and a request may outlive the one that took it in (as a dead letter
-that is redriven later). So an address of another opening leads nowhere, nor does one of three numbers, as
-they were written before addresses named the opening.
-
-Whoever asks hears once that a consumer has the request, before it hears the answer, however many consumers
-had it and whether or not one of them said so.
-
-A request ends once: answered, undelivered, or withdrawn because its sender is gone. What comes
-after that is dropped.
+Rules that always hold:
+  * Whoever asks hears once that a consumer has the request, before it hears the answer, however many
+    consumers had it and whether or not one of them said so.
+  * Every request ends once: answered, undelivered, or withdrawn because its time is over or its sender gone.
+    What comes after that is dropped.
+  * A consumer that works on a request when it is withdrawn has room again when it is done with it.
 
 Requests that came together have neighbouring offsets, in their order, and mostly stay together until they
 are answered. So addresses are looked at run by run: where the first and the last of neighbours are of one
@@ -21,116 +16,29 @@ batch and as far apart as they stand, so are those in between, and none of them 
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from heapq import heapify, heappop, heappush
 
+from penstock.broker.asked import Asked, addresses, parse_address
+from penstock.broker.port import Port
+from penstock.broker.ports import Attached, Ports
+from penstock.log.errors import LogError, LogRefused
+from penstock.log.log import Log
+from penstock.log.results import Fate, Receipt, Stored
+from penstock.model import words
+from penstock.model.batch import Batch, Slice
+from penstock.model.life import Event, Reason
 from penstock.model.ranges import RangeMap
+from penstock.model.words import Ranges
 
-if TYPE_CHECKING:
-    from penstock.broker.port import Port
-
-_OPEN = 1
-_TOLD = 2  # open, and its sender knows that a consumer has it
-
+SECOND_US = 1_000_000
 
 Runs = Sequence[tuple[int, Sequence[bytes]]]
 """Addresses of neighbouring offsets: that of the first one, and all of them in order."""
 
-
-def addresses(opening: int, port_number: int, asked_number: int, count: int) -> list[bytes]:
-    """The ways back to all requests of a batch."""
-    head = b"%d %d %d " % (opening, port_number, asked_number)
-    return [head + b"%d" % index for index in range(count)]
-
-
-def parse_address(value: bytes, opening: int) -> tuple[int, int, int] | None:
-    """Port, batch and index; None where the address was not made in this opening."""
-    try:
-        made_in, port_number, asked_number, index = map(int, value.split())
-    except ValueError:
-        return None
-    return (port_number, asked_number, index) if made_in == opening else None
-
-
-class Asked:
-    """Requests of one port that came together."""
-
-    __slots__ = ("_open", "first", "number", "open_count", "port", "queue", "tickets", "timed")
-
-    def __init__(self, port: "Port", number: int, queue: str, tickets: "array[int]") -> None:
-        self.port = port
-        self.number = number
-        self.queue = queue
-        self.tickets = tickets
-        self.first = -1  # the offset of the first one, once the log has told it
-        self._open = bytearray([_OPEN]) * len(tickets)
-        self.open_count = len(tickets)
-        self.timed = False  # the broker keeps a deadline for it
-
-    def tickets_of(self, indexes: Sequence[int]) -> "array[int]":
-        if isinstance(indexes, range):
-            return self.tickets[indexes.start : indexes.stop]
-        return array("I", [self.tickets[index] for index in indexes])
-
-    def end(self, indexes: Sequence[int]) -> None:
-        """These requests have ended, if they had not before."""
-        state = self._open
-        if isinstance(indexes, range):
-            count = len(indexes)
-            self.open_count -= count - state.count(0, indexes.start, indexes.stop)
-            state[indexes.start : indexes.stop] = bytes(count)
-            return
-        for index in indexes:
-            self.open_count -= state[index] != 0
-            state[index] = 0
-
-    def is_open(self, index: int) -> bool:
-        return 0 <= index < len(self._open) and bool(self._open[index])
-
-    def tell(self, indexes: Sequence[int]) -> "array[int]":
-        """Consumers have these: the tickets of the open ones of which that is news."""
-        state = self._open
-        if isinstance(indexes, range):
-            news = state.count(_OPEN, indexes.start, indexes.stop)
-            if not news:
-                return array("I")
-            if news == len(indexes):
-                state[indexes.start : indexes.stop] = bytes((_TOLD,)) * news
-                return self.tickets_of(indexes)
-        fresh = [index for index in indexes if state[index] == _OPEN]
-        for index in fresh:
-            state[index] = _TOLD
-        return self.tickets_of(fresh)
-
-    def open_from(self, index: int, count: int) -> Sequence[int]:
-        """The indexes of the open ones among so many from `index` on; a range where all of them are."""
-        state, end = self._open, index + count
-        if state.find(0, index, end) < 0:
-            return range(index, end)
-        return [i for i in range(index, end) if state[i]]
-
-    def open_in(self, first: int, end: int) -> list[int]:
-        """The indexes of the open ones between two offsets, where the first one's is known."""
-        return [o - self.first for o in range(first, end) if self.is_open(o - self.first)]
-
-    def end_all(self) -> "array[int]":
-        """The tickets of those that were open; none is any more."""
-        tickets = array("I", [t for t, is_open in zip(self.tickets, self._open, strict=True) if is_open])
-        self._open = bytearray(len(self._open))
-        self.open_count = 0
-        return tickets
-
-    def open_ranges(self) -> list[tuple[int, int]]:
-        """The offsets of those that are open, where the first one is known."""
-        ranges: list[tuple[int, int]] = []
-        for index, is_open in enumerate(self._open):
-            if is_open:
-                offset = self.first + index
-                if ranges and ranges[-1][1] == offset:
-                    ranges[-1] = (ranges[-1][0], offset + 1)
-                else:
-                    ranges.append((offset, offset + 1))
-        return ranges
+Found = dict[Asked, tuple[Sequence[int], Sequence[int]]]
+"""By the batch that requests came with: their indexes in it, and their offsets. Ranges, mostly."""
 
 
 class Outgoing:
@@ -166,3 +74,290 @@ class Outgoing:
             for first, end in ranges
             for a, b, (base, addresses) in self._runs.cut(first, end)
         ]
+
+
+class QueueRequests:
+    """Those of one queue."""
+
+    __slots__ = ("asked", "early", "ended_early", "orphans", "outgoing")
+
+    def __init__(self) -> None:
+        self.outgoing = Outgoing()
+        self.asked: RangeMap[Asked] = RangeMap()  # by offset
+        self.early: dict[Asked, None] = {}  # those whose offsets are not known yet
+        self.ended_early: RangeMap[None] = RangeMap()  # what has come to an end since there are such
+        self.orphans: RangeMap[str] = RangeMap()  # withdrawn while a consumer (its name) works on them
+
+    def orphans_done(self, name: str, ranges: Ranges) -> int:
+        """A consumer is done with requests that were withdrawn from it; how many."""
+        done = 0
+        for first, end in ranges:
+            for a, b, holder in self.orphans.find(first, end):
+                if holder == name:
+                    self.orphans.cut(a, b)
+                    done += b - a
+        return done
+
+    def forget_orphans(self, name: str) -> None:
+        """That consumer is gone."""
+        for first, end, holder in list(self.orphans):
+            if holder == name:
+                self.orphans.cut(first, end)
+
+
+class Requests:
+    """See the module's docstring."""
+
+    def __init__(self, log: Log, ports: Ports, wants_turn: Callable[[], None]) -> None:
+        self._log = log
+        self._ports = ports
+        self._wants_turn = wants_turn
+        self._opening = log.opening
+        self.by_queue: dict[str, QueueRequests] = {}  # where there was one
+        self._deadlines: list[tuple[int, int, Asked]] = []
+        self._deadlines_over = 0  # how many of them are of requests that have ended
+
+    def _of(self, queue: str) -> QueueRequests:
+        requests = self.by_queue.get(queue)
+        if requests is None:
+            requests = self.by_queue[queue] = QueueRequests()
+        return requests
+
+    def is_asked(self, queue: str) -> bool:
+        """Whether somebody waits for answers to requests in that queue."""
+        requests = self.by_queue.get(queue)
+        return requests is not None and bool(requests.asked or requests.early)
+
+    # --- on their way in -------------------------------------------------------------------------
+
+    def prepare(self, attached: Attached, command: words.Publish, tickets: "array[int]") -> Asked:
+        """Requests that are about to be stored: their messages carry the way back."""
+        asked = Asked(attached.port, next(attached.asked_numbers), command.queue, tickets)
+        command.batch.reply = addresses(self._opening, attached.number, asked.number, len(tickets))
+        return asked
+
+    def begin(self, attached: Attached, asked: Asked, timeout_seconds: int, now_us: int) -> None:
+        """The log has taken them. It may have told already where they are."""
+        attached.asked[asked.number] = asked
+        if asked.first < 0:
+            self._of(asked.queue).early[asked] = None
+        if timeout_seconds:
+            asked.timed = True
+            heappush(self._deadlines, (now_us + timeout_seconds * SECOND_US, id(asked), asked))
+
+    def receipt(self, asked: Asked, now_us: int) -> Receipt:
+        def receipt(result: Stored | LogError) -> None:
+            requests = self._of(asked.queue)
+            requests.early.pop(asked, None)
+            if not isinstance(result, Stored):
+                self._undelivered(asked, asked.end_all())
+                return
+            asked.first = result.first
+            if requests.ended_early:
+                for first, end, _ in requests.ended_early.find(result.first, result.end):
+                    self._end_undelivered(asked, asked.open_in(first, end))
+                if not requests.early:
+                    requests.ended_early = RangeMap()
+            if not asked.open_count:
+                return
+            if asked.port in self._ports.attached:
+                requests.asked.add(result.first, result.end, asked)
+            else:
+                # Its sender left before the log had told where the requests are. A log that is closing
+                # says no: the next opening withdraws them.
+                with suppress(LogRefused):
+                    self._withdraw(asked, Reason.REQUESTER_GONE, now_us)
+                self._undelivered(asked, asked.end_all())
+                self._wants_turn()
+
+        return receipt
+
+    # --- with consumers --------------------------------------------------------------------------
+
+    def note(self, queue: str, port: Port, slices: list[Slice]) -> None:
+        """A port is about to be handed these."""
+        for piece in slices:
+            if piece.reply is not None:
+                ways = piece.reply[piece.lo : piece.hi]
+                self._of(queue).outgoing.add(piece.offset_start, ways)
+                if port.protocol != "rq":
+                    # Other protocols have no word for it: having it is having taken it.
+                    self._tell_delivered([(piece.offset_start, ways)])
+
+    def accepted(self, attached: Attached, command: words.Accepted, now_us: int) -> None:
+        requests = self.by_queue.get(command.queue)
+        if requests is not None:
+            self._tell_delivered(requests.outgoing.look(command.ranges))
+
+    def _tell_delivered(self, runs: Runs) -> None:
+        for asked, (indexes, _) in self.find_open(runs).items():
+            self._tell_once(asked, indexes)
+
+    @staticmethod
+    def _tell_once(asked: Asked, indexes: Sequence[int]) -> None:
+        """That a consumer has these; whoever asked has not heard it of some, whichever consumer it was."""
+        fresh = asked.tell(indexes)
+        if fresh:
+            asked.port.delivered(fresh)
+
+    def find_open(self, runs: Runs) -> Found:
+        """Those for whose answers somebody still waits."""
+        found: Found = {}
+        for first, ways in runs:
+            at, end = 0, len(ways)
+            while at < end:
+                numbers = parse_address(ways[at], self._opening)
+                attached = self._ports.by_number.get(numbers[0]) if numbers is not None else None
+                asked = (
+                    attached.asked.get(numbers[1]) if numbers is not None and attached is not None else None
+                )
+                if numbers is None or asked is None or not 0 <= numbers[2] < len(asked.tickets):
+                    at += 1
+                    continue
+                index = numbers[2]
+                count = min(end - at, len(asked.tickets) - index)
+                last = parse_address(ways[at + count - 1], self._opening)
+                if last != (numbers[0], numbers[1], index + count - 1):
+                    count = 1
+                indexes = asked.open_from(index, count)
+                if indexes:
+                    offsets: Sequence[int] = range(first + at, first + at + count)
+                    if not isinstance(indexes, range):
+                        offsets = [first + at + i - index for i in indexes]
+                    before = found.get(asked)
+                    if before is not None:
+                        indexes, offsets = _more(before[0], indexes), _more(before[1], offsets)
+                    found[asked] = indexes, offsets
+                at += count
+        return found
+
+    # --- ends ------------------------------------------------------------------------------------
+
+    def answer(self, command: words.Reply, fates: Sequence[Fate]) -> None:
+        """A consumer has settled these, with answers."""
+        requests = self.by_queue.get(command.queue)
+        if requests is None or not fates:
+            return
+        runs = requests.outgoing.take([(fate.first, fate.end) for fate in fates])
+        answers = command.answers
+        positions: dict[int, int] = {}
+        for asked, (indexes, offsets) in self.find_open(runs).items():
+            chosen = answers
+            if array("q", offsets) != command.offsets:
+                positions = positions or {offset: i for i, offset in enumerate(command.offsets)}
+                chosen = _pick(answers, [positions[offset] for offset in offsets])
+            self._answered(asked, indexes, chosen)
+
+    def answer_empty(self, requests: QueueRequests, fates: Sequence[Fate]) -> None:
+        """A consumer has settled these through a door without answers: the answer is empty."""
+        runs = requests.outgoing.take([(fate.first, fate.end) for fate in fates])
+        for asked, (indexes, _) in self.find_open(runs).items():
+            self._answered(asked, indexes, Batch(b"", array("i", bytes(4 * (len(indexes) + 1)))))
+
+    def _answered(self, asked: Asked, indexes: Sequence[int], answers: Batch) -> None:
+        self._tell_once(asked, indexes)
+        asked.port.replies(asked.tickets_of(indexes), answers)
+        asked.end(indexes)
+        self._forget_if_done(asked)
+
+    def end_without_answer(self, queue: str, fates: Iterable[Fate]) -> None:
+        """Requests among messages that have come to an end: tell who waits."""
+        requests = self.by_queue.get(queue)
+        if requests is None:
+            return
+        ended = [(f.first, f.end) for f in fates if f.event not in (Event.RETURNED, Event.REQUEUED)]
+        if requests.outgoing:
+            # These carry their way back, which is known before the log has told their offsets.
+            for asked, (indexes, _) in self.find_open(requests.outgoing.take(ended)).items():
+                self._end_undelivered(asked, indexes)
+        for first, end in ended:
+            for a, b, asked in requests.asked.find(first, end) if requests.asked else ():
+                self._end_undelivered(asked, asked.open_in(a, b))
+            if requests.early:
+                # Whoever asked is told when it is known which requests these were.
+                requests.ended_early.cut(first, end)
+                requests.ended_early.add(first, end, None)
+
+    def sender_gone(self, attached: Attached, now_us: int) -> None:
+        for asked in attached.asked.values():
+            if asked.first >= 0:
+                self._withdraw(asked, Reason.REQUESTER_GONE, now_us)
+                self._undelivered(asked, asked.end_all())
+
+    def end_all(self, now_us: int) -> None:
+        """The broker stops: whoever still waits for an answer is told that there will be none."""
+        for attached in self._ports.everybody():
+            for asked in list(attached.asked.values()):
+                if asked.first >= 0:
+                    self._withdraw(asked, Reason.UNDELIVERABLE, now_us)
+                self._undelivered(asked, asked.end_all())
+
+    def _withdraw(self, asked: Asked, reason: Reason, now_us: int) -> None:
+        """Nobody waits for these any more. Consumers that work on some have room when they are done."""
+        ranges = asked.open_ranges()
+        requests = self._of(asked.queue)
+        requests.outgoing.take(ranges)
+        for fate in self._log.withdraw(asked.queue, ranges, reason, now_us):
+            if fate.consumer:
+                requests.orphans.add(fate.first, fate.end, fate.consumer)
+
+    def _end_undelivered(self, asked: Asked, indexes: Sequence[int]) -> None:
+        asked.end(indexes)
+        self._undelivered(asked, asked.tickets_of(indexes))
+
+    def _undelivered(self, asked: Asked, tickets: Sequence[int]) -> None:
+        if tickets and asked.port in self._ports.attached:
+            asked.port.undelivered(tickets)
+        self._forget_if_done(asked)
+
+    def _forget_if_done(self, asked: Asked) -> None:
+        if asked.open_count:
+            return
+        attached = self._ports.attached.get(asked.port)
+        if attached is not None and attached.asked.pop(asked.number, None) is not None:
+            attached.finish_if_done()
+        requests = self.by_queue.get(asked.queue)
+        if requests is not None and asked.first >= 0 and requests.asked:
+            requests.asked.cut(asked.first, asked.first + len(asked.tickets))
+        if asked.timed:
+            asked.timed = False
+            self._deadlines_over += 1
+            self._thin_deadlines()
+
+    # --- deadlines -------------------------------------------------------------------------------
+
+    def expire(self, now_us: int) -> None:
+        """Withdraw those whose time is over."""
+        late = []
+        while self._deadlines and self._deadlines[0][0] <= now_us:
+            deadline = heappop(self._deadlines)
+            asked = deadline[2]
+            if not asked.timed:
+                self._deadlines_over -= 1
+            elif asked.first < 0:
+                late.append(deadline)  # The disk is slow: withdrawn as soon as it is known where they are.
+            else:
+                asked.timed = False
+                self._withdraw(asked, Reason.TIMEOUT, now_us)
+                self._undelivered(asked, asked.end_all())
+        for deadline in late:
+            heappush(self._deadlines, deadline)
+        self._thin_deadlines()
+
+    def _thin_deadlines(self) -> None:
+        """Let go of those that are over, with their ports, before they are more than half."""
+        if 2 * self._deadlines_over > len(self._deadlines):
+            self._deadlines[:] = [entry for entry in self._deadlines if entry[2].timed]
+            heapify(self._deadlines)
+            self._deadlines_over = 0
+
+
+def _pick(batch: Batch, positions: Iterable[int]) -> Batch:
+    return Batch.of([batch.payload[batch.bounds[i] : batch.bounds[i + 1]] for i in positions])
+
+
+def _more(before: Sequence[int], after: Sequence[int]) -> list[int]:
+    """A list is made longer where there is one: many runs take no more time than their length."""
+    together: list[int] = before if isinstance(before, list) else list(before)
+    together.extend(after)
+    return together

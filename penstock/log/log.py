@@ -753,6 +753,10 @@ class Log:
             self._changed[found.number] = found
             self._sealer.control({"op": "pause", "queue": queue, "paused": paused}, now_us)
 
+    @property
+    def policies(self) -> Policies:
+        return self._state.policies
+
     def set_policies(self, policies: Policies) -> None:
         """New settings for every queue, from now on."""
         self._state.policies = policies

@@ -384,31 +384,31 @@ def _reader(context: Context, infos: list[ReaderInfo], now_us: int) -> Fields:
 
 def _connections(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
     """In the order of arrival; `next` is what to ask for behind the last one, null where it is the last."""
-    guests = context.operator.connections(fields["after"], ROWS_MAX + 1)
+    infos = context.operator.connections(fields["after"], ROWS_MAX + 1)
     now_us = context.server.now_us()
     rows: list[Fields] = []
     consumes = 0
     after: int | None = None
-    for guest in guests:
-        consumes += len(guest.consumes)
+    for info in infos:
+        consumes += len(info.consumes)
         if rows and (len(rows) == ROWS_MAX or consumes > CONSUMES_MAX):
             break
         # The server makes no other ports.
-        connection = cast(Connection, guest.port)
-        after = guest.number
+        connection = cast(Connection, info.port)
+        after = info.number
         rows.append(
             {
                 "name": connection.name,
                 "protocol": connection.protocol,
                 "peer": connection.peer,
                 "connected_seconds": max(now_us - connection.connected_us, 0) / SECOND_US,
-                "consumes": [{"queue": queue, "dead": dead} for queue, dead in guest.consumes],
-                "held": guest.held,
-                "blocked": guest.blocked,
-                "held_back": guest.held_back or connection.is_held,
+                "consumes": [{"queue": queue, "dead": dead} for queue, dead in info.consumes],
+                "held": info.held,
+                "blocked": info.blocked,
+                "held_back": info.held_back or connection.is_held,
             }
         )
-    answer({"connections": rows, "next": after if len(rows) < len(guests) else None})
+    answer({"connections": rows, "next": after if len(rows) < len(infos) else None})
 
 
 def _engine(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:

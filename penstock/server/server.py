@@ -104,10 +104,11 @@ class Server:
         self.home = self._make_broker(self._engine)
 
     def _make_broker(self, engine: Log) -> Broker:
+        if engine.policies is not self._settings.policies:
+            engine.set_policies(self._settings.policies)  # They were read again while the log was opened.
         return Broker(
             engine,
             self._want_turn,
-            policies=self._settings.policies,
             queue_name_bytes_max=self.limits.queue_name_bytes_max,
             queues_max=self.limits.queues_max,
         )
@@ -370,7 +371,7 @@ class Server:
         """A line when it is full, and one when it is not any more: senders wait without a word."""
         if self._engine is None:
             return
-        full = self._engine.full or (isinstance(self.home, Broker) and self.home.waits_for_disk)
+        full = self._engine.full or (isinstance(self.home, Broker) and self.home.publishing.waits_for_disk)
         if full == self._disk_was_full:
             return
         self._disk_was_full = full

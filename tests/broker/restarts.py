@@ -97,7 +97,7 @@ class Run:
             writer=InlineWorker(),
             keeper=InlineWorker(),
         )
-        self.broker = Broker(self.engine, self.want_turn, policies=POLICIES, queues_max=QUEUES_MAX)
+        self.broker = Broker(self.engine, self.want_turn, queues_max=QUEUES_MAX)
         self.operator = Operator(self.broker, self.engine)
         self.delivered: Counter[str] = Counter()  # since the log was opened, by queue
         self.acked: Counter[str] = Counter()
@@ -267,7 +267,7 @@ class Run:
     def pause(self) -> None:
         queue = self.rng.choice(QUEUES)
         paused = queue not in self.paused
-        if self.engine.has_queue(queue) or self.broker.consumer_count(queue):
+        if self.engine.has_queue(queue) or self.broker.doors.consumer_count(queue):
             self.operator.pause(queue, paused, self.now_us)
             (self.paused.add if paused else self.paused.discard)(queue)
 
@@ -384,19 +384,20 @@ class Run:
 
     def check_left_behind(self) -> None:
         broker, ports = self.broker, set(self.ports)
-        assert set(broker._guests) == ports
-        waiting = (*broker._starved, *broker._held_back, *broker._syncing)
-        assert {guest.port for guest in waiting} <= ports
-        over = sum(not asked.timed for _, _, asked in broker._deadlines)
-        assert 2 * over <= len(broker._deadlines), f"{over} deadlines of requests that have ended"
+        assert set(broker.ports.attached) == ports
+        waiting = (*broker.hand_out._starved, *broker.publishing.held_back, *broker.publishing._syncing)
+        assert {attached.port for attached in waiting} <= ports
+        deadlines = broker.requests._deadlines
+        over = sum(not asked.timed for _, _, asked in deadlines)
+        assert 2 * over <= len(deadlines), f"{over} deadlines of requests that have ended"
         waited_at = {queue for port in self.ports for queue, _ in port.demands}
         holding = {queue for port in self.ports for (queue, _), held in port.holding.items() if held}
-        strangers = set(broker._desks) - set(self.engine.queues()) - waited_at - holding
+        strangers = set(broker.doors.by_queue) - set(self.engine.queues()) - waited_at - holding
         assert not strangers, f"names that nobody waits at: {strangers}"
-        for desk in broker._desks.values():
-            assert {asked.port for _, _, asked in desk.asked} <= ports
-            assert not desk.asked_early, "all that was asked is synced"
-            assert {name for _, _, name in desk.orphans} <= {port.name for port in ports}
+        for requests in broker.requests.by_queue.values():
+            assert {asked.port for _, _, asked in requests.asked} <= ports
+            assert not requests.early, "all that was asked is synced"
+            assert {name for _, _, name in requests.orphans} <= {port.name for port in ports}
 
     # --- ends ------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.broker.broker import MESSAGE_BYTES
+from penstock.broker.hand_out import MESSAGE_BYTES
 from penstock.model.batch import Batch, Slice
 from penstock.model.words import (
     Accepted,
@@ -440,8 +440,8 @@ class WildPort:
 
     def open_requests(self) -> list[Ticket]:
         """Those that the broker has taken in, and not ended."""
-        guest = self.run.broker._guests.get(self)
-        waiting = guest.waiting if guest is not None else ()
+        attached = self.run.broker.ports.attached.get(self)
+        waiting = attached.waiting if attached is not None else ()
         unsent = {payload for command in waiting for payload in command.batch.messages()}
         return [
             ticket
@@ -454,8 +454,8 @@ class WildPort:
         count = 0
         for (queue, dead), held in self.holding.items():
             mine = self.run.held_by(queue, self.name)
-            guest_holds = self.run.broker._guests[self].holds.get((queue, dead), 0)
-            assert guest_holds == len(held), f"{self} is taken to hold {guest_holds} at {queue!r}"
+            holds = self.run.broker.ports.attached[self].holds.get((queue, dead), 0)
+            assert holds == len(held), f"{self} is taken to hold {holds} at {queue!r}"
             for offset, one in held.items():
                 if offset not in mine:
                     assert one.ghost or one.message.asks, f"{one.message} is not with {self.name} any more"

@@ -127,7 +127,7 @@ class House:
             writer=self.writer,
             keeper=self.keeper,
         )
-        self.broker = Broker(self.engine, lambda: None, policies=policies)
+        self.broker = Broker(self.engine, lambda: None)
 
     def port(self, name: str, protocol: str = "phpmq", lost_to: Where = Where.PLACE) -> FakePort:
         port = FakePort(self, name, protocol, lost_to)

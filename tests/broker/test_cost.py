@@ -77,4 +77,4 @@ def test_consumers_of_names_cost_what_is_said_and_nothing_when_they_have_left(ho
             del again, port
             house.turn()
     assert measure.grown < count * 500
-    assert len(house.broker._desks) == count + 1
+    assert len(house.broker.doors.by_queue) == count + 1

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.broker import DISPATCH_BYTES
+from penstock.broker.hand_out import DISPATCH_BYTES
 from penstock.model.batch import Slice
 from penstock.model.words import Cancel, Closing, Consume
 from tests.broker.test_broker import FakePort, House, send, settle

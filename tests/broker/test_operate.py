@@ -23,7 +23,7 @@ class Office(House):
     def __init__(self, folder: Path, policies: Policies | None = None, queues_max: int = 100_000) -> None:
         super().__init__(folder, policies)
         self.turns = 0
-        self.broker = Broker(self.engine, self.want_turn, policies=policies, queues_max=queues_max)
+        self.broker = Broker(self.engine, self.want_turn, queues_max=queues_max)
         self.operator = Operator(self.broker, self.engine)
 
     def want_turn(self) -> None:

@@ -10,8 +10,8 @@ from typing import cast
 
 import pytest
 
+from penstock.broker.asked import Asked, addresses, parse_address
 from penstock.broker.operate import Operator
-from penstock.broker.requests import Asked, addresses, parse_address
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.policy import Policies
@@ -92,8 +92,8 @@ def one_by_one(house: House, runs: list[tuple[int, list[bytes]]]) -> dict[Asked,
     for first, ways in runs:
         for offset, address in enumerate(ways, first):
             numbers = parse_address(address, house.engine.opening)
-            guest = house.broker._by_number.get(numbers[0]) if numbers is not None else None
-            asked = guest.asked.get(numbers[1]) if numbers is not None and guest is not None else None
+            attached = house.broker.ports.by_number.get(numbers[0]) if numbers is not None else None
+            asked = attached.asked.get(numbers[1]) if numbers is not None and attached is not None else None
             if numbers is not None and asked is not None and asked.is_open(numbers[2]):
                 found.setdefault(asked, []).append((numbers[2], offset))
     return found
@@ -108,8 +108,8 @@ def test_addresses_are_found_by_runs_as_they_are_one_by_one(house: House, seed: 
     for i in range(6):
         tickets = list(range(100 * i, 100 * i + rng.choice((1, 2, 9, 60))))
         askers[i % 3].say(send("q", *[b"x"] * len(tickets), tickets=tickets, wants_reply=True))
-    guests = [house.broker._guests[port] for port in askers]
-    batches = {(guest.number, number): asked for guest in guests for number, asked in guest.asked.items()}
+    attached = [house.broker.ports.attached[port] for port in askers]
+    batches = {(one.number, number): asked for one in attached for number, asked in one.asked.items()}
     opening = house.engine.opening
     for _ in range(60):
         runs: list[tuple[int, list[bytes]]] = []
@@ -128,7 +128,7 @@ def test_addresses_are_found_by_runs_as_they_are_one_by_one(house: House, seed: 
             if pieces:
                 runs.append((offset, pieces))
             offset += len(pieces) + rng.randint(0, 2)
-        found = house.broker._open_requests(runs)
+        found = house.broker.requests.find_open(runs)
         expected = one_by_one(house, runs)
         assert {asked: list(zip(*rows, strict=True)) for asked, rows in found.items()} == expected
         asked = rng.choice(list(batches.values()))
@@ -179,7 +179,7 @@ def test_answers_in_any_order_reach_whoever_asked(house: House, seed: int) -> No
         assert sorted(replies) == [(ticket, b"re: %d" % ticket) for ticket in own]
         delivered = [ticket for told in asker.heard("delivered") for ticket in cast("list[int]", told)]
         assert sorted(delivered) == own
-    assert not any(house.broker._guests[asker].asked for asker in askers)
+    assert not any(house.broker.ports.attached[asker].asked for asker in askers)
 
 
 # --- delivered once, before the answer -----------------------------------------------------------
@@ -272,8 +272,8 @@ def test_a_request_whose_block_is_damaged_is_undelivered(tmp_path: Path, reader:
     house.turn()
     house.tick()
     assert asker.heard("undelivered") == [[5]]
-    assert not house.broker.is_asked("q")
-    assert house.broker.is_asked("p")
+    assert not house.broker.requests.is_asked("q")
+    assert house.broker.requests.is_asked("p")
     house.engine.close(house.now)
 
 

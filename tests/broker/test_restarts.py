@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterable, Iterator
 import pytest
 
 from penstock.broker import requests
-from penstock.broker.broker import Broker, Guest
+from penstock.broker.asked import Asked
 from penstock.broker.consumers import Consumers
-from penstock.broker.requests import Asked
+from penstock.broker.doors import Doors
+from penstock.broker.hand_out import HandOut
+from penstock.broker.ports import Attached
+from penstock.broker.requests import Requests
 from penstock.log.errors import LogRefused
 from penstock.model.words import Consume
 from tests.broker.restarts import Broken, run
@@ -88,31 +91,31 @@ def test_a_share_that_nobody_gets_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
 
 @canary
 def test_a_blocked_port_that_is_given_something_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    join = Broker._join
+    join = HandOut.join
 
-    def forget(self: Broker, guest: Guest, command: Consume) -> None:
-        blocked, guest.blocked = guest.blocked, False
-        join(self, guest, command)
-        guest.blocked = blocked
+    def forget(self: HandOut, attached: Attached, command: Consume) -> None:
+        blocked, attached.blocked = attached.blocked, False
+        join(self, attached, command)
+        attached.blocked = blocked
 
-    monkeypatch.setattr(Broker, "_join", forget)
+    monkeypatch.setattr(HandOut, "join", forget)
     assert_caught("is blocked")
 
 
 @canary
 def test_a_limit_that_counts_spoken_names_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_desks(self: Broker, queues: Iterable[str]) -> None:
+    def by_doors(self: Doors, queues: Iterable[str]) -> None:
         for queue in queues:
-            if queue not in self._desks and len(self._desks) >= self._queues_max:
+            if queue not in self.by_queue and len(self.by_queue) >= self._queues_max:
                 raise LogRefused(f"queue {queue!r}: the limit of queues-max")
 
-    monkeypatch.setattr(Broker, "check_names", by_desks)
+    monkeypatch.setattr(Doors, "check_names", by_doors)
     assert_caught("and was refused")
 
 
 @canary
 def test_deadlines_that_stay_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Broker, "_thin_deadlines", lambda self: None)
+    monkeypatch.setattr(Requests, "_thin_deadlines", lambda self: None)
     assert_caught("deadlines of requests that have ended")
 
 

@@ -261,7 +261,7 @@ class Leader(Front):
             policies=self._policies,
             wake=self._wake,
         )
-        self.home = self.broker = Broker(self.engine, self.want_turn, policies=self._policies)
+        self.home = self.broker = Broker(self.engine, self.want_turn)
 
     def serve(self) -> None:
         self.host = RelayHost(

@@ -159,7 +159,7 @@ def test_a_delivery_that_nobody_wants_goes_back_though_its_connection_waits(
     with follower.wire("phpmq") as first, leader.wire("phpmq") as second:
         send(second, b"small", bytes(SMALL))
         first.say(consume(b"work", 1))
-        thread.until(lambda: leader.broker.consumer_count("work") == 1, "the demand")
+        thread.until(lambda: leader.broker.doors.consumer_count("work") == 1, "the demand")
         dialer.on_frame = slowly
         send(second, b"work", b"1")
         thread.until(lambda: late, "the delivery")
@@ -205,7 +205,7 @@ def test_a_request_into_a_full_queue_waits_at_the_leader(leader: Leader, followe
 
 def test_names_that_cannot_be_are_refused_and_the_rest_is_stored(leader: Leader, follower: Follower) -> None:
     """The leader's limits count, which a follower does not know."""
-    leader.thread.call(lambda: setattr(leader.broker, "_queues_max", 2))
+    leader.thread.call(lambda: setattr(leader.broker.doors, "_queues_max", 2))
     senders = [follower.wire("rq") for _ in range(4)]
     for number, sender in enumerate(senders):
         sender.say(notice(number, b"queue-%d" % number, b"x"), notice(number + 50, b"queue-0", b"y"))
@@ -219,7 +219,7 @@ def test_names_that_cannot_be_are_refused_and_the_rest_is_stored(leader: Leader,
 
 
 def test_new_names_count_together(leader: Leader, follower: Follower) -> None:
-    leader.thread.call(lambda: setattr(leader.broker, "_queues_max", 2))
+    leader.thread.call(lambda: setattr(leader.broker.doors, "_queues_max", 2))
     sender = follower.wire("rq")
     sender.say(b"".join(notice(number, b"queue-%d" % number, b"x") for number in range(4)))
     answers = sender.hear(2 * len(delivered(0)) + 2 * len(undelivered(0)))

@@ -43,8 +43,8 @@ def attach(number: int, name: str = "phpmq:x#1") -> bytes:
     )
 
 
-def guests(leader: Leader) -> list[str]:
-    return leader.thread.call(lambda: [guest.port.name for guest in leader.broker.guests(0, 100)])
+def names(leader: Leader) -> list[str]:
+    return leader.thread.call(lambda: [info.port.name for info in leader.broker.ports.infos(0, 100)])
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_whoever_breaks_the_rules_is_closed_and_leaves_nothing_behind(leader: Le
         pass
     wire.close()
     leader.thread.until(lambda: not leader.host.front_ends, "the link to end")
-    leader.thread.until(lambda: not leader.broker.guests(0, 100), "its connections to be lost")
+    leader.thread.until(lambda: not leader.broker.ports.infos(0, 100), "its connections to be lost")
 
 
 def test_a_stranger_that_says_nothing_is_closed(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,12 +103,12 @@ def test_a_new_link_of_a_front_end_ends_the_one_before(leader: Leader) -> None:
     first, second = dial(leader), dial(leader)
     first.say(encode_hello(GOOD), attach(1, "first"))
     assert welcome(first) == ""
-    leader.thread.until(lambda: leader.broker.guests(0, 9), "the connection")
+    leader.thread.until(lambda: leader.broker.ports.infos(0, 9), "the connection")
     second.say(encode_hello(GOOD), attach(1, "second"), encode_frame(Kind.RESUMED))
     assert welcome(second) == ""
     assert first.is_closed()
-    leader.thread.until(lambda: len(leader.broker.guests(0, 9)) == 1, "one connection")
-    assert guests(leader) == ["second@somebody"]
+    leader.thread.until(lambda: len(leader.broker.ports.infos(0, 9)) == 1, "one connection")
+    assert names(leader) == ["second@somebody"]
     first.close()
     second.close()
 
@@ -117,9 +117,9 @@ def test_a_link_that_does_not_come_again_loses_its_connections(leader: Leader) -
     wire = dial(leader)
     wire.say(encode_hello(GOOD), attach(1))
     assert welcome(wire) == ""
-    leader.thread.until(lambda: leader.broker.guests(0, 9), "the connection")
+    leader.thread.until(lambda: leader.broker.ports.infos(0, 9), "the connection")
     wire.close()
-    leader.thread.until(lambda: not leader.broker.guests(0, 9), "the connection to be lost")
+    leader.thread.until(lambda: not leader.broker.ports.infos(0, 9), "the connection to be lost")
 
 
 def test_a_follower_waits_for_a_leader_that_is_not_there_yet(thread: LoopThread, tmp_path: Path) -> None:

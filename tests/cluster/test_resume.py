@@ -415,7 +415,7 @@ def test_words_of_one_connection_keep_their_order_beside_its_messages(cluster: C
     cluster.thread.call(three_chunks)
     other.demand(2)
     assert len(other.collect(2)) == 2
-    assert cluster.thread.call(cluster.leader.broker.consumer_count, "else") == 0
+    assert cluster.thread.call(cluster.leader.broker.doors.consumer_count, "else") == 0
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -554,7 +554,7 @@ def test_requests_end_with_the_link(cluster: Cluster) -> None:
     requester, worker = follower.wire("rq"), cluster.door(follower, "rq")
     name = b"work"
     requester.say(request(7, name, b"?"), request(8, name, b"?"))
-    cluster.thread.until(lambda: cluster.leader.broker.is_asked("work"), "the requests")
+    cluster.thread.until(lambda: cluster.leader.broker.requests.is_asked("work"), "the requests")
     cluster.relink()
     requester.expect(undelivered(7) + undelivered(8))
     cluster.thread.until(lambda: cluster.leader.counts_now("work") == (0, 0, 0), "their withdrawal")

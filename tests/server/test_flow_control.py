@@ -268,4 +268,4 @@ def test_a_buffer_that_is_full_to_the_byte_is_no_dead_end(tmp_path: Path, loop: 
 
 def held(server: Inside) -> int:
     """Messages that the first connection has."""
-    return server.broker.guests(0, 1)[0].held
+    return server.broker.ports.infos(0, 1)[0].held

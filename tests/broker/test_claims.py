@@ -7,7 +7,7 @@ import pytest
 
 from penstock.model.batch import Batch
 from penstock.model.life import Event
-from penstock.model.words import Cancel, Consume, Outcome, Publish, Settle, Where
+from penstock.model.words import Cancel, Closing, Consume, Outcome, Publish, Settle, Where
 from tests.broker.test_broker import SECOND, FakePort, House
 
 
@@ -118,7 +118,7 @@ def test_demands_that_end_before_they_count(house: House) -> None:
     house.broker.wait_for_claims(False)
     turn(house)
     assert ceased.got == gone.got == []
-    assert house.broker.consumer_count("q") == 0
+    assert house.broker.doors.consumer_count("q") == 0
 
 
 def test_what_may_be_held_does_not_expire(house: House) -> None:
@@ -177,3 +177,13 @@ def test_claims_for_a_name_that_cannot_be_are_refused(house: House) -> None:
     ann: FakePort = house.port("ann")
     assert house.broker.claim(ann, "", False, b"0" * 18, [(0, 1)], house.now) == []
     assert len(ann.heard("log")) == 1
+
+
+def test_what_is_claimed_of_a_queue_that_is_not_there_can_be_let_go(house: House) -> None:
+    ann, bob = house.port("ann"), house.port("bob")
+    assert house.broker.claim(ann, "lost", False, b"", [(0, 2)], house.now) == []
+    # The name is forgotten with its last consumer, not what ann has of it.
+    bob.say(Consume("lost", 1), Cancel("lost"))
+    ann.say(Settle("lost", Outcome.ACK, b"", [(0, 2)]))
+    ann.say(Closing())
+    assert ann.told == [("finished", None)]

@@ -1,0 +1,85 @@
+"""Doors: the queues that the broker serves, each with two ways in for consumers.
+
+A name is known as soon as somebody consumes there or sends there. As long as the log has no queue of that
+name it is a stranger: it counts towards the limit of queues, and is forgotten when nobody consumes there.
+"""
+
+from collections.abc import Iterable
+
+from penstock.broker.consumers import Consumers
+from penstock.broker.port import Port
+from penstock.log.errors import LogRefused
+from penstock.log.log import Log
+from penstock.model.policy import check_queue_name
+
+
+class Door:
+    """One way into a queue: its messages, or its dead letters."""
+
+    __slots__ = ("consumers", "dead", "queue")
+
+    def __init__(self, queue: str, dead: bool) -> None:
+        self.queue = queue
+        self.dead = dead
+        self.consumers: Consumers[Port] = Consumers()
+
+
+class QueueDoors:
+    """Both ways into a queue."""
+
+    __slots__ = ("dead", "living")
+
+    def __init__(self, queue: str) -> None:
+        self.living = Door(queue, dead=False)
+        self.dead = Door(queue, dead=True)
+
+    def door(self, dead: bool) -> Door:
+        return self.dead if dead else self.living
+
+
+class Doors:
+    """Those of all queues. See the module's docstring."""
+
+    __slots__ = ("_log", "_name_bytes_max", "_queues_max", "by_queue", "strangers")
+
+    def __init__(self, log: Log, name_bytes_max: int, queues_max: int) -> None:
+        self._log = log
+        self._name_bytes_max = name_bytes_max
+        self._queues_max = queues_max
+        self.by_queue: dict[str, QueueDoors] = {}
+        self.strangers: set[str] = set()
+
+    def of(self, queue: str) -> QueueDoors:
+        """Raises where no queue may have that name, or there are too many."""
+        doors = self.by_queue.get(queue)
+        if doors is None:
+            self.check_names((queue,))
+            doors = self.by_queue[queue] = QueueDoors(queue)
+            if not self._log.has_queue(queue):
+                self.strangers.add(queue)
+        return doors
+
+    def consumer_count(self, queue: str) -> int:
+        """Of its messages and of its dead letters."""
+        doors = self.by_queue.get(queue)
+        return len(doors.living.consumers) + len(doors.dead.consumers) if doors is not None else 0
+
+    def check_names(self, queues: Iterable[str]) -> None:
+        """Raise unless all of these are queues, or may be."""
+        new = set()
+        for queue in queues:
+            if queue not in self.by_queue:
+                check_queue_name(queue, self._name_bytes_max)
+                if not self._log.has_queue(queue):
+                    new.add(queue)
+        if new and self._log.queue_count + len(self.strangers) + len(new) > self._queues_max:
+            raise LogRefused(
+                f"queue {min(new)!r}: there are {self._queues_max} queues already, the limit of queues-max"
+            )
+
+    def forget_stranger(self, queue: str) -> None:
+        """Nobody consumes there, and perhaps nothing was ever stored there: then the name counts no more."""
+        if queue in self.strangers and not self.consumer_count(queue):
+            self.strangers.discard(queue)
+            if not self._log.has_queue(queue):
+                del self.by_queue[queue]

@@ -1,0 +1,113 @@
+"""Ports: who is attached to the broker, and what it knows of each.
+
+A port is numbered in the order in which it came, and no number is given twice: addresses of requests
+(`asked.py`) and lists of connections name ports by it.
+"""
+
+from collections import deque
+from itertools import count as counter
+from itertools import islice
+from typing import NamedTuple
+
+from penstock.broker.asked import Asked
+from penstock.broker.doors import Door
+from penstock.broker.port import Port
+from penstock.model import words
+from penstock.model.ranges import RangeMap
+
+DoorKey = tuple[str, bool]
+"""A queue, and whether its dead letters are meant."""
+
+
+class Attached:
+    """What the broker knows of a port."""
+
+    __slots__ = (
+        "asked",
+        "asked_numbers",
+        "blocked",
+        "closing",
+        "doors",
+        "ghosts",
+        "holds",
+        "idle",
+        "number",
+        "port",
+        "receipts",
+        "speaking",
+        "starved",
+        "waiting",
+    )
+
+    def __init__(self, port: Port, number: int) -> None:
+        self.port = port
+        self.number = number
+        self.doors: dict[DoorKey, Door] = {}  # it consumes there
+        self.holds: dict[DoorKey, int] = {}  # messages that it has not settled
+        self.ghosts: dict[DoorKey, RangeMap[None]] = {}  # of these, what it claimed and is not its own
+        self.asked: dict[int, Asked] = {}  # requests whose answers it waits for
+        self.asked_numbers = counter()
+        self.receipts = 0  # batches that are on their way to the disk, and it waits to hear so
+        self.waiting: deque[words.Publish] = deque()  # there is no room for these yet
+        self.speaking = False  # its commands are being handled
+        self.closing = False
+        self.blocked = False  # its buffer is full
+        self.idle = False  # its peer does not answer
+        self.starved: dict[Door, None] = {}  # there it had no room when it was its turn
+
+    def finish_if_done(self) -> None:
+        """Let it go where it wants to leave and nothing of its own is pending."""
+        # What it has said is heard to the end first: it may want an answer.
+        if self.closing and not (self.holds or self.asked or self.receipts or self.waiting or self.speaking):
+            self.port.finish()
+
+
+class PortInfo(NamedTuple):
+    """A port as people see it."""
+
+    number: int  # in the order of arrival
+    port: Port
+    consumes: list[DoorKey]
+    held: int  # messages that it has not settled
+    blocked: bool  # it does not read what it gets
+    held_back: bool  # there is no room for what it sends
+
+
+class Ports:
+    """All that are attached, by themselves and by number."""
+
+    __slots__ = ("_numbers", "attached", "by_number")
+
+    def __init__(self) -> None:
+        self.attached: dict[Port, Attached] = {}
+        self.by_number: dict[int, Attached] = {}
+        self._numbers = counter(1)
+
+    def attach(self, port: Port) -> None:
+        attached = Attached(port, next(self._numbers))
+        self.attached[port] = self.by_number[attached.number] = attached
+
+    def detach(self, port: Port) -> Attached | None:
+        attached = self.attached.pop(port, None)
+        if attached is not None:
+            del self.by_number[attached.number]
+        return attached
+
+    def everybody(self) -> list[Attached]:
+        """Those of the moment, whoever comes and goes meanwhile."""
+        return list(self.attached.values())
+
+    def infos(self, after: int, count: int) -> list[PortInfo]:
+        """Up to `count` ports with a higher number than `after`, in the order in which they came."""
+        later = (attached for number, attached in self.by_number.items() if number > after)
+        return [
+            PortInfo(
+                attached.number,
+                attached.port,
+                list(attached.doors),
+                sum(attached.holds.values()),
+                attached.blocked,
+                bool(attached.waiting),
+            )
+            for attached in islice(later, count)
+        ]

@@ -1,0 +1,171 @@
+"""Publishing: messages from ports to the log, and word of them back to whoever sent them.
+
+Rules that always hold:
+  * A sender for whose messages there is no room is not told no: it is not read any more, its
+    messages wait here in order, and go in as soon as there is room, before those of later senders.
+  * What the log refuses for good is refused here, to its sender, by name.
+  * A port that asks whether all it has said is durable is answered once for all that it asks in a turn.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from penstock.broker.doors import Doors
+from penstock.broker.hand_out import HandOut
+from penstock.broker.ports import Attached, Ports
+from penstock.broker.requests import Requests
+from penstock.log.errors import DiskFull, LogError, LogRefused, QueueFull
+from penstock.log.log import Log
+from penstock.log.results import Receipt, Stored
+from penstock.model import words
+from penstock.model.policy import QueueNameError
+
+EVERY_QUEUE: Final = ""
+
+
+class Publishing:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        log: Log,
+        ports: Ports,
+        doors: Doors,
+        hand_out: HandOut,
+        requests: Requests,
+        wants_turn: Callable[[], None],
+    ) -> None:
+        self._log = log
+        self._ports = ports
+        self._doors = doors
+        self._hand_out = hand_out
+        self._requests = requests
+        self._wants_turn = wants_turn
+        self.held_back: dict[Attached, None] = {}  # in the order in which they go in
+        self._full: set[str] = set()  # queues that they wait for; EVERY_QUEUE where the disk is full
+        self._syncing: dict[Attached, None] = {}  # these want to hear when all that they have said is durable
+
+    def forget(self, attached: Attached) -> None:
+        """It is gone."""
+        self.held_back.pop(attached, None)
+        self._syncing.pop(attached, None)
+
+    # --- messages --------------------------------------------------------------------------------
+
+    def publish(self, attached: Attached, command: words.Publish, now_us: int) -> None:
+        if attached.waiting:
+            attached.waiting.append(command)
+        elif (self._full and self._others_wait(command.queue)) or not self._store(attached, command, now_us):
+            attached.waiting.append(command)
+            attached.port.hold(True)
+            self.held_back[attached] = None
+
+    def _others_wait(self, queue: str) -> bool:
+        """Whether somebody came before who waits for room in that queue: nobody overtakes it."""
+        return queue in self._full or EVERY_QUEUE in self._full
+
+    def _store(self, attached: Attached, command: words.Publish, now_us: int) -> bool:
+        """Whether the log has taken them, or refused them for good; they wait where it has no room."""
+        queue, batch, tickets = command.queue, command.batch, command.tickets
+        batch.protocol = attached.port.protocol
+        asked = None
+        receipt = None
+        if tickets is not None:
+            if command.wants_reply:
+                asked = self._requests.prepare(attached, command, tickets)
+                receipt = self._requests.receipt(asked, now_us)
+            else:
+                receipt = self._receipt(attached, tickets)
+        try:
+            if queue not in self._doors.by_queue:
+                self._doors.of(queue)
+            self._log.append(queue, batch, now_us, receipt)
+        except (LogRefused, QueueNameError) as error:
+            self._doors.forget_stranger(queue)
+            if isinstance(error, DiskFull | QueueFull) and not self._never_fits(command):
+                self._full.add(EVERY_QUEUE if isinstance(error, DiskFull) else queue)
+                return False
+            attached.port.log(f"refused: {error}", len(batch))
+            if tickets is not None:
+                attached.port.undelivered(tickets)
+            else:
+                attached.port.refused(len(batch))
+            return True
+        if asked is not None:
+            self._requests.begin(attached, asked, command.timeout_seconds, now_us)
+        elif receipt is not None:
+            attached.receipts += 1
+        self._hand_out.stir(queue)
+        return True
+
+    def _never_fits(self, command: words.Publish) -> bool:
+        """Whether it is one message that is more than its queue may ever have."""
+        bytes_max = self._log.policies.for_queue(command.queue).max_bytes
+        return len(command.batch) == 1 and 0 < bytes_max < len(command.batch.payload)
+
+    def _receipt(self, attached: Attached, tickets: Sequence[int]) -> Receipt:
+        port = attached.port
+
+        def receipt(result: Stored | LogError) -> None:
+            if port not in self._ports.attached:
+                return
+            if isinstance(result, Stored):
+                port.delivered(tickets)
+            else:
+                port.undelivered(tickets)
+            attached.receipts -= 1
+            attached.finish_if_done()
+
+        return receipt
+
+    # --- those that wait for room ----------------------------------------------------------------
+
+    def retry(self, now_us: int) -> None:
+        """Room may have come back: take in what waits, in order, and go on reading from its senders."""
+        self._full.clear()
+        for attached in list(self.held_back):
+            while attached.waiting and not self._others_wait(attached.waiting[0].queue):
+                command = attached.waiting.popleft()
+                if self._store(attached, command, now_us):
+                    continue
+                if EVERY_QUEUE in self._full or len(command.batch) == 1:
+                    attached.waiting.appendleft(command)
+                    break
+                # Some may fit where all do not, and all of them may be more than the queue ever takes.
+                self._full.discard(command.queue)
+                attached.waiting.extendleft(reversed(command.halves()))
+            if not attached.waiting:
+                del self.held_back[attached]
+                attached.port.hold(False)
+                attached.finish_if_done()
+                self._wants_turn()
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether messages wait here because there is no room for them on the disk."""
+        return EVERY_QUEUE in self._full
+
+    # --- confirmations ---------------------------------------------------------------------------
+
+    def sync(self, attached: Attached, command: words.Sync, now_us: int) -> None:
+        if attached not in self._syncing:
+            self._syncing[attached] = None
+            attached.receipts += 1
+
+    def confirm(self, now_us: int) -> None:
+        """One confirmation for all that asked in this turn. Whose messages wait for room is asked later."""
+        if not self._syncing:
+            return
+        ready = [attached for attached in self._syncing if not attached.waiting]
+        self._syncing = {attached: None for attached in self._syncing if attached.waiting}
+
+        def confirmed(error: LogError | None) -> None:
+            for attached in ready:
+                attached.receipts -= 1
+                if attached.port in self._ports.attached:
+                    if error is None:
+                        attached.port.synced()
+                    attached.finish_if_done()
+
+        if ready:
+            self._log.confirm(now_us, confirmed)

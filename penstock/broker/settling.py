@@ -1,0 +1,100 @@
+"""Settling: the ends of deliveries, by a consumer's word, by its loss, or because they did not reach it.
+
+Each tells the log, gives the consumer its room again, and tells those who wait for an answer.
+"""
+
+from collections.abc import Sequence
+
+from penstock.broker.hand_out import HandOut
+from penstock.broker.ports import Attached
+from penstock.broker.requests import Requests
+from penstock.log.errors import LogRefused
+from penstock.log.log import Log
+from penstock.log.results import Fate
+from penstock.model import words
+from penstock.model.words import Outcome, Ranges, ranges_of
+
+
+class Settling:
+    """See the module's docstring."""
+
+    def __init__(self, log: Log, hand_out: HandOut, requests: Requests) -> None:
+        self._log = log
+        self._hand_out = hand_out
+        self._requests = requests
+
+    def settle(self, attached: Attached, command: words.Settle, now_us: int) -> None:
+        try:
+            fates = self._log.settle(
+                command.queue,
+                attached.port.name,
+                command.outcome,
+                command.ranges,
+                now_us,
+                origin=command.origin,
+                ttl_seconds=command.ttl_seconds,
+                dead=command.dead,
+            )
+        except LogRefused as error:  # A new TTL that no message can have: it holds them still.
+            attached.port.log(f"refused: {error}", sum(end - first for first, end in command.ranges))
+            return
+        settled = self._freed(attached, command.queue, command.dead, fates, command.ranges)
+        named = 0
+        for first, end in command.ranges:
+            named += end - first
+        if settled < named:
+            attached.port.log(
+                f"queue {command.queue!r}: settled what it does not hold ({command.outcome.value})",
+                named - settled,
+            )
+        requests = self._requests.by_queue.get(command.queue)
+        if requests is None or command.dead or not requests.outgoing:
+            return
+        if command.outcome is Outcome.ACK:
+            self._requests.answer_empty(requests, fates)
+        else:
+            self._requests.end_without_answer(command.queue, fates)
+
+    def reply(self, attached: Attached, command: words.Reply, now_us: int) -> None:
+        ranges = ranges_of(command.offsets)
+        fates = self._log.settle(
+            command.queue, attached.port.name, Outcome.ACK, ranges, now_us, origin=command.origin
+        )
+        self._freed(attached, command.queue, False, fates, ranges)
+        self._requests.answer(command, fates)
+
+    def take_back(self, attached: Attached, queue: str, dead: bool, ranges: Ranges, now_us: int) -> None:
+        fates = self._log.give_back(queue, attached.port.name, now_us, ranges=ranges, lost=False)
+        self._freed(attached, queue, dead, fates, ranges)
+        self._requests.end_without_answer(queue, fates)
+        self._hand_out.stir(queue)
+
+    def give_back_all(self, attached: Attached, now_us: int, lost: bool) -> None:
+        """Its port is gone: what it held goes back, by the rule of its protocol where it is `lost`."""
+        port = attached.port
+        where = port.lost_to if lost else words.Where.PLACE
+        for queue in {queue for queue, _ in attached.holds}:
+            fates = self._log.give_back(queue, port.name, now_us, where=where, lost=lost)
+            self._requests.end_without_answer(queue, fates)
+            requests = self._requests.by_queue.get(queue)
+            if requests is not None:
+                requests.forget_orphans(port.name)
+            self._hand_out.stir(queue)
+
+    def _freed(
+        self, attached: Attached, queue: str, dead: bool, fates: Sequence[Fate], ranges: Ranges
+    ) -> int:
+        """Room that a consumer has again; how many messages it has let go of."""
+        settled = 0
+        for fate in fates:
+            settled += fate.end - fate.first
+        requests = self._requests.by_queue.get(queue)
+        if requests is not None and requests.orphans and not dead:
+            settled += requests.orphans_done(attached.port.name, ranges)
+        ghosts = attached.ghosts.get((queue, dead)) if attached.ghosts else None
+        if ghosts:
+            settled += sum(end - first for pair in ranges for first, end, _ in ghosts.cut(*pair))
+        if settled:
+            self._hand_out.freed(attached, queue, dead, settled)
+            attached.finish_if_done()
+        return settled
