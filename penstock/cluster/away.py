@@ -8,7 +8,7 @@ Public names: `Away`, whose face is
     connect(address, secret, term)          the leader is there (from now on, whatever was before)
     lost(why)                               there is no leader that anybody knows of
     is_linked                               whether the leader hears us
-    move_to(broker, engine, now_us)         this front-end leads now: everything goes on in its own broker
+    move_to(broker, log, now_us)            this front-end leads now: everything goes on in its own broker
     on_link(is_up, why)                     is called when a link begins, has ended or could not be had
 
 Words of clients become frames, frames of the leader become deliveries. What it remembers besides is what a
@@ -421,12 +421,12 @@ class Away:
 
     # --- this front-end leads ------------------------------------------------------------------------
 
-    def move_to(self, broker: Broker, engine: Log, now_us: int) -> None:
-        """Everything goes on in a broker of our own, whose engine has what the last leader stored."""
+    def move_to(self, broker: Broker, log: Log, now_us: int) -> None:
+        """Everything goes on in a broker of our own, whose log has what the last leader stored."""
         self._dialer.hang_up("this front-end leads now")
         numbered, gathered = self._sending.take_all()
         newest = {
-            lane: number_of(engine.transaction_newest(series_of(self._front_end, self._life, lane)))
+            lane: number_of(log.transaction_newest(series_of(self._front_end, self._life, lane)))
             for lane in LANES
         }
 
@@ -434,11 +434,11 @@ class Away:
             for lane, shipment in numbered:
                 for seat, command, *_ in shipment.items():
                     if shipment.number > newest[lane]:
-                        self._move_publish(seat, command, broker, engine, now_us)
+                        self._move_publish(seat, command, broker, log, now_us)
                     elif command.tickets is not None and not seat.gone:
                         seat.port.delivered(command.tickets)
             for seat, command, *_ in gathered:
-                self._move_publish(seat, command, broker, engine, now_us)
+                self._move_publish(seat, command, broker, log, now_us)
 
         self._seating.move_to(broker, now_us, publish)
         for seat in self._syncing:
@@ -446,13 +446,13 @@ class Away:
         self._syncing.clear()
 
     @staticmethod
-    def _move_publish(seat: Seat, publish: words.Publish, broker: Broker, engine: Log, now_us: int) -> None:
+    def _move_publish(seat: Seat, publish: words.Publish, broker: Broker, log: Log, now_us: int) -> None:
         if not seat.gone:
             broker.handle(seat.port, [publish], now_us)
             return
         try:
             broker.check_names([publish.queue])
-            engine.append(publish.queue, publish.batch, now_us)
+            log.append(publish.queue, publish.batch, now_us)
             broker.stir(publish.queue)
         except (LogRefused, QueueNameError) as error:
             seat.port.log(f"refused: {error}", len(publish.batch))

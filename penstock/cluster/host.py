@@ -2,7 +2,7 @@
 
 Public names: `RelayHost`, whose face is
 
-    RelayHost(broker, engine, *, secret, term, now_us, on_failed, connection_buffer_bytes, http=None,
+    RelayHost(broker, log, *, secret, term, now_us, on_failed, connection_buffer_bytes, http=None,
               expected=(), claims_seconds=10.0, grace_seconds=1.0)
     await listen(address or socket)         where followers reach it; the real address is answered
     resumed(front_end)                      a front-end has claimed what its clients hold; this one too
@@ -11,7 +11,7 @@ Public names: `RelayHost`, whose face is
 
 It stands in front of a `Broker` like the listeners of the protocols do: every connection of a follower is a
 `RemotePort` of the broker, and everything else is decided there. What a follower's clients publish without
-asking for a reply goes to the engine by number, once (see `lanes.py`).
+asking for a reply goes to the log by number, once (see `lanes.py`).
 
 Rules that always hold:
   * One link for each front-end: a new one ends the one before it, which is not listened to any more.
@@ -74,7 +74,7 @@ class RelayHost:
     def __init__(
         self,
         broker: Broker,
-        engine: Log,
+        log: Log,
         *,
         secret: str,
         term: int,
@@ -87,7 +87,7 @@ class RelayHost:
         grace_seconds: float = 1.0,
     ) -> None:
         self._broker = broker
-        self._engine = engine
+        self._log = log
         self._secret = secret
         self._term = term
         self._now_us = now_us  # of what is received now: a turn has one time
@@ -98,7 +98,7 @@ class RelayHost:
         self._server: asyncio.Server | None = None
         self._links: dict[str, HostLink] = {}
         self._strangers: set[HostLink] = set()  # links without a hello so far
-        self._storing = Storing(broker, engine, now_us)
+        self._storing = Storing(broker, log, now_us)
         self._unconfirmed: dict[HostLink, None] = {}
         self._undurable: list[tuple[HostLink, RemotePort, bytes]] = []  # deliveries that wait for the disk
         self._claims: dict[RemotePort, list[Frame]] = {}  # that wait until all settlements are known
@@ -346,7 +346,7 @@ class RelayHost:
         self._broker.take_back(link.port(frame), queue, bool(frame.flag), ranges, self._now_us())
 
     def is_durable(self, queue: str, offset_end: int) -> bool:
-        return self._engine.durable_end(queue) >= offset_end
+        return self._log.durable_end(queue) >= offset_end
 
     def write_when_durable(self, link: HostLink, port: RemotePort, frame: bytes) -> None:
         port.undurable += 1
@@ -368,7 +368,7 @@ class RelayHost:
             return
         self._confirming = True
         try:
-            self._engine.confirm(self._now_us(), partial(self._confirmed, told, deliveries))
+            self._log.confirm(self._now_us(), partial(self._confirmed, told, deliveries))
         except LogFailed as error:
             self.on_failed(error)
 

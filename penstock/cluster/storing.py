@@ -31,9 +31,9 @@ _NUMBER: Final = struct.Struct("<q")
 class Storing:
     """See the module's docstring."""
 
-    def __init__(self, broker: Broker, engine: Log, now_us: Callable[[], int]) -> None:
+    def __init__(self, broker: Broker, log: Log, now_us: Callable[[], int]) -> None:
         self._broker = broker
-        self._engine = engine
+        self._log = log
         self._now_us = now_us
 
     def publish(self, link: HostLink, frame: Frame) -> None:
@@ -45,16 +45,16 @@ class Storing:
         series = series_of(link.front_end, link.life, lane)
         now_us = self._now_us()
         stored = partial(self._stored, link, lane, number)
-        if number <= number_of(self._engine.transaction_newest(series)):
+        if number <= number_of(self._log.transaction_newest(series)):
             # It was stored under an earlier link; whether that is durable is not known here.
-            self._engine.confirm(now_us, stored)
+            self._log.confirm(now_us, stored)
             return
         refusal = self._check_names([queue for queue, _ in parts])
         if refusal is not None:
             self._refuse(link, lane, number, *refusal)
             return
         try:
-            self._engine.transact(f"{series}{number}", parts, now_us, stored)
+            self._log.transact(f"{series}{number}", parts, now_us, stored)
         except (DiskFull, QueueFull, LogRefused) as error:
             fault = self._at_fault(parts, error)
             never = isinstance(error, QueueFull) and any(self._never_fits(*parts[at]) for at in fault)
@@ -91,7 +91,7 @@ class Storing:
         if not bytes_max:
             return False
         try:
-            living_bytes = self._engine.describe(queue).bytes
+            living_bytes = self._log.describe(queue).bytes
         except QueueUnknown:
             living_bytes = 0
         return living_bytes + payload_bytes > bytes_max
