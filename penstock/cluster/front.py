@@ -106,7 +106,7 @@ class Front(Server):
         self._steering: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
-        self._log: StreamLog | None = None  # where we lead
+        self._led: StreamLog | None = None  # where we lead
         self._term = 0  # in which we lead
         self._lost: LogFailed | None = None  # why the log that we led is of no use any more
         super().__init__(_ours(settings), None if reload is None else lambda: _ours(reload()))
@@ -187,7 +187,7 @@ class Front(Server):
     async def _open_http(self) -> None:
         """The door is open already, and who answers there is a matter of roles."""
 
-    async def _close_engine(self) -> None:
+    async def _close_log(self) -> None:
         await self._leave()
 
     async def _leave(self) -> None:
@@ -203,7 +203,7 @@ class Front(Server):
             self._pipe.close()
         if self._host is not None:
             self._host.close()
-        led, self._log, self._engine = self._log, None, None
+        led, self._led, self._log = self._led, None, None
         if led is not None:
             await asyncio.to_thread(led.close_within, CLOSE_SECONDS, self.now_us())
         elif hasattr(self, "_replica"):
@@ -223,17 +223,17 @@ class Front(Server):
     # Those of other front-ends stay connected there, and are attached anew at the next leader.
 
     def _drain_home(self) -> None:
-        if self._engine is None:
+        if self._log is None:
             super()._drain_home()
 
     def _dismiss_home(self) -> None:
-        if self._engine is None:
+        if self._log is None:
             super()._dismiss_home()
         else:
             self.broker.send_away(self._connections)
 
     def _home_is_drained(self) -> bool:
-        if self._engine is None:
+        if self._log is None:
             return super()._home_is_drained()
         return self.broker.has_nothing_of(self._connections)
 
@@ -269,10 +269,10 @@ class Front(Server):
                 await self._step_down()
             role, claim = self._view.role, self._view.claim
             if role is Role.FOLLOWING:
-                if self._engine is not None:
+                if self._log is not None:
                     await self._step_down()
                 self._follow(claim)
-            elif self._engine is None:
+            elif self._log is None:
                 await self._lead(claim)
             elif claim.term != self._term:
                 # It was lost and taken again before we looked: what somebody else did meanwhile is not known.
@@ -283,13 +283,13 @@ class Front(Server):
 
     def _turn(self) -> None:
         # A process that was stopped for a while finds out here, before it hands out what may be with others.
-        if self._engine is not None and self._doubt is None and not self._election.is_sure:
+        if self._log is not None and self._doubt is None and not self._election.is_sure:
             self._make_sure()
         super()._turn()
 
     def _make_sure(self) -> None:
         """Hand out messages only as long as nobody else can."""
-        if self._engine is None:
+        if self._log is None:
             return
         sure = self._view.role is Role.LEADING and self._election.is_sure
         self.broker.suspend(not sure)
@@ -346,15 +346,15 @@ class Front(Server):
                 self._replica.wipe()
             self._stirred.set()
             return
-        engine = led.engine
-        engine.cluster = self._cluster_info
-        broker = self._make_broker(engine)
+        opened = led.engine
+        opened.cluster = self._cluster_info
+        broker = self._make_broker(opened)
         # Who led before has nothing to claim: its clients are gone with it, or will be told to come again.
         others = set(members) - {self._member, self._leader_before}
         assert self._relay is not None
         self._host = RelayHost(
             broker,
-            engine,
+            opened,
             secret=self._secret,
             term=claim.term,
             now_us=self.arrival_us,
@@ -364,10 +364,10 @@ class Front(Server):
             expected=others,
             claims_seconds=CLAIMS_SECONDS,
         )
-        self._log, self._engine, self._term = led, engine, claim.term
+        self._led, self._log, self._term = led, opened, claim.term
         self._leader_before = ""  # should we lead again, everybody has something to claim
         self._away.lost("this front-end leads")
-        self._away.move_to(broker, engine, self.now_us())
+        self._away.move_to(broker, opened, self.now_us())
         for connection in self._connections:
             connection.move(broker)
         self.home = broker
@@ -377,12 +377,12 @@ class Front(Server):
             self._pipe = None
         if self._second is not None:
             self._second.start()
-        log.info("leading after %.1f s: %d queues", time.monotonic() - began, len(engine.queues()))
+        log.info("leading after %.1f s: %d queues", time.monotonic() - began, len(opened.queues()))
         self._joined.set()
 
     async def _step_down(self) -> None:
         """Somebody else leads, or nobody knows what has become of our log: begin anew."""
-        led, self._log, self._engine, self._lost = self._log, None, None, None
+        led, self._led, self._log, self._lost = self._led, None, None, None
         log.warning("this front-end leads no more: its clients are disconnected, and can come again")
         if self._host is not None:
             self._host.close()
@@ -401,7 +401,7 @@ class Front(Server):
     def fail(self, error: LogFailed) -> None:
         """The log says that it is of no use any more: somebody else writes it, most likely."""
         # A log that we have let go of may be told of again, by whoever still looks at it.
-        if self._lost is None and self._engine is not None and self._engine.failed is error:
+        if self._lost is None and self._log is not None and self._log.failed is error:
             self._lost = error
             log.error("%s", error)
             self._stirred.set()

@@ -79,7 +79,7 @@ class Host(Protocol):
     def broker(self) -> Broker: ...
 
     @property
-    def engine(self) -> Log: ...
+    def log(self) -> Log: ...
 
     def now_us(self) -> int: ...
 
@@ -96,8 +96,8 @@ class Context:
 
     def __init__(self, server: Host) -> None:
         self.server = server
-        self.engine = server.engine
-        self.operator = Operator(server.broker, server.engine)
+        self.log = server.log
+        self.operator = Operator(server.broker, server.log)
 
     def refuse(self, answer: Answer, error: Exception) -> None:
         """Say no for an error that came when nobody was there to raise it to."""
@@ -184,12 +184,12 @@ def _transact(context: Context, fields: Fields, body: memoryview, answer: Answer
 def _transaction(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
     """As it is remembered: that it is safe, only the receipt of a repetition says."""
     key = fields["key"]
-    stored = context.engine.transaction(key)
+    stored = context.log.transaction(key)
     answer(
         {
             "stored": _stored(stored) if stored is not None else None,
-            "steps": context.engine.transaction_steps(key),
-            "fingerprint": context.engine.transaction_fingerprint(key),
+            "steps": context.log.transaction_steps(key),
+            "fingerprint": context.log.transaction_fingerprint(key),
         }
     )
 
@@ -217,7 +217,7 @@ def _row(row: QueueRow) -> Fields:
 
 def _queue(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
     name = fields["queue"]
-    deaths = context.engine.deaths(name)
+    deaths = context.log.deaths(name)
     answer(
         {
             "row": _row(context.operator.row(name)),
@@ -233,7 +233,7 @@ _ONLY: Final = {None: None, "ready": State.READY, "held": State.HELD, "dead": St
 def _states(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
     runs_max = min(max(fields["runs_max"], 1), RUNS_MAX)
     only = _ONLY[fields["only"]]
-    runs = context.engine.states(fields["queue"], fields["start"], fields["end"], runs_max, only)
+    runs = context.log.states(fields["queue"], fields["start"], fields["end"], runs_max, only)
     answer(
         {
             "count": len(runs),
@@ -274,7 +274,7 @@ def _when_safe(context: Context, answer: Answer, result: Fields) -> None:
         else:
             context.refuse(answer, error)
 
-    context.engine.confirm(context.server.now_us(), confirmed)
+    context.log.confirm(context.server.now_us(), confirmed)
 
 
 def _purge(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
@@ -335,7 +335,7 @@ def _hold_reader(context: Context, fields: Fields, body: memoryview, answer: Ans
         now_us,
         readers_max=fields["readers_max"],
     )
-    mine = [reader for reader in context.engine.readers() if reader.name == fields["name"]]
+    mine = [reader for reader in context.log.readers() if reader.name == fields["name"]]
     _when_safe(context, answer, {"reader": _reader(context, mine, now_us)})
 
 
@@ -348,7 +348,7 @@ def _readers(context: Context, fields: Fields, body: memoryview, answer: Answer)
     """All of them, or the one that is named."""
     name = fields.get("name")
     by_name: dict[str, list[ReaderInfo]] = {}
-    for reader in context.engine.readers():
+    for reader in context.log.readers():
         if name is None or reader.name == name:
             by_name.setdefault(reader.name, []).append(reader)
     now_us = context.server.now_us()
@@ -360,7 +360,7 @@ def _reader(context: Context, infos: list[ReaderInfo], now_us: int) -> Fields:
     newest = max(infos, key=lambda info: info.lease_until_us)
     queues = []
     for info in infos:
-        queue = context.engine.describe(info.queue)
+        queue = context.log.describe(info.queue)
         end = queue.event_end if info.view == "events" else queue.offset_end
         queues.append(
             {
@@ -412,7 +412,7 @@ def _connections(context: Context, fields: Fields, body: memoryview, answer: Ans
 
 
 def _engine(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
-    info = context.engine.info()
+    info = context.log.info()
     sync = info.sync
     answer(
         {
@@ -436,7 +436,7 @@ def _engine(context: Context, fields: Fields, body: memoryview, answer: Answer) 
 
 def _health(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
     reason = context.operator.unready
-    answer({"ready": not reason, "reason": reason, "cluster": context.engine.info().cluster})
+    answer({"ready": not reason, "reason": reason, "cluster": context.log.info().cluster})
 
 
 CALLS: Final[dict[str, Handler]] = {

@@ -1,7 +1,7 @@
-"""The server: one loop, its listeners, one broker, one engine; from the ready line to the exit.
+"""The server: one loop, its listeners, one broker, one log; from the ready line to the exit.
 
     start     open the log, listen everywhere, print the ready line
-    run       turns: received chunks to words, words to the engine, messages to consumers
+    run       turns: received chunks to words, words to the log, messages to consumers
     drain     on SIGTERM or SIGINT: accept nobody, hand out nothing, wait for what is in flight
     stop      tell those who still wait, sync, close, exit 0
 
@@ -88,26 +88,26 @@ class Server:
         self.started_us = self.now_us()
         sys.setswitchinterval(SWITCH_SECONDS)
         self._second = SecondProcess(self, settings, settings.http) if settings.http is not None else None
-        self._engine: Log | None = None
+        self._log: Log | None = None
         self.home: Home
         self._open()
 
     def _open(self) -> None:
         """Have somewhere for messages to go to, before anybody can send some."""
-        self._engine = open_log(
+        self._log = open_log(
             self._settings.data,
             self.now_us(),
             settings=self._settings.log,
             policies=self._settings.policies,
             wake=self._wake,
         )
-        self.home = self._make_broker(self._engine)
+        self.home = self._make_broker(self._log)
 
-    def _make_broker(self, engine: Log) -> Broker:
-        if engine.policies is not self._settings.policies:
-            engine.set_policies(self._settings.policies)  # They were read again while the log was opened.
+    def _make_broker(self, opened: Log) -> Broker:
+        if opened.policies is not self._settings.policies:
+            opened.set_policies(self._settings.policies)  # They were read again while the log was opened.
         return Broker(
-            engine,
+            opened,
             self._want_turn,
             queue_name_bytes_max=self.limits.queue_name_bytes_max,
             queues_max=self.limits.queues_max,
@@ -120,10 +120,10 @@ class Server:
         return self.home
 
     @property
-    def engine(self) -> Log:
+    def log(self) -> Log:
         """The log, where it is this process that writes it."""
-        assert self._engine is not None, "this broker does not have the log"
-        return self._engine
+        assert self._log is not None, "this broker does not have the log"
+        return self._log
 
     @property
     def stopping(self) -> bool:
@@ -162,7 +162,7 @@ class Server:
         return self._exit
 
     def _facts(self) -> dict[str, object]:
-        return {"data": self._settings.data, "opening": self.engine.opening}
+        return {"data": self._settings.data, "opening": self.log.opening}
 
     async def _listen(self) -> None:
         for listener in self._settings.listeners:
@@ -287,7 +287,7 @@ class Server:
 
     async def _close_everything(self) -> None:
         now_us = self.now_us()
-        failed = self._engine is not None and self._engine.failed is not None
+        failed = self._log is not None and self._log.failed is not None
         if not failed:
             self.home.end_requests(now_us)
         self._stop_listening()
@@ -300,12 +300,12 @@ class Server:
             await asyncio.sleep(0.01)  # the last words to peers are still being written
         if self._second is not None:
             await self._second.stop(LAST_WORDS_SECONDS)
-        await self._close_engine()
+        await self._close_log()
         self.journal.flush()
         log.info("stopped")
 
-    async def _close_engine(self) -> None:
-        self.engine.close(self.now_us())
+    async def _close_log(self) -> None:
+        self.log.close(self.now_us())
 
     # --- turns -----------------------------------------------------------------------------------
 
@@ -324,29 +324,29 @@ class Server:
         except Exception:  # noqa: BLE001 - it is told: a fault of ours must not stop the next turn
             log.exception("a turn failed")
         if self._throttled:
-            self.engine.hurry()
+            self.log.hurry()
         if self._stopping:
             self._check_drained()
 
     def _wake(self) -> None:
-        """From the engine's threads: something has ended."""
+        """From the log's threads: something has ended."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
             self._loop.call_soon_threadsafe(self._poll)
 
     def _poll(self) -> None:
-        engine = self._engine
-        if engine is None:
+        opened = self._log
+        if opened is None:
             return
-        engine.poll()
-        if engine.failed is not None:
-            self.fail(engine.failed)
+        opened.poll()
+        if opened.failed is not None:
+            self.fail(opened.failed)
             return
-        if self._throttled and engine.bytes_in_flight <= self.limits.in_flight_bytes:
+        if self._throttled and opened.bytes_in_flight <= self.limits.in_flight_bytes:
             throttled, self._throttled = self._throttled, set()
             for connection in throttled:
                 connection.hold_for_server(False)
         if self._throttled:
-            self.engine.hurry()
+            self.log.hurry()
 
     def _tick(self) -> None:
         if self._done.is_set():
@@ -356,8 +356,8 @@ class Server:
         now_us = self.now_us()
         try:
             self.home.tick(now_us)
-            if self._ticks % TRIM_TICKS == 0 and self._engine is not None:
-                self._engine.trim(now_us)
+            if self._ticks % TRIM_TICKS == 0 and self._log is not None:
+                self._log.trim(now_us)
         except LogFailed as error:
             self.fail(error)
             return
@@ -369,9 +369,9 @@ class Server:
 
     def _tell_of_the_disk(self) -> None:
         """A line when it is full, and one when it is not any more: senders wait without a word."""
-        if self._engine is None:
+        if self._log is None:
             return
-        full = self._engine.full or (isinstance(self.home, Broker) and self.home.publishing.waits_for_disk)
+        full = self._log.full or (isinstance(self.home, Broker) and self.home.publishing.waits_for_disk)
         if full == self._disk_was_full:
             return
         self._disk_was_full = full
@@ -385,7 +385,7 @@ class Server:
 
     def _tidy(self) -> None:
         """Once a second: when a burst is over, what it took of memory goes back."""
-        position = self._engine.position if self._engine is not None else 0
+        position = self._log.position if self._log is not None else 0
         if position == self._position_seen and position - self._position_tidied >= BURST_BYTES:
             self._position_tidied = position
             give_memory_back()
@@ -417,7 +417,7 @@ class Server:
 
     def check_in_flight(self, connection: Connection | Control) -> None:
         """A sender that is faster than the disk is not read from until the disk has caught up."""
-        if self._engine is not None and self._engine.bytes_in_flight > self.limits.in_flight_bytes:
+        if self._log is not None and self._log.bytes_in_flight > self.limits.in_flight_bytes:
             self._throttled.add(connection)
             connection.hold_for_server(True)
 

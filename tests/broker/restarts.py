@@ -89,7 +89,7 @@ class Run:
         self.open()
 
     def open(self) -> None:
-        self.engine = Log.open(
+        self.log = Log.open(
             self.disk,
             self.now_us,
             settings=self.settings,
@@ -97,11 +97,11 @@ class Run:
             writer=InlineWorker(),
             keeper=InlineWorker(),
         )
-        self.broker = Broker(self.engine, self.want_turn, queues_max=QUEUES_MAX)
-        self.operator = Operator(self.broker, self.engine)
+        self.broker = Broker(self.log, self.want_turn, queues_max=QUEUES_MAX)
+        self.operator = Operator(self.broker, self.log)
         self.delivered: Counter[str] = Counter()  # since the log was opened, by queue
         self.acked: Counter[str] = Counter()
-        self.paused = {queue for queue in self.engine.queues() if self.engine.is_paused(queue)}
+        self.paused = {queue for queue in self.log.queues() if self.log.is_paused(queue)}
 
     def want_turn(self) -> None:
         self.wanted = True
@@ -134,7 +134,7 @@ class Run:
     def old_questions(self) -> None:
         """Dead ones are in the queue again, while ports ask whose numbers others had; some of theirs die."""
         for queue in QUEUES:
-            if self.engine.has_queue(queue):
+            if self.log.has_queue(queue):
                 sum(self.operator.redrive(queue, self.now_us))
         queue = self.rng.choice(QUEUES)
         self.port("rq").publish(queue, 3, wants_reply=True)
@@ -226,9 +226,9 @@ class Run:
     def refused(self, queue: str, text: str) -> None:
         """Somebody was told that a queue cannot be used."""
         self.counts["refused"] += 1
-        assert not self.engine.has_queue(queue), f"queue {queue!r} is there, and was refused: {text}"
-        waited_at = {name for port in self.ports for name, _ in port.demands} - set(self.engine.queues())
-        used = self.engine.queue_count + len(waited_at - {queue})
+        assert not self.log.has_queue(queue), f"queue {queue!r} is there, and was refused: {text}"
+        waited_at = {name for port in self.ports for name, _ in port.demands} - set(self.log.queues())
+        used = self.log.queue_count + len(waited_at - {queue})
         assert used >= QUEUES_MAX, f"there is room for a queue ({used} of {QUEUES_MAX}): {text}"
 
     def confirmed(self, messages: Sequence[Message]) -> None:
@@ -267,13 +267,13 @@ class Run:
     def pause(self) -> None:
         queue = self.rng.choice(QUEUES)
         paused = queue not in self.paused
-        if self.engine.has_queue(queue) or self.broker.doors.consumer_count(queue):
+        if self.log.has_queue(queue) or self.broker.doors.consumer_count(queue):
             self.operator.pause(queue, paused, self.now_us)
             (self.paused.add if paused else self.paused.discard)(queue)
 
     def purge(self) -> None:
         queue, dead = self.rng.choice(QUEUES), self.rng.random() < 0.5
-        if self.engine.has_queue(queue):
+        if self.log.has_queue(queue):
             self.rest()
             for state, _, message in self.living(queue):
                 if state is (State.DEAD if dead else State.READY):
@@ -282,7 +282,7 @@ class Run:
 
     def redrive(self) -> None:
         queue = self.rng.choice(QUEUES)
-        if self.engine.has_queue(queue):
+        if self.log.has_queue(queue):
             sum(self.operator.redrive(queue, self.now_us))
 
     def turn(self) -> None:
@@ -295,7 +295,7 @@ class Run:
 
     def sync(self) -> None:
         self.turn()
-        self.engine.wait()
+        self.log.wait()
 
     def tick(self) -> None:
         self.now_us += self.rng.choice((50_000, SECOND_US, 3 * SECOND_US))
@@ -311,18 +311,18 @@ class Run:
                     break
             else:
                 raise AssertionError(f"the broker wants another turn after {TURNS_MAX}")
-            self.engine.confirm(self.now_us, lambda error: None)
-            self.engine.wait()
+            self.log.confirm(self.now_us, lambda error: None)
+            self.log.wait()
 
     # --- checks, when the broker rests -----------------------------------------------------------
 
     def living(self, queue: str) -> list[tuple[State, str, Message]]:
         """State, holder and message of all that is not gone; all are synced."""
         payloads = {}
-        for piece in self.engine.read(queue, 0, 1 << 40):
+        for piece in self.log.read(queue, 0, 1 << 40):
             for offset, payload in enumerate(piece.messages(), piece.offset_start):
                 payloads[offset] = payload
-        runs = self.engine.states(queue, 0, 1 << 40, 1 << 30)
+        runs = self.log.states(queue, 0, 1 << 40, 1 << 30)
         found = []
         for i in range(len(runs)):
             holder = runs.consumers[runs.consumer[i]] if runs.consumer[i] >= 0 else ""
@@ -333,8 +333,8 @@ class Run:
         return found
 
     def held_by(self, queue: str, name: str) -> set[int]:
-        """The offsets that the engine says to be in somebody's hands."""
-        runs = self.engine.states(queue, 0, 1 << 40, 1 << 30) if self.engine.has_queue(queue) else None
+        """The offsets that the log says to be in somebody's hands."""
+        runs = self.log.states(queue, 0, 1 << 40, 1 << 30) if self.log.has_queue(queue) else None
         return {
             offset
             for i in range(len(runs) if runs is not None else 0)
@@ -348,7 +348,7 @@ class Run:
         there: set[bytes] = set()
         held: Counter[str] = Counter()
         waiting_for = {t.message.payload: t for port in self.ports for t in port.open_requests()}
-        for queue in self.engine.queues():
+        for queue in self.log.queues():
             living = self.living(queue)
             for state, holder, message in living:
                 held[holder] += state in (State.HELD, State.DEAD_HELD)
@@ -378,7 +378,7 @@ class Run:
                 assert message.payload in there or expired, f"{message} was confirmed, and is lost"
 
     def check_counts(self, queue: str) -> None:
-        counts = self.engine.counts(queue)
+        counts = self.log.counts(queue)
         assert counts.get((Event.HELD, Reason.NONE), 0) == self.delivered[queue], f"deliveries of {queue!r}"
         assert counts.get((Event.ACKED, Reason.NONE), 0) == self.acked[queue], f"settlements in {queue!r}"
 
@@ -392,7 +392,7 @@ class Run:
         assert 2 * over <= len(deadlines), f"{over} deadlines of requests that have ended"
         waited_at = {queue for port in self.ports for queue, _ in port.demands}
         holding = {queue for port in self.ports for (queue, _), held in port.holding.items() if held}
-        strangers = set(broker.doors.by_queue) - set(self.engine.queues()) - waited_at - holding
+        strangers = set(broker.doors.by_queue) - set(self.log.queues()) - waited_at - holding
         assert not strangers, f"names that nobody waits at: {strangers}"
         for requests in broker.requests.by_queue.values():
             assert {asked.port for _, _, asked in requests.asked} <= ports
@@ -413,7 +413,7 @@ class Run:
             port.widen()
         eager = self.connect("phpmq")
         for _ in range(TURNS_MAX):
-            for queue in self.engine.queues():
+            for queue in self.log.queues():
                 if (queue, False) not in eager.demands:
                     eager.consume(queue, 0)  # One may come to be now: its first message waited for room.
             self.rest()
@@ -421,9 +421,9 @@ class Run:
                 break
         self.rest()
         self.check()
-        for queue in self.engine.queues():
+        for queue in self.log.queues():
             alone = any(port.wants_alone(queue) for port in self.ports)
-            info = self.engine.describe(queue)
+            info = self.log.describe(queue)
             assert alone or (info.ready, info.held) == (0, 0), f"{queue!r} is not used up: {info}"
             assert alone or not [t for p in self.ports for t in p.open_requests() if t.message.queue == queue]
         held_back = any(port.is_held for port in self.ports)
@@ -444,7 +444,7 @@ class Run:
                 port.gone()
                 self.broker.detach(port, self.now_us)
             self.ports.clear()
-            self.engine.close(self.now_us)
+            self.log.close(self.now_us)
         before = list(self.ports)
         for message in self.messages.values():
             message.may_end |= message.asks  # Whoever asked was connected to the broker that is gone.

@@ -469,7 +469,7 @@ class WildPort:
             has_credit = demand.open if command.once else not command.credit or held < command.credit
             may_have = demand.active and command.priority and not self.blocked and not self.silent
             if may_have and has_credit and self.bytes_room() > 0 and self.count_room() > 0:
-                ready = self.run.engine.ready(queue, dead=dead)
+                ready = self.run.log.ready(queue, dead=dead)
                 assert not ready, (
                     f"{ready} messages are ready in {queue!r}, {self.name} has room and gets none"
                 )

@@ -1,4 +1,4 @@
-"""The broker against a real engine, with ports that only write down what they are told."""
+"""The broker against a real log, with ports that only write down what they are told."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -112,14 +112,14 @@ class FakePort:
 
 
 class House:
-    """A broker, its engine, a clock that the test moves."""
+    """A broker, its log, a clock that the test moves."""
 
     def __init__(
         self, folder: Path, policies: Policies | None = None, settings: LogSettings | None = None
     ) -> None:
         self.now = START
         self.writer, self.keeper = InlineWorker(), InlineWorker()
-        self.engine = Log.open(
+        self.log = Log.open(
             RealDisk(str(folder)),
             self.now,
             settings=settings,
@@ -127,7 +127,7 @@ class House:
             writer=self.writer,
             keeper=self.keeper,
         )
-        self.broker = Broker(self.engine, lambda: None)
+        self.broker = Broker(self.log, lambda: None)
 
     def port(self, name: str, protocol: str = "phpmq", lost_to: Where = Where.PLACE) -> FakePort:
         port = FakePort(self, name, protocol, lost_to)
@@ -137,9 +137,9 @@ class House:
     def turn(self, seconds: float = 0) -> None:
         self.now += int(seconds * SECOND)
         self.broker.turn(self.now)
-        self.engine.wait()
+        self.log.wait()
         self.broker.turn(self.now)
-        self.engine.wait()
+        self.log.wait()
 
     def tick(self, seconds: float = 0) -> None:
         self.now += int(seconds * SECOND)
@@ -151,7 +151,7 @@ class House:
 def house(tmp_path: Path) -> Iterator[House]:
     house = House(tmp_path)
     yield house
-    house.engine.close(house.now)
+    house.log.close(house.now)
 
 
 def send(queue: str, *messages: bytes, tickets: Sequence[int] | None = None, **options: object) -> Publish:
@@ -192,7 +192,7 @@ def test_what_it_does_not_hold_settles_nothing(house: House) -> None:
     assert worker.payloads() == [b"a"]
     assert other.heard("log")
     assert worker.heard("log")
-    assert house.engine.describe("q").held == 1
+    assert house.log.describe("q").held == 1
 
 
 def test_a_new_ttl_that_cannot_be_is_refused_and_what_follows_is_heard(house: House) -> None:
@@ -204,10 +204,10 @@ def test_a_new_ttl_that_cannot_be_is_refused_and_what_follows_is_heard(house: Ho
     worker.say(too_long, settle(worker, "q", 1))
     house.turn()
     assert "TTL" in str(worker.heard("log"))
-    info = house.engine.describe("q")
+    info = house.log.describe("q")
     assert (info.ready, info.held) == (0, 1)
     house.broker.detach(worker, house.now)
-    assert house.engine.describe("q").ready == 1
+    assert house.log.describe("q").ready == 1
 
 
 def test_equal_consumers_take_turns_and_priority_goes_first(house: House) -> None:
@@ -257,7 +257,7 @@ def test_receipts_come_after_the_sync(house: House) -> None:
     sender.say(send("q", b"a", b"b", tickets=[7, 9]))
     house.broker.turn(house.now)
     assert sender.heard("delivered") == []
-    house.engine.wait()
+    house.log.wait()
     assert sender.heard("delivered") == [[7, 9]]
 
 
@@ -277,7 +277,7 @@ def test_request_delivered_reply(house: House) -> None:
     worker.say(Reply("q", worker.origins[0], array("q", [0]), Batch.of([b"again"])))
     assert len(asker.heard("replies")) == 2
     house.turn()
-    assert house.engine.describe("q").held == 0
+    assert house.log.describe("q").held == 0
 
 
 def test_a_reply_may_overtake_the_sync(house: House) -> None:
@@ -289,7 +289,7 @@ def test_a_reply_may_overtake_the_sync(house: House) -> None:
     assert asker.heard("replies") == [[(5, b"y")]]
     house.turn()
     house.broker.detach(asker, house.now)
-    assert house.engine.describe("q").held == 0
+    assert house.log.describe("q").held == 0
 
 
 def test_a_request_that_another_protocol_settles_is_answered_empty(house: House) -> None:
@@ -323,7 +323,7 @@ def test_a_request_whose_retries_are_used_up_is_undelivered(house: House) -> Non
         house.broker.detach(worker, house.now)
     assert asker.heard("undelivered") == [[5]]
     house.turn()
-    info = house.engine.describe("q")
+    info = house.log.describe("q")
     assert (info.ready, info.dead) == (0, 0)
 
 
@@ -356,7 +356,7 @@ def test_a_requester_that_leaves_withdraws(house: House) -> None:
     worker.say(Consume("q", 5))
     house.turn()
     assert worker.payloads() == [b"stays"]
-    reasons = [run.reason for run in house.engine.events("q", 0, 100) if run.reason]
+    reasons = [run.reason for run in house.log.events("q", 0, 100) if run.reason]
     assert reasons == [Reason.REQUESTER_GONE] * 2
 
 
@@ -367,7 +367,7 @@ def test_broadcast_reaches_all_present_and_is_not_stored(house: House) -> None:
     other.say(Consume("elsewhere", 1))
     other.say(Broadcast("q", Batch.of([b"hear"])))
     assert [port.heard("broadcast") for port in (one, two, other)] == [[[b"hear"]], [[b"hear"]], []]
-    assert "q" not in house.engine.queues()
+    assert "q" not in house.log.queues()
 
 
 def test_closing_finishes_what_is_pending(house: House) -> None:
@@ -398,7 +398,7 @@ def test_dead_letters_through_the_door(house: House) -> None:
     house.turn()
     again.say(settle(again, "q", 0, dead=True))
     house.turn()
-    assert house.engine.describe("q").dead == 0
+    assert house.log.describe("q").dead == 0
 
 
 def test_a_slow_consumer_gets_nothing_until_it_has_room(house: House) -> None:
@@ -430,7 +430,7 @@ def test_a_full_queue_holds_its_senders_and_goes_on_in_order(tmp_path: Path) -> 
     house.tick()
     assert sender.heard("released") == [None]
     assert sender.heard("delivered") == [[1], [2], [3]]
-    house.engine.close(house.now)
+    house.log.close(house.now)
 
 
 def test_what_came_together_goes_in_one_by_one_where_a_queue_takes_no_more(tmp_path: Path) -> None:
@@ -450,7 +450,7 @@ def test_what_came_together_goes_in_one_by_one_where_a_queue_takes_no_more(tmp_p
     assert sender.heard("delivered") == [[1, 2], [3], [5]]
     assert sender.heard("undelivered") == [[4]]
     assert sender.heard("released") == [None]
-    house.engine.close(house.now)
+    house.log.close(house.now)
 
 
 def test_nobody_overtakes_senders_that_wait_for_room(tmp_path: Path) -> None:
@@ -481,7 +481,7 @@ def test_nobody_overtakes_senders_that_wait_for_room(tmp_path: Path) -> None:
     house.port("n").say(send("small", b"n"))
     house.turn()
     assert worker.payloads()[5:] == [b"n"]
-    house.engine.close(house.now)
+    house.log.close(house.now)
 
 
 class Broken(FakePort):
@@ -499,7 +499,7 @@ def test_a_bug_with_one_consumer_costs_neither_the_others_nor_what_came(house: H
     sender.say(send("q", b"1", tickets=[1]), send("r", b"2", tickets=[2]))
     with pytest.raises(RuntimeError, match="a bug"):
         house.broker.turn(house.now)
-    house.engine.wait()
+    house.log.wait()
     assert sender.heard("delivered") == [[1], [2]]
     house.turn()
     assert worker.payloads() == [b"2"]
@@ -512,7 +512,7 @@ def test_paused_dead_letters_off_and_draining_decline(tmp_path: Path) -> None:
     house.turn()
     asking.say(Consume("q", 1, dead=True, once=True))
     assert asking.heard("declined") == ["q"]
-    house.engine.pause("p", True, house.now)
+    house.log.pause("p", True, house.now)
     asking.say(Consume("p", 1, once=True))
     assert asking.heard("declined") == ["q", "p"]
     waiting = house.port("w", "sspq", Where.TAIL)
@@ -520,7 +520,7 @@ def test_paused_dead_letters_off_and_draining_decline(tmp_path: Path) -> None:
     house.broker.drain()
     assert waiting.heard("declined") == ["empty"]
     assert house.broker.is_drained
-    house.engine.close(house.now)
+    house.log.close(house.now)
 
 
 def test_names_that_no_queue_can_have_are_refused_with_a_word(house: House) -> None:
@@ -528,7 +528,7 @@ def test_names_that_no_queue_can_have_are_refused_with_a_word(house: House) -> N
     sender.say(send("q.dead", b"x", tickets=[4]), send("bad\x07name", b"x", tickets=[5]))
     house.turn()
     assert sender.heard("undelivered") == [[4], [5]]
-    assert house.engine.queues() == []
+    assert house.log.queues() == []
 
 
 def test_stopping_tells_those_who_wait(house: House) -> None:

@@ -20,12 +20,12 @@ def folder(tmp_path: Path) -> Path:
 def house(folder: Path) -> Iterator[House]:
     house = House(folder)
     yield house
-    house.engine.close(house.now)
+    house.log.close(house.now)
 
 
 def turn(house: House) -> None:
     house.broker.turn(house.now)
-    house.engine.wait()
+    house.log.wait()
 
 
 def fill(house: House, count: int, *, ttl_seconds: int = 0) -> bytes:
@@ -34,12 +34,12 @@ def fill(house: House, count: int, *, ttl_seconds: int = 0) -> bytes:
     ttl = [ttl_seconds] * count if ttl_seconds else None
     sender.say(Publish("q", Batch.of([b"%d" % n for n in range(count)], ttl_seconds=ttl)))
     turn(house)
-    (piece, *_) = house.engine.read("q", 0, count)
+    (piece, *_) = house.log.read("q", 0, count)
     return piece.origin
 
 
 def counts(house: House) -> tuple[int, int, int]:
-    info = house.engine.describe("q")
+    info = house.log.describe("q")
     return info.ready, info.held, info.dead
 
 
@@ -169,7 +169,7 @@ def test_a_port_that_is_not_lost_leaves_without_a_count(house: House) -> None:
     house.broker.detach(ann, house.now, lost=False)
     turn(house)
     assert counts(house) == (1, 0, 0)  # Lost, it would be a dead letter.
-    events = [run.event for run in house.engine.events("q", 0, 9)]
+    events = [run.event for run in house.log.events("q", 0, 9)]
     assert events == [Event.ACCEPTED, Event.RETURNED]
 
 

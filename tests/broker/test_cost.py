@@ -39,7 +39,7 @@ def growth() -> Iterator[Measure]:
 def house(tmp_path: Path) -> Iterator[House]:
     house = House(tmp_path, settings=LogSettings(cache_bytes=0))
     yield house
-    house.engine.close(house.now)
+    house.log.close(house.now)
 
 
 def test_requests_without_a_payload_cost_their_tickets(house: House) -> None:

@@ -15,7 +15,7 @@ from tests.broker.test_broker import FakePort, House, send, settle
 def house(tmp_path: Path) -> Iterator[House]:
     house = House(tmp_path)
     yield house
-    house.engine.close(house.now)
+    house.log.close(house.now)
 
 
 class NarrowPort(FakePort):
@@ -211,7 +211,7 @@ def test_an_error_at_one_door_keeps_neither_the_disk_nor_others_waiting(house: H
     sender.say(send("a", b"x", tickets=[1]), send("b", b"y", tickets=[2]))
     with pytest.raises(RuntimeError, match="not today"):
         house.broker.turn(house.now)
-    house.engine.wait()
+    house.log.wait()
     assert sender.heard("delivered") == [[1], [2]]
     house.turn()
     assert worker.payloads() == [b"y"]

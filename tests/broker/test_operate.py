@@ -1,4 +1,4 @@
-"""The operator beside a broker and a real engine: what it does is seen by everybody at once."""
+"""The operator beside a broker and a real log: what it does is seen by everybody at once."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +23,8 @@ class Office(House):
     def __init__(self, folder: Path, policies: Policies | None = None, queues_max: int = 100_000) -> None:
         super().__init__(folder, policies)
         self.turns = 0
-        self.broker = Broker(self.engine, self.want_turn, queues_max=queues_max)
-        self.operator = Operator(self.broker, self.engine)
+        self.broker = Broker(self.log, self.want_turn, queues_max=queues_max)
+        self.operator = Operator(self.broker, self.log)
 
     def want_turn(self) -> None:
         self.turns += 1
@@ -56,7 +56,7 @@ class Office(House):
 def office(tmp_path: Path) -> Iterator[Office]:
     office = Office(tmp_path)
     yield office
-    office.engine.close(office.now)
+    office.log.close(office.now)
 
 
 # --- messages --------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def test_a_name_that_no_queue_can_have_is_refused(office: Office) -> None:
             office.operator.transact(
                 "k", [("q", Batch.of([b"a"])), (name, Batch.of([b"a"]))], office.now, print
             )
-    assert office.engine.queues() == []
+    assert office.log.queues() == []
 
 
 def test_queues_max_counts_here_too(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_queues_max_counts_here_too(tmp_path: Path) -> None:
     with pytest.raises(LogRefused, match="queues-max"):
         office.append("c", b"x")
     office.append("a", b"x")
-    office.engine.close(office.now)
+    office.log.close(office.now)
 
 
 def test_no_room_in_a_queue_is_said_and_nothing_waits(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_no_room_in_a_queue_is_said_and_nothing_waits(tmp_path: Path) -> None:
     with pytest.raises(QueueFull):
         office.append("q", b"d")
     assert office.broker.holds_back == 0
-    office.engine.close(office.now)
+    office.log.close(office.now)
 
 
 def test_a_transaction_is_handed_out_in_all_its_queues(office: Office) -> None:
@@ -181,7 +181,7 @@ def test_a_purge_leaves_what_somebody_holds(office: Office) -> None:
     office.append("q", *[b"%d" % i for i in range(10)])
     office.turn()
     assert office.purge("q") == 8
-    info = office.engine.describe("q")
+    info = office.log.describe("q")
     assert (info.ready, info.held) == (0, 2)
     worker.say(settle(worker, "q", 0))
     office.turn()
@@ -240,11 +240,11 @@ def test_a_purge_of_many_runs_goes_step_by_step_and_ends(
         # What comes meanwhile is not for this purge to take, or it might never end.
         office.append("q", b"new")
         if dead:
-            office.engine.take("q", "killer", 1, office.now)
-            office.engine.settle("q", "killer", Outcome.REJECT, [(0, 1 << 40)], office.now)
+            office.log.take("q", "killer", 1, office.now)
+            office.log.settle("q", "killer", Outcome.REJECT, [(0, 1 << 40)], office.now)
     assert counts[:3] == [3, 3, 3]
     assert sum(counts) == 10
-    info = office.engine.describe("q")
+    info = office.log.describe("q")
     assert info.dead + info.ready == len(counts)
 
 
@@ -269,8 +269,8 @@ def test_a_redrive_ends_though_what_it_moves_dies_again_at_once(
     counts = []
     for count in office.operator.redrive("q", office.now):
         counts.append(count)
-        office.engine.take("q", "killer", 100, office.now)
-        office.engine.settle("q", "killer", Outcome.REJECT, [(0, 1 << 40)], office.now)
+        office.log.take("q", "killer", 100, office.now)
+        office.log.settle("q", "killer", Outcome.REJECT, [(0, 1 << 40)], office.now)
     assert counts == [2, 2, 2, 1]
 
 
@@ -285,7 +285,7 @@ def test_ranges_are_redriven_in_portions_whatever_they_look_like(
     assert sum(office.operator.redrive("q", office.now, ranges=ranges, limit=6)) == 6
     assert sum(office.operator.redrive("q", office.now, ranges=ranges)) == 2
     assert sum(office.operator.redrive("q", office.now, ranges=ranges)) == 0
-    left = office.engine.states("q", 0, 100, 100)
+    left = office.log.states("q", 0, 100, 100)
     dead = [o for o, state in zip(left.first, left.state, strict=True) if state == 3]
     assert dead == [0, 4, 12, 14, 16, 18]
     office.turn()
@@ -318,7 +318,7 @@ def test_a_reader_holds_what_was_said_last_and_nothing_else(office: Office) -> N
     def held() -> list[tuple[str, str, int, int]]:
         return [
             (r.queue, r.view, r.position, (r.lease_until_us - office.now) // 1_000_000)
-            for r in office.engine.readers()
+            for r in office.log.readers()
         ]
 
     office.operator.hold_reader("spark", "messages", {"a": 0, "b": 1}, 60, office.now, readers_max=2)
@@ -432,7 +432,7 @@ def test_a_sender_without_room_is_held_back(tmp_path: Path) -> None:
     office.tick()
     (info,) = office.operator.connections(0, 10)
     assert not info.held_back
-    office.engine.close(office.now)
+    office.log.close(office.now)
 
 
 def test_a_broker_at_work_is_ready(office: Office) -> None:
@@ -448,7 +448,7 @@ def test_a_queue_that_exists_is_never_refused(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         before.append(name, b"x")
     before.turn()
-    before.engine.close(before.now)
+    before.log.close(before.now)
     office = Office(tmp_path, queues_max=2)
     worker, sender = office.port("w"), office.port("s", "rq")
     for number, name in enumerate(("a", "b", "c")):
@@ -462,7 +462,7 @@ def test_a_queue_that_exists_is_never_refused(tmp_path: Path) -> None:
     worker.say(Consume("d", 0))
     assert sender.heard("undelivered") == [[4]]
     assert worker.heard("declined") == ["d"]
-    office.engine.close(office.now)
+    office.log.close(office.now)
 
 
 def test_names_that_nobody_waits_at_any_more_do_not_count(tmp_path: Path) -> None:
@@ -491,8 +491,8 @@ def test_names_that_nobody_waits_at_any_more_do_not_count(tmp_path: Path) -> Non
     office.append("waiting", b"for this")  # which was counted
     office.turn()
     assert waits.payloads() == [b"for this"]
-    assert office.engine.queues() == ["a", "b", "waiting"]
-    office.engine.close(office.now)
+    assert office.log.queues() == ["a", "b", "waiting"]
+    office.log.close(office.now)
 
 
 def test_a_queue_that_somebody_waits_at_can_be_paused_before_its_first_message(office: Office) -> None:

@@ -23,7 +23,7 @@ from tests.broker.test_broker import FakePort, House, send, settle
 def house(tmp_path: Path) -> Iterator[House]:
     house = House(tmp_path)
     yield house
-    house.engine.close(house.now)
+    house.log.close(house.now)
 
 
 def answer(port: FakePort, queue: str, offset: int, text: bytes) -> Reply:
@@ -52,12 +52,12 @@ def ask_and_die(house: House) -> None:
 def test_an_answer_to_a_request_of_another_opening_goes_to_nobody(tmp_path: Path) -> None:
     before = House(tmp_path)
     ask_and_die(before)
-    before.engine.close(before.now)
+    before.log.close(before.now)
     house = House(tmp_path)
     newcomer = house.port("b", "rq")  # with the numbers that the asker had
     newcomer.say(send("other", b"mine", tickets=[5], wants_reply=True))
     house.turn()
-    sum(Operator(house.broker, house.engine).redrive("q", house.now))
+    sum(Operator(house.broker, house.log).redrive("q", house.now))
     worker = house.port("w", "rq")
     worker.say(Consume("q", 5))
     house.turn()
@@ -65,20 +65,20 @@ def test_an_answer_to_a_request_of_another_opening_goes_to_nobody(tmp_path: Path
     worker.say(Accepted("q", worker.origins[0], [(0, 1)]), answer(worker, "q", 0, b"to the old one"))
     house.turn()
     assert exchange(newcomer) == []
-    assert house.engine.describe("q").held == 0
+    assert house.log.describe("q").held == 0
     worker.say(Consume("other", 5))
     house.turn()
     assert worker.payloads() == [b"old", b"mine"]
     worker.say(answer(worker, "other", 0, b"to the new one"))
     assert exchange(newcomer) == [("delivered", [5]), ("replies", [(5, b"to the new one")])]
-    house.engine.close(house.now)
+    house.log.close(house.now)
 
 
 def test_an_address_that_names_no_opening_leads_nowhere(house: House) -> None:
     asker = house.port("a", "rq")
     asker.say(send("other", b"mine", tickets=[5], wants_reply=True))
     # As a log of an earlier version has it: port, batch, index.
-    house.engine.append("q", Batch.of([b"old"], reply=[b"1 0 0"], protocol="rq"), house.now)
+    house.log.append("q", Batch.of([b"old"], reply=[b"1 0 0"], protocol="rq"), house.now)
     worker = house.port("w", "rq")
     worker.say(Consume("q", 5))
     house.turn()
@@ -91,7 +91,7 @@ def one_by_one(house: House, runs: list[tuple[int, list[bytes]]]) -> dict[Asked,
     found: dict[Asked, list[tuple[int, int]]] = {}
     for first, ways in runs:
         for offset, address in enumerate(ways, first):
-            numbers = parse_address(address, house.engine.opening)
+            numbers = parse_address(address, house.log.opening)
             attached = house.broker.ports.by_number.get(numbers[0]) if numbers is not None else None
             asked = attached.asked.get(numbers[1]) if numbers is not None and attached is not None else None
             if numbers is not None and asked is not None and asked.is_open(numbers[2]):
@@ -110,7 +110,7 @@ def test_addresses_are_found_by_runs_as_they_are_one_by_one(house: House, seed: 
         askers[i % 3].say(send("q", *[b"x"] * len(tickets), tickets=tickets, wants_reply=True))
     attached = [house.broker.ports.attached[port] for port in askers]
     batches = {(one.number, number): asked for one in attached for number, asked in one.asked.items()}
-    opening = house.engine.opening
+    opening = house.log.opening
     for _ in range(60):
         runs: list[tuple[int, list[bytes]]] = []
         offset = 0
@@ -251,9 +251,9 @@ def test_a_request_that_is_requeued_too_often_is_undelivered(tmp_path: Path) -> 
         house.turn()
         worker.say(settle(worker, "q", 0, Outcome.REQUEUE))
     assert asker.heard("undelivered") == [[5]]
-    info = house.engine.describe("q")
+    info = house.log.describe("q")
     assert (info.ready, info.dead) == (0, 0)
-    house.engine.close(house.now)
+    house.log.close(house.now)
 
 
 @pytest.mark.parametrize("reader", [False, True])
@@ -266,7 +266,7 @@ def test_a_request_whose_block_is_damaged_is_undelivered(tmp_path: Path, reader:
     for path in tmp_path.iterdir():
         path.write_bytes(path.read_bytes().replace(b"rotten", b"ROTTEN"))
     if reader:
-        assert list(house.engine.read("q", 0, 10)) == []
+        assert list(house.log.read("q", 0, 10)) == []
     worker = house.port("w", "rq")
     worker.say(Consume("p" if reader else "q", 5))
     house.turn()
@@ -274,7 +274,7 @@ def test_a_request_whose_block_is_damaged_is_undelivered(tmp_path: Path, reader:
     assert asker.heard("undelivered") == [[5]]
     assert not house.broker.requests.is_asked("q")
     assert house.broker.requests.is_asked("p")
-    house.engine.close(house.now)
+    house.log.close(house.now)
 
 
 # --- what ended leaves nothing behind ------------------------------------------------------------
@@ -313,7 +313,7 @@ def test_a_requester_that_left_before_the_sync_is_forgotten_after_it(house: Hous
     house.turn()
     gc.collect()
     assert gone() is None
-    assert house.engine.describe("q").ready == 0
+    assert house.log.describe("q").ready == 0
 
 
 def test_time_outs_come_in_their_order_though_others_are_forgotten(house: House) -> None:
@@ -335,10 +335,10 @@ def test_a_log_closes_though_a_requester_left_before_the_sync(tmp_path: Path) ->
     asker = house.port("a", "rq")
     asker.say(send("q", b"x", tickets=[5], wants_reply=True))
     house.broker.detach(asker, house.now)
-    house.engine.close(house.now)
+    house.log.close(house.now)
     again = House(tmp_path)
-    assert again.engine.describe("q").ready == 0
-    again.engine.close(again.now)
+    assert again.log.describe("q").ready == 0
+    again.log.close(again.now)
 
 
 def test_a_request_that_expires_before_its_sync_is_undelivered(tmp_path: Path) -> None:
@@ -352,6 +352,6 @@ def test_a_request_that_expires_before_its_sync_is_undelivered(tmp_path: Path) -
     house.broker.turn(house.now)  # finds it expired
     house.broker.tick(house.now)
     assert (worker.payloads(), asker.heard("undelivered")) == ([], [])
-    house.engine.wait()
+    house.log.wait()
     assert asker.heard("undelivered") == [[5]]
-    house.engine.close(house.now)
+    house.log.close(house.now)

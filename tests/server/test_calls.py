@@ -1,4 +1,4 @@
-"""The calls of the private link, each against a real broker and engine; without a link."""
+"""The calls of the private link, each against a real broker and log; without a link."""
 
 import asyncio
 import json
@@ -33,9 +33,9 @@ class Line(FakePort):
     peer = "127.0.0.1:4711"
     is_held = False
 
-    def __init__(self, desk: "Desk", name: str, protocol: str = "phpmq") -> None:
-        super().__init__(desk, name, protocol)
-        self.connected_us = desk.now
+    def __init__(self, caller: "Caller", name: str, protocol: str = "phpmq") -> None:
+        super().__init__(caller, name, protocol)
+        self.connected_us = caller.now
 
 
 class Said:
@@ -51,7 +51,7 @@ class Said:
         self({"error": {"kind": kind, "detail": detail}})
 
 
-class Desk(House):
+class Caller(House):
     """A house, and the one who answers the second process's calls in it."""
 
     def __init__(self, folder: Path, policies: Policies | None = None) -> None:
@@ -123,8 +123,8 @@ class Desk(House):
     def kill(self, queue: str, count: int) -> None:
         """Dead letters at every second of the next offsets, held ones between them."""
         first = self.append(queue, *[b"x"] * (2 * count))["first"]
-        self.engine.take(queue, "killer", 2 * count, self.now)
-        self.engine.settle(
+        self.log.take(queue, "killer", 2 * count, self.now)
+        self.log.settle(
             queue,
             "killer",
             Outcome.REJECT,
@@ -134,10 +134,10 @@ class Desk(House):
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(tmp_path)
-    yield desk
-    desk.engine.close(desk.now)
+def caller(tmp_path: Path) -> Iterator[Caller]:
+    caller = Caller(tmp_path)
+    yield caller
+    caller.log.close(caller.now)
 
 
 # --- refusals ----------------------------------------------------------------------------------
@@ -164,15 +164,15 @@ def test_every_error_has_its_kind(error: Exception, kind: str | None) -> None:
 
 
 def test_an_error_that_comes_late_is_refused_and_a_failure_is_told(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+    caller: Caller, caplog: pytest.LogCaptureFixture
 ) -> None:
     for error, kind in ((QueueFull("full"), "queue-full"), (LogFailed("gone"), "failed")):
         said = Said()
-        desk.context.refuse(said, error)
+        caller.context.refuse(said, error)
         assert said.answers[0][0] == {"error": {"kind": kind, "detail": str(error)}}
-    assert [str(error) for error in desk.failures] == ["gone"]
+    assert [str(error) for error in caller.failures] == ["gone"]
     said = Said()
-    desk.context.refuse(said, ZeroDivisionError("ours"))
+    caller.context.refuse(said, ZeroDivisionError("ours"))
     assert said.answers[0][0]["error"]["kind"] == "bug"
     assert "failed" in caplog.text
 
@@ -187,8 +187,8 @@ def test_an_error_that_comes_late_is_refused_and_a_failure_is_told(
         ("redrive", {"reason": None, "ranges": None, "limit": None}),
     ],
 )
-def test_a_queue_that_is_not_there(desk: Desk, name: str, more: Fields) -> None:
-    kind, detail = desk.refused(name, {"queue": "nowhere", **more})
+def test_a_queue_that_is_not_there(caller: Caller, name: str, more: Fields) -> None:
+    kind, detail = caller.refused(name, {"queue": "nowhere", **more})
     assert kind == "no-queue"
     assert "nowhere" in detail
 
@@ -196,42 +196,42 @@ def test_a_queue_that_is_not_there(desk: Desk, name: str, more: Fields) -> None:
 # --- messages in -------------------------------------------------------------------------------
 
 
-def test_append_answers_when_it_is_safe(desk: Desk) -> None:
-    answer = desk.append("q", b"a", b"", b"c" * 1000, ttl_seconds=[5, 0, 0], retries=[1, -1, 255])
+def test_append_answers_when_it_is_safe(caller: Caller) -> None:
+    answer = caller.append("q", b"a", b"", b"c" * 1000, ttl_seconds=[5, 0, 0], retries=[1, -1, 255])
     assert (answer["first"], answer["end"], len(answer["origin"])) == (0, 3, 18)
-    (piece,) = desk.engine.read("q", 0, 3)
+    (piece,) = caller.log.read("q", 0, 3)
     assert piece.messages() == [b"a", b"", b"c" * 1000]
     assert piece.protocol == "http"
     assert list(piece.retries or ()) == [1, -1, 255]
-    assert (piece.expires_us or ())[0] == desk.now + 5_000_000
+    assert (piece.expires_us or ())[0] == caller.now + 5_000_000
     assert answer["origin"].encode() == piece.origin
 
 
 def test_append_says_why_not(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, Policies({"*": {"max-bytes": 2}}))
+    caller = Caller(tmp_path, Policies({"*": {"max-bytes": 2}}))
     fields, buffers = pack_batch(Batch.of([b"abc"]))
-    assert desk.refused("append", {"queue": "q.dead", "batch": fields}, *buffers)[0] == "name"
-    assert desk.refused("append", {"queue": "q", "batch": fields}, *buffers)[0] == "queue-full"
-    desk.broker.drain()
-    assert desk.refused("append", {"queue": "q", "batch": fields}, *buffers)[0] == "draining"
-    desk.engine.close(desk.now)
+    assert caller.refused("append", {"queue": "q.dead", "batch": fields}, *buffers)[0] == "name"
+    assert caller.refused("append", {"queue": "q", "batch": fields}, *buffers)[0] == "queue-full"
+    caller.broker.drain()
+    assert caller.refused("append", {"queue": "q", "batch": fields}, *buffers)[0] == "draining"
+    caller.log.close(caller.now)
 
 
-def test_a_transaction_is_stored_once_for_its_key(desk: Desk) -> None:
-    first = desk.transact("k", ("a", [b"1", b"2"]), ("b", [b"3"]), ("a", [b"4"]))
+def test_a_transaction_is_stored_once_for_its_key(caller: Caller) -> None:
+    first = caller.transact("k", ("a", [b"1", b"2"]), ("b", [b"3"]), ("a", [b"4"]))
     assert [part[:3] for part in first["stored"]] == [["a", 0, 2], ["b", 0, 1], ["a", 2, 3]]
     assert (first["repeated"], first["steps"]) == (False, 0)
-    again = desk.transact("k", ("a", [b"1", b"2"]), ("b", [b"3"]), ("a", [b"4"]))
+    again = caller.transact("k", ("a", [b"1", b"2"]), ("b", [b"3"]), ("a", [b"4"]))
     assert again == {**first, "repeated": True}
-    assert desk.ask("transaction", {"key": "k"}) == {
+    assert caller.ask("transaction", {"key": "k"}) == {
         "stored": first["stored"],
         "steps": 0,
         "fingerprint": "",
     }
-    assert desk.ask("transaction", {"key": "other"}) == {"stored": None, "steps": 0, "fingerprint": ""}
+    assert caller.ask("transaction", {"key": "other"}) == {"stored": None, "steps": 0, "fingerprint": ""}
     for offset in (3, 4):
-        assert desk.transact("", ("a", [b"x"]))["stored"][0][1] == offset
-    assert [m for piece in desk.engine.read("a", 0, 9) for m in piece.messages()] == [
+        assert caller.transact("", ("a", [b"x"]))["stored"][0][1] == offset
+    assert [m for piece in caller.log.read("a", 0, 9) for m in piece.messages()] == [
         b"1",
         b"2",
         b"4",
@@ -240,26 +240,26 @@ def test_a_transaction_is_stored_once_for_its_key(desk: Desk) -> None:
     ]
 
 
-def test_a_transaction_in_steps(desk: Desk) -> None:
-    assert desk.transact("k", ("a", [b"1"]), step=[0, False])["steps"] == 1
-    assert desk.ask("transaction", {"key": "k"}) == {"stored": None, "steps": 1, "fingerprint": ""}
-    done = desk.transact("k", ("a", [b"2"]), step=[1, True])
+def test_a_transaction_in_steps(caller: Caller) -> None:
+    assert caller.transact("k", ("a", [b"1"]), step=[0, False])["steps"] == 1
+    assert caller.ask("transaction", {"key": "k"}) == {"stored": None, "steps": 1, "fingerprint": ""}
+    done = caller.transact("k", ("a", [b"2"]), step=[1, True])
     assert (done["steps"], [part[:3] for part in done["stored"]]) == (0, [["a", 0, 2]])
-    kind, detail = desk.refused("transact", {"key": "n", "parts": [], "step": [3, False]})
+    kind, detail = caller.refused("transact", {"key": "n", "parts": [], "step": [3, False]})
     assert (kind, "step 0" in detail) == ("refused", True)
 
 
 # --- looking at queues -------------------------------------------------------------------------
 
 
-def test_rows_have_everything_and_come_when_they_change(desk: Desk) -> None:
-    worker = desk.line("w")
+def test_rows_have_everything_and_come_when_they_change(caller: Caller) -> None:
+    worker = caller.line("w")
     worker.say(Consume("q", 2))
-    desk.append("q", b"aa", b"bb", b"cc")
+    caller.append("q", b"aa", b"bb", b"cc")
     worker.say(settle(worker, "q", 0), settle(worker, "q", 1, Outcome.REJECT))
-    desk.turn()
-    answer = desk.ask("queues", {"all": True})
-    assert (answer["more"], answer["time_us"]) == (False, desk.now)
+    caller.turn()
+    answer = caller.ask("queues", {"all": True})
+    assert (answer["more"], answer["time_us"]) == (False, caller.now)
     assert answer["queues"] == [
         {
             "name": "q",
@@ -271,26 +271,26 @@ def test_rows_have_everything_and_come_when_they_change(desk: Desk) -> None:
             "event_start": 0,
             "event_end": 5,
             "bytes": 2,
-            "oldest_us": desk.now,
+            "oldest_us": caller.now,
             "paused": False,
             "consumers": 1,
             "delivered": 3,
             "counts": {"accepted": 3, "held": 3, "acked": 1, "dead:rejected": 1},
         }
     ]
-    assert desk.ask("queues", {"all": False})["queues"] == []
-    desk.ask("pause", {"queue": "q", "paused": True})
-    assert [row["paused"] for row in desk.ask("queues", {"all": False})["queues"]] == [True]
+    assert caller.ask("queues", {"all": False})["queues"] == []
+    caller.ask("pause", {"queue": "q", "paused": True})
+    assert [row["paused"] for row in caller.ask("queues", {"all": False})["queues"]] == [True]
 
 
-def test_many_rows_come_in_parts(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_come_in_parts(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "ROWS_MAX", 4)
     for i in range(10):
-        desk.append(f"q{i}", b"x")
+        caller.append(f"q{i}", b"x")
     seen: list[list[str]] = []
     more, ask_all = True, True
     while more:
-        answer = desk.ask("queues", {"all": ask_all})
+        answer = caller.ask("queues", {"all": ask_all})
         seen.append([row["name"] for row in answer["queues"]])
         more, ask_all = answer["more"], False
     assert [len(part) for part in seen] == [4, 4, 2]
@@ -298,9 +298,9 @@ def test_many_rows_come_in_parts(desk: Desk, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_one_queue_with_its_deaths_and_its_policy(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, Policies({"q": {"max-deliveries": 3, "retention-bytes": 1000}}))
-    desk.kill("q", 3)
-    answer = desk.ask("queue", {"queue": "q"})
+    caller = Caller(tmp_path, Policies({"q": {"max-deliveries": 3, "retention-bytes": 1000}}))
+    caller.kill("q", 3)
+    answer = caller.ask("queue", {"queue": "q"})
     assert (answer["row"]["name"], answer["row"]["dead"]) == ("q", 3)
     assert answer["dead_reasons"] == {"rejected": 3}
     assert answer["policy"] == {
@@ -312,7 +312,7 @@ def test_one_queue_with_its_deaths_and_its_policy(tmp_path: Path) -> None:
         "on_expiry": "dead",
         "dead_letters": True,
     }
-    desk.engine.close(desk.now)
+    caller.log.close(caller.now)
 
 
 COLUMNS = (
@@ -329,9 +329,9 @@ COLUMNS = (
 """The body of an answer of `states`, as the contract of the link has it."""
 
 
-def states(desk: Desk, only: str | None = None, **more: int) -> tuple[Fields, list[dict[str, int]]]:
+def states(caller: Caller, only: str | None = None, **more: int) -> tuple[Fields, list[dict[str, int]]]:
     asked = {"queue": "q", "start": 0, "end": 100, "runs_max": 100, "only": only, **more}
-    fields, body = desk.call("states", asked)
+    fields, body = caller.call("states", asked)
     columns: dict[str, array[int]] = {}
     at = 0
     for name, typecode in COLUMNS:
@@ -343,16 +343,23 @@ def states(desk: Desk, only: str | None = None, **more: int) -> tuple[Fields, li
     return fields, [{name: columns[name][i] for name, _ in COLUMNS} for i in range(fields["count"])]
 
 
-def test_states_come_as_columns(desk: Desk) -> None:
-    desk.kill("q", 2)
-    desk.append("q", b"r", b"s", ttl_seconds=[9, 0])
-    desk.engine.give_back("q", "killer", desk.now, ranges=[(3, 4)])
-    fields, runs = states(desk)
-    assert (fields["next"], fields["consumers"], fields["time_us"]) == (100, ["killer"], desk.now)
+def test_states_come_as_columns(caller: Caller) -> None:
+    caller.kill("q", 2)
+    caller.append("q", b"r", b"s", ttl_seconds=[9, 0])
+    caller.log.give_back("q", "killer", caller.now, ranges=[(3, 4)])
+    fields, runs = states(caller)
+    assert (fields["next"], fields["consumers"], fields["time_us"]) == (100, ["killer"], caller.now)
     as_stored = {"expires_us": -2, "retries": -2}
-    dead = {"time_us": desk.now, "attempts": 1, "consumer": -1, "state": State.DEAD, **as_stored}
+    dead = {"time_us": caller.now, "attempts": 1, "consumer": -1, "state": State.DEAD, **as_stored}
     ready = {"time_us": 0, "consumer": -1, "state": State.READY, "reason": 0, **as_stored}
-    held = {"time_us": desk.now, "attempts": 0, "consumer": 0, "state": State.HELD, "reason": 0, **as_stored}
+    held = dict(ready, time_us=caller.now, attempts=0, consumer=0, state=State.HELD)
+        "time_us": caller.now,
+        "attempts": 0,
+        "consumer": 0,
+        "state": State.HELD,
+        "reason": 0,
+        **as_stored,
+    }
     assert runs == [
         {"first": 0, "end": 1, "reason": Reason.REJECTED, **dead},
         {"first": 1, "end": 2, **held},
@@ -361,93 +368,93 @@ def test_states_come_as_columns(desk: Desk) -> None:
         {"first": 4, "end": 6, "attempts": 0, **ready},
     ]
     for only, firsts in (("ready", [3, 4]), ("held", [1]), ("dead", [0, 2])):
-        assert [run["first"] for run in states(desk, only)[1]] == firsts
-    fields, runs = states(desk, start=1, runs_max=2)
+        assert [run["first"] for run in states(caller, only)[1]] == firsts
+    fields, runs = states(caller, start=1, runs_max=2)
     assert (fields["count"], fields["next"], runs[-1]["end"]) == (2, 3, 3)
-    assert states(desk, runs_max=-5)[0]["count"] == 1
-    assert states(desk, start=50)[0]["count"] == 0
+    assert states(caller, runs_max=-5)[0]["count"] == 1
+    assert states(caller, start=50)[0]["count"] == 0
 
 
 # --- knobs -------------------------------------------------------------------------------------
 
 
-def test_pause_and_resume(desk: Desk) -> None:
-    worker = desk.line("w")
+def test_pause_and_resume(caller: Caller) -> None:
+    worker = caller.line("w")
     worker.say(Consume("q", 0))
-    desk.append("q", b"a")
+    caller.append("q", b"a")
     for paused in (True, False):
-        assert desk.ask("pause", {"queue": "q", "paused": paused}) == {"paused": paused}
-        assert desk.engine.is_paused("q") is paused
-        desk.append("q", b"b")
+        assert caller.ask("pause", {"queue": "q", "paused": paused}) == {"paused": paused}
+        assert caller.log.is_paused("q") is paused
+        caller.append("q", b"b")
     assert worker.payloads() == [b"a", b"b", b"b"]
 
 
 @pytest.mark.parametrize("runs_a_step", [1, 500])
-def test_purge_tells_how_many(desk: Desk, monkeypatch: pytest.MonkeyPatch, runs_a_step: int) -> None:
+def test_purge_tells_how_many(caller: Caller, monkeypatch: pytest.MonkeyPatch, runs_a_step: int) -> None:
     monkeypatch.setattr(operate, "RUNS_A_STEP", runs_a_step)
-    desk.kill("q", 20)
-    desk.append("q", b"a", b"b")
-    assert desk.ask("purge", {"queue": "q", "dead": True}) == {"count": 20, "more": False}
-    assert desk.ask("purge", {"queue": "q", "dead": False}) == {"count": 2, "more": False}
-    assert desk.ask("purge", {"queue": "q", "dead": False}) == {"count": 0, "more": False}
-    assert desk.engine.describe("q").held == 20
+    caller.kill("q", 20)
+    caller.append("q", b"a", b"b")
+    assert caller.ask("purge", {"queue": "q", "dead": True}) == {"count": 20, "more": False}
+    assert caller.ask("purge", {"queue": "q", "dead": False}) == {"count": 2, "more": False}
+    assert caller.ask("purge", {"queue": "q", "dead": False}) == {"count": 0, "more": False}
+    assert caller.log.describe("q").held == 20
 
 
-def test_purge_tells_who_waits_for_an_answer(desk: Desk) -> None:
-    asker = desk.line("a", "rq")
+def test_purge_tells_who_waits_for_an_answer(caller: Caller) -> None:
+    asker = caller.line("a", "rq")
     asker.say(send("q", b"x", tickets=[3], wants_reply=True))
-    desk.turn()
-    assert desk.ask("purge", {"queue": "q", "dead": False})["count"] == 1
+    caller.turn()
+    assert caller.ask("purge", {"queue": "q", "dead": False})["count"] == 1
     assert asker.heard("undelivered") == [[3]]
 
 
-def redrive(desk: Desk, **more: Any) -> Fields:
-    return desk.ask("redrive", {"queue": "q", "reason": None, "ranges": None, "limit": None, **more})
+def redrive(caller: Caller, **more: Any) -> Fields:
+    return caller.ask("redrive", {"queue": "q", "reason": None, "ranges": None, "limit": None, **more})
 
 
 @pytest.mark.parametrize("runs_a_step", [1, 3, 500])
 def test_redrive_by_reason_ranges_and_limit(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, runs_a_step: int
+    caller: Caller, monkeypatch: pytest.MonkeyPatch, runs_a_step: int
 ) -> None:
     monkeypatch.setattr(operate, "RUNS_A_STEP", runs_a_step)
-    desk.kill("q", 10)
-    assert redrive(desk, reason="expired")["count"] == 0
-    assert redrive(desk, limit=3) == {"count": 3, "more": False}
-    assert redrive(desk, ranges=[[0, 8], [12, 13]], reason="rejected")["count"] == 2
-    assert redrive(desk, ranges=[[0, 1 << 50]], limit=2)["count"] == 2
-    assert redrive(desk)["count"] == 3
-    assert desk.engine.describe("q").ready == 10
-    assert desk.refused("redrive", {"queue": "q", "reason": "boredom", "ranges": None, "limit": None}) == (
+    caller.kill("q", 10)
+    assert redrive(caller, reason="expired")["count"] == 0
+    assert redrive(caller, limit=3) == {"count": 3, "more": False}
+    assert redrive(caller, ranges=[[0, 8], [12, 13]], reason="rejected")["count"] == 2
+    assert redrive(caller, ranges=[[0, 1 << 50]], limit=2)["count"] == 2
+    assert redrive(caller)["count"] == 3
+    assert caller.log.describe("q").ready == 10
+    assert caller.refused("redrive", {"queue": "q", "reason": "boredom", "ranges": None, "limit": None}) == (
         "refused",
         f"no reason 'boredom': one of {', '.join(reason.label for reason in Reason if reason)}",
     )
 
 
-def test_a_long_redrive_is_asked_to_go_on(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_redrive_is_asked_to_go_on(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operate, "RUNS_A_STEP", 1)
     monkeypatch.setattr(calls, "STEPS_SECONDS_MAX", -1.0)
-    desk.kill("q", 2)
-    assert redrive(desk) == {"count": 1, "more": True}
-    assert redrive(desk) == {"count": 1, "more": True}
-    assert redrive(desk) == {"count": 0, "more": False}
+    caller.kill("q", 2)
+    assert redrive(caller) == {"count": 1, "more": True}
+    assert redrive(caller) == {"count": 1, "more": True}
+    assert redrive(caller) == {"count": 0, "more": False}
 
 
-def test_other_work_goes_on_between_two_steps(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_work_goes_on_between_two_steps(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operate, "RUNS_A_STEP", 1)
-    desk.kill("q", 5)
+    caller.kill("q", 5)
     said, seen = Said(), []
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
 
         def look() -> None:
-            seen.append(desk.engine.describe("q").dead)
+            seen.append(caller.log.describe("q").dead)
             if not said.answers:
-                desk.turn()
+                caller.turn()
                 loop.call_soon(look)
 
         fields = {"queue": "q", "dead": True}
-        CALLS["purge"](desk.context, fields, memoryview(b""), said)
+        CALLS["purge"](caller.context, fields, memoryview(b""), said)
         look()
         for _ in range(ROUNDS_MAX):
             if said.answers:
@@ -459,14 +466,14 @@ def test_other_work_goes_on_between_two_steps(desk: Desk, monkeypatch: pytest.Mo
     assert {4, 3, 2, 1, 0} <= set(seen)
 
 
-def test_a_failure_between_two_steps_is_told(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_between_two_steps_is_told(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operate, "RUNS_A_STEP", 1)
-    desk.kill("q", 5)
+    caller.kill("q", 5)
     said = Said()
 
     async def run() -> None:
-        CALLS["purge"](desk.context, {"queue": "q", "dead": True}, memoryview(b""), said)
-        desk.engine._committer.fail(OSError("the disk is on fire"))
+        CALLS["purge"](caller.context, {"queue": "q", "dead": True}, memoryview(b""), said)
+        caller.log._committer.fail(OSError("the disk is on fire"))
         for _ in range(ROUNDS_MAX):
             if said.answers:
                 return
@@ -474,17 +481,17 @@ def test_a_failure_between_two_steps_is_told(desk: Desk, monkeypatch: pytest.Mon
 
     asyncio.run(run())
     assert said.answers[0][0]["error"]["kind"] == "failed"
-    assert "on fire" in str(desk.failures[0])
+    assert "on fire" in str(caller.failures[0])
 
 
 # --- readers -----------------------------------------------------------------------------------
 
 
-def test_a_reader_from_its_first_word_to_its_last(desk: Desk) -> None:
-    desk.append("a", b"1", b"2", b"3")
-    desk.append("b", b"1")
+def test_a_reader_from_its_first_word_to_its_last(caller: Caller) -> None:
+    caller.append("a", b"1", b"2", b"3")
+    caller.append("b", b"1")
     hold = {"name": "spark", "view": "messages", "lease_seconds": 60, "readers_max": 9}
-    answer = desk.ask("hold_reader", {**hold, "positions": {"a": 1, "b": 0}})
+    answer = caller.ask("hold_reader", {**hold, "positions": {"a": 1, "b": 0}})
     spark = {
         "name": "spark",
         "view": "messages",
@@ -495,32 +502,32 @@ def test_a_reader_from_its_first_word_to_its_last(desk: Desk) -> None:
         ],
     }
     assert answer == {"reader": spark}
-    desk.engine.purge("a", desk.now)
-    other = desk.ask(
+    caller.log.purge("a", caller.now)
+    other = caller.ask(
         "hold_reader", {**hold, "name": "audit", "view": "events", "positions": {"a": 2}, "lease_seconds": 1}
     )
     assert other["reader"]["queues"] == [{"queue": "a", "position": 2, "end": 6, "lag": 4, "capped": False}]
-    assert [reader["name"] for reader in desk.ask("readers")["readers"]] == ["spark", "audit"]
-    desk.now += 70_000_000
-    assert [reader["lease_seconds_left"] for reader in desk.ask("readers")["readers"]] == [0, 0]
-    assert desk.ask("release_reader", {"name": "spark"}) == {}
-    assert desk.refused("release_reader", {"name": "spark"})[0] == "no-reader"
-    assert [reader["name"] for reader in desk.ask("readers")["readers"]] == ["audit"]
-    assert desk.refused("hold_reader", {**hold, "positions": {"a": 0, "nowhere": 0}})[0] == "no-queue"
+    assert [reader["name"] for reader in caller.ask("readers")["readers"]] == ["spark", "audit"]
+    caller.now += 70_000_000
+    assert [reader["lease_seconds_left"] for reader in caller.ask("readers")["readers"]] == [0, 0]
+    assert caller.ask("release_reader", {"name": "spark"}) == {}
+    assert caller.refused("release_reader", {"name": "spark"})[0] == "no-reader"
+    assert [reader["name"] for reader in caller.ask("readers")["readers"]] == ["audit"]
+    assert caller.refused("hold_reader", {**hold, "positions": {"a": 0, "nowhere": 0}})[0] == "no-queue"
 
 
 # --- the broker itself -------------------------------------------------------------------------
 
 
-def test_connections_are_shown_in_parts(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_are_shown_in_parts(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "ROWS_MAX", 2)
-    lines = [desk.line(f"phpmq:{i}") for i in range(5)]
+    lines = [caller.line(f"phpmq:{i}") for i in range(5)]
     lines[1].say(Consume("q", 1), Consume("q", 1, dead=True))
     lines[2].is_held = True
-    desk.append("q", b"a")
-    desk.broker.blocked(lines[1], True)
-    desk.now += 2_500_000
-    first = desk.ask("connections", {"after": 0})
+    caller.append("q", b"a")
+    caller.broker.blocked(lines[1], True)
+    caller.now += 2_500_000
+    first = caller.ask("connections", {"after": 0})
     assert first["connections"][1] == {
         "name": "phpmq:1",
         "protocol": "phpmq",
@@ -534,7 +541,7 @@ def test_connections_are_shown_in_parts(desk: Desk, monkeypatch: pytest.MonkeyPa
     found = first["connections"]
     after = first["next"]
     while after is not None:
-        part = desk.ask("connections", {"after": after})
+        part = caller.ask("connections", {"after": after})
         assert len(part["connections"]) <= 2
         found += part["connections"]
         after = part["next"]
@@ -543,26 +550,26 @@ def test_connections_are_shown_in_parts(desk: Desk, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_connection_that_consumes_much_is_an_answer_of_its_own(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "CONSUMES_MAX", 3)
-    greedy, modest = desk.line("greedy"), desk.line("modest")
+    greedy, modest = caller.line("greedy"), caller.line("modest")
     greedy.say(*[Consume(f"q{i}", 1) for i in range(5)])
     modest.say(Consume("q0", 1))
-    first = desk.ask("connections", {"after": 0})
+    first = caller.ask("connections", {"after": 0})
     assert [it["name"] for it in first["connections"]] == ["greedy"]
-    rest = desk.ask("connections", {"after": first["next"]})
+    rest = caller.ask("connections", {"after": first["next"]})
     assert ([it["name"] for it in rest["connections"]], rest["next"]) == (["modest"], None)
 
 
-def test_nobody_is_connected(desk: Desk) -> None:
-    assert desk.ask("connections", {"after": 0}) == {"connections": [], "next": None}
+def test_nobody_is_connected(caller: Caller) -> None:
+    assert caller.ask("connections", {"after": 0}) == {"connections": [], "next": None}
 
 
-def test_the_engine_says_how_it_is(desk: Desk, tmp_path: Path) -> None:
-    desk.append("q", b"x" * 5000)
-    desk.now += 3_000_000
-    answer = desk.ask("engine")
+def test_the_engine_says_how_it_is(caller: Caller, tmp_path: Path) -> None:
+    caller.append("q", b"x" * 5000)
+    caller.now += 3_000_000
+    answer = caller.ask("engine")
     sync = answer.pop("sync")
     assert (answer.pop("disk_bytes_total") >= answer.pop("disk_bytes_free")) > 0
     assert answer.pop("position") >= answer.pop("log_bytes") > 5000
@@ -588,14 +595,14 @@ def test_the_engine_says_how_it_is(desk: Desk, tmp_path: Path) -> None:
     assert 0 < sync["last_seconds"] <= sync["seconds_sum"]
 
 
-def test_health(desk: Desk) -> None:
-    assert desk.ask("health") == {"ready": True, "reason": "", "cluster": None}
-    desk.broker.suspend(True)
-    assert desk.ask("health")["reason"].startswith("the cluster does not answer: ")
-    desk.broker.suspend(False)
-    assert desk.ask("health")["ready"] is True
-    desk.broker.drain()
-    assert desk.ask("health") == {"ready": False, "reason": "the broker is stopping", "cluster": None}
-    desk.engine._committer.fail(OSError("the disk is on fire"))
-    answer = desk.ask("health")
+def test_health(caller: Caller) -> None:
+    assert caller.ask("health") == {"ready": True, "reason": "", "cluster": None}
+    caller.broker.suspend(True)
+    assert caller.ask("health")["reason"].startswith("the cluster does not answer: ")
+    caller.broker.suspend(False)
+    assert caller.ask("health")["ready"] is True
+    caller.broker.drain()
+    assert caller.ask("health") == {"ready": False, "reason": "the broker is stopping", "cluster": None}
+    caller.log._committer.fail(OSError("the disk is on fire"))
+    answer = caller.ask("health")
     assert (answer["ready"], "on fire" in answer["reason"]) == (False, True)

@@ -507,12 +507,12 @@ def test_every_reason_of_a_dead_letter_is_in_the_log(tmp_path: Path) -> None:
     limited.close()
     assert broker.stop() == 0
     now_us = time.time_ns() // 1000
-    engine = open_log(str(tmp_path / "data"), now_us)
+    opened = open_log(str(tmp_path / "data"), now_us)
     reasons = {
-        name: [run.reason.label for run in engine.events(name, 0, 1000) if run.event is Event.DEAD]
+        name: [run.reason.label for run in opened.events(name, 0, 1000) if run.event is Event.DEAD]
         for name in ("plain", "limited")
     }
-    engine.close(now_us)
+    opened.close(now_us)
     assert reasons == {
         "plain": ["rejected", "retries-exhausted", "expired"],
         "limited": ["too-many-deliveries"],

@@ -190,9 +190,7 @@ def test_what_waits_for_a_consumer_that_does_not_read_is_bounded(tmp_path: Path,
             sender = await server.connect("phpmq")
             for _ in range(count):
                 await sender.say(phpmq(1, (1, b"q"), (2, payload)))
-            await soon(
-                lambda: held(server) + server.engine.ready("q") == count, "the broker to have read all"
-            )
+            await soon(lambda: held(server) + server.log.ready("q") == count, "the broker to have read all")
             waiting = transport_of(server).get_write_buffer_size()
             # The limit, one message that is over it, and what is around each.
             assert BUFFER - 5 * KIB <= waiting <= BUFFER + 5 * KIB + BUFFER // 16
@@ -251,7 +249,7 @@ def test_a_buffer_that_is_full_to_the_byte_is_no_dead_end(tmp_path: Path, loop: 
                 before = held(server)
                 await sender.say(phpmq(1, (1, b"q"), (2, payload)))
                 expected += FRAME + len(payload)
-                await soon(lambda: held(server) > before or server.engine.ready("q") == 1, "the message")
+                await soon(lambda: held(server) > before or server.log.ready("q") == 1, "the message")
                 await asyncio.sleep(0.05)  # what the kernel takes, it takes now
 
             while connection.bytes_room() == BUFFER:
@@ -259,7 +257,7 @@ def test_a_buffer_that_is_full_to_the_byte_is_no_dead_end(tmp_path: Path, loop: 
             await send(bytes(connection.bytes_room() - FRAME))
             assert connection.bytes_room() == 0
             await send(b"the last")
-            assert server.engine.ready("q") == 1
+            assert server.log.ready("q") == 1
             heard = await consumer.hear(expected)
             assert heard.count(b"the last") == 1
 

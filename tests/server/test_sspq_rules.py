@@ -587,10 +587,10 @@ def test_no_receive_where_dead_letters_are_switched_off(places: Places) -> None:
 
 def test_no_receive_where_the_queue_is_paused(tmp_path: Path) -> None:
     now_us = time.time_ns() // 1000
-    engine = open_log(str(tmp_path / "data"), now_us)
-    engine.append("default", Batch.of([b"kept"], retries=[1]), now_us)
-    engine.pause("default", True, now_us)
-    engine.close(now_us)
+    opened = open_log(str(tmp_path / "data"), now_us)
+    opened.append("default", Batch.of([b"kept"], retries=[1]), now_us)
+    opened.pause("default", True, now_us)
+    opened.close(now_us)
     broker = BrokerProcess(tmp_path).start()
     with broker.wire("sspq") as wire:
         for asks in (RECEIVE, DEAD_RECEIVE, RECEIVE):
