@@ -353,13 +353,6 @@ def test_states_come_as_columns(caller: Caller) -> None:
     dead = {"time_us": caller.now, "attempts": 1, "consumer": -1, "state": State.DEAD, **as_stored}
     ready = {"time_us": 0, "consumer": -1, "state": State.READY, "reason": 0, **as_stored}
     held = dict(ready, time_us=caller.now, attempts=0, consumer=0, state=State.HELD)
-        "time_us": caller.now,
-        "attempts": 0,
-        "consumer": 0,
-        "state": State.HELD,
-        "reason": 0,
-        **as_stored,
-    }
     assert runs == [
         {"first": 0, "end": 1, "reason": Reason.REJECTED, **dead},
         {"first": 1, "end": 2, **held},
