@@ -4,17 +4,16 @@
 
 keeps Spark's classes, as Java has them in memory, in a file of the environment (`CLASSES`): with it a Java
 starts with half the work. Java compares the file with itself and with Spark's jars, and does without it
-where they do not fit. And it adds to the zip of Spark's Python modules, which all its workers import from,
-what they are compiled to: otherwise each of them compiles them again. `make setup` does both.
+where they do not fit.
+
+And it drops the zips from which Spark's Python workers import its modules: the same modules are installed in
+the environment. From a zip each worker compiles all of them again, and reads the zip's list of files again
+for every package. `make setup` does both.
 """
 
-import importlib.util
-import marshal
 import os
 import sys
 import tempfile
-import warnings
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,10 +25,6 @@ if TYPE_CHECKING:
 FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
 """Otherwise half of its time goes into compiling what runs once; and it tells of classes that do not fit."""
 CLASSES = Path(sys.prefix) / "spark-classes.jsa"
-MODULES = Path("python", "lib", "pyspark.zip")
-"""In the folder of pyspark."""
-UNCHECKED = (1).to_bytes(4, "little")
-"""The flags of a compiled module that is not compared with its source (PEP 552)."""
 END_SECONDS = 900.0
 
 
@@ -39,26 +34,15 @@ def options() -> str:
 
 
 def main() -> None:
-    compile_modules()
+    drop_zips()
     keep_classes()
 
 
-def compile_modules() -> None:
+def drop_zips() -> None:
     import pyspark
 
-    path = Path(pyspark.__file__).parent / MODULES
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-    with zipfile.ZipFile(path) as old, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as new:
-        sources = {name: old.read(name) for name in old.namelist() if not name.endswith(".pyc")}
-        for name, source in sources.items():
-            new.writestr(name, source)
-            if name.endswith(".py"):
-                with warnings.catch_warnings(action="ignore"):
-                    code = compile(source, f"{path}/{name}", "exec", dont_inherit=True)
-                head = importlib.util.MAGIC_NUMBER + UNCHECKED + importlib.util.source_hash(source)
-                new.writestr(f"{name}c", head + marshal.dumps(code))
-    # The file may be one with that of other environments, which it does not become here.
-    unfinished.rename(path)
+    for path in (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip"):
+        path.unlink()
 
 
 def keep_classes() -> None:
