@@ -28,8 +28,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.errors import PenstockError
+from penstock.http.kinds import WrongValue
 from penstock.http.problems import Problem, problem_of
-from penstock.http.route import JSON_MEDIA, Field, Param, Role, Route, WrongValue
+from penstock.http.route import JSON_MEDIA, Field, Param, Role, Route
 from penstock.http.site import Site
 
 log = logging.getLogger("penstock.http")

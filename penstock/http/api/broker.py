@@ -6,28 +6,17 @@ answer soon. `/metrics` and `/v1/events` go by the mirror.
 
 import asyncio
 import time
-from collections.abc import Mapping
 from typing import Final
 
 from starlette.responses import PlainTextResponse, Response
 
 from penstock import __version__
 from penstock.control.frames import Fields
+from penstock.http import schema
 from penstock.http.app import Call, answer_json, answer_list
 from penstock.http.link import CallRefused, Link
 from penstock.http.problems import Problem
-from penstock.http.route import (
-    BOOLEAN,
-    NUMBER,
-    OFFSET,
-    STRING,
-    Role,
-    Route,
-    Schema,
-    list_schema,
-    object_schema,
-    or_null,
-)
+from penstock.http.route import Role, Route
 from penstock.http.watching import events
 from penstock.http.watching.metrics import CONTENT_TYPE, Scrape, render
 from penstock.log.info import SYNC_BOUNDS_SECONDS
@@ -36,39 +25,37 @@ INSTALL_DASHBOARD: Final = "For a dashboard here: pip install 'penstock[dashboar
 READY_SECONDS_MAX: Final = 2.0
 """A first process that takes longer than this to answer is not ready."""
 
-_COUNT: Final[Schema] = {"type": "integer", "format": "int64", "minimum": 0}
-_SECONDS: Final[Schema] = {"type": "number", "minimum": 0}
 
-SCHEMAS: Final[Mapping[str, Schema]] = {
-    "Cluster": object_schema(
+SCHEMAS: Final = {
+    "Cluster": schema.object_of(
         {
-            "name": {**STRING, "description": "Of the log that the front-ends share."},
-            "id": {**STRING, "description": "Of the front-end that answers."},
-            "role": {"type": "string", "enum": ["leader", "follower"]},
-            "leader": {**STRING, "description": "The front-end that leads; empty: none does at the moment."},
-            "members": list_schema(
-                object_schema({"id": STRING, "role": {"type": "string", "enum": ["leader", "follower"]}})
+            "name": schema.said(schema.STRING, "Of the log that the front-ends share."),
+            "id": schema.said(schema.STRING, "Of the front-end that answers."),
+            "role": schema.words("leader", "follower"),
+            "leader": schema.said(schema.STRING, "The front-end that leads; empty: none does at the moment."),
+            "members": schema.list_of(
+                schema.object_of({"id": schema.STRING, "role": schema.words("leader", "follower")})
             ),
             "nodes": {
-                **list_schema(
-                    object_schema(
+                **schema.list_of(
+                    schema.object_of(
                         {
-                            "name": STRING,
-                            "state": {"type": "string", "enum": ["leader", "current", "behind", "offline"]},
-                            "behind": {**_COUNT, "description": "Records that it has yet to store."},
+                            "name": schema.STRING,
+                            "state": schema.words("leader", "current", "behind", "offline"),
+                            "behind": schema.said(schema.COUNT, "Records that it has yet to store."),
                         }
                     )
                 ),
                 "description": "The NATS nodes that have a copy of the log.",
             },
             "checks": {
-                **list_schema(
-                    object_schema(
+                **schema.list_of(
+                    schema.object_of(
                         {
-                            "name": STRING,
-                            "level": {"type": "string", "enum": ["ok", "warn", "fail"]},
-                            "text": STRING,
-                            "advice": {**STRING, "description": "What to do; empty: nothing."},
+                            "name": schema.STRING,
+                            "level": schema.words("ok", "warn", "fail"),
+                            "text": schema.STRING,
+                            "advice": schema.said(schema.STRING, "What to do; empty: nothing."),
                         }
                     )
                 ),
@@ -76,78 +63,81 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             },
         }
     ),
-    "Connection": object_schema(
+    "Connection": schema.object_of(
         {
-            "name": {**STRING, "description": "Its name in the log and in the events."},
-            "protocol": {"type": "string", "enum": ["sspq", "phpmq", "rq"]},
-            "peer": {**STRING, "description": "Where it comes from."},
-            "connected_seconds": _SECONDS,
-            "consumes": {
-                **list_schema(object_schema({"queue": STRING, "dead": BOOLEAN})),
-                "description": "What it has asked for; dead: the dead letters of that queue.",
-            },
-            "held": {**_COUNT, "description": "Messages that it has and has not settled."},
-            "blocked": {**BOOLEAN, "description": "It does not read what is sent to it."},
-            "held_back": {**BOOLEAN, "description": "What it sends has to wait for room."},
+            "name": schema.said(schema.STRING, "Its name in the log and in the events."),
+            "protocol": schema.words("sspq", "phpmq", "rq"),
+            "peer": schema.said(schema.STRING, "Where it comes from."),
+            "connected_seconds": schema.POSITIVE,
+            "consumes": schema.said(
+                schema.list_of(schema.object_of({"queue": schema.STRING, "dead": schema.BOOLEAN})),
+                "What it has asked for; dead: the dead letters of that queue.",
+            ),
+            "held": schema.said(schema.COUNT, "Messages that it has and has not settled."),
+            "blocked": schema.said(schema.BOOLEAN, "It does not read what is sent to it."),
+            "held_back": schema.said(schema.BOOLEAN, "What it sends has to wait for room."),
         }
     ),
-    "Engine": object_schema(
+    "Engine": schema.object_of(
         {
-            "engine": STRING,
-            "data": {**STRING, "description": "Where the messages are."},
-            "opening": {**_COUNT, "description": "How often this log was opened."},
-            "position": {**OFFSET, "description": "Bytes that were ever written to this log."},
-            "segments": _COUNT,
-            "log_bytes": _COUNT,
-            "disk_bytes_free": _COUNT,
-            "disk_bytes_total": _COUNT,
-            "bytes_in_flight": {**_COUNT, "description": "Accepted and not yet in the files."},
-            "full": {**BOOLEAN, "description": "Whether messages are refused for lack of room."},
-            "failed": {
-                **or_null(STRING),
-                "description": "Why the log has failed; null: it has not.",
-            },
-            "damage": {**list_schema(STRING), "description": "Damaged places of the log that were found."},
+            "engine": schema.STRING,
+            "data": schema.said(schema.STRING, "Where the messages are."),
+            "opening": schema.said(schema.COUNT, "How often this log was opened."),
+            "position": schema.said(schema.OFFSET, "Bytes that were ever written to this log."),
+            "segments": schema.COUNT,
+            "log_bytes": schema.COUNT,
+            "disk_bytes_free": schema.COUNT,
+            "disk_bytes_total": schema.COUNT,
+            "bytes_in_flight": schema.said(schema.COUNT, "Accepted and not yet in the files."),
+            "full": schema.said(schema.BOOLEAN, "Whether messages are refused for lack of room."),
+            "failed": schema.said(schema.or_null(schema.STRING), "Why the log has failed; null: it has not."),
+            "damage": schema.said(
+                schema.list_of(schema.STRING), "Damaged places of the log that were found."
+            ),
             "sync": {
-                **object_schema(
+                **schema.object_of(
                     {
-                        "count": _COUNT,
-                        "seconds_sum": _SECONDS,
-                        "last_seconds": _SECONDS,
-                        "p50_seconds": _SECONDS,
-                        "p99_seconds": _SECONDS,
-                        "buckets": {
-                            **list_schema(
-                                object_schema({"seconds_max": or_null(NUMBER), "count": _COUNT}),
+                        "count": schema.COUNT,
+                        "seconds_sum": schema.POSITIVE,
+                        "last_seconds": schema.POSITIVE,
+                        "p50_seconds": schema.POSITIVE,
+                        "p99_seconds": schema.POSITIVE,
+                        "buckets": schema.said(
+                            schema.list_of(
+                                schema.object_of(
+                                    {"seconds_max": schema.or_null(schema.NUMBER), "count": schema.COUNT}
+                                ),
                             ),
-                            "description": "How many took at most so long, longer than the bucket before; "
+                            "How many took at most so long, longer than the bucket before; "
                             "null: longer than all others.",
-                        },
+                        ),
                     }
                 ),
                 "description": "How long syncs have taken since the broker was started.",
             },
-            "durability": {"type": "string", "enum": ["commit", "interval", "none"]},
-            "readers": {**_COUNT, "description": "Named readers that hold retention."},
+            "durability": schema.words("commit", "interval", "none"),
+            "readers": schema.said(schema.COUNT, "Named readers that hold retention."),
             "listeners": {
-                **list_schema(
-                    object_schema(
+                **schema.list_of(
+                    schema.object_of(
                         {
-                            "protocol": {"type": "string", "enum": ["sspq", "phpmq", "rq"]},
-                            "address": {**STRING, "description": "host:port, or unix:PATH."},
-                            "tls": BOOLEAN,
-                            "queue": {**or_null(STRING), "description": "SSPQ: the one that it is for."},
+                            "protocol": schema.words("sspq", "phpmq", "rq"),
+                            "address": schema.said(schema.STRING, "host:port, or unix:PATH."),
+                            "tls": schema.BOOLEAN,
+                            "queue": schema.said(
+                                schema.or_null(schema.STRING), "SSPQ: the one that it is for."
+                            ),
                         }
                     )
                 ),
                 "description": "Where clients of the other protocols connect to.",
             },
-            "cluster": {
-                **or_null({"$ref": "#/components/schemas/Cluster"}),
-                "description": "The front-ends and the NATS nodes that share this log; null: there are none.",
-            },
-            "version": STRING,
-            "uptime_seconds": NUMBER,
+            "cluster": schema.said(
+                schema.or_null(schema.ref("Cluster")),
+                "The front-ends and the NATS nodes that share this log; null: there are none.",
+            ),
+            "version": schema.STRING,
+            "uptime_seconds": schema.NUMBER,
         }
     ),
 }
@@ -248,9 +238,8 @@ ROUTES: Final = (
         get_root,
         Role.ANYONE,
         "What this is, in a line.",
-        STRING,
+        schema.STRING,
         answer_media=_TEXT,
-        tag="broker",
     ),
     Route(
         "GET",
@@ -258,8 +247,7 @@ ROUTES: Final = (
         get_healthz,
         Role.ANYONE,
         "Whether this process answers.",
-        object_schema({"status": {"type": "string", "enum": ["ok"]}}),
-        tag="broker",
+        schema.object_of({"status": schema.words("ok")}),
     ),
     Route(
         "GET",
@@ -267,18 +255,17 @@ ROUTES: Final = (
         get_readyz,
         Role.ANYONE,
         "Whether the broker may be given traffic; the problem says why not.",
-        object_schema(
+        schema.object_of(
             {
                 "ready": {"type": "boolean", "enum": [True]},
-                "role": {"type": "string", "enum": ["leader", "follower"]},
-                "warnings": {
-                    **list_schema(STRING),
-                    "description": "Checks of the NATS cluster that /v1/engine says more about.",
-                },
+                "role": schema.words("leader", "follower"),
+                "warnings": schema.said(
+                    schema.list_of(schema.STRING),
+                    "Checks of the NATS cluster that /v1/engine says more about.",
+                ),
             },
             optional=("role", "warnings"),
         ),
-        tag="broker",
     ),
     Route(
         "GET",
@@ -286,9 +273,8 @@ ROUTES: Final = (
         get_metrics,
         Role.READ,
         "What the broker counts and measures, for Prometheus.",
-        STRING,
+        schema.STRING,
         answer_media=_TEXT,
-        tag="broker",
     ),
     Route(
         "GET",
@@ -296,8 +282,7 @@ ROUTES: Final = (
         get_engine,
         Role.READ,
         "Where messages live: disk, log, syncs, damage.",
-        {"$ref": "#/components/schemas/Engine"},
-        tag="broker",
+        schema.ref("Engine"),
     ),
     Route(
         "GET",
@@ -305,8 +290,7 @@ ROUTES: Final = (
         get_connections,
         Role.READ,
         "Everybody who is connected over SSPQ, PHPMQ or RQ.",
-        object_schema({"connections": list_schema({"$ref": "#/components/schemas/Connection"})}),
-        tag="broker",
+        schema.object_of({"connections": schema.list_of(schema.ref("Connection"))}),
     ),
     Route(
         "GET",
@@ -318,6 +302,5 @@ ROUTES: Final = (
         None,
         answer_media=events.MEDIA,
         streams=True,
-        tag="broker",
     ),
 )

@@ -28,12 +28,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.errors import PenstockError
+from penstock.http import kinds
 from penstock.http.app import Call
 from penstock.http.link import CALL_SECONDS
 from penstock.http.problems import Problem
 from penstock.http.reading.looking import Runs, ask_states
 from penstock.http.reading.pool import Stream
-from penstock.http.route import QUEUE, Flag, ListOf, Param, Role, Route, Schema, Whole, Word
+from penstock.http.route import QUEUE, Param, Role, Route
 from penstock.http.site import Site
 from penstock.log.errors import LogDamaged
 from penstock.log.reader import LogReader, OffsetsMissing, ReaderQueue
@@ -378,7 +379,16 @@ def _part(body: Chunk, *, more: bool) -> dict[str, Any]:
 
 # --- the table -------------------------------------------------------------------------------------
 
-SCHEMAS: Final[Mapping[str, Schema]] = {}
+END: Final = Param(
+    "end", kinds.Whole(), "where to stop, exclusive; absent, or not synced: at what is synced now"
+)
+FAIL_ON_LOSS: Final = Param(
+    "fail_on_loss",
+    kinds.Flag(),
+    "whether messages that retention has removed, or that cannot be read, are an error; "
+    "if not, they are left out",
+    default=True,
+)
 
 ROUTES: Final = (
     Route(
@@ -390,21 +400,19 @@ ROUTES: Final = (
         None,
         params=(
             QUEUE,
-            Param("view", Word(tuple(COLUMNS)), "what of it", default="messages"),
-            Param("start", Whole(), "the first offset, or event of the view events; absent: the first kept"),
-            Param("end", Whole(), "where to stop, exclusive; absent, or not synced: at what is synced now"),
+            Param("view", kinds.Word(tuple(COLUMNS)), "what of it", default="messages"),
+            Param(
+                "start",
+                kinds.Whole(),
+                "the first offset, or event of the view events; absent: the first kept",
+            ),
+            END,
             Param(
                 "columns",
-                ListOf(Word(tuple(dict.fromkeys(chain(*COLUMNS.values())))), items_max=32),
+                kinds.ListOf(kinds.Word(tuple(dict.fromkeys(chain(*COLUMNS.values())))), items_max=32),
                 "only these columns, in this order",
             ),
-            Param(
-                "fail_on_loss",
-                Flag(),
-                "whether messages that retention has removed, or that cannot be read, are an error; "
-                "if not, they are left out",
-                default=True,
-            ),
+            FAIL_ON_LOSS,
         ),
         problems=("queue-not-found", "offsets-missing", "not-installed"),
         answer_media=ARROW_MEDIA,
@@ -413,6 +421,5 @@ ROUTES: Final = (
             "Penstock-End": "Its end, exclusive: where to go on.",
         },
         streams=True,
-        tag="messages",
     ),
 )

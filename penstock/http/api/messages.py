@@ -7,11 +7,12 @@ The work for one page is bounded, so a page may be short, or empty, and yet say 
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from starlette.responses import Response
 
+from penstock.http import kinds, schema
 from penstock.http.app import Call
 from penstock.http.problems import Problem
 from penstock.http.reading.history import Histories, histories_of
@@ -29,25 +30,8 @@ from penstock.http.reading.looking import (
     message_fields,
     with_repairs,
 )
-from penstock.http.route import (
-    BOOLEAN,
-    JSON_MEDIA,
-    OFFSET,
-    OFFSET_MAX,
-    QUEUE,
-    STRING,
-    TIME,
-    Flag,
-    Param,
-    Role,
-    Route,
-    Schema,
-    Whole,
-    Word,
-    list_schema,
-    object_schema,
-    or_null,
-)
+from penstock.http.route import JSON_MEDIA, QUEUE, Param, Role, Route
+from penstock.http.schema import Schema
 from penstock.http.site import Site
 from penstock.log.block import PROTOCOLS
 from penstock.log.errors import LogDamaged
@@ -210,53 +194,53 @@ def _answer(text: str) -> Response:
 
 # --- the table -------------------------------------------------------------------------------------
 
-_COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
 
-
-def _described(schema: Schema, text: str) -> Schema:
-    return {**schema, "description": text}
-
-
-def _words(words: Iterable[str]) -> Schema:
-    return {"type": "string", "enum": list(words)}
-
-
-_REASON: Final = or_null(_words(reason.label for reason in Reason if reason.label))
+_REASON: Final = schema.or_null(schema.words(*(reason.label for reason in Reason if reason.label)))
 
 _MESSAGE: Final[Mapping[str, Schema]] = {
-    "offset": OFFSET,
+    "offset": schema.OFFSET,
     "id": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
-    "state": _described(_words(STATES), "A dead letter that somebody holds is dead, with a consumer."),
-    "time": _described(TIME, "When it was accepted."),
-    "ttl": _described(or_null(_COUNT), "Seconds until it expires, rounded up; null: it does not."),
-    "expires": _described(or_null(TIME), "When it expires; null: never, or it is gone."),
-    "retries": _described(or_null(_COUNT), "What is left of its retry counter; null: none, or it is gone."),
-    "attempts": _described(
-        or_null(_COUNT), "Deliveries so far; null where it is gone and its history was not asked for."
+    "state": schema.said(
+        schema.words(*STATES), "A dead letter that somebody holds is dead, with a consumer."
     ),
-    "reason": _described(_REASON, "Why it is dead; null: it is not."),
-    "consumer": _described(or_null(STRING), "Who holds it; null: nobody."),
-    "protocol": _described(_words(PROTOCOLS), "The door that it came through."),
-    "repaired": _described(
-        BOOLEAN, "Whether its payload is another than it was sent with. The log keeps the one that was sent."
+    "time": schema.said(schema.TIME, "When it was accepted."),
+    "ttl": schema.said(
+        schema.or_null(schema.COUNT), "Seconds until it expires, rounded up; null: it does not."
+    ),
+    "expires": schema.said(schema.or_null(schema.TIME), "When it expires; null: never, or it is gone."),
+    "retries": schema.said(
+        schema.or_null(schema.COUNT), "What is left of its retry counter; null: none, or it is gone."
+    ),
+    "attempts": schema.said(
+        schema.or_null(schema.COUNT),
+        "Deliveries so far; null where it is gone and its history was not asked for.",
+    ),
+    "reason": schema.said(_REASON, "Why it is dead; null: it is not."),
+    "consumer": schema.said(schema.or_null(schema.STRING), "Who holds it; null: nobody."),
+    "protocol": schema.said(schema.words(*PROTOCOLS), "The door that it came through."),
+    "repaired": schema.said(
+        schema.BOOLEAN,
+        "Whether its payload is another than it was sent with. The log keeps the one that was sent.",
     ),
     "value_base64": {"type": "string", "contentEncoding": "base64"},
 }
-_HISTORY: Final[Schema] = _described(
-    list_schema({"$ref": "#/components/schemas/MessageEvent"}), "What has happened to it, first first."
+_HISTORY: Final[Schema] = schema.said(
+    schema.list_of(schema.ref("MessageEvent")), "What has happened to it, first first."
 )
 
-SCHEMAS: Final[Mapping[str, Schema]] = {
-    "Message": object_schema({**_MESSAGE, "history": _HISTORY}, optional=("history",)),
-    "MessageWithHistory": object_schema({**_MESSAGE, "history": _HISTORY}),
-    "MessageEvent": object_schema(
+SCHEMAS: Final = {
+    "Message": schema.object_of({**_MESSAGE, "history": _HISTORY}, optional=("history",)),
+    "MessageWithHistory": schema.object_of({**_MESSAGE, "history": _HISTORY}),
+    "MessageEvent": schema.object_of(
         {
-            "event": _words(event.name.lower() for event in Event),
-            "time": TIME,
+            "event": schema.words(*(event.name.lower() for event in Event)),
+            "time": schema.TIME,
             "reason": _REASON,
-            "consumer": or_null(STRING),
-            "attempt": _described(_COUNT, "Deliveries so far, the one that this event ends included."),
-            "dispatched": _described(or_null(TIME), "When the delivery that this event ends began."),
+            "consumer": schema.or_null(schema.STRING),
+            "attempt": schema.said(schema.COUNT, "Deliveries so far, the one that this event ends included."),
+            "dispatched": schema.said(
+                schema.or_null(schema.TIME), "When the delivery that this event ends began."
+            ),
         }
     ),
 }
@@ -268,21 +252,27 @@ ROUTES: Final = (
         get_messages,
         Role.READ,
         "Look at messages without taking them, from an offset on.",
-        object_schema(
+        schema.object_of(
             {
-                "messages": list_schema({"$ref": "#/components/schemas/Message"}),
-                "next": _described(or_null(OFFSET), "Where to go on (from); null: there is no more."),
+                "messages": schema.list_of(schema.ref("Message")),
+                "next": schema.said(
+                    schema.or_null(schema.OFFSET), "Where to go on (from); null: there is no more."
+                ),
             }
         ),
         params=(
             QUEUE,
-            Param("from", Whole(), "the first offset; what retention has removed is passed over", default=0),
-            Param("limit", Whole(1, LIMIT_MAX), "the most messages in one answer", default=LIMIT),
-            Param("state", Word(STATES), "only messages in this state"),
-            Param("history", Flag(), "with what has happened to each", default=False),
+            Param(
+                "from",
+                kinds.Whole(),
+                "the first offset; what retention has removed is passed over",
+                default=0,
+            ),
+            Param("limit", kinds.Whole(1, LIMIT_MAX), "the most messages in one answer", default=LIMIT),
+            Param("state", kinds.Word(STATES), "only messages in this state"),
+            Param("history", kinds.Flag(), "with what has happened to each", default=False),
         ),
         problems=("queue-not-found",),
-        tag="messages",
     ),
     Route(
         "GET",
@@ -290,12 +280,11 @@ ROUTES: Final = (
         get_message,
         Role.READ,
         "Look at one message and what has happened to it, without taking it.",
-        {"$ref": "#/components/schemas/MessageWithHistory"},
+        schema.ref("MessageWithHistory"),
         params=(
             QUEUE,
-            Param("offset", Whole(0, OFFSET_MAX), "the message's offset", "path", required=True),
+            Param("offset", kinds.Whole(0, kinds.OFFSET_MAX), "the message's offset", "path", required=True),
         ),
         problems=("queue-not-found", "message-not-found", "offsets-missing"),
-        tag="messages",
     ),
 )

@@ -7,33 +7,17 @@ and so can be read and will never be taken back.
 
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Final
 
 from starlette.responses import Response
 
+from penstock.http import kinds, schema
 from penstock.http.app import Call, answer_json, answer_list
-from penstock.http.route import (
-    OFFSET,
-    QUEUE,
-    STRING,
-    Kind,
-    ListOf,
-    Param,
-    QueueName,
-    Role,
-    Route,
-    Schema,
-    Text,
-    Whole,
-    Word,
-    WrongValue,
-    list_schema,
-    object_schema,
-    or_null,
-)
+from penstock.http.route import AFTER, LIMIT, QUEUE, Param, Role, Route
+from penstock.http.schema import Schema
 from penstock.log.errors import LogRefused
 from penstock.log.reader import LogReader, ReaderQueue
 
@@ -42,7 +26,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
 
-class Moment(Kind):
+class Moment(kinds.Kind):
     """A time, ISO 8601 with its zone; µs since 1970, which is also what everything before it is."""
 
     def check(self, value: object) -> object:
@@ -51,20 +35,23 @@ class Moment(Kind):
                 return max((datetime.fromisoformat(value) - _EPOCH) // timedelta(microseconds=1), 0)
             except ValueError:
                 pass
-        raise WrongValue("use a time with its zone, as in 2030-01-31T12:00:00.123456Z")
+        raise self.refuse()
+
+    def wanted(self) -> str:
+        return "a time with its zone, as in 2030-01-31T12:00:00.123456Z"
 
     def schema(self) -> Schema:
-        return {"type": "string", "format": "date-time"}
+        return schema.TIME
 
 
-SCHEMAS: Final[Mapping[str, Schema]] = {
-    "QueueOffsets": object_schema(
+SCHEMAS: Final = {
+    "QueueOffsets": schema.object_of(
         {
-            "name": STRING,
-            "offset_start": {**OFFSET, "description": "The log of messages is complete from here on."},
-            "offset_end": {**OFFSET, "description": "The messages before this one are synced."},
-            "event_start": {**OFFSET, "description": "The log of events is complete from here on."},
-            "event_end": {**OFFSET, "description": "The events before this one are synced."},
+            "name": schema.STRING,
+            "offset_start": schema.said(schema.OFFSET, "The log of messages is complete from here on."),
+            "offset_end": schema.said(schema.OFFSET, "The messages before this one are synced."),
+            "event_start": schema.said(schema.OFFSET, "The log of events is complete from here on."),
+            "event_end": schema.said(schema.OFFSET, "The events before this one are synced."),
         }
     )
 }
@@ -126,17 +113,17 @@ ROUTES: Final = (
         get_offsets,
         Role.READ,
         "How far the log of each queue can be read, by name. Queues of which nothing is synced are left out.",
-        object_schema(
-            {"queues": list_schema({"$ref": "#/components/schemas/QueueOffsets"}), "next": or_null(STRING)}
+        schema.object_of(
+            {"queues": schema.list_of(schema.ref("QueueOffsets")), "next": schema.or_null(schema.STRING)}
         ),
         params=(
-            Param("queues", ListOf(QueueName(), NAMES_MAX), "only these, and all of them in one answer"),
             Param(
-                "after",
-                Text("the name behind which to go on", 255),
-                "only names behind this one: `next` of the answer before",
+                "queues",
+                kinds.ListOf(kinds.QueueName(), NAMES_MAX),
+                "only these, and all of them in one answer",
             ),
-            Param("limit", Whole(1, 10_000), "at most so many", default=1000),
+            AFTER,
+            LIMIT,
         ),
     ),
     Route(
@@ -145,13 +132,13 @@ ROUTES: Final = (
         get_offset,
         Role.READ,
         "The first offset from a time on; the end of what is synced where there is none.",
-        object_schema({"offset": OFFSET}),
+        schema.object_of({"offset": schema.OFFSET}),
         params=(
             QUEUE,
             Param("time", Moment(), "the time", required=True),
             Param(
                 "view",
-                Word(("messages", "events")),
+                kinds.Word(("messages", "events")),
                 "whether to look among messages or among events",
                 default="messages",
             ),

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from penstock import __version__
 from penstock.http.problems import MEDIA, PROBLEMS
-from penstock.http.route import Param, Role, Route, Schema
+from penstock.http.route import Param, Role, Route
+from penstock.http.schema import Schema, ref
 
 EVERYWHERE: Final = ("bad-request", "head-too-large", "internal", "unavailable")
 """Problems that every call can have."""
@@ -35,11 +36,11 @@ PROBLEM_SCHEMA: Final[Schema] = {
 }
 
 
-def document(routes: Iterable[Route], schemas: Mapping[str, Schema]) -> dict[str, Any]:
-    """The whole document; `schemas` are those that answers refer to by name."""
+def document(tagged: Mapping[str, Iterable[Route]], schemas: Mapping[str, Schema]) -> dict[str, Any]:
+    """The whole document: routes by their tags, and the schemas that answers refer to by name."""
     paths: dict[str, dict[str, Any]] = {}
-    for route in routes:
-        operation = _operation(route)
+    for tag, route in ((tag, route) for tag, routes in tagged.items() for route in routes):
+        operation = _operation(route, tag)
         paths.setdefault(route.path, {})[route.method.lower()] = operation
         if route.method == "GET" and not route.streams:
             paths[route.path]["head"] = _head(operation)
@@ -65,11 +66,11 @@ def document(routes: Iterable[Route], schemas: Mapping[str, Schema]) -> dict[str
     }
 
 
-def _operation(route: Route) -> dict[str, Any]:
+def _operation(route: Route, tag: str) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": _operation_id(route),
         "summary": route.summary,
-        "tags": [route.tag],
+        "tags": [tag],
         "responses": _responses(route),
     }
     if route.role is not Role.ANYONE:
@@ -104,17 +105,17 @@ def _operation_id(route: Route) -> str:
 
 
 def _parameter(param: Param) -> dict[str, Any]:
-    schema = dict(param.kind.schema())
+    its_schema = dict(param.kind.schema())
     if param.default is not None:
-        schema["default"] = param.default
+        its_schema["default"] = param.default
     parameter: dict[str, Any] = {
         "name": param.name,
         "in": param.where,
         "required": param.required,
         "description": param.help,
-        "schema": schema,
+        "schema": its_schema,
     }
-    if schema.get("type") == "array":
+    if its_schema.get("type") == "array":
         parameter |= {"style": "form", "explode": False}
     return parameter
 
@@ -143,6 +144,6 @@ def _responses(route: Route) -> dict[str, Any]:
         titles = "; ".join(dict.fromkeys(f"{PROBLEMS[name][1]} ({name})" for name in its_names))
         responses[str(status)] = {
             "description": f"{titles}.",
-            "content": {MEDIA: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+            "content": {MEDIA: {"schema": ref("Problem")}},
         }
     return responses

@@ -7,78 +7,61 @@ confirmed to anybody before the request came.
 import asyncio
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fnmatch import translate
 from typing import Final
 
 from starlette.responses import Response
 
+from penstock.http import kinds, schema
 from penstock.http.app import Call, answer_json, answer_list
-from penstock.http.route import (
-    BOOLEAN,
-    NUMBER,
-    OFFSET,
-    QUEUE,
-    STRING,
-    Flag,
-    Param,
-    Role,
-    Route,
-    Schema,
-    Text,
-    Whole,
-    list_schema,
-    object_schema,
-    or_null,
-)
+from penstock.http.route import AFTER, LIMIT, QUEUE, Param, Role, Route
 from penstock.model.life import DEAD_REASONS
 
 NAME_CHARACTERS_MAX: Final = 255
 NAMES_PART: Final = 2000
 
-_COUNT: Final[Schema] = {"type": "integer", "format": "int64", "minimum": 0}
-_RATE: Final[Schema] = {"type": "number", "minimum": 0}
 
-QUEUE_FIELDS: Final[Mapping[str, Schema]] = {
-    "name": STRING,
-    "ready": {**_COUNT, "description": "Messages that wait for a consumer."},
-    "held": {**_COUNT, "description": "Messages that a consumer has and has not settled."},
-    "dead": {**_COUNT, "description": "Dead letters, also those that somebody holds."},
-    "offset_start": {**OFFSET, "description": "The log of messages is complete from here on."},
-    "offset_end": {**OFFSET, "description": "The next offset to be given."},
-    "event_start": {**OFFSET, "description": "The log of events is complete from here on."},
-    "event_end": {**OFFSET, "description": "The next number of an event."},
-    "bytes": {**_COUNT, "description": "Payload from the oldest message that is not settled on."},
-    "consumers": {**_COUNT, "description": "Consumers of its messages and of its dead letters."},
-    "rate_in": {**_RATE, "description": "Messages accepted per second, over the last seconds."},
-    "rate_out": {**_RATE, "description": "Messages acknowledged per second, over the last seconds."},
-    "oldest_seconds": {
-        **or_null(NUMBER),
-        "description": "The age of the oldest message that is not settled; null: there is none.",
-    },
-    "paused": {**BOOLEAN, "description": "Whether nothing is handed out."},
+QUEUE_FIELDS: Final = {
+    "name": schema.STRING,
+    "ready": schema.said(schema.COUNT, "Messages that wait for a consumer."),
+    "held": schema.said(schema.COUNT, "Messages that a consumer has and has not settled."),
+    "dead": schema.said(schema.COUNT, "Dead letters, also those that somebody holds."),
+    "offset_start": schema.said(schema.OFFSET, "The log of messages is complete from here on."),
+    "offset_end": schema.said(schema.OFFSET, "The next offset to be given."),
+    "event_start": schema.said(schema.OFFSET, "The log of events is complete from here on."),
+    "event_end": schema.said(schema.OFFSET, "The next number of an event."),
+    "bytes": schema.said(schema.COUNT, "Payload from the oldest message that is not settled on."),
+    "consumers": schema.said(schema.COUNT, "Consumers of its messages and of its dead letters."),
+    "rate_in": schema.said(schema.POSITIVE, "Messages accepted per second, over the last seconds."),
+    "rate_out": schema.said(schema.POSITIVE, "Messages acknowledged per second, over the last seconds."),
+    "oldest_seconds": schema.said(
+        schema.or_null(schema.NUMBER),
+        "The age of the oldest message that is not settled; null: there is none.",
+    ),
+    "paused": schema.said(schema.BOOLEAN, "Whether nothing is handed out."),
 }
 
-SCHEMAS: Final[Mapping[str, Schema]] = {
-    "Queue": object_schema(QUEUE_FIELDS),
-    "QueueDetails": object_schema(
+SCHEMAS: Final = {
+    "Queue": schema.object_of(QUEUE_FIELDS),
+    "QueueDetails": schema.object_of(
         {
             **QUEUE_FIELDS,
             "dead_reasons": {
                 "type": "object",
                 "description": "How many dead letters there are, by the reason of their death.",
                 "propertyNames": {"enum": sorted(reason.label for reason in DEAD_REASONS)},
-                "additionalProperties": _COUNT,
+                "additionalProperties": schema.COUNT,
             },
-            "policy": object_schema(
+            "policy": schema.object_of(
                 {
-                    "durability": {"type": "string", "enum": ["commit", "interval", "none"]},
-                    "retention_seconds": _COUNT,
-                    "retention_bytes": _COUNT,
-                    "max_deliveries": _COUNT,
-                    "max_bytes": _COUNT,
-                    "on_expiry": {"type": "string", "enum": ["dead", "drop"]},
-                    "dead_letters": BOOLEAN,
+                    "durability": schema.words("commit", "interval", "none"),
+                    "retention_seconds": schema.COUNT,
+                    "retention_bytes": schema.COUNT,
+                    "max_deliveries": schema.COUNT,
+                    "max_bytes": schema.COUNT,
+                    "on_expiry": schema.words("dead", "drop"),
+                    "dead_letters": schema.BOOLEAN,
                 }
             ),
         }
@@ -147,7 +130,7 @@ async def post_purge(call: Call) -> Response:
     return answer_json({"purged": purged})
 
 
-_PAUSED: Final = object_schema({"paused": BOOLEAN})
+_PAUSED: Final = schema.object_of({"paused": schema.BOOLEAN})
 
 ROUTES: Final = (
     Route(
@@ -156,21 +139,17 @@ ROUTES: Final = (
         get_queues,
         Role.READ,
         "All queues, by name.",
-        object_schema(
-            {"queues": list_schema({"$ref": "#/components/schemas/Queue"}), "next": or_null(STRING)}
+        schema.object_of(
+            {"queues": schema.list_of(schema.ref("Queue")), "next": schema.or_null(schema.STRING)}
         ),
         params=(
             Param(
                 "match",
-                Text("a pattern of names: * stands for any characters, ? for one", NAME_CHARACTERS_MAX),
+                kinds.Text("a pattern of names: * stands for any characters, ? for one", NAME_CHARACTERS_MAX),
                 "only queues whose whole name fits this pattern; * stands for any characters, ? for one",
             ),
-            Param(
-                "after",
-                Text("the name behind which to go on", NAME_CHARACTERS_MAX),
-                "only names behind this one: `next` of the answer before",
-            ),
-            Param("limit", Whole(1, 10_000), "at most so many", default=1000),
+            AFTER,
+            LIMIT,
         ),
     ),
     Route(
@@ -179,7 +158,7 @@ ROUTES: Final = (
         get_queue,
         Role.READ,
         "One queue, with its policy and the reasons of its dead letters.",
-        {"$ref": "#/components/schemas/QueueDetails"},
+        schema.ref("QueueDetails"),
         params=(QUEUE,),
         problems=("queue-not-found",),
     ),
@@ -209,10 +188,10 @@ ROUTES: Final = (
         post_purge,
         Role.ADMIN,
         "Throw away every message that waits, or every dead letter; those that somebody holds stay.",
-        object_schema({"purged": _COUNT}),
+        schema.object_of({"purged": schema.COUNT}),
         params=(
             QUEUE,
-            Param("dead", Flag(), "the dead letters instead of the messages that wait", default=False),
+            Param("dead", kinds.Flag(), "the dead letters instead of the messages that wait", default=False),
         ),
         problems=("queue-not-found",),
     ),

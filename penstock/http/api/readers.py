@@ -11,36 +11,19 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
+from penstock.http import kinds, schema
 from penstock.http.app import Call, answer_json, answer_list
 from penstock.http.problems import Problem
-from penstock.http.route import (
-    BOOLEAN,
-    INTEGER,
-    OFFSET,
-    STRING,
-    Body,
-    Field,
-    MapOf,
-    Param,
-    QueueName,
-    Role,
-    Route,
-    Schema,
-    Text,
-    Whole,
-    Word,
-    list_schema,
-    object_schema,
-)
+from penstock.http.route import Body, Field, Param, Role, Route
 
 VIEWS: Final = ("messages", "events")
 LEASE_SECONDS: Final = 60
 POSITIONS_MAX: Final = 1000
 
-SCHEMAS: Final[Mapping[str, Schema]] = {
-    "Reader": object_schema(
+SCHEMAS: Final = {
+    "Reader": schema.object_of(
         {
-            "name": STRING,
+            "name": schema.STRING,
             "view": {
                 "type": "string",
                 "enum": list(VIEWS),
@@ -51,17 +34,20 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
                 "minimum": 0,
                 "description": "0: nothing is held for it any more; it is shown for a while.",
             },
-            "queues": list_schema(
-                object_schema(
+            "queues": schema.list_of(
+                schema.object_of(
                     {
-                        "queue": STRING,
-                        "position": {**OFFSET, "description": "What it reads next."},
-                        "end": {**OFFSET, "description": "What comes next in the queue."},
-                        "lag": {**INTEGER, "minimum": 0, "description": "How much it has not read yet."},
-                        "capped": {
-                            **BOOLEAN,
-                            "description": "Whether it is so far behind that not all of that is kept for it.",
+                        "queue": schema.STRING,
+                        "position": schema.said(schema.OFFSET, "What it reads next."),
+                        "end": schema.said(schema.OFFSET, "What comes next in the queue."),
+                        "lag": {
+                            **schema.INTEGER,
+                            "minimum": 0,
+                            "description": "How much it has not read yet.",
                         },
+                        "capped": schema.said(
+                            schema.BOOLEAN, "Whether it is so far behind that not all of that is kept for it."
+                        ),
                     }
                 )
             ),
@@ -112,7 +98,7 @@ async def delete_reader(call: Call) -> Response:
 
 _READER: Final = Param(
     "name",
-    Text("1 to 200 characters, none of which is a control character", 200),
+    kinds.Text("1 to 200 characters, none of which is a control character", 200),
     "the reader",
     "path",
     required=True,
@@ -125,8 +111,7 @@ ROUTES: Final = (
         get_readers,
         Role.READ,
         "Who holds retention, where they are, and how far behind.",
-        object_schema({"readers": list_schema({"$ref": "#/components/schemas/Reader"})}),
-        tag="readers",
+        schema.object_of({"readers": schema.list_of(schema.ref("Reader"))}),
     ),
     Route(
         "GET",
@@ -134,10 +119,9 @@ ROUTES: Final = (
         get_reader,
         Role.READ,
         "One reader.",
-        {"$ref": "#/components/schemas/Reader"},
+        schema.ref("Reader"),
         params=(_READER,),
         problems=("reader-not-found",),
-        tag="readers",
     ),
     Route(
         "DELETE",
@@ -149,7 +133,6 @@ ROUTES: Final = (
         params=(_READER,),
         problems=("reader-not-found",),
         answer_media="",
-        tag="readers",
     ),
 )
 
@@ -162,25 +145,24 @@ def put_route(lease_seconds_max: int) -> Route:
         put_reader,
         Role.OPERATE,
         "Say where a reader is: what is behind that is kept for it, in these queues and no others.",
-        {"$ref": "#/components/schemas/Reader"},
+        schema.ref("Reader"),
         params=(_READER,),
         body=Body(
             fields=(
-                Field("view", Word(VIEWS), "what the positions count", default="messages"),
+                Field("view", kinds.Word(VIEWS), "what the positions count", default="messages"),
                 Field(
                     "positions",
-                    MapOf(QueueName(), Whole(), POSITIONS_MAX),
+                    kinds.MapOf(kinds.QueueName(), kinds.Whole(), POSITIONS_MAX),
                     "what it reads next, in each queue that it reads; a queue that is not named is let go of",
                     required=True,
                 ),
                 Field(
                     "lease_seconds",
-                    Whole(1, lease_seconds_max),
+                    kinds.Whole(1, lease_seconds_max),
                     "how long it holds, from now on",
                     default=min(LEASE_SECONDS, lease_seconds_max),
                 ),
             )
         ),
         problems=("queue-not-found", "conflict", "unsupported-media-type"),
-        tag="readers",
     )

@@ -4,44 +4,31 @@ Only the plan comes from here: which bytes of which files, and from which record
 them goes straight from the NATS servers to whoever asks (`log/jetstream/ranges.py`).
 """
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from starlette.responses import Response
 
-from penstock.http.api.log import Wanted
+from penstock.http import kinds, schema
+from penstock.http.api.log import END, FAIL_ON_LOSS, Wanted
 from penstock.http.app import Call, answer_json
 from penstock.http.problems import Problem
-from penstock.http.route import (
-    INTEGER,
-    OFFSET,
-    QUEUE,
-    STRING,
-    Flag,
-    Param,
-    Role,
-    Route,
-    Schema,
-    Whole,
-    list_schema,
-    object_schema,
-)
+from penstock.http.route import QUEUE, Param, Role, Route
 
-SCHEMAS: Final[Mapping[str, Schema]] = {
-    "RecordPart": object_schema(
+SCHEMAS: Final = {
+    "RecordPart": schema.object_of(
         {
-            "file": {**STRING, "description": "A file of the log."},
-            "subject": {**STRING, "description": "The subject of its records in the stream."},
-            "base": {**OFFSET, "description": "The log position of its first byte."},
-            "position_start": {**OFFSET, "description": "The first byte to read, counted in the file."},
-            "position_end": {**OFFSET, "description": "Where to stop, exclusive."},
+            "file": schema.said(schema.STRING, "A file of the log."),
+            "subject": schema.said(schema.STRING, "The subject of its records in the stream."),
+            "base": schema.said(schema.OFFSET, "The log position of its first byte."),
+            "position_start": schema.said(schema.OFFSET, "The first byte to read, counted in the file."),
+            "position_end": schema.said(schema.OFFSET, "Where to stop, exclusive."),
             "seq_first": {
-                **INTEGER,
+                **schema.INTEGER,
                 "minimum": 1,
                 "description": "The stream's record that has the first byte is this one or a later one.",
             },
-            "offset_start": {**OFFSET, "description": "The first message of the queue in it."},
-            "offset_end": {**OFFSET, "description": "The end of these messages, exclusive."},
+            "offset_start": schema.said(schema.OFFSET, "The first message of the queue in it."),
+            "offset_end": schema.said(schema.OFFSET, "The end of these messages, exclusive."),
         }
     )
 }
@@ -75,29 +62,22 @@ ROUTES: Final = (
         get_records,
         Role.READ,
         "Where the messages of a queue are in the stream of a cluster's log; only what is synced.",
-        object_schema(
+        schema.object_of(
             {
-                "stream": {**STRING, "description": "The stream; empty where there is nothing to read."},
-                "log": {**INTEGER, "description": "The first 6 digits of the ids of its messages."},
-                "number": {**INTEGER, "description": "The queue's number in the log: the next 6 digits."},
-                "start": {**OFFSET, "description": "The first offset of the range that this is about."},
-                "end": {**OFFSET, "description": "Its end, exclusive: where to go on."},
-                "parts": list_schema({"$ref": "#/components/schemas/RecordPart"}),
+                "stream": schema.said(schema.STRING, "The stream; empty where there is nothing to read."),
+                "log": schema.said(schema.INTEGER, "The first 6 digits of the ids of its messages."),
+                "number": schema.said(schema.INTEGER, "The queue's number in the log: the next 6 digits."),
+                "start": schema.said(schema.OFFSET, "The first offset of the range that this is about."),
+                "end": schema.said(schema.OFFSET, "Its end, exclusive: where to go on."),
+                "parts": schema.list_of(schema.ref("RecordPart")),
             }
         ),
         params=(
             QUEUE,
-            Param("start", Whole(), "the first offset; absent: the first kept"),
-            Param("end", Whole(), "where to stop, exclusive; absent, or not synced: at what is synced now"),
-            Param(
-                "fail_on_loss",
-                Flag(),
-                "whether messages that retention has removed, or that cannot be read, are an error; "
-                "if not, they are left out",
-                default=True,
-            ),
+            Param("start", kinds.Whole(), "the first offset; absent: the first kept"),
+            END,
+            FAIL_ON_LOSS,
         ),
         problems=("queue-not-found", "conflict", "offsets-missing"),
-        tag="messages",
     ),
 )

@@ -23,30 +23,13 @@ from typing import Any, Final
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from penstock.http import kinds, schema
 from penstock.http.app import Call, answer_json
 from penstock.http.problems import Problem
 from penstock.http.reading import letters
 from penstock.http.reading.letters import DeadRun, Range, Ranges
-from penstock.http.route import (
-    BOOLEAN,
-    OFFSET,
-    OFFSET_MAX,
-    QUEUE,
-    Body,
-    Field,
-    Flag,
-    Kind,
-    Role,
-    Route,
-    Schema,
-    Text,
-    Whole,
-    Word,
-    WrongValue,
-    list_schema,
-    object_schema,
-    or_null,
-)
+from penstock.http.route import QUEUE, Body, Field, Role, Route
+from penstock.http.schema import Schema
 from penstock.http.where.condition import WhereError, parse
 from penstock.http.where.read import TEXT_CHARACTERS_MAX
 from penstock.log.reader import LogReader
@@ -75,31 +58,33 @@ LIST_LIMIT_MAX: Final = 10_000
 REASONS: Final = tuple(sorted(reason.label for reason in DEAD_REASONS))
 
 
-class RangesKind(Kind):
+class RangesKind(kinds.Kind):
     """Ranges of offsets, in any order; each is [first, end], the end exclusive."""
 
     def check(self, value: object) -> Ranges:
-        wrong = WrongValue(
-            f"use a list of 1 to {RANGES_GIVEN_MAX} ranges, each [first, end] with the end exclusive, of "
-            f"whole numbers from 0 to {OFFSET_MAX}"
-        )
         if not isinstance(value, list) or not 0 < len(value) <= RANGES_GIVEN_MAX:
-            raise wrong
+            raise self.refuse()
         ranges: Ranges = []
         for item in value:  # may be many, so that no kinds of their own judge the numbers
             if not isinstance(item, list) or len(item) != 2:
-                raise wrong
+                raise self.refuse()
             first, end = item
             if type(first) is not int or type(end) is not int:
-                raise wrong
-            if not (0 <= first <= OFFSET_MAX and 0 <= end <= OFFSET_MAX):
-                raise wrong
+                raise self.refuse()
+            if not (0 <= first <= kinds.OFFSET_MAX and 0 <= end <= kinds.OFFSET_MAX):
+                raise self.refuse()
             ranges.append(Range(first, end))
         return ranges
 
+    def wanted(self) -> str:
+        return (
+            f"a list of 1 to {RANGES_GIVEN_MAX} ranges, each [first, end] with the end exclusive, of "
+            f"whole numbers from 0 to {kinds.OFFSET_MAX}"
+        )
+
     def schema(self) -> Schema:
-        bounds = {"type": "array", "items": Whole().schema(), "minItems": 2, "maxItems": 2}
-        return {"type": "array", "items": bounds, "minItems": 1, "maxItems": RANGES_GIVEN_MAX}
+        bounds = {**schema.list_of(kinds.Whole().schema()), "minItems": 2, "maxItems": 2}
+        return {**schema.list_of(bounds), "minItems": 1, "maxItems": RANGES_GIVEN_MAX}
 
 
 class _Redrive:
@@ -120,8 +105,8 @@ class _Redrive:
         if fields["ranges"] is not None:
             self._ranges = letters.merged(fields["ranges"], self._start)
         self._walks = self._condition is not None or self._dry_run or fields["scan_limit"] is not None
-        self._letters_left: int = fields["scan_limit"] or OFFSET_MAX
-        self._limit_left: int = fields["limit"] or OFFSET_MAX
+        self._letters_left: int = fields["scan_limit"] or kinds.OFFSET_MAX
+        self._limit_left: int = fields["limit"] or kinds.OFFSET_MAX
         self._now_us = time.time_ns() // 1000
         self._event_end = 0  # what has happened before the call began
         self._sync_deadline = time.monotonic() + SYNC_SECONDS
@@ -153,7 +138,7 @@ class _Redrive:
     async def _move_all(self, dead: int) -> None:
         """Without looking: first died first; where ranges are given, in a portion of them."""
         if self._ranges is None:
-            ranges = [Range(self._start, OFFSET_MAX)] if self._start else None
+            ranges = [Range(self._start, kinds.OFFSET_MAX)] if self._start else None
             self._redriven = await self._move(ranges, min(self._limit_left, dead))
         else:
             most = min(self._limit_left, dead)
@@ -211,7 +196,7 @@ class _Redrive:
     def _letters_at_once(self) -> int:
         condition = self._condition
         if condition is None or letters.is_of_runs(condition):
-            return OFFSET_MAX  # whole runs, however long they are
+            return kinds.OFFSET_MAX  # whole runs, however long they are
         return LETTERS_MAX_OF_WALKS if "consumer" in condition.columns else LETTERS_MAX
 
     async def _look_at(self, runs: list[DeadRun]) -> None:
@@ -291,47 +276,49 @@ async def redrive(call: Call) -> Response:
 
 
 _FIELDS: Final = (
-    Field("reason", Word(REASONS), "only letters that died for this reason"),
+    Field("reason", kinds.Word(REASONS), "only letters that died for this reason"),
     Field(
         "where",
-        Text("a condition of one character to 10,000", TEXT_CHARACTERS_MAX, "[\\s\\S]+"),
+        kinds.Text("a condition of one character to 10,000", TEXT_CHARACTERS_MAX, "[\\s\\S]+"),
         "only letters that this condition is true of, as in: value.region = 'north' and attempts < 3",
     ),
     Field(
         "limit",
-        Whole(1),
+        kinds.Whole(1),
         "redrive at most so many: those that died first, or with a condition those with the lowest offsets",
     ),
-    Field("dry_run", Flag(), "change nothing, only count", default=False),
-    Field("from", Whole(), "begin at this offset", default=0),
+    Field("dry_run", kinds.Flag(), "change nothing, only count", default=False),
+    Field("from", kinds.Whole(), "begin at this offset", default=0),
     Field(
         "ranges",
         RangesKind(),
         "only letters whose offsets are in one of these ranges, each [first, end] with the end exclusive",
     ),
-    Field("scan_limit", Whole(1), "look at no more than so many letters; the answer says where to go on"),
+    Field(
+        "scan_limit", kinds.Whole(1), "look at no more than so many letters; the answer says where to go on"
+    ),
     Field(
         "list_limit",
-        Whole(1, LIST_LIMIT_MAX),
+        kinds.Whole(1, LIST_LIMIT_MAX),
         "with dry_run, tell the offsets of so many of those that fit, as ranges",
     ),
 )
 
-SCHEMAS: Final[dict[str, Schema]] = {
-    "Redriven": object_schema(
+SCHEMAS: Final = {
+    "Redriven": schema.object_of(
         {
-            "looked_at": {**OFFSET, "description": "Dead letters that were looked at."},
-            "matched": {**OFFSET, "description": "Those of them that fit, at most limit."},
-            "redriven": {**OFFSET, "description": "Those of them that this call has moved."},
-            "dry_run": BOOLEAN,
-            "next": {
-                **or_null(OFFSET),
-                "description": "Where to go on (from), where scan_limit has ended the call; else null.",
-            },
-            "ranges": {
-                **list_schema({"type": "array", "items": OFFSET, "minItems": 2, "maxItems": 2}),
-                "description": "Where the first of those that fit are; only with dry_run and list_limit.",
-            },
+            "looked_at": schema.said(schema.OFFSET, "Dead letters that were looked at."),
+            "matched": schema.said(schema.OFFSET, "Those of them that fit, at most limit."),
+            "redriven": schema.said(schema.OFFSET, "Those of them that this call has moved."),
+            "dry_run": schema.BOOLEAN,
+            "next": schema.said(
+                schema.or_null(schema.OFFSET),
+                "Where to go on (from), where scan_limit has ended the call; else null.",
+            ),
+            "ranges": schema.said(
+                schema.list_of({"type": "array", "items": schema.OFFSET, "minItems": 2, "maxItems": 2}),
+                "Where the first of those that fit are; only with dry_run and list_limit.",
+            ),
         },
         optional=("ranges",),
     )
@@ -344,10 +331,9 @@ ROUTES: Final = (
         redrive,
         Role.OPERATE,
         "Put dead letters back behind the tail of the queue: all of them, or those that fit.",
-        {"$ref": "#/components/schemas/Redriven"},
+        schema.ref("Redriven"),
         (QUEUE,),
         Body(fields=_FIELDS, required=False, help="Nothing, or {}: all of them but bad records."),
         ("queue-not-found", "unsupported-media-type", "conflict"),
-        tag="dead letters",
     ),
 )

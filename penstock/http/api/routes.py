@@ -1,5 +1,7 @@
 """All routes of the API, and the schemas that their answers share."""
 
+from typing import Final
+
 from starlette.responses import Response
 
 from penstock.http.api import (
@@ -17,42 +19,34 @@ from penstock.http.api import (
 )
 from penstock.http.api.openapi import document
 from penstock.http.app import Call, answer_json
-from penstock.http.route import Role, Route, Schema
+from penstock.http.route import Role, Route
+from penstock.http.schema import Schema
 
-_PARTS = (
-    queues,
-    samples,
-    sending,
-    messages,
-    offsets,
-    log,
-    records,
-    redrive,
-    readers,
-    transactions,
-    broker,
-)
+_PARTS: Final = {
+    "queues": (queues, samples, offsets),
+    "sending": (sending,),
+    "messages": (messages, log, records),
+    "dead letters": (redrive,),
+    "readers": (readers,),
+    "transactions": (transactions,),
+    "broker": (broker,),
+}
+"""By their tags in the document."""
 
 
 def all_routes(lease_seconds_max: int) -> tuple[Route, ...]:
     """Every route, that of the document itself included."""
-    routes = [route for part in _PARTS for route in part.ROUTES]
-    routes.append(readers.put_route(lease_seconds_max))
-    schemas: dict[str, Schema] = {}
-    for part in _PARTS:
-        schemas |= part.SCHEMAS
 
     async def openapi(call: Call) -> Response:
         return answer_json(text)
 
-    own = Route(
-        "GET",
-        "/openapi.json",
-        openapi,
-        Role.ANYONE,
-        "This document.",
-        {"type": "object"},
-        tag="broker",
-    )
-    text = document([*routes, own], schemas)
-    return (*routes, own)
+    own = Route("GET", "/openapi.json", openapi, Role.ANYONE, "This document.", {"type": "object"})
+    tagged = {tag: [route for part in parts for route in part.ROUTES] for tag, parts in _PARTS.items()}
+    tagged["readers"].append(readers.put_route(lease_seconds_max))
+    tagged["broker"].append(own)
+    schemas: dict[str, Schema] = {}
+    for parts in _PARTS.values():
+        for part in parts:
+            schemas |= getattr(part, "SCHEMAS", {})
+    text = document(tagged, schemas)
+    return tuple(route for routes in tagged.values() for route in routes)

@@ -1,44 +1,29 @@
 """A queue over the last hour: how much came and went, and how it stood, every ten seconds."""
 
 import time
-from collections.abc import Mapping
 from typing import Final
 
 from starlette.responses import Response
 
+from penstock.http import kinds, schema
 from penstock.http.app import Call, answer_list
 from penstock.http.reading.looking import MICROSECONDS, iso_time
-from penstock.http.route import (
-    INTEGER,
-    OFFSET,
-    QUEUE,
-    TIME,
-    Param,
-    Role,
-    Route,
-    Schema,
-    Whole,
-    list_schema,
-    object_schema,
-    or_null,
-)
+from penstock.http.route import QUEUE, Param, Role, Route
 from penstock.http.watching.samples import SECONDS_MAX, STEP_SECONDS, Sample
 
-_RATE: Final[Schema] = {"type": "number", "minimum": 0}
-
-SCHEMAS: Final[Mapping[str, Schema]] = {
-    "Sample": object_schema(
+SCHEMAS: Final = {
+    "Sample": schema.object_of(
         {
-            "time": {**TIME, "description": "The end of the step."},
-            "rate_in": {**_RATE, "description": "Messages accepted per second, in this step."},
-            "rate_out": {**_RATE, "description": "Messages acknowledged per second, in this step."},
-            "ready": {**OFFSET, "description": "As it was at the end of the step, as the following."},
-            "held": OFFSET,
-            "dead": OFFSET,
-            "oldest_seconds": {
-                **or_null(_RATE),
-                "description": "The age of the oldest message that was not settled; null: there was none.",
-            },
+            "time": schema.said(schema.TIME, "The end of the step."),
+            "rate_in": schema.said(schema.POSITIVE, "Messages accepted per second, in this step."),
+            "rate_out": schema.said(schema.POSITIVE, "Messages acknowledged per second, in this step."),
+            "ready": schema.said(schema.OFFSET, "As it was at the end of the step, as the following."),
+            "held": schema.OFFSET,
+            "dead": schema.OFFSET,
+            "oldest_seconds": schema.said(
+                schema.or_null(schema.POSITIVE),
+                "The age of the oldest message that was not settled; null: there was none.",
+            ),
         }
     )
 }
@@ -79,12 +64,10 @@ ROUTES: Final = (
         get_samples,
         Role.READ,
         "How a queue did over the last hour, or since the API was started, in steps of ten seconds.",
-        object_schema(
-            {"samples": list_schema({"$ref": "#/components/schemas/Sample"}), "step_seconds": INTEGER}
-        ),
+        schema.object_of({"samples": schema.list_of(schema.ref("Sample")), "step_seconds": schema.INTEGER}),
         params=(
             QUEUE,
-            Param("seconds", Whole(STEP_SECONDS, SECONDS_MAX), "how far back", default=SECONDS_MAX),
+            Param("seconds", kinds.Whole(STEP_SECONDS, SECONDS_MAX), "how far back", default=SECONDS_MAX),
         ),
         problems=("queue-not-found",),
     ),

@@ -12,25 +12,13 @@ from typing import Final, NamedTuple, NoReturn
 from starlette.responses import Response
 
 from penstock.control.batches import pack_batch
+from penstock.http import kinds, schema
 from penstock.http.app import Call, answer_json
 from penstock.http.bodies.media import BATCH_BODY, read_parts
 from penstock.http.bodies.parts import too_large
 from penstock.http.link import CallRefused
 from penstock.http.problems import Problem
-from penstock.http.route import (
-    BOOLEAN,
-    INTEGER,
-    OFFSET,
-    QUEUE,
-    STRING,
-    Body,
-    Param,
-    Role,
-    Route,
-    Schema,
-    Whole,
-    object_schema,
-)
+from penstock.http.route import QUEUE, Body, Param, Role, Route
 from penstock.http.stages.idempotency import HEADER, KEY, check_same, transaction_key
 from penstock.log.columns import TTL_SECONDS_MAX, stored_bytes
 from penstock.model.batch import Batch
@@ -41,15 +29,15 @@ PROTOCOL: Final = "http"
 IN_DOUBT: Final = ("unavailable", "failed")
 """Kinds of no that leave it open what was stored."""
 
-SCHEMAS: Final[dict[str, Schema]] = {
-    "Receipt": object_schema({"offset": OFFSET, "id": STRING, "repeated": BOOLEAN}),
-    "BatchReceipt": object_schema(
+SCHEMAS: Final = {
+    "Receipt": schema.object_of({"offset": schema.OFFSET, "id": schema.STRING, "repeated": schema.BOOLEAN}),
+    "BatchReceipt": schema.object_of(
         {
-            "count": INTEGER,
-            "offset_start": OFFSET,
-            "offset_end": OFFSET,
-            "id_first": STRING,
-            "repeated": BOOLEAN,
+            "count": schema.INTEGER,
+            "offset_start": schema.OFFSET,
+            "offset_end": schema.OFFSET,
+            "id_first": schema.STRING,
+            "repeated": schema.BOOLEAN,
         }
     ),
 }
@@ -146,20 +134,19 @@ ROUTES: Final = (
         send_message,
         Role.OPERATE,
         "Send one message: the body, whatever it is. Answered when it is durable.",
-        {"$ref": "#/components/schemas/Receipt"},
+        schema.ref("Receipt"),
         params=(
             QUEUE,
-            Param("ttl", Whole(1, TTL_SECONDS_MAX), "seconds until it expires; without: never"),
+            Param("ttl", kinds.Whole(1, TTL_SECONDS_MAX), "seconds until it expires; without: never"),
             Param(
                 "retries",
-                Whole(0, 255),
+                kinds.Whole(0, 255),
                 "delivered at most 1 + so many times; 255: no bound; without: max-deliveries of the queue",
             ),
             KEY,
         ),
         body=Body({"*/*": {}}, required=False, help="The message, as it is."),
         problems=_FULL,
-        tag="sending",
     ),
     Route(
         "POST",
@@ -167,10 +154,9 @@ ROUTES: Final = (
         send_batch,
         Role.OPERATE,
         "Send many messages: all of them are stored, or none is. Answered when they are durable.",
-        {"$ref": "#/components/schemas/BatchReceipt"},
+        schema.ref("BatchReceipt"),
         params=(QUEUE, KEY),
         body=BATCH_BODY,
         problems=(*_FULL, "unsupported-media-type", "not-installed"),
-        tag="sending",
     ),
 )

@@ -4,33 +4,17 @@ The two steps of a sink whose tasks are tried again. A task stages what it has t
 whoever knows which tries count commits these, and may do so again until it has an answer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from starlette.responses import Response
 
+from penstock.http import kinds, schema
 from penstock.http.app import Call, answer_json
 from penstock.http.bodies.media import BATCH_BODY, read_parts
 from penstock.http.problems import Problem
-from penstock.http.route import (
-    BOOLEAN,
-    INTEGER,
-    OFFSET,
-    STRING,
-    Body,
-    Field,
-    Flag,
-    ListOf,
-    Param,
-    QueueName,
-    Role,
-    Route,
-    Schema,
-    Text,
-    Word,
-    list_schema,
-    object_schema,
-)
+from penstock.http.route import Body, Field, Param, Role, Route
+from penstock.http.schema import Schema
 from penstock.http.stages.commits import Range
 from penstock.http.stages.files import Stage
 from penstock.model.batch import Batch
@@ -43,30 +27,32 @@ PROTOCOL_OF_DEAD: Final = "pipeline"
 
 STAGES_MAX: Final = 100_000
 
-_KEY: Final = Text("1 to 200 printable ASCII characters", 200, "[ -~]+")
-_STAGE_ID: Final = Text("the id of a stage, 32 hex digits", 32, "[0-9a-f]{32}")
-_STATE: Final[Schema] = {"type": "string", "enum": ["open", "committed"]}
+_KEY: Final = kinds.Text("1 to 200 printable ASCII characters", 200, "[ -~]+")
+_STAGE_ID: Final = kinds.Text("the id of a stage, 32 hex digits", 32, "[0-9a-f]{32}")
+_STATE: Final[Schema] = schema.words("open", "committed")
 
-SCHEMAS: Final[Mapping[str, Schema]] = {
-    "Stage": object_schema(
-        {"stage": STRING, "count": INTEGER, "bytes": {**INTEGER, "description": "Of payload."}}
+SCHEMAS: Final = {
+    "Stage": schema.object_of(
+        {"stage": schema.STRING, "count": schema.INTEGER, "bytes": schema.said(schema.INTEGER, "Of payload.")}
     ),
-    "StoredRange": object_schema({"queue": STRING, "offset_start": OFFSET, "offset_end": OFFSET}),
-    "Commit": object_schema(
+    "StoredRange": schema.object_of(
+        {"queue": schema.STRING, "offset_start": schema.OFFSET, "offset_end": schema.OFFSET}
+    ),
+    "Commit": schema.object_of(
         {
-            "transaction": STRING,
-            "state": {"type": "string", "enum": ["committed"]},
-            "repeated": {**BOOLEAN, "description": "Whether it was committed, or on its way, before."},
-            "stored": list_schema({"$ref": "#/components/schemas/StoredRange"}),
+            "transaction": schema.STRING,
+            "state": schema.words("committed"),
+            "repeated": schema.said(schema.BOOLEAN, "Whether it was committed, or on its way, before."),
+            "stored": schema.list_of(schema.ref("StoredRange")),
         }
     ),
-    "Transaction": object_schema(
+    "Transaction": schema.object_of(
         {
-            "transaction": STRING,
+            "transaction": schema.STRING,
             "state": _STATE,
-            "committing": {**BOOLEAN, "description": "A large commit has begun, and will be finished."},
-            "stages": list_schema({"$ref": "#/components/schemas/Stage"}),
-            "stored": list_schema({"$ref": "#/components/schemas/StoredRange"}),
+            "committing": schema.said(schema.BOOLEAN, "A large commit has begun, and will be finished."),
+            "stages": schema.list_of(schema.ref("Stage")),
+            "stored": schema.list_of(schema.ref("StoredRange")),
         }
     ),
 }
@@ -144,18 +130,22 @@ ROUTES: Final = (
         post_stage,
         Role.OPERATE,
         "Stage a part of a transaction: it is durable, and nobody sees it before the commit.",
-        {"$ref": "#/components/schemas/Stage"},
+        schema.ref("Stage"),
         params=(
             Param("transaction", _KEY, "the key of the transaction, which its owner makes up", required=True),
-            Param("queue", QueueName(), "the queue of all its messages; without: each message names its own"),
+            Param(
+                "queue",
+                kinds.QueueName(),
+                "the queue of all its messages; without: each message names its own",
+            ),
             Param(
                 "dead",
-                Word((Reason.BAD_RECORD.label,)),
+                kinds.Word((Reason.BAD_RECORD.label,)),
                 "its messages are dead letters from the beginning, for this reason",
             ),
             Param(
                 "redrive",
-                Flag(),
+                kinds.Flag(),
                 "its messages are repaired payloads, each with the offset of a dead letter, which goes back "
                 "into its queue with it, under its id",
                 default=False,
@@ -167,7 +157,6 @@ ROUTES: Final = (
             'With redrive, each has "offset", and no "ttl" and "retries".',
         ),
         problems=("unsupported-media-type", "not-installed", "disk-full", "queue-not-found"),
-        tag="transactions",
     ),
     Route(
         "POST",
@@ -175,13 +164,13 @@ ROUTES: Final = (
         post_transaction,
         Role.OPERATE,
         "Commit: store exactly these stages, in this order, once. Safe to repeat until there is an answer.",
-        {"$ref": "#/components/schemas/Commit"},
+        schema.ref("Commit"),
         body=Body(
             fields=(
                 Field("transaction", _KEY, "the key of the transaction", required=True),
                 Field(
                     "stages",
-                    ListOf(_STAGE_ID, STAGES_MAX, items_min=0, unique=True),
+                    kinds.ListOf(_STAGE_ID, STAGES_MAX, items_min=0, unique=True),
                     "ids of the stages that count; all others of this transaction are dropped",
                     required=True,
                 ),
@@ -196,7 +185,6 @@ ROUTES: Final = (
             "disk-full",
             "unsupported-media-type",
         ),
-        tag="transactions",
     ),
     Route(
         "GET",
@@ -204,10 +192,9 @@ ROUTES: Final = (
         get_transaction,
         Role.READ,
         "How a transaction stands.",
-        {"$ref": "#/components/schemas/Transaction"},
+        schema.ref("Transaction"),
         params=(_KEY_IN_PATH,),
         problems=("transaction-not-found",),
-        tag="transactions",
     ),
     Route(
         "DELETE",
@@ -215,9 +202,8 @@ ROUTES: Final = (
         delete_transaction,
         Role.OPERATE,
         "Abort: drop the stages of a transaction. One that is committed stays committed.",
-        object_schema({"transaction": STRING, "state": {"type": "string", "enum": ["aborted", "committed"]}}),
+        schema.object_of({"transaction": schema.STRING, "state": schema.words("aborted", "committed")}),
         params=(_KEY_IN_PATH,),
         problems=("conflict", "disk-full"),
-        tag="transactions",
     ),
 )

@@ -36,8 +36,8 @@ from penstock.http.bodies.parts import (
     PartsBuilder,
     too_large,
 )
+from penstock.http.kinds import OFFSET_MAX
 from penstock.http.problems import Problem
-from penstock.http.route import OFFSET_MAX
 from penstock.log.columns import TTL_SECONDS_MAX
 from penstock.model.batch import RETRIES_ENDLESS, RETRIES_NONE
 from penstock.model.policy import QueueNameError, check_queue_name

@@ -7,13 +7,14 @@ How it fails: a `Problem`; `unsupported-media-type` and `not-installed` say whic
 
 import asyncio
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from penstock.http.app import Call
 from penstock.http.bodies.ndjson import read_ndjson
 from penstock.http.bodies.parts import Parts
 from penstock.http.problems import Problem
-from penstock.http.route import Body, Schema
+from penstock.http.route import Body
+from penstock.http.schema import Schema
 
 NDJSON: Final = "application/x-ndjson"
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -46,33 +47,21 @@ async def read_parts(
         named = f"the body is {media!r:.100}" if media else "the request has no Content-Type"
         raise Problem("unsupported-media-type", f"{named}; send {NDJSON} or {ARROW}")
     body = await call.body()
-    limit = call.site.payload_bytes_max
-    if media == NDJSON and len(body) < THREAD_BYTES:
-        return read_ndjson(body, payload_bytes_max=limit, queues=queues, repairs=repairs, protocol=protocol)
-    if media == NDJSON:
-        return await asyncio.to_thread(
-            read_ndjson,
-            body,
-            payload_bytes_max=limit,
-            queues=queues,
-            repairs=repairs,
-            protocol=protocol,
-        )
-    # Always in a thread: the first one waits for a large library.
-    return await asyncio.to_thread(
-        _read_arrow,
-        body,
-        payload_bytes_max=limit,
-        bytes_max=call.site.body_bytes_max,
-        queues=queues,
-        repairs=repairs,
-        protocol=protocol,
-    )
+    options: dict[str, Any] = {
+        "payload_bytes_max": call.site.payload_bytes_max,
+        "queues": queues,
+        "repairs": repairs,
+        "protocol": protocol,
+    }
+    if media == ARROW:
+        # Always in a thread: the first one waits for a large library.
+        return await asyncio.to_thread(_read_arrow, body, bytes_max=call.site.body_bytes_max, **options)
+    if len(body) < THREAD_BYTES:
+        return read_ndjson(body, **options)
+    return await asyncio.to_thread(read_ndjson, body, **options)
 
 
-def _read_arrow(
-    body: bytes, *, payload_bytes_max: int, bytes_max: int, queues: bool, repairs: bool, protocol: str
-) -> Parts:
+def _read_arrow(body: bytes, **options: Any) -> Parts:
     try:
         from penstock.http.bodies.arrow import read_arrow  # here, because not every broker has what it needs
     except ImportError:
@@ -81,11 +70,4 @@ def _read_arrow(
             "the broker has no pyarrow to read Arrow with: pip install 'penstock[arrow]' there, or send "
             f"{NDJSON}",
         ) from None
-    return read_arrow(
-        body,
-        payload_bytes_max=payload_bytes_max,
-        bytes_max=bytes_max,
-        queues=queues,
-        repairs=repairs,
-        protocol=protocol,
-    )
+    return read_arrow(body, **options)

@@ -20,9 +20,10 @@ from itertools import pairwise
 from typing import Final
 
 from penstock.http.bodies.parts import NO_TTL
+from penstock.http.kinds import Text
 from penstock.http.problems import Problem
 from penstock.http.reading.pool import ReaderPool
-from penstock.http.route import Param, Text
+from penstock.http.route import Param
 from penstock.log.errors import LogDamaged
 from penstock.log.reader import Block, LogReader, OffsetsMissing
 from penstock.model.batch import RETRIES_NONE, Batch
