@@ -39,9 +39,9 @@ def run(args: argparse.Namespace) -> int:
             log.warning("%s", line)
         if isinstance(settings.engine, str):
             return serve(settings, lambda: load(args, os.environ))
-        from penstock.cluster.front import Front
+        from penstock.cluster.front import front_end
 
-        return serve(settings, lambda: load(args, os.environ), Front)
+        return serve(settings, lambda: load(args, os.environ), front_end)
     except SettingsError as error:
         return _say(error, EXIT_SETTINGS)
     except LogInUse as error:

@@ -1,12 +1,12 @@
-"""Front: the server of a cluster's front-end, and which part it plays.
+"""Front: what the server of a cluster's front-end has behind it, and which part it plays.
 
-A front-end has listeners, connections and sessions as every server has. Where their words go depends on who
-leads (`log/jetstream/lease.py`):
+A front-end has listeners, connections and sessions as every server has; this is its `Backend`. Where their
+words go depends on who leads (`log/jetstream/lease.py`):
 
     following   to the leader, over the relay (`away.py`); HTTP too, byte by byte (`pipe.py`). Meanwhile the
-    local copy of the log is kept up with the stream, so that taking over is quick. leading     to a broker
-    in this process, on the log (`log/jetstream/stream_log.py`); other front-ends come to the relay
-    (`host.py`). The HTTP API has its process, as on one machine.
+                local copy of the log is kept up with the stream, so that taking over is quick.
+    leading     to a broker in this process, on the log (`log/jetstream/stream_log.py`); other front-ends come
+                to the relay (`host.py`). The HTTP API has its process, as on one machine.
     unsure      as leading, and nothing is handed out: somebody else may be about to lead.
 
 From following to leading nobody loses a connection: what clients hold and wait for moves to the new broker,
@@ -75,7 +75,16 @@ def _ours(settings: Settings) -> Settings:
     return replace(settings, data=os.path.join(settings.data, LOG))
 
 
-class Front(Server):
+def front_end(settings: Settings, reload: Callable[[], Settings] | None = None) -> Server:
+    """A server that is one of several before a NATS cluster."""
+    return Server(
+        _ours(settings),
+        None if reload is None else lambda: _ours(reload()),
+        lambda server: Front(server, settings.data),
+    )
+
+
+class Front:
     """See the module's docstring."""
 
     _away: Away
@@ -83,12 +92,15 @@ class Front(Server):
     _replica: Replica
     _election: Election
 
-    def __init__(self, settings: Settings, reload: Callable[[], Settings] | None = None) -> None:
-        self._folder = settings.data
-        self._cluster = settings.cluster
-        self._names = LogNames(settings.cluster.name)
+    def __init__(self, server: Server, folder: str) -> None:
+        self._server = server
+        self._second = server.second
+        self._loop = asyncio.get_running_loop()
+        self._folder = folder
+        self._cluster = server.settings.cluster
+        self._names = LogNames(self._cluster.name)
         # A number that was used in an earlier life must not count as used in this one.
-        self._member = f"{front_end_id(settings.cluster)}-{secrets.token_hex(2)}"
+        self._member = f"{front_end_id(self._cluster)}-{secrets.token_hex(2)}"
         self._secret = secrets.token_hex(16)
         self._findings: list[Finding] = []
         self._own: RealDisk | None = None  # the folder, locked: nobody else works on the copy of the log
@@ -109,32 +121,30 @@ class Front(Server):
         self._led: StreamLog | None = None  # where we lead
         self._term = 0  # in which we lead
         self._lost: LogFailed | None = None  # why the log that we led is of no use any more
-        super().__init__(_ours(settings), None if reload is None else lambda: _ours(reload()))
+        self._move_away()
 
-    def _open(self) -> None:
-        self.home = self._away = self._make_away()
-
-    def _make_away(self) -> Away:
-        return Away(
+    def _move_away(self) -> None:
+        """Words go to whoever leads."""
+        self._away = Away(
             self._member,
-            self._want_turn,
-            connection_buffer_bytes=self.connection_buffer_bytes,
+            self._server.want_turn,
+            connection_buffer_bytes=self._server.connection_buffer_bytes,
             on_link=self._link_changed,
         )
+        self._server.move_to(self._away, None)
 
     # --- life ------------------------------------------------------------------------------------
 
-    async def run(self) -> int:
+    async def join(self) -> None:
         try:
             await self._join()
         except BaseException:
-            await self._leave()
+            await self.close()
             raise
-        return await super().run()
 
     async def _join(self) -> None:
         """Connect, make sure of the cluster, and take part in it."""
-        settings = self._settings
+        settings = self._server.settings
         options = wire_options(self._cluster)
         try:
             self._nats = await asyncio.to_thread(LinkThread.open, servers_of(settings), options)
@@ -184,13 +194,10 @@ class Front(Server):
     def _said_of_us(self) -> dict[str, Any]:
         return {"id": self._member, "version": __version__}
 
-    async def _open_http(self) -> None:
+    async def open_http(self) -> None:
         """The door is open already, and who answers there is a matter of roles."""
 
-    async def _close_log(self) -> None:
-        await self._leave()
-
-    async def _leave(self) -> None:
+    async def close(self) -> None:
         """Let go of everything, in an order that lets somebody else go on at once."""
         if self._steering is not None:
             self._steering.cancel()
@@ -203,9 +210,10 @@ class Front(Server):
             self._pipe.close()
         if self._host is not None:
             self._host.close()
-        led, self._led, self._log = self._led, None, None
+        led, self._led = self._led, None
+        self._server.move_to(self._server.home, None)
         if led is not None:
-            await asyncio.to_thread(led.close_within, CLOSE_SECONDS, self.now_us())
+            await asyncio.to_thread(led.close_within, CLOSE_SECONDS, self._server.now_us())
         elif hasattr(self, "_replica"):
             self._replica.leave(self._replica.applied)
         if self._own is not None:
@@ -222,22 +230,23 @@ class Front(Server):
     # A front-end that leads and stops has work for others until the end: only its own clients are sent away.
     # Those of other front-ends stay connected there, and are attached anew at the next leader.
 
-    def _drain_home(self) -> None:
-        if self._log is None:
-            super()._drain_home()
+    def drain(self) -> None:
+        if self._led is None:
+            self._away.drain()
 
-    def _dismiss_home(self) -> None:
-        if self._log is None:
-            super()._dismiss_home()
+    def dismiss(self) -> None:
+        if self._led is None:
+            self._away.dismiss()
         else:
-            self.broker.send_away(self._connections)
+            self._server.broker.send_away(self._server.connections)
 
-    def _home_is_drained(self) -> bool:
-        if self._log is None:
-            return super()._home_is_drained()
-        return self.broker.has_nothing_of(self._connections)
+    @property
+    def is_drained(self) -> bool:
+        if self._led is None:
+            return self._away.is_drained
+        return self._server.broker.has_nothing_of(self._server.connections)
 
-    def _facts(self) -> dict[str, object]:
+    def facts(self) -> dict[str, object]:
         return {"data": self._folder, "cluster": self._names.log, "member": self._member}
 
     # --- who leads -------------------------------------------------------------------------------
@@ -256,9 +265,7 @@ class Front(Server):
 
     def _steered(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.critical("stopping: %s", error, exc_info=error)
-            self._exit = 1
-            self._done.set()
+            self._server.give_up(error)
 
     async def _steer(self) -> None:
         """One change after the other, until the view and what we do agree."""
@@ -269,10 +276,10 @@ class Front(Server):
                 await self._step_down()
             role, claim = self._view.role, self._view.claim
             if role is Role.FOLLOWING:
-                if self._log is not None:
+                if self._led is not None:
                     await self._step_down()
                 self._follow(claim)
-            elif self._log is None:
+            elif self._led is None:
                 await self._lead(claim)
             elif claim.term != self._term:
                 # It was lost and taken again before we looked: what somebody else did meanwhile is not known.
@@ -281,18 +288,17 @@ class Front(Server):
             else:
                 self._make_sure()
 
-    def _turn(self) -> None:
+    def before_turn(self) -> None:
         # A process that was stopped for a while finds out here, before it hands out what may be with others.
-        if self._log is not None and self._doubt is None and not self._election.is_sure:
+        if self._led is not None and self._doubt is None and not self._election.is_sure:
             self._make_sure()
-        super()._turn()
 
     def _make_sure(self) -> None:
         """Hand out messages only as long as nobody else can."""
-        if self._log is None:
+        if self._led is None:
             return
         sure = self._view.role is Role.LEADING and self._election.is_sure
-        self.broker.suspend(not sure)
+        self._server.broker.suspend(not sure)
         if not sure and self._doubt is None:
             self._doubt = self._loop.call_later(DOUBT_SECONDS, self._still_in_doubt)
 
@@ -316,6 +322,7 @@ class Front(Server):
 
     async def _lead(self, claim: Claim) -> None:
         began = time.monotonic()
+        server = self._server
         await self._stop_keeping_up()
         members = self._election.view.members
         with contextlib.suppress(JetStreamTrouble):
@@ -326,10 +333,10 @@ class Front(Server):
                 self._nats,
                 self._names,
                 self._replica,
-                self.now_us(),
-                settings=self._settings.log,
-                policies=self._settings.policies,
-                wake=self._wake,
+                server.now_us(),
+                settings=server.settings.log,
+                policies=server.settings.policies,
+                wake=server.wake,
             )
         except (LogError, JetStreamTrouble) as error:
             log.warning("the log could not be opened, and is tried again: %s", error)
@@ -339,7 +346,7 @@ class Front(Server):
         if self._view.claim != claim:
             # While it was opened, the lease was lost: to somebody else, or in between, and it is ours again.
             log.info("the lease of term %d was lost while the log was opened", claim.term)
-            await asyncio.to_thread(led.close_within, CLOSE_SECONDS, self.now_us())
+            await asyncio.to_thread(led.close_within, CLOSE_SECONDS, server.now_us())
             try:
                 await self._asked(self._replica.begin())  # from what was left
             except JetStreamTrouble:
@@ -348,7 +355,7 @@ class Front(Server):
             return
         opened = led.engine
         opened.cluster = self._cluster_info
-        broker = self._make_broker(opened)
+        broker = server.make_broker(opened)
         # Who led before has nothing to claim: its clients are gone with it, or will be told to come again.
         others = set(members) - {self._member, self._leader_before}
         assert self._relay is not None
@@ -357,20 +364,20 @@ class Front(Server):
             opened,
             secret=self._secret,
             term=claim.term,
-            now_us=self.arrival_us,
+            now_us=server.arrival_us,
             on_failed=self.fail,
-            connection_buffer_bytes=self.connection_buffer_bytes,
+            connection_buffer_bytes=server.connection_buffer_bytes,
             http=self._second.address if self._second is not None else None,
             expected=others,
             claims_seconds=CLAIMS_SECONDS,
         )
-        self._led, self._log, self._term = led, opened, claim.term
+        self._led, self._term = led, claim.term
         self._leader_before = ""  # should we lead again, everybody has something to claim
         self._away.lost("this front-end leads")
-        self._away.move_to(broker, opened, self.now_us())
-        for connection in self._connections:
+        self._away.move_to(broker, opened, server.now_us())
+        for connection in server.connections:
             connection.move(broker)
-        self.home = broker
+        server.move_to(broker, opened)
         await self._host.listen(self._relay.dup())
         if self._pipe is not None:
             self._pipe.close()
@@ -382,15 +389,14 @@ class Front(Server):
 
     async def _step_down(self) -> None:
         """Somebody else leads, or nobody knows what has become of our log: begin anew."""
-        led, self._led, self._log, self._lost = self._led, None, None, None
+        led, self._led, self._lost = self._led, None, None
         log.warning("this front-end leads no more: its clients are disconnected, and can come again")
         if self._host is not None:
             self._host.close()
             self._host = None
         self._away.lost("this front-end begins anew")  # two of one name would push each other out
-        self.home = self._away = self._make_away()
-        self._throttled.clear()
-        for connection in list(self._connections):
+        self._move_away()
+        for connection in list(self._server.connections):
             connection.move(self._away)
             connection.drop()
         if self._second is not None:
@@ -401,7 +407,7 @@ class Front(Server):
     def fail(self, error: LogFailed) -> None:
         """The log says that it is of no use any more: somebody else writes it, most likely."""
         # A log that we have let go of may be told of again, by whoever still looks at it.
-        if self._lost is None and self._log is not None and self._log.failed is error:
+        if self._lost is None and self._led is not None and self._led.engine.failed is error:
             self._lost = error
             log.error("%s", error)
             self._stirred.set()

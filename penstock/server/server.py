@@ -31,7 +31,8 @@ from penstock.common.journal import Journal, log
 from penstock.common.malloc import give_memory_back, keep_freed_memory
 from penstock.common.ready import ready_line
 from penstock.log.errors import LogFailed
-from penstock.log.log import Log, open_log
+from penstock.log.log import Log
+from penstock.server.backend import Backend, Standalone
 from penstock.server.connection import CONNECTIONS, Connection
 from penstock.server.control import Control
 from penstock.server.second import SecondProcess
@@ -65,13 +66,18 @@ EXIT_OK, EXIT_FAILED = 0, 1
 class Server:
     """Owns the loop's callbacks. One to a process."""
 
-    def __init__(self, settings: Settings, reload: Callable[[], Settings] | None = None) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: Settings,
+        reload: Callable[[], Settings] | None = None,
+        backend: Callable[["Server"], Backend] = Standalone,
+    ) -> None:
+        self.settings = settings
         self._reload = reload
         self.limits: Limits = settings.limits
         self.connection_buffer_bytes = settings.limits.connection_buffer_bytes
         self.journal = Journal()
-        self._connections: set[Connection] = set()
+        self.connections: set[Connection] = set()
         self._throttled: set[Connection | Control] = set()  # not read from: the disk is behind
         self._numbers = counter(1)
         self._listening: list[tuple[Listener, asyncio.Server]] = []
@@ -87,28 +93,23 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self.started_us = self.now_us()
         sys.setswitchinterval(SWITCH_SECONDS)
-        self._second = SecondProcess(self, settings, settings.http) if settings.http is not None else None
+        self.second = SecondProcess(self, settings, settings.http) if settings.http is not None else None
         self._log: Log | None = None
         self.home: Home
-        self._open()
+        self._backend = backend(self)
 
-    def _open(self) -> None:
-        """Have somewhere for messages to go to, before anybody can send some."""
-        self._log = open_log(
-            self._settings.data,
-            self.now_us(),
-            settings=self._settings.log,
-            policies=self._settings.policies,
-            wake=self._wake,
-        )
-        self.home = self._make_broker(self._log)
+    def move_to(self, home: Home, log: Log | None) -> None:
+        """Words go there from now on. `log`: the log behind it, where it is this process that writes it."""
+        self.home, self._log = home, log
+        if log is None:
+            self._throttled.clear()
 
-    def _make_broker(self, opened: Log) -> Broker:
-        if opened.policies is not self._settings.policies:
-            opened.set_policies(self._settings.policies)  # They were read again while the log was opened.
+    def make_broker(self, opened: Log) -> Broker:
+        if opened.policies is not self.settings.policies:
+            opened.set_policies(self.settings.policies)  # They were read again while the log was opened.
         return Broker(
             opened,
-            self._want_turn,
+            self.want_turn,
             queue_name_bytes_max=self.limits.queue_name_bytes_max,
             queues_max=self.limits.queues_max,
         )
@@ -137,16 +138,17 @@ class Server:
         """The time of what is received now. A turn has one, so that what came in it can be one block."""
         if not self._arrival_us:
             self._arrival_us = self.now_us()
-            self._want_turn()
+            self.want_turn()
         return self._arrival_us
 
     # --- life ------------------------------------------------------------------------------------
 
     async def run(self) -> int:
         """Serve until told to stop; the exit code."""
+        await self._backend.join()
         try:
             await self._listen()
-            await self._open_http()
+            await self._backend.open_http()
             for name in ("SIGTERM", "SIGINT"):
                 self._loop.add_signal_handler(getattr(signal, name), self._asked_to_stop, name)
             self._loop.add_signal_handler(signal.SIGHUP, self._asked_to_reload)
@@ -155,17 +157,14 @@ class Server:
             gc.freeze()  # what is there now stays: there is no need to look at it again
             gc.set_threshold(*GARBAGE_THRESHOLDS)
             print(self.ready_line(), flush=True)  # noqa: T201 - the contract with whoever started us
-            log.info("ready", extra={"facts": self._facts()})
+            log.info("ready", extra={"facts": self._backend.facts()})
             await self._done.wait()
         finally:
             await self._close_everything()
         return self._exit
 
-    def _facts(self) -> dict[str, object]:
-        return {"data": self._settings.data, "opening": self.log.opening}
-
     async def _listen(self) -> None:
-        for listener in self._settings.listeners:
+        for listener in self.settings.listeners:
             context = server_context(listener)
 
             def connection(listener: Listener = listener) -> Connection:
@@ -187,11 +186,6 @@ class Server:
                     error.errno, f"{listener.protocol} listener {address}: {error.strerror}"
                 ) from error
             self._listening.append((listener, server))
-
-    async def _open_http(self) -> None:
-        if self._second is not None:
-            await self._second.listen()
-            self._second.start()
 
     def _addresses(self) -> Iterator[tuple[Listener, Address]]:
         """Where it listens, with real ports."""
@@ -216,7 +210,7 @@ class Server:
 
     def ready_line(self) -> str:
         doors = [(listener.protocol, address) for listener, address in self._addresses()]
-        return ready_line(doors if self._second is None else [*doors, ("http", self._second.address)])
+        return ready_line(doors if self.second is None else [*doors, ("http", self.second.address)])
 
     def _asked_to_stop(self, name: str) -> None:
         if self._stopping:
@@ -224,14 +218,14 @@ class Server:
             self._done.set()
             return
         self._stopping = True
-        log.info("%s: draining, at most %s s", name, self._settings.drain_seconds)
+        log.info("%s: draining, at most %s s", name, self.settings.drain_seconds)
         self._stop_listening()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.say_closing()
-        if self._second is not None:
-            self._second.ask_to_stop(self._settings.drain_seconds)
-        self._drain_home()
-        self._loop.call_later(self._settings.drain_seconds, self._done.set)
+        if self.second is not None:
+            self.second.ask_to_stop(self.settings.drain_seconds)
+        self._backend.drain()
+        self._loop.call_later(self.settings.drain_seconds, self._done.set)
         self._loop.call_later(GRACE_SECONDS, self._dismiss)
 
     def _stop_listening(self) -> None:
@@ -244,22 +238,13 @@ class Server:
     def _dismiss(self) -> None:
         """What was sent before the stop has been read by now: let those go who hold nothing."""
         self._dismissed = True
-        self._dismiss_home()
+        self._backend.dismiss()
         self._check_drained()
 
     def _check_drained(self) -> None:
-        answered = self._second is None or not self._second.open_calls
-        if self._dismissed and self._home_is_drained() and answered:
+        answered = self.second is None or not self.second.open_calls
+        if self._dismissed and self._backend.is_drained and answered:
             self._done.set()
-
-    def _drain_home(self) -> None:
-        self.home.drain()
-
-    def _dismiss_home(self) -> None:
-        self.home.dismiss()
-
-    def _home_is_drained(self) -> bool:
-        return self.home.is_drained
 
     def _asked_to_reload(self) -> None:
         if self._reload is None:
@@ -269,20 +254,25 @@ class Server:
         except SettingsError as error:
             log.error("settings not read again, the old ones stay: %s", error)
             return
-        reload = reloadable_difference(self._settings, settings)
-        self._settings = replace(self._settings, policies=reload.policies)  # for brokers that are made later
+        reload = reloadable_difference(self.settings, settings)
+        self.settings = replace(self.settings, policies=reload.policies)  # for brokers that are made later
         self.home.set_policies(reload.policies)
-        if self._second is not None and reload.tokens is not None:
-            self._second.set_tokens(reload.tokens)
+        if self.second is not None and reload.tokens is not None:
+            self.second.set_tokens(reload.tokens)
             log.info("tokens of the HTTP API read again: there are %d", len(reload.tokens))
         log.info("policies read again")
         if reload.others:
             log.warning("changed, but in force only after a restart: %s", ", ".join(reload.others))
 
     def fail(self, error: LogFailed) -> None:
+        """The log says that it is of no use any more."""
+        self._backend.fail(error)
+
+    def give_up(self, error: BaseException) -> None:
+        """Stop at once."""
         if self._exit == EXIT_OK:
             self._exit = EXIT_FAILED
-            log.critical("stopping: %s", error)
+            log.critical("stopping: %s", error, exc_info=None if isinstance(error, LogFailed) else error)
             self._done.set()
 
     async def _close_everything(self) -> None:
@@ -291,25 +281,22 @@ class Server:
         if not failed:
             self.home.end_requests(now_us)
         self._stop_listening()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.close()
             if not failed:
                 connection.leave(lost=False)
         deadline = time.monotonic() + LAST_WORDS_SECONDS
-        while self._connections and time.monotonic() < deadline:
+        while self.connections and time.monotonic() < deadline:
             await asyncio.sleep(0.01)  # the last words to peers are still being written
-        if self._second is not None:
-            await self._second.stop(LAST_WORDS_SECONDS)
-        await self._close_log()
+        if self.second is not None:
+            await self.second.stop(LAST_WORDS_SECONDS)
+        await self._backend.close()
         self.journal.flush()
         log.info("stopped")
 
-    async def _close_log(self) -> None:
-        self.log.close(self.now_us())
-
     # --- turns -----------------------------------------------------------------------------------
 
-    def _want_turn(self) -> None:
+    def want_turn(self) -> None:
         if not self._turn_wanted:
             self._turn_wanted = True
             self._loop.call_soon(self._turn)
@@ -317,6 +304,7 @@ class Server:
     def _turn(self) -> None:
         self._turn_wanted = False
         self._arrival_us = 0
+        self._backend.before_turn()
         try:
             self.home.turn(self.now_us())
         except LogFailed as error:
@@ -328,7 +316,7 @@ class Server:
         if self._stopping:
             self._check_drained()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         """From the log's threads: something has ended."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
             self._loop.call_soon_threadsafe(self._poll)
@@ -364,7 +352,7 @@ class Server:
         self._tell_of_the_disk()
         if self._ticks % SLOW_TICKS == 0:
             self._tidy()
-            for connection in list(self._connections):
+            for connection in list(self.connections):
                 connection.tick(now_us)
 
     def _tell_of_the_disk(self) -> None:
@@ -378,10 +366,10 @@ class Server:
         if full:
             log.error(
                 "the disk is full: new messages wait for room in %s; deliveries and settlements go on",
-                self._settings.data,
+                self.settings.data,
             )
         else:
-            log.warning("there is room on the disk again, for %s: senders go on", self._settings.data)
+            log.warning("there is room on the disk again, for %s: senders go on", self.settings.data)
 
     def _tidy(self) -> None:
         """Once a second: when a burst is over, what it took of memory goes back."""
@@ -399,16 +387,16 @@ class Server:
 
     def admit(self, connection: Connection) -> bool:
         most = self.limits.connections_max
-        if self._stopping or len(self._connections) >= most:
+        if self._stopping or len(self.connections) >= most:
             limit = f"{most} are open, the limit of connections-max"
             why = "the broker is stopping" if self._stopping else limit
             self.journal.note(logging.WARNING, f"refused a connection: {why}", peer=connection.name)
             return False
-        self._connections.add(connection)
+        self.connections.add(connection)
         return True
 
     def gone(self, connection: Connection) -> None:
-        self._connections.discard(connection)
+        self.connections.discard(connection)
         self._throttled.discard(connection)
 
     def not_throttled(self, link: Control) -> None:

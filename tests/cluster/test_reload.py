@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cluster.front import Front
+from penstock.cluster.front import front_end
 from penstock.log.log import open_log
 from penstock.server.settings import Settings
 from penstock.server.settings_read import load
@@ -25,12 +25,12 @@ def test_policies_that_a_follower_reads_again_are_in_force_when_it_leads(
 
     async def test() -> None:
         file.write_text("[queue.q]\nmax-deliveries = 3\n")
-        front = Front(read(), read)
+        front = front_end(read(), read)
         file.write_text("[queue.q]\nmax-deliveries = 7\n")
         front._asked_to_reload()
         log = open_log(os.path.join(tmp_path, "log"), front.now_us(), wake=lambda: None)
         try:
-            broker = front._make_broker(log)
+            broker = front.make_broker(log)
             assert broker.policies.for_queue("q").max_deliveries == 7
         finally:
             log.close(front.now_us())

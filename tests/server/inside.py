@@ -16,6 +16,7 @@ import uvloop
 
 from penstock.server.connection import Connection
 from penstock.server.server import TICK_SECONDS, Server
+from penstock.server.settings import Settings
 from penstock.server.settings_read import load
 from tests.server.harness import SEGMENT_BYTES, WAIT_SECONDS
 from tests.server.settings_source import parser
@@ -35,13 +36,14 @@ def run(loop: str, test: Coroutine[Any, Any, None]) -> None:
 class Inside(Server):
     """Served by the test's own loop."""
 
-    def _open(self) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._peers: list[socket.socket] = []
-        super()._open()
+        super().__init__(settings)
 
     @property
-    def connections(self) -> list[Connection]:
-        return sorted(self._connections, key=lambda it: int(it.name.rpartition("#")[2]))
+    def in_order(self) -> list[Connection]:
+        """Its connections, as they came."""
+        return sorted(self.connections, key=lambda it: int(it.name.rpartition("#")[2]))
 
     def port(self, protocol: str) -> int:
         (listening,) = [it for listener, it in self._listening if listener.protocol == protocol]
@@ -49,13 +51,13 @@ class Inside(Server):
         return port
 
     async def connect(self, protocol: str, *, buffer_bytes: int = 0) -> "Peer":
-        before = len(self._connections)
+        before = len(self.connections)
         peer = socket.socket()
         if buffer_bytes:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
         peer.setblocking(False)
         await asyncio.get_running_loop().sock_connect(peer, ("127.0.0.1", self.port(protocol)))
-        await until(lambda: len(self._connections) > before, "the server to have the connection")
+        await until(lambda: len(self.connections) > before, "the server to have the connection")
         self._peers.append(peer)
         return Peer(peer)
 

@@ -195,7 +195,7 @@ def test_a_fault_of_ours_costs_one_connection(
         async with Inside.open(tmp_path, "--sspq-queue q") as server:
             victim = await server.connect("sspq")
             other = await server.connect("sspq")
-            broken(server.connections[0], where)
+            broken(server.in_order[0], where)
             await other.say(sspq(SEND, b"1", 9) + sspq(SEND, b"2", 9))
             await victim.say(sspq(RECEIVE))
             assert await victim.hear(1) == b""
@@ -221,7 +221,7 @@ def test_what_comes_from_a_connection_that_is_no_port_any_more_goes_nowhere(
     async def test() -> None:
         async with Inside.open(tmp_path, "--sspq-queue q") as server:
             gone, other = await server.connect("sspq"), await server.connect("sspq")
-            server.connections[0].leave(lost=False)
+            server.in_order[0].leave(lost=False)
             await gone.say(sspq(SEND, b"too late"))
             await other.say(sspq(SEND, b"in time"), sspq(RECEIVE))
             assert await other.hear(15) == sspq(SEND, b"in time")

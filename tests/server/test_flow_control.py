@@ -166,7 +166,7 @@ FRAME = len(phpmq(3, (1, b"q"), (2, b""), (3, b"?" * 32)))
 
 def transport_of(server: Inside) -> asyncio.Transport:
     """The first connection's."""
-    transport = server.connections[0]._transport
+    transport = server.in_order[0]._transport
     assert transport is not None
     return transport
 
@@ -241,7 +241,7 @@ def test_a_buffer_that_is_full_to_the_byte_is_no_dead_end(tmp_path: Path, loop: 
         async with Inside.open(tmp_path, f"--limits-connection-buffer-bytes {BUFFER}") as server:
             consumer = await deaf_consumer(server)
             sender = await server.connect("phpmq")
-            connection = server.connections[0]
+            connection = server.in_order[0]
             expected = 0
 
             async def send(payload: bytes) -> None:
