@@ -27,7 +27,7 @@ LAYERS: dict[str, str] = {
     "dashboard": "common model log control http",
     "client": "common model protocols",
     "spark": "common model log client",
-    "pipeline": "common spark",
+    "pipeline": "common log spark",
     "report": "common model spark",
     "cli": "common model log server cluster client spark pipeline report",
     "top": "common client cli",

@@ -33,6 +33,7 @@ from penstock.log.block import (
 )
 from penstock.log.errors import LogRefused
 from penstock.log.reader import Block, Columns, LogReader
+from penstock.log.tables import VIEWS
 from penstock.model.ids import ID_DIGITS, ORIGIN_DIGITS, id_of
 from penstock.model.life import Event, Reason
 
@@ -44,34 +45,23 @@ TIMESTAMP = pa.timestamp("us", tz="UTC")
 _LAST_US = 253_402_300_799_999_999  # the end of the year 9999
 _INT32, _INT64, _STRING, _BINARY = pa.int32(), pa.int64(), pa.string(), pa.binary()
 
-# Every field may be null as far as the type goes: so does a schema that is written as
-# "queue string, offset bigint, …", and schemas are compared.
-MESSAGES_SCHEMA = pa.schema(
-    {
-        "queue": pa.string(),
-        "offset": pa.int64(),
-        "id": pa.string(),
-        "value": pa.binary(),
-        "timestamp": TIMESTAMP,
-        "protocol": pa.string(),
-        "expires": TIMESTAMP,
-        "retries": pa.int32(),
-    }
-)
-EVENTS_SCHEMA = pa.schema(
-    {
-        "queue": pa.string(),
-        "event_offset": pa.int64(),
-        "event": pa.string(),
-        "offset": pa.int64(),
-        "id": pa.string(),
-        "reason": pa.string(),
-        "consumer": pa.string(),
-        "attempt": pa.int32(),
-        "dispatched": TIMESTAMP,
-        "timestamp": TIMESTAMP,
-    }
-)
+_TYPES = {
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "timestamp": TIMESTAMP,
+}
+
+
+def schema_of(view: str) -> pa.Schema:
+    """The whole schema of a view. Every field may be null as far as the type goes: so does a schema that is
+    written as "queue string, offset bigint, …", and schemas are compared."""
+    return pa.schema([(column.name, _TYPES[column.type]) for column in VIEWS[view]])
+
+
+MESSAGES_SCHEMA = schema_of("messages")
+EVENTS_SCHEMA = schema_of("events")
 
 Numbers = Any  # a numpy array; numpy's own types say less here than the names do
 

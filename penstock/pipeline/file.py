@@ -35,6 +35,7 @@ from penstock.common.given import (
 )
 from penstock.common.kinds import Kind, Name, Text, Word, WrongValue
 from penstock.errors import PenstockError
+from penstock.log.tables import VIEWS
 from penstock.pipeline.ddl import TIMES, read_ddl
 from penstock.pipeline.formats import APPEND, CONSOLE, FORMATS, MODES, PENSTOCK, Format
 from penstock.pipeline.functions import NeedsSpark, load_function, make_importable
@@ -65,7 +66,6 @@ from penstock.pipeline.model import (
     Watermark,
 )
 from penstock.spark.options import READING, STREAM, WrongOption, read_options, write_options
-from penstock.spark.source import VIEWS
 
 TOP: Final = (
     FileKey("name", Name(), "what it is called, in Spark and at the broker", required=True),
@@ -299,7 +299,7 @@ class _Reader:
 
     def _check_watermark(self, given: Given, view: str, parse: Parse | None) -> None:
         watermark: Watermark = given.value
-        types = {column.name: column.type.simpleString() for column in VIEWS.get(view, ())}
+        types = {column.name: column.type for column in VIEWS.get(view, ())}
         if parse is not None:
             types.pop("value", None)
             if parse.fields is None:

@@ -23,12 +23,12 @@ from typing import Any, Final
 from penstock.client.errors import NotSupported
 from penstock.client.url import parse_url
 from penstock.errors import PenstockError
+from penstock.log.tables import VIEWS
 from penstock.model.life import Reason
 from penstock.model.policy import QueueNameError, check_queue_name, door_of
 
 URL_DEFAULT: Final = "http://127.0.0.1:9180"
 RETRY_SECONDS_DEFAULT: Final = 30.0
-VIEWS: Final = ("messages", "events", "state")
 
 EARLIEST: Final = -2
 LATEST: Final = -1

@@ -10,7 +10,7 @@ Rules that always hold:
 
 import difflib
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -31,6 +31,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import PenstockError
+from penstock.log.tables import VIEWS
 from penstock.spark.options import BATCH, STREAM, read_options, view_of, write_options
 
 
@@ -38,59 +39,18 @@ class WrongSchema(PenstockError):
     """A schema that does not go with the view. Says which column, and what it could be."""
 
 
-class Column(NamedTuple):
-    """One column of a view; `nullable`: not every row has it."""
-
-    name: str
-    type: DataType
-    nullable: bool = False
-
-
-_QUEUE: Final = Column("queue", StringType())
-_OFFSET: Final = Column("offset", LongType())
-
-VIEWS: Final[Mapping[str, tuple[Column, ...]]] = {
-    "messages": (
-        _QUEUE,
-        _OFFSET,
-        Column("id", StringType()),
-        Column("value", BinaryType()),
-        Column("timestamp", TimestampType()),
-        Column("protocol", StringType()),
-        Column("expires", TimestampType(), nullable=True),
-        Column("retries", IntegerType(), nullable=True),
-    ),
-    "events": (
-        _QUEUE,
-        Column("event_offset", LongType()),
-        Column("event", StringType()),
-        _OFFSET,
-        Column("id", StringType(), nullable=True),
-        Column("reason", StringType(), nullable=True),
-        Column("consumer", StringType(), nullable=True),
-        Column("attempt", IntegerType()),
-        Column("dispatched", TimestampType(), nullable=True),
-        Column("timestamp", TimestampType()),
-    ),
-    "state": (
-        _QUEUE,
-        _OFFSET,
-        Column("id", StringType()),
-        Column("state", StringType()),
-        Column("attempts", IntegerType()),
-        Column("reason", StringType(), nullable=True),
-        Column("consumer", StringType(), nullable=True),
-        Column("timestamp", TimestampType()),
-        Column("expires", TimestampType(), nullable=True),
-        Column("retries", IntegerType(), nullable=True),
-        Column("value", BinaryType()),
-    ),
+_TYPES: Final[Mapping[str, DataType]] = {
+    "string": StringType(),
+    "binary": BinaryType(),
+    "int": IntegerType(),
+    "bigint": LongType(),
+    "timestamp": TimestampType(),
 }
 
 
 def schema_of(view: str) -> StructType:
     """The whole schema of a view. As in any schema that is written down, every column may be null."""
-    return StructType([StructField(column.name, column.type) for column in VIEWS[view]])
+    return StructType([StructField(column.name, _TYPES[column.type]) for column in VIEWS[view]])
 
 
 def check_schema(view: str, schema: StructType) -> StructType:
@@ -104,9 +64,9 @@ def check_schema(view: str, schema: StructType) -> StructType:
             near = difflib.get_close_matches(field.name, columns, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(columns)}"
             raise WrongSchema(f"view {view!r} has no column {field.name!r}; {hint}")
-        if field.dataType != column.type:
+        if field.dataType != _TYPES[column.type]:
             raise WrongSchema(
-                f"column {field.name!r} of view {view!r} is {column.type.simpleString()}, not "
+                f"column {field.name!r} of view {view!r} is {column.type}, not "
                 f"{field.dataType.simpleString()}; read it as that, and cast it afterwards"
             )
         if column.nullable and not field.nullable:

@@ -7,6 +7,7 @@ import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from penstock.log.tables import VIEWS
 from penstock.spark.options import (
     BATCH,
     EARLIEST,
@@ -18,7 +19,7 @@ from penstock.spark.options import (
     view_of,
     write_options,
 )
-from penstock.spark.source import VIEWS, WrongSchema, check_schema, schema_of
+from penstock.spark.source import WrongSchema, check_schema, schema_of
 
 
 def given(**options: str) -> Mapping[str, str]:

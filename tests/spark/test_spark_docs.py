@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.log.tables import VIEWS
 from penstock.spark.options import BATCH, READING, read_options
-from penstock.spark.source import VIEWS
 from tests.server.harness import ROOT, BrokerProcess
 from tests.spark.rig import send, url_of
 
@@ -60,5 +60,5 @@ def test_the_options_are_those_that_there_are() -> None:
 @pytest.mark.parametrize("view", VIEWS)
 def test_the_columns_are_those_that_there_are(view: str) -> None:
     (row,) = re.findall(rf"^\| `{view}` \|.*\| (`queue`.*?) \|$", READING_PART, re.MULTILINE)
-    columns = ", ".join(f"`{column.name}` {column.type.simpleString()}" for column in VIEWS[view])
+    columns = ", ".join(f"`{column.name}` {column.type}" for column in VIEWS[view])
     assert row == columns

@@ -19,8 +19,9 @@ file object as its sink was about a fifth slower, read in turns with this.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -38,6 +39,7 @@ from penstock.http.route import QUEUE, Param, Role, Route
 from penstock.http.site import Site
 from penstock.log.errors import LogDamaged
 from penstock.log.reader import LogReader, OffsetsMissing, ReaderQueue
+from penstock.log.tables import VIEWS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,35 +55,7 @@ STALL_SECONDS_MAX: Final = 300.0
 STATE_RUNS_MAX: Final = 2000
 """Runs that the first process is asked for at a time: about a millisecond of its loop."""
 
-COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
-    "messages": ("queue", "offset", "id", "value", "timestamp", "protocol", "expires", "retries"),
-    "events": (
-        "queue",
-        "event_offset",
-        "event",
-        "offset",
-        "id",
-        "reason",
-        "consumer",
-        "attempt",
-        "dispatched",
-        "timestamp",
-    ),
-    "state": (
-        "queue",
-        "offset",
-        "id",
-        "state",
-        "attempts",
-        "reason",
-        "consumer",
-        "timestamp",
-        "expires",
-        "retries",
-        "value",
-    ),
-}
-"""The columns of each view; known without pyarrow."""
+COLUMNS: Final = {view: tuple(column.name for column in columns) for view, columns in VIEWS.items()}
 
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
 
@@ -168,25 +142,20 @@ def _columns(view: str, names: list[str] | None) -> tuple[str, ...]:
 
 def walk(reader: LogReader, wanted: Wanted, asking: Asking) -> Iterator[Range | Chunk]:
     """The range that is served, and then the stream in chunks."""
+    known = reader.queue(wanted.queue)
+    if known is None:
+        asking.check_queue()  # It is there, but nothing of it is synced.
+        known = ReaderQueue(0, 0, 0, 0, 0)
+    served = range_of(wanted, known)
     try:
-        whole_schema, batches_of = _VIEWS[wanted.view]()
-        from penstock.log.arrow import pruned
+        schema, batches = _batches(reader, wanted, served, asking)
     except ImportError as error:
         raise Problem(
             "not-installed",
             f"{error.name or 'pyarrow'} is not installed where the broker runs, and Arrow needs it: "
             f"pip install 'penstock[arrow]'",
         ) from None
-    known = reader.queue(wanted.queue)
-    if known is None:
-        asking.check_queue()  # It is there, but nothing of it is synced.
-        known = ReaderQueue(0, 0, 0, 0, 0)
-    served = range_of(wanted, known)
-    schema = pruned(whole_schema, wanted.columns)
-    batches: Iterator[pa.RecordBatch] = iter(())
     with losses_told(reader, wanted, known):
-        if served.start < served.end:
-            batches = batches_of(reader, wanted, served, asking)
         # With the first batch at hand, all that can be known before is known.
         first = list(islice(batches, 1))
     yield served
@@ -238,57 +207,25 @@ def _missing(wanted: Wanted, start: int, detail: str) -> Problem:
     return Problem("offsets-missing", detail, queue=wanted.queue, offset_start=start)
 
 
-BatchesOf = Callable[[LogReader, Wanted, Range, Asking], Iterator["pa.RecordBatch"]]
-View = tuple["pa.Schema", BatchesOf]
+def _batches(
+    reader: LogReader, wanted: Wanted, served: Range, asking: Asking
+) -> "tuple[pa.Schema, Iterator[pa.RecordBatch]]":
+    """The schema of a view, and its batches. What makes them is imported here: it may not be installed."""
+    from penstock.log.arrow import events_batches, messages_batches, pruned, schema_of
 
+    schema = pruned(schema_of(wanted.view), wanted.columns)
+    if served.start == served.end:
+        return schema, iter(())
+    batches: Callable[..., Iterator[pa.RecordBatch]]
+    if wanted.view == "state":
+        from penstock.http.reading.state import state_batches
 
-def _messages_view() -> View:
-    from penstock.log.arrow import MESSAGES_SCHEMA, messages_batches
-
-    return MESSAGES_SCHEMA, _from_log(messages_batches)
-
-
-def _events_view() -> View:
-    from penstock.log.arrow import EVENTS_SCHEMA, events_batches
-
-    return EVENTS_SCHEMA, _from_log(events_batches)
-
-
-def _from_log(batches: Callable[..., Iterator["pa.RecordBatch"]]) -> BatchesOf:
-    def batches_of(
-        reader: LogReader, wanted: Wanted, served: Range, _asking: Asking
-    ) -> Iterator["pa.RecordBatch"]:
-        return batches(
-            reader, wanted.queue, *served, columns=wanted.columns, fail_on_loss=wanted.fail_on_loss
-        )
-
-    return batches_of
-
-
-def _state_view() -> View:
-    from penstock.http.reading.state import STATE_SCHEMA, state_batches
-
-    def batches_of(
-        reader: LogReader, wanted: Wanted, served: Range, asking: Asking
-    ) -> Iterator["pa.RecordBatch"]:
-        return state_batches(
-            reader,
-            wanted.queue,
-            *served,
-            lambda start: asking.states(start, served.end),
-            columns=wanted.columns,
-            fail_on_loss=wanted.fail_on_loss,
-        )
-
-    return STATE_SCHEMA, batches_of
-
-
-_VIEWS: Final[Mapping[str, Callable[[], View]]] = {
-    "messages": _messages_view,
-    "events": _events_view,
-    "state": _state_view,
-}
-"""How batches of a view are made; each imports what it needs, which may not be installed."""
+        batches = partial(state_batches, ask=lambda start: asking.states(start, served.end))
+    else:
+        batches = events_batches if wanted.view == "events" else messages_batches
+    return schema, batches(
+        reader, wanted.queue, *served, columns=wanted.columns, fail_on_loss=wanted.fail_on_loss
+    )
 
 
 def chunks_of(schema: "pa.Schema", batches: Iterator["pa.RecordBatch"]) -> Iterator[Chunk]:

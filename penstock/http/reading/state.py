@@ -32,26 +32,13 @@ from penstock.log.arrow import (
     nullable,
     plain,
     pruned,
+    schema_of,
 )
 from penstock.log.reader import Block, LogReader, OffsetsMissing
 from penstock.model.life import Reason, State
 from penstock.model.pending import AS_STORED
 
-STATE_SCHEMA: Final = pa.schema(
-    {
-        "queue": pa.string(),
-        "offset": pa.int64(),
-        "id": pa.string(),
-        "state": pa.string(),
-        "attempts": pa.int32(),
-        "reason": pa.string(),
-        "consumer": pa.string(),
-        "timestamp": TIMESTAMP,
-        "expires": TIMESTAMP,
-        "retries": pa.int32(),
-        "value": pa.binary(),
-    }
-)
+STATE_SCHEMA: Final = schema_of("state")
 JOIN_ROWS: Final = 4096
 JOIN_BYTES: Final = 256 * 1024
 """Batches that have less of both are joined with their neighbours."""
