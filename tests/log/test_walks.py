@@ -10,7 +10,7 @@ import pytest
 
 from tests.log.walks import run
 
-SEEDS = 8
+FIXED_SEEDS = 3
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def quiet() -> Iterator[None]:
 def test_a_walk_gives_every_record_or_an_error() -> None:
     base = int(os.environ.get("PENSTOCK_TEST_SEED", random.randrange(10**6, 10**9)))
     total: Counter[str] = Counter()
-    for seed in [*range(SEEDS), *range(base, base + SEEDS // 4)]:
+    for seed in [*range(FIXED_SEEDS), base]:
         total += run(seed)
     for what in ("to the end", "on its way", "missing", "refused", "closed", "killed", "full"):
-        assert total[what] >= 10, f"{what}: {total}"
+        assert total[what] >= 3, f"{what}: {total}"
