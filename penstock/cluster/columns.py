@@ -1,7 +1,5 @@
 """Messages in frames: batches and slices, column by column, as they are in memory.
 
-Public names: `pack_batches`, `unpack_batch`, `pack_slices`, `unpack_slices`, `pack_ranges`, `unpack_ranges`.
-
 A batch, which may be several for one queue, one behind the other:
 
     uint32   count of messages
@@ -32,14 +30,13 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 from typing import Final
 
-from penstock.cluster.frames import Body, Buffer, short_bytes
+from penstock.cluster.frames import COUNT, Body, Buffer, short_bytes
 from penstock.log.block import PROTOCOLS
 from penstock.model.batch import RETRIES_NONE, Batch, Slice
 from penstock.model.words import Ranges
 
 _BATCH: Final = struct.Struct("<IIBB")
 _SLICE: Final = struct.Struct("<IQqqBB")
-_COUNT: Final = struct.Struct("<I")
 _TTL, _RETRIES, _REPLY, _ATTEMPTS = 1, 2, 4, 8
 _PROTOCOL_NUMBER: Final = {name: number for number, name in enumerate(PROTOCOLS)}
 
@@ -142,7 +139,7 @@ def unpack_batch(body: Body) -> Batch:
 
 def pack_slices(slices: Sequence[Slice]) -> list[Buffer]:
     """Deliveries, without anything that is not delivered."""
-    buffers: list[Buffer] = [_COUNT.pack(len(slices))]
+    buffers: list[Buffer] = [COUNT.pack(len(slices))]
     for piece in slices:
         lo, hi = piece.lo, piece.hi
         start, stop = piece.bounds[lo], piece.bounds[hi]
@@ -174,7 +171,7 @@ def pack_slices(slices: Sequence[Slice]) -> list[Buffer]:
 def unpack_slices(body: Body) -> list[Slice]:
     """Slices that are views of the frame: they hold as long as it does."""
     slices = []
-    (pieces,) = body.numbers(_COUNT)
+    (pieces,) = body.numbers(COUNT)
     for _ in range(pieces):
         count, payload_bytes, first, time_us, columns, protocol = body.numbers(_SLICE)
         if protocol >= len(PROTOCOLS):
@@ -207,10 +204,10 @@ def unpack_slices(body: Body) -> list[Slice]:
 
 def pack_ranges(ranges: Iterable[tuple[int, int]]) -> bytes:
     flat = array("q", chain.from_iterable(ranges))
-    return _COUNT.pack(len(flat) // 2) + flat.tobytes()
+    return COUNT.pack(len(flat) // 2) + flat.tobytes()
 
 
 def unpack_ranges(body: Body) -> Ranges:
-    (count,) = body.numbers(_COUNT)
+    (count,) = body.numbers(COUNT)
     flat = body.column("q", 2 * count)
     return list(zip(flat[::2], flat[1::2], strict=True))

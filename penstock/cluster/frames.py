@@ -1,8 +1,6 @@
 """Frames of the relay: what a follower and the leader say to each other over one TCP link.
 
-Public names: `Kind`, `Frame`, `Body`, `Reader`, `Hello`, `encode_frame`, `encode_hello`, `decode_hello`,
-`encode_json`, `decode_json`, `violation`. What stands in the bodies of frames is in `columns.py` (messages)
-and `sayings.py` (words).
+What stands in the bodies of frames is in `columns.py` (messages) and `word_codec.py` (words).
 
     uint32  length of the body    little endian, as everything in the log is
     uint8   kind                  see `Kind`
@@ -43,7 +41,10 @@ FRAME_BYTES_MAX: Final = (1 << 30) + (1 << 28)
 
 _HEADER: Final = struct.Struct("<IBBHI")
 HEADER_BYTES: Final = _HEADER.size
-_TEXT_BYTES: Final = struct.Struct("<I")
+NUMBER: Final = struct.Struct("<q")
+COUNT: Final = struct.Struct("<I")
+ROOM: Final = struct.Struct("<qqq")
+"""Of a ROOM frame: bytes that have left the buffers, deliveries that were seen, places for more."""
 
 
 class Kind(IntEnum):
@@ -219,7 +220,7 @@ class Body:
         return form.unpack(self.raw(form.size))
 
     def text(self) -> str:
-        (length,) = self.numbers(_TEXT_BYTES)
+        (length,) = self.numbers(COUNT)
         try:
             return str(self.raw(length), "utf-8")
         except UnicodeDecodeError as error:
@@ -250,7 +251,7 @@ class Body:
 def text_bytes(text: str) -> bytes:
     """What `Body.text` reads."""
     encoded = text.encode()
-    return _TEXT_BYTES.pack(len(encoded)) + encoded
+    return COUNT.pack(len(encoded)) + encoded
 
 
 def short_bytes(value: bytes) -> bytes:

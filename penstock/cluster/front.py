@@ -3,8 +3,8 @@
 A front-end has listeners, connections and sessions as every server has; this is its `Backend`. Where their
 words go depends on who leads (`log/jetstream/lease.py`):
 
-    following   to the leader, over the relay (`away.py`); HTTP too, byte by byte (`pipe.py`). Meanwhile the
-                local copy of the log is kept up with the stream, so that taking over is quick.
+    following   to the leader, over the relay (`remote_broker.py`); HTTP too, byte by byte (`pipe.py`).
+                Meanwhile the local copy of the log is kept up with the stream: taking over is quick.
     leading     to a broker in this process, on the log (`log/jetstream/stream_log.py`); other front-ends come
                 to the relay (`host.py`). The HTTP API has its process, as on one machine.
     unsure      as leading, and nothing is handed out: somebody else may be about to lead.
@@ -33,12 +33,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 from penstock import __version__
-from penstock.cluster.away import Away
 from penstock.cluster.checks import Finding, Level, check, refuse, wait_for_nodes
 from penstock.cluster.host import RelayHost
 from penstock.cluster.info import cluster_info
 from penstock.cluster.nodes import front_end_id, servers_of, wire_options
 from penstock.cluster.pipe import HttpPipe
+from penstock.cluster.remote_broker import RemoteBroker
 from penstock.common.address import TcpAddress, parse_address
 from penstock.common.given import SettingsError
 from penstock.common.journal import log
@@ -87,7 +87,7 @@ def front_end(settings: Settings, reload: Callable[[], Settings] | None = None) 
 class Front:
     """See the module's docstring."""
 
-    _away: Away
+    _remote: RemoteBroker
     _nats: LinkThread
     _replica: Replica
     _election: Election
@@ -121,17 +121,17 @@ class Front:
         self._led: StreamLog | None = None  # where we lead
         self._term = 0  # in which we lead
         self._lost: LogFailed | None = None  # why the log that we led is of no use any more
-        self._move_away()
+        self._go_remote()
 
-    def _move_away(self) -> None:
+    def _go_remote(self) -> None:
         """Words go to whoever leads."""
-        self._away = Away(
+        self._remote = RemoteBroker(
             self._member,
             self._server.want_turn,
             connection_buffer_bytes=self._server.connection_buffer_bytes,
             on_link=self._link_changed,
         )
-        self._server.move_to(self._away, None)
+        self._server.move_to(self._remote, None)
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -232,18 +232,18 @@ class Front:
 
     def drain(self) -> None:
         if self._led is None:
-            self._away.drain()
+            self._remote.drain()
 
     def dismiss(self) -> None:
         if self._led is None:
-            self._away.dismiss()
+            self._remote.dismiss()
         else:
             self._server.broker.send_away(self._server.connections)
 
     @property
     def is_drained(self) -> bool:
         if self._led is None:
-            return self._away.is_drained
+            return self._remote.is_drained
         return self._server.broker.has_nothing_of(self._server.connections)
 
     def facts(self) -> dict[str, object]:
@@ -314,11 +314,11 @@ class Front:
             self._pipe = HttpPipe(self._second.second_door(), self._leader_link)
         leader = self._leader_link()
         if leader is not None and claim.leader != self._member:
-            self._away.connect(*leader)
+            self._remote.connect(*leader)
             if self._pipe is not None:
                 self._pipe.leader_changed()
         else:
-            self._away.lost("nobody leads the cluster")
+            self._remote.lost("nobody leads the cluster")
 
     async def _lead(self, claim: Claim) -> None:
         began = time.monotonic()
@@ -373,8 +373,8 @@ class Front:
         )
         self._led, self._term = led, claim.term
         self._leader_before = ""  # should we lead again, everybody has something to claim
-        self._away.lost("this front-end leads")
-        self._away.move_to(broker, opened, server.now_us())
+        self._remote.lost("this front-end leads")
+        self._remote.move_to(broker, opened, server.now_us())
         for connection in server.connections:
             connection.move(broker)
         server.move_to(broker, opened)
@@ -394,10 +394,10 @@ class Front:
         if self._host is not None:
             self._host.close()
             self._host = None
-        self._away.lost("this front-end begins anew")  # two of one name would push each other out
-        self._move_away()
+        self._remote.lost("this front-end begins anew")  # two of one name would push each other out
+        self._go_remote()
         for connection in list(self._server.connections):
-            connection.move(self._away)
+            connection.move(self._remote)
             connection.drop()
         if self._second is not None:
             await self._second.rest(LAST_WORDS_SECONDS)

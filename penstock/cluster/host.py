@@ -1,9 +1,5 @@
 """RelayHost: the leader's side of the relay. Followers come here with the words of their clients.
 
-Public names: `RelayHost`, whose face is
-
-    RelayHost(broker, log, *, secret, term, now_us, on_failed, connection_buffer_bytes, http=None,
-              expected=(), claims_seconds=10.0, grace_seconds=1.0)
     await listen(address or socket)         where followers reach it; the real address is answered
     resumed(front_end)                      a front-end has claimed what its clients hold; this one too
     front_ends                              the ids of those that are linked
@@ -30,7 +26,6 @@ import asyncio
 import hmac
 import logging
 import socket
-import struct
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final
@@ -41,6 +36,8 @@ from penstock.cluster.frames import (
     CLAIM_ATTEMPTS,
     CLAIM_DEAD,
     CLAIM_SETTLED,
+    NUMBER,
+    ROOM,
     WORDS_ACTIVE,
     WORDS_AGAIN,
     Body,
@@ -51,21 +48,17 @@ from penstock.cluster.frames import (
     encode_frame,
     violation,
 )
-from penstock.cluster.host_link import HostLink
+from penstock.cluster.leader_link import LeaderLink
 from penstock.cluster.pipe import LeaderPipes
-from penstock.cluster.remote import RemotePort
-from penstock.cluster.sayings import NO_NUMBER, unpack_words
+from penstock.cluster.remote_port import RemotePort
 from penstock.cluster.storing import Storing
+from penstock.cluster.word_codec import NO_NUMBER, unpack_words
 from penstock.common.address import Address, TcpAddress
 from penstock.log.errors import LogFailed
 from penstock.log.log import Log
 from penstock.model.words import Consume, Where
 
 log = logging.getLogger("penstock.relay")
-
-_NUMBER: Final = struct.Struct("<q")
-_ROOM: Final = struct.Struct("<qqq")
-_COUNT: Final = struct.Struct("<I")
 
 
 class RelayHost:
@@ -96,11 +89,11 @@ class RelayHost:
         self._pipes = LeaderPipes(http)
         self._loop = asyncio.get_running_loop()
         self._server: asyncio.Server | None = None
-        self._links: dict[str, HostLink] = {}
-        self._strangers: set[HostLink] = set()  # links without a hello so far
+        self._links: dict[str, LeaderLink] = {}
+        self._strangers: set[LeaderLink] = set()  # links without a hello so far
         self._storing = Storing(broker, log, now_us)
-        self._unconfirmed: dict[HostLink, None] = {}
-        self._undurable: list[tuple[HostLink, RemotePort, bytes]] = []  # deliveries that wait for the disk
+        self._unconfirmed: dict[LeaderLink, None] = {}
+        self._undurable: list[tuple[LeaderLink, RemotePort, bytes]] = []  # deliveries that wait for the disk
         self._claims: dict[RemotePort, list[Frame]] = {}  # that wait until all settlements are known
         self._confirming = False
         self._confirm_wanted = False
@@ -121,8 +114,8 @@ class RelayHost:
         host, port, *_ = door.getsockname()
         return TcpAddress(host, port)
 
-    def _link(self) -> HostLink:
-        link = HostLink(self)
+    def _link(self) -> LeaderLink:
+        link = LeaderLink(self)
         self._strangers.add(link)
         return link
 
@@ -130,7 +123,7 @@ class RelayHost:
     def front_ends(self) -> list[str]:
         return list(self._links)
 
-    def greet(self, link: HostLink, hello: Hello) -> None:
+    def greet(self, link: LeaderLink, hello: Hello) -> None:
         self._strangers.discard(link)
         if not hmac.compare_digest(hello.secret.encode(), self._secret.encode()):
             link.refuse("the secret is not that of this leader")
@@ -152,14 +145,14 @@ class RelayHost:
             link.write(encode_frame(Kind.WELCOME))
             log.info("front-end %s is linked", hello.front_end)
 
-    def link_lost(self, link: HostLink, why: str) -> None:
+    def link_lost(self, link: LeaderLink, why: str) -> None:
         self._strangers.discard(link)
         if self._links.get(link.front_end) is link:
             del self._links[link.front_end]
             log.warning("the link to front-end %s has ended: %s", link.front_end, why)
             self._park(link)
 
-    def _park(self, link: HostLink) -> None:
+    def _park(self, link: LeaderLink) -> None:
         """Its connections get nothing any more, and may come again."""
         self._unconfirmed.pop(link, None)
         ports, link.ports = list(link.ports.values()), {}
@@ -245,10 +238,10 @@ class RelayHost:
         for front_end in gone:
             self.resumed(front_end)
 
-    def _resumed(self, link: HostLink, frame: Frame) -> None:
+    def _resumed(self, link: LeaderLink, frame: Frame) -> None:
         self.resumed(link.front_end)
 
-    def _claim(self, link: HostLink, frame: Frame) -> None:
+    def _claim(self, link: LeaderLink, frame: Frame) -> None:
         """What a client holds, or held when it settled it.
 
         Where others may still tell of settlements, it waits for them: what one client had rejected may be
@@ -275,7 +268,7 @@ class RelayHost:
 
     # --- connections -------------------------------------------------------------------------------
 
-    def _attach(self, link: HostLink, frame: Frame) -> None:
+    def _attach(self, link: LeaderLink, frame: Frame) -> None:
         fields = decode_json(frame)
         if frame.port in link.ports:
             raise violation(f"port {frame.port} attached twice", frame.position)
@@ -298,7 +291,7 @@ class RelayHost:
         if link.is_full:
             self.block(port, True)
 
-    def _detach(self, link: HostLink, frame: Frame) -> None:
+    def _detach(self, link: LeaderLink, frame: Frame) -> None:
         port = link.port(frame)
         self._claim_waiting(port)
         self._broker.detach(port, self._now_us(), lost=not frame.flag)
@@ -307,23 +300,23 @@ class RelayHost:
     def block(self, port: RemotePort, blocked: bool) -> None:
         self._broker.blocked(port, blocked)
 
-    def _blocked(self, link: HostLink, frame: Frame) -> None:
+    def _blocked(self, link: LeaderLink, frame: Frame) -> None:
         port = link.port(frame)
         port.blocked = bool(frame.flag)
         self.block(port, port.blocked or link.is_full)
 
-    def _idle(self, link: HostLink, frame: Frame) -> None:
+    def _idle(self, link: LeaderLink, frame: Frame) -> None:
         self._broker.idle(link.port(frame), bool(frame.flag))
 
-    def _room(self, link: HostLink, frame: Frame) -> None:
+    def _room(self, link: LeaderLink, frame: Frame) -> None:
         port = link.port(frame)
-        port.drained(*Body(frame).numbers(_ROOM))
+        port.drained(*Body(frame).numbers(ROOM))
         if not port.blocked and not link.is_full:
             self.block(port, False)
 
     # --- words -------------------------------------------------------------------------------------
 
-    def _words(self, link: HostLink, frame: Frame) -> None:
+    def _words(self, link: LeaderLink, frame: Frame) -> None:
         port = link.port(frame)
         number, commands = unpack_words(Body(frame))
         now_us = self._now_us()
@@ -339,7 +332,7 @@ class RelayHost:
             link.words_number = number
             self._unconfirmed[link] = None
 
-    def _return(self, link: HostLink, frame: Frame) -> None:
+    def _return(self, link: LeaderLink, frame: Frame) -> None:
         body = Body(frame)
         queue, ranges = body.text(), unpack_ranges(body)
         body.end()
@@ -348,7 +341,7 @@ class RelayHost:
     def is_durable(self, queue: str, offset_end: int) -> bool:
         return self._log.durable_end(queue) >= offset_end
 
-    def write_when_durable(self, link: HostLink, port: RemotePort, frame: bytes) -> None:
+    def write_when_durable(self, link: LeaderLink, port: RemotePort, frame: bytes) -> None:
         port.undurable += 1
         self._undurable.append((link, port, frame))
         self.confirm_soon()
@@ -374,8 +367,8 @@ class RelayHost:
 
     def _confirmed(
         self,
-        told: list[tuple[HostLink, int]],
-        deliveries: list[tuple[HostLink, RemotePort, bytes]],
+        told: list[tuple[LeaderLink, int]],
+        deliveries: list[tuple[LeaderLink, RemotePort, bytes]],
         error: LogFailed | None,
     ) -> None:
         self._confirming = False
@@ -387,13 +380,13 @@ class RelayHost:
                 link.write(frame)
         for link, number in told:
             if link.is_open:
-                link.write(encode_frame(Kind.SETTLED, _NUMBER.pack(number)))
+                link.write(encode_frame(Kind.SETTLED, NUMBER.pack(number)))
         self.confirm_soon()
 
-    def _publish(self, link: HostLink, frame: Frame) -> None:
+    def _publish(self, link: LeaderLink, frame: Frame) -> None:
         self._storing.publish(link, frame)
 
-    def hear(self, link: HostLink, frame: Frame) -> None:
+    def hear(self, link: LeaderLink, frame: Frame) -> None:
         """A frame of a follower that is known."""
         handler = _HANDLERS.get(frame.kind)
         if handler is None:
@@ -404,7 +397,7 @@ class RelayHost:
             self.on_failed(error)
 
 
-_HANDLERS: Final[dict[Kind, Callable[[RelayHost, HostLink, Frame], None]]] = {
+_HANDLERS: Final[dict[Kind, Callable[[RelayHost, LeaderLink, Frame], None]]] = {
     Kind.ATTACH: RelayHost._attach,
     Kind.DETACH: RelayHost._detach,
     Kind.WORDS: RelayHost._words,

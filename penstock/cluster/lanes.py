@@ -1,8 +1,5 @@
 """Lanes: how published messages travel from a follower to the leader, in order, and are stored once.
 
-Public names: `Item`, `Words`, `Part`, `Shipment`, `Lane`, `pack_shipment`, `unpack_shipment`, `series_of`,
-`number_of`, `weight_of`.
-
 What the connections of a follower publish in one turn of its loop becomes a *shipment*: a number, and a batch
 for each queue; several, in order, where some came with a TTL, if only 0, and some without. A lane counts
 its shipments from 0; the leader stores them in that order, each as one transaction whose key ends with the
@@ -27,7 +24,7 @@ from typing import Final, NamedTuple
 
 from penstock.cluster.columns import pack_batches, unpack_batch
 from penstock.cluster.frames import Body, Buffer, Frame, Kind, encode_frame, text_bytes
-from penstock.cluster.seats import Saying, Seat
+from penstock.cluster.seats import Seat, Settlement
 from penstock.model.batch import Batch
 from penstock.model.words import Publish
 
@@ -58,7 +55,7 @@ class Words(NamedTuple):
 
     seat: Seat
     frame: bytes
-    saying: Saying | None  # the settlements in it
+    settlement: Settlement | None  # the settlements in it
 
     @property
     def weight(self) -> int:

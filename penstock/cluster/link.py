@@ -1,7 +1,5 @@
 """Link: one end of a TCP connection that carries frames. What both sides of the relay have in common.
 
-Public names: `Link`, `watch_peer`.
-
 Frames that are written in one turn of the loop leave together. A peer that vanishes without a word is found
 out by the kernel within seconds (`watch_peer`): clients wait for it on the other side.
 

@@ -1,7 +1,5 @@
 """Pipes: HTTP at a follower is answered by the leader, byte by byte.
 
-Public names: `HttpPipe`, `LeaderPipes`.
-
     HttpPipe(door, leader)          a follower's side. `door` is a listening socket, which is the pipe's from
                                     now on; `leader()` says where the leader's relay is, its secret and its
                                     term, or None where nobody leads

@@ -1,7 +1,5 @@
 """Rooms: what a follower tells the leader of how much its clients can take.
 
-Public names: `Rooms`.
-
 The leader counts what it has delivered to a connection; the follower tells how much of that has left the
 buffers here, and how many deliveries the client has places for. That is told where it makes a difference: a
 quarter of the buffer, or half of the places.
@@ -12,11 +10,10 @@ where nothing has moved for a while.
 """
 
 import asyncio
-import struct
 from typing import Final
 
-from penstock.cluster.away_link import AwayLink
-from penstock.cluster.frames import Kind, encode_frame
+from penstock.cluster.follower_link import FollowerLink
+from penstock.cluster.frames import ROOM, Kind, encode_frame
 from penstock.cluster.seats import Seat
 
 LOOK_SECONDS: Final = 0.002
@@ -24,7 +21,6 @@ LOOKS_MAX: Final = 8
 """So often a connection is looked at in vain before it counts as stuck."""
 
 STUCK_SECONDS: Final = 0.1
-_ROOM: Final = struct.Struct("<qqq")
 
 
 class Rooms:
@@ -34,7 +30,7 @@ class Rooms:
         self.buffer_bytes = buffer_bytes
         self._tell_bytes = buffer_bytes // 4
         self._loop = asyncio.get_running_loop()
-        self._link: AwayLink | None = None
+        self._link: FollowerLink | None = None
         # To be looked at: how often that was in vain, and how much had left their buffers then.
         self._seats: dict[Seat, tuple[int, int]] = {}
         self._stuck: dict[Seat, int] = {}  # in whose buffers nothing moves
@@ -42,7 +38,7 @@ class Rooms:
         self._later: asyncio.TimerHandle | None = None
         self._much_later: asyncio.TimerHandle | None = None
 
-    def check(self, seat: Seat, link: AwayLink | None) -> None:
+    def check(self, seat: Seat, link: FollowerLink | None) -> None:
         """Look at a connection once the socket had a chance to take what was written."""
         self._link = link
         if link is not None:
@@ -97,7 +93,7 @@ class Rooms:
         if self._stuck and self._much_later is None:
             self._much_later = self._loop.call_later(STUCK_SECONDS, self._look_at_stuck)
 
-    def _tell(self, seat: Seat, link: AwayLink) -> int:
+    def _tell(self, seat: Seat, link: FollowerLink) -> int:
         """How much has left the connection's buffers, whether that was worth a word or not."""
         if seat.gone:
             return 0
@@ -109,6 +105,6 @@ class Rooms:
         if drained - seat.told_bytes >= self._tell_bytes or 2 * believed < room:
             seat.told_bytes, seat.told_count, seat.told_room = drained, seat.received_count, room
             link.write(
-                encode_frame(Kind.ROOM, _ROOM.pack(drained, seat.received_count, room), port=seat.number)
+                encode_frame(Kind.ROOM, ROOM.pack(drained, seat.received_count, room), port=seat.number)
             )
         return drained

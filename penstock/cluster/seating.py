@@ -1,7 +1,5 @@
 """Seating: all connections of a follower, and what a new leader must be told of them.
 
-Public names: `Seating`, `Write`.
-
 The same is told in two ways: in frames, to a leader elsewhere (`tell`), and by calls, to a broker in this
 process (`move_to`). The order is the same, and matters:
 
@@ -32,8 +30,8 @@ from penstock.cluster.frames import (
     short_bytes,
     text_bytes,
 )
-from penstock.cluster.sayings import NO_NUMBER, pack_words
-from penstock.cluster.seats import Claim, Held, Saying, Seat
+from penstock.cluster.seats import Claim, Held, Seat, Settlement
+from penstock.cluster.word_codec import NO_NUMBER, pack_words
 from penstock.model import words
 from penstock.model.words import Command, Outcome, ranges_of
 from penstock.server.connection import UNBOUNDED
@@ -49,10 +47,10 @@ class Seating:
         self._seats: dict[Port, Seat] = {}
         self._by_number: dict[int, Seat] = {}
         self._departed: dict[int, Seat] = {}  # gone, with settlements that are not known to be durable
-        self._unsettled: deque[Saying] = deque()  # said, by number
-        self._unsaid: dict[Saying, None] = {}  # queued behind messages, see `sending.py`
+        self._unsettled: deque[Settlement] = deque()  # said, by number
+        self._unsaid: dict[Settlement, None] = {}  # queued behind messages, see `sending.py`
         self._port_numbers = counter(1)
-        self._saying_numbers = counter()
+        self._settlement_numbers = counter()
 
     def __iter__(self) -> Iterator[Seat]:
         return iter(list(self._seats.values()))
@@ -88,7 +86,7 @@ class Seating:
 
     # --- settlements -------------------------------------------------------------------------------
 
-    def settle(self, seat: Seat, commands: list[words.Settle | words.Reply]) -> Saying | None:
+    def settle(self, seat: Seat, commands: list[words.Settle | words.Reply]) -> Settlement | None:
         """What a client has settled in one chunk; None where nothing of it counts."""
         settling: list[Command] = []
         claims: list[Claim] = []
@@ -108,17 +106,17 @@ class Seating:
                     seat.forget_attempts(door, gone)
         if not claims:
             return None
-        saying = Saying(seat, settling, claims)
-        self._unsaid[saying] = None
+        settlement = Settlement(seat, settling, claims)
+        self._unsaid[settlement] = None
         seat.unsettled += 1
-        return saying
+        return settlement
 
-    def number(self, saying: Saying) -> int:
+    def number(self, settlement: Settlement) -> int:
         """It is said now, or by whoever tells the next leader everything: the number to say it with."""
-        del self._unsaid[saying]
-        self._unsettled.append(saying)
-        saying.number = next(self._saying_numbers)
-        return saying.number
+        del self._unsaid[settlement]
+        self._unsettled.append(settlement)
+        settlement.number = next(self._settlement_numbers)
+        return settlement.number
 
     def settled(self, number: int) -> None:
         """Everything up to that number is durable."""
@@ -152,14 +150,15 @@ class Seating:
         for seat in seats:
             seat.begin_link()
             write(seat, Kind.ATTACH, [self.attachment(seat)], 0)
-        for saying in self._unsettled:
-            for claim in saying.claims:
-                _write_claim(write, saying.seat, claim, CLAIM_SETTLED)
-            write(saying.seat, Kind.WORDS, pack_words(saying.number, saying.commands), WORDS_AGAIN)
-        for saying in self._unsaid:
+        for settlement in self._unsettled:
+            for claim in settlement.claims:
+                _write_claim(write, settlement.seat, claim, CLAIM_SETTLED)
+            words_again = pack_words(settlement.number, settlement.commands)
+            write(settlement.seat, Kind.WORDS, words_again, WORDS_AGAIN)
+        for settlement in self._unsaid:
             # It is said later: until then, the client holds what it speaks of.
-            for claim in saying.claims:
-                _write_claim(write, saying.seat, claim, 0)
+            for claim in settlement.claims:
+                _write_claim(write, settlement.seat, claim, 0)
         for seat in seats:
             for claim in seat.claims():
                 _write_claim(write, seat, claim, 0)
@@ -189,10 +188,10 @@ class Seating:
             broker.attach(seat.port)
             seat.hold(Held.LEADER, False)
         publish()  # no settlement of who has sent them overtakes them, whatever a crash leaves of the log
-        for saying in (*self._unsettled, *self._unsaid):
-            for (queue, dead), origin, ranges, attempts_max in saying.claims:
-                broker.claim(saying.seat.port, queue, dead, origin, ranges, now_us, attempts_max)
-            broker.handle(saying.seat.port, saying.commands, now_us)
+        for settlement in (*self._unsettled, *self._unsaid):
+            for (queue, dead), origin, ranges, attempts_max in settlement.claims:
+                broker.claim(settlement.seat.port, queue, dead, origin, ranges, now_us, attempts_max)
+            broker.handle(settlement.seat.port, settlement.commands, now_us)
         for seat in seats:
             for (queue, dead), origin, ranges, _ in seat.claims():
                 broker.claim(seat.port, queue, dead, origin, ranges, now_us)

@@ -1,7 +1,5 @@
 """Seat: what a follower remembers of one connection, so that a new leader can go on with it.
 
-Public names: `Seat`, `Demand`, `Saying`, `Held`, `Door`, `Claim`.
-
 Rules that always hold:
   * What a client has and has not settled is in `holds`, with the origin of its ids.
   * A connection is read from while no reason against it is set (`Held`); the port hears only of changes.
@@ -51,7 +49,7 @@ class Demand:
         self.active = False  # it was in force at the leader
 
 
-class Saying:
+class Settlement:
     """Settlements of one connection that are not known to be durable."""
 
     __slots__ = ("claims", "commands", "number", "seat")
@@ -108,7 +106,7 @@ class Seat:
         self.waiting: deque[Any] = deque()
         self.gathered = 0  # batches and words that are on no way yet
         self.unstored = 0  # batches that are on their way, or gathered
-        self.unsettled = 0  # sayings that are not known to be durable
+        self.unsettled = 0  # settlements that are not known to be durable
         self.held = Held(0)
         self.closing = False
         self.finishing = False  # the leader has nothing pending for it any more

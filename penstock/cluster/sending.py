@@ -1,7 +1,5 @@
 """Sending: the messages that a follower's clients publish, from their chunk to the leader's receipt.
 
-Public names: `Sending`.
-
     gathered    came in this turn, or there is no leader, or too much is on its way; requests too, and words
                 that their connection has said behind messages, settlements above all
     main lane   on its way, in order
@@ -24,11 +22,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from penstock.cluster.away_link import AwayLink
+from penstock.cluster.follower_link import FollowerLink
 from penstock.cluster.frames import Kind, encode_frame
 from penstock.cluster.lanes import AGAIN, MAIN, SHIPMENT_BYTES, Item, Lane, Shipment, Words, weight_of
-from penstock.cluster.sayings import NO_NUMBER, pack_words, renumbered
-from penstock.cluster.seats import Held, Saying, Seat
+from penstock.cluster.seats import Held, Seat, Settlement
+from penstock.cluster.word_codec import NO_NUMBER, pack_words, renumbered
 from penstock.model.words import Publish
 
 SECOND_US: Final = 1_000_000
@@ -47,12 +45,12 @@ class Sending:
         self,
         say_request: Callable[[Seat, Publish], None],
         may_finish: Callable[[Seat], None],
-        number: Callable[[Saying], int],
+        number: Callable[[Settlement], int],
     ) -> None:
         self._say_request = say_request
         self._may_finish = may_finish
         self._number = number
-        self._link: AwayLink | None = None
+        self._link: FollowerLink | None = None
         self._main = Lane(MAIN)
         self._again = Lane(AGAIN)
         self._gathered: deque[Item | Words] = deque()
@@ -72,7 +70,7 @@ class Sending:
 
     # --- links -----------------------------------------------------------------------------------
 
-    def link_up(self, link: AwayLink) -> None:
+    def link_up(self, link: FollowerLink) -> None:
         """Everything that is not known to be stored, under its numbers."""
         self._link = link
         for lane in (self._main, self._again):
@@ -81,7 +79,7 @@ class Sending:
                 link.write(lane.frame(shipment))
         self._ship_departed(link)
 
-    def _ship_departed(self, link: AwayLink) -> None:
+    def _ship_departed(self, link: FollowerLink) -> None:
         """The next leader is told of who has left once, and then no more: what it has published goes before,
         and what it has settled with the rest of that."""
         gathered, self._gathered = self._gathered, deque()
@@ -92,8 +90,8 @@ class Sending:
                 continue
             self._leave_line(item)
             if isinstance(item, Words):
-                assert item.saying is not None  # others do not outlive their link
-                self._number(item.saying)
+                assert item.settlement is not None  # others do not outlive their link
+                self._number(item.settlement)
             elif item.publish.wants_reply:
                 item.seat.unstored -= 1
             else:
@@ -117,15 +115,15 @@ class Sending:
             self._leave_line(item)
             if not isinstance(item, Words):
                 self._line_up(item)
-            elif item.saying is not None:
-                self._line_up(_settling(item, item.saying))
+            elif item.settlement is not None:
+                self._line_up(_settling(item, item.settlement))
         for seat in self._refused:
             waiting, seat.waiting = seat.waiting, deque()
             for item in waiting:
                 if not isinstance(item, Words):
                     seat.waiting.append(item)
-                elif item.saying is not None:
-                    seat.waiting.append(_settling(item, item.saying))
+                elif item.settlement is not None:
+                    seat.waiting.append(_settling(item, item.settlement))
 
     def _line_up(self, item: Item | Words) -> None:
         self._gathered.append(item)
@@ -205,15 +203,15 @@ class Sending:
             self._say_said(link)
         self._check_window()
 
-    def _say_said(self, link: AwayLink) -> None:
+    def _say_said(self, link: FollowerLink) -> None:
         said, self._said = self._said, []
         for frame in said:
             link.write(frame)
 
-    def _say(self, item: Words, link: AwayLink) -> None:
+    def _say(self, item: Words, link: FollowerLink) -> None:
         self._say_said(link)
-        saying = item.saying
-        link.write(item.frame if saying is None else renumbered(item.frame, self._number(saying)))
+        settlement = item.settlement
+        link.write(item.frame if settlement is None else renumbered(item.frame, self._number(settlement)))
 
     def _next_items(self) -> tuple[list[Item], list[Words]]:
         """What goes into the next shipment, and what is said behind it."""
@@ -424,9 +422,9 @@ class Sending:
         return numbered, others
 
 
-def _settling(item: Words, saying: Saying) -> Words:
+def _settling(item: Words, settlement: Settlement) -> Words:
     """What outlives its link: the settlements alone. Demands are told anew, as they are by then."""
-    frame = encode_frame(Kind.WORDS, *pack_words(NO_NUMBER, saying.commands), port=item.seat.number)
+    frame = encode_frame(Kind.WORDS, *pack_words(NO_NUMBER, settlement.commands), port=item.seat.number)
     return item._replace(frame=frame)
 
 

@@ -1,7 +1,5 @@
 """Storing: shipments of followers, into the log, in order and once.
 
-Public names: `Storing`.
-
 See `lanes.py` for what is agreed. A shipment is stored whole, as one transaction, or refused whole: then the
 follower is told for the sake of which of its parts, and everything that it has sent behind it is passed over.
 
@@ -9,23 +7,19 @@ Rule that always holds: the newest key of a lane in the log tells which numbers 
 change of leaders.
 """
 
-import struct
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
 from penstock.broker.broker import Broker
-from penstock.cluster.frames import Frame, Kind, encode_frame, encode_json
-from penstock.cluster.host_link import HostLink
+from penstock.cluster.frames import NUMBER, Frame, Kind, encode_frame, encode_json
 from penstock.cluster.lanes import number_of, series_of, unpack_shipment
+from penstock.cluster.leader_link import LeaderLink
 from penstock.log.errors import DiskFull, LogError, LogRefused, QueueFull, QueueUnknown
 from penstock.log.log import Log
 from penstock.log.results import TransactionDone
 from penstock.model.batch import Batch
 from penstock.model.policy import QueueNameError
-
-_NUMBER: Final = struct.Struct("<q")
 
 
 class Storing:
@@ -36,7 +30,7 @@ class Storing:
         self._log = log
         self._now_us = now_us
 
-    def publish(self, link: HostLink, frame: Frame) -> None:
+    def publish(self, link: LeaderLink, frame: Frame) -> None:
         """A shipment has come."""
         lane = frame.flag
         epoch, number, parts = unpack_shipment(frame)
@@ -102,7 +96,7 @@ class Storing:
 
     def _refuse(
         self,
-        link: HostLink,
+        link: LeaderLink,
         lane: int,
         number: int,
         parts: list[int],
@@ -116,6 +110,6 @@ class Storing:
         link.write(encode_frame(Kind.REFUSED, encode_json(fields), flag=lane))
 
     @staticmethod
-    def _stored(link: HostLink, lane: int, number: int, result: TransactionDone | LogError | None) -> None:
+    def _stored(link: LeaderLink, lane: int, number: int, result: TransactionDone | LogError | None) -> None:
         if link.is_open and not isinstance(result, LogError):
-            link.write(encode_frame(Kind.STORED, _NUMBER.pack(number), flag=lane))
+            link.write(encode_frame(Kind.STORED, NUMBER.pack(number), flag=lane))

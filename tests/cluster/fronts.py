@@ -1,8 +1,8 @@
 """Front-ends in this process: leaders and followers with real sockets and real protocol connections.
 
 All of them live on one loop, in a thread of its own, so that tests can speak to them with blocking sockets.
-A front has what `Connection` needs of a server; its broker is a `Broker` over a log, or an `Away`. There is
-no NATS here: a leader that dies is a log that is abandoned, and the next one opens the same folder.
+A front has what `Connection` needs of a server; its broker is a `Broker` over a log, or a `RemoteBroker`.
+There is no NATS here: a leader that dies is a log that is abandoned, and the next one opens the same folder.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from typing import Any, TypeVar, cast
 import uvloop
 
 from penstock.broker.broker import Broker
-from penstock.cluster.away import Away
 from penstock.cluster.host import RelayHost
+from penstock.cluster.remote_broker import RemoteBroker
 from penstock.common.address import Address, TcpAddress
 from penstock.common.journal import Journal
 from penstock.log.errors import LogFailed
@@ -108,7 +108,7 @@ class Front:
         self.limits = limits
         self.connection_buffer_bytes = limits.connection_buffer_bytes
         self.journal = Journal()
-        self.home: Any = None  # Broker or Away, which have the same face
+        self.home: Any = None  # Broker or RemoteBroker, which have the same face
         self.failed: LogFailed | None = None
         self.is_over = False
         self.connections: set[Connection] = set()
@@ -342,9 +342,9 @@ class Leader(Front):
 
 
 class Follower(Front):
-    """A front-end whose broker is away."""
+    """A front-end whose broker is elsewhere."""
 
-    away: Away
+    remote: RemoteBroker
 
     def __init__(
         self,
@@ -359,7 +359,7 @@ class Follower(Front):
         thread.run(self._start())
 
     async def _start(self) -> None:
-        self.home = self.away = Away(
+        self.home = self.remote = RemoteBroker(
             self.name,
             self.want_turn,
             connection_buffer_bytes=self.connection_buffer_bytes,
@@ -369,17 +369,17 @@ class Follower(Front):
 
     def follow(self, leader: Leader) -> "Follower":
         """Link to a leader, and wait for it."""
-        self.thread.call(self.away.connect, leader.address, SECRET, leader.term)
-        self.thread.until(lambda: self.away.is_linked, f"{self.name} to be linked")
+        self.thread.call(self.remote.connect, leader.address, SECRET, leader.term)
+        self.thread.until(lambda: self.remote.is_linked, f"{self.name} to be linked")
         return self
 
     def lose(self) -> None:
-        self.thread.call(self.away.lost, "lost by the test")
+        self.thread.call(self.remote.lost, "lost by the test")
 
     async def _stop(self) -> None:
         await self.close_doors()
-        link = self.away._link
-        self.away.lost("the test is over")
+        link = self.remote._link
+        self.remote.lost("the test is over")
         deadline = time.monotonic() + WAIT_SECONDS
         while link is not None and link._transport is not None and time.monotonic() < deadline:
             await asyncio.sleep(0.001)

@@ -33,8 +33,8 @@ from penstock.cluster.frames import (
     encode_json,
 )
 from penstock.cluster.lanes import Item, Shipment, pack_shipment, unpack_shipment
-from penstock.cluster.sayings import NO_NUMBER, pack_words, unpack_words
 from penstock.cluster.seats import Seat
+from penstock.cluster.word_codec import NO_NUMBER, pack_words, unpack_words
 from penstock.model.batch import Batch, Slice
 from penstock.model.words import (
     Accepted,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cluster.away_link import AwayLink
+from penstock.cluster.follower_link import FollowerLink
 from penstock.cluster.frames import Frame, Kind
-from penstock.cluster.host_link import HostLink
 from penstock.cluster.lanes import BATCH_BYTES, MESSAGE_BYTES
+from penstock.cluster.leader_link import LeaderLink
 from penstock.cluster.rooms import STUCK_SECONDS, Rooms
 from penstock.cluster.seats import Seat
 from penstock.cluster.sending import SHIPMENTS_MAX, WINDOW_BYTES, Sending
@@ -55,7 +55,7 @@ def numbered(count: int, size: int, first: int = 0) -> list[bytes]:
 
 
 def held_count(follower: Follower) -> int:
-    return follower.thread.call(lambda: follower.away.holds_back)
+    return follower.thread.call(lambda: follower.remote.holds_back)
 
 
 def test_senders_into_a_full_queue_wait_and_others_do_not(leader: Leader, follower: Follower) -> None:
@@ -64,7 +64,7 @@ def test_senders_into_a_full_queue_wait_and_others_do_not(leader: Leader, follow
     free = follower.wire("phpmq")
     for number, wire in enumerate(stuck):
         send(wire, b"small", *numbered(9, 3000, 100 * number))
-    thread.until(lambda: follower.away.holds_back == len(stuck), "the senders to be held")
+    thread.until(lambda: follower.remote.holds_back == len(stuck), "the senders to be held")
     # What goes elsewhere goes, also under way together with what does not.
     for number in range(20):
         send(free, b"large", *numbered(5, 3000, 5 * number))
@@ -81,7 +81,7 @@ def test_senders_into_a_full_queue_wait_and_others_do_not(leader: Leader, follow
         consumer.say(ack(b"small", heard[-32:]))
     for number in range(len(stuck)):
         assert [n for n in got if n // 100 == number] == list(range(100 * number, 100 * number + 9))
-    thread.until(lambda: follower.away.holds_back == 0, "the senders to be read again")
+    thread.until(lambda: follower.remote.holds_back == 0, "the senders to be read again")
     thread.until(lambda: leader.counts_now("small") == (0, 0, 0), "the queue to be empty")
     for wire in (*stuck, free, consumer):
         wire.close()
@@ -100,11 +100,11 @@ def test_messages_with_a_ttl_and_without_wait_in_their_order(
             leader.thread.until(lambda: leader.counts_now("small")[0] == 1, "the first")
         behind = came[-4:]
         sender.say(*[phpmq(1, (1, b"small"), (2, c), *([(5, t)] if t else [])) for c, t in behind])
-        leader.thread.until(lambda: follower.away.holds_back == 1, "the sender to be held")
+        leader.thread.until(lambda: follower.remote.holds_back == 1, "the sender to be held")
         consumer.say(consume(b"small", 1))
         for content, ttl in came:
             consumer.say(ack(b"small", expect_dispatch(consumer, b"small", content, ttl)))
-        leader.thread.until(lambda: follower.away.holds_back == 0, "the sender to be read again")
+        leader.thread.until(lambda: follower.remote.holds_back == 0, "the sender to be read again")
 
 
 def test_receipts_come_when_there_is_room(leader: Leader, follower: Follower) -> None:
@@ -113,7 +113,7 @@ def test_receipts_come_when_there_is_room(leader: Leader, follower: Follower) ->
     for number in range(3):
         sender.expect(delivered(number))
     sender.say(notice(3, b"small", bytes(3000)), notice(4, b"large", b"behind it"))
-    leader.thread.until(lambda: follower.away.holds_back == 1, "the sender to be held")
+    leader.thread.until(lambda: follower.remote.holds_back == 1, "the sender to be held")
     assert sender.is_silent()
     consumer = leader.wire("phpmq")
     consumer.say(consume(b"small", 9))
@@ -146,7 +146,7 @@ def test_a_delivery_that_nobody_wants_goes_back_though_its_connection_waits(
     leader: Leader, follower: Follower
 ) -> None:
     """It was on its way when the client cancelled, together with a message for which there is no room."""
-    thread, dialer = leader.thread, follower.away._dialer
+    thread, dialer = leader.thread, follower.remote._dialer
     late: list[Frame] = []
     hear = dialer.on_frame
 
@@ -164,7 +164,7 @@ def test_a_delivery_that_nobody_wants_goes_back_though_its_connection_waits(
         send(second, b"work", b"1")
         thread.until(lambda: late, "the delivery")
         first.say(phpmq(1, (1, b"small"), (2, b"2")), consume(b"work", 0))
-        thread.until(lambda: follower.away.holds_back == 1, "the sender to be held")
+        thread.until(lambda: follower.remote.holds_back == 1, "the sender to be held")
         dialer.on_frame = hear
         thread.call(hear, late[0])
         second.say(consume(b"work", 1))
@@ -174,7 +174,7 @@ def test_a_delivery_that_nobody_wants_goes_back_though_its_connection_waits(
 def test_what_waits_survives_a_lost_link(leader: Leader, follower: Follower) -> None:
     sender = follower.wire("phpmq")
     send(sender, b"small", *numbered(6, 3000))
-    leader.thread.until(lambda: follower.away.holds_back == 1, "the sender to be held")
+    leader.thread.until(lambda: follower.remote.holds_back == 1, "the sender to be held")
     leader.cut_links()
     follower.follow(leader)
     consumer = leader.wire("phpmq")
@@ -196,10 +196,10 @@ def test_a_request_into_a_full_queue_waits_at_the_leader(leader: Leader, followe
     requester.say(request(7, b"small", bytes(3000)))
     leader.thread.until(lambda: leader.broker.holds_back == 1, "the requester to be held")
     thread = leader.thread
-    thread.until(lambda: any(seat.held for seat in follower.away._seating), "the hold to arrive")
+    thread.until(lambda: any(seat.held for seat in follower.remote._seating), "the hold to arrive")
     leader.cut_links()
     requester.expect(undelivered(7))
-    thread.until(lambda: not any(seat.held for seat in follower.away._seating), "the hold to end")
+    thread.until(lambda: not any(seat.held for seat in follower.remote._seating), "the hold to end")
     requester.close()
 
 
@@ -255,10 +255,10 @@ def test_a_slow_reader_does_not_slow_others(leader: Leader, follower: Follower) 
 def test_large_messages_pass(leader: Leader, follower: Follower) -> None:
     sender, reader = follower.wire("sspq"), follower.wire("phpmq")
     payloads = [bytes([number]) * (3 << 20) for number in range(5)]
-    saying = threading.Thread(
+    settlement = threading.Thread(
         target=lambda: sender.say(*[sspq(SEND, payload, 255) for payload in payloads]), daemon=True
     )
-    saying.start()
+    settlement.start()
     reader.say(consume(b"default", 2))
     head = phpmq(3, (1, b"default"), (2, payloads[0]), (3, b"?" * 32))
     at = head.index(payloads[0])
@@ -266,7 +266,7 @@ def test_large_messages_pass(leader: Leader, follower: Follower) -> None:
         heard = reader.hear(len(head))
         assert heard[at : at + len(payload)] == payload
         reader.say(ack(b"default", heard[-32:]))
-    saying.join(20)
+    settlement.join(20)
     sender.close()
     reader.close()
 
@@ -282,7 +282,7 @@ def test_a_request_that_fills_the_window_holds_its_sender_for_a_moment_only(
     large.start()
     leader.thread.until(lambda: leader.engine.durable_end("asked") == 2, "both requests")
     large.join()
-    leader.thread.until(lambda: follower.away.holds_back == 0, "the requester to be read from")
+    leader.thread.until(lambda: follower.remote.holds_back == 0, "the requester to be read from")
     requester.close()
 
 
@@ -296,8 +296,8 @@ def test_empty_messages_fill_the_window_too(follower: Follower) -> None:
 
     def publish() -> int:
         for number in range(1, 300_000):
-            follower.away.handle(connection, [Publish("empty", Batch.of([b""]))], follower.now_us())
-            if follower.away.holds_back:
+            follower.remote.handle(connection, [Publish("empty", Batch.of([b""]))], follower.now_us())
+            if follower.remote.holds_back:
                 return number
         return 0
 
@@ -307,14 +307,14 @@ def test_empty_messages_fill_the_window_too(follower: Follower) -> None:
         """The same in large batches, of another connection."""
         for number in range(1, 1000):
             batch = Batch.of([b""] * 10_000)
-            follower.away.handle(connection, [Publish("empty", batch)], follower.now_us())
-            if follower.away.holds_back:
+            follower.remote.handle(connection, [Publish("empty", batch)], follower.now_us())
+            if follower.remote.holds_back:
                 return number
         return 0
 
-    thread.call(follower.away._sending.take_all)
+    thread.call(follower.remote._sending.take_all)
     assert 0 < thread.call(publish_many) <= WINDOW_BYTES // (10_000 * MESSAGE_BYTES) + 1
-    thread.call(follower.away._sending.take_all)
+    thread.call(follower.remote._sending.take_all)
     sender.close()
 
 
@@ -324,11 +324,11 @@ class Receipts:
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
         self._released = False
-        self._kept: list[tuple[HostLink, int, int, TransactionDone | LogError | None]] = []
+        self._kept: list[tuple[LeaderLink, int, int, TransactionDone | LogError | None]] = []
         leader.thread.call(setattr, leader.host._storing, "_stored", self._keep)
 
     def _keep(
-        self, link: HostLink, lane: int, number: int, result: TransactionDone | LogError | None
+        self, link: LeaderLink, lane: int, number: int, result: TransactionDone | LogError | None
     ) -> None:
         if self._released:
             Storing._stored(link, lane, number, result)
@@ -352,7 +352,7 @@ def publish_and_settle(
     leader: Leader, follower: Follower, *, cancel: bool = False
 ) -> tuple[Receipts, list[Wire]]:
     """A worker has sent its result and settled its input, and both wait behind others at the follower."""
-    thread, sending = leader.thread, follower.away._sending
+    thread, sending = leader.thread, follower.remote._sending
     worker, other, source = follower.wire("phpmq"), follower.wire("phpmq"), leader.wire("phpmq")
     send(source, b"in", b"input")
     worker.say(consume(b"in", 1))
@@ -374,7 +374,7 @@ def test_an_acknowledgement_does_not_overtake_the_result_before_it(
 ) -> None:
     """With as many shipments under way as may be, a result waits at the follower, and so does what its sender
     has said behind it; a lost link changes nothing."""
-    thread, sending = leader.thread, follower.away._sending
+    thread, sending = leader.thread, follower.remote._sending
     receipts, wires = publish_and_settle(leader, follower)
     if cut:
         leader.cut_links()
@@ -387,7 +387,7 @@ def test_an_acknowledgement_does_not_overtake_the_result_before_it(
     receipts.release()
     thread.until(lambda: leader.counts_now("in") == (0, 0, 0), "the input to be settled")
     assert leader.stored("out") == [b"result"]
-    thread.until(lambda: follower.away.is_drained, "nothing to be open")
+    thread.until(lambda: follower.remote.is_drained, "nothing to be open")
     for wire in (*wires, probe):
         wire.close()
 
@@ -396,7 +396,7 @@ def test_an_acknowledgement_does_not_overtake_the_result_before_it(
 def test_an_acknowledgement_behind_a_result_is_told_when_its_client_has_left(
     leader: Leader, follower: Follower, cut: bool
 ) -> None:
-    thread, sending = leader.thread, follower.away._sending
+    thread, sending = leader.thread, follower.remote._sending
     receipts, (worker, *wires) = publish_and_settle(leader, follower)
     worker.close()
     thread.until(lambda: len(sending._gathered) == 3, "its leaving")
@@ -405,7 +405,7 @@ def test_an_acknowledgement_behind_a_result_is_told_when_its_client_has_left(
         follower.follow(leader)
     receipts.release()
     thread.until(lambda: leader.counts_now("in") == (0, 0, 0), "the input to be settled")
-    thread.until(lambda: follower.away.is_drained, "nothing to be open")
+    thread.until(lambda: follower.remote.is_drained, "nothing to be open")
     assert leader.stored("out") == [b"result"]
     for wire in wires:
         wire.close()
@@ -427,20 +427,20 @@ def test_who_left_without_a_leader_is_told_of_once(leader: Leader, follower: Fol
     thread = leader.thread
     worker, held = input_of(follower, leader)
     worker.say(phpmq(1, (1, b"out"), (2, b"result")), ack(b"in", held))
-    thread.until(lambda: len(follower.away._sending._gathered) == 2, "both")
+    thread.until(lambda: len(follower.remote._sending._gathered) == 2, "both")
     worker.close()
-    thread.until(lambda: not list(follower.away._seating), "its leaving")
+    thread.until(lambda: not list(follower.remote._seating), "its leaving")
     heard: list[Kind] = []
     hear = leader.host.hear
 
-    def listen(link: HostLink, frame: Frame) -> None:
+    def listen(link: LeaderLink, frame: Frame) -> None:
         heard.append(frame.kind)
         hear(link, frame)
 
     leader.host.hear = listen  # type: ignore[method-assign]
     before = len(follower.links)
     follower.follow(leader)
-    thread.until(lambda: follower.away.is_drained, "everything to be durable")
+    thread.until(lambda: follower.remote.is_drained, "everything to be durable")
     assert leader.counts("in") == (0, 0, 0)
     assert leader.stored("out") == [b"result"]
     assert follower.links[before:] == [(True, "")]
@@ -460,13 +460,13 @@ def test_what_waits_behind_a_result_brings_no_old_demand_back(
     else:
         worker, held = input_of(follower, leader)
         worker.say(phpmq(1, (1, b"out"), (2, b"result")), ack(b"in", held) + consume(b"in", 0))
-        thread.until(lambda: len(follower.away._sending._gathered) == 2, "both")
+        thread.until(lambda: len(follower.remote._sending._gathered) == 2, "both")
         other = source = follower.wire("phpmq")
     worker.say(consume(b"in", 1))
-    thread.until(lambda: any(seat.demands for seat in follower.away._seating), "the new demand")
+    thread.until(lambda: any(seat.demands for seat in follower.remote._seating), "the new demand")
     follower.follow(leader)
     thread.until(lambda: leader.counts_now("in") == (0, 0, 0), "the input to be settled")
-    thread.until(lambda: not follower.away._seating._unsettled, "it to be confirmed")
+    thread.until(lambda: not follower.remote._seating._unsettled, "it to be confirmed")
     send(source, b"in", b"next")
     expect_dispatch(worker, b"in", b"next")
     for wire in {worker, other, source}:
@@ -481,7 +481,7 @@ def test_consumers_that_do_not_read_cost_little(
     looks: Counter[Seat] = Counter()
     tell = Rooms._tell
 
-    def counted(rooms: Rooms, seat: Seat, link: AwayLink) -> int:
+    def counted(rooms: Rooms, seat: Seat, link: FollowerLink) -> int:
         looks[seat] += 1
         return tell(rooms, seat, link)
 
@@ -493,7 +493,7 @@ def test_consumers_that_do_not_read_cost_little(
     size = 60_000
     for _ in range(6):
         send(sender, b"slow", *numbered(100, size))
-    rooms = follower.away._rooms
+    rooms = follower.remote._rooms
     thread.until(lambda: len(rooms._stuck) == len(readers), "nothing to move")
     began, before = time.monotonic(), thread.call(looks.total)
     thread.until(lambda: looks.total() >= before + 10 * len(readers), "ten looks at each")

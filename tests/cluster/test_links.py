@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cluster import host_link
+from penstock.cluster import leader_link
 from penstock.cluster.frames import HEADER_BYTES, Hello, Kind, encode_frame, encode_hello, encode_json
 from penstock.common.address import TcpAddress
 from tests.cluster.fronts import SECRET, Follower, Leader, LoopThread
@@ -93,7 +93,7 @@ def test_whoever_breaks_the_rules_is_closed_and_leaves_nothing_behind(leader: Le
 
 
 def test_a_stranger_that_says_nothing_is_closed(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_link, "HELLO_SECONDS", 0.1)
+    monkeypatch.setattr(leader_link, "HELLO_SECONDS", 0.1)
     wire = dial(leader)
     assert wire.is_closed()
     wire.close()
@@ -126,7 +126,7 @@ def test_a_follower_waits_for_a_leader_that_is_not_there_yet(thread: LoopThread,
     with socket.create_server(("127.0.0.1", 0)) as door:
         port: int = door.getsockname()[1]
     follower = Follower(thread)
-    thread.call(follower.away.connect, TcpAddress("127.0.0.1", port), SECRET, 1)
+    thread.call(follower.remote.connect, TcpAddress("127.0.0.1", port), SECRET, 1)
     thread.until(lambda: len(follower.links) >= 2, "two attempts")
     assert all(not up and "cannot be reached" in why for up, why in follower.links)
     leader = Leader(thread, tmp_path)
@@ -139,9 +139,9 @@ def test_a_follower_waits_for_a_leader_that_is_not_there_yet(thread: LoopThread,
 def test_a_follower_of_another_term_is_not_linked(thread: LoopThread, tmp_path: Path) -> None:
     leader = Leader(thread, tmp_path, term=3)
     follower = Follower(thread)
-    thread.call(follower.away.connect, leader.address, SECRET, 2)
+    thread.call(follower.remote.connect, leader.address, SECRET, 2)
     thread.until(lambda: any("term 3" in why for _, why in follower.links), "the refusal")
-    assert not thread.call(lambda: follower.away.is_linked)
+    assert not thread.call(lambda: follower.remote.is_linked)
     follower.stop()
     leader.stop()
 
@@ -155,12 +155,12 @@ def test_a_follower_drains(thread: LoopThread, tmp_path: Path) -> None:
     door.send(range(5))
     door.demand(3)
     assert door.collect(3) == [0, 1, 2]
-    thread.call(follower.away.drain)
-    thread.call(follower.away.dismiss)
-    assert not thread.call(lambda: follower.away.is_drained)
+    thread.call(follower.remote.drain)
+    thread.call(follower.remote.dismiss)
+    assert not thread.call(lambda: follower.remote.is_drained)
     door.ack()
     assert door.wire.is_closed()
-    thread.until(lambda: follower.away.is_drained, "it to be drained")
+    thread.until(lambda: follower.remote.is_drained, "it to be drained")
     thread.until(lambda: leader.counts_now("default") == (2, 0, 0), "the rest to stay")
     door.close()
     follower.stop()

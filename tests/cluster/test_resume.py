@@ -13,11 +13,11 @@ import pytest
 
 from penstock.broker.broker import Broker
 from penstock.broker.port import Port
-from penstock.cluster.away_link import AwayLink
+from penstock.cluster.follower_link import FollowerLink
 from penstock.cluster.frames import Body, Frame, Kind
-from penstock.cluster.host_link import HostLink
-from penstock.cluster.sayings import NO_NUMBER, unpack_words
+from penstock.cluster.leader_link import LeaderLink
 from penstock.cluster.seats import Claim, Seat
+from penstock.cluster.word_codec import NO_NUMBER, unpack_words
 from penstock.model.batch import Batch, Slice
 from penstock.model.life import Event
 from penstock.model.words import Cancel, Command, Consume, Publish, Settle
@@ -116,7 +116,7 @@ def _is_linked_again(follower: Follower, since: int) -> bool:
 
 def _move(follower: Follower, leader: Leader) -> None:
     """The follower leads."""
-    follower.away.move_to(leader.broker, leader.engine, leader.now_us())
+    follower.remote.move_to(leader.broker, leader.engine, leader.now_us())
     _went_on(follower, leader)
 
 
@@ -252,11 +252,11 @@ def test_who_is_linked_has_time_to_claim_when_others_do_not_come(cluster: Cluste
     holder.demand(5)
     assert holder.collect(5) == list(range(5))
     other.demand(5)
-    links: list[AwayLink] = []
-    up, first.away._dialer._on_up = first.away._dialer._on_up, links.append
+    links: list[FollowerLink] = []
+    up, first.remote._dialer._on_up = first.remote._dialer._on_up, links.append
     leader = cluster.next_leader(claims_seconds=0.5)
     cluster.follow(second)
-    cluster.thread.call(first.away.connect, leader.address, SECRET, leader.term)
+    cluster.thread.call(first.remote.connect, leader.address, SECRET, leader.term)
     cluster.thread.until(lambda: links, "a link on which nothing is said so far")
     cluster.thread.until(lambda: f"not come back: {lost.name};" in leader.log(), "the time to be over")
     if claims:
@@ -328,11 +328,11 @@ def test_a_follower_that_leads_stores_results_before_it_settles_their_inputs(clu
     follower.lose()
     worker.send([1])
     worker.ack()
-    seating = follower.away._seating
+    seating = follower.remote._seating
     cluster.thread.until(lambda: seating._unsettled or seating._unsaid, "both")
     leader = cluster.next_leader()
     recorder = Recorder(leader.broker)
-    cluster.thread.call(follower.away.move_to, recorder, leader.engine, leader.now_us())
+    cluster.thread.call(follower.remote.move_to, recorder, leader.engine, leader.now_us())
     cluster.thread.call(_went_on, follower, leader)
     assert [type(command) for command in recorder.said] == [Publish, Settle]
 
@@ -367,7 +367,7 @@ def test_what_was_settled_without_a_leader_is_settled(cluster: Cluster, change: 
     if leaves:
         consumer.wire.leave()
     else:
-        cluster.thread.until(lambda: len(follower.away._seating._unsettled) == 1, "the settlement")
+        cluster.thread.until(lambda: len(follower.remote._seating._unsettled) == 1, "the settlement")
     follower.follow(cluster.leader)
     cluster.settled()
     assert cluster.events(Event.ACKED) == 5
@@ -383,7 +383,7 @@ def test_settlements_of_one_turn_are_confirmed_whoever_sends_messages_with_them(
     said: list[int] = []
     heard = cluster.leader.host.hear
 
-    def hear(link: HostLink, frame: Frame) -> None:
+    def hear(link: LeaderLink, frame: Frame) -> None:
         if frame.kind is Kind.WORDS and (number := unpack_words(Body(frame))[0]) != NO_NUMBER:
             said.append(number)
         heard(link, frame)
@@ -395,7 +395,7 @@ def test_settlements_of_one_turn_are_confirmed_whoever_sends_messages_with_them(
 
     cluster.leader.host.hear = hear  # type: ignore[method-assign]
     cluster.thread.call(both)
-    seating = follower.away._seating
+    seating = follower.remote._seating
     cluster.thread.until(lambda: not (seating._unsettled or seating._unsaid), "both to be confirmed")
     assert said == sorted(said)
 
@@ -410,7 +410,7 @@ def test_words_of_one_connection_keep_their_order_beside_its_messages(cluster: C
 
     def three_chunks() -> None:
         for said in ([Consume("else", 1)], [Publish(QUEUE, Batch.of(numbered([1])))], [Cancel("else")]):
-            follower.away.handle(port, said, follower.now_us())
+            follower.remote.handle(port, said, follower.now_us())
 
     cluster.thread.call(three_chunks)
     other.demand(2)
@@ -430,9 +430,9 @@ def test_what_was_requeued_is_requeued_once(cluster: Cluster, change: str, again
     assert consumer.collect(3) == [0, 1, 2]
     consumer.requeue()
     assert consumer.collect(3) == [3, 0, 1]  # 0 and 1 for the second time
-    cluster.thread.until(lambda: not follower.away._seating._unsettled, "the first to be confirmed")
+    cluster.thread.until(lambda: not follower.remote._seating._unsettled, "the first to be confirmed")
     lost: list[int] = []
-    follower.away._seating.settled = lost.append  # type: ignore[assignment, method-assign]
+    follower.remote._seating.settled = lost.append  # type: ignore[assignment, method-assign]
     if not again:
         consumer.demand(0)
     consumer.requeue()
@@ -441,7 +441,7 @@ def test_what_was_requeued_is_requeued_once(cluster: Cluster, change: str, again
     cluster.thread.until(lambda: cluster.leader.counts_now(QUEUE)[1] == (3 if again else 0), "the second")
     assert cluster.events(Event.REQUEUED) == 6
     cluster.thread.until(lambda: lost, "it to be confirmed")
-    del follower.away._seating.settled
+    del follower.remote._seating.settled
     if change == "lead":
         leader = cluster.next_leader()
         cluster.thread.call(_move, follower, leader)
@@ -464,7 +464,7 @@ def test_demands_change_while_there_is_no_leader(cluster: Cluster) -> None:
     ceasing.demand(0)
     beginning.demand(5)
     beginning.send(range(5))
-    assert cluster.thread.call(lambda: not follower.away.is_linked)
+    assert cluster.thread.call(lambda: not follower.remote.is_linked)
     follower.follow(cluster.leader)
     assert beginning.collect(5) == list(range(5))
     beginning.ack()
@@ -526,14 +526,14 @@ def test_messages_wait_for_a_leader_and_their_senders_are_held(cluster: Cluster)
         target=lambda: sender.say(*[sspq(SEND, payload % number, 255) for number in range(sent)]), daemon=True
     )
     thread.start()
-    cluster.thread.until(lambda: follower.away.holds_back == 1, "the sender to be held")
+    cluster.thread.until(lambda: follower.remote.holds_back == 1, "the sender to be held")
     assert thread.is_alive()
     cluster.follow()
     thread.join(20)
     sender.leave()
     cluster.thread.until(lambda: cluster.leader.counts_now(QUEUE)[0] == sent, "all to be stored")
     assert [number_of(stored) for stored in cluster.leader.stored(QUEUE)] == list(range(sent))
-    assert cluster.thread.call(lambda: follower.away.holds_back) == 0
+    assert cluster.thread.call(lambda: follower.remote.holds_back) == 0
 
 
 def test_what_a_client_sent_before_it_left_is_stored_though_there_is_no_leader(cluster: Cluster) -> None:
@@ -602,7 +602,8 @@ def test_a_follower_that_leads_goes_on_with_its_clients(
         later = Sender(sender, 10, 10, 10)
         later.start()
         thread.until(
-            lambda: not follower.away._sending.is_empty and follower.away._seating._unsettled, "what waits"
+            lambda: not follower.remote._sending.is_empty and follower.remote._seating._unsettled,
+            "what waits",
         )
     old.crash()
     new = Leader(thread, tmp_path, term=2, claims_seconds=5.0, expected=["nobody"])
@@ -622,7 +623,7 @@ def test_a_follower_that_leads_goes_on_with_its_clients(
         consumer.ack()
     thread.until(lambda: new.counts_now(QUEUE) == (0, 0, 0), "everything to be settled")
     assert [number_of(payload) for payload in new.stored(QUEUE)] == list(range(20))
-    assert thread.call(lambda: follower.away.is_drained)
+    assert thread.call(lambda: follower.remote.is_drained)
     consumer.close()
     sender.close()
     follower.stop()

@@ -1,6 +1,4 @@
-"""AwayLink: a follower's end of the link to the leader, from the attempt to connect to the end.
-
-Public names: `AwayLink`, `Dialer`.
+"""FollowerLink: a follower's end of the link to the leader, from the attempt to connect to the end.
 
 `Dialer` keeps a link to the leader that it was last told of: it connects, says hello, and where that fails
 or the link ends it tries again, soon at first and then every second, until it is told of another leader or
@@ -23,7 +21,7 @@ CONNECT_SECONDS: Final = 3.0
 LINK_BUFFER_BYTES: Final = 4 << 20
 
 
-class AwayLink(Link):
+class FollowerLink(Link):
     """See the module's docstring."""
 
     def __init__(self, hello: Hello, dialer: "Dialer") -> None:
@@ -68,7 +66,7 @@ class Dialer:
 
     def __init__(
         self,
-        on_up: Callable[[AwayLink], None],
+        on_up: Callable[[FollowerLink], None],
         on_down: Callable[[str], None],
         on_frame: Callable[[Frame], None],
         on_room: Callable[[], None],
@@ -79,7 +77,7 @@ class Dialer:
         self.on_room = on_room  # a link that was full is not any more
         self._loop = asyncio.get_running_loop()
         self._target: tuple[TcpAddress, Hello] | None = None
-        self._link: AwayLink | None = None  # the one that counts, welcome or not
+        self._link: FollowerLink | None = None  # the one that counts, welcome or not
         self._is_up = False
         self._up_since = 0.0
         self._pause_seconds = PAUSE_SECONDS_MIN
@@ -119,7 +117,7 @@ class Dialer:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, link = await self._loop.create_connection(
-                    lambda: AwayLink(hello, self), address.host, address.port
+                    lambda: FollowerLink(hello, self), address.host, address.port
                 )
         except (OSError, TimeoutError) as error:
             self._attempt = None
@@ -137,7 +135,7 @@ class Dialer:
             self._again = self._loop.call_later(self._pause_seconds, self._try)
             self._pause_seconds = min(2 * self._pause_seconds, PAUSE_SECONDS_MAX)
 
-    def welcomed(self, link: AwayLink) -> None:
+    def welcomed(self, link: FollowerLink) -> None:
         if self._target is None or self._target[1] != link.hello:
             link.abort("this is not the leader any more")
             return
@@ -146,7 +144,7 @@ class Dialer:
         self._up_since = self._loop.time()
         self._on_up(link)
 
-    def link_ended(self, link: AwayLink, why: str) -> None:
+    def link_ended(self, link: FollowerLink, why: str) -> None:
         if link is self._link:
             self._link = None
             if self._is_up and self._loop.time() - self._up_since > PAUSE_SECONDS_MAX:

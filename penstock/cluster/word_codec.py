@@ -1,7 +1,5 @@
 """Words in frames: the commands of `model/words.py`, as a follower hands them on.
 
-Public names: `pack_words`, `unpack_words`, `renumbered`, `NO_NUMBER`.
-
     int64    number of the frame, by which its settlements are confirmed; NO_NUMBER: it has none
     then, for each command, uint8 which, and its fields
 
@@ -16,18 +14,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from penstock.cluster.columns import pack_batches, pack_ranges, unpack_batch, unpack_ranges
-from penstock.cluster.frames import HEADER_BYTES, Body, Buffer, short_bytes, text_bytes
+from penstock.cluster.frames import COUNT, HEADER_BYTES, NUMBER, Body, Buffer, short_bytes, text_bytes
 from penstock.model import words
 from penstock.model.words import Command, Outcome
 from penstock.protocols.errors import PeerViolation
 
 NO_NUMBER: Final = -1
 
-_NUMBER: Final = struct.Struct("<q")
 _PUBLISH: Final = struct.Struct("<II")
 _CONSUME: Final = struct.Struct("<IBB")
 _SETTLE: Final = struct.Struct("<BBq")
-_COUNT: Final = struct.Struct("<I")
 _OUTCOMES: Final = tuple(Outcome)
 
 
@@ -100,7 +96,7 @@ def _reply(command: words.Reply) -> list[Buffer]:
     return [
         text_bytes(command.queue),
         short_bytes(command.origin),
-        _COUNT.pack(len(command.offsets)),
+        COUNT.pack(len(command.offsets)),
         command.offsets.tobytes(),
         *pack_batches([command.answers], command.answers.protocol),
     ]
@@ -108,7 +104,7 @@ def _reply(command: words.Reply) -> list[Buffer]:
 
 def _read_reply(body: Body) -> words.Reply:
     queue, origin = body.text(), body.short()
-    (count,) = body.numbers(_COUNT)
+    (count,) = body.numbers(COUNT)
     offsets = body.column("q", count)
     answers = unpack_batch(body)
     if len(answers) != count:
@@ -147,7 +143,7 @@ _PACK: Final = {type_: (bytes((number,)), pack) for number, (type_, pack, _) in 
 
 
 def pack_words(number: int, commands: Sequence[Command]) -> list[Buffer]:
-    buffers: list[Buffer] = [_NUMBER.pack(number)]
+    buffers: list[Buffer] = [NUMBER.pack(number)]
     for command in commands:
         mark, pack = _PACK[type(command)]
         buffers.append(mark)
@@ -157,12 +153,12 @@ def pack_words(number: int, commands: Sequence[Command]) -> list[Buffer]:
 
 def renumbered(frame: bytes, number: int) -> bytes:
     """A frame of words, under another number."""
-    end = HEADER_BYTES + _NUMBER.size
-    return b"".join((frame[:HEADER_BYTES], _NUMBER.pack(number), memoryview(frame)[end:]))
+    end = HEADER_BYTES + NUMBER.size
+    return b"".join((frame[:HEADER_BYTES], NUMBER.pack(number), memoryview(frame)[end:]))
 
 
 def unpack_words(body: Body) -> tuple[int, list[Command]]:
-    (number,) = body.numbers(_NUMBER)
+    (number,) = body.numbers(NUMBER)
     commands: list[Command] = []
     while body.left:
         mark = body.raw(1)[0]

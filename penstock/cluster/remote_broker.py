@@ -1,8 +1,5 @@
-"""Away: a follower's broker. It has the face of `Broker`, and the leader behind it.
+"""RemoteBroker: a follower's broker. It has the face of `Broker`, and the leader behind it.
 
-Public names: `Away`, whose face is
-
-    Away(front_end, wants_turn, *, connection_buffer_bytes, on_link=None)
     attach, detach, handle, blocked, idle, turn, tick, drain, dismiss, is_drained, end_requests, set_policies,
     holds_back                              as `Broker` has them
     connect(address, secret, term)          the leader is there (from now on, whatever was before)
@@ -28,16 +25,17 @@ to be undelivered, broadcasts are dropped. A client feels that as a pause.
 """
 
 import secrets
-import struct
 from array import array
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from penstock.broker.broker import Broker
 from penstock.broker.port import Port
-from penstock.cluster.away_link import AwayLink, Dialer
 from penstock.cluster.columns import pack_ranges, unpack_batch, unpack_slices
+from penstock.cluster.follower_link import Dialer, FollowerLink
 from penstock.cluster.frames import (
+    COUNT,
+    NUMBER,
     Body,
     Buffer,
     Frame,
@@ -50,10 +48,10 @@ from penstock.cluster.frames import (
 )
 from penstock.cluster.lanes import LANES, Words, number_of, series_of
 from penstock.cluster.rooms import Rooms
-from penstock.cluster.sayings import NO_NUMBER, pack_words
 from penstock.cluster.seating import Seating
-from penstock.cluster.seats import Demand, Held, Saying, Seat
+from penstock.cluster.seats import Demand, Held, Seat, Settlement
 from penstock.cluster.sending import Sending
+from penstock.cluster.word_codec import NO_NUMBER, pack_words
 from penstock.common.address import TcpAddress
 from penstock.log.errors import LogRefused
 from penstock.log.log import Log
@@ -61,11 +59,8 @@ from penstock.model import words
 from penstock.model.policy import Policies, QueueNameError
 from penstock.model.words import Command
 
-_NUMBER: Final = struct.Struct("<q")
-_COUNT: Final = struct.Struct("<I")
 
-
-class Away:
+class RemoteBroker:
     """See the module's docstring."""
 
     def __init__(
@@ -83,7 +78,7 @@ class Away:
         self._seating = Seating(connection_buffer_bytes)
         self._sending = Sending(self._say_request, self._may_finish, self._seating.number)
         self._rooms = Rooms(connection_buffer_bytes)
-        self._link: AwayLink | None = None
+        self._link: FollowerLink | None = None
         self._syncing: dict[Seat, None] = {}  # these want to hear when all that they have said is durable
         self._dialer = Dialer(self._link_up, self._link_down, self._hear, wants_turn)
         self._draining = False
@@ -115,7 +110,7 @@ class Away:
         if self._on_link is not None:
             self._on_link(False, why)
 
-    def _link_up(self, link: AwayLink) -> None:
+    def _link_up(self, link: FollowerLink) -> None:
         """Everything that a leader must know, in an order that gives nothing twice."""
         self._link = link
         # Messages first: no settlement of who has sent them overtakes them.
@@ -136,14 +131,14 @@ class Away:
         kind: Kind,
         buffers: Iterable[Buffer] = (),
         flag: int = 0,
-        saying: Saying | None = None,
+        settlement: Settlement | None = None,
     ) -> None:
         """Behind the messages of this turn, and behind all that the connection has published before."""
-        if self._link is None and saying is None:
+        if self._link is None and settlement is None:
             return
         frame = encode_frame(kind, *buffers, port=seat.number, flag=flag)
         if seat.gathered or seat.waiting:
-            self._sending.say_behind(Words(seat, frame, saying))
+            self._sending.say_behind(Words(seat, frame, settlement))
         elif self._link is not None:
             self._sending.say(frame)
             self._wants_turn()
@@ -207,15 +202,15 @@ class Away:
                 self._syncing[seat] = None
             elif self._remember(seat, command):
                 said.append(command)
-        saying = self._seating.settle(seat, settling) if settling else None
+        settlement = self._seating.settle(seat, settling) if settling else None
         if settling and seat.counts_room:
             self._rooms.check(seat, self._link)
         if said:
-            is_next = saying is not None and not seat.gathered and not seat.waiting
-            number = self._seating.number(saying) if saying is not None and is_next else NO_NUMBER
-            if self._link is None and saying is not None:
-                said = saying.commands  # all else is told with the demands, as it is by then
-            self._write(seat, Kind.WORDS, pack_words(number, said), saying=saying)
+            is_next = settlement is not None and not seat.gathered and not seat.waiting
+            number = self._seating.number(settlement) if settlement is not None and is_next else NO_NUMBER
+            if self._link is None and settlement is not None:
+                said = settlement.commands  # all else is told with the demands, as it is by then
+            self._write(seat, Kind.WORDS, pack_words(number, said), settlement=settlement)
             self._sending.check_link(seat)
         if seat.syncing:
             self._may_finish(seat)
@@ -316,7 +311,7 @@ class Away:
     def _deliver(self, seat: Seat, frame: Frame) -> None:
         body = Body(frame)
         queue = body.text()
-        (now_us,) = body.numbers(_NUMBER)
+        (now_us,) = body.numbers(NUMBER)
         slices = unpack_slices(body)
         body.end()
         door = queue, bool(frame.flag)
@@ -355,7 +350,7 @@ class Away:
 
     def _replies(self, seat: Seat, frame: Frame) -> None:
         body = Body(frame)
-        (count,) = body.numbers(_COUNT)
+        (count,) = body.numbers(COUNT)
         tickets = body.column("I", count)
         answers = unpack_batch(body)
         body.end()
@@ -391,7 +386,7 @@ class Away:
     def _broadcast(self, frame: Frame) -> None:
         body = Body(frame)
         queue = body.text()
-        (count,) = body.numbers(_COUNT)
+        (count,) = body.numbers(COUNT)
         ports = body.column("I", count)
         batch = unpack_batch(body)
         body.end()
@@ -401,7 +396,7 @@ class Away:
                 seat.port.broadcast(queue, batch)
 
     def _stored(self, frame: Frame) -> None:
-        (number,) = Body(frame).numbers(_NUMBER)
+        (number,) = Body(frame).numbers(NUMBER)
         self._sending.stored(frame.flag, number)
 
     def _refused(self, frame: Frame) -> None:
@@ -414,7 +409,7 @@ class Away:
             raise violation(f"a REFUSED frame that lacks or spoils {error}", frame.position) from None
 
     def _settled(self, frame: Frame) -> None:
-        (number,) = Body(frame).numbers(_NUMBER)
+        (number,) = Body(frame).numbers(NUMBER)
         self._seating.settled(number)
         for seat in list(self._syncing):
             self._may_finish(seat)
@@ -473,19 +468,19 @@ def _tickets_of(frame: Frame) -> "array[int]":
 
 # Any: methods of the class that this module has.
 _HANDLERS: Final[dict[Kind, Callable[[Any, Seat, Frame], None]]] = {
-    Kind.DELIVER: Away._deliver,
-    Kind.CONSUMING: Away._consuming,
-    Kind.DECLINE: Away._decline,
-    Kind.DELIVERED: Away._delivered,
-    Kind.REPLIES: Away._replies,
-    Kind.UNDELIVERED: Away._undelivered,
-    Kind.HOLD: Away._hold,
-    Kind.FINISH: Away._finish,
-    Kind.LOG: Away._log,
+    Kind.DELIVER: RemoteBroker._deliver,
+    Kind.CONSUMING: RemoteBroker._consuming,
+    Kind.DECLINE: RemoteBroker._decline,
+    Kind.DELIVERED: RemoteBroker._delivered,
+    Kind.REPLIES: RemoteBroker._replies,
+    Kind.UNDELIVERED: RemoteBroker._undelivered,
+    Kind.HOLD: RemoteBroker._hold,
+    Kind.FINISH: RemoteBroker._finish,
+    Kind.LOG: RemoteBroker._log,
 }
 _HEARD: Final[dict[Kind, Callable[[Any, Frame], None]]] = {
-    Kind.BROADCAST: Away._broadcast,
-    Kind.STORED: Away._stored,
-    Kind.REFUSED: Away._refused,
-    Kind.SETTLED: Away._settled,
+    Kind.BROADCAST: RemoteBroker._broadcast,
+    Kind.STORED: RemoteBroker._stored,
+    Kind.REFUSED: RemoteBroker._refused,
+    Kind.SETTLED: RemoteBroker._settled,
 }

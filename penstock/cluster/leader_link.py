@@ -1,6 +1,4 @@
-"""HostLink: the leader's end of a link.
-
-Public names: `HostLink`.
+"""LeaderLink: the leader's end of a link.
 
 It knows the connections of its front-end by their numbers, and says their frames. What frames mean is the
 host's business (`host.py`).
@@ -10,12 +8,12 @@ Rules that always hold:
   * While the buffer of the link is full, all connections behind it are blocked.
 """
 
-import struct
 from array import array
 from typing import TYPE_CHECKING, Final
 
 from penstock.cluster.columns import pack_batches
 from penstock.cluster.frames import (
+    COUNT,
     Frame,
     Kind,
     decode_hello,
@@ -26,8 +24,8 @@ from penstock.cluster.frames import (
 )
 from penstock.cluster.lanes import AGAIN, MAIN
 from penstock.cluster.link import Link
-from penstock.cluster.remote import RemotePort
-from penstock.cluster.sayings import NO_NUMBER
+from penstock.cluster.remote_port import RemotePort
+from penstock.cluster.word_codec import NO_NUMBER
 from penstock.model.batch import Batch
 
 if TYPE_CHECKING:
@@ -37,10 +35,8 @@ HELLO_SECONDS: Final = 5.0
 LINK_BUFFER_BYTES: Final = 4 << 20
 """What may wait in the buffer of one link. Beyond, all connections behind it count as blocked."""
 
-_COUNT: Final = struct.Struct("<I")
 
-
-class HostLink(Link):
+class LeaderLink(Link):
     """The leader's end of a link."""
 
     def __init__(self, host: "RelayHost") -> None:
@@ -130,7 +126,7 @@ class HostLink(Link):
             encode_frame(
                 Kind.BROADCAST,
                 text_bytes(queue),
-                _COUNT.pack(len(ports)),
+                COUNT.pack(len(ports)),
                 array("I", ports).tobytes(),
                 *pack_batches([batch], batch.protocol),
             )

@@ -1,7 +1,5 @@
 """RemotePort: a connection of another front-end, as a port of this broker.
 
-Public names: `RemotePort`, `PortLink`.
-
 What the broker tells it becomes a frame of its link. How much it can take is reckoned here, from what was
 delivered and what the follower has told: bytes that have left its buffers, and deliveries that it has
 places for (`told_room`).
@@ -13,34 +11,20 @@ Rules that always hold:
   * A port whose link has ended takes nothing and says nothing; the broker is about to be told.
 """
 
-import struct
 from array import array
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from penstock.cluster.columns import pack_batches, pack_slices
-from penstock.cluster.frames import Kind, encode_frame, encode_json, text_bytes
+from penstock.cluster.frames import COUNT, NUMBER, Kind, encode_frame, encode_json, text_bytes
 from penstock.model.batch import Batch, Slice
 from penstock.model.words import Where
 
-_TIME: Final = struct.Struct("<q")
-_COUNT: Final = struct.Struct("<I")
+if TYPE_CHECKING:
+    from penstock.cluster.leader_link import LeaderLink
+
 ROOM_PART: Final = 8
 """A client gets no more while less than this part of its buffer is free: it would come in crumbs."""
-
-
-class PortLink(Protocol):
-    """What a port needs of its link."""
-
-    is_full: bool
-
-    def write(self, frame: bytes) -> None: ...
-
-    def is_durable(self, queue: str, offset_end: int) -> bool: ...
-
-    def write_when_durable(self, port: "RemotePort", frame: bytes) -> None: ...
-
-    def broadcast(self, port: int, queue: str, batch: Batch) -> None: ...
 
 
 class RemotePort:
@@ -48,7 +32,7 @@ class RemotePort:
 
     def __init__(
         self,
-        link: PortLink,
+        link: "LeaderLink",
         number: int,
         name: str,
         protocol: str,
@@ -96,7 +80,7 @@ class RemotePort:
             self._bytes += piece.payload_bytes
             self._count += len(piece)
             offset_end = max(offset_end, piece.offset_end)
-        body = [text_bytes(queue), _TIME.pack(now_us), *pack_slices(slices)]
+        body = [text_bytes(queue), NUMBER.pack(now_us), *pack_slices(slices)]
         frame = encode_frame(Kind.DELIVER, *body, port=self.number, flag=dead)
         if self.undurable or not self._link.is_durable(queue, offset_end):
             self._link.write_when_durable(self, frame)
@@ -115,7 +99,7 @@ class RemotePort:
     def replies(self, tickets: Sequence[int], answers: Batch) -> None:
         self._say(
             Kind.REPLIES,
-            _COUNT.pack(len(tickets)),
+            COUNT.pack(len(tickets)),
             array("I", tickets).tobytes(),
             *pack_batches([answers], answers.protocol),
         )
