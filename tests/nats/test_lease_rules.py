@@ -2,11 +2,13 @@
 sure, and when somebody else may take it."""
 
 import asyncio
+import functools
 import json
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import asdict
+from typing import Any, Concatenate, ParamSpec
 
 import pytest
 
@@ -29,6 +31,8 @@ from tests.nats.test_lease_time import LEASE, NAMES, Member, SimLoop, World
 
 WAY_SECONDS = 0.01  # one way of a question
 FOREVER = 1e9
+
+P = ParamSpec("P")
 
 
 class Steady(random.Random):
@@ -91,7 +95,7 @@ class Stage:
         seq = self.record[0]
         await self.until(lambda: self.record[0] != seq)
 
-    def run(self, life: Awaitable[None]) -> None:
+    def run(self, life: Coroutine[Any, Any, None]) -> None:
         try:
             self.loop.run_until_complete(life)
         finally:
@@ -101,6 +105,21 @@ class Stage:
             self.loop.close()
         if self.world.broken is not None:
             raise self.world.broken
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def on_stage(life: Callable[Concatenate[Stage, P], Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is a coroutine, in the loop of its stage."""
+
+    @functools.wraps(life)
+    def run(stage: Stage, *given: P.args, **named: P.kwargs) -> None:
+        stage.run(life(stage, *given, **named))
+
+    return run
 
 
 @pytest.fixture(autouse=True)
@@ -121,51 +140,43 @@ def roles(member: Member) -> Role:
 # --- leading -----------------------------------------------------------------------------------------
 
 
-def test_the_first_leads_at_once_and_says_so_again_and_again() -> None:
-    stage = Stage()
-
-    async def life() -> None:
-        await stage.ann.election.start()
-        assert await stage.until(lambda: stage.ann.election.is_sure) < 10 * WAY_SECONDS
-        assert stage.record == (1, Claim("ann", 1, "ann:1", "secret", "1"))
-        assert (roles(stage.ann), stage.ann.election.view.claim) == (Role.LEADING, stage.record[1])
-        await stage.bob.election.start()
-        await stage.until(lambda: stage.bob.seen)
-        assert stage.bob.election.view.claim == stage.record[1]
-        seqs = []
-        for _ in range(20):
-            seqs.append(stage.record[0])
-            took = await stage.until(lambda: stage.record[0] != seqs[-1])
-            assert len(seqs) == 1 or RENEW_SECONDS - 0.01 < took < RENEW_SECONDS + 0.01
-            assert stage.ann.election.is_sure
-            assert not stage.bob.election.is_sure
-        # Nothing has changed, so nobody was told of anything.
-        assert (len(stage.ann.seen), len(stage.bob.seen)) == (1, 1)
-
-    stage.run(life())
+@on_stage
+async def test_the_first_leads_at_once_and_says_so_again_and_again(stage: Stage) -> None:
+    await stage.ann.election.start()
+    assert await stage.until(lambda: stage.ann.election.is_sure) < 10 * WAY_SECONDS
+    assert stage.record == (1, Claim("ann", 1, "ann:1", "secret", "1"))
+    assert (roles(stage.ann), stage.ann.election.view.claim) == (Role.LEADING, stage.record[1])
+    await stage.bob.election.start()
+    await stage.until(lambda: stage.bob.seen)
+    assert stage.bob.election.view.claim == stage.record[1]
+    seqs = []
+    for _ in range(20):
+        seqs.append(stage.record[0])
+        took = await stage.until(lambda: stage.record[0] != seqs[-1])
+        assert len(seqs) == 1 or RENEW_SECONDS - 0.01 < took < RENEW_SECONDS + 0.01
+        assert stage.ann.election.is_sure
+        assert not stage.bob.election.is_sure
+    # Nothing has changed, so nobody was told of anything.
+    assert (len(stage.ann.seen), len(stage.bob.seen)) == (1, 1)
 
 
-def test_a_leader_is_sure_for_so_long_from_when_it_sent_its_record() -> None:
-    stage = Stage()
-
-    async def life() -> None:
-        await stage.both()
-        await stage.renewed()
-        sent = stage.loop.now - WAY_SECONDS
-        stage.world.silent_until = sent + 2.5
-        await stage.until(lambda: not stage.ann.election.is_sure)
-        assert stage.loop.now - sent == pytest.approx(UNSURE_SECONDS, abs=0.01)
-        await stage.until(lambda: roles(stage.ann) is Role.UNSURE, ASK_SECONDS + LOOK_SECONDS + 0.1)
-        assert stage.ann.seen[-1].role is Role.UNSURE
-        await stage.until(lambda: stage.ann.election.is_sure)
-        await stage.until(lambda: roles(stage.ann) is Role.LEADING, WAY_SECONDS)
-        assert stage.record[1].term == 1
-
-    stage.run(life())
+@on_stage
+async def test_a_leader_is_sure_for_so_long_from_when_it_sent_its_record(stage: Stage) -> None:
+    await stage.both()
+    await stage.renewed()
+    sent = stage.loop.now - WAY_SECONDS
+    stage.world.silent_until = sent + 2.5
+    await stage.until(lambda: not stage.ann.election.is_sure)
+    assert stage.loop.now - sent == pytest.approx(UNSURE_SECONDS, abs=0.01)
+    await stage.until(lambda: roles(stage.ann) is Role.UNSURE, ASK_SECONDS + LOOK_SECONDS + 0.1)
+    assert stage.ann.seen[-1].role is Role.UNSURE
+    await stage.until(lambda: stage.ann.election.is_sure)
+    await stage.until(lambda: roles(stage.ann) is Role.LEADING, WAY_SECONDS)
+    assert stage.record[1].term == 1
 
 
-def test_a_cluster_without_room_leaves_a_leader_unsure_and_is_asked_at_its_time() -> None:
-    stage = Stage()
+@on_stage
+async def test_a_cluster_without_room_leaves_a_leader_unsure_and_is_asked_at_its_time(stage: Stage) -> None:
     refusals = 0
 
     def refuse() -> None:
@@ -173,62 +184,54 @@ def test_a_cluster_without_room_leaves_a_leader_unsure_and_is_asked_at_its_time(
         refusals += 1
         raise JetStreamError("put", Failure(503, 10077, "maximum bytes exceeded"))
 
-    async def life() -> None:
-        await stage.both()
-        stage.before_puts(*[refuse] * 6)
-        await stage.until(lambda: roles(stage.ann) is Role.UNSURE)
-        assert 3 <= refusals <= 5
-        await stage.until(lambda: roles(stage.ann) is Role.LEADING)
-        assert (refusals, stage.record[1].term, len(stage.ann.seen)) == (6, 1, 3)
-
-    stage.run(life())
+    await stage.both()
+    stage.before_puts(*[refuse] * 6)
+    await stage.until(lambda: roles(stage.ann) is Role.UNSURE)
+    assert 3 <= refusals <= 5
+    await stage.until(lambda: roles(stage.ann) is Role.LEADING)
+    assert (refusals, stage.record[1].term, len(stage.ann.seen)) == (6, 1, 3)
 
 
-def test_who_is_overtaken_follows_at_once() -> None:
-    stage = Stage()
-
-    async def life() -> None:
-        await stage.both()
-        other = Claim("zoe", 7, "zoe:1", "hers", "1")
-        stage.write(other)
-        await stage.until(lambda: roles(stage.ann) is Role.FOLLOWING, RENEW_SECONDS + 5 * WAY_SECONDS)
-        assert not stage.ann.election.is_sure
-        assert stage.ann.election.view.claim == stage.ann.seen[-1].claim == other
-        # It waits for her as anybody does, from when it saw her.
-        assert await stage.until(lambda: stage.record[1].leader != "zoe") >= LEASE_SECONDS - 0.6
-        assert stage.record[1].term == 8
-
-    stage.run(life())
+@on_stage
+async def test_who_is_overtaken_follows_at_once(stage: Stage) -> None:
+    await stage.both()
+    other = Claim("zoe", 7, "zoe:1", "hers", "1")
+    stage.write(other)
+    await stage.until(lambda: roles(stage.ann) is Role.FOLLOWING, RENEW_SECONDS + 5 * WAY_SECONDS)
+    assert not stage.ann.election.is_sure
+    assert stage.ann.election.view.claim == stage.ann.seen[-1].claim == other
+    # It waits for her as anybody does, from when it saw her.
+    assert await stage.until(lambda: stage.record[1].leader != "zoe") >= LEASE_SECONDS - 0.6
+    assert stage.record[1].term == 8
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_an_answer_that_is_lost_costs_no_lease(first: bool) -> None:
+@on_stage
+async def test_an_answer_that_is_lost_costs_no_lease(stage: Stage, first: bool) -> None:
     """The record is there, and who wrote it does not know: it is its own, and it says so again."""
-    stage = Stage()
 
     def lose() -> None:
         stage.ann.loss = 1.0
         stage.loop.call_later(0.5, setattr, stage.ann, "loss", 0.0)
 
-    async def life() -> None:
-        stage.before_puts(*[lambda: None] * (0 if first else 5), lose)
-        await stage.ann.election.start()
-        await stage.until(lambda: stage.ann.loss)
-        await stage.until(lambda: not stage.ann.loss)
-        await asyncio.sleep(3)
-        assert stage.ann.election.is_sure
-        assert roles(stage.ann) is Role.LEADING
-        assert stage.record[1].term == 1
-        # Who had it before was sure of it all the time; who did not was unsure once.
-        assert len(stage.ann.seen) == (2 if first else 1)
-
-    stage.run(life())
+    stage.before_puts(*[lambda: None] * (0 if first else 5), lose)
+    await stage.ann.election.start()
+    await stage.until(lambda: stage.ann.loss)
+    await stage.until(lambda: not stage.ann.loss)
+    await asyncio.sleep(3)
+    assert stage.ann.election.is_sure
+    assert roles(stage.ann) is Role.LEADING
+    assert stage.record[1].term == 1
+    # Who had it before was sure of it all the time; who did not was unsure once.
+    assert len(stage.ann.seen) == (2 if first else 1)
 
 
 @pytest.mark.parametrize(("answer_seconds", "questions"), [(0.0, 10), (ASK_SECONDS, 5)])
-def test_a_cluster_that_says_no_is_asked_again_at_its_time(answer_seconds: float, questions: int) -> None:
+@on_stage
+async def test_a_cluster_that_says_no_is_asked_again_at_its_time(
+    stage: Stage, answer_seconds: float, questions: int
+) -> None:
     """And one that says nothing sooner: that was long enough."""
-    stage = Stage()
     asked = 0
 
     async def last(stream: str, subject: str) -> None:
@@ -237,307 +240,248 @@ def test_a_cluster_that_says_no_is_asked_again_at_its_time(answer_seconds: float
         await asyncio.sleep(answer_seconds)
         raise NoAnswer("not now")
 
-    async def life() -> None:
-        stage.ann.last = last  # type: ignore[method-assign]
-        await stage.ann.election.start()
-        await asyncio.sleep(10 * LOOK_SECONDS - 0.01)
-        assert (asked, stage.ann.election.view.role) == (questions, Role.FOLLOWING)
-
-    stage.run(life())
+    stage.ann.last = last  # type: ignore[method-assign]
+    await stage.ann.election.start()
+    await asyncio.sleep(10 * LOOK_SECONDS - 0.01)
+    assert (asked, stage.ann.election.view.role) == (questions, Role.FOLLOWING)
 
 
 # --- taking it -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("suspected", "seconds"), [(False, LEASE_SECONDS), (True, SUSPECT_SECONDS)])
-def test_the_lease_of_who_has_died_is_taken_after_its_time(suspected: bool, seconds: float) -> None:
-    stage = Stage()
-
-    async def life() -> None:
-        await stage.both()
-        await stage.renewed()
-        died = stage.loop.now
-        die(stage.ann)
-        if suspected:
-            await asyncio.sleep(2 * LOOK_SECONDS)  # the record was seen before
-            stage.bob.election.suspect()
-        await stage.until(lambda: stage.record[1].leader == "bob")
-        assert seconds <= stage.loop.now - died <= seconds + 2 * LOOK_SECONDS + 0.1
-        await stage.until(lambda: stage.bob.election.is_sure, 2 * WAY_SECONDS)
-        assert stage.record[1].term == 2
-        assert (stage.bob.seen[-1].role, stage.bob.seen[-1].claim.term) == (Role.LEADING, 2)
-
-    stage.run(life())
-
-
-def test_a_suspicion_ends_with_the_next_record() -> None:
-    stage = Stage()
-
-    async def life() -> None:
-        await stage.both()
+@on_stage
+async def test_the_lease_of_who_has_died_is_taken_after_its_time(
+    stage: Stage, suspected: bool, seconds: float
+) -> None:
+    await stage.both()
+    await stage.renewed()
+    died = stage.loop.now
+    die(stage.ann)
+    if suspected:
+        await asyncio.sleep(2 * LOOK_SECONDS)  # the record was seen before
         stage.bob.election.suspect()
-        await stage.renewed()
-        await asyncio.sleep(2 * LOOK_SECONDS)
-        await stage.renewed()
-        died = stage.loop.now
-        die(stage.ann)
-        await stage.until(lambda: stage.record[1].leader == "bob")
-        assert stage.loop.now - died >= LEASE_SECONDS
-
-    stage.run(life())
+    await stage.until(lambda: stage.record[1].leader == "bob")
+    assert seconds <= stage.loop.now - died <= seconds + 2 * LOOK_SECONDS + 0.1
+    await stage.until(lambda: stage.bob.election.is_sure, 2 * WAY_SECONDS)
+    assert stage.record[1].term == 2
+    assert (stage.bob.seen[-1].role, stage.bob.seen[-1].claim.term) == (Role.LEADING, 2)
 
 
-def test_a_question_without_an_answer_ends_no_suspicion_and_begins_the_patience_anew() -> None:
-    stage = Stage()
-
-    async def life() -> None:
-        await stage.both()
-        await stage.renewed()
-        died = stage.loop.now
-        die(stage.ann)
-        await asyncio.sleep(2 * LOOK_SECONDS)
-        stage.bob.election.suspect()
-        stage.world.silent_until = stage.loop.now + 0.9
-        await stage.until(lambda: stage.record[1].leader == "bob")
-        took = stage.loop.now - died
-        # Seen first some 1.6 s after she died: not before two more, and not three.
-        assert 1.6 + SUSPECT_SECONDS - LOOK_SECONDS <= took < 1.6 + LEASE_SECONDS
-
-    stage.run(life())
+@on_stage
+async def test_a_suspicion_ends_with_the_next_record(stage: Stage) -> None:
+    await stage.both()
+    stage.bob.election.suspect()
+    await stage.renewed()
+    await asyncio.sleep(2 * LOOK_SECONDS)
+    await stage.renewed()
+    died = stage.loop.now
+    die(stage.ann)
+    await stage.until(lambda: stage.record[1].leader == "bob")
+    assert stage.loop.now - died >= LEASE_SECONDS
 
 
-def test_of_two_who_try_one_wins_and_the_other_follows() -> None:
-    stage = Stage()
+@on_stage
+async def test_a_question_without_an_answer_ends_no_suspicion_and_begins_the_patience_anew(
+    stage: Stage,
+) -> None:
+    await stage.both()
+    await stage.renewed()
+    died = stage.loop.now
+    die(stage.ann)
+    await asyncio.sleep(2 * LOOK_SECONDS)
+    stage.bob.election.suspect()
+    stage.world.silent_until = stage.loop.now + 0.9
+    await stage.until(lambda: stage.record[1].leader == "bob")
+    took = stage.loop.now - died
+    # Seen first some 1.6 s after she died: not before two more, and not three.
+    assert 1.6 + SUSPECT_SECONDS - LOOK_SECONDS <= took < 1.6 + LEASE_SECONDS
 
-    async def life() -> None:
-        for member in (stage.ann, stage.bob):
-            await member.election.start()
-        await stage.until(
-            lambda: {it.election.view.claim.leader for it in stage.world.members[:2]} == {"ann"}
-        )
-        assert roles(stage.bob) is Role.FOLLOWING
-        assert not stage.bob.election.is_sure
 
-    stage.run(life())
+@on_stage
+async def test_of_two_who_try_one_wins_and_the_other_follows(stage: Stage) -> None:
+    for member in (stage.ann, stage.bob):
+        await member.election.start()
+    await stage.until(lambda: {it.election.view.claim.leader for it in stage.world.members[:2]} == {"ann"})
+    assert roles(stage.bob) is Role.FOLLOWING
+    assert not stage.bob.election.is_sure
 
 
 @pytest.mark.parametrize("gone", ["vanished", "given back"])
-def test_a_record_that_is_gone_is_waited_for_and_one_that_was_given_back_is_not(gone: str) -> None:
-    stage = Stage()
-
-    async def life() -> None:
-        await stage.both()
-        await stage.renewed()
-        die(stage.ann)
-        if gone == "vanished":
-            del stage.world.store.records[LEASE]
-        else:
-            stage.ann.election._renewed = float("-inf")
-            stage.write(Claim(term=1))
-        began = stage.loop.now
-        await stage.until(lambda: LEASE in stage.world.store.records and stage.record[1].leader == "bob")
-        took = stage.loop.now - began
-        if gone == "vanished":
-            assert LEASE_SECONDS <= took < LEASE_SECONDS + 3 * LOOK_SECONDS
-        else:
-            assert took < LOOK_SECONDS + 5 * WAY_SECONDS
-            assert stage.record[1].term == 2
-
-    stage.run(life())
-
-
-def test_a_vanished_record_is_somebodys_with_a_term_that_no_other_reaches() -> None:
-    stage = Stage()
-
-    async def life() -> None:
-        await stage.both()
-        die(stage.ann)
-        last = stage.world.store.seq
+@on_stage
+async def test_a_record_that_is_gone_is_waited_for_and_one_that_was_given_back_is_not(
+    stage: Stage, gone: str
+) -> None:
+    await stage.both()
+    await stage.renewed()
+    die(stage.ann)
+    if gone == "vanished":
         del stage.world.store.records[LEASE]
-        await stage.until(lambda: LEASE in stage.world.store.records)
-        claim = stage.record[1]
-        assert claim == Claim(UNKNOWN, claim.term)
-        assert last <= claim.term < stage.record[0]
-        await stage.until(lambda: stage.record[1].leader == "bob")
-        assert stage.record[1].term == claim.term + 1
+    else:
+        stage.ann.election._renewed = float("-inf")
+        stage.write(Claim(term=1))
+    began = stage.loop.now
+    await stage.until(lambda: LEASE in stage.world.store.records and stage.record[1].leader == "bob")
+    took = stage.loop.now - began
+    if gone == "vanished":
+        assert LEASE_SECONDS <= took < LEASE_SECONDS + 3 * LOOK_SECONDS
+    else:
+        assert took < LOOK_SECONDS + 5 * WAY_SECONDS
+        assert stage.record[1].term == 2
 
-    stage.run(life())
+
+@on_stage
+async def test_a_vanished_record_is_somebodys_with_a_term_that_no_other_reaches(stage: Stage) -> None:
+    await stage.both()
+    die(stage.ann)
+    last = stage.world.store.seq
+    del stage.world.store.records[LEASE]
+    await stage.until(lambda: LEASE in stage.world.store.records)
+    claim = stage.record[1]
+    assert claim == Claim(UNKNOWN, claim.term)
+    assert last <= claim.term < stage.record[0]
+    await stage.until(lambda: stage.record[1].leader == "bob")
+    assert stage.record[1].term == claim.term + 1
 
 
-def test_a_late_word_for_a_vanished_record_takes_no_term_back() -> None:
+@on_stage
+async def test_a_late_word_for_a_vanished_record_takes_no_term_back(stage: Stage) -> None:
     """It was on its way while somebody led in a higher term, whose record has vanished, too."""
-    stage = Stage()
 
     def lead_and_vanish() -> None:
         stage.world.store.seq = 60
         stage.write(Claim("zoe", 55))
         del stage.world.store.records[LEASE]
 
-    async def life() -> None:
-        await stage.both()
-        die(stage.ann)
-        del stage.world.store.records[LEASE]
-        stage.before_puts(lead_and_vanish)
-        await stage.until(lambda: LEASE in stage.world.store.records)
-        assert stage.record[1].leader == UNKNOWN
-        assert stage.record[1].term > 60
-
-    stage.run(life())
+    await stage.both()
+    die(stage.ann)
+    del stage.world.store.records[LEASE]
+    stage.before_puts(lead_and_vanish)
+    await stage.until(lambda: LEASE in stage.world.store.records)
+    assert stage.record[1].leader == UNKNOWN
+    assert stage.record[1].term > 60
 
 
 # --- stopping ------------------------------------------------------------------------------------------
 
 
-def test_who_stops_gives_it_back_and_leaves_the_members() -> None:
-    stage = Stage()
-
-    async def life() -> None:
-        await stage.both()
-        await stage.until(lambda: "bob" in stage.ann.election.view.members)
-        await asyncio.sleep(RENEW_SECONDS)
-        began = stage.loop.now
-        await stage.ann.election.stop()
-        assert stage.loop.now - began < RENEW_SECONDS
-        assert stage.record[1] == Claim(term=1)
-        assert not stage.ann.election.is_sure
-        assert NAMES.state("member.ann") not in stage.world.store.records
-        assert await stage.until(lambda: stage.record[1].leader == "bob") < LOOK_SECONDS + 5 * WAY_SECONDS
-        assert stage.record[1].term == 2
-
-    stage.run(life())
+@on_stage
+async def test_who_stops_gives_it_back_and_leaves_the_members(stage: Stage) -> None:
+    await stage.both()
+    await stage.until(lambda: "bob" in stage.ann.election.view.members)
+    await asyncio.sleep(RENEW_SECONDS)
+    began = stage.loop.now
+    await stage.ann.election.stop()
+    assert stage.loop.now - began < RENEW_SECONDS
+    assert stage.record[1] == Claim(term=1)
+    assert not stage.ann.election.is_sure
+    assert NAMES.state("member.ann") not in stage.world.store.records
+    assert await stage.until(lambda: stage.record[1].leader == "bob") < LOOK_SECONDS + 5 * WAY_SECONDS
+    assert stage.record[1].term == 2
 
 
-def test_who_stops_and_does_not_lead_leaves_the_lease_alone() -> None:
-    stage = Stage()
-
-    async def life() -> None:
-        await stage.both()
-        await stage.bob.election.stop()
-        assert stage.record[1].leader == "ann"
-        seq = stage.world.store.seq
-        await asyncio.sleep(10 * WAY_SECONDS)
-        assert stage.world.store.seq <= seq + 1
-        assert stage.ann.election.is_sure
-
-    stage.run(life())
+@on_stage
+async def test_who_stops_and_does_not_lead_leaves_the_lease_alone(stage: Stage) -> None:
+    await stage.both()
+    await stage.bob.election.stop()
+    assert stage.record[1].leader == "ann"
+    seq = stage.world.store.seq
+    await asyncio.sleep(10 * WAY_SECONDS)
+    assert stage.world.store.seq <= seq + 1
+    assert stage.ann.election.is_sure
 
 
-def test_who_stops_while_it_takes_the_lease_gives_it_back() -> None:
+@on_stage
+async def test_who_stops_while_it_takes_the_lease_gives_it_back(stage: Stage) -> None:
     """Its record is on the way, and nobody has stored it so far: a look at what is stored would not do."""
-    stage = Stage()
-
-    async def life() -> None:
-        stage.write(Claim(term=4))
-        stage.ann.delay_seconds = 0.15
-        await stage.ann.election.start()
-        await asyncio.sleep(0.65)  # the look took 0.6 s
-        stage.ann.delay_seconds = 0.005
-        assert stage.record[1].leader == ""
-        await stage.ann.election.stop()
-        assert stage.record == (3, Claim(term=5))
-
-    stage.run(life())
+    stage.write(Claim(term=4))
+    stage.ann.delay_seconds = 0.15
+    await stage.ann.election.start()
+    await asyncio.sleep(0.65)  # the look took 0.6 s
+    stage.ann.delay_seconds = 0.005
+    assert stage.record[1].leader == ""
+    await stage.ann.election.stop()
+    assert stage.record == (3, Claim(term=5))
 
 
-def test_who_stops_during_a_renewal_loses_no_time() -> None:
+@on_stage
+async def test_who_stops_during_a_renewal_loses_no_time(stage: Stage) -> None:
     """A renewal that was stored is answered; the record is given back behind it, however often it changes."""
-    stage = Stage()
-
-    async def life() -> None:
-        await stage.both()
-        await stage.renewed()
-        stopping = stage.loop.create_task(stage.ann.election.stop())
-        await stopping
-        assert stage.record[1] == Claim(term=1)
-
-    stage.run(life())
+    await stage.both()
+    await stage.renewed()
+    stopping = stage.loop.create_task(stage.ann.election.stop())
+    await stopping
+    assert stage.record[1] == Claim(term=1)
 
 
 @pytest.mark.parametrize(("changes", "given"), [(2, True), (3, False)])
-def test_giving_back_is_tried_three_times(changes: int, given: bool) -> None:
+@on_stage
+async def test_giving_back_is_tried_three_times(stage: Stage, changes: int, given: bool) -> None:
     """Where somebody writes our record again between the look and the answer."""
-    stage = Stage()
-
-    async def life() -> None:
-        await stage.both()
-        await asyncio.sleep(2 * WAY_SECONDS)  # between two renewals
-        stage.before_puts(*[lambda: stage.write(stage.record[1])] * changes)
-        await stage.ann.election.stop()
-        assert (stage.record[1].leader == "") is given
-
-    stage.run(life())
+    await stage.both()
+    await asyncio.sleep(2 * WAY_SECONDS)  # between two renewals
+    stage.before_puts(*[lambda: stage.write(stage.record[1])] * changes)
+    await stage.ann.election.stop()
+    assert (stage.record[1].leader == "") is given
 
 
-def test_a_cluster_that_does_not_answer_does_not_keep_anybody() -> None:
-    stage = Stage()
-
-    async def life() -> None:
-        await stage.both()
-        stage.world.silent_until = FOREVER
-        began = stage.loop.now
-        await stage.ann.election.stop()
-        assert stage.loop.now - began < 3 * ASK_SECONDS
-        assert not stage.ann.election.is_sure
-
-    stage.run(life())
+@on_stage
+async def test_a_cluster_that_does_not_answer_does_not_keep_anybody(stage: Stage) -> None:
+    await stage.both()
+    stage.world.silent_until = FOREVER
+    began = stage.loop.now
+    await stage.ann.election.stop()
+    assert stage.loop.now - began < 3 * ASK_SECONDS
+    assert not stage.ann.election.is_sure
 
 
 # --- members -------------------------------------------------------------------------------------------
 
 
-def test_members_are_seen_as_long_as_they_say_so_and_forgotten_by_who_leads() -> None:
-    stage = Stage()
+@on_stage
+async def test_members_are_seen_as_long_as_they_say_so_and_forgotten_by_who_leads(stage: Stage) -> None:
     of_bob = NAMES.state("member.bob")
     forgets: list[str] = []
 
-    async def life() -> None:
-        for member in stage.world.members:
+    for member in stage.world.members:
 
-            async def purge(name: str, subject: str, member: Member = member) -> int:
-                forgets.append(member.name)
-                return await Member.purge_subject(member, name, subject)
+        async def purge(name: str, subject: str, member: Member = member) -> int:
+            forgets.append(member.name)
+            return await Member.purge_subject(member, name, subject)
 
-            member.purge_subject = purge  # type: ignore[method-assign]
-            await member.election.start()
-        everybody = {name: {"name": name} for name in ("ann", "bob", "cid")}
-        await stage.until(
-            lambda: all(it.election.view.members == everybody for it in stage.world.members),
-            3 * MEMBER_SECONDS,
-        )
-        for _ in range(20):
-            await asyncio.sleep(MEMBER_SECONDS)
-            assert stage.ann.election.view.members == everybody
-        seq = stage.world.store.records[of_bob][0]
-        await stage.until(lambda: stage.world.store.records[of_bob][0] != seq, MEMBER_SECONDS + 1)
-        died = stage.loop.now
-        die(stage.bob)
-        others = (stage.ann, stage.cid)
-        await stage.until(lambda: all("bob" not in it.election.view.members for it in others))
-        assert (
-            MEMBER_GONE_SECONDS - 0.1
-            <= stage.loop.now - died
-            <= MEMBER_GONE_SECONDS + 2 * MEMBER_SECONDS + 0.1
-        )
-        assert {"ann", "cid"} == set(stage.cid.election.view.members)
-        await asyncio.sleep(MEMBER_FORGET_SECONDS - (stage.loop.now - died) - 0.1)
-        assert of_bob in stage.world.store.records
-        await stage.until(lambda: of_bob not in stage.world.store.records, 2 * MEMBER_SECONDS + 1)
-        assert forgets == ["ann"]
-        # He was away, and is back.
-        stage.bob.stalled_until = 0.0
-        stage.world.store.put(of_bob, b'{"name": "bob"}', None, None)
-        await stage.until(lambda: "bob" in stage.ann.election.view.members, 2 * MEMBER_SECONDS)
-
-    stage.run(life())
+        member.purge_subject = purge  # type: ignore[method-assign]
+        await member.election.start()
+    everybody = {name: {"name": name} for name in ("ann", "bob", "cid")}
+    await stage.until(
+        lambda: all(it.election.view.members == everybody for it in stage.world.members),
+        3 * MEMBER_SECONDS,
+    )
+    for _ in range(20):
+        await asyncio.sleep(MEMBER_SECONDS)
+        assert stage.ann.election.view.members == everybody
+    seq = stage.world.store.records[of_bob][0]
+    await stage.until(lambda: stage.world.store.records[of_bob][0] != seq, MEMBER_SECONDS + 1)
+    died = stage.loop.now
+    die(stage.bob)
+    others = (stage.ann, stage.cid)
+    await stage.until(lambda: all("bob" not in it.election.view.members for it in others))
+    assert (
+        MEMBER_GONE_SECONDS - 0.1 <= stage.loop.now - died <= MEMBER_GONE_SECONDS + 2 * MEMBER_SECONDS + 0.1
+    )
+    assert {"ann", "cid"} == set(stage.cid.election.view.members)
+    await asyncio.sleep(MEMBER_FORGET_SECONDS - (stage.loop.now - died) - 0.1)
+    assert of_bob in stage.world.store.records
+    await stage.until(lambda: of_bob not in stage.world.store.records, 2 * MEMBER_SECONDS + 1)
+    assert forgets == ["ann"]
+    # He was away, and is back.
+    stage.bob.stalled_until = 0.0
+    stage.world.store.put(of_bob, b'{"name": "bob"}', None, None)
+    await stage.until(lambda: "bob" in stage.ann.election.view.members, 2 * MEMBER_SECONDS)
 
 
-def test_what_a_member_says_that_cannot_be_read_is_nothing() -> None:
-    stage = Stage()
-
-    async def life() -> None:
-        await stage.ann.election.start()
-        stage.world.store.put(NAMES.state("member.odd"), b"[1]", None, None)
-        await stage.until(lambda: "odd" in stage.ann.election.view.members)
-        assert stage.ann.election.view.members["odd"] == {}
-
-    stage.run(life())
+@on_stage
+async def test_what_a_member_says_that_cannot_be_read_is_nothing(stage: Stage) -> None:
+    await stage.ann.election.start()
+    stage.world.store.put(NAMES.state("member.odd"), b"[1]", None, None)
+    await stage.until(lambda: "odd" in stage.ann.election.view.members)
+    assert stage.ann.election.view.members["odd"] == {}
