@@ -96,6 +96,11 @@ class Rig:
         self.engine.trim(self.now_us)
         self.engine.wait()
 
+    def hold(self, position: int, view: str = "messages", queue: str = "orders", seconds: int = 1000) -> None:
+        """A reader holds what it has not read, from that position on."""
+        reader = ReaderInfo("spark", queue, view, position, self.now_us + seconds * SECOND)
+        self.engine.hold_retention(reader, self.now_us)
+
     def send(self, queue: str, messages: list[bytes]) -> None:
         self.append(queue, Batch.of(messages))
 
@@ -393,16 +398,11 @@ def test_a_reader_pins_what_it_has_not_read(make: Make, view: str, factor: int) 
     log = make(KEEP_NOTHING)
     log.work("orders", 60)
     log.roll()
-    lease_us = log.now_us + 100 * SECOND
-
-    def hold(position: int) -> None:
-        reader = ReaderInfo("spark", "orders", view, position * factor, lease_us)
-        log.engine.hold_retention(reader, log.now_us)
-        log.trim()
-
-    hold(0)
+    log.hold(0, view)
+    log.trim()
     assert len(log.read("orders")) == 60
-    hold(30)
+    log.hold(30 * factor, view)
+    log.trim()
     start = log.info("orders").offset_start
     assert 20 < start <= 30
     assert len(log.read("orders")) == 60 - start
@@ -410,7 +410,8 @@ def test_a_reader_pins_what_it_has_not_read(make: Make, view: str, factor: int) 
     log.crash()
     log.trim()
     assert log.info("orders").offset_start == start
-    hold(60)
+    log.hold(60 * factor, view)
+    log.trim()
     assert log.read("orders") == []
 
 
@@ -420,8 +421,7 @@ def test_a_reader_pins_the_very_last_one_that_it_has_not_read(make: Make, view: 
     log.work("orders", 60)
     log.roll()
     for position in (end - 1, end):
-        reader = ReaderInfo("spark", "orders", view, position, log.now_us + SECOND)
-        log.engine.hold_retention(reader, log.now_us)
+        log.hold(position, view)
         log.trim()
         assert (len(log.read("orders")) > 0) == (position < end)
 
@@ -431,7 +431,7 @@ def test_a_reader_that_is_gone_pins_nothing(make: Make, end: str) -> None:
     log = make(KEEP_NOTHING)
     log.work("orders", 60)
     log.roll()
-    log.engine.hold_retention(ReaderInfo("spark", "orders", "messages", 0, log.now_us + SECOND), log.now_us)
+    log.hold(0, seconds=1)
     log.now_us += SECOND - 1
     log.trim()
     assert len(log.read("orders")) == 60
@@ -448,7 +448,7 @@ def test_a_reader_of_one_queue_pins_no_other(make: Make) -> None:
     log.work("orders", 60)
     log.work("mails", 60)
     log.roll()
-    log.engine.hold_retention(ReaderInfo("spark", "mails", "messages", 0, log.now_us + SECOND), log.now_us)
+    log.hold(0, queue="mails")
     log.trim()
     assert len(log.read("mails")) == 60
     assert log.info("orders").offset_start > 40  # the last ones share a segment with the first mails
@@ -465,14 +465,8 @@ def test_a_reader_that_is_too_far_behind_does_not_fill_the_disk(
     log = make(KEEP_NOTHING, replace(SMALL, reader_bytes_max=3 * 4096))
     log.work("orders", 20)
     log.roll()
-    lease_us = log.now_us + 1000 * SECOND
-
-    def hold(position: int) -> None:
-        reader = ReaderInfo("spark", "orders", view, position * factor, lease_us)
-        log.engine.hold_retention(reader, log.now_us)
-        log.trim()
-
-    hold(3)
+    log.hold(3 * factor, view)
+    log.trim()
     assert (len(log.read("orders")), capped(log)) == (20, {"orders": False})
     log.work("orders", 200)
     log.roll()
@@ -485,7 +479,10 @@ def test_a_reader_that_is_too_far_behind_does_not_fill_the_disk(
     assert len(told) == 1
     assert "reader 'spark' of queue 'orders'" in told[0]
     assert f"from {3 * factor} up to" in told[0]
-    hold(log.info("orders").offset_start + 1)  # it has noticed, and goes on with what there is
+    log.hold(
+        (log.info("orders").offset_start + 1) * factor, view
+    )  # it has noticed, and goes on with what there is
+    log.trim()
     assert capped(log) == {"orders": False}
     log.work("orders", 200)
     log.roll()
@@ -501,8 +498,7 @@ def test_the_cap_counts_for_each_queue_of_a_reader_by_itself(make: Make) -> None
     for queue in ("orders", "mails"):
         log.send(queue, [b"x"])
         log.ack(queue, log.take(queue))
-        reader = ReaderInfo("spark", queue, "messages", 0, log.now_us + 1000 * SECOND)
-        log.engine.hold_retention(reader, log.now_us)
+        log.hold(0, queue=queue)
     log.work("orders", 300)
     log.roll()
     log.trim()
@@ -514,9 +510,7 @@ def test_the_cap_counts_for_each_queue_of_a_reader_by_itself(make: Make) -> None
 def test_without_a_cap_a_reader_holds_everything(make: Make) -> None:
     log = make(KEEP_NOTHING, replace(SMALL, reader_bytes_max=0))
     log.send("orders", [b"x"])
-    log.engine.hold_retention(
-        ReaderInfo("spark", "orders", "messages", 0, log.now_us + 1000 * SECOND), log.now_us
-    )
+    log.hold(0)
     log.work("orders", 300)
     log.roll()
     log.trim()
@@ -526,9 +520,7 @@ def test_without_a_cap_a_reader_holds_everything(make: Make) -> None:
 def test_the_cap_lets_go_of_nothing_that_is_alive_or_within_its_retention(make: Make) -> None:
     log = make({"*": {"retention-seconds": 100}}, replace(SMALL, reader_bytes_max=1))
     log.work("orders", 100, keep=lambda i: i == 50)
-    log.engine.hold_retention(
-        ReaderInfo("spark", "orders", "messages", 0, log.now_us + 1000 * SECOND), log.now_us
-    )
+    log.hold(0)
     log.roll()
     log.trim()
     assert len(log.read("orders")) == 100
@@ -846,7 +838,7 @@ def test_a_reader_that_comes_while_a_segment_is_compacted_keeps_it(make: Make) -
     log = make(KEEP_NOTHING)
     kept = half_way(log)
     first = min(log.segments())
-    log.engine.hold_retention(ReaderInfo("late", "orders", "messages", 0, log.now_us + SECOND), log.now_us)
+    log.hold(0, seconds=1)
     log.engine.wait()
     assert first in log.segments()
     assert not list(log.folder.glob("*.tmp"))
