@@ -5,7 +5,7 @@ connection of the HTTP client, and returns what the JSON of the answer says. Nam
 that a queue named `a/b` is one segment.
 
 How it fails: `Refused` is the broker's own no, in its words; `Unreachable` says where nobody answers and what
-to do. Both end a command with exit code 1, `Misuse` and `NotSupported` with 2 (see `messaging.guarded`).
+to do. Both end a command with exit code 1, `Misuse` and `NotSupported` with 2.
 """
 
 import argparse

@@ -6,7 +6,7 @@ Nobody confirms a broadcast, and it is not stored: success means that the broker
 import argparse
 
 from penstock import client
-from penstock.cli.messaging import add_connection, body_of, client_options, find_url, guarded, say_json
+from penstock.cli.messaging import add_connection, body_of, client_options, find_url, say_json
 
 HELP = "send something to every present consumer of a queue"
 
@@ -18,10 +18,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return guarded("broadcast", _broadcast, args)
-
-
-def _broadcast(args: argparse.Namespace) -> int:
     _, url = find_url(args)
     body = body_of(args.text)
     with client.RqClient(url, **client_options(args)) as node:

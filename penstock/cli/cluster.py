@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.admin import at_least
 from penstock.cli.main import EXIT_FAILURE
-from penstock.cli.messaging import Misuse, guarded
 from penstock.common import tables, units
+from penstock.errors import Misuse
 
 if TYPE_CHECKING:
     from penstock.cluster.up import LocalCluster
@@ -64,10 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return guarded("cluster", _up, args)
-
-
-def _up(args: argparse.Namespace) -> int:
     from penstock.cluster.up import NODE_PORTS_FROM, PORTS_EACH, LocalCluster
 
     if args.front_ends > NODE_PORTS_FROM // PORTS_EACH:

@@ -6,7 +6,6 @@ from itertools import islice
 from typing import Final
 
 from penstock.cli.admin import Admin, add_admin, add_queue, at_least, say_objects
-from penstock.cli.messaging import guarded
 from penstock.cli.peek import body_of, messages, width, with_text
 from penstock.cli.show import deaths
 from penstock.client.http_core import Answer
@@ -52,10 +51,6 @@ def add_reason(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return guarded("dead", _dead, args)
-
-
-def _dead(args: argparse.Namespace) -> int:
     with Admin(args) as admin:
         queue = admin.get("queues", args.queue)
         letters = list(_letters(admin, args)) if queue["dead"] else []

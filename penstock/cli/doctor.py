@@ -18,7 +18,7 @@ from penstock.cli import machine
 from penstock.cli.admin import Admin, Unreachable, add_admin, say_objects
 from penstock.cli.machine import Finding, Level
 from penstock.cli.main import EXIT_FAILURE
-from penstock.cli.messaging import URL_VARIABLE, guarded
+from penstock.cli.messaging import URL_VARIABLE
 from penstock.client import Refused
 from penstock.client.http_core import Answer
 from penstock.common import tables, units
@@ -59,10 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return guarded("doctor", _doctor, args)
-
-
-def _doctor(args: argparse.Namespace) -> int:
     folder = args.data or os.environ.get(DATA.variable) or str(DATA.default)
     findings = chain(
         machine.check_packages(),

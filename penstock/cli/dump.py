@@ -17,8 +17,9 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
 
-from penstock.cli.main import EXIT_FAILURE, EXIT_MISUSE
+from penstock.cli.main import EXIT_FAILURE
 from penstock.common.tables import encodable, line
+from penstock.errors import Misuse
 from penstock.log.block import (
     FLAG_END,
     FLAG_EXPIRES,
@@ -144,8 +145,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         check_is_log(args.folder)
     except LogRefused as error:
-        print(f"penstock dump: {error}", file=sys.stderr)
-        return EXIT_MISUSE
+        raise Misuse(str(error)) from None
     # What is missing is told here, in the order of the output; the log's own words would come twice.
     logger = logging.getLogger("penstock.log")
     level = logger.level

@@ -6,20 +6,23 @@ commands need. A command module exposes what `Command` describes.
 
 Exit codes: 0 done, 1 failed, 2 misuse (argparse's own code too), and 128 + n where a signal was the reason,
 as shells count: 130 interrupted, 141 the reader of our output went away. A `PenstockError` is for the user
-and becomes one line on standard error; any other exception is a fault of ours and keeps its traceback.
+and becomes one line on standard error (`Misuse` with its own exit code); any other exception is a fault of
+ours and keeps its traceback.
 """
 
 import argparse
 import difflib
 import gc
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
 from penstock import __version__
-from penstock.errors import PenstockError
+from penstock.common.text import printable
+from penstock.errors import Misuse, PenstockError
 
 COMMANDS: Mapping[str, str] = {
     "serve": "penstock.cli.serve",
@@ -173,4 +176,23 @@ def _run(name: str, rest: list[str], commands: Mapping[str, str]) -> int:
             setattr(args, option, hidden[value])
         elif isinstance(value, list):
             setattr(args, option, [hidden.get(one, one) for one in value])
-    return command.run(args)
+    _log_in_lines()
+    try:
+        return command.run(args)
+    except Misuse as error:
+        print(f"penstock {name}: {error}", file=sys.stderr)
+        return EXIT_MISUSE
+
+
+class _OneLine(logging.Formatter):
+    """What a client has to tell, as one line; an exception is told by its own text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        error = record.exc_info[1] if record.exc_info else None
+        return "penstock: " + printable(record.getMessage() + (f": {error}" if error else ""))
+
+
+def _log_in_lines() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine())
+    logging.getLogger("penstock.client").handlers[:] = [handler]

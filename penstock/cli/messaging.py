@@ -5,8 +5,8 @@ command goes over by itself. One of HTTP serves every command: where a command g
 `--via` asks for one, the broker is asked over HTTP where that listens. Bodies are bytes on the way in and
 out; only a terminal gets text, in which nothing can move the cursor.
 
-How it fails: `Misuse` and the clients' `NotSupported` become exit code 2 in `guarded`; every other
-`PenstockError` is a failure, which `penstock.cli.main` prints.
+How it fails: `Misuse`, and so the clients' `NotSupported`, is exit code 2; every other `PenstockError` is a
+failure. `penstock.cli.main` prints both.
 """
 
 import argparse
@@ -14,7 +14,6 @@ import asyncio
 import base64
 import fcntl
 import json
-import logging
 import os
 import select
 import stat
@@ -27,13 +26,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from penstock.cli.main import EXIT_MISUSE
-from penstock.client import ClientOptions, NotSupported
+from penstock.client import ClientOptions
 from penstock.client.options import Options
 from penstock.client.url import PORTS, target_of
 from penstock.common.address import TcpAddress, UnixAddress, parse_address
 from penstock.common.text import printable
-from penstock.errors import PenstockError
+from penstock.errors import Misuse, PenstockError
 
 if TYPE_CHECKING:
     from penstock.client import AsyncRqClient
@@ -50,34 +48,6 @@ PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.001, 0.05
 
 THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
 EVERYWHERE = ("0.0.0.0", "::")
-
-
-class Misuse(PenstockError):
-    """A command line that cannot be meant."""
-
-
-def guarded(name: str, work: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
-    """Run a command; misuse becomes one line and its exit code."""
-    _log_in_lines()
-    try:
-        return work(args)
-    except (Misuse, NotSupported) as error:
-        print(f"penstock {name}: {error}", file=sys.stderr)
-        return EXIT_MISUSE
-
-
-class _OneLine(logging.Formatter):
-    """What a client has to tell, as one line; an exception is told by its own text."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        error = record.exc_info[1] if record.exc_info else None
-        return "penstock: " + printable(record.getMessage() + (f": {error}" if error else ""))
-
-
-def _log_in_lines() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneLine())
-    logging.getLogger("penstock.client").handlers[:] = [handler]
 
 
 # --- where ---------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import argparse
 
 from penstock.cli.admin import Admin, add_admin, add_queue, say_objects
-from penstock.cli.messaging import guarded
 from penstock.common.tables import shown
 
 HELP = "hand out no more messages of a queue; sending goes on"
@@ -15,10 +14,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return guarded("pause", _pause, args)
-
-
-def _pause(args: argparse.Namespace) -> int:
     return set_paused(args, "pause")
 
 

@@ -16,10 +16,11 @@ from itertools import islice
 from typing import Final
 
 from penstock.cli.admin import Admin, add_admin, add_queue, at_least, say_objects
-from penstock.cli.messaging import Misuse, add_raw, guarded, value_of
+from penstock.cli.messaging import add_raw, value_of
 from penstock.client.http_core import Answer
 from penstock.common import tables, units
 from penstock.common.tables import Column
+from penstock.errors import Misuse
 
 HELP = "look at the messages of a queue without taking any"
 
@@ -75,10 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return guarded("peek", _peek, args)
-
-
-def _peek(args: argparse.Namespace) -> int:
     if args.raw and (args.json or args.history):
         raise Misuse("--raw writes nothing but the values; use it without --json and --history")
     with Admin(args) as admin:

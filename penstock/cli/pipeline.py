@@ -20,9 +20,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.main import EXIT_MISUSE
-from penstock.cli.messaging import TOKEN_VARIABLE, URL_VARIABLE, Misuse, guarded
+from penstock.cli.messaging import TOKEN_VARIABLE, URL_VARIABLE
 from penstock.common.text import printable
-from penstock.errors import PenstockError
+from penstock.errors import Misuse, PenstockError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return guarded("pipeline", _check if args.action == "check" else _run, args)
+    return _check(args) if args.action == "check" else _run(args)
 
 
 # --- check -------------------------------------------------------------------------------------------------

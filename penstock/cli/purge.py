@@ -9,8 +9,8 @@ import sys
 
 from penstock.cli.admin import Admin, add_admin, add_queue, say_objects
 from penstock.cli.main import EXIT_FAILURE
-from penstock.cli.messaging import Misuse, guarded
 from penstock.common import tables, units
+from penstock.errors import Misuse
 
 HELP = "throw away the ready messages of a queue, or its dead letters"
 
@@ -23,10 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return guarded("purge", _purge, args)
-
-
-def _purge(args: argparse.Namespace) -> int:
     what = "dead letter" if args.dead else "ready message"
     if not (args.yes or (sys.stdin.isatty() and sys.stderr.isatty())):
         raise Misuse("there is no terminal to ask on; say --yes to purge without a question")

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from penstock.cli.admin import Admin, Unreachable, add_admin, say_objects
-from penstock.cli.messaging import Misuse, guarded
 from penstock.client.http_core import Answer
 from penstock.common import tables, units
 from penstock.common.tables import Column
+from penstock.errors import Misuse
 
 HELP = "list the queues: what waits, what is held, what is dead, and how fast it moves"
 
@@ -75,10 +75,6 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return guarded("queues", _queues, args)
-
-
-def _queues(args: argparse.Namespace) -> int:
     check_choice(args)
     with Admin(args) as admin:
         if not args.watch:

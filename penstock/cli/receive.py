@@ -11,15 +11,14 @@ import asyncio
 
 from penstock import client
 from penstock.cli.messaging import (
-    Misuse,
     Printer,
     add_connection,
     add_raw,
     client_options,
     find_url,
-    guarded,
     until,
 )
+from penstock.errors import Misuse
 
 HELP = "take messages from a queue and print them"
 
@@ -46,10 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return guarded("receive", _receive, args)
-
-
-def _receive(args: argparse.Namespace) -> int:
     if args.count is not None and args.count < 1:
         raise Misuse(f"--count {args.count}: use at least 1")
     if args.timeout < 0:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from penstock.cli.admin import Admin, add_admin, add_queue, at_least, say_objects
 from penstock.cli.dead import add_reason
-from penstock.cli.messaging import guarded, progress
+from penstock.cli.messaging import progress
 from penstock.common import units
 
 HELP = "put dead letters back into their queue"
@@ -36,10 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return guarded("redrive", _redrive, args)
-
-
-def _redrive(args: argparse.Namespace) -> int:
     with Admin(args) as admin:
         with progress() as tell:
             totals = redrive(

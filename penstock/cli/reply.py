@@ -20,15 +20,13 @@ import sys
 
 from penstock import client
 from penstock.cli.messaging import (
-    Misuse,
     add_connection,
     client_options,
     find_url,
-    guarded,
     say_json,
     until,
 )
-from penstock.errors import PenstockError
+from penstock.errors import Misuse, PenstockError
 
 HELP = "answer the requests of a queue with what a command prints"
 
@@ -63,10 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return guarded("reply", _reply, args)
-
-
-def _reply(args: argparse.Namespace) -> int:
     for option in ("timeout", "max", "count"):
         value = getattr(args, option)
         if value is not None and value <= 0:

@@ -15,10 +15,10 @@ from typing import Final
 
 from penstock import __version__
 from penstock.cli.admin import Admin, add_admin, say_objects
-from penstock.cli.messaging import Misuse, guarded, token_of
+from penstock.cli.messaging import token_of
 from penstock.common import units
 from penstock.common.tables import shown
-from penstock.errors import PenstockError
+from penstock.errors import Misuse, PenstockError
 from penstock.report import tables
 from penstock.report.figures import Figures, figures_of
 from penstock.report.page import About, render
@@ -74,10 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return guarded("report", _report, args)
-
-
-def _report(args: argparse.Namespace) -> int:
     now_us = time.time_ns() // 1000
     period = _period(args, now_us)
     out, folder = _places(args)

@@ -7,15 +7,14 @@ import argparse
 
 from penstock import client
 from penstock.cli.messaging import (
-    Misuse,
     Printer,
     add_connection,
     add_raw,
     body_of,
     client_options,
     find_url,
-    guarded,
 )
+from penstock.errors import Misuse
 
 HELP = "send a request and print the answer"
 
@@ -31,10 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return guarded("request", _request, args)
-
-
-def _request(args: argparse.Namespace) -> int:
     if args.timeout is not None and args.timeout <= 0:
         raise Misuse(f"--timeout {args.timeout:g}: use a number of seconds over 0")
     _, url = find_url(args)

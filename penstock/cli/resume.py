@@ -2,7 +2,6 @@
 
 import argparse
 
-from penstock.cli.messaging import guarded
 from penstock.cli.pause import add_arguments, set_paused
 
 __all__ = ["HELP", "add_arguments", "run"]
@@ -11,8 +10,4 @@ HELP = "hand out the messages of a paused queue again"
 
 
 def run(args: argparse.Namespace) -> int:
-    return guarded("resume", _resume, args)
-
-
-def _resume(args: argparse.Namespace) -> int:
     return set_paused(args, "resume")

@@ -14,19 +14,17 @@ from penstock import client
 from penstock.cli.messaging import (
     STDIN,
     TOKEN_VARIABLE,
-    Misuse,
     add_connection,
     body_of,
     check_only,
     client_options,
     find_url,
-    guarded,
     lines_of,
     progress,
     say_json,
     token_of,
 )
-from penstock.errors import PenstockError
+from penstock.errors import Misuse, PenstockError
 
 HELP = "send messages to a queue"
 
@@ -57,10 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return guarded("send", _send, args)
-
-
-def _send(args: argparse.Namespace) -> int:
     if args.count < 1:
         raise Misuse(f"--count {args.count}: use at least 1")
     protocol, url = find_url(args)

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from typing import Final
 
 from penstock.cli.admin import Admin, add_admin, add_queue, say_objects
-from penstock.cli.messaging import guarded
 from penstock.client.http_core import Answer
 from penstock.common import tables, units
 from penstock.common.tables import Column
@@ -38,10 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return guarded("show", _show, args)
-
-
-def _show(args: argparse.Namespace) -> int:
     with Admin(args) as admin:
         queue = admin.get("queues", args.queue)
         connections = consumers_of(args.queue, admin.get("connections")["connections"])

@@ -9,9 +9,10 @@ import argparse
 import json
 import sys
 
-from penstock.cli.main import EXIT_FAILURE, EXIT_MISUSE
+from penstock.cli.main import EXIT_FAILURE
 from penstock.cli.messaging import progress
 from penstock.common import units
+from penstock.errors import Misuse
 from penstock.log.errors import LogRefused
 from penstock.log.inspect import DEFECTS, NOTES, Report, check_is_log, inspect_log
 
@@ -44,8 +45,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         check_is_log(args.folder)
     except LogRefused as error:
-        print(f"penstock verify: {error}", file=sys.stderr)
-        return EXIT_MISUSE
+        raise Misuse(str(error)) from None
     try:
         with progress() as tell:
             report = inspect_log(args.folder, lambda done, whole: tell(_share(done, whole)))

@@ -16,7 +16,7 @@ import os
 import ssl
 from collections.abc import Sequence
 
-from penstock.errors import PenstockError
+from penstock.errors import Misuse, PenstockError
 
 
 class ClientError(PenstockError):
@@ -76,7 +76,7 @@ class Refused(ClientError):
         super().__init__(detail + f"; the first {stored} messages of this call are stored" * bool(stored))
 
 
-class NotSupported(ClientError, ValueError):
+class NotSupported(ClientError, Misuse, ValueError):
     """Nothing that can be said in this protocol, or by this version. Nothing was sent of it."""
 
     def __init__(self, text: str) -> None:

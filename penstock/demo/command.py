@@ -27,7 +27,7 @@ from penstock.demo.broker import Broker
 from penstock.demo.screen import Screen
 from penstock.demo.staying import stay, watched
 from penstock.demo.traffic import Traffic
-from penstock.errors import PenstockError
+from penstock.errors import Misuse, PenstockError
 
 HELP = "send through all three protocols, kill the broker with -9, count what is lost, and sum up with Spark"
 
@@ -66,20 +66,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.messages < 1:
-        print("penstock demo: --messages needs to be at least 1", file=sys.stderr)
-        return 2
+        raise Misuse("--messages needs to be at least 1")
     if args.data:
         try:
             os.makedirs(args.data, exist_ok=True)
         except OSError as error:
-            print(f"penstock demo: --data {args.data}: {error.strerror}; name a new folder", file=sys.stderr)
-            return 2
+            raise Misuse(f"--data {args.data}: {error.strerror}; name a new folder") from None
         if os.listdir(args.data):
-            print(f"penstock demo: {args.data} is not empty; name a new folder", file=sys.stderr)
-            return 2
+            raise Misuse(f"{args.data} is not empty; name a new folder")
     # The clients log what happens to their connections, and Spark's that it was interrupted; here both happen
     # on purpose.
     logging.getLogger().addHandler(logging.NullHandler())
+    logging.getLogger("penstock.client").handlers.clear()
     print("Penstock: orders through three protocols, kill -9 in the middle of them, and their sums by Spark.")
     signal.signal(signal.SIGTERM, _leave)
     screen = Screen(sys.stdout)

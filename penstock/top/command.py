@@ -12,9 +12,8 @@ from typing import Final
 
 from penstock.cli.admin import add_admin, say_objects
 from penstock.cli.main import EXIT_FAILURE
-from penstock.cli.messaging import Misuse, guarded
 from penstock.cli.queues import add_choice, check_choice, in_order, log_nothing
-from penstock.errors import PenstockError
+from penstock.errors import Misuse, PenstockError
 from penstock.top.feed import Feed, Snapshot
 
 HELP = "watch the queues live, sort, filter and open them, pause and redrive"
@@ -34,10 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return guarded("top", _top, args)
-
-
-def _top(args: argparse.Namespace) -> int:
     check_choice(args)
     if not args.json:
         _check_terminal()
