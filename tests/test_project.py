@@ -83,7 +83,7 @@ def test_all_is_what_is_exported() -> None:
     assert len(penstock.__all__) == len(set(penstock.__all__))
 
 
-def test_the_core_needs_uvloop_and_what_http_takes() -> None:
+def test_the_core_needs_little() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert [re.split(r"[^\w-]", needed)[0] for needed in project["dependencies"]] == [
         "uvloop",
@@ -91,6 +91,7 @@ def test_the_core_needs_uvloop_and_what_http_takes() -> None:
         "uvicorn",
         "httptools",
         "prometheus-client",
+        "shtab",
     ]
 
 
