@@ -7,7 +7,7 @@ How it fails: `NotSupported`, which names the option and says what would be righ
 import re
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from penstock.client.errors import NotSupported
 
@@ -75,9 +75,10 @@ class Options:
                 near = get_close_matches(name, names, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
                 raise NotSupported(f"there is no option {name}; {hint}")
+        values: dict[str, Any] = {**given}  # which of them are numbers, only the names of options say
         for name in _SECONDS.keys() & given.keys() - {"reconnect_seconds"}:
-            given[name] = min(given[name], SECONDS_TOP)  # type: ignore[literal-required]
-        options = cls(**given)
+            values[name] = min(values[name], SECONDS_TOP)
+        options = cls(**values)
         options._check()
         return options
 

@@ -55,8 +55,7 @@ def _line(text: str) -> int:
 def _settings(session: SparkSession, pipeline: Pipeline, file: File) -> Iterator[SettingsError]:
     if not pipeline.spark:
         return
-    jvm: Any = session._jvm  # Java has no types here
-    entries = jvm.org.apache.spark.internal.config.ConfigEntry.listAllEntries().toArray()
+    entries = _java(session).internal.config.ConfigEntry.listAllEntries().toArray()
     known = [entry.key() for entry in entries]
     for name in pipeline.spark:
         # Packages have settings that Spark has never heard of: only what looks like another one is wrong.
@@ -66,8 +65,14 @@ def _settings(session: SparkSession, pipeline: Pipeline, file: File) -> Iterator
             yield spot.wrong(f"Spark has no such setting; did you mean {near[0]}?")
 
 
+def _java(session: SparkSession) -> Any:  # whatever Java has there
+    """Spark's own classes. Where a pipeline runs, the session is this process's, and has them."""
+    jvm: Any = session._jvm
+    return jvm.org.apache.spark
+
+
 def _parser_options(session: SparkSession, pipeline: Pipeline, file: File) -> Iterator[SettingsError]:
-    catalyst: Any = session._jvm.org.apache.spark.sql.catalyst  # type: ignore[union-attr]
+    catalyst = _java(session).sql.catalyst
     tables = {"json": catalyst.json.JSONOptions, "csv": catalyst.csv.CSVOptions}
     for number, source in enumerate(pipeline.sources):
         parse = source.parse
@@ -139,7 +144,7 @@ def _write_nothing(session: SparkSession, pipeline: Pipeline, frame: DataFrame) 
 
 
 def _check_mode(session: SparkSession, frame: DataFrame, mode: str) -> None:
-    spark: Any = session._jvm.org.apache.spark.sql  # type: ignore[union-attr]
+    spark = _java(session).sql
     output_mode = getattr(spark.streaming.OutputMode, mode.capitalize())()
     checker = spark.catalyst.analysis.UnsupportedOperationChecker
     checker.checkForStreaming(frame._jdf.queryExecution().analyzed(), output_mode)

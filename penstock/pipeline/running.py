@@ -19,7 +19,7 @@ from dataclasses import replace
 from threading import Event
 from typing import Final
 
-from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]  # py4j has no types
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery

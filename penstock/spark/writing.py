@@ -119,10 +119,10 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):
     def write(self, iterator: "Iterator[pa.RecordBatch]") -> Staged:
         return self._stage(_key_of_batch(), iterator)
 
-    def commit(self, messages: "Sequence[WriterCommitMessage | None]", batchId: int) -> None:  # noqa: N803
+    def commit(self, messages: "Sequence[WriterCommitMessage | None]", batchId: int) -> None:
         self._commit(messages, "start the query again: it repeats the batch, whose rows are then")
 
-    def abort(self, messages: "Sequence[WriterCommitMessage | None]", batchId: int) -> None:  # noqa: N803
+    def abort(self, messages: "Sequence[WriterCommitMessage | None]", batchId: int) -> None:
         # Where no task has said anything, nobody here knows the query. The broker tidies up by itself.
         for message in _staged(messages)[:1]:
             self._abort(message.key)
