@@ -2,13 +2,11 @@
 
 import argparse
 import http.server
-import json
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +16,7 @@ from penstock.cli.main import main
 from penstock.client import PhpmqClient
 from penstock.common import tables
 from tests.certificates import make_certificates
+from tests.cli.conftest import Run, objects
 from tests.cli.terminal import Terminal
 from tests.http.api import Api
 from tests.http.conftest import StartBroker
@@ -27,35 +26,11 @@ from tests.server.harness import WAIT_SECONDS, BrokerProcess
 STRANGE = ["a/b", "with blanks and %", "grüße-世界", "'quoted'", "..", "?x=1#y"]
 """Names of queues that need care in an address, in a shell or in a table."""
 
-Run = Callable[..., list[str]]
-
 
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PENSTOCK_URL", "PENSTOCK_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def url(broker: BrokerProcess) -> str:
-    return f"http://127.0.0.1:{broker.ports['http']}"
-
-
-@pytest.fixture
-def run(url: str, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command that must succeed without complaint; its lines."""
-
-    def run(*arguments: str) -> list[str]:
-        code = main([*arguments, "--url", url])
-        out, err = capsys.readouterr()
-        assert (code, err) == (0, ""), (arguments, out)
-        return out.splitlines()
-
-    return run
-
-
-def objects(lines: list[str]) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in lines]
 
 
 # --- queues --------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -332,25 +331,6 @@ def test_a_cut_in_the_middle_of_a_queue(tmp_path: Path, capsys: pytest.CaptureFi
     offsets = [json.loads(line)["offset"] for line in out.splitlines()]
     missing = sorted({*range(60)} - {*offsets})
     assert f"queue 'q': offsets {missing[0]} to {missing[-1]} cannot be read" in err
-
-
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda path: None, "there is no folder"),
-        (lambda path: path.write_text("a file"), "is not a folder"),
-        (lambda path: path.mkdir(), "there is no log in"),
-    ],
-)
-def test_no_log(
-    tmp_path: Path, make: Callable[[Path], object], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "data"
-    make(path)
-    assert main(["dump", str(path)]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert says in err
 
 
 def test_a_file_that_cannot_be_read_at_all(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,43 +1,14 @@
 """`penstock dead` and `penstock redrive`: in both forms, with every filter, and on a terminal."""
 
-import json
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from penstock.cli import messaging, redrive
 from penstock.cli.main import main
+from tests.cli.conftest import Run, objects
 from tests.cli.terminal import Terminal
 from tests.http.api import Api
 from tests.http.morgue import bodies_left, exhaust, expire, path_of, phpmq, reasons, reject
 from tests.server.harness import WAIT_SECONDS, BrokerProcess
-
-Run = Callable[..., list[str]]
-
-
-@pytest.fixture
-def url(broker: BrokerProcess) -> str:
-    return f"http://127.0.0.1:{broker.ports['http']}"
-
-
-@pytest.fixture
-def run(url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command that must succeed without complaint; its lines."""
-    monkeypatch.delenv("PENSTOCK_TOKEN", raising=False)
-
-    def run(*arguments: str) -> list[str]:
-        code = main([*arguments, "--url", url])
-        out, err = capsys.readouterr()
-        assert (code, err) == (0, ""), (arguments, out)
-        return out.splitlines()
-
-    return run
-
-
-def objects(lines: list[str]) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in lines]
-
 
 # --- dead ----------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.policy import Policies
 from penstock.model.words import Outcome
-from tests.log.folders import NOW_US, SECOND_US, Worker
+from tests.log.folders import NOW_US, SECOND_US, Worker, harmed
 
 SMALL = LogSettings(segment_bytes=4096, block_bytes=1024, snapshot_blocks=30)
 LARGE = LogSettings(segment_bytes=1 << 20)
@@ -405,16 +405,7 @@ def test_whatever_is_done_to_the_files_there_is_a_report(folder: Path) -> None:
     for _ in range(60):
         for _ in range(rng.randint(1, 4)):
             path = folder / rng.choice(sorted(name for name in good if name != RealDisk.LOCK))
-            data = bytearray(good[path.name])
-            at = rng.randrange(len(data))
-            match rng.randrange(3):
-                case 0:
-                    del data[at:]
-                case 1:
-                    data[at : at + 100] = rng.randbytes(len(data[at : at + 100]))
-                case 2:
-                    data[at : at + 500] = bytes(len(data[at : at + 500]))
-            path.write_bytes(data)
+            path.write_bytes(harmed(good[path.name], rng))
         report = inspect(folder)
         assert report.segments <= len(segments(folder))
         for name, whole in good.items():
@@ -763,15 +754,20 @@ def test_the_tail_that_the_watermark_covers_is_not_torn_but_damaged(tmp_path: Pa
         (lambda path: path.mkdir(), "there is no log in"),
     ],
 )
+@pytest.mark.parametrize("command", ["verify", "dump"])
 def test_no_log(
-    tmp_path: Path, make: Callable[[Path], object], says: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    command: str,
+    make: Callable[[Path], object],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / "data"
     make(path)
-    assert main(["verify", str(path)]) == 2
+    assert main([command, str(path)]) == 2
     out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("penstock verify: ")
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"penstock {command}: ")
     assert says in err
     assert str(path) in err
     assert err.count("\n") == 1

@@ -16,9 +16,14 @@ def start_broker(tmp_path: Path) -> Iterator[StartBroker]:
     """Starts brokers in folders of their own, and sees to it that none outlives the test."""
     started: list[BrokerProcess] = []
 
-    def start(*flags: str, folder: str = "broker", env: dict[str, str] | None = None) -> BrokerProcess:
+    def start(
+        *flags: str, folder: str = "broker", config: str | None = None, env: dict[str, str] | None = None
+    ) -> BrokerProcess:
         where = tmp_path / folder
         where.mkdir(exist_ok=True)
+        if config is not None:
+            (where / "penstock.toml").write_text(config)
+            flags = ("--config", str(where / "penstock.toml"), *flags)
         http = () if "--http" in flags else ("--http", "127.0.0.1:0")
         broker = BrokerProcess(where, *http, *flags, env=env)
         started.append(broker)

@@ -26,6 +26,18 @@ QUEUES = ("brief", "lazy", "short", "kept")
 PROTOCOLS = ("", "sspq", "phpmq", "rq", "http", "spark")
 
 
+def harmed(content: bytes, rng: random.Random) -> bytes:
+    """A file that was cut off, or has junk or zeros from somewhere on."""
+    at = rng.randrange(len(content))
+    match rng.randrange(3):
+        case 0:
+            return content[:at]
+        case 1:
+            return content[:at] + rng.randbytes(len(content[at : at + 100])) + content[at + 100 :]
+        case _:
+            return content[:at] + bytes(len(content[at : at + 500])) + content[at + 500 :]
+
+
 def no_receipt(_result: object) -> None:
     """For those who do not want to know."""
 

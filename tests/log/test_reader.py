@@ -38,7 +38,7 @@ from penstock.model.life import Event
 from penstock.model.policy import Policies
 from penstock.model.words import Outcome
 from tests.build import interpreted_only
-from tests.log.folders import NOW_US, QUEUES, SECOND_US, Worker
+from tests.log.folders import NOW_US, QUEUES, SECOND_US, Worker, harmed
 
 SMALL = LogSettings(segment_bytes=4096, block_bytes=1024, snapshot_blocks=10)
 
@@ -655,16 +655,7 @@ def test_whatever_is_done_to_the_files_an_error_is_ours(tmp_path: Path) -> None:
     errors = 0
     for _ in range(60):
         path = folder / rng.choice(sorted(name for name in good if name != RealDisk.LOCK))
-        data = bytearray(good[path.name])
-        at = rng.randrange(len(data))
-        match rng.randrange(3):
-            case 0:
-                del data[at:]
-            case 1:
-                data[at : at + 100] = rng.randbytes(len(data[at : at + 100]))
-            case 2:
-                data[at : at + 500] = bytes(len(data[at : at + 500]))
-        path.write_bytes(data)
+        path.write_bytes(harmed(good[path.name], rng))
         with LogReader(str(folder)) as reader:
             for queue in reader.queues():
                 for found in reader.messages(queue, 0, fail_on_loss=False):

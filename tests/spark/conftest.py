@@ -6,17 +6,16 @@ Nothing is registered anywhere: that Spark finds the source by itself is part of
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.http.api import Api
+from tests.http.conftest import StartBroker as StartBroker
+from tests.http.conftest import api as api
+from tests.http.conftest import start_broker as start_broker
 from tests.server.harness import BrokerProcess
 from tests.spark.rig import Queues
-
-StartBroker = Callable[..., BrokerProcess]
 
 
 @pytest.fixture(scope="session")
@@ -46,39 +45,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.stop()
 
 
-@pytest.fixture
-def start_broker(tmp_path: Path) -> Iterator[StartBroker]:
-    """Starts brokers in folders of their own, and sees to it that none outlives the test."""
-    started: list[BrokerProcess] = []
-
-    def start(*flags: str, folder: str = "broker", config: str | None = None) -> BrokerProcess:
-        where = tmp_path / folder
-        where.mkdir(exist_ok=True)
-        if config is not None:
-            (where / "penstock.toml").write_text(config)
-            flags = ("--config", str(where / "penstock.toml"), *flags)
-        broker = BrokerProcess(where, *(() if "--http" in flags else ("--http", "127.0.0.1:0")), *flags)
-        started.append(broker)
-        return broker.start()
-
-    yield start
-    for broker in started:
-        if broker.running:
-            broker.kill()
-
-
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     broker = BrokerProcess(tmp_path_factory.mktemp("broker"), "--http", "127.0.0.1:0").start()
     yield broker
     if broker.running:
         broker.kill()
-
-
-@pytest.fixture
-def api(broker: BrokerProcess) -> Iterator[Api]:
-    with Api(broker.ports["http"]) as api:
-        yield api
 
 
 @pytest.fixture
