@@ -10,7 +10,7 @@ from penstock.cli.peek import body_of, messages, width, with_text
 from penstock.cli.show import deaths
 from penstock.client.http_core import Answer
 from penstock.common import tables, units
-from penstock.common.tables import Column
+from penstock.common.tables import columns
 from penstock.model.life import DEAD_REASONS
 
 HELP = "show the dead letters of a queue, by reason and one by one"
@@ -18,14 +18,7 @@ HELP = "show the dead letters of a queue, by reason and one by one"
 REASONS: Final = tuple(sorted(reason.label for reason in DEAD_REASONS))
 LIMIT_DEFAULT: Final = 20
 
-COLUMNS: Final = (
-    Column("OFFSET", right=True),
-    Column("REASON"),
-    Column("AGE", right=True),
-    Column("ATTEMPTS", right=True),
-    Column("HELD BY"),
-    Column("VALUE"),
-)
+COLUMNS: Final = columns(">OFFSET", "REASON", ">AGE", ">ATTEMPTS", "HELD BY", "VALUE")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

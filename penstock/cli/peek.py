@@ -19,7 +19,7 @@ from penstock.cli.admin import Admin, add_admin, add_queue, at_least, say_object
 from penstock.cli.messaging import add_raw, value_of
 from penstock.client.http_core import Answer
 from penstock.common import tables, units
-from penstock.common.tables import Column
+from penstock.common.tables import columns
 from penstock.errors import Misuse
 
 HELP = "look at the messages of a queue without taking any"
@@ -33,20 +33,8 @@ STATES: Final = (*LIVING, "dead", "gone", "all")
 CHARACTERS: Final = 200
 """So much of a value is shown where no terminal is."""
 
-COLUMNS: Final = (
-    Column("OFFSET", right=True),
-    Column("STATE"),
-    Column("AGE", right=True),
-    Column("ATTEMPTS", right=True),
-    Column("VALUE"),
-)
-HISTORY: Final = (
-    Column("EVENT"),
-    Column("TIME"),
-    Column("ATTEMPT", right=True),
-    Column("REASON"),
-    Column("CONSUMER"),
-)
+COLUMNS: Final = columns(">OFFSET", "STATE", ">AGE", ">ATTEMPTS", "VALUE")
+HISTORY: Final = columns("EVENT", "TIME", ">ATTEMPT", "REASON", "CONSUMER")
 _INDENT: Final = "        "
 
 

@@ -15,24 +15,15 @@ from typing import Any, Final
 from penstock.cli.admin import Admin, Unreachable, add_admin, say_objects
 from penstock.client.http_core import Answer
 from penstock.common import tables, units
-from penstock.common.tables import Column
+from penstock.common.tables import columns
 from penstock.errors import Misuse
 
 HELP = "list the queues: what waits, what is held, what is dead, and how fast it moves"
 
 WATCH_SECONDS: Final = 1.0
 
-COLUMNS: Final = (
-    Column("QUEUE"),
-    Column("READY", right=True),
-    Column("HELD", right=True),
-    Column("DEAD", right=True),
-    Column("CONSUMERS", right=True),
-    Column("IN/S", right=True),
-    Column("OUT/S", right=True),
-    Column("OLDEST", right=True),
-    Column("SIZE", right=True),
-    Column(""),
+COLUMNS: Final = columns(
+    "QUEUE", ">READY", ">HELD", ">DEAD", ">CONSUMERS", ">IN/S", ">OUT/S", ">OLDEST", ">SIZE", ""
 )
 
 SORTS: Final = (

@@ -10,14 +10,7 @@ import argparse
 import asyncio
 
 from penstock import client
-from penstock.cli.messaging import (
-    Printer,
-    add_connection,
-    add_raw,
-    client_options,
-    find_url,
-    until,
-)
+from penstock.cli.messaging import Printer, add_connection, add_raw, client_options, find_url, until
 from penstock.errors import Misuse
 
 HELP = "take messages from a queue and print them"

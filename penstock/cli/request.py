@@ -6,14 +6,7 @@ Exit code 1 where there is no answer: nobody took the request in time, or the br
 import argparse
 
 from penstock import client
-from penstock.cli.messaging import (
-    Printer,
-    add_connection,
-    add_raw,
-    body_of,
-    client_options,
-    find_url,
-)
+from penstock.cli.messaging import Printer, add_connection, add_raw, body_of, client_options, find_url
 from penstock.errors import Misuse
 
 HELP = "send a request and print the answer"

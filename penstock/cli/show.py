@@ -7,28 +7,13 @@ from typing import Final
 from penstock.cli.admin import Admin, add_admin, add_queue, say_objects
 from penstock.client.http_core import Answer
 from penstock.common import tables, units
-from penstock.common.tables import Column
+from penstock.common.tables import columns
 
 HELP = "show one queue: counts, offsets, policy, dead letters by reason, consumers and readers"
 
-CONSUMERS: Final = (
-    Column("CONSUMER"),
-    Column("PROTOCOL"),
-    Column("PEER"),
-    Column("TAKES"),
-    Column("HELD", right=True),
-    Column("CONNECTED", right=True),
-    Column(""),
-)
-READERS: Final = (
-    Column("READER"),
-    Column("VIEW"),
-    Column("POSITION", right=True),
-    Column("LAG", right=True),
-    Column("LEASE", right=True),
-    Column(""),
-)
-DEATHS: Final = (Column("DEAD LETTERS"), Column("COUNT", right=True))
+CONSUMERS: Final = columns("CONSUMER", "PROTOCOL", "PEER", "TAKES", ">HELD", ">CONNECTED", "")
+READERS: Final = columns("READER", "VIEW", ">POSITION", ">LAG", ">LEASE", "")
+DEATHS: Final = columns("DEAD LETTERS", ">COUNT")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -32,6 +32,11 @@ class Column(NamedTuple):
     right: bool = False
 
 
+def columns(*titles: str) -> tuple[Column, ...]:
+    """Columns by their headings; of one that begins with `>`, the cells go to the right."""
+    return tuple(Column(title.removeprefix(">"), title.startswith(">")) for title in titles)
+
+
 # --- lines -------------------------------------------------------------------------------------------------
 
 

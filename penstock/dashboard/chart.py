@@ -20,7 +20,7 @@ class Series:
 
 
 class Chart(Element, component=ASSETS / "chart.js"):
-    """See the module's docstring. Without axes it is a spark line."""
+    """Without axes it is a spark line."""
 
     def __init__(
         self,

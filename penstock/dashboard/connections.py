@@ -11,7 +11,7 @@ from penstock.dashboard.layout import style, tag
 from penstock.dashboard.pages import queue_href
 from penstock.dashboard.poll import Poll, watch
 from penstock.dashboard.table import Column, Filter, LiveTable, Row
-from penstock.dashboard.tile import Tile
+from penstock.dashboard.tile import Tiles
 from penstock.dashboard.view import View
 
 QUEUES_SHOWN: Final = 4
@@ -45,8 +45,13 @@ async def build(view: View) -> None:
     style("state.css")
     tag("h1", "Connections")
     alerts = Alerts()
-    with tag("div", classes="ps-tiles"):
-        tiles = _Tiles()
+    tiles = Tiles(
+        connections="Connections",
+        consuming="Consuming",
+        held="Held messages",
+        blocked="Blocked",
+        held_back="Held back",
+    )
     table = LiveTable(
         "Connections",
         COLUMNS,
@@ -69,36 +74,26 @@ async def build(view: View) -> None:
         rows = {it["name"]: _row(it, now, shown.get(it["name"])) for it in connections}
         table.follow(rows, shown, whole=is_first)
         shown = rows
-        tiles.show(connections)
+        tiles.show(**_totals(connections))
         alerts.show(_alerts(connections))
 
     watch(view, CONNECTIONS, show)
 
 
-class _Tiles:
-    """The totals."""
-
-    def __init__(self) -> None:
-        self._all = Tile("Connections", "connections")
-        self._consuming = Tile("Consuming", "consuming")
-        self._held = Tile("Held messages", "held")
-        self._blocked = Tile("Blocked", "blocked")
-        self._held_back = Tile("Held back", "held_back")
-
-    def show(self, connections: list[Fields]) -> None:
-        protocols = Counter(it["protocol"] for it in connections)
-        spread = ", ".join(
-            f"{units.count(protocols[key])} {name}" for key, name in PROTOCOLS.items() if protocols[key]
-        )
-        consuming = sum(bool(it["consumes"]) for it in connections)
-        blocked = sum(it["blocked"] for it in connections)
-        held_back = sum(it["held_back"] for it in connections)
-        self._all.show(units.count(len(connections)), spread)
-        others = len(connections) - consuming
-        self._consuming.show(units.count(consuming), f"{units.count(others)} only send" if others else "")
-        self._held.show(units.count(sum(it["held"] for it in connections)), "sent to them, not settled")
-        self._blocked.show(units.count(blocked), "do not read", "warn" if blocked else "")
-        self._held_back.show(units.count(held_back), "wait for room", "warn" if held_back else "")
+def _totals(connections: list[Fields]) -> dict[str, tuple[str, ...]]:
+    protocols = Counter(it["protocol"] for it in connections)
+    spread = (f"{units.count(protocols[key])} {name}" for key, name in PROTOCOLS.items() if protocols[key])
+    consuming = sum(bool(it["consumes"]) for it in connections)
+    others = len(connections) - consuming
+    blocked = sum(it["blocked"] for it in connections)
+    held_back = sum(it["held_back"] for it in connections)
+    return {
+        "connections": (units.count(len(connections)), ", ".join(spread)),
+        "consuming": (units.count(consuming), f"{units.count(others)} only send" if others else ""),
+        "held": (units.count(sum(it["held"] for it in connections)), "sent to them, not settled"),
+        "blocked": (units.count(blocked), "do not read", "warn" if blocked else ""),
+        "held_back": (units.count(held_back), "wait for room", "warn" if held_back else ""),
+    }
 
 
 def _row(connection: Fields, now: float, before: Row | None) -> Row:

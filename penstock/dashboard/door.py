@@ -73,7 +73,7 @@ StartPages = Callable[[], Awaitable[ASGIApp]]
 
 
 class Door:
-    """The ASGI application of everything that is a page. See the module's docstring."""
+    """The ASGI application of everything that is a page."""
 
     def __init__(self, site: Site, start_pages: StartPages) -> None:
         self._site = site

@@ -12,8 +12,8 @@ from penstock.dashboard.feed import Health, Tick
 from penstock.dashboard.layout import badge, fact, facts, panel, style, tag
 from penstock.dashboard.poll import Poll, watch
 from penstock.dashboard.readers import READERS, holds, is_capped, lag_of, reader_href
-from penstock.dashboard.syncs import SyncPanel, SyncTrail, latency
-from penstock.dashboard.tile import Tile
+from penstock.dashboard.syncs import SyncPanel, SyncTrail
+from penstock.dashboard.tile import Tiles
 from penstock.dashboard.view import View
 
 FREE_SHARE_LITTLE: Final = 0.1
@@ -37,8 +37,13 @@ async def build(view: View) -> None:
     style("state.css")
     tag("h1", "Engine")
     alerts = Alerts()
-    with tag("div", classes="ps-tiles"):
-        tiles = _Tiles()
+    tiles = Tiles(
+        state="State",
+        disk_bytes_free="Free on the disk",
+        log_bytes="Log",
+        p99_seconds="Sync, 99 % within",
+        uptime_seconds="Running for",
+    )
     with tag("div", classes="ps-columns"):
         with tag("div", classes="ps-column"):
             cluster = ClusterPanel()
@@ -53,7 +58,7 @@ async def build(view: View) -> None:
     def show_state() -> None:
         if engine is not None:
             alerts.show(_alerts(engine, health))
-            tiles.show(engine, health)
+            tiles.show(**_totals(engine, health))
 
     def tick(tick: Tick) -> None:
         nonlocal health
@@ -140,36 +145,23 @@ def _free_share(engine: Fields) -> float:
 # --- parts of the page ---------------------------------------------------------------------------
 
 
-class _Tiles:
+def _totals(engine: Fields, health: Health) -> dict[str, tuple[str, ...]]:
     """What to see first."""
-
-    def __init__(self) -> None:
-        self._state = Tile("State", "state")
-        self._free = Tile("Free on the disk", "disk_bytes_free")
-        self._log = Tile("Log", "log_bytes")
-        self._sync = Tile("Sync, 99 % within", "p99_seconds")
-        self._up = Tile("Running for", "uptime_seconds")
-
-    def show(self, engine: Fields, health: Health) -> None:
-        word, kind = _state(engine, health)
-        self._state.show(word, f"durability {engine['durability']}", kind)
-        share = _free_share(engine)
-        self._free.show(
+    word, kind = _state(engine, health)
+    share = _free_share(engine)
+    sync = engine["sync"]
+    half = f"half within {units.duration(sync['p50_seconds'])}" if sync["count"] else "no sync yet"
+    return {
+        "state": (word, f"durability {engine['durability']}", kind),
+        "disk_bytes_free": (
             units.size(engine["disk_bytes_free"]),
             f"{100 * share:.0f} % of {units.size(engine['disk_bytes_total'])}",
             "warn" if share < FREE_SHARE_LITTLE else "",
-        )
-        segments = engine["segments"]
-        self._log.show(
-            units.size(engine["log_bytes"]),
-            f"in {units.count(segments)} segment{'' if segments == 1 else 's'}",
-        )
-        sync = engine["sync"]
-        if sync["count"]:
-            self._sync.show(latency(sync["p99_seconds"]), f"half within {latency(sync['p50_seconds'])}")
-        else:
-            self._sync.show("–", "no sync yet")
-        self._up.show(units.age(engine["uptime_seconds"]), f"Penstock {engine['version']}")
+        ),
+        "log_bytes": (units.size(engine["log_bytes"]), f"in {units.counted(engine['segments'], 'segment')}"),
+        "p99_seconds": (units.duration(sync["p99_seconds"] if sync["count"] else None), half),
+        "uptime_seconds": (units.age(engine["uptime_seconds"]), f"Penstock {engine['version']}"),
+    }
 
 
 def _state(engine: Fields, health: Health) -> tuple[str, str]:
@@ -249,12 +241,7 @@ class _Holders:
                     tag("a", name, href=reader_href(name))
                     if capped:
                         badge("capped", "bad")
-                    plural = "" if queues == 1 else "s"
-                    tag(
-                        "span",
-                        f"{units.count(lag)} behind in {units.count(queues)} queue{plural}",
-                        "ps-hint",
-                    )
+                    tag("span", f"{lag:,} behind in {units.counted(queues, 'queue')}", "ps-hint")
 
 
 class _Log:

@@ -93,8 +93,6 @@ Listener = Callable[[Tick], None]
 
 
 class Feed:
-    """See the module's docstring."""
-
     def __init__(self, caller: Caller, clock: Callable[[], float] = time.time) -> None:
         self._caller = caller
         self._clock = clock

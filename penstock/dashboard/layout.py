@@ -101,15 +101,6 @@ def _state(view: View) -> None:
 
 
 @contextlib.contextmanager
-def heading(title: str) -> Iterator[None]:
-    """The page's title; what is made within it stands at the right of it."""
-    with tag("div", classes="ps-heading"):
-        tag("h1", title)
-        with tag("div", classes="ps-actions"):
-            yield
-
-
-@contextlib.contextmanager
 def panel(title: str = "", classes: str = "") -> Iterator[TextElement]:
     """A part of a page, with a title where it has one."""
     with tag("section", classes=f"ps-panel {classes}") as section:

@@ -119,7 +119,8 @@ def _with_times(steps: Sequence[Step]) -> list[Step]:
             when = f"{day} {when} UTC"
         between = ""
         if behind is not None and behind.at is not None:
-            between = f"{_between(step, behind)} {_span(behind.at - step.at)}"
+            write = units.age if behind.event == "now" else _span
+            between = f"{_between(step, behind)} {write(behind.at - step.at)}"
         told.append(replace(step, when=when, between=between))
     return told
 

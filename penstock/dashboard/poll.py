@@ -34,7 +34,7 @@ TRAIL_GAP_SECONDS: Final = 60.0
 
 
 class Poll:
-    """See the module's docstring. `rows` says how many rows an answer has; `told` hears every answer once."""
+    """`rows` says how many rows an answer has; `told` hears every answer once."""
 
     def __init__(
         self,

@@ -67,8 +67,6 @@ async def build(view: View, row: Fields) -> None:
 
 
 class _Letters:
-    """See the module's docstring."""
-
     def __init__(self, view: View, row: Fields) -> None:
         self._view = view
         self._queue: str = row["name"]

@@ -23,7 +23,7 @@ VIEWS: Final = {"messages": "Messages, by offset", "events": "Events, by number"
 
 
 class ReaderPanel:
-    """See the module's docstring. Nothing is seen of it while there is no reader to show."""
+    """Nothing is seen of it while there is no reader to show."""
 
     def __init__(self, view: View, release: Callable[[str], Awaitable[None]]) -> None:
         self._view = view
@@ -95,11 +95,7 @@ class ReaderPanel:
 
     def _show_queues(self, queues: list[Fields], is_first: bool) -> None:
         rows = {it["queue"]: _row(it) for it in queues}
-        if is_first:
-            self._table.load(rows.values())
-        else:
-            self._table.drop([name for name in self._shown if name not in rows])
-            self._table.patch([row for name, row in rows.items() if row != self._shown.get(name)])
+        self._table.follow(rows, self._shown, whole=is_first)
         self._shown = rows
 
     async def _ask(self) -> None:

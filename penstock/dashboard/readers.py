@@ -14,7 +14,7 @@ from penstock.dashboard.layout import style, tag
 from penstock.dashboard.poll import Poll, Trail, watch
 from penstock.dashboard.reader import ReaderPanel
 from penstock.dashboard.table import Column, LiveTable, Row
-from penstock.dashboard.tile import Tile
+from penstock.dashboard.tile import Tiles
 from penstock.dashboard.view import View
 
 COLUMNS: Final = (
@@ -71,8 +71,7 @@ async def build(view: View) -> None:
     style("state.css")
     tag("h1", "Readers")
     alerts = Alerts()
-    with tag("div", classes="ps-tiles"):
-        tiles = _Tiles()
+    tiles = Tiles(readers="Readers", lag="Lag", worst="Furthest behind", capped="Capped")
     table = LiveTable(
         "Readers",
         COLUMNS,
@@ -103,7 +102,7 @@ async def build(view: View) -> None:
         rows = {it["name"]: _row(it, chosen) for it in readers}
         table.follow(rows, shown, whole=is_first)
         shown = rows
-        tiles.show(readers)
+        tiles.show(**_totals(readers))
         alerts.show(_alerts(readers))
         found = next((it for it in readers if it["name"] == chosen), None)
         panel.show(chosen, found, LAGS.of(chosen), is_first)
@@ -111,26 +110,16 @@ async def build(view: View) -> None:
     watch(view, READERS, show)
 
 
-class _Tiles:
-    """The totals."""
-
-    def __init__(self) -> None:
-        self._all = Tile("Readers", "readers")
-        self._lag = Tile("Lag", "lag")
-        self._worst = Tile("Furthest behind", "worst")
-        self._capped = Tile("Capped", "capped")
-
-    def show(self, readers: list[Fields]) -> None:
-        holding = sum(holds(it) for it in readers)
-        worst = max(readers, key=lag_of, default=None)
-        capped = sum(is_capped(it) for it in readers)
-        self._all.show(units.count(len(readers)), f"{units.count(holding)} hold retention")
-        self._lag.show(units.count(sum(lag_of(it) for it in readers)), "not read yet, by all of them")
-        if worst is None:
-            self._worst.show("–")
-        else:
-            self._worst.show(units.count(lag_of(worst)), worst["name"])
-        self._capped.show(units.count(capped), "further behind than is kept", "bad" if capped else "")
+def _totals(readers: list[Fields]) -> dict[str, tuple[str, ...]]:
+    holding = sum(holds(it) for it in readers)
+    worst = max(readers, key=lag_of, default=None)
+    capped = sum(is_capped(it) for it in readers)
+    return {
+        "readers": (units.count(len(readers)), f"{units.count(holding)} hold retention"),
+        "lag": (units.count(sum(lag_of(it) for it in readers)), "not read yet, by all of them"),
+        "worst": (units.NOTHING,) if worst is None else (units.count(lag_of(worst)), worst["name"]),
+        "capped": (units.count(capped), "further behind than is kept", "bad" if capped else ""),
+    }
 
 
 def _row(reader: Fields, chosen: str) -> Row:

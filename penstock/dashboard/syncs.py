@@ -1,6 +1,6 @@
 """Syncs: how long the disk takes to make writes safe, since the start and lately; of the engine's page."""
 
-from typing import Any, Final
+from typing import Any
 
 from nicegui.elements.mixins.text_element import TextElement
 
@@ -10,20 +10,6 @@ from penstock.dashboard.chart import Chart, Series
 from penstock.dashboard.layout import fact, facts, panel, tag
 from penstock.dashboard.poll import TRAIL_SECONDS, Trail
 from penstock.log.info import SyncInfo
-
-UNITS: Final = ((1.0, 1.0, "s"), (0.0, 1000.0, "ms"))
-"""From so many seconds on, times so much, in that unit."""
-
-
-def latency(seconds: float) -> str:
-    """Three digits at most: 0.25 ms, 4.1 ms, 120 ms, 1.5 s."""
-    factor, unit = _unit(seconds)
-    value = seconds * factor
-    return f"{value:.{2 if value < 1 else 1 if value < 10 else 0}f} {unit}"
-
-
-def _unit(seconds: float) -> tuple[float, str]:
-    return next((factor, unit) for least, factor, unit in UNITS if seconds >= least)
 
 
 class SyncTrail:
@@ -73,10 +59,10 @@ class SyncPanel:
 
     def show(self, sync: Fields, trail: Trail, is_first: bool) -> None:
         count = sync["count"]
-        self._p50.set_text(latency(sync["p50_seconds"]) if count else "–")
-        self._p99.set_text(latency(sync["p99_seconds"]) if count else "–")
-        self._last.set_text(latency(sync["last_seconds"]) if count else "–")
-        self._mean.set_text(latency(sync["seconds_sum"] / count) if count else "–")
+        self._p50.set_text(units.duration(sync["p50_seconds"] if count else None))
+        self._p99.set_text(units.duration(sync["p99_seconds"] if count else None))
+        self._last.set_text(units.duration(sync["last_seconds"] if count else None))
+        self._mean.set_text(units.duration(sync["seconds_sum"] / count if count else None))
         self._count.set_text(units.count(count))
         points = list(trail.points)
         if is_first:
@@ -120,9 +106,4 @@ class _Histogram:
 def labels(buckets: list[Fields]) -> list[str]:
     """What each bucket is called: up to its bound, and the last one longer than all bounds."""
     bounds = [it["seconds_max"] for it in buckets]
-    return [f"> {_bound(bounds[-2])}" if it is None else f"≤ {_bound(it)}" for it in bounds]
-
-
-def _bound(seconds: float) -> str:
-    factor, unit = _unit(seconds)
-    return f"{seconds * factor:g} {unit}"
+    return [f"> {units.duration(bounds[-2])}" if it is None else f"≤ {units.duration(it)}" for it in bounds]

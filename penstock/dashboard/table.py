@@ -51,7 +51,7 @@ class Filter:
 
 
 class LiveTable(Element, component=ASSETS / "table.js"):
-    """See the module's docstring. What is made within it (`with`) shows where there are no rows."""
+    """What is made within it (`with`) shows where there are no rows."""
 
     def __init__(
         self,

@@ -20,8 +20,6 @@ from penstock.http.route import Role
 
 
 class View:
-    """See the module's docstring."""
-
     def __init__(
         self, client: Client, request: Request, page: Page, session: Session, api: Caller, feed: Feed
     ) -> None:

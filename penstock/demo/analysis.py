@@ -27,7 +27,7 @@ from pyspark.sql import functions as sql
 
 from penstock import __version__
 from penstock.client import HttpClient, PhpmqClient
-from penstock.common.tables import Column
+from penstock.common.tables import columns
 from penstock.demo.broker import Broker
 from penstock.demo.orders import NO_ORDER, QUEUE, SCHEMA, Sum, amount, closing_order, sums_of
 from penstock.demo.screen import Screen
@@ -162,7 +162,7 @@ class Analysis:
             said = json.loads(letter.value)
             rows.append([f"{said['offset']:,}", str(letter.reason), said["error"]])
         self._screen.note(f"the record that is no order is a dead letter, as `penstock dead {QUEUE}` shows:")
-        self._screen.table([Column("offset", right=True), Column("reason"), Column("error")], rows)
+        self._screen.table(columns(">offset", "reason", "error"), rows)
 
     def _read_sums(self, spark: "SparkSession") -> Mapping[str, Sum]:
         rows = (
@@ -206,14 +206,7 @@ class Analysis:
         self._screen.step(f"{figures.events:,} events of {len(figures.queues)} queues: {self.report}")
 
 
-COMPARED: Final = (
-    Column("region"),
-    Column("sent", right=True),
-    Column("amount", right=True),
-    Column("Spark", right=True),
-    Column("amount", right=True),
-    Column(""),
-)
+COMPARED: Final = columns("region", ">sent", ">amount", ">Spark", ">amount", "")
 
 
 def _row(region: str, stored: Sum, by_spark: Sum) -> list[str]:

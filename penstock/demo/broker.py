@@ -23,7 +23,7 @@ WIRES: Final = ("sspq", "phpmq", "rq")
 
 
 class Broker:
-    """See the module's docstring. Ended by `end`, whatever happens."""
+    """Ended by `end`, whatever happens."""
 
     def __init__(self, data: Path, journal: Path) -> None:
         self._data = data

@@ -4,12 +4,12 @@ Tables have rows only where something happened; here every queue has a value for
 counted or measured here that was not in a table: sums are of a handful of numbers.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.report.period import Span, datetime_of
-from penstock.report.tables import EVENTS, FAILED, OUTCOMES
+from penstock.report.tables import EVENTS, FAILED
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,12 +82,6 @@ class Figures:
 def failed_of(consumer: Row) -> int:
     """The deliveries of a consumer with which the work was not done."""
     return sum(consumer[outcome] for outcome in FAILED)
-
-
-def outcomes_of(rows: Iterable[Row]) -> dict[str, int]:
-    """Deliveries of some consumers by how they ended."""
-    rows = list(rows)
-    return {outcome: sum(row[outcome] for row in rows) for outcome in OUTCOMES}
 
 
 def figures_of(span: Span | None, tables: "Mapping[str, pa.Table]") -> Figures:

@@ -66,7 +66,7 @@ class Broken(Message):
 
 
 class Top(App[int]):
-    """See the module's docstring. `first` is a snapshot that was taken before there was a screen.
+    """`first` is a snapshot that was taken before there was a screen.
 
     `fault` is what has ended a thread, and so the program, and should not have happened.
     """

@@ -21,8 +21,6 @@ SILENT_SECONDS: Final = 3.0
 
 
 class Banner(Widget):
-    """See the module's docstring."""
-
     DEFAULT_CSS = """
     Banner { height: 2; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
     """

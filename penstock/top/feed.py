@@ -56,7 +56,7 @@ class Trouble(NamedTuple):
 
 
 class Feed:
-    """See the module's docstring. `start` begins it, `stop` ends it."""
+    """`start` begins it, `stop` ends it."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args

@@ -40,8 +40,6 @@ def backlog_of(queue: Answer) -> int:
 
 
 class History:
-    """See the module's docstring."""
-
     def __init__(self) -> None:
         self.total = Track()
         self._tracks: dict[str, Track] = {}

@@ -6,15 +6,13 @@ from rich.text import Text
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
 from penstock.common import tables, units
 from penstock.top.banner import Banner
-from penstock.top.chart import Chart
+from penstock.top.chart import Charts
 from penstock.top.columns import QUIET, STRONG, short_count
-from penstock.top.history import FIELDS, backlog_of
 from penstock.top.state import State
 from penstock.top.table import QueueTable
 from penstock.top.wishes import Pause, Redrive
@@ -30,10 +28,8 @@ class Entry(Input):
 
 
 class Overview(Screen[None]):
-    """See the module's docstring."""
-
     DEFAULT_CSS = """
-    Overview #charts { height: 4; margin-top: 1; }
+    Overview #charts { layout: horizontal; height: 4; margin-top: 1; }
     Overview Chart { height: 4; }
     Overview.-low #charts { display: none; }
     Overview QueueTable { margin-top: 1; }
@@ -56,16 +52,12 @@ class Overview(Screen[None]):
         self._pattern = pattern
         self._state = state
         self._banner = Banner(url, state)
-        self._charts = (
-            Chart("in", _per_second),
-            Chart("out", _per_second),
-            Chart("backlog", lambda value: short_count(int(value))),
-        )
+        self._charts = Charts(short_count)
         self.table = QueueTable(sort, lambda name: state.history.of(name).of("rate_in"))
 
     def compose(self) -> ComposeResult:
         yield self._banner
-        yield Horizontal(*self._charts, id="charts")
+        yield self._charts
         yield self.table
         yield Static(id="chosen")
         yield Entry(id="filter", placeholder="part of a name", compact=True, select_on_focus=False)
@@ -81,10 +73,7 @@ class Overview(Screen[None]):
         if self._state.trouble is not None:
             return
         self.table.show(self._state.snapshot.queues)
-        total, track = self._state.snapshot.total, self._state.history.total
-        values = (total["rate_in"], total["rate_out"], backlog_of(total))
-        for chart, field, now in zip(self._charts, FIELDS, values, strict=True):
-            chart.show(track.of(field), now)
+        self._charts.show(self._state.snapshot.total, self._state.history.total)
         self._show_choice()
 
     # --- filter --------------------------------------------------------------------------------------
@@ -158,7 +147,3 @@ class Overview(Screen[None]):
     def action_redrive(self) -> None:
         if self.table.current is not None:
             self.post_message(Redrive(self.table.current["name"]))
-
-
-def _per_second(value: float) -> str:
-    return f"{units.rate(value)}/s"

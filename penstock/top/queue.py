@@ -20,10 +20,9 @@ from penstock.cli import peek, show
 from penstock.client.http_core import Answer
 from penstock.common import tables, units
 from penstock.top.banner import Banner
-from penstock.top.chart import Chart
+from penstock.top.chart import Charts
 from penstock.top.columns import BAD, PLAIN, QUIET, STRONG, WARN, WIDE
 from penstock.top.feed import Feed, Opened
-from penstock.top.history import FIELDS, backlog_of
 from penstock.top.state import State
 from penstock.top.wishes import Pause, Redrive
 
@@ -39,8 +38,6 @@ LEADING_MIN: Final = 0xC0
 
 
 class QueueScreen(Screen[None]):
-    """See the module's docstring."""
-
     DEFAULT_CSS = f"""
     QueueScreen #title {{ height: 1; padding: 0 1; margin-top: 1; }}
     QueueScreen #body {{ height: 1fr; }}
@@ -77,11 +74,7 @@ class QueueScreen(Screen[None]):
         self._feed = feed
         self._state = state
         self._banner = Banner(feed.url, state)
-        self._charts = (
-            Chart("in", lambda value: f"{units.rate(value)}/s"),
-            Chart("out", lambda value: f"{units.rate(value)}/s"),
-            Chart("backlog", lambda value: units.count(int(value))),
-        )
+        self._charts = Charts(units.count)
         self._title = Static(Text(tables.shown(name), STRONG), id="title")
         self._numbers = Static(Text("asking …", QUIET))
         self._policy = Static()
@@ -98,7 +91,7 @@ class QueueScreen(Screen[None]):
                 yield self._numbers
                 yield Vertical(self._policy, self._deaths, id="rules")
             with Vertical(id="right"):
-                yield Container(*self._charts, id="charts")
+                yield self._charts
                 yield self._consumers
                 yield self._messages
         yield Footer(compact=True)
@@ -128,10 +121,7 @@ class QueueScreen(Screen[None]):
         # The first fact is the name, which is the title here.
         self._numbers.update(_pairs(show.facts(queue)[1:]))
         self._policy.update(_pairs(show.policy(queue["policy"])))
-        track = self._state.history.of(self.queue)
-        values = (queue["rate_in"], queue["rate_out"], backlog_of(queue))
-        for chart, field, now in zip(self._charts, FIELDS, values, strict=True):
-            chart.show(track.of(field), now)
+        self._charts.show(queue, self._state.history.of(self.queue))
         self._deaths.update(_table(show.deaths(queue["dead_reasons"]), "no dead letters"))
         self._show_tables(opened)
 

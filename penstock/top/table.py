@@ -37,8 +37,6 @@ Cell = Sequence[Segment]
 
 
 class QueueTable(ScrollView, can_focus=True):
-    """See the module's docstring."""
-
     DEFAULT_CSS = """
     QueueTable { height: 1fr; overflow-x: hidden; overflow-y: auto; padding: 0 1; }
     """
