@@ -10,6 +10,7 @@ an error of it that names the place.
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Final
 
 
 class WrongValue(Exception):
@@ -33,6 +34,10 @@ class Kind(ABC):
     @abstractmethod
     def check(self, value: object) -> object:
         """The value to use. WrongValue where it is none."""
+
+    def parse(self, text: str) -> object:
+        """The value that a text stands for."""
+        return self.check(self.from_text(text))
 
     @abstractmethod
     def wanted(self) -> str:
@@ -99,7 +104,7 @@ class Word(Kind):
         raise self.refuse()
 
     def wanted(self) -> str:
-        return f"{', '.join(self.words[:-1])} or {self.words[-1]}"
+        return " or ".join(filter(None, (", ".join(self.words[:-1]), self.words[-1])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +139,24 @@ class Texts(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Name(Kind):
-    """A name that somebody gives to something of the settings: it must look well in a log line."""
+class Fitting(Kind):
+    """A text that fits a pattern as a whole."""
+
+    what: str
+    pattern: str
+    metavar: str = ""
 
     def check(self, value: object) -> object:
-        if isinstance(value, str) and re.fullmatch("[A-Za-z0-9._-]{1,64}", value):
+        if isinstance(value, str) and re.fullmatch(self.pattern, value):
             return value
         raise self.refuse()
 
     def wanted(self) -> str:
-        return "1 to 64 letters, digits and any of . _ -"
+        return self.what
+
+
+NAME: Final = Fitting("1 to 64 letters, digits and any of . _ -", "[A-Za-z0-9._-]{1,64}")
+"""A name that somebody gives to something of the settings: it must look well in a log line."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,10 +35,6 @@ OFFSET_MAX: Final = (1 << 56) - 1
 class Kind(kinds.Kind):
     """What a value may be."""
 
-    def parse(self, text: str) -> object:
-        """The value that a text stands for."""
-        return self.check(self.from_text(text))
-
     @abstractmethod
     def schema(self) -> Schema: ...
 

@@ -33,7 +33,7 @@ from penstock.common.given import (
     read_file,
     sections_of,
 )
-from penstock.common.kinds import Kind, Name, Text, Word, WrongValue
+from penstock.common.kinds import NAME, Kind, Text, Word, WrongValue
 from penstock.errors import PenstockError
 from penstock.log.tables import VIEWS
 from penstock.pipeline.ddl import TIMES, read_ddl
@@ -41,6 +41,7 @@ from penstock.pipeline.formats import APPEND, CONSOLE, FORMATS, MODES, PENSTOCK,
 from penstock.pipeline.functions import NeedsSpark, load_function, make_importable
 from penstock.pipeline.kinds import (
     ONCE,
+    VIEW_NAME,
     Columns,
     Conf,
     OptionKind,
@@ -49,7 +50,6 @@ from penstock.pipeline.kinds import (
     Table,
     Texts,
     Trigger,
-    ViewName,
     WatermarkKind,
     text_of,
 )
@@ -68,7 +68,7 @@ from penstock.pipeline.model import (
 from penstock.spark.options import READING, STREAM, WrongOption, read_options, write_options
 
 TOP: Final = (
-    FileKey("name", Name(), "what it is called, in Spark and at the broker", required=True),
+    FileKey("name", NAME, "what it is called, in Spark and at the broker", required=True),
     FileKey("source", Table(), "what to read"),
     FileKey("parse", Table(), "how payloads become columns"),
     FileKey("step", Table(), "what is done with them"),
@@ -76,7 +76,7 @@ TOP: Final = (
     FileKey("run", Table(), "how it runs"),
 )
 SOURCE: Final = (
-    FileKey("name", ViewName(), "the view that it is in SQL"),
+    FileKey("name", VIEW_NAME, "the view that it is in SQL"),
     FileKey("watermark", WatermarkKind(), "how late rows may come"),
     FileKey("parse", Table(), "how payloads become columns"),
     *(FileKey(option.name, OptionKind(option), "") for option in READING),
@@ -88,7 +88,7 @@ PARSE: Final = (
     FileKey("options", Texts(), "of Spark's parser"),
 )
 STEP: Final = (
-    FileKey("name", ViewName(), "the view that its result is in SQL"),
+    FileKey("name", VIEW_NAME, "the view that its result is in SQL"),
     FileKey("sql", Sql(), "a query over the views"),
     FileKey("python", Text("a module and a function in it, as in module:function", "PATH"), "a function"),
 )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.common.kinds import Kind, WrongValue
+from penstock.common.kinds import Fitting, Kind, WrongValue
 from penstock.pipeline.ddl import WrongSchema, read_ddl
 from penstock.pipeline.model import Watermark
 from penstock.spark.options import STREAM, Option, WrongOption
@@ -53,16 +53,9 @@ class WatermarkKind(Kind):
         return f"a column, a comma, and {_INTERVAL_WORDS}: timestamp, 5 minutes"
 
 
-class ViewName(Kind):
-    """A name that SQL can use without quotes."""
-
-    def check(self, value: object) -> object:
-        if isinstance(value, str) and re.fullmatch("[A-Za-z_][A-Za-z0-9_]{0,63}", value):
-            return value
-        raise self.refuse()
-
-    def wanted(self) -> str:
-        return "a letter and up to 63 letters, digits and _, as SQL takes them"
+VIEW_NAME: Final = Fitting(
+    "a letter and up to 63 letters, digits and _, as SQL takes them", "[A-Za-z_][A-Za-z0-9_]{0,63}"
+)
 
 
 _SCHEMA_SPACE: Final = re.compile(r"(`[^`]*`|'(?:[^'\\]|\\.)*')|(?:\s|--[^\n]*)+")

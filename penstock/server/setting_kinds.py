@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.common.address import FORMS, AddressError, TcpAddress, parse_address
-from penstock.common.kinds import Kind, WrongValue
+from penstock.common.kinds import Fitting, Kind, WrongValue
 
 OFF: Final = "off"
 LOG: Final = "log"
@@ -50,34 +50,11 @@ class Secret(Kind):
         return f"at least {SECRET_CHARACTERS_MIN} printable ASCII characters without blanks"
 
 
-@dataclass(frozen=True, slots=True)
-class Label(Kind):
-    """A name that becomes a part of a subject of NATS, where a dot would part it."""
+LABEL: Final = Fitting("1 to 64 letters, digits and any of _ -", "[A-Za-z0-9_-]{1,64}", "NAME")
+"""A name that becomes a part of a subject of NATS, where a dot would part it."""
 
-    metavar: str = "NAME"
-
-    def check(self, value: object) -> object:
-        if isinstance(value, str) and re.fullmatch("[A-Za-z0-9_-]{1,64}", value):
-            return value
-        raise self.refuse()
-
-    def wanted(self) -> str:
-        return "1 to 64 letters, digits and any of _ -"
-
-
-@dataclass(frozen=True, slots=True)
-class LogName(Kind):
-    """The name of a cluster's log, as `log/jetstream/names.py` takes it."""
-
-    metavar: str = "NAME"
-
-    def check(self, value: object) -> object:
-        if isinstance(value, str) and re.fullmatch("[a-z0-9][a-z0-9-]{0,31}", value):
-            return value
-        raise self.refuse()
-
-    def wanted(self) -> str:
-        return "1 to 32 small letters, digits and hyphens"
+LOG_NAME: Final = Fitting("1 to 32 small letters, digits and hyphens", "[a-z0-9][a-z0-9-]{0,31}", "NAME")
+"""The name of a cluster's log, as `log/jetstream/names.py` takes it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,10 @@ from typing import Final
 
 from penstock.common.address import Address, TcpAddress
 from penstock.common.given import FileKey
-from penstock.common.kinds import Kind, Name, Seconds, Switch, Text, Texts, Whole, Word
+from penstock.common.kinds import NAME, Kind, Seconds, Switch, Text, Texts, Whole, Word
 from penstock.log.state import LogSettings
 from penstock.model.policy import Policies, door_of
-from penstock.server.setting_kinds import Engine, Label, Listen, LogName, Reach, Secret, Urls
+from penstock.server.setting_kinds import LABEL, LOG_NAME, Engine, Listen, Reach, Secret, Urls
 
 CONFIG_FLAG: Final = "--config"
 CONFIG_VARIABLE: Final = "PENSTOCK_CONFIG"
@@ -367,9 +367,9 @@ TABLE: Final[tuple[Setting, ...]] = (
         1 << 50,
         "bytes of the log that retention keeps for one reader of a queue; 0: no cap",
     ),
-    _of_cluster("name", LogName(), "the log, shared by all front-ends that have the same name here"),
+    _of_cluster("name", LOG_NAME, "the log, shared by all front-ends that have the same name here"),
     _of_cluster(
-        "id", Label(), "this front-end's own name; without one, that of the host and the process's number"
+        "id", LABEL, "this front-end's own name; without one, that of the host and the process's number"
     ),
     _of_cluster("listen", Reach(may_be_any=True), "where other front-ends connect while this one leads"),
     _of_cluster("advertise", Reach(may_be_any=False), "where they reach that; without it, where it listens"),
@@ -455,7 +455,7 @@ HTTP_KEYS: Final[tuple[FileKey, ...]] = (
 """What `[http]` can say besides its section of the table; and there is `[[http.tokens]]`."""
 
 TOKEN_KEYS: Final[tuple[FileKey, ...]] = (
-    FileKey("name", Name(), "who has it; shown in log lines, and no two have the same", required=True),
+    FileKey("name", NAME, "who has it; shown in log lines, and no two have the same", required=True),
     FileKey("role", Word(ROLES), "what it allows", required=True),
     FileKey("token", Secret(), "what the caller shows; no two have the same", required=True),
 )

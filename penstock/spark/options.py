@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from penstock.client.errors import NotSupported
 from penstock.client.url import parse_url
+from penstock.common.kinds import Fitting, Seconds, Switch, Whole, Word, WrongValue
 from penstock.errors import PenstockError
 from penstock.log.tables import VIEWS
 from penstock.model.life import Reason
@@ -116,41 +117,17 @@ def _engine(text: str) -> str:
     return text
 
 
-def _view(text: str) -> str:
-    if text.lower() not in VIEWS:
-        raise WrongOption(f"there is no view {text!r}; use one of {', '.join(VIEWS)}")
-    return text.lower()
+_COUNT: Final = Whole(1, OFFSET_MAX).parse
+_SECONDS: Final = Seconds(0, 999_999).parse
+_TRANSACTION_ID: Final = Fitting("1 to 200 printable ASCII characters", "[ -~]{1,200}").parse
 
 
-def _flag(text: str) -> bool:
-    words = {"true": True, "false": False}
-    if text.lower() not in words:
-        raise WrongOption(f"{text!r} is not true or false")
-    return words[text.lower()]
+def _flag(text: str) -> object:
+    return Switch().parse(text.lower())
 
 
-def _count(text: str) -> int:
-    if re.fullmatch("[0-9]{1,17}", text) is None or int(text) < 1:
-        raise WrongOption(f"{text!r} is not a whole number from 1 on")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text) is None:
-        raise WrongOption(f"{text!r} is not a number of seconds from 0 on")
-    return float(text)
-
-
-def _transaction_id(text: str) -> str:
-    if re.fullmatch("[ -~]{1,200}", text) is None:
-        raise WrongOption(f"{text!r:.250} is not made of 1 to 200 printable ASCII characters")
-    return text
-
-
-def _dead(text: str) -> str:
-    if text != BAD_RECORD:
-        raise WrongOption(f"{text!r} is no reason that can be given; use {BAD_RECORD}")
-    return text
+def _view(text: str) -> object:
+    return Word(tuple(VIEWS)).parse(text.lower())
 
 
 _BOUNDS: Final = {"earliest": EARLIEST, "latest": LATEST}
@@ -223,17 +200,17 @@ READING: Final = (
     Option("startingTimestamp", _time_us),
     Option(
         "maxOffsetsPerTrigger",
-        _count,
+        _COUNT,
         refused={BATCH: "a batch has no triggers; use endingOffsets to read less"},
     ),
-    Option("minPartitions", _count),
+    Option("minPartitions", _COUNT),
     Option("failOnDataLoss", _flag, True),
     Option(
         "reader",
         _text,
         refused={BATCH: "only a stream lives on to hold retention; PUT /v1/readers/NAME does it by hand"},
     ),
-    Option("retrySeconds", _seconds, RETRY_SECONDS_DEFAULT),
+    Option("retrySeconds", _SECONDS, RETRY_SECONDS_DEFAULT),
     Option("engine", _engine),
     Option("credentials", _text),
     Option("tlsCa", _text),
@@ -246,7 +223,7 @@ WRITING: Final = (
     Option("queue", _queue),
     Option(
         "transactionId",
-        _transaction_id,
+        _TRANSACTION_ID,
         refused={STREAM: "a stream's batches have identities of their own; leave it out"},
     ),
     Option(
@@ -255,8 +232,8 @@ WRITING: Final = (
         False,
         {STREAM: "dead letters are read as a batch; write with foreachBatch, a batch at a time"},
     ),
-    Option("dead", _dead),
-    Option("retrySeconds", _seconds, RETRY_SECONDS_DEFAULT),
+    Option("dead", Word((BAD_RECORD,)).parse),
+    Option("retrySeconds", _SECONDS, RETRY_SECONDS_DEFAULT),
 )
 
 _FOR_NATS: Final = ("credentials", "tlsCa", "tlsCertificate", "tlsKey")
@@ -387,6 +364,8 @@ def _values(options: Mapping[str, str], table: tuple[Option, ...], kind: str | N
             values[_spelled(option.name)] = option.parse(str(text))
         except WrongOption as error:
             raise WrongOption(f"option {option.name!r}: {error}") from None
+        except WrongValue as error:
+            raise WrongOption(f"option {option.name!r} is {text!r:.250}: {error}") from None
     return values
 
 

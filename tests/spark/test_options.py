@@ -160,7 +160,7 @@ REFUSED = [
     (BATCH, "subscribe", " , ", "option 'subscribe': it names no queue"),
     (BATCH, "subscribe", "orders.dead", "the door to the dead letters of 'orders'"),
     (BATCH, "subscribe", "a\nb", "control character"),
-    (BATCH, "view", "table", "option 'view': there is no view 'table'; use one of messages, events, state"),
+    (BATCH, "view", "table", "option 'view' is 'table': use messages, events or state"),
     (STREAM, "view", "state", "view 'state' is read as a batch"),
     (BATCH, "startingOffsets", "newest", "option 'startingOffsets': 'newest' is none of earliest, latest"),
     (BATCH, "startingOffsets", "{}", "is none of earliest, latest and JSON"),
@@ -172,11 +172,11 @@ REFUSED = [
     (BATCH, "endingOffsets", "earliest", "ends at the earliest offset is empty"),
     (STREAM, "endingOffsets", "latest", "'endingOffsets' is not for a stream: a stream has no end"),
     (BATCH, "maxOffsetsPerTrigger", "5", "'maxOffsetsPerTrigger' is not for a batch"),
-    (STREAM, "maxOffsetsPerTrigger", "0", "option 'maxOffsetsPerTrigger': '0' is not a whole number from 1"),
-    (BATCH, "minPartitions", "two", "option 'minPartitions': 'two' is not a whole number"),
-    (BATCH, "failOnDataLoss", "no", "option 'failOnDataLoss': 'no' is not true or false"),
+    (STREAM, "maxOffsetsPerTrigger", "0", "option 'maxOffsetsPerTrigger' is '0': use a whole number from 1"),
+    (BATCH, "minPartitions", "two", "option 'minPartitions' is 'two': use a whole number from 1"),
+    (BATCH, "failOnDataLoss", "no", "option 'failOnDataLoss' is 'no': use true or false"),
     (BATCH, "reader", "x", "'reader' is not for a batch: only a stream lives on"),
-    (BATCH, "retrySeconds", "-1", "option 'retrySeconds': '-1' is not a number of seconds"),
+    (BATCH, "retrySeconds", "-1", "option 'retrySeconds' is '-1': use a number of seconds from 0"),
     (BATCH, "startingTimestamp", "yesterday", "option 'startingTimestamp': 'yesterday' is no time"),
 ]
 
@@ -186,6 +186,11 @@ def test_what_cannot_be_meant_is_refused_in_words(kind: str, name: str, text: st
     with pytest.raises(WrongOption, match=re.escape(words)) as refusal:
         read_options(given(**{name: text}), kind)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_reason_that_is_none_is_refused() -> None:
+    with pytest.raises(WrongOption, match=r"option 'dead' is 'expired': use bad-record$"):
+        write_options({"queue": "q", "dead": "expired"}, STREAM)
 
 
 def test_two_beginnings_are_refused() -> None:

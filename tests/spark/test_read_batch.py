@@ -214,9 +214,7 @@ def test_a_schema_that_does_not_fit_is_refused(ranged: Queues, schema: str, word
 def test_wrong_options_are_refused_when_the_frame_is_made(queues: Queues) -> None:
     with pytest.raises(PySparkException, match="no option 'startingoffset'; did you mean 'startingOffsets'"):
         queues.batch("x", startingOffset="earliest")
-    with pytest.raises(
-        PySparkException, match="there is no view 'table'; use one of messages, events, state"
-    ):
+    with pytest.raises(PySparkException, match="option 'view' is 'table': use messages, events or state"):
         queues.batch("x", view="table")
 
 

@@ -132,7 +132,7 @@ def test_wrong_columns_are_refused_before_anything_is_written(
         (
             "append",
             {"queue": "x", "transactionId": "ä"},
-            "is not made of 1 to 200 printable ASCII characters",
+            "option 'transactionId' is 'ä': use 1 to 200 printable ASCII characters",
         ),
         ("append", {"topic": "x"}, "there is no option 'topic'; there are url, token, queue, transactionId"),
         ("overwrite", {"queue": "x"}, "a queue is not overwritten: messages are added behind its tail."),
