@@ -5,17 +5,16 @@ other. A task that is cancelled stops waiting, but what it has asked for is done
 """
 
 import asyncio
-from collections.abc import Generator
-from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 from penstock.client.http import HttpCalls, HttpLine
 from penstock.client.http_core import Answer, HttpCore, Request
+from penstock.client.managed import AsyncManaged
 from penstock.client.options import ClientOptions, Options
 from penstock.client.url import parse_url
 
 
-class AsyncHttpClient(HttpCalls):
+class AsyncHttpClient(HttpCalls, AsyncManaged):
     """A client of the HTTP API.
 
     A new one is not connected yet: `await` it, or enter it with `async with`, which also closes it.
@@ -39,14 +38,3 @@ class AsyncHttpClient(HttpCalls):
     async def _open(self) -> Self:
         await asyncio.to_thread(self._line.open)
         return self
-
-    def __await__(self) -> Generator[Any, None, Self]:
-        return self._open().__await__()
-
-    async def __aenter__(self) -> Self:
-        return await self._open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

@@ -17,13 +17,13 @@ A client that serves connects again by itself, another one with its next call. B
 
 import asyncio
 import math
-from collections.abc import Generator, Iterable
-from types import TracebackType
-from typing import Any, Self, Unpack
+from collections.abc import Iterable
+from typing import Self, Unpack
 
 from penstock.client.core import chunks
 from penstock.client.errors import ConnectionLost, NotSupported, TimedOut, Undelivered, tell_sent
 from penstock.client.link import log
+from penstock.client.managed import AsyncManaged
 from penstock.client.options import SECONDS_TOP, ClientOptions, Options, bounded, tls_context
 from penstock.client.plan import Plan
 from penstock.client.rq_core import TIMEOUT_SECONDS_MAX, Call
@@ -46,7 +46,7 @@ MAX_TOP = (1 << 16) - 1
 PRIORITY_TOP = 255
 
 
-class AsyncRqClient:
+class AsyncRqClient(AsyncManaged):
     """An RQ node. A new one is not connected yet: `await` it, or enter it with `async with`."""
 
     def __init__(self, url: str, **options: Unpack[ClientOptions]) -> None:
@@ -386,6 +386,7 @@ class AsyncRqClient:
                 self._start_search()
 
     def line_event(self, line: Line, event: NodeEvent) -> None:
+        """The controller has said something that is no answer to a call."""
         if isinstance(event, Deliveries):
             self._servings[event.queue].take(line, event)
         elif isinstance(event, Heard):
@@ -398,12 +399,14 @@ class AsyncRqClient:
             self._retire(line, say_so=False)
 
     def line_silent(self, line: Line) -> None:
+        """The controller does not answer pings."""
         log.warning("%s: controller %s does not answer", self._name, line.address)
         if line is self._current:
             self._plan.move_back(line.address)
             self._start_search()
 
     def line_awake(self, line: Line) -> None:
+        """A silent controller has been heard again."""
         log.info("%s: controller %s answers again", self._name, line.address)
         if line is self._current:
             self._stop_search()
@@ -411,6 +414,7 @@ class AsyncRqClient:
             self._retire(line, say_so=True)
 
     def line_lost(self, line: Line, why: str) -> None:
+        """The line is over. No reason: it has ended in order."""
         self._lines.discard(line)
         if why and not self._closed:
             log.warning("%s: connection to %s lost: %s", self._name, line.address, why)
@@ -446,17 +450,6 @@ class AsyncRqClient:
             self._start_search()
         await self._line()
         return self
-
-    def __await__(self) -> Generator[Any, None, Self]:
-        return self._open().__await__()
-
-    async def __aenter__(self) -> Self:
-        return await self._open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
 
 async def _settled(call: Call, changed: asyncio.Event, seconds: float) -> bool:

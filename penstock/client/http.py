@@ -10,8 +10,7 @@ import http.client
 import threading
 import time
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Self, Unpack
+from typing import Unpack
 
 from penstock.client.blocking import Latch, blocking
 from penstock.client.core import CLOSED_BY_BROKER
@@ -38,6 +37,7 @@ from penstock.client.http_core import (
     timed_out,
 )
 from penstock.client.link import log
+from penstock.client.managed import Managed
 from penstock.client.options import ClientOptions, Options, tls_context
 from penstock.client.plan import Plan
 from penstock.client.url import Target, parse_url
@@ -113,7 +113,7 @@ class HttpCalls:
         return details_of(await self._ask(self._core.queue(name)))
 
 
-class HttpClient:
+class HttpClient(Managed):
     """A client of the HTTP API. A context manager: leaving it closes it."""
 
     def __init__(self, url: str, **options: Unpack[ClientOptions]) -> None:
@@ -134,14 +134,6 @@ class HttpClient:
     def close(self) -> None:
         """End, when a call that is under way has its answer. Nothing is left in doubt by it."""
         self._line.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class HttpLine:

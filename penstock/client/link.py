@@ -20,14 +20,14 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Generic, NoReturn, Protocol, Self, TypeVar
 
 from penstock.client.blocking import Latch, blocking
 from penstock.client.core import CLOSED_BY_BROKER, WRONG_PORT, Core, chunks
 from penstock.client.errors import ClientError, ConnectionLost, reason_of, tell_sent
+from penstock.client.managed import AsyncManaged
 from penstock.client.options import Options, tls_context
 from penstock.client.plan import Plan
 from penstock.client.url import Target
@@ -357,11 +357,8 @@ def taken_nothing(seconds: float) -> str:
     return f"the broker has taken nothing for {seconds:g} s"
 
 
-class AsyncLinkedClient:
-    """What the asyncio clients over a link have in common.
-
-    A new one is not connected yet: `await` it, or enter it with `async with`, which also closes it.
-    """
+class AsyncLinkedClient(AsyncManaged):
+    """What the asyncio clients over a link have in common."""
 
     _link: Link[Any, Any]
 
@@ -381,15 +378,7 @@ class AsyncLinkedClient:
         await self._link.open()
         return self
 
-    def __await__(self) -> Generator[Any, None, Self]:
-        return self._open().__await__()
-
-    async def __aenter__(self) -> Self:
-        return await self._open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             await self._link.close()
         except ClientError as doubt:

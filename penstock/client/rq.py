@@ -11,12 +11,12 @@ import functools
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from penstock.client.async_rq import AsyncRqClient
 from penstock.client.errors import ConnectionLost
 from penstock.client.fork import begin_anew_after_fork
+from penstock.client.managed import Managed
 from penstock.client.options import ClientOptions
 from penstock.client.rq_serving import AsyncServing, RqRequest
 from penstock.protocols import rq
@@ -69,7 +69,7 @@ def _called(
     return call
 
 
-class RqClient:
+class RqClient(Managed):
     """An RQ node. A context manager: leaving it closes it."""
 
     def __init__(self, url: str, **options: Unpack[ClientOptions]) -> None:
@@ -210,14 +210,6 @@ class RqClient:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 async def _awaited(client: AsyncRqClient) -> AsyncRqClient:

@@ -15,6 +15,7 @@ nothing changed; `PeerViolation` from `feed`.
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from penstock.client.errors import NotSupported
 from penstock.model.batch import Batch
@@ -27,20 +28,18 @@ TIMEOUT_SECONDS_MAX = (1 << 16) - 1
 RETRIES_MAX = 255
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """What is known about the messages of one call, by their positions in it."""
 
-    __slots__ = ("_changed", "answer", "confirmed", "failed", "in_doubt", "open", "taken", "why")
-
-    def __init__(self, changed: Callable[[], None]) -> None:
-        self._changed = changed  # called after every change
-        self.open: set[int] = set()
-        self.confirmed = 0
-        self.failed: list[int] = []
-        self.in_doubt: list[int] = []
-        self.why = ""  # the connection was lost
-        self.taken = False  # a consumer works on it
-        self.answer = b""
+    _changed: Callable[[], None]  # called after every change
+    open: set[int] = field(default_factory=set)
+    confirmed: int = 0
+    failed: list[int] = field(default_factory=list)
+    in_doubt: list[int] = field(default_factory=list)
+    why: str = ""  # the connection was lost
+    taken: bool = False  # a consumer works on it
+    answer: bytes = b""
 
     def note_taken(self) -> None:
         self.taken = True

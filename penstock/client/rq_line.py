@@ -8,12 +8,12 @@ and has room. A line is *retired* when nothing new begins on it: the controller 
 handler has failed. It ends by itself when nothing is open on it any more, and in any case after a while.
 
 A line tells its owner what happens to it; which line is used for what is the owner's business. How it
-fails: `OSError` while it is dialled; later everything is told by `Owner.line_lost`, once.
+fails: `OSError` while it is dialled; later everything is told by `line_lost`, once.
 """
 
 import asyncio
 import ssl
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from penstock.client.async_wire import AsyncWire, dial
 from penstock.client.errors import reason_of
@@ -24,8 +24,11 @@ from penstock.client.rq_core import LineCore
 from penstock.common.address import Address
 from penstock.protocols import rq
 from penstock.protocols.errors import PeerViolation
-from penstock.protocols.rq_node import ControllerFull, NodeEvent
+from penstock.protocols.rq_node import ControllerFull
 from penstock.protocols.rq_session import Connection
+
+if TYPE_CHECKING:
+    from penstock.client.async_rq import AsyncRqClient
 
 FIRST_WORDS: Final = frozenset(
     (
@@ -40,26 +43,10 @@ FIRST_WORDS: Final = frozenset(
 """What a controller may begin with that was asked nothing but a PING."""
 
 
-class Owner(Protocol):
-    """Whom a line tells."""
-
-    def line_event(self, line: "Line", event: NodeEvent) -> None:
-        """The controller has said something that is no answer to a call."""
-
-    def line_silent(self, line: "Line") -> None:
-        """The controller does not answer pings."""
-
-    def line_awake(self, line: "Line") -> None:
-        """A silent controller has been heard again."""
-
-    def line_lost(self, line: "Line", why: str) -> None:
-        """The line is over. No reason: it has ended in order."""
-
-
 class Line:
     """See the module's docstring."""
 
-    def __init__(self, owner: Owner, address: Address, wire: AsyncWire, options: Options) -> None:
+    def __init__(self, owner: "AsyncRqClient", address: Address, wire: AsyncWire, options: Options) -> None:
         self.address = address
         self.core = LineCore(
             _now_us(),
@@ -83,7 +70,7 @@ class Line:
 
     @classmethod
     async def open(
-        cls, owner: Owner, address: Address, context: ssl.SSLContext | None, options: Options
+        cls, owner: "AsyncRqClient", address: Address, context: ssl.SSLContext | None, options: Options
     ) -> "Line":
         """Connect to a controller that answers and has room."""
         seconds = options.connect_seconds

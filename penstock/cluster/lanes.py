@@ -20,6 +20,7 @@ Rules that always hold:
 import struct
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from penstock.cluster.columns import pack_batches, unpack_batch
@@ -73,16 +74,14 @@ def weight_of(publish: Publish) -> int:
     return weight
 
 
+@dataclass(slots=True, eq=False)
 class Part:
     """What a shipment has for one queue. All of it came with a TTL, if only 0, or none did."""
 
-    __slots__ = ("has_ttl", "items", "protocol", "queue")
-
-    def __init__(self, queue: str, protocol: str, has_ttl: bool) -> None:
-        self.queue = queue
-        self.protocol = protocol
-        self.has_ttl = has_ttl
-        self.items: list[Item] = []
+    queue: str
+    protocol: str
+    has_ttl: bool
+    items: list[Item] = field(default_factory=list)
 
 
 class Shipment:
@@ -110,17 +109,15 @@ class Shipment:
         return [item for part in self.parts for item in part.items]
 
 
+@dataclass(slots=True, eq=False)
 class Lane:
     """What is on its way, in order."""
 
-    __slots__ = ("epoch", "flag", "next_number", "sent", "weight")
-
-    def __init__(self, flag: int) -> None:
-        self.flag = flag
-        self.epoch = 0  # of this link: how many refusals have been heard of
-        self.next_number = 0
-        self.sent: deque[Shipment] = deque()
-        self.weight = 0
+    flag: int
+    epoch: int = 0  # of this link: how many refusals have been heard of
+    next_number: int = 0
+    sent: deque[Shipment] = field(default_factory=deque)
+    weight: int = 0
 
     def ship(self, items: Iterable[Item]) -> bytes:
         """The frame of a new shipment."""

@@ -13,6 +13,7 @@ Rules that always hold:
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from penstock.cluster.columns import pack_batches, pack_slices
@@ -27,37 +28,26 @@ ROOM_PART: Final = 8
 """A client gets no more while less than this part of its buffer is free: it would come in crumbs."""
 
 
+@dataclass(slots=True, eq=False)
 class RemotePort:
     """See the module's docstring."""
 
-    def __init__(
-        self,
-        link: "LeaderLink",
-        number: int,
-        name: str,
-        protocol: str,
-        lost_to: Where,
-        peer: str,
-        connected_us: int,
-        buffer_bytes: int,
-        count_room: int,
-    ) -> None:
-        self.name = name
-        self.protocol = protocol
-        self.lost_to = lost_to
-        self.peer = peer
-        self.connected_us = connected_us
-        self.number = number
-        self.is_held = False  # not read from
-        self.blocked = False  # its client does not read
-        self.undurable = 0  # deliveries that wait for the disk
-        self._link = link
-        self._buffer_bytes = buffer_bytes
-        self._bytes = 0  # delivered
-        self._count = 0
-        self._drained = 0  # of these bytes, how many have left the follower
-        self._count_told = 0  # deliveries that the follower had seen when it told its room
-        self._room_told = count_room
+    _link: "LeaderLink"
+    number: int
+    name: str
+    protocol: str
+    lost_to: Where
+    peer: str
+    connected_us: int
+    _buffer_bytes: int
+    _room_told: int
+    is_held: bool = False  # not read from
+    blocked: bool = False  # its client does not read
+    undurable: int = 0  # deliveries that wait for the disk
+    _bytes: int = 0  # delivered
+    _count: int = 0
+    _drained: int = 0  # of these bytes, how many have left the follower
+    _count_told: int = 0  # deliveries that the follower had seen when it told its room
 
     # --- room ------------------------------------------------------------------------------------
 

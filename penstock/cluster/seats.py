@@ -7,9 +7,10 @@ Rules that always hold:
 
 from array import array
 from collections import deque
+from dataclasses import dataclass, field
 from enum import IntFlag
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from penstock.broker.port import Port
 from penstock.model import words
@@ -38,88 +39,56 @@ class Held(IntFlag):
     REFUSED = 4  # there is no room for its messages
 
 
+NOT_HELD: Final = Held(0)
+
+
+@dataclass(slots=True, eq=False)
 class Demand:
     """A standing demand, as the client has stated it last."""
 
-    __slots__ = ("active", "command", "unanswered")
-
-    def __init__(self, command: words.Consume) -> None:
-        self.command = command
-        self.unanswered = 1  # how often the client has asked and was not told
-        self.active = False  # it was in force at the leader
+    command: words.Consume
+    unanswered: int = 1  # how often the client has asked and was not told
+    active: bool = False  # it was in force at the leader
 
 
+@dataclass(slots=True, eq=False)
 class Settlement:
     """Settlements of one connection that are not known to be durable."""
 
-    __slots__ = ("claims", "commands", "number", "seat")
-
-    def __init__(
-        self,
-        seat: "Seat",
-        commands: list[words.Command],
-        claims: list[Claim],
-    ) -> None:
-        self.number = -1  # by which it is confirmed; it has one when it is said
-        self.seat = seat
-        self.commands = commands
-        self.claims = claims  # what the client held of the messages that they speak of
+    seat: "Seat"
+    commands: list[words.Command]
+    claims: list[Claim]  # what the client held of the messages that they speak of
+    number: int = -1  # by which it is confirmed; it has one when it is said
 
 
+@dataclass(slots=True, eq=False)
 class Seat:
     """See the module's docstring."""
 
-    __slots__ = (
-        "asked",
-        "attempts",
-        "blocked",
-        "closing",
-        "counts_room",
-        "demands",
-        "finishing",
-        "gathered",
-        "gone",
-        "held",
-        "holds",
-        "idle",
-        "number",
-        "port",
-        "received_bytes",
-        "received_count",
-        "syncing",
-        "told_bytes",
-        "told_count",
-        "told_room",
-        "unsettled",
-        "unstored",
-        "waiting",
-    )
-
-    def __init__(self, port: Port, number: int) -> None:
-        self.port = port
-        self.number = number
-        self.demands: dict[Door, Demand] = {}
-        self.holds: dict[Door, RangeMap[bytes]] = {}  # with the origins of their ids; none is empty
-        self.attempts: dict[Door, RangeMap[int]] = {}  # of these, deliveries that had ended, where some had
-        self.asked: set[int] = set()  # tickets of requests that the leader knows
-        # Refused for lack of room, and what came behind that: `words.Publish` and `lanes.Words`.
-        self.waiting: deque[Any] = deque()
-        self.gathered = 0  # batches and words that are on no way yet
-        self.unstored = 0  # batches that are on their way, or gathered
-        self.unsettled = 0  # settlements that are not known to be durable
-        self.held = Held(0)
-        self.closing = False
-        self.finishing = False  # the leader has nothing pending for it any more
-        self.syncing = False  # it wants to hear when all that it has said is durable
-        self.idle = False
-        self.blocked = False
-        self.gone = False
-        self.received_bytes = 0  # payload delivered over this link
-        self.received_count = 0
-        self.told_bytes = 0  # how much of that the leader knows to have left our buffers
-        self.told_count = 0
-        self.told_room = 0
-        self.counts_room = False  # the protocol bounds the number of deliveries
+    port: Port
+    number: int
+    demands: dict[Door, Demand] = field(default_factory=dict)
+    holds: dict[Door, RangeMap[bytes]] = field(default_factory=dict)  # origins of their ids; none is empty
+    attempts: dict[Door, RangeMap[int]] = field(default_factory=dict)  # deliveries that had ended, if any
+    asked: set[int] = field(default_factory=set)  # tickets of requests that the leader knows
+    # Refused for lack of room, and what came behind that: `words.Publish` and `lanes.Words`.
+    waiting: deque[Any] = field(default_factory=deque)
+    gathered: int = 0  # batches and words that are on no way yet
+    unstored: int = 0  # batches that are on their way, or gathered
+    unsettled: int = 0  # settlements that are not known to be durable
+    held: Held = NOT_HELD
+    closing: bool = False
+    finishing: bool = False  # the leader has nothing pending for it any more
+    syncing: bool = False  # it wants to hear when all that it has said is durable
+    idle: bool = False
+    blocked: bool = False
+    gone: bool = False
+    received_bytes: int = 0  # payload delivered over this link
+    received_count: int = 0
+    told_bytes: int = 0  # how much of that the leader knows to have left our buffers
+    told_count: int = 0
+    told_room: int = 0
+    counts_room: bool = False  # the protocol bounds the number of deliveries
 
     def hold(self, reason: Held, held: bool) -> None:
         before = self.held
