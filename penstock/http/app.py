@@ -307,13 +307,20 @@ async def answer_list(name: str, items: Iterable[Mapping[str, Any]], **rest: obj
     """An object with a list that may be long. Between parts of its JSON, others get their turn."""
     remaining = iter(items)
     parts: list[str] = []
-    while part := [_json(item) for item in islice(remaining, LIST_PART)]:
+    while part := [json_text(item) for item in islice(remaining, LIST_PART)]:
         parts += part
         await asyncio.sleep(0)
-    members = {name: f"[{','.join(parts)}]", **{key: _json(it) for key, it in rest.items()}}
-    text = ",".join(f"{_json(key)}:{member}" for key, member in members.items())
+    members = {name: f"[{','.join(parts)}]", **{key: json_text(it) for key, it in rest.items()}}
+    text = ",".join(f"{json_text(key)}:{member}" for key, member in members.items())
     return Response(f"{{{text}}}", media_type=JSON_MEDIA)
 
 
-def _json(value: object) -> str:
+def json_text(value: object) -> str:
+    """JSON as answers have it."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+async def client_left(receive: Receive) -> None:
+    """Returns when the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

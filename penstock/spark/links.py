@@ -15,8 +15,9 @@ want us, or a file that the options name cannot be used, which does not.
 import atexit
 import os
 import threading
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import PenstockError
 from penstock.spark.api import Interrupted
@@ -31,19 +32,11 @@ class NotAdmitted(PenstockError):
     """NATS cannot be read with these options. Says what is wrong with them."""
 
 
-class _Key(NamedTuple):
-    """What decides which connection it is."""
-
-    process: int
-    engine: str
-    credentials: str | None
-    tls_ca: str | None
-    tls_certificate: str | None
-    tls_key: str | None
-
+_WHICH: Final = attrgetter("engine", "credentials", "tls_ca", "tls_certificate", "tls_key")
+"""What decides which connection it is, beside the process."""
 
 _lock = threading.Lock()
-_links: "dict[_Key, LinkThread]" = {}
+_links: "dict[tuple[object, ...], LinkThread]" = {}
 
 
 def link_for(options: ReadOptions) -> "LinkThread":
@@ -55,14 +48,7 @@ def link_for(options: ReadOptions) -> "LinkThread":
     from penstock.log.jetstream.servers import parse_servers
 
     assert options.engine is not None
-    key = _Key(
-        os.getpid(),
-        options.engine,
-        options.credentials,
-        options.tls_ca,
-        options.tls_certificate,
-        options.tls_key,
-    )
+    key = (os.getpid(), *_WHICH(options))
     with _lock:
         nats = _links.get(key)
         if nats is None:
@@ -96,7 +82,7 @@ def close_links() -> None:
     """End the connections of this process."""
     with _lock:
         for key, nats in list(_links.items()):
-            if key.process == os.getpid():
+            if key[0] == os.getpid():
                 nats.close()
         _links.clear()
 

@@ -30,7 +30,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.errors import PenstockError
 from penstock.http import kinds
-from penstock.http.app import Call
+from penstock.http.app import Call, client_left
 from penstock.http.link import CALL_SECONDS
 from penstock.http.problems import Problem
 from penstock.http.reading.looking import Runs, ask_states
@@ -267,7 +267,7 @@ class LogResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         talking = asyncio.ensure_future(self._talk(send))
         stalling = asyncio.ensure_future(self._stalled())
-        tasks = (talking, stalling, asyncio.ensure_future(_left(receive)))
+        tasks = (talking, stalling, asyncio.ensure_future(client_left(receive)))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if stalling.done() and not talking.done():
@@ -302,12 +302,6 @@ class LogResponse(Response):
             await asyncio.sleep(STALL_SECONDS)
             seconds = seconds + STALL_SECONDS if seen % 2 and seen == self._steps else 0.0
         return seconds
-
-
-async def _left(receive: Receive) -> None:
-    """Returns when the client is gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _part(body: Chunk, *, more: bool) -> dict[str, Any]:

@@ -6,14 +6,13 @@ The work for one page is bounded, so a page may be short, or empty, and yet say 
 """
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from starlette.responses import Response
 
 from penstock.http import kinds, schema
-from penstock.http.app import Call
+from penstock.http.app import Call, json_text
 from penstock.http.problems import Problem
 from penstock.http.reading.history import Histories, histories_of
 from penstock.http.reading.looking import (
@@ -165,12 +164,12 @@ def _before(offset: int | None, end: int) -> int | None:
 
 def _answer_page(page: Page, histories: Histories | None) -> Response:
     # Message by message: nobody else in this process runs while JSON is made of something large.
-    messages = ",".join(_json(_message(message, page.runs, histories)) for message in page.seen)
-    return _answer(f'{{"messages":[{messages}],"next":{_json(page.offset_next)}}}')
+    messages = ",".join(json_text(_message(message, page.runs, histories)) for message in page.seen)
+    return _answer(f'{{"messages":[{messages}],"next":{json_text(page.offset_next)}}}')
 
 
 def _answer_message(message: Seen, runs: Runs, histories: Histories) -> Response:
-    return _answer(_json(_message(message, [runs], histories)))
+    return _answer(json_text(_message(message, [runs], histories)))
 
 
 def _message(message: Seen, parts: Sequence[Runs], histories: Histories | None) -> Fields:
@@ -182,10 +181,6 @@ def _message(message: Seen, parts: Sequence[Runs], histories: Histories | None) 
         if fields["attempts"] is None:
             fields["attempts"] = max(event["attempt"] for event in history)
     return fields
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _answer(text: str) -> Response:

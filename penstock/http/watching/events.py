@@ -17,12 +17,12 @@ How it fails: more than `SUBSCRIBERS_MAX` at a time are refused with the problem
 
 import asyncio
 import contextlib
-import json
 from typing import Final
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from penstock.http.app import client_left, json_text
 from penstock.http.problems import Problem
 from penstock.http.watching.mirror import Changes, Mirror
 
@@ -60,7 +60,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         talking = asyncio.ensure_future(self._talk(send))
         ends = (
-            asyncio.ensure_future(_disconnected(receive)),
+            asyncio.ensure_future(client_left(receive)),
             asyncio.ensure_future(self._stopping.wait()),
         )
         try:
@@ -92,16 +92,10 @@ class EventStream(Response):
             await asyncio.sleep(SPACING_SECONDS)
 
     def _event(self, names: list[str]) -> bytes:
-        fields = {"queues": [self._mirror.queue(name) for name in names]}
-        text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+        text = json_text({"queues": [self._mirror.queue(name) for name in names]})
         return f"event: queues\ndata: {text}\n\n".encode()
 
 
 async def _say(send: Send, body: bytes) -> None:
     async with asyncio.timeout(STALL_SECONDS):
         await send({"type": "http.response.body", "body": body, "more_body": True})
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
