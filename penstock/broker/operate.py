@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from penstock.broker.broker import Broker
-from penstock.broker.ports import PortInfo
 from penstock.errors import PenstockError
 from penstock.log.errors import LogRefused
 from penstock.log.info import QueueInfo, ReaderInfo
@@ -26,7 +25,6 @@ from penstock.log.log import Log
 from penstock.log.results import Receipt, Step, TransactionReceipt
 from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason, State
-from penstock.model.policy import QueuePolicy
 from penstock.model.words import Ranges
 
 RUNS_A_STEP: Final = 500
@@ -226,18 +224,6 @@ class Operator:
             self._round = [name for name in reversed(known) if every or name in changed]
         part = [self._round.pop() for _ in range(min(count, len(self._round)))]
         return [self.row(name) for name in part], bool(self._round)
-
-    def policy(self, queue: str) -> QueuePolicy:
-        return self._log.policies.for_queue(queue)
-
-    @property
-    def durability(self) -> str:
-        """Of queues that have none of their own."""
-        return self._log.policies.defaults.durability
-
-    def connections(self, after: int, count: int) -> list[PortInfo]:
-        """Up to `count` connections whose numbers are higher than `after`, in order."""
-        return self._broker.ports.infos(after, count)
 
     @property
     def unready(self) -> str:

@@ -100,7 +100,6 @@ NOTHING = bytes((Command.NOP,))
 """A payload that stands for an empty one, in a frame that begins with two CLEARs."""
 
 PRIORITY_DEFAULT = 20
-ID_MAX = (1 << 32) - 1
 QUEUE_ID_MAX = (1 << 16) - 1
 
 PING = encode(Command.PING)

@@ -99,11 +99,11 @@ class Context:
         self.log = server.log
         self.operator = Operator(server.broker, server.log)
 
-    def refuse(self, answer: Answer, error: Exception) -> None:
-        """Say no for an error that came when nobody was there to raise it to."""
+    def refuse(self, answer: Answer, error: Exception, call: str = "") -> None:
+        """Say no for an error, which may have come when nobody was there any more to raise it to."""
         kind = refusal_of(error)
         if kind is None:
-            log.error("a call of the second process failed", exc_info=error)
+            log.error("call %r of the second process failed", call or "earlier", exc_info=error)
             kind = "bug"
         answer.refuse(kind, str(error))
         if isinstance(error, LogFailed):
@@ -222,7 +222,7 @@ def _queue(context: Context, fields: Fields, body: memoryview, answer: Answer) -
         {
             "row": _row(context.operator.row(name)),
             "dead_reasons": {reason.label: count for reason, count in deaths.items()},
-            "policy": asdict(context.operator.policy(name)),
+            "policy": asdict(context.log.policies.for_queue(name)),
         }
     )
 
@@ -384,7 +384,7 @@ def _reader(context: Context, infos: list[ReaderInfo], now_us: int) -> Fields:
 
 def _connections(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
     """In the order of arrival; `next` is what to ask for behind the last one, null where it is the last."""
-    infos = context.operator.connections(fields["after"], ROWS_MAX + 1)
+    infos = context.server.broker.ports.infos(fields["after"], ROWS_MAX + 1)
     now_us = context.server.now_us()
     rows: list[Fields] = []
     consumes = 0
@@ -426,7 +426,7 @@ def _engine(context: Context, fields: Fields, body: memoryview, answer: Answer) 
                 "p99_seconds": sync.quantile(0.99),
                 "buckets": sync.buckets,
             },
-            "durability": context.operator.durability,
+            "durability": context.log.policies.defaults.durability,
             "listeners": context.server.listeners(),
             "version": __version__,
             "uptime_seconds": max(context.server.now_us() - context.server.started_us, 0) / SECOND_US,

@@ -19,8 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from penstock.control.frames import Buffer, Fields, Frame, FrameDecoder, FrameError, encode_frame
-from penstock.log.errors import LogFailed
-from penstock.server.calls import CALLS, Context, refusal_of
+from penstock.server.calls import CALLS, Context
 
 if TYPE_CHECKING:
     from penstock.server.server import Server
@@ -111,15 +110,8 @@ class Control(asyncio.BufferedProtocol):
             return
         try:
             handler(self._context, fields, frame.body, answer)
-        except LogFailed as error:
-            answer.refuse("failed", str(error))
-            self._server.fail(error)
-        except Exception as error:  # a fault of ours in one call must not end the broker
-            kind = refusal_of(error)
-            if kind is None:
-                log.exception("call %r of the second process failed", fields["call"])
-                kind = "bug"
-            answer.refuse(kind, str(error))
+        except Exception as error:  # noqa: BLE001 - a fault of ours in one call must not end the broker
+            self._context.refuse(answer, error, fields["call"])
 
     def answer(self, fields: Fields, *buffers: Buffer) -> None:
         self.open_calls -= 1

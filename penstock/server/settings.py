@@ -208,18 +208,13 @@ _MONTH_SECONDS = 30 * 86_400
 _PEM: Final = Text("a file in PEM form", "FILE")
 
 
-def _number(section: str, name: str, lowest: int, highest: int, text: str) -> Setting:
+def _of(section: str, name: str, kind: Kind, text: str) -> Setting:
     """A row of a section whose defaults are those of the class behind it."""
     attribute = name.replace("-", "_")
-    default: int = getattr(_DEFAULTS[section], attribute)
-    return Setting(name, Whole(lowest, highest), default, text, section, f"{section}.{attribute}")
-
-
-def _of_cluster(name: str, kind: Kind, text: str) -> Setting:
-    """A row of `[cluster]` that is no number."""
-    attribute = name.replace("-", "_")
-    value = getattr(_CLUSTER, attribute)
-    return Setting(name, kind, str(value) if value else None, text, "cluster", f"cluster.{attribute}")
+    default = getattr(_DEFAULTS[section], attribute)
+    if not isinstance(default, int):
+        default = str(default) if default else None
+    return Setting(name, kind, default, text, section, f"{section}.{attribute}")
 
 
 TABLE: Final[tuple[Setting, ...]] = (
@@ -280,69 +275,61 @@ TABLE: Final[tuple[Setting, ...]] = (
         field="log_level",
     ),
     Setting("log-format", Word(("text", "json")), "text", "how it is told there", field="log_format"),
-    _number("limits", "connections-max", 1, 1_000_000, "connections at a time, of all listeners together"),
-    _number("limits", "payload-bytes-max", 1, _INT32_MAX, "bytes of one message"),
-    _number("limits", "queue-name-bytes-max", 16, 255, "bytes of a queue's name"),
-    _number("limits", "queues-max", 1, 10_000_000, "queues in all"),
-    _number(
+    _of("limits", "connections-max", Whole(1, 1_000_000), "connections at a time, of all listeners together"),
+    _of("limits", "payload-bytes-max", Whole(1, _INT32_MAX), "bytes of one message"),
+    _of("limits", "queue-name-bytes-max", Whole(16, 255), "bytes of a queue's name"),
+    _of("limits", "queues-max", Whole(1, 10_000_000), "queues in all"),
+    _of(
         "limits",
         "connection-buffer-bytes",
-        4096,
-        _INT32_MAX,
+        Whole(4096, _INT32_MAX),
         "bytes that may wait to be sent to one connection",
     ),
-    _number(
+    _of(
         "limits",
         "in-flight-bytes",
-        4096,
-        2**40,
+        Whole(4096, 2**40),
         "bytes accepted and not yet in the log, of all connections together",
     ),
-    _number("limits", "packets-per-message-max", 3, 99, "packets of one PHPMQ message"),
-    _number("limits", "consumed-queues-max", 1, 65_535, "queues that one connection may consume from"),
-    _number(
+    _of("limits", "packets-per-message-max", Whole(3, 99), "packets of one PHPMQ message"),
+    _of("limits", "consumed-queues-max", Whole(1, 65_535), "queues that one connection may consume from"),
+    _of(
         "http",
         "body-bytes-max",
-        1024,
-        1 << 30,
+        Whole(1024, 1 << 30),
         "bytes of the body of one request; a message larger than this goes by another door",
     ),
-    _number(
+    _of(
         "http",
         "metrics-queues-max",
-        0,
-        1_000_000,
+        Whole(0, 1_000_000),
         "queues with metrics of their own; those of the others are added up",
     ),
-    _number(
+    _of(
         "http",
         "stage-seconds",
-        1,
-        _MONTH_SECONDS,
+        Whole(1, _MONTH_SECONDS),
         "how long a staged part of a transaction waits for its commit",
     ),
-    _number("http", "stages-bytes-max", 1024, 1 << 50, "bytes of all staged parts together"),
-    _number("http", "lease-seconds-max", 1, _MONTH_SECONDS, "the longest lease that a reader can ask for"),
-    _number("http", "readers-max", 0, 1_000_000, "readers that hold retention at a time"),
-    _number(
+    _of("http", "stages-bytes-max", Whole(1024, 1 << 50), "bytes of all staged parts together"),
+    _of("http", "lease-seconds-max", Whole(1, _MONTH_SECONDS), "the longest lease that a reader can ask for"),
+    _of("http", "readers-max", Whole(0, 1_000_000), "readers that hold retention at a time"),
+    _of(
         "log",
         "segment-bytes",
-        1 << 16,
-        1 << 32,
+        Whole(1 << 16, 1 << 32),
         "size of a file of the log, at most a sixteenth of the disk; messages leave room for two",
     ),
-    _number(
+    _of(
         "log",
         "cache-bytes",
-        0,
-        2**40,
+        Whole(0, 2**40),
         "stored messages kept in memory, so that consumers need not wait for the disk",
     ),
-    _number(
+    _of(
         "log",
         "block-bytes",
-        4096,
-        1 << 30,
+        Whole(4096, 1 << 30),
         "what arrives at once for a queue is stored in blocks of about this size",
     ),
     Setting(
@@ -353,35 +340,49 @@ TABLE: Final[tuple[Setting, ...]] = (
         section="log",
         field="log.interval_us",
     ),
-    _number(
+    _of(
         "log",
         "snapshot-blocks",
-        1,
-        1_000_000_000,
+        Whole(1, 1_000_000_000),
         "a snapshot after so many blocks; more: a slower start, less writing",
     ),
-    _number(
+    _of(
         "log",
         "reader-bytes-max",
-        0,
-        1 << 50,
+        Whole(0, 1 << 50),
         "bytes of the log that retention keeps for one reader of a queue; 0: no cap",
     ),
-    _of_cluster("name", LOG_NAME, "the log, shared by all front-ends that have the same name here"),
-    _of_cluster(
-        "id", LABEL, "this front-end's own name; without one, that of the host and the process's number"
+    _of("cluster", "name", LOG_NAME, "the log, shared by all front-ends that have the same name here"),
+    _of(
+        "cluster",
+        "id",
+        LABEL,
+        "this front-end's own name; without one, that of the host and the process's number",
     ),
-    _of_cluster("listen", Reach(may_be_any=True), "where other front-ends connect while this one leads"),
-    _of_cluster("advertise", Reach(may_be_any=False), "where they reach that; without it, where it listens"),
-    _number("cluster", "replicas", 1, 5, "nodes that have a copy of the log each"),
-    _of_cluster("credentials", Text("a file", "FILE"), "a NATS .creds file, or one with the seed of an nkey"),
-    _of_cluster(
-        "tls-ca", _PEM, "who signs the certificates of the nodes; without it, whom the system trusts"
+    _of("cluster", "listen", Reach(may_be_any=True), "where other front-ends connect while this one leads"),
+    _of(
+        "cluster", "advertise", Reach(may_be_any=False), "where they reach that; without it, where it listens"
     ),
-    _of_cluster("tls-certificate", _PEM, "what this front-end shows to the nodes, where they ask for it"),
-    _of_cluster("tls-key", _PEM, "the certificate's private key, without a passphrase"),
-    _of_cluster(
-        "monitor", Urls(), "the monitoring of every node, where the start looks whether it syncs every write"
+    _of("cluster", "replicas", Whole(1, 5), "nodes that have a copy of the log each"),
+    _of(
+        "cluster",
+        "credentials",
+        Text("a file", "FILE"),
+        "a NATS .creds file, or one with the seed of an nkey",
+    ),
+    _of(
+        "cluster",
+        "tls-ca",
+        _PEM,
+        "who signs the certificates of the nodes; without it, whom the system trusts",
+    ),
+    _of("cluster", "tls-certificate", _PEM, "what this front-end shows to the nodes, where they ask for it"),
+    _of("cluster", "tls-key", _PEM, "the certificate's private key, without a passphrase"),
+    _of(
+        "cluster",
+        "monitor",
+        Urls(),
+        "the monitoring of every node, where the start looks whether it syncs every write",
     ),
 )
 
@@ -399,29 +400,18 @@ class ListenerKey(FileKey):
     protocols: tuple[str, ...] = PROTOCOLS  # of the listeners that may say it
 
 
-_CERTIFICATE = (
-    "tls-certificate",
-    _PEM,
-    "turns TLS on: its certificate, and what leads to the root",
-)
+_CERTIFICATE = ("tls-certificate", _PEM, "turns TLS on: its certificate, and what leads to the root")
 _KEY = ("tls-key", _PEM, "the certificate's private key, without a passphrase")
 
 LISTENER_KEYS: Final[tuple[ListenerKey, ...]] = (
     ListenerKey("protocol", Word(PROTOCOLS), "what its clients speak", required=True),
     ListenerKey("address", Listen(may_be_off=False), "where they connect", required=True),
     ListenerKey(
-        "queue",
-        Text("the name of a queue", "NAME"),
-        "the queue of all its clients",
-        protocols=("sspq",),
+        "queue", Text("the name of a queue", "NAME"), "the queue of all its clients", protocols=("sspq",)
     ),
     ListenerKey(*_CERTIFICATE),
     ListenerKey(*_KEY),
-    ListenerKey(
-        "tls-client-ca",
-        _PEM,
-        "clients must show a certificate that was signed by one of these",
-    ),
+    ListenerKey("tls-client-ca", _PEM, "clients must show a certificate that was signed by one of these"),
     ListenerKey(
         "queues",
         Texts('a list of patterns, as in ["orders.*"]'),

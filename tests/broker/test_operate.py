@@ -410,34 +410,34 @@ def test_connections_come_in_order_and_in_parts(office: Office) -> None:
     office.turn()
     office.broker.blocked(ports[3], True)
     office.broker.detach(ports[0], office.now)
-    first = office.operator.connections(0, 2)
+    first = office.broker.ports.infos(0, 2)
     assert [(it.port.name, it.consumes, it.held, it.blocked, it.held_back) for it in first] == [
         ("p1", [("q", False), ("q", True)], 2, False, False),
         ("p2", [], 0, False, False),
     ]
-    rest = office.operator.connections(first[-1].number, 10)
+    rest = office.broker.ports.infos(first[-1].number, 10)
     assert [(it.port.name, it.blocked) for it in rest] == [("p3", True), ("p4", False)]
     office.broker.blocked(ports[3], False)
-    assert not any(it.blocked for it in office.operator.connections(0, 10))
+    assert not any(it.blocked for it in office.broker.ports.infos(0, 10))
 
 
 def test_a_sender_without_room_is_held_back(tmp_path: Path) -> None:
     office = Office(tmp_path, Policies({"*": {"max-bytes": 1}}))
     sender: FakePort = office.port("s")
     sender.say(send("q", b"x"), send("q", b"y"))
-    (info,) = office.operator.connections(0, 10)
+    (info,) = office.broker.ports.infos(0, 10)
     assert info.held_back
     office.turn()
     assert office.purge("q") == 1
     office.tick()
-    (info,) = office.operator.connections(0, 10)
+    (info,) = office.broker.ports.infos(0, 10)
     assert not info.held_back
     office.log.close(office.now)
 
 
 def test_a_broker_at_work_is_ready(office: Office) -> None:
     assert office.operator.unready == ""
-    assert office.operator.durability == "commit"
+    assert office.log.policies.defaults.durability == "commit"
 
 
 # --- queues-max ------------------------------------------------------------------------------
