@@ -12,8 +12,10 @@ they were written before addresses named the opening.
 
 from array import array
 from collections.abc import Sequence
+from itertools import compress
 
 from penstock.broker.port import Port
+from penstock.model.words import Ranges, ranges_of
 
 _OPEN = 1
 _TOLD = 2  # open, and its sender knows that a consumer has it
@@ -97,19 +99,11 @@ class Asked:
 
     def end_all(self) -> "array[int]":
         """The tickets of those that were open; none is any more."""
-        tickets = array("I", [t for t, is_open in zip(self.tickets, self._open, strict=True) if is_open])
+        tickets = array("I", compress(self.tickets, self._open))
         self._open = bytearray(len(self._open))
         self.open_count = 0
         return tickets
 
-    def open_ranges(self) -> list[tuple[int, int]]:
+    def open_ranges(self) -> Ranges:
         """The offsets of those that are open, where the first one is known."""
-        ranges: list[tuple[int, int]] = []
-        for index, is_open in enumerate(self._open):
-            if is_open:
-                offset = self.first + index
-                if ranges and ranges[-1][1] == offset:
-                    ranges[-1] = (ranges[-1][0], offset + 1)
-                else:
-                    ranges.append((offset, offset + 1))
-        return ranges
+        return ranges_of(compress(range(self.first, self.first + len(self._open)), self._open))

@@ -61,7 +61,7 @@ _MAY_DELIVER = frozenset({Connection.OPEN, Connection.LEAVING})
 _NOT_CONSUMED = frozenset({Consumer.NONE, Consumer.CANCELLED})
 
 
-class _Lane(NamedTuple):
+class _Shared(NamedTuple):
     """What many deliveries have in common, so that each needs a number only."""
 
     queue: str
@@ -86,9 +86,10 @@ class ControllerSession:
         self._queue_ids: dict[str, int] = {}
         self._queue_names: list[str] = []  # index + 1 is the queue id
         self._pool = IdPool()
-        self._lanes: list[_Lane] = []
-        self._lane_numbers: dict[_Lane, int] = {}
-        # By delivery id: the offset, and a tag (lane number, and the exchange's state in the last bits).
+        self._shared: list[_Shared] = []
+        self._shared_numbers: dict[_Shared, int] = {}
+        # By delivery id: the offset, and a tag (the number of what is shared, and the exchange's state in the
+        # last bits).
         self._offsets = array("q")
         self._tags = array("i")
 
@@ -188,10 +189,10 @@ class ControllerSession:
             )
         buffers = []
         for part in slices:
-            lane = self._lane(_Lane(queue, dead, part.origin))
+            number = self._shared_number(_Shared(queue, dead, part.origin))
             for wants_reply, lo, hi in _reply_runs(part, dead):
                 ids = self._pool.take(hi - lo)
-                self._note(ids, part.first_offset + lo, lane, wants_reply)
+                self._note(ids, part.first_offset + lo, number, wants_reply)
                 bounds = part.bounds[lo : hi + 1]
                 buffers.append(rq.encode_deliveries(name, ids, part.payload, bounds, noreply=not wants_reply))
         return b"".join(buffers)
@@ -241,18 +242,18 @@ class ControllerSession:
         if self._connection is Connection.FULL:
             raise MisuseError("the node was told SERVER_FULL: nothing else can be said to it")
 
-    def _lane(self, lane: _Lane) -> int:
-        number = self._lane_numbers.get(lane)
+    def _shared_number(self, shared: _Shared) -> int:
+        number = self._shared_numbers.get(shared)
         if number is None:
-            number = self._lane_numbers[lane] = len(self._lanes)
-            self._lanes.append(lane)
+            number = self._shared_numbers[shared] = len(self._shared)
+            self._shared.append(shared)
         return number
 
-    def _note(self, ids: list[int], offset: int, lane: int, wants_reply: bool) -> None:
+    def _note(self, ids: list[int], offset: int, number: int, wants_reply: bool) -> None:
         """Write down which offsets are behind new delivery ids."""
         offsets, tags = self._offsets, self._tags
         state = EXCHANGES[Exchange.FREE, Step.REQUEST if wants_reply else Step.NOTICE]
-        tag = lane << _STATE_BITS | state
+        tag = number << _STATE_BITS | state
         grown = self._pool.high - len(tags)
         offsets.frombytes(bytes(grown * offsets.itemsize))
         tags.frombytes(bytes(grown * tags.itemsize))
@@ -307,10 +308,10 @@ class ControllerSession:
             elif exchange is Exchange.TAKEN:
                 self._ignored.add("DELIVERED twice", f"delivery {idents[0]}", len(idents))
             elif exchange is Exchange.NOTICE:
-                self._settle(self._lanes[tag >> _STATE_BITS], idents, found)
+                self._settle(self._shared[tag >> _STATE_BITS], idents, found)
             else:
-                lane = self._lanes[tag >> _STATE_BITS]
-                self._commands.append(words.Accepted(lane.queue, lane.origin, ranges_of(found)))
+                shared = self._shared[tag >> _STATE_BITS]
+                self._commands.append(words.Accepted(shared.queue, shared.origin, ranges_of(found)))
         if strays:
             self._ignored.add("DELIVERED for a delivery that is not out", count=strays)
 
@@ -333,25 +334,25 @@ class ControllerSession:
                 members = groups.setdefault(tag, [])
             members.append(position)
         for tag, members in groups.items():
-            lane = self._lanes[tag >> _STATE_BITS]
+            shared = self._shared[tag >> _STATE_BITS]
             whole = len(members) == len(ids)
             idents = list(ids) if whole else [ids[position] for position in members]
             found = [offsets[ident] for ident in idents]
             if tag & _STATE_MASK == Exchange.NOTICE:
                 # The consumer is done with it, which is what counts; there is nobody to answer.
                 self._ignored.add("REPLY to a NOREPLY delivery", f"delivery {idents[0]}", len(idents))
-                self._settle(lane, idents, found)
+                self._settle(shared, idents, found)
                 continue
             self._pool.free(idents)
             answers = batch if whole else pick(batch, members)
-            self._commands.append(words.Reply(lane.queue, lane.origin, array("q", found), answers))
+            self._commands.append(words.Reply(shared.queue, shared.origin, array("q", found), answers))
         if strays:
             self._ignored.add("REPLY to a delivery that is not out", count=strays)
 
-    def _settle(self, lane: _Lane, idents: list[int], offsets: list[int]) -> None:
+    def _settle(self, shared: _Shared, idents: list[int], offsets: list[int]) -> None:
         self._pool.free(idents)
         self._commands.append(
-            words.Settle(lane.queue, Outcome.ACK, lane.origin, ranges_of(offsets), dead=lane.dead)
+            words.Settle(shared.queue, Outcome.ACK, shared.origin, ranges_of(offsets), dead=shared.dead)
         )
 
     def _on_broadcasts(self, event: rq.Broadcasts) -> None:
