@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
 
+from penstock.cli.admin import at_least
 from penstock.cli.main import EXIT_FAILURE
 from penstock.common.tables import encodable, line
 from penstock.errors import Misuse
@@ -114,11 +115,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="start",
         metavar="OFFSET",
-        type=_count,
+        type=at_least(0),
         default=0,
         help="begin there; with --events an event offset, with --blocks a log position (default: 0)",
     )
-    parser.add_argument("--limit", metavar="N", type=_count, help="at most so many lines (default: all)")
+    parser.add_argument("--limit", metavar="N", type=at_least(0), help="at most so many lines (default: all)")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--blocks", action="store_true", help="the blocks, with file and position")
     what.add_argument("--events", action="store_true", help="what has happened to messages")
@@ -132,12 +133,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  penstock dump penstock-data --blocks | less -S\n"
         "  penstock dump penstock-data --json > messages.ndjson"
     )
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
-    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.cli.main import EXIT_MISUSE
 from penstock.cli.messaging import TOKEN_VARIABLE, URL_VARIABLE
+from penstock.common import units
 from penstock.common.text import printable
 from penstock.errors import Misuse, PenstockError
 
@@ -149,7 +150,7 @@ def _summary(pipeline: "Pipeline") -> str:
     sources = " and ".join(_described(source) for source in pipeline.sources)
     where = sink.options.get("path") or sink.options.get("queue")
     steps = len(pipeline.steps)
-    middle = f", {steps} {'step' if steps == 1 else 'steps'}" if steps else ""
+    middle = f", {units.counted(steps, 'step')}" if steps else ""
     return f"{pipeline.name} reads {sources}{middle}, writes {sink.format}{f' to {where}' if where else ''}"
 
 

@@ -59,11 +59,8 @@ class Caller:
             async for part in stream:
                 gathered += len(part)
                 if gathered > ANSWER_BYTES_MAX:
-                    raise ApiError(
-                        413,
-                        "too-much",
-                        f"{path} answers with more than {ANSWER_BYTES_MAX} bytes; ask for less",
-                    )
+                    detail = f"{path} answers with more than {ANSWER_BYTES_MAX} bytes; ask for less"
+                    raise ApiError(413, "too-much", detail)
                 parts.append(part)
         return b"".join(parts)
 
@@ -89,10 +86,8 @@ class Caller:
     def _scope(self, method: str, path: str, query: Mapping[str, object], body: bytes | None) -> Scope:
         headers = [(b"host", b"localhost"), (b"accept", b"*/*")]
         if body is not None:
-            headers += [
-                (b"content-type", b"application/json"),
-                (b"content-length", str(len(body)).encode()),
-            ]
+            length = str(len(body)).encode()
+            headers += [(b"content-type", b"application/json"), (b"content-length", length)]
         token = self._token()
         if token is not None:
             headers.append((b"authorization", b"Bearer " + token.encode("utf-8", "surrogateescape")))

@@ -127,9 +127,7 @@ def _alerts(connections: list[Fields]) -> list[Alert]:
         found.append(
             Alert(
                 "warn",
-                "1 connection is blocked"
-                if blocked == 1
-                else f"{units.count(blocked)} connections are blocked",
+                f"{units.counted(blocked, 'connection is', 'connections are')} blocked",
                 "Who is blocked does not read what is sent to it, so nothing more is sent to it until it "
                 "does; other consumers of the same queues go on. Look at the consumer: it is busy, stopped, "
                 "or its network is slow. A smaller prefetch leaves more for the others.",
@@ -139,9 +137,7 @@ def _alerts(connections: list[Fields]) -> list[Alert]:
         found.append(
             Alert(
                 "warn",
-                "1 sender is held back"
-                if held_back == 1
-                else f"{units.count(held_back)} senders are held back",
+                f"{units.counted(held_back, 'sender is', 'senders are')} held back",
                 "There is no room for what they send: the disk or the queue is full, or more comes than can "
                 "be written. The broker reads from them again when there is room; nothing is lost meanwhile.",
                 href="/engine",

@@ -171,7 +171,7 @@ class _Consumers:
     def __init__(self, view: View, row: Fields) -> None:
         self._view = view
         self._queue: str = row["name"]
-        self._names: set[str] | None = None  # those that are shown; None: the browser knows nothing
+        self._shown: dict[str, Row] | None = None  # by name; None: the browser knows nothing
         with panel("Consumers"):
             self._table = LiveTable(
                 "Consumers", CONSUMER_COLUMNS, key="name", noun="consumer", sort="name", page_rows=20
@@ -182,39 +182,32 @@ class _Consumers:
         view.every(CONSUMERS_SECONDS, self._refresh)
 
     def _opened(self) -> None:
-        self._names = None
+        self._shown = None
 
     async def _refresh(self) -> None:
         row = self._view.feed.rows.get(self._queue)
-        rows: list[Row] = []
+        rows: dict[str, Row] = {}
         # Where the feed knows of none, nobody has to be asked who they are.
         if row is None or row["consumers"]:
             rows = self._rows(await CONNECTIONS.read(self._view.api))
-        names = {it["name"] for it in rows}
-        if self._names is None:
-            self._table.load(rows)
-        else:
-            self._table.drop(sorted(self._names - names))
-            self._table.patch(rows)
-        self._names = names
+        self._table.follow(rows, self._shown or {}, whole=self._shown is None)
+        self._shown = rows
 
-    def _rows(self, answer: Fields) -> list[Row]:
+    def _rows(self, answer: Fields) -> dict[str, Row]:
         now = time.time()
-        rows: list[Row] = []
+        rows: dict[str, Row] = {}
         for it in answer["connections"]:
             doors = sorted(door["dead"] for door in it["consumes"] if door["queue"] == self._queue)
             if doors:
-                rows.append(
-                    {
-                        "name": it["name"],
-                        "protocol": it["protocol"].upper(),
-                        "peer": it["peer"],
-                        "takes": " and ".join("dead letters" if dead else "messages" for dead in doors),
-                        "held": it["held"],
-                        "since": round(now - it["connected_seconds"]),
-                        "state": [["blocked", "bad"]] if it["blocked"] else [],
-                    }
-                )
+                rows[it["name"]] = {
+                    "name": it["name"],
+                    "protocol": it["protocol"].upper(),
+                    "peer": it["peer"],
+                    "takes": " and ".join("dead letters" if dead else "messages" for dead in doors),
+                    "held": it["held"],
+                    "since": round(now - it["connected_seconds"]),
+                    "state": [["blocked", "bad"]] if it["blocked"] else [],
+                }
         return rows
 
 

@@ -145,7 +145,7 @@ def _alerts(readers: list[Fields]) -> list[Alert]:
     return [
         Alert(
             "bad",
-            "1 reader is capped" if len(capped) == 1 else f"{units.count(len(capped))} readers are capped",
+            f"{units.counted(len(capped), 'reader is', 'readers are')} capped",
             "A reader holds at most [log] reader-bytes-max of the log in a queue. Who is further behind than "
             "that may find its next messages removed by retention. Let it catch up, or set a higher bound "
             "while there is room on the disk.",

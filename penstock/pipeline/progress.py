@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock.common import units
 from penstock.pipeline.plan import BAD_COUNT, BAD_RECORDS
 
 LINE_SECONDS: Final = 1.0
@@ -118,7 +119,7 @@ class Teller:
         if waiting:
             self._say(f"{self._name}: {_line(waiting)}")
         if bad:
-            records = "1 bad record" if bad == 1 else f"{bad:,} bad records"
+            records = units.counted(bad, "bad record")
             self._say(f"{self._name}: {records}; `penstock dead QUEUE --reason bad-record` shows why")
 
     def _object(self, event: str, **facts: object) -> None:
@@ -133,7 +134,7 @@ def _line(batches: list[Batch]) -> str:
     behind = "" if last.lag is None else f"; {last.lag:,} behind"
     rate = f", {rows / seconds:,.0f} a second" if seconds else ""
     took = f"batch {last.number} took {last.milliseconds:,} ms"
-    return f"{rows:,} {'row' if rows == 1 else 'rows'}{rate}{behind}; {took}"
+    return f"{units.counted(rows, 'row')}{rate}{behind}; {took}"
 
 
 def _lag(sources: Iterable[Report]) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from penstock.cli.main import COMMANDS, command_parser, load
+from penstock.cli.main import COMMANDS, command_parser, load, main
 from penstock.top.app import Top
 from penstock.top.feed import Feed
 from penstock.top.overview import Overview
@@ -202,6 +202,5 @@ def test_a_fault_in_the_feed_is_not_kept_quiet(
 
 
 def test_an_empty_pattern_is_misuse(capsys: pytest.CaptureFixture[str]) -> None:
-    command = load("top", COMMANDS)
-    assert command.run(command_parser("top", command).parse_args([""])) == 2
+    assert main(["top", ""]) == 2
     assert "the pattern is empty" in capsys.readouterr().err
