@@ -310,7 +310,7 @@ def test_the_schedule_leaves_the_broker_alone_for_a_hundred_times_what_a_round_t
         async def take_time() -> None:
             rig.clock.now += lengths[len(pauses)]
 
-        monkeypatch.setattr("penstock.http.mirror.asyncio.sleep", sleep)
+        monkeypatch.setattr("penstock.http.watching.mirror.asyncio.sleep", sleep)
         rig.broker.on_call = take_time
         rig.mirror.start()
         async with asyncio.timeout(10):
