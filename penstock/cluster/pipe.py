@@ -269,6 +269,10 @@ class HttpPipe:
                 why = await link.welcomed
         except (OSError, TimeoutError) as error:
             why = str(error) or "it does not answer"
+        except asyncio.CancelledError:
+            if link is not None:
+                link.abort()
+            raise
         if why or link is None or client.transport is None:
             if link is not None:
                 link.abort()

@@ -216,6 +216,20 @@ def test_who_is_tied_to_a_former_leader_is_let_go(thread: LoopThread, leader: Le
     pipe.close()
 
 
+def test_a_pipe_that_closes_leaves_no_link_behind(thread: LoopThread) -> None:
+    """Not to a leader either that has not answered yet."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(WAIT_SECONDS)
+        pipe = Pipe(thread, lambda: (TcpAddress(*silent.getsockname()), SECRET, 1))
+        client = Wire(("127.0.0.1", pipe.port))
+        link, _ = silent.accept()
+        link.settimeout(2.0)
+        assert link.recv(4096), "its hello"
+        pipe.close()
+        with link, client:
+            assert link.recv(4096) == b""
+
+
 def test_an_outage_is_one_line_in_the_log(thread: LoopThread) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
