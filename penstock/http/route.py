@@ -72,8 +72,7 @@ class Body:
 class Route:
     """One call of the API."""
 
-    method: str
-    path: str  # with parameters as {name}, each one segment
+    what: str  # a method and a path, "GET /v1/queues/{queue}"; each parameter is one segment
     handler: Handler
     role: Role
     summary: str  # a sentence for the document
@@ -85,9 +84,15 @@ class Route:
     answer_headers: Mapping[str, str] = field(default_factory=dict)  # name: what it says
     streams: bool = False  # the answer has no end that is known beforehand; HEAD is not offered
 
-    @property
-    def segments(self) -> Sequence[str]:
-        return self.path.strip("/").split("/") if self.path != "/" else []
+    method: str = field(init=False)
+    path: str = field(init=False)
+    segments: Sequence[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        method, _, path = self.what.partition(" ")
+        object.__setattr__(self, "method", method)
+        object.__setattr__(self, "path", path)
+        object.__setattr__(self, "segments", path.strip("/").split("/") if path != "/" else [])
 
 
 QUEUE: Final = Param("queue", QueueName(), "the queue", "path", required=True)

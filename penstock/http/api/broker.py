@@ -233,8 +233,7 @@ _TEXT: Final = "text/plain"
 
 ROUTES: Final = (
     Route(
-        "GET",
-        "/",
+        "GET /",
         get_root,
         Role.ANYONE,
         "What this is, in a line.",
@@ -242,16 +241,14 @@ ROUTES: Final = (
         answer_media=_TEXT,
     ),
     Route(
-        "GET",
-        "/healthz",
+        "GET /healthz",
         get_healthz,
         Role.ANYONE,
         "Whether this process answers.",
         schema.object_of({"status": schema.words("ok")}),
     ),
     Route(
-        "GET",
-        "/readyz",
+        "GET /readyz",
         get_readyz,
         Role.ANYONE,
         "Whether the broker may be given traffic; the problem says why not.",
@@ -268,8 +265,7 @@ ROUTES: Final = (
         ),
     ),
     Route(
-        "GET",
-        "/metrics",
+        "GET /metrics",
         get_metrics,
         Role.READ,
         "What the broker counts and measures, for Prometheus.",
@@ -277,24 +273,21 @@ ROUTES: Final = (
         answer_media=_TEXT,
     ),
     Route(
-        "GET",
-        "/v1/engine",
+        "GET /v1/engine",
         get_engine,
         Role.READ,
         "Where messages live: disk, log, syncs, damage.",
         schema.ref("Engine"),
     ),
     Route(
-        "GET",
-        "/v1/connections",
+        "GET /v1/connections",
         get_connections,
         Role.READ,
         "Everybody who is connected over SSPQ, PHPMQ or RQ.",
         schema.object_of({"connections": schema.list_of(schema.ref("Connection"))}),
     ),
     Route(
-        "GET",
-        "/v1/events",
+        "GET /v1/events",
         get_events,
         Role.READ,
         'Queues as they change, as server-sent events `queues` with {"queues": […]}: first all of them, then '

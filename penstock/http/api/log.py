@@ -323,8 +323,7 @@ FAIL_ON_LOSS: Final = Param(
 
 ROUTES: Final = (
     Route(
-        "GET",
-        "/v1/queues/{queue}/log",
+        "GET /v1/queues/{queue}/log",
         get_log,
         Role.READ,
         "Read the log of a queue in bulk, as an Arrow IPC stream; only what is synced.",

@@ -242,8 +242,7 @@ SCHEMAS: Final = {
 
 ROUTES: Final = (
     Route(
-        "GET",
-        "/v1/queues/{queue}/messages",
+        "GET /v1/queues/{queue}/messages",
         get_messages,
         Role.READ,
         "Look at messages without taking them, from an offset on.",
@@ -270,8 +269,7 @@ ROUTES: Final = (
         problems=("queue-not-found",),
     ),
     Route(
-        "GET",
-        "/v1/queues/{queue}/messages/{offset}",
+        "GET /v1/queues/{queue}/messages/{offset}",
         get_message,
         Role.READ,
         "Look at one message and what has happened to it, without taking it.",

@@ -108,8 +108,7 @@ def _offset_at(reader: LogReader, queue: str, time_us: int, events: bool) -> int
 
 ROUTES: Final = (
     Route(
-        "GET",
-        "/v1/offsets",
+        "GET /v1/offsets",
         get_offsets,
         Role.READ,
         "How far the log of each queue can be read, by name. Queues of which nothing is synced are left out.",
@@ -127,8 +126,7 @@ ROUTES: Final = (
         ),
     ),
     Route(
-        "GET",
-        "/v1/queues/{queue}/offset",
+        "GET /v1/queues/{queue}/offset",
         get_offset,
         Role.READ,
         "The first offset from a time on; the end of what is synced where there is none.",

@@ -134,8 +134,7 @@ _PAUSED: Final = schema.object_of({"paused": schema.BOOLEAN})
 
 ROUTES: Final = (
     Route(
-        "GET",
-        "/v1/queues",
+        "GET /v1/queues",
         get_queues,
         Role.READ,
         "All queues, by name.",
@@ -153,8 +152,7 @@ ROUTES: Final = (
         ),
     ),
     Route(
-        "GET",
-        "/v1/queues/{queue}",
+        "GET /v1/queues/{queue}",
         get_queue,
         Role.READ,
         "One queue, with its policy and the reasons of its dead letters.",
@@ -163,8 +161,7 @@ ROUTES: Final = (
         problems=("queue-not-found",),
     ),
     Route(
-        "POST",
-        "/v1/queues/{queue}/pause",
+        "POST /v1/queues/{queue}/pause",
         post_pause,
         Role.OPERATE,
         "Hand out nothing more; messages are accepted and settled as before.",
@@ -173,8 +170,7 @@ ROUTES: Final = (
         problems=("queue-not-found",),
     ),
     Route(
-        "POST",
-        "/v1/queues/{queue}/resume",
+        "POST /v1/queues/{queue}/resume",
         post_resume,
         Role.OPERATE,
         "Hand out messages again.",
@@ -183,8 +179,7 @@ ROUTES: Final = (
         problems=("queue-not-found",),
     ),
     Route(
-        "POST",
-        "/v1/queues/{queue}/purge",
+        "POST /v1/queues/{queue}/purge",
         post_purge,
         Role.ADMIN,
         "Throw away every message that waits, or every dead letter; those that somebody holds stay.",

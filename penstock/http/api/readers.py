@@ -106,16 +106,14 @@ _READER: Final = Param(
 
 ROUTES: Final = (
     Route(
-        "GET",
-        "/v1/readers",
+        "GET /v1/readers",
         get_readers,
         Role.READ,
         "Who holds retention, where they are, and how far behind.",
         schema.object_of({"readers": schema.list_of(schema.ref("Reader"))}),
     ),
     Route(
-        "GET",
-        "/v1/readers/{name}",
+        "GET /v1/readers/{name}",
         get_reader,
         Role.READ,
         "One reader.",
@@ -124,8 +122,7 @@ ROUTES: Final = (
         problems=("reader-not-found",),
     ),
     Route(
-        "DELETE",
-        "/v1/readers/{name}",
+        "DELETE /v1/readers/{name}",
         delete_reader,
         Role.OPERATE,
         "Let go of everything that a reader holds.",
@@ -140,8 +137,7 @@ ROUTES: Final = (
 def put_route(lease_seconds_max: int) -> Route:
     """The route whose bound is a setting of the broker."""
     return Route(
-        "PUT",
-        "/v1/readers/{name}",
+        "PUT /v1/readers/{name}",
         put_reader,
         Role.OPERATE,
         "Say where a reader is: what is behind that is kept for it, in these queues and no others.",

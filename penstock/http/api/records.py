@@ -57,8 +57,7 @@ async def get_records(call: Call) -> Response:
 
 ROUTES: Final = (
     Route(
-        "GET",
-        "/v1/queues/{queue}/records",
+        "GET /v1/queues/{queue}/records",
         get_records,
         Role.READ,
         "Where the messages of a queue are in the stream of a cluster's log; only what is synced.",

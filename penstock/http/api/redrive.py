@@ -326,8 +326,7 @@ SCHEMAS: Final = {
 
 ROUTES: Final = (
     Route(
-        "POST",
-        "/v1/queues/{queue}/redrive",
+        "POST /v1/queues/{queue}/redrive",
         redrive,
         Role.OPERATE,
         "Put dead letters back behind the tail of the queue: all of them, or those that fit.",

@@ -40,7 +40,7 @@ def all_routes(lease_seconds_max: int) -> tuple[Route, ...]:
     async def openapi(call: Call) -> Response:
         return answer_json(text)
 
-    own = Route("GET", "/openapi.json", openapi, Role.ANYONE, "This document.", {"type": "object"})
+    own = Route("GET /openapi.json", openapi, Role.ANYONE, "This document.", {"type": "object"})
     tagged = {tag: [route for part in parts for route in part.ROUTES] for tag, parts in _PARTS.items()}
     tagged["readers"].append(readers.put_route(lease_seconds_max))
     tagged["broker"].append(own)

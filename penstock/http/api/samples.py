@@ -59,8 +59,7 @@ def _fields(sample: Sample, began: float) -> dict[str, object]:
 
 ROUTES: Final = (
     Route(
-        "GET",
-        "/v1/queues/{queue}/samples",
+        "GET /v1/queues/{queue}/samples",
         get_samples,
         Role.READ,
         "How a queue did over the last hour, or since the API was started, in steps of ten seconds.",

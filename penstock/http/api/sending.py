@@ -129,8 +129,7 @@ _FULL: Final = ("queue-full", "disk-full", "key-reused", "conflict")
 
 ROUTES: Final = (
     Route(
-        "POST",
-        "/v1/queues/{queue}/messages",
+        "POST /v1/queues/{queue}/messages",
         send_message,
         Role.OPERATE,
         "Send one message: the body, whatever it is. Answered when it is durable.",
@@ -149,8 +148,7 @@ ROUTES: Final = (
         problems=_FULL,
     ),
     Route(
-        "POST",
-        "/v1/queues/{queue}/batch",
+        "POST /v1/queues/{queue}/batch",
         send_batch,
         Role.OPERATE,
         "Send many messages: all of them are stored, or none is. Answered when they are durable.",

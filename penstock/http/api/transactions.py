@@ -125,8 +125,7 @@ _KEY_IN_PATH: Final = Param("key", _KEY, "the key of the transaction", "path", r
 
 ROUTES: Final = (
     Route(
-        "POST",
-        "/v1/stages",
+        "POST /v1/stages",
         post_stage,
         Role.OPERATE,
         "Stage a part of a transaction: it is durable, and nobody sees it before the commit.",
@@ -159,8 +158,7 @@ ROUTES: Final = (
         problems=("unsupported-media-type", "not-installed", "disk-full", "queue-not-found"),
     ),
     Route(
-        "POST",
-        "/v1/transactions",
+        "POST /v1/transactions",
         post_transaction,
         Role.OPERATE,
         "Commit: store exactly these stages, in this order, once. Safe to repeat until there is an answer.",
@@ -187,8 +185,7 @@ ROUTES: Final = (
         ),
     ),
     Route(
-        "GET",
-        "/v1/transactions/{key}",
+        "GET /v1/transactions/{key}",
         get_transaction,
         Role.READ,
         "How a transaction stands.",
@@ -197,8 +194,7 @@ ROUTES: Final = (
         problems=("transaction-not-found",),
     ),
     Route(
-        "DELETE",
-        "/v1/transactions/{key}",
+        "DELETE /v1/transactions/{key}",
         delete_transaction,
         Role.OPERATE,
         "Abort: drop the stages of a transaction. One that is committed stays committed.",
