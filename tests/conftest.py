@@ -54,14 +54,16 @@ FIRST = (
     "nats/test_replica.py",
     "client/test_cut.py",
     "http/test_transactions.py",
+    "log/test_walks.py",
     "log/test_crash.py",
+    "log/test_damage.py",
     "log/test_model.py",
     "log/test_retention.py",
-    "log/test_damage.py",
     "http/test_openapi.py",
     "bench/test_peers.py",
     "log/test_contract.py",
     "server/test_chaos.py",
+    "top/test_top.py",
 )
 """What takes longest, the longest first; the others follow by their names."""
 
