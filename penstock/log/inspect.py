@@ -34,7 +34,7 @@ from penstock.log.disk import WATERMARK, File, RealDisk, read_whole
 from penstock.log.errors import LogDamaged, LogRefused
 from penstock.log.overlaps import Overlap, find_overlaps
 from penstock.log.overlay import TRIES_MAX, LogChanging, OverlayDisk, replayed
-from penstock.log.picture import newest_generations
+from penstock.log.read_view import newest_generations
 from penstock.log.recovery import QUARANTINE
 from penstock.log.repairs import shown
 from penstock.log.scan import find_block, walk_blocks

@@ -27,7 +27,7 @@ from penstock.log.state import LogSettings, LogState
 from penstock.model.policy import Policies
 
 TRIES_MAX = 10
-"""How often to begin again when files go while they are looked at; each time is a new picture."""
+"""How often to begin again when files go while they are looked at; each time is a new view."""
 
 
 class LogChanging(LogError):

@@ -13,7 +13,7 @@ Rules that always hold:
   * What was asked for and is not there is an error that names queue and offsets. With
     `fail_on_loss=False` it is a warning in the log, and the next block that is there follows.
 
-The files change while they are read: see `picture.py`. `refresh` looks at what has changed; a file
+The files change while they are read: see `read_view.py`. `refresh` looks at what has changed; a file
 that went away since then makes the reader look again, a bounded number of times for each block.
 
 Memory: a `Span` per segment and queue, an index of the segments that were used last, and
@@ -40,7 +40,7 @@ from penstock.log.disk import WATERMARK, RealDisk, Watermark
 from penstock.log.errors import LogDamaged, LogError, LogRefused
 from penstock.log.mapped import MappedSegments
 from penstock.log.overlay import TRIES_MAX, LogChanging, replayed
-from penstock.log.picture import Picture, QueueView, bounds, newest_generations
+from penstock.log.read_view import QueueView, ReadView, bounds, newest_generations
 from penstock.log.repairs import is_drawer
 from penstock.log.results import EventRun
 from penstock.log.segments import Segment
@@ -135,7 +135,7 @@ class LogReader:
         self._watermark: Watermark | None = None
         self._scanned: tuple[object, int] | None = None
         self._origins: dict[tuple[int, int, int], bytes] = {}
-        self._picture = Picture(self._files)
+        self._view = ReadView(self._files)
         self.refresh()
 
     def __enter__(self) -> "LogReader":
@@ -147,7 +147,7 @@ class LogReader:
     def close(self) -> None:
         """Let go of the files; windows that were handed out stay good."""
         self._files.close()
-        self._picture = Picture(self._files)
+        self._view = ReadView(self._files)
         if self._watermark is not None:
             self._watermark.close()
             self._watermark = None
@@ -156,17 +156,17 @@ class LogReader:
 
     def queues(self) -> dict[str, ReaderQueue]:
         """Every queue by name, as of the last `refresh`."""
-        return {name: _facts(queue) for name, queue in self._picture.queues.items() if not is_drawer(name)}
+        return {name: _facts(queue) for name, queue in self._view.queues.items() if not is_drawer(name)}
 
     def queue(self, name: str) -> ReaderQueue | None:
         """One of them."""
-        queue = self._picture.queues.get(name)
+        queue = self._view.queues.get(name)
         return _facts(queue) if queue is not None else None
 
     @property
     def position(self) -> int:
         """The log position up to which the last `refresh` saw the log."""
-        return self._picture.position
+        return self._view.position
 
     def openings(self, queue: str) -> list[tuple[int, int, int]]:
         """Which opening of the log the messages came in, as far as they are in the log.
@@ -176,7 +176,7 @@ class LogReader:
         for _ in range(TRIES_MAX):
             known = self._known(queue)
             try:
-                return self._picture.openings(known)
+                return self._view.openings(known)
             except FileNotFoundError:
                 self.refresh()
         raise self._changing()
@@ -186,7 +186,7 @@ class LogReader:
         return self._origin(self._known(queue).number, opening)
 
     def _origin(self, number: int, opening: int) -> bytes:
-        key = self._picture.log, number, opening
+        key = self._view.log, number, opening
         origin = self._origins.get(key)
         if origin is None:
             origin = self._origins[key] = origin_of(*key)
@@ -197,16 +197,16 @@ class LogReader:
 
         By its offsets: segments that earlier versions compacted may have the same positions.
         """
-        queue = self._picture.by_number[header.queue]
-        segment = self._picture.segment_at(queue, header.first_offset, events=False)
+        queue = self._view.by_number[header.queue]
+        segment = self._view.segment_at(queue, header.first_offset, events=False)
         assert segment is not None
         return segment.name, segment.base
 
     def _known(self, queue: str) -> QueueView:
-        found = self._picture.queues.get(queue)
+        found = self._view.queues.get(queue)
         if found is None:
             self.refresh()
-            found = self._picture.queues.get(queue)
+            found = self._view.queues.get(queue)
         if found is None:
             raise LogRefused(f"there is no queue {queue!r} in {self.path!r}")
         return found
@@ -237,7 +237,7 @@ class LogReader:
         tries, looked_again = 0, -1
         while True:
             known = self._known(queue)
-            segment = self._picture.segment_at(known, offset, events=False)
+            segment = self._view.segment_at(known, offset, events=False)
             if segment is None or bounds(segment.spans[known.number], False)[0] > offset:
                 if looked_again != offset:
                     looked_again = offset  # as in `_blocks`
@@ -271,7 +271,7 @@ class LogReader:
         raise self._changing()
 
     def _offset_at(self, known: QueueView, time_us: int, events: bool) -> int:
-        segments = known.segments(self._picture.segments, events)
+        segments = known.segments(self._view.segments, events)
         row = bisect_left(segments, time_us, key=lambda segment: self._begins_us(segment, known, events))
         start, end = (
             (known.event_start, known.event_end) if events else (known.offset_start, known.offset_end)
@@ -366,7 +366,7 @@ class LogReader:
         at, tries, looked_again = start, 0, -1
         while at < end:
             queue = self._known(name)
-            segment = self._picture.segment_at(queue, at, events)
+            segment = self._view.segment_at(queue, at, events)
             if segment is None or bounds(segment.spans[queue.number], events)[0] > at:
                 if looked_again != at:
                     # A listing that is taken while names change can miss one: look before saying so.
@@ -447,8 +447,8 @@ class LogReader:
             try:
                 self._follow(self._synced())
             except FileNotFoundError:
-                # Half of a picture is none: the next try begins again.
-                self._picture = Picture(self._files)
+                # Half of a view is none: the next try begins again.
+                self._view = ReadView(self._files)
                 if not os.path.isdir(self.path):
                     raise LogRefused(f"data folder {self.path!r}: there is no such folder any more") from None
                 continue
@@ -485,8 +485,8 @@ class LogReader:
         names = self._disk.names()
         on_disk = newest_generations(names)
         end = max([synced, *positions_in(names)])
-        if not self._picture.follow(on_disk, end):
+        if not self._view.follow(on_disk, end):
             self._files.close()
-            picture = Picture(self._files)
-            picture.begin(self._disk, on_disk, end)
-            self._picture = picture
+            view = ReadView(self._files)
+            view.begin(self._disk, on_disk, end)
+            self._view = view

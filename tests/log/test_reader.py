@@ -471,7 +471,7 @@ def test_what_readers_were_shown_is_never_cut(tmp_path: Path) -> None:
     engine.close(NOW_US)
 
 
-def test_offsets_that_are_given_once_more_begin_a_new_picture(tmp_path: Path) -> None:
+def test_offsets_that_are_given_once_more_begin_a_new_view(tmp_path: Path) -> None:
     """The same, but the header is gone too: nobody can know what was there, except those who saw it."""
     settings = LogSettings(segment_bytes=1 << 20)
     write(tmp_path, 30, settings=settings).abandon()
@@ -613,7 +613,7 @@ def test_what_retention_took_is_named_so(tmp_path: Path) -> None:
 
 
 def test_files_that_have_gone_since_the_last_look(tmp_path: Path) -> None:
-    """The picture still has them; opening one fails, and the reader looks again."""
+    """The view still has them; opening one fails, and the reader looks again."""
     worker = Worker(tmp_path, 6, queues=("brief", "lazy"))
     for _ in range(100):
         worker.turn()
@@ -695,7 +695,7 @@ def test_maps_are_bounded_and_indexes_too(tmp_path: Path, monkeypatch: pytest.Mo
         assert check(reader.messages("q", 111, 222), "q", 111) == 222
     held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_link(fd)]
     assert 0 < sum(path.startswith(str(tmp_path)) and path.endswith(".seg") for path in held) <= 2
-    assert sum(segment.index is not None for segment in reader._picture.segments) <= 4
+    assert sum(segment.index is not None for segment in reader._view.segments) <= 4
 
 
 def _is_link(fd: str) -> bool:

@@ -1,13 +1,13 @@
-"""Picture: what another process has found in the files of a log, up to one position.
+"""ReadView: what another process has found in the files of a log, up to one position.
 
-The first picture comes from the newest snapshot, so that only the blocks behind it are walked;
+The first view comes from the newest snapshot, so that only the blocks behind it are walked;
 after that `follow` takes in what is new. Segments come, go, and are replaced by compacted ones;
-where more has happened than a picture can follow it says so, and the reader takes a new one.
+where more has happened than a view can follow it says so, and the reader takes a new one.
 
 Rules that always hold:
-  * A picture has seen every block before its `position` that is still there, each once.
+  * A view has seen every block before its `position` that is still there, each once.
   * A queue is complete from its starts on. What retention removes or compacts moves them.
-  * A FileNotFoundError may leave half a picture: throw it away.
+  * A FileNotFoundError may leave half a view: throw it away.
 """
 
 import logging
@@ -41,7 +41,7 @@ def bounds(span: Span, events: bool) -> tuple[int, int]:
 
 
 class QueueView:
-    """What a picture knows of one queue. Ends are exclusive, and synced."""
+    """What a view knows of one queue. Ends are exclusive, and synced."""
 
     __slots__ = (
         "_with_events",
@@ -80,7 +80,7 @@ class QueueView:
         self.forget_segments()
 
 
-class Picture:
+class ReadView:
     """See the module's docstring."""
 
     def __init__(self, files: MappedSegments) -> None:
@@ -204,7 +204,7 @@ class Picture:
     # --- after that --------------------------------------------------------------------------------
 
     def follow(self, on_disk: dict[int, int], end: int) -> bool:
-        """Take in what is new before `end`. False: too much has happened, take a new picture."""
+        """Take in what is new before `end`. False: too much has happened, take a new view."""
         return self._keep_up(on_disk, end) and self._walk(end)
 
     def _keep_up(self, on_disk: dict[int, int], end: int) -> bool:
@@ -238,7 +238,7 @@ class Picture:
         self.segments.append(segment)
 
     def _walk(self, end: int) -> bool:
-        """Take in the blocks up to `end`. False where they do not go on where the picture ends."""
+        """Take in the blocks up to `end`. False where they do not go on where the view ends."""
         whole = True
         segments = self.segments
         first = max(bisect_right(segments, self.position, key=lambda s: s.base) - 1, 0)
