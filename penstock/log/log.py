@@ -190,9 +190,9 @@ class Log:
                 queue.withdraw([(first, end) for first, end, _ in queue.asking], Reason.REQUESTER_GONE)
                 self._dirty[queue.number] = queue
             queue.let_go = []
-            if queue.drawer is not None:
-                in_drawer = queue.drawer.pending
-                queue.let_go = left_over(queue.repairs, in_drawer.unsettled(0, in_drawer.tail))
+            if queue.repair_queue is not None:
+                repaired = queue.repair_queue.pending
+                queue.let_go = left_over(queue.repairs, repaired.unsettled(0, repaired.tail))
                 if queue.let_go:
                     self._dirty[queue.number] = queue
         self.flush(now_us)
@@ -455,12 +455,12 @@ class Log:
                 self._sealer.messages(queue)
             if len(queue.ledger) and not self._sealer.ledger(queue, now_us):
                 kept[queue.number] = queue
-            elif queue.let_go and queue.drawer is not None:
-                drawer = queue.drawer
-                drawer.withdraw(queue.let_go, Reason.PURGED)
+            elif queue.let_go and queue.repair_queue is not None:
+                repair_queue = queue.repair_queue
+                repair_queue.withdraw(queue.let_go, Reason.PURGED)
                 queue.let_go = []
-                if len(drawer.ledger) and not self._sealer.ledger(drawer, now_us):
-                    kept[drawer.number] = drawer
+                if len(repair_queue.ledger) and not self._sealer.ledger(repair_queue, now_us):
+                    kept[repair_queue.number] = repair_queue
         self._dirty = kept
         self._committer.settlements_wait = bool(kept)
         if self._unconfirmed and not kept:
@@ -675,7 +675,7 @@ class Log:
 
     @property
     def queue_count(self) -> int:
-        return len(self._state.queues) - self._state.drawers
+        return len(self._state.queues) - self._state.repair_queues
 
     def has_queue(self, queue: str) -> bool:
         return queue in self._state.queues

@@ -116,9 +116,9 @@ class LogQueue:
         self.event_opened = 0  # and its first event
         self.recorded: dict[int, int] = {}  # this opening's settlements that were no acks, see Ledger.count
         self.asking: RangeMap[None] = RangeMap()  # unsettled requests that want a reply
-        self.repairs: RangeMap[int] = RangeMap()  # how far off in the drawer payloads are, see repairs.py
-        self.drawer: LogQueue | None = None
-        self.let_go: list[tuple[int, int]] = []  # of the drawer, when what ended them here is in a block
+        self.repairs: RangeMap[int] = RangeMap()  # how far off payloads are in the repair queue
+        self.repair_queue: LogQueue | None = None
+        self.let_go: list[tuple[int, int]] = []  # of those, when what ended them here is in a block
         self.ledger = Ledger()
         self.parts: list[Batch] = []  # accepted, not yet in a block
         self.parts_receipts: list[Callable[[LogFailed | None], None]] = []  # who waits for these
@@ -227,7 +227,8 @@ class LogQueue:
         first, end, distance = run
         if offset < first:
             return up_to(block, first)
-        payloads = self._lookup(self.drawer.number, offset + distance) if self.drawer is not None else None
+        others = self.repair_queue
+        payloads = self._lookup(others.number, offset + distance) if others is not None else None
         if payloads is None:
             raise LogDamaged(f"queue {self.name!r}: offset {offset} was repaired, its payload is not there")
         return with_payload(
@@ -543,7 +544,7 @@ class LogQueue:
             self.let_go_of_repairs(first, end)
 
     def let_go_of_repairs(self, first: int, end: int) -> None:
-        """What their payloads in the drawer were kept for is over."""
+        """What their payloads in the repair queue were kept for is over."""
         self.let_go += [(a + distance, b + distance) for a, b, distance in self.repairs.cut(first, end)]
 
     def _end(
@@ -718,15 +719,15 @@ class LogQueue:
         self.weight.come_back(first, end)
         return Fate(first, end, Event.REDRIVEN, place.reason)
 
-    def repair(self, offsets: "array[int]", drawer_first: int) -> tuple[Ledger, list[tuple[int, int]]]:
+    def repair(self, offsets: "array[int]", payload_first: int) -> tuple[Ledger, list[tuple[int, int]]]:
         """Redrive the dead letters at these offsets that nobody holds, to be delivered with other payloads.
 
         The rows that say so, which belong into the log with the payloads; and which of the offsets it
-        were, as ranges of their indexes: their payloads come into the drawer in that order.
+        were, as ranges of their indexes: their payloads come into the repair queue in that order.
         """
         others, self.ledger = self.ledger, Ledger()
         taken: list[tuple[int, int]] = []
-        at = drawer_first
+        at = payload_first
         for row, first, end in runs_of(offsets):
             for a, b, place in self.pending.lift_dead(first, end):
                 self._redriven(a, b, place)
@@ -737,7 +738,7 @@ class LogQueue:
         return rows, taken
 
     def put_repair(self, first: int, end: int, distance: int) -> None:
-        """The payloads of these messages are in the drawer from now on."""
+        """The payloads of these messages are in the repair queue from now on."""
         if self.repairs:
             self.let_go_of_repairs(first, end)
         self.repairs.add(first, end, distance)

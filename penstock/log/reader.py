@@ -41,7 +41,7 @@ from penstock.log.errors import LogDamaged, LogError, LogRefused
 from penstock.log.mapped import MappedSegments
 from penstock.log.overlay import TRIES_MAX, LogChanging, replayed
 from penstock.log.read_view import QueueView, ReadView, bounds, newest_generations
-from penstock.log.repairs import is_drawer
+from penstock.log.repairs import is_repair_queue
 from penstock.log.results import EventRun
 from penstock.log.segments import Segment
 from penstock.log.snapshot import positions_in
@@ -156,7 +156,7 @@ class LogReader:
 
     def queues(self) -> dict[str, ReaderQueue]:
         """Every queue by name, as of the last `refresh`."""
-        return {name: _facts(queue) for name, queue in self._view.queues.items() if not is_drawer(name)}
+        return {name: _facts(queue) for name, queue in self._view.queues.items() if not is_repair_queue(name)}
 
     def queue(self, name: str) -> ReaderQueue | None:
         """One of them."""

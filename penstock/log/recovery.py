@@ -170,10 +170,10 @@ class _Recovery:
         self._state.tell(Damage(where, 0, "", 0, 0, text))
 
     def _report_payloads(self) -> None:
-        """Repaired messages whose drawer has lost its name: the next drawer has other payloads there."""
+        """Repaired messages whose repair queue has lost its name: the next one has other payloads there."""
         state = self._state
         for queue in state.queues.values():
-            for first, end, _ in list(queue.repairs) if queue.drawer is None else ():
+            for first, end, _ in list(queue.repairs) if queue.repair_queue is None else ():
                 text = (
                     f"queue {queue.name!r}: offsets {first} to {end - 1} were repaired, and the name of the "
                     f"queue with their payloads is lost"

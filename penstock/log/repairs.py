@@ -1,8 +1,8 @@
 """Repairs: dead letters that go back into their queue with another payload.
 
 A message keeps its offset, id, attributes and history; what a consumer gets is another payload. Blocks
-never change. So the new payloads are stored as the messages of a second queue, the *drawer* of the first,
-which has its name behind a character that no other queue's name can have. A drawer has no consumers and is
+never change. So the new payloads are stored as the messages of a second queue, the *repair queue* of the
+first, which has its name behind a character that no other queue's name can have. It has no consumers and is
 in no list of queues. Everything that keeps messages safe keeps these: checksums, recovery, snapshots,
 compacting.
 
@@ -15,9 +15,9 @@ that redrive the letters, in the same transaction as the payloads: their block h
 where the payload of its first message is; the others follow in the order of its rows.
 
 Rules that always hold:
-  * A payload in a drawer lives as long as its message. It is let go of in a block behind the one that ends
-    the message, so that no crash leaves a message without its payload. What a crash leaves over in a drawer
-    is let go of at the next opening.
+  * A payload in a repair queue lives as long as its message. It is let go of in a block behind the one that
+    ends the message, so that no crash leaves a message without its payload. What a crash leaves over is let
+    go of at the next opening.
   * The log shows what was sent: reading an offset gives the first payload, for ever. Deliveries, and views of
     how messages stand now, have the last one.
 
@@ -35,21 +35,21 @@ from penstock.model.ranges import RangeMap
 
 MARK: Final = "\0"
 
-DRAWER_POLICY: Final = QueuePolicy(retention_seconds=0)
+REPAIR_QUEUE_POLICY: Final = QueuePolicy(retention_seconds=0)
 """A payload that was let go of is of no use to anybody."""
 
 
-def drawer_of(queue: str) -> str:
+def repair_queue_of(queue: str) -> str:
     """The name of the queue that has the repaired payloads of a queue."""
     return MARK + queue
 
 
-def is_drawer(name: str) -> bool:
+def is_repair_queue(name: str) -> bool:
     return name.startswith(MARK)
 
 
 def shown(names: Sequence[str]) -> list[str]:
-    """Without the drawers."""
+    """Without the repair queues."""
     return [name for name in names if not name.startswith(MARK)]
 
 
@@ -80,7 +80,7 @@ def cut_batch(batch: Batch, rows: Sequence[tuple[int, int]]) -> Batch:
 
 
 def with_payload(block: Messages, payloads: Messages, first: int, end: int, distance: int) -> Messages:
-    """The messages from `first` to `end` of a block, with payloads out of one block of the drawer."""
+    """The messages from `first` to `end` of a block, with payloads out of one block of the repair queue."""
     header = block.header.copy()
     lo, hi = first - header.first_offset, end - header.first_offset
     header.first_offset, header.count = first, end - first
@@ -103,7 +103,7 @@ def up_to(block: Messages, end: int) -> Messages:
 
 
 def left_over(repairs: RangeMap[int], living: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What lives in a drawer and belongs to no message; `living` is in order."""
+    """What lives in a repair queue and belongs to no message; `living` is in order."""
     used = sorted((a + distance, b + distance) for a, b, distance in repairs)
     found: list[tuple[int, int]] = []
     at = 0

@@ -173,11 +173,11 @@ class Sealer:
         return self._settlement_block(queue, ledger, ledger.parts(), now_us, flags)
 
     def repair_block(
-        self, queue: LogQueue, ledger: Ledger, drawer_first: int, now_us: int, flags: int
+        self, queue: LogQueue, ledger: Ledger, payload_first: int, now_us: int, flags: int
     ) -> SettlementBlock:
-        """Rows of messages whose payloads are in the drawer, one behind the other."""
+        """Rows of messages whose payloads are in the repair queue, one behind the other."""
         block = self.settlement_block(queue, ledger, now_us, flags | FLAG_REPAIRED)
-        block.header.expires_min_us = drawer_first
+        block.header.expires_min_us = payload_first
         return block
 
     def _settlement_block(

@@ -24,7 +24,7 @@ from penstock.log.info import ReaderInfo
 from penstock.log.keys import Keys, kind_of
 from penstock.log.ledger import read_rows
 from penstock.log.queue import LogQueue
-from penstock.log.repairs import DRAWER_POLICY, MARK, drawer_of, is_drawer
+from penstock.log.repairs import MARK, REPAIR_QUEUE_POLICY, is_repair_queue, repair_queue_of
 from penstock.log.results import Fate, Step
 from penstock.log.segments import Segments
 from penstock.model.life import Event, Reason
@@ -112,7 +112,7 @@ class LogState:
         self.readers: dict[ReaderKey, ReaderInfo] = {}
         self.changed: dict[int, LogQueue] = {}  # since the last `take_changed`
         self.ended: dict[int, LogQueue] = {}  # queues with fates that `expire` has to tell
-        self.drawers = 0  # how many of the queues are drawers
+        self.repair_queues = 0  # how many of the queues are repair queues
         self.damage: list[Damage] = []
         self._news: list[Damage] = []  # damage that is not in the log yet
         self.log = int.from_bytes(os.urandom(3), "little")
@@ -134,21 +134,21 @@ class LogState:
             self.timers.add,
             self.unreadable,
         )
-        if is_drawer(name):
-            self.drawers += name not in self.queues
+        if is_repair_queue(name):
+            self.repair_queues += name not in self.queues
             owner = self.queues.get(name.removeprefix(MARK))
             if owner is not None:
-                owner.drawer = queue
+                owner.repair_queue = queue
         else:
-            # Where damage has taken a declaration, it may be told again behind that of the drawer.
-            queue.drawer = self.queues.get(drawer_of(name))
+            # Where damage has taken a declaration, it may be told again behind that of the repair queue.
+            queue.repair_queue = self.queues.get(repair_queue_of(name))
         self.queues[name] = queue
         self.by_number[number] = queue
         self.number_last = max(self.number_last, number)
         return queue
 
     def policy_of(self, name: str) -> QueuePolicy:
-        return DRAWER_POLICY if is_drawer(name) else self.policies.for_queue(name)
+        return REPAIR_QUEUE_POLICY if is_repair_queue(name) else self.policies.for_queue(name)
 
     def remember(self, key: str, parts: list[StoredPart], fingerprint: str = "") -> None:
         """A transaction that is whole."""
@@ -201,7 +201,7 @@ class LogState:
 
     def take_changed(self) -> list[str]:
         """The queues that something has happened to since the last call."""
-        changed = [queue.name for queue in self.changed.values() if not is_drawer(queue.name)]
+        changed = [queue.name for queue in self.changed.values() if not is_repair_queue(queue.name)]
         self.changed.clear()
         return changed
 
@@ -212,9 +212,9 @@ class LogState:
         _, _, missing_end = self.segments.missing(queue.number, first)
         end = min(end, missing_end)
         distance = queue.repairs.get(first)
-        if distance is not None and queue.drawer is not None:
+        if distance is not None and queue.repair_queue is not None:
             # Those whose payloads are in another block may be readable.
-            _, _, missing_end = self.segments.missing(queue.drawer.number, first + distance)
+            _, _, missing_end = self.segments.missing(queue.repair_queue.number, first + distance)
             end = min(end, missing_end - distance)
         self.report(queue, first, end, error)
         return end
@@ -382,8 +382,8 @@ class LogState:
                     queue.repairs.cut(first, end)
                     queue.repairs.add(first, end, at - row.first)
                 at += row.end - row.first
-            if queue.drawer is not None:
-                self._go_on_at(queue.drawer, header.position, at)
+            if queue.repair_queue is not None:
+                self._go_on_at(queue.repair_queue, header.position, at)
 
     def _apply_control(self, fields: dict[str, Any], header: Header) -> None:
         operation = fields["op"]

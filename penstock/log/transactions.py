@@ -12,7 +12,7 @@ from penstock.log.columns import check_batch, join_batches, split_columns, store
 from penstock.log.committer import Committer
 from penstock.log.errors import LogRefused
 from penstock.log.queue import LogQueue
-from penstock.log.repairs import cut_batch, drawer_of
+from penstock.log.repairs import cut_batch, repair_queue_of
 from penstock.log.results import Step, Stored, TransactionDone, TransactionReceipt
 from penstock.log.sealer import MessageBlock, Sealer, SettlementBlock
 from penstock.log.state import UNFINISHED_MAX, LogState, StoredPart
@@ -140,12 +140,12 @@ class Transactions:
             )
 
     def _queues_of(self, parts: Sequence[tuple[str, Batch]], now_us: int) -> list[LogQueue]:
-        """The queue of each part; what is missing is declared first, drawers too."""
+        """The queue of each part; what is missing is declared first, repair queues too."""
         declare, known = self._sealer.declare, self._state.queues
         queues = [known.get(name) or declare(name, now_us) for name, _ in parts]
         for queue, (_, batch) in zip(queues, parts, strict=True):
-            if batch.repairs is not None and queue.drawer is None:
-                declare(drawer_of(queue.name), now_us)
+            if batch.repairs is not None and queue.repair_queue is None:
+                declare(repair_queue_of(queue.name), now_us)
         return queues
 
     def _accept(self, queue: LogQueue, batch: Batch, now_us: int, blocks: Blocks) -> StoredPart:
@@ -165,16 +165,16 @@ class Transactions:
 
     def _repair(self, queue: LogQueue, batch: Batch, now_us: int, blocks: Blocks) -> int:
         """Dead letters with other payloads back behind the tail; how many it were."""
-        drawer = queue.drawer
-        assert drawer is not None
+        repair_queue = queue.repair_queue
+        assert repair_queue is not None
         assert batch.repairs is not None
-        first = drawer.pending.tail
+        first = repair_queue.pending.tail
         rows, taken = queue.repair(batch.repairs, first)
         if not taken:
             return 0
         payloads = cut_batch(batch, taken)
-        drawer.pending.accept(len(payloads))
-        self._split(drawer, payloads, now_us, blocks)
+        repair_queue.pending.accept(len(payloads))
+        self._split(repair_queue, payloads, now_us, blocks)
         blocks.append(self._sealer.repair_block(queue, rows, first, now_us, FLAG_PART))
         # Payloads of earlier repairs are let go of behind this transaction.
         self._mark(queue)

@@ -12,7 +12,7 @@ from penstock.log.errors import LogDamaged, LogRefused, QueueFull, QueueUnknown
 from penstock.log.info import QueueInfo
 from penstock.log.ledger import read_rows
 from penstock.log.queue import LogQueue, Oldest
-from penstock.log.repairs import is_drawer
+from penstock.log.repairs import is_repair_queue
 from penstock.log.results import EventRun
 from penstock.log.scan import read_body
 from penstock.log.segments import Segments
@@ -231,7 +231,7 @@ def _time_of(segments: Segments, queue: LogQueue, offset: int) -> int:
 def known_queue(state: LogState, name: str) -> LogQueue:
     """A queue that is there for others; QueueUnknown where there is none."""
     found = state.queues.get(name)
-    if found is None or is_drawer(name):
+    if found is None or is_repair_queue(name):
         raise QueueUnknown(f"there is no queue {name!r}")
     return found
 
@@ -239,7 +239,7 @@ def known_queue(state: LogState, name: str) -> LogQueue:
 def check_queue(state: LogState, name: str, payload_bytes: int) -> None:
     """Refuse what the queue cannot accept; a queue that is not there yet has its policy already."""
     found = state.queues.get(name)
-    if found is None or is_drawer(name):
+    if found is None or is_repair_queue(name):
         try:
             check_queue_name(name)
         except QueueNameError as error:

@@ -115,7 +115,7 @@ class Checker:
         for queue in there:
             self.counts(engine, queue)
             self._log(engine, queue)
-            self._drawer(engine, queue)
+            self._repair_queue(engine, queue)
         for queue in there:
             self._drain(engine, queue)
         for transaction in model.transactions:
@@ -199,14 +199,14 @@ class Checker:
         if info.event_start == 0:
             self._events(engine, queue)
 
-    def _drawer(self, engine: Log, queue: QueueModel) -> None:
+    def _repair_queue(self, engine: Log, queue: QueueModel) -> None:
         """A new opening keeps exactly the repaired payloads that somebody can still get."""
         found = engine._state.queues[queue.name]
-        if found.drawer is not None:
-            pending = found.drawer.pending
+        if found.repair_queue is not None:
+            pending = found.repair_queue.pending
             living = {i for first, end in pending.unsettled(0, pending.tail) for i in range(first, end)}
             used = {i + far for first, end, far in found.repairs for i in range(first, end)}
-            assert living == used, f"{queue.name}: its drawer has {living}, and {used} are in use"
+            assert living == used, f"{queue.name}: its repair queue has {living}, and {used} are in use"
 
     def _events(self, engine: Log, queue: QueueModel) -> None:
         number = 0

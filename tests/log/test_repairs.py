@@ -1,4 +1,4 @@
-"""Repaired payloads in the embedded log: the drawer beside its queue, over time and through damage."""
+"""Repaired payloads in the embedded log: the repair queue beside its queue, over time and through damage."""
 
 import os
 import random
@@ -11,7 +11,7 @@ import pytest
 from penstock.log.block import HEADER_BYTES, KIND_MESSAGES, MAGIC
 from penstock.log.inspect import inspect_log
 from penstock.log.reader import LogReader
-from penstock.log.repairs import cut_batch, drawer_of, left_over, runs_of
+from penstock.log.repairs import cut_batch, left_over, repair_queue_of, runs_of
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.ranges import RangeMap
@@ -79,7 +79,7 @@ def test_what_is_settled_leaves_nothing_behind(tmp_path: Path) -> None:
     fill(log, 60)
     with LogReader(str(tmp_path)) as reader:
         assert reader.queues().keys() == {"orders", "other"}
-        assert reader.kept_from(drawer_of("orders"), 0) is None
+        assert reader.kept_from(repair_queue_of("orders"), 0) is None
     log.engine.close(log.now_us)
 
 
@@ -130,7 +130,7 @@ def test_payloads_in_other_blocks_than_a_damaged_one_are_delivered(tmp_path: Pat
 
 @pytest.mark.parametrize("lost", ["name", "payload"])
 def test_nobody_gets_the_payload_of_another_repair(tmp_path: Path, lost: str) -> None:
-    """Where damage has taken the drawer, or the last of what was in it, the next repair comes behind that."""
+    """Where damage has taken the repair queue, or the last of it, the next repair comes behind that."""
     log = Rig(tmp_path, {})
     kill(log, "orders", [b"a", b"b", b"c"])
     repair(log, "orders", {0: b"REPAIRED-A"})
@@ -159,7 +159,7 @@ def test_nobody_gets_the_payload_of_another_repair(tmp_path: Path, lost: str) ->
     log.engine.close(log.now_us)
 
 
-def test_a_letter_that_is_damaged_leaves_nothing_in_the_drawer(tmp_path: Path) -> None:
+def test_a_letter_that_is_damaged_leaves_nothing_in_the_repair_queue(tmp_path: Path) -> None:
     log = Rig(tmp_path, {})
     kill(log, "orders", [b"LETTER-0"])
     kill(log, "orders", [b"LETTER-1"])
@@ -174,7 +174,7 @@ def test_a_letter_that_is_damaged_leaves_nothing_in_the_drawer(tmp_path: Path) -
     assert {(d.queue, d.first, d.end) for d in log.engine.damage} == {("orders", 0, 1)}
 
     def kept() -> list[tuple[int, int]]:
-        pending = log.engine._state.queues[drawer_of("orders")].pending
+        pending = log.engine._state.queues[repair_queue_of("orders")].pending
         return pending.unsettled(0, pending.tail)
 
     for restart in (log.crash, log.reopen, log.crash):
@@ -185,7 +185,7 @@ def test_a_letter_that_is_damaged_leaves_nothing_in_the_drawer(tmp_path: Path) -
     log.engine.close(log.now_us)
 
 
-def test_nobody_reaches_the_drawer(tmp_path: Path) -> None:
+def test_nobody_reaches_the_repair_queue(tmp_path: Path) -> None:
     log = Rig(tmp_path, {})
     kill(log, "orders", [b"a"])
     repair(log, "orders", {0: b"A"})
@@ -195,7 +195,7 @@ def test_nobody_reaches_the_drawer(tmp_path: Path) -> None:
     log.engine.close(log.now_us)
     with LogReader(str(tmp_path)) as reader:
         assert reader.queues().keys() == {"orders", "mails"}
-        blocks = list(reader.messages(drawer_of("orders"), 0))
+        blocks = list(reader.messages(repair_queue_of("orders"), 0))
         assert [block.messages() for block in blocks] == [[b"A"]]
         assert all(block.header.kind == KIND_MESSAGES for block in blocks)
 

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 from penstock.control.frames import Frame
 from penstock.http.link import Link
 from penstock.log.reader import Block, LogReader, OffsetsMissing
-from penstock.log.repairs import drawer_of
+from penstock.log.repairs import repair_queue_of
 from penstock.model.ids import id_of
 from penstock.model.life import Reason, State
 from penstock.model.pending import AS_STORED
@@ -169,11 +169,11 @@ def look_at_one(reader: LogReader, queue: str, offset: int) -> Seen | None:
 def payloads_at(reader: LogReader, queue: str, offsets: Sequence[int]) -> dict[int, bytes]:
     """Repaired payloads by their offsets among those of a queue; without those that have been let go of."""
     found: dict[int, bytes] = {}
-    drawer = drawer_of(queue)
+    repair_queue = repair_queue_of(queue)
     wanted = sorted(offsets)
     row = 0
     while row < len(wanted):
-        block = _block_from(reader, drawer, wanted[row])
+        block = _block_from(reader, repair_queue, wanted[row])
         if block is None:
             break
         bounds, payload, _, _ = block.columns()
