@@ -37,11 +37,12 @@ from penstock.log.block import (
 )
 from penstock.log.disk import RealDisk
 from penstock.log.errors import LogRefused
-from penstock.log.inspect import Hole, check_is_log, is_blank, walk
+from penstock.log.inspect import check_is_log
 from penstock.log.overlay import replayed
 from penstock.log.queue import LogQueue
 from penstock.log.read_view import newest_generations
 from penstock.log.reader import LogReader
+from penstock.log.scan import Hole, is_blank, walk
 from penstock.log.segments import segment_name
 from penstock.model.batch import RETRIES_NONE
 from penstock.model.ids import id_of

@@ -14,7 +14,8 @@ from penstock.cli.messaging import progress
 from penstock.common import units
 from penstock.errors import Misuse
 from penstock.log.errors import LogRefused
-from penstock.log.inspect import DEFECTS, NOTES, Report, check_is_log, inspect_log
+from penstock.log.findings import DEFECTS, NOTES, Report
+from penstock.log.inspect import check_is_log, inspect_log
 
 HELP = "check every block and snapshot of a data folder, and change nothing"
 

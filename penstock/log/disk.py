@@ -294,3 +294,12 @@ def read_whole(disk: Disk, name: str) -> bytes:
         return file.read(0, file.size())
     finally:
         file.close()
+
+
+def read_watermark(disk: Disk) -> int:
+    """What readers were told last; 0: nothing. A power cut may leave an older value, but no newer one."""
+    try:
+        data = read_whole(disk, WATERMARK)
+    except FileNotFoundError:
+        return 0
+    return int.from_bytes(data[:8], "little") if len(data) >= 8 else 0

@@ -5,7 +5,7 @@ recovery would, and tells what it found. It takes no lock and changes nothing, s
 beside a broker: then it goes as far as the watermark says, and takes files that retention
 removes meanwhile for what they are.
 
-What is wrong is a defect, what a person may want to know is a note (`DEFECTS`, `NOTES`). Where
+What is wrong is a defect, what a person may want to know is a note (`findings.py`). Where
 bytes cannot be read, the rest is read all the same.
 
 How torn and damaged differ: a byte below the watermark, or below the `synced` mark of a later
@@ -13,10 +13,8 @@ block, or before a compacted segment, was synced. If it is not valid any more it
 rest of a last group that nobody was promised, or that a broker is just writing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
 
 from penstock.log.block import (
     FLAG_END,
@@ -26,18 +24,18 @@ from penstock.log.block import (
     KIND_MESSAGES,
     Header,
     read_control,
-    read_header,
 )
 from penstock.log.committer import SPARE
 from penstock.log.compare import differences, problem_of
-from penstock.log.disk import WATERMARK, File, RealDisk, read_whole
+from penstock.log.disk import WATERMARK, File, RealDisk, read_watermark
 from penstock.log.errors import LogDamaged, LogRefused
+from penstock.log.findings import Report
 from penstock.log.overlaps import Overlap, find_overlaps
 from penstock.log.overlay import TRIES_MAX, LogChanging, OverlayDisk, replayed
 from penstock.log.read_view import newest_generations
 from penstock.log.recovery import QUARANTINE
 from penstock.log.repairs import shown
-from penstock.log.scan import find_block, walk_blocks
+from penstock.log.scan import Hole, find_block, is_blank, walk
 from penstock.log.segments import Segment, parse_segment_name, segment_name
 from penstock.log.snapshot import (
     PREFIX,
@@ -48,112 +46,6 @@ from penstock.log.snapshot import (
 )
 from penstock.log.state import LogSettings, LogState
 from penstock.model.policy import Policies
-
-DEFECTS = {
-    "bad-header": "no valid block stands where one was synced",
-    "bad-body": "a block does not have its checksum",
-    "bad-content": "a block has its checksum, but does not fit together",
-    "missing-segment": "a part of the log is in no file",
-    "missing-offsets": "messages that should be in the log are not",
-    "missing-events": "events that should be in the log are not",
-    "repeated-offsets": "offsets were given twice",
-    "overlap": "a compacted segment reaches into the positions of the next one",
-    "open-transaction": "a transaction has no end",
-    "lost-name": "the name of a queue is in no block",
-    "bad-snapshot": "a snapshot cannot be read",
-    "snapshot-disagrees": "a snapshot does not say what the blocks before it say",
-    "synced-and-gone": "the log ends before the position up to which it was synced",
-}
-NOTES = {
-    "torn-tail": "the end of the log is being written, or was left unfinished: the next start cuts it",
-    "behind-watermark": "valid blocks that are not known to be synced: the next start takes them in",
-    "no-watermark": "no watermark says how far the log is synced",
-    "leftover": "a file of unfinished work: the next start removes it",
-    "quarantine": "damaged bytes that were set aside earlier",
-    "known-damage": "damage that the log itself has on record",
-    "removed-since": "retention removed a segment after the last snapshot",
-    "not-compared": "a snapshot that could not be compared with the blocks before it",
-    "unknown-file": "a file that is not of this log",
-}
-
-_CHUNK_BYTES = 1024 * 1024
-
-
-@dataclass(slots=True)
-class Finding:
-    """One thing that was found. The position is in the file; `first` to `end` are offsets or events."""
-
-    kind: str
-    text: str
-    file: str = ""
-    position: int = 0
-    queue: str = ""
-    first: int = 0
-    end: int = 0
-
-
-@dataclass(slots=True)
-class Report:
-    """What `inspect_log` says about a folder."""
-
-    segments: int = 0
-    snapshots: int = 0
-    blocks: int = 0
-    messages: int = 0
-    events: int = 0
-    bytes: int = 0
-    queues: int = 0
-    position: int = 0  # where the log ends
-    defects: list[Finding] = field(default_factory=list)
-    notes: list[Finding] = field(default_factory=list)
-
-    def fields(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-class Hole(NamedTuple):
-    """Bytes that are no valid block; with a header where that much is valid."""
-
-    start: int  # log positions
-    end: int
-    header: Header | None
-
-
-def walk(file: File, base: int, start: int, end: int) -> Iterator[tuple[Header, memoryview] | Hole]:
-    """Everything from log position `start` to `end` of a segment that begins at `base`."""
-    at = start
-    while at < end:
-        for header, body in walk_blocks(file, base, at, end):
-            yield header, body
-            at = header.end
-        if at >= end:
-            return
-        bad = read_header(file.read(at - base, HEADER_BYTES), 0, at)
-        if bad is not None and bad.end <= end:
-            hole = Hole(at, bad.end, bad)
-        else:
-            found = find_block(file, base, at + 8, end)
-            hole = Hole(at, found.position if found is not None else end, None)
-        yield hole
-        at = hole.end
-
-
-def is_blank(file: File, base: int, hole: Hole) -> bool:
-    """Whether there is nothing but zeros: a segment's file has room that is not used yet."""
-    for at in range(hole.start, hole.end, _CHUNK_BYTES):
-        data = file.read(at - base, min(_CHUNK_BYTES, hole.end - at))
-        if data.count(0) != len(data):
-            return False
-    return True
-
-
-def watermark_of(disk: RealDisk) -> int:
-    """What the watermark says; 0 where it says nothing."""
-    try:
-        data = read_whole(disk, WATERMARK)
-    except FileNotFoundError:
-        return 0
-    return int.from_bytes(data[:8], "little") if len(data) >= 8 else 0
 
 
 def check_is_log(path: str) -> None:
@@ -209,7 +101,7 @@ class _Inspection:
     def __init__(self, path: str, progress: Progress | None) -> None:
         self._disk = RealDisk(path, read_only=True)
         # In this order: what the watermark covers has its name when the names are taken.
-        self._watermark = watermark_of(self._disk)
+        self._watermark = read_watermark(self._disk)
         self._overlay = OverlayDisk(path)
         self._names = self._overlay.names()
         self._on_disk = newest_generations(self._names)
@@ -259,25 +151,6 @@ class _Inspection:
         report.position = self._end
         return report
 
-    def _defect(
-        self,
-        kind: str,
-        file: str,
-        text: str,
-        position: int = 0,
-        queue: str = "",
-        first: int = 0,
-        end: int = 0,
-    ) -> None:
-        assert kind in DEFECTS, kind
-        text = f"{file}: {text}" if file else text
-        self.report.defects.append(Finding(kind, text, file, position, queue, first, end))
-
-    def _note(self, kind: str, file: str, text: str, position: int = 0) -> None:
-        assert kind in NOTES, kind
-        text = f"{file}: {text}" if file else text
-        self.report.notes.append(Finding(kind, text, file, position))
-
     # --- names and snapshots -------------------------------------------------------------------------
 
     def _look_at_names(self) -> None:
@@ -286,15 +159,15 @@ class _Inspection:
             parsed = parse_segment_name(name)
             if parsed is not None:
                 if parsed[1] < self._on_disk[parsed[0]]:
-                    self._note("leftover", where, "a compacted segment has taken its place")
+                    self.report.note("leftover", where, "a compacted segment has taken its place")
             elif name.startswith(QUARANTINE):
-                self._note("quarantine", where, "damaged bytes that were set aside earlier")
+                self.report.note("quarantine", where, "damaged bytes that were set aside earlier")
             elif name.endswith(".tmp"):
-                self._note("leftover", where, "was not finished; the next start removes it")
+                self.report.note("leftover", where, "was not finished; the next start removes it")
             elif name not in (RealDisk.LOCK, WATERMARK) and not name.startswith((PREFIX, SPARE)):
-                self._note("unknown-file", where, "is not of this log")
+                self.report.note("unknown-file", where, "is not of this log")
         if not self._watermark:
-            self._note("no-watermark", self._disk.where(WATERMARK), "says nothing; the blocks have to")
+            self.report.note("no-watermark", self._disk.where(WATERMARK), "says nothing; the blocks have to")
 
     def _load_snapshots(self) -> None:
         for position in self._snapshot_positions:
@@ -305,10 +178,10 @@ class _Inspection:
             except FileNotFoundError:
                 continue  # Newer ones have taken its place since the names were taken.
             except LogDamaged as error:
-                self._defect("bad-snapshot", where, str(error).removeprefix(f"{where}: "))
+                self.report.defect("bad-snapshot", where, str(error).removeprefix(f"{where}: "))
                 continue
             except (ValueError, KeyError, TypeError, RuntimeError) as error:
-                self._defect("bad-snapshot", where, f"has its checksum, but makes no sense: {error!r}")
+                self.report.defect("bad-snapshot", where, f"has its checksum, but makes no sense: {error!r}")
                 continue
             self._snapshots[position] = state
             for segment in state.segments.all:
@@ -343,7 +216,9 @@ class _Inspection:
     def _missing_positions(self, start: int, end: int) -> None:
         self._unreliable = True
         where = self._disk.where(segment_name(start, 0))
-        self._defect("missing-segment", where, f"is missing: log positions {start} to {end} are in no file")
+        self.report.defect(
+            "missing-segment", where, f"is missing: log positions {start} to {end} are in no file"
+        )
 
     def _segment(self, base: int, next_base: int | None) -> int | None:
         """Look at one segment; the position behind it, or None where the log ends in it."""
@@ -419,7 +294,7 @@ class _Inspection:
             where, at = self._disk.where(segment.name), next_base - segment.base
             text = f"behind position {at} it has positions that belong to the next segment"
             if not doubts:
-                self._defect("overlap", where, f"{text}; no message is in doubt by that", at)
+                self.report.defect("overlap", where, f"{text}; no message is in doubt by that", at)
             for number, runs in doubts.items():
                 queue = self._state.by_number.get(number)
                 name = queue.name if queue is not None else f"unknown-{number}"
@@ -428,7 +303,7 @@ class _Inspection:
                         f"{text}: an earlier version may have delivered other messages' payloads for offsets "
                         f"{first} to {end - 1} of queue {name!r}"
                     )
-                    self._defect("overlap", where, told, at, name, first, end)
+                    self.report.defect("overlap", where, told, at, name, first, end)
 
     # --- holes ---------------------------------------------------------------------------------------
 
@@ -447,7 +322,7 @@ class _Inspection:
                 f"from position {at} on, nothing whole is known to be synced: it is being written, or was "
                 f"left unfinished and the next start cuts it"
             )
-            self._note("torn-tail", where, text, at)
+            self.report.note("torn-tail", where, text, at)
         return was_synced and (next_base is not None or not blank)
 
     def _proof(self, file: File, base: int, at: int) -> bool:
@@ -459,7 +334,7 @@ class _Inspection:
             if synced <= at and later > base:
                 synced = later if generation else self._first_synced(later)
         # A broker that is at work may have filled the hole since it was seen; then it has said so.
-        return synced > at and watermark_of(self._disk) == self._watermark
+        return synced > at and read_watermark(self._disk) == self._watermark
 
     def _first_synced(self, base: int) -> int:
         try:
@@ -477,7 +352,7 @@ class _Inspection:
         at, header = hole.start - base, hole.header
         if header is None:
             text = f"{hole.end - hole.start} bytes at position {at} are no valid block"
-            self._defect("bad-header", where, text, at)
+            self.report.defect("bad-header", where, text, at)
             return
         # What it held is told here, and not once more as a gap.
         self._cover(header, where, at)
@@ -492,7 +367,9 @@ class _Inspection:
                 header.first_event + header.event_count,
             )
         text = f"the block at position {at} does not have its checksum: {what}"
-        self._defect("bad-body", where, f"{text} {first} to {end - 1}" if end else text, at, name, first, end)
+        self.report.defect(
+            "bad-body", where, f"{text} {first} to {end - 1}" if end else text, at, name, first, end
+        )
 
     # --- blocks --------------------------------------------------------------------------------------
 
@@ -512,7 +389,7 @@ class _Inspection:
         if first < end:
             name = self._name_of(header)
             text = f"the block at position {at} has offsets {first} to {end - 1} of queue {name!r} again"
-            self._defect("repeated-offsets", where, text, at, name, first, end)
+            self.report.defect("repeated-offsets", where, text, at, name, first, end)
         offsets.add(header.first_offset, header.offset_end, where, at)
 
     def _block(self, header: Header, body: memoryview, base: int, where: str) -> None:
@@ -524,7 +401,7 @@ class _Inspection:
         if problem:
             self._unreliable = True
             text = f"the block at position {at} has its checksum, but {problem}"
-            self._defect("bad-content", where, text, at, self._name_of(header))
+            self.report.defect("bad-content", where, text, at, self._name_of(header))
             return
         if header.position < self._replay_from:
             return
@@ -555,7 +432,7 @@ class _Inspection:
             f"offsets {first} to {end - 1}, and what came with them"
         )
         self._unreliable = True
-        self._defect("open-transaction", where, text, 0, name, first, end)
+        self.report.defect("open-transaction", where, text, 0, name, first, end)
         self._apply_part()
 
     def _apply_part(self) -> None:
@@ -568,13 +445,13 @@ class _Inspection:
                 self._unreliable = True
                 name = self._name_of(header)
                 text = f"no block says how the queue with number {header.queue} is called; here {name!r}"
-                self._defect("lost-name", where, text, 0, name)
+                self.report.defect("lost-name", where, text, 0, name)
             try:
                 self._state.apply(header, body)
             except (LogDamaged, ValueError, KeyError, TypeError) as error:
                 self._unreliable = True
                 text = f"the block at log position {header.position} cannot be applied: {error}"
-                self._defect("bad-content", where, text, 0, self._name_of(header))
+                self.report.defect("bad-content", where, text, 0, self._name_of(header))
         self._part.clear()
 
     def _compare_until(self, position: int) -> None:
@@ -583,10 +460,12 @@ class _Inspection:
             at = self._to_compare.pop(0)
             where = self._disk.where(snapshot_name(at))
             if self._unreliable:
-                self._note("not-compared", where, "was not compared with the blocks: not all can be read")
+                self.report.note(
+                    "not-compared", where, "was not compared with the blocks: not all can be read"
+                )
                 continue
             for difference in differences(self._state, self._snapshots[at]):
-                self._defect("snapshot-disagrees", where, difference)
+                self.report.defect("snapshot-disagrees", where, difference)
 
     # --- what should be there ------------------------------------------------------------------------
 
@@ -596,7 +475,7 @@ class _Inspection:
                 f"{self._behind_blocks} valid blocks behind log position {self._synced} are not known to be "
                 f"synced; the next start takes them in"
             )
-            self._note("behind-watermark", "", text)
+            self.report.note("behind-watermark", "", text)
         if self._part:
             header, _, where = self._part[0]
             self._end = header.position
@@ -604,13 +483,13 @@ class _Inspection:
                 self._open_transaction()
             else:
                 text = f"the transaction at log position {header.position} has no end; the next start cuts it"
-                self._note("torn-tail", where, text)
+                self.report.note("torn-tail", where, text)
                 self._part.clear()
         if self._end < self._synced and not self._unreliable:
             self._unreliable = True
             by = WATERMARK if self._watermark == self._synced else snapshot_name(self._synced)
             text = f"the log was synced up to position {self._synced}, but its blocks end at {self._end}"
-            self._defect("synced-and-gone", self._disk.where(by), text)
+            self.report.defect("synced-and-gone", self._disk.where(by), text)
         self._compare_until(max(self._end, self._synced))
 
     def _state_now(self) -> LogState:
@@ -619,7 +498,7 @@ class _Inspection:
         A running broker settles messages and then removes them. So where the watermark has moved,
         what is not there any more is judged by a state that is newer than its removal.
         """
-        synced = watermark_of(self._disk)
+        synced = read_watermark(self._disk)
         return self._state if synced == self._watermark else replayed(self._disk.path, synced)[0]
 
     def _check_absent(self, now: LogState) -> None:
@@ -642,11 +521,11 @@ class _Inspection:
                         f"is missing, and with it offsets {first} to {end - 1} of queue {queue.name!r}, "
                         f"which are not settled"
                     )
-                    self._defect("missing-segment", where, text, 0, queue.name, first, end)
+                    self.report.defect("missing-segment", where, text, 0, queue.name, first, end)
                 queue.offset_start = max(queue.offset_start, span.end_offset)
                 queue.event_start = max(queue.event_start, span.end_event)
             if generation is None and not lost:
-                self._note("removed-since", where, "was removed after the last snapshot")
+                self.report.note("removed-since", where, "was removed after the last snapshot")
 
     def _check_coverage(self, now: LogState) -> None:
         for number, queue in self._state.by_number.items():
@@ -677,9 +556,9 @@ class _Inspection:
             newest = self._snapshots[max(self._snapshots)]
             self._known_damage[:0] = [damage.text for damage in newest.damage]
         for text in dict.fromkeys(self._known_damage):
-            self._note("known-damage", "", text)
+            self.report.note("known-damage", "", text)
 
     def _gap(self, kind: str, what: str, name: str, first: int, end: int, file: str, position: int) -> None:
         before = f"before the block at position {position}: " if file else ""
         text = f"{before}queue {name!r}: {what}s {first} to {end - 1} are not in the log"
-        self._defect(kind, file, text, position, name, first, end)
+        self.report.defect(kind, file, text, position, name, first, end)

@@ -19,7 +19,7 @@ import logging
 
 from penstock.log.block import FLAG_END, FLAG_PART, HEADER_BYTES, Header, read_header
 from penstock.log.committer import SPARE
-from penstock.log.disk import WATERMARK, File, discard, read_whole, write_whole
+from penstock.log.disk import File, discard, read_watermark, write_whole
 from penstock.log.errors import LogDamaged
 from penstock.log.overlaps import Overlap, find_overlaps
 from penstock.log.retention import move_starts
@@ -53,7 +53,7 @@ class _Recovery:
         # disk knows it too.
         self._disk.sync_names()
         on_disk = self._clean_names()
-        self._published = max([self._load_watermark(), *snapshot_positions(self._disk)])
+        self._published = max([read_watermark(self._disk), *snapshot_positions(self._disk)])
         start = self._synced = self._load_snapshot()
         self._match_segments(on_disk, start)
         position = self._replay(start)
@@ -116,14 +116,6 @@ class _Recovery:
         for damage in failures:
             self._state.tell(damage)
         return position
-
-    def _load_watermark(self) -> int:
-        """What readers were told last. A power cut may leave an older value, or none, but no newer one."""
-        try:
-            data = read_whole(self._disk, WATERMARK)
-        except FileNotFoundError:
-            return 0
-        return int.from_bytes(data, "little") if len(data) == 8 else 0
 
     def _match_segments(self, on_disk: dict[int, int], start: int) -> None:
         """Make the list of segments what the folder says; the snapshot may be older."""

@@ -6,6 +6,7 @@ torn tail, or damage. Which of these it is, is not decided here.
 
 import zlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from penstock.log.block import HEADER_BYTES, MAGIC, Header, read_header
 from penstock.log.disk import File
@@ -93,6 +94,42 @@ def find_headers(file: File, base: int, start: int, end: int) -> Iterator[Header
         if found is None:
             return
         at = found.position
+
+
+class Hole(NamedTuple):
+    """Bytes that are no valid block; with a header where that much is valid."""
+
+    start: int  # log positions
+    end: int
+    header: Header | None
+
+
+def walk(file: File, base: int, start: int, end: int) -> Iterator[tuple[Header, memoryview] | Hole]:
+    """Everything from log position `start` to `end` of a segment that begins at `base`."""
+    at = start
+    while at < end:
+        for header, body in walk_blocks(file, base, at, end):
+            yield header, body
+            at = header.end
+        if at >= end:
+            return
+        bad = read_header(file.read(at - base, HEADER_BYTES), 0, at)
+        if bad is not None and bad.end <= end:
+            hole = Hole(at, bad.end, bad)
+        else:
+            found = find_block(file, base, at + 8, end)
+            hole = Hole(at, found.position if found is not None else end, None)
+        yield hole
+        at = hole.end
+
+
+def is_blank(file: File, base: int, hole: Hole) -> bool:
+    """Whether there is nothing but zeros: a segment's file has room that is not used yet."""
+    for at in range(hole.start, hole.end, CHUNK_BYTES):
+        data = file.read(at - base, min(CHUNK_BYTES, hole.end - at))
+        if data.count(0) != len(data):
+            return False
+    return True
 
 
 def read_body(file: File, base: int, header: Header, name: str) -> memoryview:

@@ -27,8 +27,10 @@ from penstock.log.block import (
     read_header,
 )
 from penstock.log.disk import WATERMARK, RealDisk, Watermark
-from penstock.log.inspect import DEFECTS, NOTES, Finding, Hole, Report, inspect_log, walk
+from penstock.log.findings import DEFECTS, NOTES, Finding, Report
+from penstock.log.inspect import inspect_log
 from penstock.log.log import Log, open_log
+from penstock.log.scan import Hole, walk
 from penstock.log.segments import Segment, parse_segment_name
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
