@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from penstock.build import COMPILED
 from penstock.log.block import HEADER_BYTES, PROTOCOLS, Messages
 from penstock.log.errors import LogRefused
-from penstock.model.batch import RETRIES_ENDLESS, RETRIES_NONE, Batch
+from penstock.model.batch import RETRIES_ENDLESS, RETRIES_NONE, Batch, Slice
 
 if COMPILED:
     from penstock.log import loops
@@ -184,4 +184,23 @@ def cut_columns(source: Columns | Messages, lo: int, hi: int) -> Columns:
         array("q", source.expires[lo:hi]) if source.expires is not None else None,
         array("h", source.retries[lo:hi]) if source.retries is not None else None,
         source.reply[lo:hi] if source.reply is not None else None,
+    )
+
+
+def slice_of(block: Messages, lo: int, hi: int, origin: bytes) -> Slice:
+    """The messages from `lo` to `hi` of a block, as they were stored."""
+    header = block.header
+    return Slice(
+        block.payload,
+        block.bounds,
+        lo,
+        hi,
+        header.first_offset,
+        origin,
+        header.time_us,
+        block.expires,
+        block.retries,
+        None,
+        block.reply,
+        PROTOCOLS[header.protocol],
     )

@@ -1,25 +1,31 @@
-"""LogQueue: one queue of the embedded log; the life of its messages, and the record of it.
+"""LogQueue: one queue of the embedded log, and the life of its messages.
 
-Here the verdicts of `model/policy.py` are carried out on `model/pending.py`, and every arrow
-of a message's life becomes a row of the ledger that goes out with the next group. State and
-record change together, in one call, so that replaying the record gives the same state.
+Here the verdicts of `model/policy.py` are asked for and carried out: what a consumer gets, how its deliveries
+end, what ends without a consumer. The arrows themselves, and the record of them, are in `queue_state.py`.
 """
 
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
-from typing import Final, NamedTuple
+from itertools import groupby, repeat
 
-from penstock.log.block import PROTOCOLS, Messages
-from penstock.log.errors import LogDamaged, LogFailed
+from penstock.log.block import Messages
+from penstock.log.columns import slice_of
+from penstock.log.errors import LogDamaged
 from penstock.log.ledger import Ledger
+from penstock.log.queue_state import (
+    ACKED,
+    DEAD_HELD,
+    HELD,
+    NO_REASON,
+    QueueState,
+    Schedule,
+    state_with,
+)
 from penstock.log.repairs import runs_of, up_to, with_payload
 from penstock.log.results import Fate
-from penstock.model.batch import NO_TTL, RETRIES_NONE, Batch, Slice
-from penstock.model.ids import origin_of
+from penstock.model.batch import NO_TTL, RETRIES_NONE, Slice
 from penstock.model.life import Event, Reason, State
-from penstock.model.pending import AS_STORED, Hold, Note, Pending, Place
+from penstock.model.pending import AS_STORED, Hold, Note, Place
 from penstock.model.policy import (
     QueuePolicy,
     after_expiry,
@@ -31,66 +37,12 @@ from penstock.model.policy import (
 from penstock.model.ranges import RangeMap
 from penstock.model.words import Where
 
-ACKED: Final = Event.ACKED  # for what is done with every chunk: a member is looked up by its name each time
-NO_REASON: Final = Reason.NONE
-READY: Final = State.READY
-HELD: Final = State.HELD
-DEAD_HELD: Final = State.DEAD_HELD
-
-WEIGHT_NOTES_MAX = 1 << 17
-"""Two for each run; what so many take is what a walk over all living messages takes."""
-
 Lookup = Callable[[int, int], Messages | None]
-Schedule = Callable[[int, int, int, int], None]  # at_us, queue, first, end
 Unreadable = Callable[["LogQueue", int, int, LogDamaged], int]
 
 
-class Oldest(NamedTuple):
-    """What it takes a walk over segments to find out, and what it was found out for; see views.py."""
-
-    offset: int
-    changes: int  # of the segments, by then
-    time_us: int
-
-
-class Weight:
-    """Payload bytes of the living messages of a queue that are in blocks, and what has to be added to know.
-
-    How large messages are that end is in their blocks. To look there with every ack would cost more than
-    the ack: it is noted which they are, and looked up when somebody wants to know (`views.weigh`), or before
-    their segment goes.
-    """
-
-    __slots__ = ("back", "bytes", "known", "left")
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self.known = False  # False: nobody has asked since the log was opened
-        self.left: list[int] = []  # first and end of runs that live no more
-        self.back: list[int] = []  # and of those that live again
-
-    def leave(self, first: int, end: int) -> None:
-        left = self.left
-        if left and left[-1] == first:
-            left[-1] = end
-            return
-        left.append(first)
-        left.append(end)
-        if len(left) > WEIGHT_NOTES_MAX:
-            self.known = False  # Counted anew by the next who asks.
-            left.clear()
-            self.back.clear()
-
-    def come_back(self, first: int, end: int) -> None:
-        self.back += (first, end)
-        if len(self.back) > WEIGHT_NOTES_MAX:
-            self.known = False
-            self.left.clear()
-            self.back.clear()
-
-
-class LogQueue:
-    """State and unwritten records of one queue."""
+class LogQueue(QueueState):
+    """See the module's docstring."""
 
     def __init__(
         self,
@@ -102,69 +54,11 @@ class LogQueue:
         schedule: Schedule,
         unreadable: Unreadable,
     ) -> None:
-        self.number = number
-        self.name = name
-        self.policy = policy
-        self._log = log
+        super().__init__(number, name, policy, log, schedule)
         self._lookup = lookup
-        self._schedule = schedule
         self._unreadable = unreadable
-        self._origins: dict[int, bytes] = {}
         self._last_hold: Hold | None = None
-        self.pending = Pending()
-        self.tail_opened = 0  # the first offset of this opening
-        self.event_opened = 0  # and its first event
-        self.recorded: dict[int, int] = {}  # this opening's settlements that were no acks, see Ledger.count
-        self.asking: RangeMap[None] = RangeMap()  # unsettled requests that want a reply
-        self.repairs: RangeMap[int] = RangeMap()  # how far off payloads are in the repair queue
         self.repair_queue: LogQueue | None = None
-        self.let_go: list[tuple[int, int]] = []  # of those, when what ended them here is in a block
-        self.ledger = Ledger()
-        self.parts: list[Batch] = []  # accepted, not yet in a block
-        self.parts_receipts: list[Callable[[LogFailed | None], None]] = []  # who waits for these
-        self.parts_bytes = 0  # their payload
-        self.parts_stored_bytes = 0  # what they will take in a file
-        self.parts_time_us = 0
-        # Settlement blocks that are not synced: behind their last event, and the lowest offset in them.
-        self.settling: deque[tuple[int, int]] = deque()
-        self.next_event = 0
-        self.next_stored = 0  # the first offset that is not in a block yet
-        self.synced_offset = 0
-        self.synced_event = 0
-        self.offset_start = 0  # the log is complete from here on
-        self.event_start = 0
-        self.paused = False
-        self.weight = Weight()
-        self.oldest: Oldest | None = None  # what was found out about the oldest living message
-        self.fates: list[Fate] = []  # what a take found expired, for the next `expire`
-
-    def origin(self, opening: int) -> bytes:
-        found = self._origins.get(opening)
-        if found is None:
-            found = self._origins[opening] = origin_of(self._log, self.number, opening)
-        return found
-
-    def is_settled_for_good(self, offset: int) -> bool:
-        """Whether everything that is known about messages before that offset is synced."""
-        if len(self.ledger) and self.ledger.lowest < offset:
-            return False
-        return all(lowest >= offset for _, lowest in self.settling)
-
-    def counts(self) -> dict[tuple[Event, Reason], int]:
-        """How often each event has happened in this opening. `held` is a delivery, the only one that is
-        in no block."""
-        others = dict(self.recorded)
-        self.ledger.count(others)
-        accepted = self.pending.tail - self.tail_opened
-        stored = self.next_stored - self.tail_opened
-        settled = self.next_event - self.event_opened - stored + self.ledger.event_count
-        happened = {
-            (Event.ACCEPTED, Reason.NONE): accepted,
-            (Event.HELD, Reason.NONE): self.pending.taken,
-            (Event.ACKED, Reason.NONE): settled - sum(others.values()),
-        }
-        happened |= {(Event(key >> 8), Reason(key & 255)): count for key, count in others.items()}
-        return {what: count for what, count in happened.items() if count}
 
     # --- out ---------------------------------------------------------------------------------
 
@@ -328,21 +222,7 @@ class LogQueue:
         return resumed
 
     def _slice(self, block: Messages, lo: int, hi: int) -> Slice:
-        header = block.header
-        result = Slice(
-            block.payload,
-            block.bounds,
-            lo,
-            hi,
-            header.first_offset,
-            self.origin(header.opening),
-            header.time_us,
-            block.expires,
-            block.retries,
-            None,
-            block.reply,
-            PROTOCOLS[header.protocol],
-        )
+        result = slice_of(block, lo, hi, self.origin(block.header.opening))
         if self.pending.notes:
             self._overlay(result)
         return result
@@ -493,134 +373,25 @@ class LogQueue:
             stop = min(end, block.header.offset_end)
             base = block.header.first_offset
             for a, b, note in self.pending.noted(at, stop):
+                retries_left, expires_us = _noted(note.retries, RETRIES_NONE), _noted(note.expires_us, 0)
                 retries = block.retries if note.retries == AS_STORED else None
                 expires = block.expires if note.expires_us == AS_STORED else None
                 if retries is None and expires is None:
-                    yield a, b, note, _noted(note.retries, RETRIES_NONE), _noted(note.expires_us, 0)
+                    yield a, b, note, retries_left, expires_us
                     continue
-
-                def pair(
-                    offset: int,
-                    note: Note = note,
-                    base: int = base,
-                    retries: Sequence[int] | None = retries,
-                    expires: Sequence[int] | None = expires,
-                ) -> tuple[int, int]:
-                    i = offset - base
-                    return (
-                        retries[i] if retries is not None else _noted(note.retries, RETRIES_NONE),
-                        expires[i] if expires is not None else _noted(note.expires_us, 0),
-                    )
-
                 # A pair of numbers per message, in a path that only lost consumers take.
-                for (retries_left, expires_us), group in groupby(range(a, b), pair):
-                    run = list(group)
-                    yield run[0], run[-1] + 1, note, retries_left, expires_us
+                lo, hi = a - base, b - base
+                pairs = zip(
+                    retries[lo:hi] if retries is not None else repeat(retries_left, hi - lo),
+                    expires[lo:hi] if expires is not None else repeat(expires_us, hi - lo),
+                    strict=True,
+                )
+                first_of_run = a
+                for pair, run in groupby(pairs):
+                    end_of_run = first_of_run + len(list(run))
+                    yield first_of_run, end_of_run, note, pair[0], pair[1]
+                    first_of_run = end_of_run
             at = stop
-
-    # --- arrows ----------------------------------------------------------------------------------
-
-    def _record_end(self, event: Event, first: int, end: int, reason: Reason, hold: Hold | None) -> None:
-        """Rows for messages that do not live on."""
-        for a, b, note in self.pending.noted(first, end):
-            attempt = note.attempts + (hold is not None)
-            self.ledger.add(
-                event,
-                a,
-                b,
-                reason,
-                hold.consumer if hold else "",
-                attempt,
-                hold.dispatched_us if hold else 0,
-            )
-
-    def _gone(self, was: State, event: Event, first: int, end: int) -> None:
-        self.pending.move(was, event, first, end)
-        if was is READY or was is HELD:
-            self.weight.leave(first, end)
-        if self.asking:
-            self.asking.cut(first, end)
-        if self.repairs:
-            self.let_go_of_repairs(first, end)
-
-    def let_go_of_repairs(self, first: int, end: int) -> None:
-        """What their payloads in the repair queue were kept for is over."""
-        self.let_go += [(a + distance, b + distance) for a, b, distance in self.repairs.cut(first, end)]
-
-    def _end(
-        self, first: int, end: int, hold: Hold | None, event: Event, reason: Reason, now_us: int
-    ) -> Iterator[Fate]:
-        """The end of a life, or its continuation as a dead letter."""
-        if event is not Event.DEAD:
-            self._record_end(event, first, end, reason, hold)
-            self._gone(_state_with(hold), event, first, end)
-        else:
-            if hold is None or not hold.dead:
-                self.weight.leave(first, end)
-            for a, b, note in self.pending.noted(first, end):
-                after = Note(note.attempts + (hold is not None), note.retries, note.expires_us)
-                self._row(Event.DEAD, a, b, reason, hold, after)
-                self.pending.move(_state_with(hold), event, a, b, None, reason, now_us)
-                self.pending.note(a, b, after)
-            if self.asking:
-                self.asking.cut(first, end)
-        yield Fate(first, end, event, reason)
-
-    def _end_or_withdraw(
-        self, first: int, end: int, hold: Hold, event: Event, reason: Reason, now_us: int
-    ) -> Iterator[Fate]:
-        """Nobody looks for a request among the dead letters: its sender is told instead."""
-        if self.asking.find(first, end):
-            event = Event.WITHDRAWN
-        yield from self._end(first, end, hold, event, reason, now_us)
-
-    def _move_to_tail(
-        self, first: int, end: int, event: Event, reason: Reason, hold: Hold | None, after: Note
-    ) -> None:
-        tail = self.pending.tail
-        self._row(event, first, end, reason, hold, after, tail)
-        was = State.DEAD if hold is None else HELD
-        self.pending.move(was, event, first, end, None, NO_REASON, 0, tail)
-        self.pending.note(first, end, after)
-        if after.expires_us > 0:
-            self._schedule(after.expires_us, self.number, first, end)
-
-    def _back_to_place(self, first: int, end: int, reason: Reason, hold: Hold, after: Note) -> None:
-        self._row(Event.RETURNED, first, end, reason, hold, after)
-        self.pending.move(HELD, Event.RETURNED, first, end, hold.place)
-        self.pending.note(first, end, after)
-
-    def _dead_back(self, first: int, end: int, hold: Hold, event: Event, reason: Reason) -> Iterator[Fate]:
-        """A dead letter that was looked at goes back: behind the others, or to its place."""
-        place = hold.place
-        assert place is not None
-        for a, b, note in self.pending.noted(first, end):
-            self._row(event, a, b, reason, hold, note)
-            self.pending.move(DEAD_HELD, event, a, b, place)
-        yield Fate(first, end, event, reason)
-
-    def _row(
-        self,
-        event: Event,
-        first: int,
-        end: int,
-        reason: Reason,
-        hold: Hold | None,
-        after: Note,
-        tail: int = 0,
-    ) -> None:
-        """A row for messages that live on; `after` is what is to be remembered of them."""
-        self.ledger.add(
-            event,
-            first,
-            end,
-            reason,
-            hold.consumer if hold else "",
-            after.attempts,
-            hold.dispatched_us if hold else 0,
-            after,
-            tail,
-        )
 
     # --- without a consumer ----------------------------------------------------------------------
 
@@ -659,7 +430,7 @@ class LogQueue:
 
     def _withdrawn(self, first: int, end: int, reason: Reason, hold: Hold | None, *, lived: bool) -> Fate:
         self._record_end(Event.WITHDRAWN, first, end, reason, hold)
-        self._gone(_state_with(hold) if lived else State.DEAD, Event.WITHDRAWN, first, end)
+        self._gone(state_with(hold) if lived else State.DEAD, Event.WITHDRAWN, first, end)
         return Fate(first, end, Event.WITHDRAWN, reason, hold.consumer if hold is not None else "")
 
     def purge(self, dead: bool, limit: int | None, runs_max: int | None) -> list[Fate]:
@@ -737,12 +508,6 @@ class LogQueue:
         rows, self.ledger = self.ledger, others
         return rows, taken
 
-    def put_repair(self, first: int, end: int, distance: int) -> None:
-        """The payloads of these messages are in the repair queue from now on."""
-        if self.repairs:
-            self.let_go_of_repairs(first, end)
-        self.repairs.add(first, end, distance)
-
     # --- expiry ----------------------------------------------------------------------------------
 
     def _expiries(self, block: Messages, first: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -799,9 +564,7 @@ class LogQueue:
                 try:
                     block = self._block(at)
                 except LogDamaged as error:
-                    stop = self._unreadable(self, at, self._repaired_end(at, run_end), error)
-                    pending.lift(at, stop)
-                    at = stop
+                    at = self._unreadable(self, at, self._repaired_end(at, run_end), error)
                     continue
                 stop = min(run_end, block.header.offset_end)
                 for a, b, expires_us in list(self._expiries(block, at, stop)):
@@ -824,11 +587,6 @@ class LogQueue:
                         self._schedule(expires_us, self.number, a, b)
                 at = stop
         return fates
-
-
-def _state_with(hold: Hold | None) -> State:
-    """The state of messages that somebody holds, or of living ones that nobody holds."""
-    return READY if hold is None else DEAD_HELD if hold.dead else HELD
 
 
 def _noted(value: int, absent: int) -> int:

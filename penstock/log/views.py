@@ -7,11 +7,13 @@ that can be read is handed out.
 
 from collections.abc import Iterator
 
-from penstock.log.block import KIND_MESSAGES, PROTOCOLS, Header
+from penstock.log.block import KIND_MESSAGES, Header
+from penstock.log.columns import slice_of
 from penstock.log.errors import LogDamaged, LogRefused, QueueFull, QueueUnknown
 from penstock.log.info import QueueInfo
 from penstock.log.ledger import read_rows
-from penstock.log.queue import LogQueue, Oldest
+from penstock.log.queue import LogQueue
+from penstock.log.queue_state import Oldest
 from penstock.log.repairs import is_repair_queue
 from penstock.log.results import EventRun
 from penstock.log.scan import read_body
@@ -43,20 +45,8 @@ def read_messages(state: LogState, queue: LogQueue, start: int, end: int) -> Ite
         if block is None:
             start = header.offset_end
             continue
-        yield Slice(
-            block.payload,
-            block.bounds,
-            max(start - header.first_offset, 0),
-            min(end - header.first_offset, header.count),
-            header.first_offset,
-            queue.origin(header.opening),
-            header.time_us,
-            block.expires,
-            block.retries,
-            None,
-            block.reply,
-            PROTOCOLS[header.protocol],
-        )
+        lo, hi = max(start - header.first_offset, 0), min(end - header.first_offset, header.count)
+        yield slice_of(block, lo, hi, queue.origin(header.opening))
         start = header.offset_end
 
 

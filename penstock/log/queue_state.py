@@ -1,0 +1,224 @@
+"""QueueState: what is known of one queue, and what each arrow of a message's life does to it.
+
+State and record change together, in one call, so that replaying the record gives the same state: an arrow
+moves messages in `model/pending.py` and is a row of the ledger that goes out with the next group. Which arrow
+it is, and for which messages, is decided by `queue.py`.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from penstock.log.errors import LogFailed
+from penstock.log.ledger import Ledger
+from penstock.log.results import Fate
+from penstock.log.weight import Weight
+from penstock.model.batch import Batch
+from penstock.model.ids import origin_of
+from penstock.model.life import Event, Reason, State
+from penstock.model.pending import Hold, Note, Pending
+from penstock.model.policy import QueuePolicy
+from penstock.model.ranges import RangeMap
+
+ACKED: Final = Event.ACKED  # for what is done with every chunk: a member is looked up by its name each time
+NO_REASON: Final = Reason.NONE
+READY: Final = State.READY
+HELD: Final = State.HELD
+DEAD_HELD: Final = State.DEAD_HELD
+
+Schedule = Callable[[int, int, int, int], None]  # at_us, queue, first, end
+
+
+class Oldest(NamedTuple):
+    """What it takes a walk over segments to find out, and what it was found out for; see views.py."""
+
+    offset: int
+    changes: int  # of the segments, by then
+    time_us: int
+
+
+class QueueState:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        policy: QueuePolicy,
+        log: int,
+        schedule: Schedule,
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.policy = policy
+        self._log = log
+        self._schedule = schedule
+        self._origins: dict[int, bytes] = {}
+        self.pending = Pending()
+        self.tail_opened = 0  # the first offset of this opening
+        self.event_opened = 0  # and its first event
+        self.recorded: dict[int, int] = {}  # this opening's settlements that were no acks, see Ledger.count
+        self.asking: RangeMap[None] = RangeMap()  # unsettled requests that want a reply
+        self.repairs: RangeMap[int] = RangeMap()  # how far off payloads are in the repair queue
+        self.let_go: list[tuple[int, int]] = []  # of those, when what ended them here is in a block
+        self.ledger = Ledger()
+        self.parts: list[Batch] = []  # accepted, not yet in a block
+        self.parts_receipts: list[Callable[[LogFailed | None], None]] = []  # who waits for these
+        self.parts_bytes = 0  # their payload
+        self.parts_stored_bytes = 0  # what they will take in a file
+        self.parts_time_us = 0
+        # Settlement blocks that are not synced: behind their last event, and the lowest offset in them.
+        self.settling: deque[tuple[int, int]] = deque()
+        self.next_event = 0
+        self.next_stored = 0  # the first offset that is not in a block yet
+        self.synced_offset = 0
+        self.synced_event = 0
+        self.offset_start = 0  # the log is complete from here on
+        self.event_start = 0
+        self.paused = False
+        self.weight = Weight()
+        self.oldest: Oldest | None = None  # what was found out about the oldest living message
+        self.fates: list[Fate] = []  # what a take found expired, for the next `expire`
+
+    def origin(self, opening: int) -> bytes:
+        found = self._origins.get(opening)
+        if found is None:
+            found = self._origins[opening] = origin_of(self._log, self.number, opening)
+        return found
+
+    def is_settled_for_good(self, offset: int) -> bool:
+        """Whether everything that is known about messages before that offset is synced."""
+        if len(self.ledger) and self.ledger.lowest < offset:
+            return False
+        return all(lowest >= offset for _, lowest in self.settling)
+
+    def counts(self) -> dict[tuple[Event, Reason], int]:
+        """How often each event has happened in this opening. `held` is a delivery, the only one that is
+        in no block."""
+        others = dict(self.recorded)
+        self.ledger.count(others)
+        accepted = self.pending.tail - self.tail_opened
+        stored = self.next_stored - self.tail_opened
+        settled = self.next_event - self.event_opened - stored + self.ledger.event_count
+        happened = {
+            (Event.ACCEPTED, Reason.NONE): accepted,
+            (Event.HELD, Reason.NONE): self.pending.taken,
+            (Event.ACKED, Reason.NONE): settled - sum(others.values()),
+        }
+        happened |= {(Event(key >> 8), Reason(key & 255)): count for key, count in others.items()}
+        return {what: count for what, count in happened.items() if count}
+
+    # --- arrows ----------------------------------------------------------------------------------
+
+    def _record_end(self, event: Event, first: int, end: int, reason: Reason, hold: Hold | None) -> None:
+        """Rows for messages that do not live on."""
+        for a, b, note in self.pending.noted(first, end):
+            attempt = note.attempts + (hold is not None)
+            self.ledger.add(
+                event,
+                a,
+                b,
+                reason,
+                hold.consumer if hold else "",
+                attempt,
+                hold.dispatched_us if hold else 0,
+            )
+
+    def _gone(self, was: State, event: Event, first: int, end: int) -> None:
+        self.pending.move(was, event, first, end)
+        if was is READY or was is HELD:
+            self.weight.leave(first, end)
+        if self.asking:
+            self.asking.cut(first, end)
+        if self.repairs:
+            self.let_go_of_repairs(first, end)
+
+    def let_go_of_repairs(self, first: int, end: int) -> None:
+        """What their payloads in the repair queue were kept for is over."""
+        self.let_go += [(a + distance, b + distance) for a, b, distance in self.repairs.cut(first, end)]
+
+    def _end(
+        self, first: int, end: int, hold: Hold | None, event: Event, reason: Reason, now_us: int
+    ) -> Iterator[Fate]:
+        """The end of a life, or its continuation as a dead letter."""
+        if event is not Event.DEAD:
+            self._record_end(event, first, end, reason, hold)
+            self._gone(state_with(hold), event, first, end)
+        else:
+            if hold is None or not hold.dead:
+                self.weight.leave(first, end)
+            for a, b, note in self.pending.noted(first, end):
+                after = Note(note.attempts + (hold is not None), note.retries, note.expires_us)
+                self._row(Event.DEAD, a, b, reason, hold, after)
+                self.pending.move(state_with(hold), event, a, b, None, reason, now_us)
+                self.pending.note(a, b, after)
+            if self.asking:
+                self.asking.cut(first, end)
+        yield Fate(first, end, event, reason)
+
+    def _end_or_withdraw(
+        self, first: int, end: int, hold: Hold, event: Event, reason: Reason, now_us: int
+    ) -> Iterator[Fate]:
+        """Nobody looks for a request among the dead letters: its sender is told instead."""
+        if self.asking.find(first, end):
+            event = Event.WITHDRAWN
+        yield from self._end(first, end, hold, event, reason, now_us)
+
+    def _move_to_tail(
+        self, first: int, end: int, event: Event, reason: Reason, hold: Hold | None, after: Note
+    ) -> None:
+        tail = self.pending.tail
+        self._row(event, first, end, reason, hold, after, tail)
+        was = State.DEAD if hold is None else HELD
+        self.pending.move(was, event, first, end, None, NO_REASON, 0, tail)
+        self.pending.note(first, end, after)
+        if after.expires_us > 0:
+            self._schedule(after.expires_us, self.number, first, end)
+
+    def _back_to_place(self, first: int, end: int, reason: Reason, hold: Hold, after: Note) -> None:
+        self._row(Event.RETURNED, first, end, reason, hold, after)
+        self.pending.move(HELD, Event.RETURNED, first, end, hold.place)
+        self.pending.note(first, end, after)
+
+    def _dead_back(self, first: int, end: int, hold: Hold, event: Event, reason: Reason) -> Iterator[Fate]:
+        """A dead letter that was looked at goes back: behind the others, or to its place."""
+        place = hold.place
+        assert place is not None
+        for a, b, note in self.pending.noted(first, end):
+            self._row(event, a, b, reason, hold, note)
+            self.pending.move(DEAD_HELD, event, a, b, place)
+        yield Fate(first, end, event, reason)
+
+    def _row(
+        self,
+        event: Event,
+        first: int,
+        end: int,
+        reason: Reason,
+        hold: Hold | None,
+        after: Note,
+        tail: int = 0,
+    ) -> None:
+        """A row for messages that live on; `after` is what is to be remembered of them."""
+        self.ledger.add(
+            event,
+            first,
+            end,
+            reason,
+            hold.consumer if hold else "",
+            after.attempts,
+            hold.dispatched_us if hold else 0,
+            after,
+            tail,
+        )
+
+    def put_repair(self, first: int, end: int, distance: int) -> None:
+        """The payloads of these messages are in the repair queue from now on."""
+        if self.repairs:
+            self.let_go_of_repairs(first, end)
+        self.repairs.add(first, end, distance)
+
+
+def state_with(hold: Hold | None) -> State:
+    """The state of messages that somebody holds, or of living ones that nobody holds."""
+    return READY if hold is None else DEAD_HELD if hold.dead else HELD
