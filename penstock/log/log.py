@@ -36,6 +36,9 @@ compacting run on two workers; their ends come back through `poll`. A turn of th
 this: any number of appends and settlements, then takes, which need not wait for the sync, then `flush`,
 which makes one block of what came for each queue and hands the group to the writer.
 
+The file is long because it is all that others call, in one place: most of it are signatures, and what a call
+does stands in the module that it goes to.
+
 How it fails: `DiskFull` refuses new messages and nothing else. `LogFailed` is for good: every
 call says so, receipts that are open get it instead of a receipt. A block that cannot be read is
 reported in `damage`, its messages are out of reach and are said to be, the rest goes on.
@@ -596,13 +599,18 @@ class Log:
 
     def withdraw(self, queue: str, ranges: Ranges, reason: Reason, now_us: int) -> list[Fate]:
         """Living messages that nobody shall get any more, held ones included."""
+        found = self._sealed(queue)
+        fates = found.withdraw(ranges, reason)
+        self._dirty[found.number] = self._changed[found.number] = found
+        return fates
+
+    def _sealed(self, queue: str) -> LogQueue:
+        """A queue, all of whose messages are in blocks."""
         self._check()
         found = self._known(queue)
         if found.parts:
             self._sealer.messages(found)
-        fates = found.withdraw(ranges, reason)
-        self._dirty[found.number] = self._changed[found.number] = found
-        return fates
+        return found
 
     def purge(
         self,
@@ -617,10 +625,7 @@ class Log:
 
         At most `limit` of them in at most `runs_max` runs; so many runs say that there may be more.
         """
-        self._check()
-        found = self._known(queue)
-        if found.parts:
-            self._sealer.messages(found)
+        found = self._sealed(queue)
         fates = found.purge(dead, limit, runs_max)
         self._dirty[found.number] = self._changed[found.number] = found
         return fates
