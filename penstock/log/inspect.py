@@ -109,7 +109,6 @@ class _Inspection:
         # A snapshot is written when everything before it is synced: it is as good as a watermark.
         self._synced = max([self._watermark, *self._snapshot_positions])
         self._progress = progress
-        self._bytes_done = 0
         self._snapshots: dict[int, LogState] = {}  # those that could be read, oldest first
         self._sealed: dict[int, int] = {}  # by base: where a segment ends, as far as snapshots say
         self._state = self._fresh_state()

@@ -670,9 +670,6 @@ class Log:
         self._ended.clear()
         return fates
 
-    def next_expiry_us(self) -> int | None:
-        return self._state.timers.next_due_us()
-
     # --- looking ---------------------------------------------------------------------------------
 
     def _known(self, queue: str) -> LogQueue:

@@ -26,25 +26,15 @@ BACKGROUND_SYNC_US = 1_000_000
 """durability = none: nobody waits, but readers of the log want to see something."""
 
 
-class MessageBlock:
-    """A message block that has its offsets, but not yet its place in the log."""
+class SealedBlock:
+    """A block that has its offsets or event numbers, but not yet its place in the log."""
 
     __slots__ = ("buffers", "columns", "header")
 
-    def __init__(self, header: Header, buffers: list[Buffer], columns: Columns) -> None:
+    def __init__(self, header: Header, buffers: list[Buffer], columns: Columns | None = None) -> None:
         self.header = header
         self.buffers = buffers
-        self.columns = columns
-
-
-class SettlementBlock:
-    """A settlement block that has its event numbers, but not yet its place in the log."""
-
-    __slots__ = ("buffers", "header")
-
-    def __init__(self, header: Header, buffers: list[Buffer]) -> None:
-        self.header = header
-        self.buffers = buffers
+        self.columns = columns  # of messages; None: settlements
 
 
 class Sealer:
@@ -86,7 +76,7 @@ class Sealer:
         time_us = queue.parts_time_us
         for columns in split_columns(join_batches(batches, time_us), self._state.settings.block_bytes):
             block = self.message_block(queue, columns, batches[0].protocol, time_us)
-            self.add_messages(block, sync=durability == "commit")
+            self.add(block, sync=durability == "commit")
         for receipt in receipts:
             if durability == "commit":
                 self._committer.when_synced(receipt)
@@ -102,7 +92,7 @@ class Sealer:
 
     def message_block(
         self, queue: LogQueue, columns: Columns, protocol: str, now_us: int, flags: int = 0
-    ) -> MessageBlock:
+    ) -> SealedBlock:
         count = len(columns)
         buffers = message_parts(
             columns.bounds, columns.payload, columns.expires, columns.retries, columns.reply
@@ -130,24 +120,28 @@ class Sealer:
                 )
         if columns.reply is not None:
             queue.asking.add(header.first_offset, header.offset_end, None)
-        return MessageBlock(header, buffers, columns)
+        return SealedBlock(header, buffers, columns)
 
-    def add_messages(self, block: MessageBlock, sync: bool) -> None:
-        """Give a block its place, and keep it at hand for those who take it next."""
-        self._committer.add(block.header, block.buffers, sync=sync)
-        columns = block.columns
-        self._state.segments.cache(
-            self._committer.active,
-            Messages(
-                block.header,
-                columns.bounds,
-                columns.payload,
-                columns.expires,
-                columns.retries,
-                columns.reply,
-            ),
-        )
-        self._show_when_synced(block.header)
+    def add(self, block: SealedBlock, sync: bool) -> None:
+        """Give a block its place; messages are kept at hand for those who take them next."""
+        header, columns = block.header, block.columns
+        self._committer.add(header, block.buffers, sync=sync)
+        if columns is None:
+            queue = self._state.by_number[header.queue]
+            queue.settling.append((header.first_event + header.event_count, header.first_offset))
+        else:
+            self._state.segments.cache(
+                self._committer.active,
+                Messages(
+                    header,
+                    columns.bounds,
+                    columns.payload,
+                    columns.expires,
+                    columns.retries,
+                    columns.reply,
+                ),
+            )
+        self._show_when_synced(header)
 
     def ledger(self, queue: LogQueue, now_us: int) -> bool:
         """The settlements of a queue. False where the disk has no room for them yet."""
@@ -159,22 +153,22 @@ class Sealer:
         # Nobody is promised anything by a settlement: it goes along with the next sync, which comes
         # within the interval at the latest. A power cut before that delivers the message again.
         if ledger.event_count <= EVENTS_MAX:
-            self.add_settlements(self._settlement_block(queue, ledger, buffers, now_us), sync=False)
+            self.add(self._settlement_block(queue, ledger, buffers, now_us), sync=False)
         else:
             for piece in ledger.pieces(EVENTS_MAX):
-                self.add_settlements(self._settlement_block(queue, piece, piece.parts(), now_us), sync=False)
+                self.add(self._settlement_block(queue, piece, piece.parts(), now_us), sync=False)
         if queue.policy.durability == "commit":
             self.settlements_wait = True
         self._note_lazy("none" if queue.policy.durability == "none" else "interval")
         return True
 
-    def settlement_block(self, queue: LogQueue, ledger: Ledger, now_us: int, flags: int) -> SettlementBlock:
+    def settlement_block(self, queue: LogQueue, ledger: Ledger, now_us: int, flags: int) -> SealedBlock:
         """Rows of a queue that do not wait for others, as those of a transaction."""
         return self._settlement_block(queue, ledger, ledger.parts(), now_us, flags)
 
     def repair_block(
         self, queue: LogQueue, ledger: Ledger, payload_first: int, now_us: int, flags: int
-    ) -> SettlementBlock:
+    ) -> SealedBlock:
         """Rows of messages whose payloads are in the repair queue, one behind the other."""
         block = self.settlement_block(queue, ledger, now_us, flags | FLAG_REPAIRED)
         block.header.expires_min_us = payload_first
@@ -182,7 +176,7 @@ class Sealer:
 
     def _settlement_block(
         self, queue: LogQueue, ledger: Ledger, buffers: list[Buffer], now_us: int, flags: int = 0
-    ) -> SettlementBlock:
+    ) -> SealedBlock:
         flags |= ledger.flags
         header = self.header(KIND_SETTLEMENTS, flags, queue.number, len(ledger), buffers, now_us)
         header.first_offset = ledger.lowest
@@ -191,15 +185,7 @@ class Sealer:
         header.extra = ledger.names_count
         queue.next_event += ledger.event_count
         ledger.count(queue.recorded)
-        return SettlementBlock(header, buffers)
-
-    def add_settlements(self, block: SettlementBlock, sync: bool) -> None:
-        """Give a block its place."""
-        header = block.header
-        self._committer.add(header, block.buffers, sync=sync)
-        queue = self._state.by_number[header.queue]
-        queue.settling.append((header.first_event + header.event_count, header.first_offset))
-        self._show_when_synced(header)
+        return SealedBlock(header, buffers)
 
     def _show_when_synced(self, header: Header) -> None:
         queue = self._state.by_number[header.queue]

@@ -14,12 +14,10 @@ from penstock.log.errors import LogRefused
 from penstock.log.queue import LogQueue
 from penstock.log.repairs import cut_batch, repair_queue_of
 from penstock.log.results import Step, Stored, TransactionDone, TransactionReceipt
-from penstock.log.sealer import MessageBlock, Sealer, SettlementBlock
+from penstock.log.sealer import SealedBlock, Sealer
 from penstock.log.state import UNFINISHED_MAX, LogState, StoredPart
 from penstock.log.views import check_queue, known_queue
 from penstock.model.batch import Batch
-
-Blocks = list[MessageBlock | SettlementBlock]
 
 
 class Transactions:
@@ -71,7 +69,7 @@ class Transactions:
         self._check(key, parts, step)
         queues = self._queues_of(parts, now_us)
         self._seal_all(now_us)
-        blocks: Blocks = []
+        blocks: list[SealedBlock] = []
         stored: list[StoredPart] = []
         redriven = 0
         for queue, (_, batch) in zip(queues, parts, strict=True):
@@ -148,7 +146,7 @@ class Transactions:
                 declare(repair_queue_of(queue.name), now_us)
         return queues
 
-    def _accept(self, queue: LogQueue, batch: Batch, now_us: int, blocks: Blocks) -> StoredPart:
+    def _accept(self, queue: LogQueue, batch: Batch, now_us: int, blocks: list[SealedBlock]) -> StoredPart:
         """New messages, perhaps dead ones: their blocks behind the others; where they are."""
         first = queue.pending.accept(len(batch))
         end = first + len(batch)
@@ -159,11 +157,11 @@ class Transactions:
             blocks.append(self._sealer.settlement_block(queue, rows, now_us, FLAG_PART))
         return queue.name, first, end, self._state.opening
 
-    def _split(self, queue: LogQueue, batch: Batch, now_us: int, blocks: Blocks) -> None:
+    def _split(self, queue: LogQueue, batch: Batch, now_us: int, blocks: list[SealedBlock]) -> None:
         for columns in split_columns(join_batches([batch], now_us), self._state.settings.block_bytes):
             blocks.append(self._sealer.message_block(queue, columns, batch.protocol, now_us, FLAG_PART))
 
-    def _repair(self, queue: LogQueue, batch: Batch, now_us: int, blocks: Blocks) -> int:
+    def _repair(self, queue: LogQueue, batch: Batch, now_us: int, blocks: list[SealedBlock]) -> int:
         """Dead letters with other payloads back behind the tail; how many it were."""
         repair_queue = queue.repair_queue
         assert repair_queue is not None
@@ -180,17 +178,14 @@ class Transactions:
         self._mark(queue)
         return len(payloads)
 
-    def _add(self, blocks: Blocks, control: list[Buffer], now_us: int) -> None:
+    def _add(self, blocks: list[SealedBlock], control: list[Buffer], now_us: int) -> None:
         """All of them and their end into one segment, one behind the other."""
         end = self._sealer.header(KIND_CONTROL, FLAG_PART | FLAG_END, 0, 0, control, now_us)
         self._committer.reserve(
             sum(HEADER_BYTES + block.header.body_bytes for block in blocks) + HEADER_BYTES + end.body_bytes
         )
         for block in blocks:
-            if isinstance(block, MessageBlock):
-                self._sealer.add_messages(block, sync=True)
-            else:
-                self._sealer.add_settlements(block, sync=True)
+            self._sealer.add(block, sync=True)
         self._committer.add(end, control, sync=True)
 
     def stored(self, key: str) -> list[Stored] | None:
