@@ -205,10 +205,6 @@ class Broker:
         """How many ports wait for room."""
         return len(self.publishing.held_back)
 
-    @property
-    def policies(self) -> Policies:
-        return self._log.policies
-
     def set_policies(self, policies: Policies) -> None:
         """New settings for every queue, from now on."""
         self._log.set_policies(policies)

@@ -81,7 +81,7 @@ class Storing:
         return []
 
     def _is_full(self, queue: str, payload_bytes: int) -> bool:
-        bytes_max = self._broker.policies.for_queue(queue).max_bytes
+        bytes_max = self._log.policies.for_queue(queue).max_bytes
         if not bytes_max:
             return False
         try:
@@ -92,7 +92,7 @@ class Storing:
 
     def _never_fits(self, queue: str, batch: Batch) -> bool:
         """Whether it is larger than the queue may be: it has to come in smaller pieces."""
-        return len(batch.payload) > self._broker.policies.for_queue(queue).max_bytes
+        return len(batch.payload) > self._log.policies.for_queue(queue).max_bytes
 
     def _refuse(
         self,

@@ -30,8 +30,8 @@ def test_policies_that_a_follower_reads_again_are_in_force_when_it_leads(
         front._asked_to_reload()
         log = open_log(os.path.join(tmp_path, "log"), front.now_us(), wake=lambda: None)
         try:
-            broker = front.make_broker(log)
-            assert broker.policies.for_queue("q").max_deliveries == 7
+            front.make_broker(log)
+            assert log.policies.for_queue("q").max_deliveries == 7
         finally:
             log.close(front.now_us())
 
