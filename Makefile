@@ -25,7 +25,7 @@ demo: ## Show in the terminal what Penstock does, and then in the browser.
 test: ## Run everything that must hold: linter, formatter, types, all tests (ARGS="tests/cli -x" for a part).
 	@scripts/test $(ARGS)
 
-test-fast: ## Run the linter and the quick tests, without Spark, browser and NATS, in about 75 s.
+test-fast: ## Run the linter and the quick tests, without Spark, browser and NATS, within a minute.
 	@scripts/test --fast $(ARGS)
 
 test-long: ## Run seeded crashes, cuts, restarts and models on new seeds for SECONDS=3600 (ARGS="crash walks --seed 7").
