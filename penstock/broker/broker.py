@@ -40,8 +40,6 @@ from penstock.model.words import Ranges
 
 
 class Broker:
-    """See the module's docstring."""
-
     def __init__(
         self,
         log: Log,

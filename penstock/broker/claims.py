@@ -17,8 +17,6 @@ from penstock.model.words import Ranges
 
 
 class Claims:
-    """See the module's docstring."""
-
     def __init__(self, log: Log, doors: Doors, hand_out: HandOut) -> None:
         self._log = log
         self._doors = doors

@@ -38,7 +38,7 @@ class QueueDoors:
 
 
 class Doors:
-    """Those of all queues. See the module's docstring."""
+    """Those of all queues."""
 
     __slots__ = ("_log", "_name_bytes_max", "_queues_max", "by_queue", "strangers")
 

@@ -29,8 +29,6 @@ longest of the wires, PHPMQ, writes about so much around each."""
 
 
 class HandOut:
-    """See the module's docstring."""
-
     def __init__(
         self, log: Log, ports: Ports, doors: Doors, requests: Requests, wants_turn: Callable[[], None]
     ) -> None:

@@ -54,8 +54,6 @@ class QueueRow(NamedTuple):
 
 
 class Operator:
-    """See the module's docstring."""
-
     def __init__(self, broker: Broker, log: Log) -> None:
         self._broker = broker
         self._log = log

@@ -13,8 +13,6 @@ from penstock.model.words import Where
 
 
 class Port(Protocol):
-    """See the module's docstring."""
-
     name: str
     """Unique among the connections of the day; shown to people and written into the events."""
 

@@ -24,8 +24,6 @@ EVERY_QUEUE: Final = ""
 
 
 class Publishing:
-    """See the module's docstring."""
-
     def __init__(
         self,
         log: Log,

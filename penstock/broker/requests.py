@@ -106,8 +106,6 @@ class QueueRequests:
 
 
 class Requests:
-    """See the module's docstring."""
-
     def __init__(self, log: Log, ports: Ports, wants_turn: Callable[[], None]) -> None:
         self._log = log
         self._ports = ports

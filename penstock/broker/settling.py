@@ -16,8 +16,6 @@ from penstock.model.words import Outcome, Ranges, ranges_of
 
 
 class Settling:
-    """See the module's docstring."""
-
     def __init__(self, log: Log, hand_out: HandOut, requests: Requests) -> None:
         self._log = log
         self._hand_out = hand_out

@@ -14,7 +14,7 @@ from penstock.protocols.errors import PeerViolation
 
 
 class AsyncLink(Link[AsyncWire, asyncio.Lock]):
-    """See the module's docstring. A new one is not connected yet."""
+    """A new one is not connected yet."""
 
     def __init__(self, core: Core, target: Target, options: Options) -> None:
         super().__init__(core, target, options, asyncio.Lock(), asyncio.Lock())

@@ -31,8 +31,6 @@ so many writes."""
 
 
 class AsyncWire(asyncio.Protocol):
-    """See the module's docstring."""
-
     def __init__(self) -> None:
         self._received: Callable[[bytes], None] = _nobody
         self._lost: Callable[[str], None] = _nobody

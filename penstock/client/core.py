@@ -51,7 +51,7 @@ NOTHING = Said()
 
 
 class Core:
-    """See the module's docstring. A subclass has the session."""
+    """A subclass has the session."""
 
     protocol = ""
 

@@ -137,7 +137,7 @@ class HttpClient(Managed):
 
 
 class HttpLine:
-    """The connection of a client. See the module's docstring."""
+    """The connection of a client."""
 
     def __init__(self, target: Target, options: Options) -> None:
         self._options = options

@@ -15,8 +15,6 @@ from penstock.common.address import Address, UnixAddress
 
 
 class HttpConnection:
-    """See the module's docstring."""
-
     def __init__(self, connect_seconds: float, answer_seconds: float) -> None:
         self._connect_seconds = connect_seconds
         self._answer_seconds = answer_seconds  # between two bytes

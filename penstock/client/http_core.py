@@ -135,8 +135,6 @@ class Request:
 
 
 class HttpCore:
-    """See the module's docstring."""
-
     def __init__(self, options: Options) -> None:
         self._payload_bytes_max = options.payload_bytes_max
         self.headers = {"Accept": f"{_JSON}, {_PROBLEM}"}

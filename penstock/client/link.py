@@ -59,8 +59,6 @@ L = TypeVar("L")
 
 
 class Link(ABC, Generic[W, L]):
-    """See the module's docstring."""
-
     def __init__(self, core: Core, target: Target, options: Options, dialing: L, proving: L) -> None:
         self._core = core
         self._options = options

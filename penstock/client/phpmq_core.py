@@ -134,8 +134,6 @@ class Windows:
 
 
 class PhpmqCore(Core):
-    """See the module's docstring."""
-
     protocol = "phpmq"
 
     def __init__(self, payload_bytes_max: int, *, receipts: bool = True) -> None:

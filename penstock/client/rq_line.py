@@ -44,8 +44,6 @@ FIRST_WORDS: Final = frozenset(
 
 
 class Line:
-    """See the module's docstring."""
-
     def __init__(self, owner: "AsyncRqClient", address: Address, wire: AsyncWire, options: Options) -> None:
         self.address = address
         self.core = LineCore(

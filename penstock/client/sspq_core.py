@@ -56,8 +56,6 @@ class Taken:
 
 
 class SspqCore(Core):
-    """See the module's docstring."""
-
     protocol = "sspq"
 
     def __init__(self, payload_bytes_max: int, *, receipts: bool = True) -> None:

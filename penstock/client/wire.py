@@ -71,8 +71,6 @@ def open_socket(address: Address, context: ssl.SSLContext | None, seconds: float
 
 
 class Wire:
-    """See the module's docstring."""
-
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock

@@ -22,8 +22,6 @@ LINK_BUFFER_BYTES: Final = 4 << 20
 
 
 class FollowerLink(Link):
-    """See the module's docstring."""
-
     def __init__(self, hello: Hello, dialer: "Dialer") -> None:
         super().__init__()
         self.hello = hello
@@ -62,8 +60,6 @@ class FollowerLink(Link):
 
 
 class Dialer:
-    """See the module's docstring."""
-
     def __init__(
         self,
         on_up: Callable[[FollowerLink], None],

@@ -85,8 +85,6 @@ def front_end(settings: Settings, reload: Callable[[], Settings] | None = None) 
 
 
 class Front:
-    """See the module's docstring."""
-
     _remote: RemoteBroker
     _nats: LinkThread
     _replica: Replica

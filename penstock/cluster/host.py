@@ -62,8 +62,6 @@ log = logging.getLogger("penstock.relay")
 
 
 class RelayHost:
-    """See the module's docstring."""
-
     def __init__(
         self,
         broker: Broker,

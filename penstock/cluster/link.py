@@ -36,7 +36,7 @@ def watch_peer(transport: asyncio.BaseTransport) -> None:
 
 
 class Link(asyncio.BufferedProtocol):
-    """See the module's docstring. A subclass says what frames mean."""
+    """A subclass says what frames mean."""
 
     def __init__(self) -> None:
         self._reader = Reader()

@@ -222,8 +222,6 @@ class _ClientEnd(End):
 
 
 class HttpPipe:
-    """See the module's docstring."""
-
     def __init__(self, door: socket.socket, leader: LeaderOf) -> None:
         self._door = door
         self._leader = leader

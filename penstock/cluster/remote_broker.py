@@ -61,8 +61,6 @@ from penstock.model.words import Command
 
 
 class RemoteBroker:
-    """See the module's docstring."""
-
     def __init__(
         self,
         front_end: str,

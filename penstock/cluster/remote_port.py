@@ -30,8 +30,6 @@ ROOM_PART: Final = 8
 
 @dataclass(slots=True, eq=False)
 class RemotePort:
-    """See the module's docstring."""
-
     _link: "LeaderLink"
     number: int
     name: str

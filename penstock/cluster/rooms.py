@@ -24,8 +24,6 @@ STUCK_SECONDS: Final = 0.1
 
 
 class Rooms:
-    """See the module's docstring."""
-
     def __init__(self, buffer_bytes: int) -> None:
         self.buffer_bytes = buffer_bytes
         self._tell_bytes = buffer_bytes // 4

@@ -40,8 +40,6 @@ Write = Callable[[Seat, Kind, Iterable[Buffer], int], None]  # a frame of a conn
 
 
 class Seating:
-    """See the module's docstring."""
-
     def __init__(self, buffer_bytes: int) -> None:
         self._buffer_bytes = buffer_bytes
         self._seats: dict[Port, Seat] = {}

@@ -63,8 +63,6 @@ class Settlement:
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """See the module's docstring."""
-
     port: Port
     number: int
     demands: dict[Door, Demand] = field(default_factory=dict)

@@ -39,8 +39,6 @@ SHIPMENTS_MAX: Final = 32
 
 
 class Sending:
-    """See the module's docstring."""
-
     def __init__(
         self,
         say_request: Callable[[Seat, Publish], None],

@@ -23,8 +23,6 @@ from penstock.model.policy import QueueNameError
 
 
 class Storing:
-    """See the module's docstring."""
-
     def __init__(self, broker: Broker, log: Log, now_us: Callable[[], int]) -> None:
         self._broker = broker
         self._log = log

@@ -136,7 +136,7 @@ class FrontEnd:
 
 
 class LocalCluster:
-    """See the module's docstring. Used with `try: start() … finally: stop()`."""
+    """Used with `try: start() … finally: stop()`."""
 
     def __init__(self, folder: Path, nodes: int, front_ends: int, port_base: int | None = None) -> None:
         self.folder = folder

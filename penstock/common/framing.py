@@ -18,8 +18,6 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Framing:
-    """See the module's docstring."""
-
     __slots__ = ("_gathered", "_have", "_head", "_head_bytes", "_length_of")
 
     def __init__(self, head_bytes: int, length_of: Callable[[Buffer], int]) -> None:

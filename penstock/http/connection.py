@@ -18,8 +18,6 @@ HEAD_SECONDS_MAX: Final = 30.0
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """See the module's docstring."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # uvicorn's own, passed through
         super().__init__(*args, **kwargs)
         self._head_bytes = 0

@@ -33,7 +33,7 @@ class LinkLost(PenstockError):
 
 
 class Link(asyncio.Protocol):
-    """See the module's docstring. Make one with `open_link`."""
+    """Make one with `open_link`."""
 
     def __init__(self) -> None:
         self._decoder = FrameDecoder()

@@ -99,7 +99,7 @@ class _CutFile:
 
 
 class OverlayDisk:
-    """See the module's docstring. Implements `disk.Disk`."""
+    """Implements `disk.Disk`."""
 
     sets_room_aside = True
 

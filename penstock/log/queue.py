@@ -42,8 +42,6 @@ Unreadable = Callable[["LogQueue", int, int, LogDamaged], int]
 
 
 class LogQueue(QueueState):
-    """See the module's docstring."""
-
     def __init__(
         self,
         number: int,

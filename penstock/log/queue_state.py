@@ -38,8 +38,6 @@ class Oldest(NamedTuple):
 
 
 class QueueState:
-    """See the module's docstring."""
-
     def __init__(
         self,
         number: int,

@@ -81,8 +81,6 @@ class QueueView:
 
 
 class ReadView:
-    """See the module's docstring."""
-
     def __init__(self, files: MappedSegments) -> None:
         self._files = files
         self._openings: dict[int, int] = {}  # by base: all blocks of a segment have the same

@@ -124,8 +124,6 @@ def _is_about(header: Header, offsets: tuple[int, int]) -> bool:
 
 
 class LogReader:
-    """See the module's docstring."""
-
     def __init__(self, path: str, *, maps_max: int = MAPS_MAX) -> None:
         self.path = os.fspath(path)
         if not os.path.isdir(self.path):

@@ -89,8 +89,6 @@ def join_parts(before: list[StoredPart], parts: list[StoredPart]) -> list[Stored
 
 
 class LogState:
-    """See the module's docstring."""
-
     def __init__(self, disk: Disk, settings: LogSettings, policies: Policies) -> None:
         self.disk = disk
         self.settings = settings

@@ -21,8 +21,6 @@ from penstock.model.batch import Batch
 
 
 class Transactions:
-    """See the module's docstring."""
-
     def __init__(
         self,
         state: LogState,

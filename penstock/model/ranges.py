@@ -35,7 +35,7 @@ class _Leaf(Generic[V]):
 
 
 class RangeMap(Generic[V]):
-    """See the module's docstring. Not thread-safe; owned by one loop."""
+    """Not thread-safe; owned by one loop."""
 
     __slots__ = ("_firsts", "_leaves", "total")
 

@@ -46,7 +46,7 @@ class Answer:
 
 
 class Control(asyncio.BufferedProtocol):
-    """See the module's docstring. One to a link."""
+    """One to a link."""
 
     def __init__(self, server: "Server", hello: Fields, on_lost: Callable[[], None]) -> None:
         self._server = server

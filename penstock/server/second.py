@@ -44,8 +44,6 @@ log = logging.getLogger("penstock.second")
 
 
 class SecondProcess:
-    """See the module's docstring."""
-
     def __init__(self, server: "Server", settings: Settings, http: HttpSettings) -> None:
         self._server = server
         self._settings = settings

@@ -117,8 +117,6 @@ class Patience:
 
 
 class Broker:
-    """See the module's docstring."""
-
     def __init__(
         self, url: str, token: str | None = None, retry_seconds: float = RETRY_SECONDS_DEFAULT
     ) -> None:

@@ -33,8 +33,6 @@ log = logging.getLogger("penstock.spark")
 
 
 class Lease:
-    """See the module's docstring."""
-
     def __init__(self, broker: Broker, name: str, view: str) -> None:
         self._broker = broker  # of nobody else: the thread uses it
         self._name = name

@@ -44,8 +44,6 @@ IDLE_SECONDS_MAX: Final = 1.0
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """See the module's docstring."""
-
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         # Spark makes one of these to ask, and another that it sends to the executors, to read with.
         self._options = options

@@ -49,8 +49,6 @@ class Named(WriterCommitMessage):
 
 
 class RedriveWriter(DataSourceArrowWriter):
-    """See the module's docstring."""
-
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise refuse_overwrite()

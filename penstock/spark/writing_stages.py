@@ -31,8 +31,6 @@ class WrongRow(PenstockError):
 
 
 class Stager:
-    """See the module's docstring."""
-
     def __init__(self, transaction: Transaction, queue: str | None, piece_bytes: int = PIECE_BYTES) -> None:
         self._transaction = transaction
         self._queue = queue

@@ -34,8 +34,6 @@ class CommitUnknown(BrokerError):
 
 
 class Transaction:
-    """See the module's docstring."""
-
     def __init__(self, broker: Broker, key: str, dead: str | None = None, redrive: bool = False) -> None:
         self._broker = broker
         self._key = key

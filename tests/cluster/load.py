@@ -48,7 +48,7 @@ C = TypeVar("C", RqClient, HttpClient)
 
 
 class Load:
-    """See the module's docstring. A context manager: leaving it ends all threads."""
+    """A context manager: leaving it ends all threads."""
 
     def __init__(self, site: Site, queue: str) -> None:
         self._site = site

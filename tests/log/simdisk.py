@@ -219,8 +219,6 @@ def _rename(names: dict[str, _Inode], change: _NameChange) -> None:
 
 
 class SimDisk:
-    """See the module's docstring."""
-
     FOLDER = "sim"
     sets_room_aside = True
 

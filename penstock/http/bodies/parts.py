@@ -78,8 +78,6 @@ class Part:
 
 
 class PartsBuilder:
-    """See the module's docstring."""
-
     def __init__(self) -> None:
         self._parts: dict[str | None, Part] = {}
         self.rows = 0

@@ -54,7 +54,7 @@ _END: Final = object()
 
 
 class ReaderPool:
-    """See the module's docstring. Belongs to one loop."""
+    """Belongs to one loop."""
 
     def __init__(self, data: str, *, walks_max: int = WALKS_MAX) -> None:
         self._data = data

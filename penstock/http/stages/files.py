@@ -180,7 +180,7 @@ def _runs(batch: Batch) -> Iterator[Batch]:
 
 
 class StageFolder:
-    """See the module's docstring. `open` comes first, and makes it ours alone."""
+    """`open` comes first, and makes it ours alone."""
 
     def __init__(self, data: str) -> None:
         self.path = os.path.join(data, STAGES)

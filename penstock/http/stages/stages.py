@@ -90,7 +90,7 @@ class Standing(NamedTuple):
 
 
 class Stages:
-    """See the module's docstring. Belongs to one loop."""
+    """Belongs to one loop."""
 
     def __init__(self, data: str, link: Link, *, seconds: int, bytes_max: int) -> None:
         self._folder = StageFolder(data)

@@ -38,7 +38,7 @@ _PING: Final = b": ping\n\n"
 
 
 class EventStream(Response):
-    """See the module's docstring. An answer that never ends by itself."""
+    """An answer that never ends by itself."""
 
     media_type = MEDIA
 

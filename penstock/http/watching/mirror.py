@@ -163,8 +163,6 @@ class Changes:
 
 
 class Mirror:
-    """See the module's docstring."""
-
     def __init__(self, link: Caller, clock: Callable[[], float] = time.monotonic) -> None:
         self._link = link
         self._clock = clock

@@ -42,7 +42,7 @@ class Sample(NamedTuple):
 
 
 class Samples:
-    """See the module's docstring. Moments are of the mirror's clock."""
+    """Moments are of the mirror's clock."""
 
     def __init__(self, rows_max: int = ROWS_MAX) -> None:
         self._rows_max = rows_max

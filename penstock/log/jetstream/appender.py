@@ -45,7 +45,7 @@ class Overtaken(JetStreamTrouble):
 
 
 class Appender:
-    """See the module's docstring. Its calls wait, from the log's threads."""
+    """Its calls wait, from the log's threads."""
 
     def __init__(
         self,

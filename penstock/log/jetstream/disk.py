@@ -81,7 +81,7 @@ class LocalFile(RealFile):
 
 
 class StreamDisk:
-    """See the module's docstring. Implements `disk.Disk`."""
+    """Implements `disk.Disk`."""
 
     sets_room_aside = False
 

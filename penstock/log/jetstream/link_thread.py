@@ -32,7 +32,7 @@ class LinkClosed(JetStreamTrouble):
 
 
 class LinkThread:
-    """See the module's docstring. `open` makes one."""
+    """`open` makes one."""
 
     def __init__(self) -> None:
         self._loop = _new_loop()

@@ -8,8 +8,6 @@ from penstock.log.jetstream.credentials import Credentials
 
 @dataclass(frozen=True, slots=True)
 class LinkOptions:
-    """See the module's docstring."""
-
     name: str = "penstock"  # what the server's lists call us
     credentials: Credentials | None = None
     tls: ssl.SSLContext | None = None  # None: what the system trusts

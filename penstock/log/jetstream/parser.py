@@ -13,8 +13,6 @@ LARGE_BYTES: Final = 64 * 1024
 
 
 class RecordParser(Parser):
-    """See the module's docstring."""
-
     def __init__(self, client: Any) -> None:  # as nats-py has it
         self._chunks: list[bytes] = []  # of a large message
         self._chunks_bytes = 0

@@ -48,8 +48,6 @@ class RecordDamaged(PenstockError):
 
 
 class Record(NamedTuple):
-    """See the module's docstring."""
-
     kind: Kind
     name: str
     position: int

@@ -93,7 +93,7 @@ class _Note(NamedTuple):
 
 
 class Replica:
-    """See the module's docstring. Everything that waits runs on the loop of the link."""
+    """Everything that waits runs on the loop of the link."""
 
     def __init__(self, api: JetStream, names: LogNames, folder: str) -> None:
         self._api = api

@@ -35,8 +35,6 @@ _PING: Final = b"PING\r\n"
 
 
 class WatchedTransport(asyncio.Protocol, Transport):
-    """See the module's docstring."""
-
     def __init__(self, server: Server, options: LinkOptions, ended: Callable[[str], None]) -> None:
         self.info: dict[str, Any] = {}  # the server's JSON: `Any`
         self._loop = asyncio.get_running_loop()
