@@ -58,7 +58,9 @@ VIEW_NAME: Final = Fitting(
 )
 
 
-_SCHEMA_SPACE: Final = re.compile(r"(`[^`]*`|'(?:[^'\\]|\\.)*')|(?:\s|--[^\n]*)+")
+_SCHEMA_SPACE: Final = re.compile(
+    r"""(`[^`]*`|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?:\s|--[^\n]*|/\*.*?\*/)+""", re.DOTALL
+)
 """What is between the words of a schema, comments too; in quotes nothing is."""
 
 

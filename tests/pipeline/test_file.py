@@ -136,6 +136,21 @@ def test_a_schema_keeps_the_names_of_its_columns(tmp_path: Path) -> None:
     assert parse.fields == (Field("id", "bigint"), Field("two  spaces -- here", "string"))
 
 
+def test_a_schema_keeps_the_texts_in_it(tmp_path: Path) -> None:
+    """Spark takes both kinds of quotes for a text, and both kinds of comments."""
+    schema = """id  bigint comment "it's  -- here", /* no -- end "
+        of it */ region string comment 'a "b"  -- c', -- "the last
+        at timestamp comment "so \\"so\\"  -- there"
+    """
+    text = GOOD.replace('"id bigint, region string, at timestamp"', f'"""{schema}"""'.replace("\\", "\\\\"))
+    parse = read(tmp_path, text).sources[0].parse
+    assert parse is not None
+    assert parse.schema == (
+        """id bigint comment "it's  -- here", region string comment 'a "b"  -- c', """
+        """at timestamp comment "so \\"so\\"  -- there\""""
+    )
+
+
 def test_a_format_that_is_not_ours_goes_to_spark_with_its_options(tmp_path: Path) -> None:
     text = GOOD.replace('format = "parquet"\npath = "out/orders"', 'format = "kafka"\ntopic = "x"\nacks = 1')
     pipeline = read(tmp_path, text)
