@@ -7,10 +7,12 @@ behind it: all of these moments are tried, one after the other, with the log dyi
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar, cast
 
 import pytest
@@ -538,5 +540,28 @@ def test_a_marked_intent_that_the_log_has_forgotten_is_not_carried_out_again(run
         await rig.settled()
         assert rig.files() == []
         assert rig.log.queues() == []
+
+    run(story)
+
+
+def test_a_sweep_leaves_what_was_staged_while_it_went_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(rig: Rig) -> None:
+        for key in ("old", "again"):
+            await rig.stage(key, ("orders", [b"left behind"]))
+        now_ns = time.time_ns() + 2 * 3600 * 10**9
+        monkeypatch.setattr(stages, "time", SimpleNamespace(time_ns=lambda: now_ns))
+        fresh: list[str] = []
+        drop = rig.stages._drop
+
+        async def drop_slowly(key: str, stage_ids: Iterable[str] = ()) -> None:
+            await drop(key, stage_ids)
+            if key == "old":
+                assert not await rig.stages.abort("again")
+                fresh.append((await rig.stage("again", ("orders", FEW))).id)
+
+        monkeypatch.setattr(rig.stages, "_drop", drop_slowly)
+        await rig.stages._sweep()
+        await rig.stages.commit("again", fresh)
+        assert rig.stored() == {"orders": Counter(FEW)}
 
     run(story)

@@ -391,7 +391,10 @@ class Stages:
     async def _sweep(self) -> None:
         """Let go of what nobody has committed or aborted for too long."""
         now_us = time.time_ns() // 1000
-        for key, stages in list(self._by_key.items()):
+        for key in list(self._by_key):
+            stages = self._by_key.get(key)  # now: to let go of the others has taken its time
+            if stages is None:
+                continue
             age = (now_us - max(stage.time_us for stage in stages.values())) / 1_000_000
             if age < self._seconds or key in self._large or key in self._locks:
                 continue
