@@ -243,6 +243,54 @@ def test_what_is_no_nats_server_is_said() -> None:
     on_uvloop(run())
 
 
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        b'INFO {"server_id":"x","max_payload":1048576,"tls_required":true}\r\n',
+        b'INFO {"server_id":"x","max_payload":1048576,"connect_urls":["[::1"]}\r\n',
+    ],
+    ids=["tls", "addresses"],
+)
+def test_a_server_that_greets_and_goes_is_tried_again(node: Cluster, greeting: bytes) -> None:
+    """As one that is stopped at that moment, or has too many clients: whatever nats-py makes of it."""
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+        finally:
+            writer.close()
+
+    async def run() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            came.append(writer)
+            if len(came) == 2:
+                writer.write(greeting)
+                writer.close()
+                return
+            there = await asyncio.open_connection("127.0.0.1", node.nodes[0].ports.client)
+            both = pass_on(reader, there[1]), pass_on(there[0], writer)
+            await asyncio.gather(*both, return_exceptions=True)
+            left.append(True)
+
+        left: list[bool] = []
+        came: list[asyncio.StreamWriter] = []
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        async with (
+            server,
+            linked(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}") as link,
+            answering(node.nodes[0].url, "echo", echo),
+        ):
+            came[0].close()
+            await until("somebody else came", lambda: len(came) == 3)
+            await until("the link is up", lambda: link.server is not None)
+            assert await link.ask("echo", b"again") == b"again"
+            await link.close()
+            await until("both ways through are closed", lambda: len(left) == 2)
+
+    on_uvloop(run())
+
+
 # --- TLS ---
 
 

@@ -15,6 +15,7 @@ How it fails: `LinkError` where the greeting is not one of a NATS server, or doe
 """
 
 import asyncio
+import errno
 import json
 import ssl
 from collections.abc import Callable
@@ -61,7 +62,8 @@ class WatchedTransport(asyncio.Protocol, Transport):
     async def connect_tls(
         self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: float
     ) -> None:
-        assert self._transport is not None
+        if self._transport is None:
+            raise ConnectionResetError(errno.ECONNRESET, "closed before TLS began")
         name = self._server.tls_name or self._server.host
         upgraded = await self._loop.start_tls(self._transport, self, ssl_context, server_hostname=name)
         self._transport = cast(asyncio.Transport, upgraded)

@@ -94,12 +94,11 @@ class Wire:
         try:
             async with asyncio.timeout(options.connect_seconds):
                 await wire._connect()
-        except (OSError, errors.Error) as error:
+        except BaseException as error:
             await wire.close("")
-            raise wire._why(error) from None
-        except BaseException:
-            await wire.close("")
-            raise
+            if isinstance(error, LinkError) or not isinstance(error, Exception):
+                raise
+            raise wire._why(error) from error
         return wire
 
     async def _connect(self) -> None:
@@ -136,7 +135,7 @@ class Wire:
         )
         self._transport.watch()
 
-    def _why(self, error: OSError | errors.Error) -> LinkError:
+    def _why(self, error: Exception) -> LinkError:
         about = f"NATS server {self.server}"
         match error:
             case ssl.SSLError():
@@ -150,6 +149,10 @@ class Wire:
                 # Event loops have words of their own for it; the system's can be looked up.
                 reason = os.strerror(error.errno or 0) if error.errno in errno.errorcode else str(error)
                 return LinkError(f"{about}: cannot be reached ({reason}); is it running?")
+            case errors.Error():
+                pass
+            case _:  # nats-py could make nothing of what it said
+                return LinkError(f"{about}: says what is not understood ({error!r})")
         text = _text_of(error)
         refused = any(words in text.lower() for words in REFUSALS)
         now = "; check user, password, token or credentials" if refused else ""
