@@ -117,6 +117,8 @@ class Front:
         self._keeping: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._led: StreamLog | None = None  # where we lead
+        self._letting_go: asyncio.Task[None] | None = None  # of one that we led
+        self._is_copy_used = False  # by a log: the copy is more than what came from the stream
         self._term = 0  # in which we lead
         self._lost: LogFailed | None = None  # why the log that we led is of no use any more
         self._go_remote()
@@ -201,6 +203,8 @@ class Front:
             self._steering.cancel()
             await asyncio.gather(self._steering, return_exceptions=True)
             self._steering = None
+        if self._letting_go is not None:
+            await asyncio.gather(self._letting_go, return_exceptions=True)
         if self._looking is not None:
             self._looking.cancel()
         await self._stop_keeping_up()
@@ -212,7 +216,7 @@ class Front:
         self._server.move_to(self._server.home, None)
         if led is not None:
             await asyncio.to_thread(led.close_within, CLOSE_SECONDS, self._server.now_us())
-        elif hasattr(self, "_replica"):
+        elif hasattr(self, "_replica") and not self._is_copy_used:
             self._replica.leave(self._replica.applied)
         if self._own is not None:
             self._own.unlock()
@@ -325,6 +329,7 @@ class Front:
         members = self._election.view.members
         with contextlib.suppress(JetStreamTrouble):
             members = await self._asked(self._election.see_members())
+        self._is_copy_used = True
         try:
             led = await asyncio.to_thread(
                 open_stream_log,
@@ -337,6 +342,7 @@ class Front:
                 wake=server.wake,
             )
         except (LogError, JetStreamTrouble) as error:
+            self._is_copy_used = False
             log.warning("the log could not be opened, and is tried again: %s", error)
             await asyncio.sleep(KEEP_UP_SECONDS)
             self._stirred.set()
@@ -349,6 +355,7 @@ class Front:
                 await self._asked(self._replica.begin())  # from what was left
             except JetStreamTrouble:
                 self._replica.wipe()
+            self._is_copy_used = False
             self._stirred.set()
             return
         opened = led.engine
@@ -397,10 +404,15 @@ class Front:
         for connection in list(self._server.connections):
             connection.move(self._remote)
             connection.drop()
+        self._letting_go = self._loop.create_task(self._let_go(led))
+        await asyncio.shield(self._letting_go)  # A stop waits for it.
+
+    async def _let_go(self, led: StreamLog | None) -> None:
         if self._second is not None:
             await self._second.rest(LAST_WORDS_SECONDS)
         if led is not None:
             await asyncio.to_thread(led.abandon)
+            self._is_copy_used = False
 
     def fail(self, error: LogFailed) -> None:
         """The log says that it is of no use any more: somebody else writes it, most likely."""

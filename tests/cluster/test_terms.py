@@ -171,3 +171,30 @@ def test_who_has_just_come_is_waited_for(tmp_path: Path) -> None:
             )
         finally:
             nats.close()
+
+
+def test_a_stop_while_the_log_is_let_go_of_leaves_no_note_of_the_copy(tmp_path: Path) -> None:
+    """The copy has what was written as leader; a note of how it was before would count all of that twice."""
+    with site_of(tmp_path, nodes=1, fronts=1) as site:
+        nats = LinkThread.open([parse_server(site.nodes.nodes[0].url)])
+        try:
+            (front,) = site.fronts
+            front.ask("/v1/engine")
+            with front.wire("phpmq") as sender, front.wire("http") as caller:
+                sender.say(phpmq(1, (1, b"work"), (2, b"kept")), consume(b"work", 1))
+                expect_dispatch(sender, b"work", b"kept")
+                # Somebody who has not said all keeps the process of the HTTP API, which ends before the log.
+                caller.say(b"POST /v1/queues/work/messages HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n")
+                lead_once_more(nats)
+                front.says("leads no more")
+                assert front.stop() == 0
+            assert "leading after" not in front.log().partition("leads no more")[2], "it was too late to stop"
+            note = front.folder / "data" / "replica"
+            counted = json.loads(note.read_text())[2] if note.exists() else {}
+            assert counted == {}
+            front.start()
+            with front.wire("phpmq") as other:
+                other.say(consume(b"work", 1))
+                expect_dispatch(other, b"work", b"kept")
+        finally:
+            nats.close()
