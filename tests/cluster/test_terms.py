@@ -198,3 +198,18 @@ def test_a_stop_while_the_log_is_let_go_of_leaves_no_note_of_the_copy(tmp_path: 
                 expect_dispatch(other, b"work", b"kept")
         finally:
             nats.close()
+
+
+def test_a_leader_whose_copy_cannot_be_kept_lets_go_of_the_lease(tmp_path: Path) -> None:
+    """The copy is a cache: that the local disk takes no note of it must not hold up who leads next."""
+    with site_of(tmp_path, nodes=1, fronts=1) as site:
+        nats = LinkThread.open([parse_server(site.nodes.nodes[0].url)])
+        try:
+            (front,) = site.fronts
+            (front.folder / "data" / "replica.new").mkdir()
+            assert lease_in(nats)[1].leader.startswith(front.name)
+            assert front.stop() == 0
+            assert lease_in(nats)[1].leader == ""
+            front.says("is read anew the next time")
+        finally:
+            nats.close()

@@ -20,7 +20,7 @@ Rules that always hold:
 
 How it fails: `JetStreamTrouble` when the cluster does not answer; asked again it goes on where it was.
 `LogInUse` when a broker leads from this folder at this moment. An `OSError` of the local disk is the
-caller's.
+caller's, but for one of `leave`.
 """
 
 import json
@@ -177,10 +177,17 @@ class Replica:
         """The files hold everything up to that record, and nothing else: they can be used the next time.
 
         Not while a write is only half here: the first half of it is nowhere but in memory. And not before the
-        disk has them: a power cut must not leave the note and take the files.
+        disk has them: a power cut must not leave the note and take the files. Where the disk takes no note,
+        all of it is read again, and nothing else waits for that.
         """
         if self._open or self._suspects:
             return
+        try:
+            self._leave_note(applied)
+        except OSError as error:
+            log.warning("the copy of the log in %s is read anew the next time: %s", self._folder, error)
+
+    def _leave_note(self, applied: int) -> None:
         sizes = self._sizes()
         for name in (*sizes, LOG, RECORDS):
             _sync(os.path.join(self._folder, name))
