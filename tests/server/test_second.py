@@ -1,5 +1,6 @@
 """The second process: started, watched, started again, stopped; and messages that go on meanwhile."""
 
+import asyncio
 import os
 import resource
 import signal
@@ -9,10 +10,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import penstock
 from penstock.server.second import NICENESS
 from tests.http.api import Api
 from tests.server.harness import WAIT_SECONDS, BrokerProcess
+from tests.server.inside import LOOPS, Inside, run
 
 
 def started(folder: Path, *flags: str) -> BrokerProcess:
@@ -193,3 +197,26 @@ def test_on_a_unix_socket(tmp_path: Path) -> None:
     assert heard.startswith(b"HTTP/1.1 200 ")
     assert broker.stop() == 0
     assert not path.exists()
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_it_may_be_told_to_rest_at_any_moment_of_its_start(tmp_path: Path, loop: str) -> None:
+    """A front-end that leads no more has no log: there is nobody whom a process that comes then could ask."""
+
+    async def test() -> None:
+        async with Inside.open(tmp_path, "--http 127.0.0.1:0") as server:
+            home, log, second = server.home, server.log, server.second
+            assert second is not None
+            await second.listen()
+            for moment in range(4):
+                second.start()
+                for _ in range(moment):
+                    await asyncio.sleep(0)
+                server.move_to(home, None)
+                try:
+                    await second.rest(WAIT_SECONDS)
+                finally:
+                    server.move_to(home, log)
+                assert children(os.getpid()) == []
+
+    run(loop, test())
