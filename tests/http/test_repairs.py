@@ -3,11 +3,14 @@
 import base64
 import io
 import json
+from array import array
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from penstock.http.stages.fingerprint import Fingerprint
+from penstock.model.batch import Batch
 from tests.http.api import ARROW, NDJSON, Api, Reply
 from tests.http.conftest import StartBroker
 from tests.http.morgue import bodies_left, ids, path_of, reject, take
@@ -131,6 +134,34 @@ def test_arrow_for_several_queues(broker: BrokerProcess, api: Api) -> None:
     commit(api, "several", staged)
     assert bodies_left(broker, "repair.b", 2) == [b"B1", b"B0"]
     assert bodies_left(broker, "repair.a", 1) == [b"A0"]
+
+
+def test_a_key_again_with_payloads_for_other_letters(broker: BrokerProcess, api: Api) -> None:
+    reject(broker, api, "repair.again", [b"a", b"b"])
+    lines = [{"offset": 0, "value": "A"}, {"offset": 1, "value": "B"}]
+    commit(api, "again", stage(api, "again", lines, queue="repair.again"))
+    same = stage(api, "again", lines[::-1], queue="repair.again")
+    assert commit(api, "again", same)["repeated"] is True
+    exchanged = [{"offset": 1, "value": "A"}, {"offset": 0, "value": "B"}]
+    fields = {
+        "transaction": "again",
+        "stages": [stage(api, "again", exchanged, queue="repair.again").json["stage"]],
+    }
+    reply = api.ask(
+        "POST", "/v1/transactions", json.dumps(fields).encode(), {"Content-Type": "application/json"}
+    )
+    assert (reply.status, reply.problem) == (409, "key-reused")
+    assert state_view(api, "repair.again") == {0: ("ready", b"A"), 1: ("ready", b"B")}
+
+
+def test_a_fingerprint_of_an_older_version() -> None:
+    batch = Batch.of([b"x", b"y"], protocol="http")
+    batch.repairs = array("q", [3, 5])
+    fingerprint = Fingerprint("key")
+    fingerprint.add([("orders", batch)])
+    assert fingerprint.is_of("f540530ce1c6d218393b8a58/e64984c3aacf6ede")
+    assert fingerprint.is_of(fingerprint.text(["stage"]))
+    assert not fingerprint.text(["stage"]).startswith("f540530ce1c6d218393b8a58")
 
 
 def test_a_large_one_survives_kills(start_broker: StartBroker) -> None:

@@ -2,7 +2,8 @@
 
 Spark runs a job again with its rows in another order, cut into other parts. So what counts is which rows
 there are for each queue, however they are ordered: their number, their bytes, a sum over their checksums.
-Behind that stands which stages they were, for when these are gone and somebody asks again.
+Of payloads for dead letters it also counts which letter each is for. Behind that stands which stages they
+were, for when these are gone and somebody asks again.
 
 The batches of a streaming query are an exception: one that Spark runs again need not be byte for byte the
 same, and the first one counts. Of these, only queues are compared (`stages.py`).
@@ -11,8 +12,9 @@ same, and the first one counts. Of these, only queues are compared (`stages.py`)
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
+from operator import mul
 from typing import Final
 
 from penstock.model.batch import Batch
@@ -29,6 +31,7 @@ class Fingerprint:
     def __init__(self, key: str) -> None:
         self._looks_inside = not key.startswith(OF_STREAMS)
         self._rows: dict[tuple[str, str], list[int]] = {}  # by queue and what becomes of them
+        self._pairs: dict[str, int] = {}  # by queue: letters and their payloads
 
     def add(self, parts: Iterable[tuple[str, Batch]]) -> None:
         for queue, batch in parts:
@@ -38,22 +41,27 @@ class Fingerprint:
             total[1] += len(batch.payload)
             if self._looks_inside:
                 payload = memoryview(batch.payload)
+                checksums = [zlib.crc32(payload[start:end]) for start, end in pairwise(batch.bounds)]
                 # Squares: sums of checksums alone are the same where two rows have exchanged a part.
-                for start, end in pairwise(batch.bounds):
-                    checksum = zlib.crc32(payload[start:end])
-                    total[2] += checksum * checksum
-                total[2] += sum(batch.repairs or ())
+                total[2] += sum(map(mul, checksums, checksums))
+                if batch.repairs is not None:
+                    total[2] += sum(batch.repairs)
+                    pairs = sum(map(mul, checksums, batch.repairs))
+                    self._pairs[queue] = self._pairs.get(queue, 0) + pairs
 
     def text(self, stage_ids: Iterable[str]) -> str:
         """What is remembered with the key; nothing where it is a stream's."""
-        return f"{self._digest()}/{digest_of_stages(stage_ids)}" if self._looks_inside else ""
+        return f"{self._digest(self._pairs)}/{digest_of_stages(stage_ids)}" if self._looks_inside else ""
 
     def is_of(self, text: str) -> bool:
         """Whether what is remembered was made of the same messages."""
-        return text.partition("/")[0] == self._digest()
+        digest = text.partition("/")[0]
+        # Older versions did not look at which letter a payload is for.
+        return digest in (self._digest(self._pairs), self._digest({}))
 
-    def _digest(self) -> str:
-        return hashlib.blake2b(json.dumps(sorted(self._rows.items())).encode(), digest_size=12).hexdigest()
+    def _digest(self, pairs: Mapping[str, int]) -> str:
+        facts = [*sorted(self._rows.items()), *sorted(pairs.items())]
+        return hashlib.blake2b(json.dumps(facts).encode(), digest_size=12).hexdigest()
 
     def counts(self) -> dict[str, int]:
         """New messages by queue."""
