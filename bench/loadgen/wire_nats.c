@@ -68,12 +68,15 @@ static const char *request(struct connection *connection, const char *subject, c
     while (true) {
         length += hear(connection, heard + length, sizeof heard - 1 - length);
         heard[length] = 0;
-        if (!strncmp(heard, "PING\r\n", 6)) {
-            say(connection, "PONG\r\n", 6);
-            length -= 6;
-            memmove(heard, heard + 6, length + 1);
+        char *line_end;
+        while ((line_end = strstr(heard, "\r\n")) != NULL) { /* what a server says unasked, at any moment */
+            if (!strncmp(heard, "PING", 4))
+                say(connection, "PONG\r\n", 6);
+            else if (strncmp(heard, "INFO ", 5))
+                break;
+            length -= line_end + 2 - heard;
+            memmove(heard, line_end + 2, length + 1);
         }
-        char *line_end = strstr(heard, "\r\n");
         if (line_end == NULL)
             continue;
         if (strncmp(heard, "MSG _", 5))
