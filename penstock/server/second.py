@@ -145,6 +145,10 @@ class SecondProcess:
             raise
         finally:
             theirs.close()
+        if self._stopping.is_set():  # What it would ask for, this process may not have any more.
+            ours.close()
+            process.kill()
+            return await process.wait()
         self._process = process
         # From here, and not by itself: its imports alone take half a second, just when the first messages go.
         with contextlib.suppress(ProcessLookupError):

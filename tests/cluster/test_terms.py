@@ -36,9 +36,22 @@ front.open_stream_log = slow
 runpy.run_module("penstock", run_name="__main__")
 """
 
+SLOW_HTTP = """
+import asyncio, os, runpy
+starting = asyncio.create_subprocess_exec
+async def slow(*args, **kwargs):
+    while not os.path.exists({go!r}):
+        await asyncio.sleep(0.01)
+    return await starting(*args, **kwargs)
+asyncio.create_subprocess_exec = slow
+runpy.run_module("penstock", run_name="__main__")
+"""
+
 
 class SlowFrontEnd(FrontEnd):
     """Opens its log when a file is there."""
+
+    script = SLOW
 
     @property
     def go(self) -> Path:
@@ -46,7 +59,13 @@ class SlowFrontEnd(FrontEnd):
 
     def command(self) -> list[str]:
         python, _, _, *words = super().command()
-        return [python, "-c", SLOW.format(go=str(self.go)), *words]
+        return [python, "-c", self.script.format(go=str(self.go)), *words]
+
+
+class SlowHttpFrontEnd(SlowFrontEnd):
+    """Starts the process of its HTTP API when a file is there."""
+
+    script = SLOW_HTTP
 
 
 def lease_in(nats: LinkThread) -> tuple[int, Claim]:
@@ -213,3 +232,23 @@ def test_a_leader_whose_copy_cannot_be_kept_lets_go_of_the_lease(tmp_path: Path)
             front.says("is read anew the next time")
         finally:
             nats.close()
+
+
+def test_who_leads_no_more_before_its_http_process_has_begun_goes_on(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "nats", 1).start()
+    nats = LinkThread.open([parse_server(cluster.nodes[0].url)])
+    front = SlowHttpFrontEnd("a", tmp_path / "a", cluster, cluster.urls)
+    try:
+        front.start()
+        lead_once_more(nats)
+        front.says("leads no more")
+        front.go.touch()
+        front.says("leading after", front.log().index("leads no more"))
+        assert front.ask("/v1/engine")["cluster"]["leader"].startswith("a-")
+        assert front.stop() == 0
+        assert "Traceback" not in front.log()
+    finally:
+        if front.running:
+            front.kill()
+        nats.close()
+        cluster.stop()
