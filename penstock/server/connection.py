@@ -99,6 +99,8 @@ class Connection(asyncio.BufferedProtocol):
         # A port that has no room left is told when it has some again: it must count as full from there on.
         transport.set_write_buffer_limits(high=self._server.connection_buffer_bytes - 1)
         _watch_peer(transport.get_extra_info("socket"))
+        # Not the home of when it was accepted: with TLS that is a handshake ago.
+        self._broker = self._server.home
         self._broker.attach(self)
         self._attached = True
         self._server.journal.note(logging.INFO, f"{self.name} connected")
