@@ -33,9 +33,10 @@ class TlsPeer:
         while True:
             try:
                 self._tls.do_handshake()
-                return
             except ssl.SSLWantReadError:
                 await self._exchange()
+            else:
+                return
 
     async def say(self, data: bytes) -> None:
         self._tls.write(data)
