@@ -23,7 +23,8 @@ from penstock.http.link import CallRefused, Link
 from penstock.http.problems import Problem
 from penstock.http.stages import commits, stages
 from penstock.http.stages import files as stage_files
-from penstock.http.stages.files import Intent, Stage
+from penstock.http.stages.chunks import Chunk, load_chunk
+from penstock.http.stages.files import Intent, Stage, StageFolder
 from penstock.http.stages.stages import Committed, Stages
 from penstock.log.disk import RealDisk
 from penstock.log.errors import DiskFull, LogError, LogRefused, QueueFull
@@ -563,5 +564,25 @@ def test_a_sweep_leaves_what_was_staged_while_it_went_on(run: Run, monkeypatch: 
         await rig.stages._sweep()
         await rig.stages.commit("again", fresh)
         assert rig.stored() == {"orders": Counter(FEW)}
+
+    run(story)
+
+
+def test_a_large_commit_goes_on_whatever_has_stopped_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(rig: Rig) -> None:
+        ids = await stage_many(rig)
+        loaded = count()
+
+        def load_or_fail(folder: StageFolder, chunk: Chunk) -> list[tuple[str, Batch]]:
+            if next(loaded) == 2:
+                raise MemoryError
+            return load_chunk(folder, chunk)
+
+        monkeypatch.setattr(commits, "load_chunk", load_or_fail)
+        async with asyncio.timeout(WAIT_SECONDS):
+            with pytest.raises(Problem, match="is finished later"):
+                await rig.stages.commit("key", ids)
+            assert (await rig.stages.commit("key", ids)).repeated
+        assert rig.stored() == WANTED
 
     run(story)

@@ -178,8 +178,10 @@ class LargeCommit:
         try:
             await self._run()
         finally:
-            # Nobody waits for what does not go on: this process ends, or has a fault.
-            self._tell(Problem("unavailable", f"transaction {self.key!r} is finished later; ask again then"))
+            self._tell(self._unfinished())  # nobody waits for a process that ends
+
+    def _unfinished(self) -> Problem:
+        return Problem("unavailable", f"transaction {self.key!r} is finished later; ask again then")
 
     async def _run(self) -> None:
         pause = PAUSE_SECONDS_MIN
@@ -197,6 +199,11 @@ class LargeCommit:
                 reason = error if isinstance(error, CallRefused) else disk_problem(error, self._folder.path)
                 log.warning("the commit of transaction %r waits, and is tried again: %s", self.key, reason)
                 self._tell(reason)
+            except (
+                Exception
+            ):  # no memory, or a fault of ours: it has begun, and whoever asks is to be answered
+                log.exception("the commit of transaction %r has failed, and is tried again", self.key)
+                self._tell(self._unfinished())
             else:
                 await self._tidy_up()
                 self._on_end(self.key)
