@@ -165,6 +165,8 @@ class Feed:
                 await self._read()
             except ApiError as error:
                 log.warning("the dashboard cannot read the events: %s", error)
+            except Exception:  # pages would go on showing rows that stand still
+                log.exception("the dashboard cannot read the events")
             await asyncio.sleep(TICK_SECONDS)
 
     async def _list(self) -> None:

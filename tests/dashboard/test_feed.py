@@ -163,6 +163,19 @@ def test_a_stream_that_ends_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> 
     run(monkeypatch, test)
 
 
+def test_a_row_that_cannot_be_understood_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(api: LittleApi, feed: Feed) -> None:
+        one = Listener()
+        feed.listen(one)
+        await until(lambda: api.streams == 1)
+        api.rows["d"] = row("d")
+        await api.told.put([{"name": "odd"}])
+        await until(lambda: "d" in one.names())
+        await until(lambda: api.streams == 1)
+
+    run(monkeypatch, test)
+
+
 def test_a_page_that_fails_takes_nobody_along(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -321,6 +321,27 @@ def test_the_schedule_leaves_the_broker_alone_for_a_hundred_times_what_a_round_t
     assert pauses == pytest.approx([1.0, 3.0, ROUND_SECONDS_MAX, 1.0])
 
 
+def test_the_schedule_goes_on_whatever_has_ended_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.http.watching.mirror.ROUND_SECONDS_MIN", 0.0)
+
+    async def test(rig: Rig) -> None:
+        rig.broker.move("q", 9)
+
+        async def fail_once() -> None:
+            rig.broker.on_call = None
+            raise MemoryError
+
+        rig.broker.on_call = fail_once
+        rig.mirror.start()
+        async with asyncio.timeout(10):
+            while "q" not in rig.mirror.rows:
+                await asyncio.sleep(0)
+        await rig.mirror.stop()
+        assert rig.broker.calls[:2] == [True, True]
+
+    run(test)
+
+
 # --- Subscribers ---
 
 

@@ -200,6 +200,8 @@ class Mirror:
                 await self.refresh()
             except PenstockError as error:
                 log.warning("the queues could not be looked at: %s", error)
+            except Exception:  # a round less; without the schedule, rows would stand still for everybody
+                log.exception("the queues could not be looked at")
             await asyncio.sleep(
                 min(max(ROUND_SECONDS_MIN, ROUND_SHARE * self.round_seconds), ROUND_SECONDS_MAX)
             )
