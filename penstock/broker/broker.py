@@ -243,7 +243,9 @@ class Broker:
     def send_away(self, ports: Iterable[Port]) -> None:
         """No new work for these; each is let go as soon as nothing of its own is pending. Others go on."""
         for port in ports:
-            attached = self.ports.attached[port]
+            attached = self.ports.attached.get(port)
+            if attached is None:
+                continue  # It has left, and is still being told why.
             attached.closing = True
             for door in self.hand_out.leave_all(attached):
                 port.decline(door.queue, door.dead)

@@ -7,7 +7,8 @@ import pytest
 
 from tests.cluster.fronts import Follower, Leader, LoopThread
 from tests.server.doors import DOORS, Door
-from tests.server.harness import CONFIRM, RECEIVE, SEND, sspq
+from tests.server.harness import CONFIRM, RECEIVE, SEND, phpmq, sspq
+from tests.server.test_phpmq_rules import consume as phpmq_consume
 from tests.server.test_rq_rules import (
     RETRIES,
     TIMEOUT,
@@ -169,3 +170,22 @@ def test_a_link_that_is_back_in_time_costs_no_retry(leader: Leader, follower: Fo
     wire.say(sspq(CONFIRM))
     leader.thread.until(lambda: leader.counts_now("default") == (0, 0, 0), "it to be settled")
     wire.close()
+
+
+def test_those_are_sent_away_who_are_still_there(leader: Leader) -> None:
+    """A leader that stops lets its own clients go, also where one has broken the protocol and does not read
+    what is left to tell it: that one has left already."""
+    broken, idle = leader.wire("phpmq"), leader.wire("phpmq")
+    idle.say(phpmq_consume(b"nothing", 1))
+    leader.thread.until(lambda: len(leader.connections) == 2, "both to be there")
+    (first,) = (one for one in leader.connections if one.peer.endswith(f":{broken.socket.getsockname()[1]}"))
+    message = phpmq(1, (1, b"much"), (2, bytes(1 << 20)))
+    broken.say(message * 12, phpmq_consume(b"much", 12))
+    leader.thread.until(lambda: first.bytes_room() < leader.connection_buffer_bytes, "it to be behind")
+    broken.say(b"X0100102")
+    leader.thread.until(lambda: not first._attached, "it to have left")
+    assert first in leader.connections
+    leader.thread.call(leader.broker.send_away, [first, *leader.connections - {first}])
+    assert idle.hear(1) == b"", "nothing is pending for it"
+    idle.close()
+    broken.close()
