@@ -37,6 +37,9 @@ SEGMENTS_KEPT = 2
 """Room that new messages leave, in segments."""
 SEGMENTS_MIN = 16
 """A segment is at most this part of a disk: of a few large ones, too little can be removed."""
+SEGMENTS_ROOM = 8
+"""And this part of what the log can have of it, where others have the rest. The active one and the one that
+lies ready cannot be removed, and two are kept: with room for less than five, new messages never had any."""
 SPARE = "spare-"
 """Files that lie ready to become segments. Each has a name of its own: one may be on its way to be
 renamed while the next is made."""
@@ -94,7 +97,10 @@ class Committer:
         self._keeper = keeper
         total = disk.total_bytes()  # 0: it does not say
         if total:
-            segment_bytes = max(min(segment_bytes, total // SEGMENTS_MIN), SEGMENT_BYTES_MIN)
+            room = disk.free_bytes() + sum(segment.size for segment in segments.all)
+            # Not tiny ones: the room may come back, and the log grow to thousands of them.
+            part = max(room, segment_bytes) // SEGMENTS_ROOM
+            segment_bytes = max(min(segment_bytes, total // SEGMENTS_MIN, part), SEGMENT_BYTES_MIN)
         self._tells_room = total > 0
         self._segment_bytes = segment_bytes
         self._reserve_bytes = max(segment_bytes // 16, 4 * HEADER_BYTES)

@@ -318,7 +318,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "log",
         "segment-bytes",
         Whole(1 << 16, 1 << 32),
-        "size of a file of the log, at most a sixteenth of the disk; messages leave room for two",
+        "size of a file of the log, at most a sixteenth of the disk and an eighth of its free room; "
+        "messages leave room for two",
     ),
     _of(
         "log",

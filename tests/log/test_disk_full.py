@@ -768,6 +768,30 @@ def test_whatever_has_filled_the_disk_it_frees_itself_when_all_is_settled(seed: 
     assert rig.confirmed - rig.settled <= found <= rig.sent
 
 
+class Shared(SimDisk):
+    """A large disk, of which others have nearly all."""
+
+    def total_bytes(self) -> int:
+        return 1 << 40
+
+
+@pytest.mark.parametrize("snapshot_blocks", [6, 1000])
+@pytest.mark.parametrize("tenths", [12, 31, 40, 49])
+def test_a_disk_that_others_have_filled_is_not_full_for_ever(tenths: int, snapshot_blocks: int) -> None:
+    """Every message is settled at once: what the log needs is the same after a thousand of them."""
+    segment_bytes = 64 * 1024
+    settings = LogSettings(segment_bytes, cache_bytes=0, snapshot_blocks=snapshot_blocks)
+    rig = Rig(simulated(Shared(capacity_bytes=tenths * segment_bytes // 10), settings))
+    for _ in range(1000):
+        rig.append(3)
+        rig.turn()
+        assert len(rig.consume(3)) == 3
+        rig.turn()
+        rig.engine.trim(rig.now_us)
+        rig.tick()
+    assert rig.engine.position > 5 * segment_bytes
+
+
 class Silent(SimDisk):
     """A file system that does not say how large it is, as some in memory and in user space."""
 
