@@ -68,6 +68,7 @@ class _Message:
         self._value = b""
         self._look_cost = 0.0  # seconds
         self._shown: Fields = {}  # what the drawing shows
+        self._shown_value: bytes | None = None  # likewise
         self._fact_texts: dict[str, TextElement] = {}
         self._betweens: list[TextElement] = []
 
@@ -90,13 +91,13 @@ class _Message:
         with tag("div", classes="ps-message"):
             with tag("div", classes="ps-message-main"):
                 with panel("Payload"):
-                    await self._payload()
+                    self._payload = tag("div")
                 with panel("Facts", "ps-message-facts"):
                     self._facts = tag("div")
             with panel("Its life", "ps-life-panel"):
                 self._life = tag("ol", classes="ps-life")
         terminal(self._view, ["peek", self._queue, "--from", str(self._offset), "--limit", "1", "--history"])
-        self._show()
+        await self._show()
         self._view.every(LOOK_SECONDS, self._look_again)
 
     def _steps_aside(self) -> None:
@@ -106,8 +107,11 @@ class _Message:
         if self._offset + 1 < self._offset_end:
             tag("a", "Newer →", "ps-button", href=queue_href(self._queue, offset=self._offset + 1))
 
-    def _show(self) -> None:
+    async def _show(self) -> None:
         """Draw what has changed; what only grows older is told anew where it stands."""
+        if self._value != self._shown_value:  # a dead letter may be repaired while somebody looks at it
+            self._shown_value = self._value
+            await self._show_payload()
         message, now = self._message, time.time()
         facts_now, steps = _facts(message, len(self._value)), steps_of(message, now)
         known = {**message, "ttl": None}  # which runs down without anything happening
@@ -136,20 +140,22 @@ class _Message:
         cheap = len(self._value) <= LOOK_BYTES_MAX and self._look_cost <= LOOK_COST_MAX
         if self._message["state"] != "gone" and cheap:
             await self.look()
-            self._show()
+            await self._show()
 
     # --- payload ---------------------------------------------------------------------------------
 
-    async def _payload(self) -> None:
+    async def _show_payload(self) -> None:
         forms = await asyncio.to_thread(_forms, self._value)
         self._forms = forms
         first = next(iter(forms))
-        with tag("div", classes="ps-bar"):
-            Choice("Show it as", {key: FORMS[key][0] for key in forms}, first, self._choose)
-            what = {"json": "JSON", "text": "text", "hex": "no text"}[first]
-            tag("span", f"{units.size(len(self._value))}, {what}", "ps-help")
-        self._text = tag("pre", "", "ps-payload", tabindex="0", role="group", aria_label="Payload")
-        self._note = tag("p", "", "ps-help ps-note")
+        self._payload.clear()
+        with self._payload:
+            with tag("div", classes="ps-bar"):
+                Choice("Show it as", {key: FORMS[key][0] for key in forms}, first, self._choose)
+                what = {"json": "JSON", "text": "text", "hex": "no text"}[first]
+                tag("span", f"{units.size(len(self._value))}, {what}", "ps-help")
+            self._text = tag("pre", "", "ps-payload", tabindex="0", role="group", aria_label="Payload")
+            self._note = tag("p", "", "ps-help ps-note")
         self._choose(first)
 
     def _choose(self, form: str) -> None:
@@ -176,7 +182,7 @@ class _Message:
             else:
                 self._view.notify(f"Message {self._offset} is no dead letter any more", wrong=True)
             await self.look()
-            self._show()
+            await self._show()
 
         await self._view.run(do)
 

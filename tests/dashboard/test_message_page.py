@@ -183,6 +183,8 @@ def test_a_large_payload_is_shown_in_part_and_downloaded_whole(
 
 def test_a_repaired_message_says_so(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     reject(broker, api, "mended", [b"wrong"])
+    looking = visit(broker, "/queue/mended?offset=0")
+    assert shown(looking) == "wrong"
     line = json.dumps({"offset": 0, "value": "right"}).encode()
     stage = api.ask(
         "POST",
@@ -194,9 +196,11 @@ def test_a_repaired_message_says_so(broker: BrokerProcess, api: Api, visit: Visi
         queue="mended",
     ).json["stage"]
     api.post("/v1/transactions", {"transaction": "mended", "stages": [stage]})
-    page = visit(broker, "/queue/mended?offset=0")
-    expect(page.locator(".ps-queue-title")).to_contain_text("repaired")
-    assert shown(page) == "right"
+    # Whoever looked at it before sees it with the next look, which comes by itself, or with this.
+    looking.locator("button", has_text="Redrive").dispatch_event("click")
+    for it in (looking, visit(broker, "/queue/mended?offset=0")):
+        expect(it.locator(".ps-queue-title")).to_contain_text("repaired", timeout=1000 * WAIT_SECONDS)
+        assert shown(it) == "right"
     page = visit(broker, "/queue/mended?part=messages")
     expect(page.locator('tr[data-key="0"] [data-column="state"] .ps-badge')).to_have_text(
         ["ready", "repaired"]
