@@ -444,17 +444,23 @@ class Front:
         return (address, claim.secret, claim.term) if isinstance(address, TcpAddress) else None
 
     async def _keep_up(self) -> None:
-        """The local copy follows the stream."""
+        """The local copy follows the stream. No client needs it: a disk that fails is waited for."""
         looked = 0.0
+        fails = False
         while True:
             try:
                 await self._asked(self._replica.catch_up())
                 if time.monotonic() - looked > LOOK_SECONDS:
                     looked = time.monotonic()
                     await self._asked(self._replica.drop_removed())
+                fails = False
             except JetStreamTrouble as error:
                 log.debug("the copy of the log waits: %s", error)
-            await asyncio.sleep(KEEP_UP_SECONDS)
+            except OSError as error:
+                if not fails:
+                    log.error("the copy of the log cannot be kept up, and is tried again: %s", error)
+                fails = True
+            await asyncio.sleep(LOOK_SECONDS if fails else KEEP_UP_SECONDS)
 
     async def _stop_keeping_up(self) -> None:
         if self._keeping is not None:

@@ -252,3 +252,24 @@ def test_who_leads_no_more_before_its_http_process_has_begun_goes_on(tmp_path: P
             front.kill()
         nats.close()
         cluster.stop()
+
+
+def test_a_follower_whose_disk_fails_goes_on_and_can_lead_when_it_does_not_any_more(tmp_path: Path) -> None:
+    """What it keeps is a copy, for the day when it leads: its clients need none of it."""
+    with site_of(tmp_path, nodes=1) as site:
+        leader, follower = site.leader(), site.follower()
+        records, away = follower.folder / "data" / "records", follower.folder / "data" / "away"
+        records.rename(away)
+        with follower.wire("phpmq") as sender:
+            sender.say(phpmq(1, (1, b"work"), (2, b"first")), consume(b"work", 1))
+            expect_dispatch(sender, b"work", b"first")
+            follower.says("the copy of the log cannot be kept up")
+            away.rename(records)
+            sender.say(phpmq(1, (1, b"more"), (2, b"second")), consume(b"more", 1))
+            expect_dispatch(sender, b"more", b"second")
+        leader.kill()
+        follower.says("leading after")
+        with follower.wire("phpmq") as other:
+            other.say(consume(b"work", 1), consume(b"more", 1))
+            expect_dispatch(other, b"work", b"first")
+            expect_dispatch(other, b"more", b"second")

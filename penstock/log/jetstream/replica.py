@@ -18,9 +18,8 @@ Rules that always hold:
     own recovery finds no block and says which messages that concerns.
   * A file that the stream does not have any more goes.
 
-How it fails: `JetStreamTrouble` when the cluster does not answer; asked again it goes on where it was.
-`LogInUse` when a broker leads from this folder at this moment. An `OSError` of the local disk is the
-caller's, but for one of `leave`.
+How it fails: `JetStreamTrouble` when the cluster does not answer, an `OSError` of the local disk; asked again
+it goes on where it was. `LogInUse` when a broker leads from this folder at this moment.
 """
 
 import json
@@ -234,6 +233,9 @@ class Replica:
             hole = self._apply(stored.seq, _record_of(name, stored.payload))
         except RecordDamaged as damage:
             hole = str(damage)
+        except OSError:
+            self._suspects.add(name)  # It may be half applied, and is counted again with the next try.
+            raise
         if hole:
             self._suspects.add(name)
         self.applied = stored.seq
