@@ -147,33 +147,25 @@ class SecondProcess:
             theirs.close()
         if self._stopping.is_set():  # What it would ask for, this process may not have any more.
             ours.close()
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
             return await process.wait()
         self._process = process
         # From here, and not by itself: its imports alone take half a second, just when the first messages go.
         with contextlib.suppress(ProcessLookupError):
             os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
-        try:
-            if self._stopping.is_set():
-                # Nobody has called it yet, and whom it would ask may be gone: who leads no more has no log.
-                ours.close()
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-            else:
-                await self._link(ours)
-            return await process.wait()
-        finally:
-            self._process = None
-            if self._control is not None:
-                self._control.close()
-                self._control = None
-
-    async def _link(self, ours: socket.socket) -> None:
-        _, self._control = await asyncio.get_running_loop().create_connection(
+        loop = asyncio.get_running_loop()
+        _, self._control = await loop.create_connection(
             lambda: Control(self._server, self._hello(), self._link_lost), sock=ours
         )
         if self._stopping.is_set():
             self._tell_to_stop()
+        try:
+            return await process.wait()
+        finally:
+            self._process = None
+            self._control.close()
+            self._control = None
 
     def _link_lost(self) -> None:
         # It sees the same end and leaves by itself; one that hangs must not keep the door closed.
