@@ -185,6 +185,36 @@ def test_a_folder_that_was_left_behind_goes_on(stopped: TestLog, nats: LinkThrea
     again.led.abandon()
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("what", ["*", "*.seg", "snapshot-*"])
+def test_files_that_somebody_deletes_under_a_broker_that_follows_are_read_again(
+    nats: LinkThread, tmp_path: Path, what: str, restarts: bool
+) -> None:
+    """When it leads: what is not here is no reason to take it out of the stream."""
+    log = TestLog(nats, new_log(nats), tmp_path / "leader")
+    log.open()
+    log.work(40)
+    follower = log.again(tmp_path / "follower")
+    nats.ask(follower.replica.begin())
+    nats.ask(follower.replica.catch_up())
+    for path in Path(follower.replica.path).glob(what):
+        path.unlink()
+    log.kill()
+    if restarts:
+        follower.replica.leave(nats.ask(follower.replica.catch_up()))
+        follower = log.again(tmp_path / "follower")
+        nats.ask(follower.replica.begin())
+    follower.lead()
+    assert sorted(follower.served()) == sorted(log.living)
+    assert not follower.engine.damage
+    follower.kill()
+    fresh = log.again(tmp_path / "fresh")
+    fresh.open()
+    assert sorted(fresh.served()) == sorted(log.living)
+    assert not fresh.engine.damage
+    fresh.led.abandon()
+
+
 def test_a_folder_is_wiped_after_a_kill(nats: LinkThread, tmp_path: Path) -> None:
     log = TestLog(nats, new_log(nats), tmp_path / "leader")
     log.open()

@@ -1,8 +1,8 @@
 """Replica: the files of a cluster's log in a local folder, made from its stream, and kept up with it.
 
 A stream holds records (`records.py`), one after the other; here they become files again, which the embedded
-log opens as it opens its own. The folder is a cache: it can be deleted at any time, and is when it cannot
-be trusted.
+log opens as it opens its own. The folder is a cache: it can be deleted while its broker is stopped, and is
+when it cannot be trusted.
 
     FOLDER/log/        the log's files
     FOLDER/records/    for every segment, which record of the stream has which of its bytes
@@ -12,10 +12,12 @@ Rules that always hold:
   * Records are applied in the order of the stream; a write of several records when the last of them is there.
   * What a record says is used only if its checksum holds.
   * A node whose store is damaged leaves out, without a word, what it cannot read, and still counts it. So
-    before anybody leads, the records of every file are counted (`complete`), and a file that has fewer than
-    it should, a damaged one, or a hole, is read anew, several times: which node answers is chance, and
+    before anybody leads, the records of every file are counted (`complete`), and a file that has another
+    number of them, a damaged one, or a hole, is read anew, several times: which node answers is chance, and
     another one may have it whole. What nobody has is told in `reports`, and leaves a hole, in which the log's
     own recovery finds no block and says which messages that concerns.
+  * So is a file that is not here, though its records came: somebody may have deleted it, and whoever leads
+    takes out of the stream what was never finished.
   * A file that the stream does not have any more goes.
 
 How it fails: `JetStreamTrouble` when the cluster does not answer, an `OSError` of the local disk; asked again
@@ -250,8 +252,9 @@ class Replica:
             info = await self._api.stream(self._names.stream)
             if int(info["state"]["last_seq"]) == last:
                 break
+        here = set(self._shared_names())
         for name, count in sorted(counts.items()):
-            if name in self._suspects or self.records.get(name, 0) < count:
+            if name in self._suspects or name not in here or self.records.get(name, 0) != count:
                 await self._read_anew(name, count)
         await self._look_for_end(last)
         self._drop(set(counts))
@@ -282,6 +285,7 @@ class Replica:
             if len(whole) >= count:
                 break
         known = len(self.reports)
+        was_bad = name in self._suspects or self.records.get(name, 0) < count
         self._forget(name)
         what = f"stream {self._names.stream}, file {name}"
         for seq, payload in sorted(payloads.items()):
@@ -295,7 +299,7 @@ class Replica:
             self._report(f"{what}: {count - len(payloads)} of {count} records are missing")
         if len(whole) < count:
             self._flush(name)  # its last record may be the one that nobody has
-        if len(self.reports) == known:
+        if was_bad and len(self.reports) == known:
             log.warning("%s: one node's copy is damaged, and another one's is whole", what)
         self.records[name] = max(count, len(payloads))  # what is missing has been told
 
