@@ -114,6 +114,8 @@ class Requests:
         self.by_queue: dict[str, QueueRequests] = {}  # where there was one
         self._deadlines: list[tuple[int, int, Asked]] = []
         self._deadlines_over = 0  # how many of them are of requests that have ended
+        self._clock_us = 0  # by which they are due: a time that somebody may wait does not go back
+        self._seen_us = 0  # what the time was when that was looked at
 
     def _of(self, queue: str) -> QueueRequests:
         requests = self.by_queue.get(queue)
@@ -141,7 +143,8 @@ class Requests:
             self._of(asked.queue).early[asked] = None
         if timeout_seconds:
             asked.timed = True
-            heappush(self._deadlines, (now_us + timeout_seconds * SECOND_US, id(asked), asked))
+            clock_us = self._clock_us + max(now_us - self._seen_us, 0)
+            heappush(self._deadlines, (clock_us + timeout_seconds * SECOND_US, id(asked), asked))
 
     def receipt(self, asked: Asked, now_us: int) -> Receipt:
         def receipt(result: Stored | LogError) -> None:
@@ -326,8 +329,10 @@ class Requests:
 
     def expire(self, now_us: int) -> None:
         """Withdraw those whose time is over."""
+        self._clock_us += max(now_us - self._seen_us, 0)
+        self._seen_us = now_us
         late = []
-        while self._deadlines and self._deadlines[0][0] <= now_us:
+        while self._deadlines and self._deadlines[0][0] <= self._clock_us:
             deadline = heappop(self._deadlines)
             asked = deadline[2]
             if not asked.timed:

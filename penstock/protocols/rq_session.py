@@ -203,6 +203,7 @@ class Pulse:
     def tick(self, now_us: int) -> bool:
         """Let silence take effect; True where a PING is to be sent."""
         if now_us < self._due_us:
+            self._due_us = min(self._due_us, now_us + self._silence_us)  # The clock may have been set back.
             return False
         self.state = SILENCES[self.state]
         self._due_us = now_us + self._silence_us

@@ -330,6 +330,20 @@ def test_time_outs_come_in_their_order_though_others_are_forgotten(house: House)
     assert asker.heard("undelivered") == [[t] for t in sorted(timed_out, key=lambda t: (37 * t) % 100)]
 
 
+def test_a_clock_that_is_set_back_keeps_nobody_waiting(house: House) -> None:
+    asker = house.port("a", "rq")
+    asker.say(send("q", b"", tickets=[1], wants_reply=True, timeout=5))
+    house.tick(2)
+    house.tick(-3600)
+    asker.say(send("q", b"", tickets=[2], wants_reply=True, timeout=4))
+    house.tick(2)
+    assert asker.heard("undelivered") == []
+    house.tick(1)
+    assert asker.heard("undelivered") == [[1]]
+    house.tick(1)
+    assert asker.heard("undelivered") == [[1], [2]]
+
+
 def test_a_log_closes_though_a_requester_left_before_the_sync(tmp_path: Path) -> None:
     house = House(tmp_path)
     asker = house.port("a", "rq")

@@ -302,6 +302,13 @@ def test_every_cell_of_silence(state: Liveness) -> None:
     assert pulse.due_us == now_us + 21
 
 
+def test_silence_is_found_out_though_the_clock_is_set_back() -> None:
+    pulse = Pulse(10_000, 10)
+    assert pulse.tick(3) is False
+    assert pulse.tick(12) is False
+    assert pulse.tick(13) is True
+
+
 def test_silence_must_be_a_time() -> None:
     with pytest.raises(MisuseError, match="silence_us"):
         Pulse(0, 0)
