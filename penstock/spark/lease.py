@@ -108,4 +108,6 @@ class Lease:
                 self._tell()
             except PenstockError as error:
                 log.warning("reader %r could not be renewed, which is tried again: %s", self._name, error)
+            except Exception:  # whatever it is: without this thread nothing would be held any more
+                log.exception("reader %r could not be renewed, which is tried again", self._name)
             self._ended.wait(MOVE_SECONDS)

@@ -1,17 +1,21 @@
 """What a stream holds at the broker, and which queues it remembers: the source itself, without Spark."""
 
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, StructType
 
+from penstock.spark import lease
+from penstock.spark.api import Broker
 from penstock.spark.offsets import DataLost
 from penstock.spark.options import STREAM, read_options
 from penstock.spark.streaming import StreamReader
 from tests.http.api import Api
 from tests.http.morgue import phpmq
-from tests.server.harness import BrokerProcess, until
+from tests.server.harness import WAIT_SECONDS, BrokerProcess, until
 from tests.spark.conftest import StartBroker
 from tests.spark.rig import send, url_of, values
 
@@ -103,3 +107,23 @@ def rows(reader: StreamReader, start: dict[str, int], end: dict[str, int]) -> li
         for batch in reader.read(piece)
         for value in batch.column("value").to_pylist()
     ]
+
+
+def test_a_lease_is_renewed_again_whatever_has_gone_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody in between answers something else, once."""
+    monkeypatch.setattr(lease, "MOVE_SECONDS", 0.0)
+    answers = iter([{"lease_seconds_left": 0.03, "queues": []}, {}])
+    renewed = threading.Event()
+
+    class Odd(Broker):
+        def put(self, *segments: str, fields: dict[str, Any]) -> Any:
+            answer = next(answers, None)
+            if answer is None:
+                renewed.set()
+                return {"lease_seconds_left": 60.0, "queues": []}
+            return answer
+
+    held = lease.Lease(Odd("http://127.0.0.1:1"), "odd", "messages")
+    held.hold({"orders": 3})
+    assert renewed.wait(WAIT_SECONDS)
+    held.end()
