@@ -44,7 +44,10 @@ class Publishing:
         self._syncing: dict[Attached, None] = {}  # these want to hear when all that they have said is durable
 
     def forget(self, attached: Attached) -> None:
-        """It is gone."""
+        """It is gone, and what it had sent and there was no room for goes with it: nobody else is told."""
+        if attached.waiting:
+            count = sum(len(command.batch) for command in attached.waiting)
+            attached.port.log(f"left while {count} messages that it had sent waited for room: not stored", 1)
         self.held_back.pop(attached, None)
         self._syncing.pop(attached, None)
 

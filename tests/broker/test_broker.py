@@ -453,6 +453,18 @@ def test_what_came_together_goes_in_one_by_one_where_a_queue_takes_no_more(tmp_p
     house.log.close(house.now)
 
 
+def test_what_waits_for_room_when_its_sender_leaves_is_told(tmp_path: Path) -> None:
+    house = House(tmp_path, Policies({"small": {"max-bytes": 4}}))
+    sender, content = house.port("s"), house.port("c")
+    sender.say(send("small", b"full"), send("small", b"1", b"2"), send("other", b"3"))
+    content.say(send("other", b"x"))
+    for port in (sender, content):
+        house.broker.detach(port, house.now)
+    assert sender.heard("log") == ["left while 3 messages that it had sent waited for room: not stored"]
+    assert content.heard("log") == []
+    house.log.close(house.now)
+
+
 def test_nobody_overtakes_senders_that_wait_for_room(tmp_path: Path) -> None:
     house = House(tmp_path, Policies({"small": {"max-bytes": 4}}))
     first, large, worker = house.port("f"), house.port("l"), house.port("w")
