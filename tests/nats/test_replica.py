@@ -1,5 +1,6 @@
 """The local copy of a cluster's log: the same bytes as its leader has, or a report of what is not there."""
 
+import errno
 import json
 import os
 import random
@@ -332,6 +333,33 @@ def test_half_a_write_is_passed_over(nats: LinkThread, tmp_path: Path) -> None:
     for replica in (follower, fresh):
         assert files_in(replica.path) == {FILE: b"wholeanother"}
         assert replica.reports == []
+
+
+def test_a_disk_that_is_full_while_a_file_is_read_anew(
+    nats: LinkThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is only half here then is not taken for whole by the next attempt."""
+    names = new_log(nats)
+    hand = Hand(nats, names, 1)
+    hand.record(Kind.WRITE, FILE, 0, b"one ")
+    hand.record(Kind.WRITE, FILE, 4, b"two")
+    follower = replica_of(nats, names, tmp_path)
+    nats.ask(follower.catch_up())
+    os.unlink(os.path.join(follower.path, FILE))
+    written: list[int] = []
+
+    def write_all(fd: int, data: bytes | memoryview, position: int) -> None:
+        written.append(position)
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        os.pwrite(fd, data, position)
+
+    monkeypatch.setattr(replica_module, "_write_all", write_all)
+    with pytest.raises(OSError, match="No space left"):
+        nats.ask(follower.complete())
+    nats.ask(follower.complete())
+    assert files_in(follower.path) == {FILE: b"one two"}
+    assert follower.reports == []
 
 
 def test_a_write_that_is_half_here_is_not_forgotten_by_a_stop(nats: LinkThread, tmp_path: Path) -> None:

@@ -286,6 +286,7 @@ class Replica:
                 break
         known = len(self.reports)
         was_bad = name in self._suspects or self.records.get(name, 0) < count
+        self._suspects.add(name)  # until it is whole: the disk may fail in between
         self._forget(name)
         what = f"stream {self._names.stream}, file {name}"
         for seq, payload in sorted(payloads.items()):
