@@ -4,19 +4,28 @@ import base64
 import io
 import json
 from array import array
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from penstock.http.reading.looking import payloads_at
 from penstock.http.stages.fingerprint import Fingerprint
+from penstock.log.disk import RealDisk
+from penstock.log.log import Log
+from penstock.log.reader import LogReader
+from penstock.log.state import LogSettings
+from penstock.log.workers import InlineWorker
 from penstock.model.batch import Batch
+from penstock.model.life import Reason
 from tests.http.api import ARROW, NDJSON, Api, Reply
 from tests.http.conftest import StartBroker
 from tests.http.morgue import bodies_left, ids, path_of, reject, take
 from tests.server.harness import BrokerProcess
 
 WHOLE = 5000
+NOW_US = 1_700_000_000_000_000
 
 
 def stage(api: Api, key: str, lines: list[dict[str, Any]], **query: object) -> Reply:
@@ -152,6 +161,36 @@ def test_a_key_again_with_payloads_for_other_letters(broker: BrokerProcess, api:
     )
     assert (reply.status, reply.problem) == (409, "key-reused")
     assert state_view(api, "repair.again") == {0: ("ready", b"A"), 1: ("ready", b"B")}
+
+
+def test_a_payload_that_is_not_synced_yet_is_waited_for(tmp_path: Path) -> None:
+    log = Log.open(
+        RealDisk(str(tmp_path)), NOW_US, settings=LogSettings(), writer=InlineWorker(), keeper=InlineWorker()
+    )
+
+    class Reader(LogReader):
+        """While it looks for what is new, that is written."""
+
+        looks = 0
+
+        def refresh(self) -> None:
+            self.looks += 1
+            if self.looks == 5:
+                log.flush(NOW_US)
+                log.wait()
+            super().refresh()
+
+    dead = Batch.of([b"a"], protocol="http")
+    dead.dead = Reason.BAD_RECORD
+    log.transact("first", [("q", dead)], NOW_US)
+    log.flush(NOW_US)
+    log.wait()
+    repaired = Batch.of([b"A"], protocol="http")
+    repaired.repairs = array("q", [0])
+    log.transact("second", [("q", repaired)], NOW_US)
+    with Reader(str(tmp_path)) as reader:
+        assert payloads_at(reader, "q", [0]) == {0: b"A"}
+    log.abandon()
 
 
 def test_a_fingerprint_of_an_older_version() -> None:

@@ -15,6 +15,7 @@ How it fails: a block whose checksum is wrong is left out and told in the log of
 for one of its messages by offset gets the error.
 """
 
+import time
 from base64 import b64encode
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -35,6 +36,10 @@ VALUES_BYTES_MAX: Final = 8 << 20
 
 BLOCKS_BYTES_MAX: Final = 256 << 20
 """Bodies of blocks that are read, and their checksums checked, for one look."""
+
+SYNC_SECONDS: Final = 2.0
+SYNC_PAUSE_SECONDS: Final = 0.01
+"""How long to wait for a repaired payload that is known of and not synced yet, and how often to look."""
 
 STATE_WORDS: Final = {
     State.READY: "ready",
@@ -167,10 +172,17 @@ def look_at_one(reader: LogReader, queue: str, offset: int) -> Seen | None:
 
 
 def payloads_at(reader: LogReader, queue: str, offsets: Sequence[int]) -> dict[int, bytes]:
-    """Repaired payloads by their offsets among those of a queue; without those that have been let go of."""
-    found: dict[int, bytes] = {}
+    """Repaired payloads by their offsets among those of a queue; without those that have been let go of.
+
+    For a thread: who has just heard of a repair may have to wait until it is synced.
+    """
     repair_queue = repair_queue_of(queue)
     wanted = sorted(offsets)
+    deadline = time.monotonic() + SYNC_SECONDS
+    while wanted and not _is_synced(reader, repair_queue, wanted[-1]) and time.monotonic() < deadline:
+        time.sleep(SYNC_PAUSE_SECONDS)
+        reader.refresh()
+    found: dict[int, bytes] = {}
     row = 0
     while row < len(wanted):
         block = _block_from(reader, repair_queue, wanted[row])
@@ -184,6 +196,11 @@ def payloads_at(reader: LogReader, queue: str, offsets: Sequence[int]) -> dict[i
                 found[wanted[row]] = bytes(payload[bounds[i] : bounds[i + 1]])
             row += 1
     return found
+
+
+def _is_synced(reader: LogReader, queue: str, offset: int) -> bool:
+    known = reader.queue(queue)
+    return known is not None and offset < known.offset_end
 
 
 def with_repairs(reader: LogReader, queue: str, seen: Sequence[Seen], parts: Sequence["Runs"]) -> list[Seen]:
