@@ -157,7 +157,9 @@ class Log:
             if isinstance(error, OSError) and is_full(error):
                 raise LogRefused(f"{disk.where('')}: no room to open the log: {error}") from error
             if is_final(error):
-                raise LogFailed(f"the log in {disk.where('')} cannot be opened: {error}") from error
+                failed = LogFailed(f"the log in {disk.where('')} cannot be opened: {error}")
+                failed.__cause__ = error  # mypyc leaves it out
+                raise failed from error
             raise
         return engine
 
