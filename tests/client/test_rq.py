@@ -258,8 +258,9 @@ async def test_a_handler_that_raises_gives_the_request_back(
         await worker.serve(queue, second_time_lucky)
         assert await rq.request(queue, b"x", 10) == b"done"
         assert bodies == [b"x", b"x"]
-        assert "the handler failed; the request is given out again" in caplog.text
-        assert "ValueError: not today" in caplog.text
+        # Not caplog.text: where Spark has run in this process, that is not written as pytest writes it.
+        told = [it for it in caplog.records if "the handler failed; the request is given out again" in it.msg]
+        assert [str(it.exc_info[1]) for it in told if it.exc_info] == ["not today"]
         assert await rq.request(queue, b"y", 10) == b"done"
 
 
