@@ -25,7 +25,7 @@ from penstock.log.jetstream.errors import JetStreamError, LinkError, LinkLost, N
 from penstock.log.jetstream.link import Link
 from penstock.log.jetstream.servers import Server, ServerListError, Servers, parse_server, parse_servers
 from tests.certificates import make_authority, make_certificate
-from tests.nats.cluster import linked, on_uvloop, until
+from tests.nats.cluster import WAIT_SECONDS, linked, on_uvloop, until
 from tests.nats.conftest import Start
 
 # --- questions ---
@@ -101,8 +101,13 @@ def test_a_link_moves_on_when_its_server_is_killed(start: Start) -> None:
             with pytest.raises(LinkLost, match=r"silent: NATS server nats://127.0.0.1:\d+: .* ask again"):
                 await asked
             await until("there is a connection again", lambda: is_connected_elsewhere(link, first))
-            async with answering(cluster.nodes[1].url, "echo", echo):
-                assert await link.ask("echo", b"here") == b"here"
+            async with answering(cluster.nodes[1].url, "echo", echo), asyncio.timeout(WAIT_SECONDS):
+                while True:
+                    try:
+                        assert await link.ask("echo", b"here") == b"here"
+                        break
+                    except JetStreamError:  # the server may not know yet who listens at another one
+                        await asyncio.sleep(0.005)
 
     on_uvloop(run())
 
