@@ -353,9 +353,8 @@ class Committer:
             self.fail(error, group)
             return
         if group.was_stalled:
-            self._no_room = (
-                self.active.limit < self._segment_bytes
-            )  # There was some, not enough for the next.
+            # There was some; where the segment had to be smaller for it, there is none for the next.
+            self._no_room = self.active.limit < self._segment_bytes
         if group.blocks:
             written = group.blocks[-1].header.end
             self._segments.written = written

@@ -135,20 +135,20 @@ class Log:
     ) -> "Log":
         """Lock the folder, recover what is in it, and begin a new opening of the log.
 
-        The workers are the engine's from now on: where it cannot be opened, they are stopped.
+        The workers are the log's from now on: where it cannot be opened, they are stopped.
         """
-        engine: Log | None = None
+        opened: Log | None = None
         locked = False
         try:
             disk.lock()
             locked = True
             state = LogState(disk, settings or LogSettings(), policies or Policies())
             position = recover(state)
-            engine = cls(state, writer, keeper)
-            engine._begin(position, now_us)
+            opened = cls(state, writer, keeper)
+            opened._begin(position, now_us)
         except BaseException as error:
-            if engine is not None:
-                engine.abandon()
+            if opened is not None:
+                opened.abandon()
             else:
                 writer.stop()
                 keeper.stop()
@@ -161,7 +161,7 @@ class Log:
                 failed.__cause__ = error  # mypyc leaves it out
                 raise failed from error
             raise
-        return engine
+        return opened
 
     def _begin(self, position: int, now_us: int) -> None:
         state = self._state
