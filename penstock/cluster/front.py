@@ -358,7 +358,7 @@ class Front:
             self._is_copy_used = False
             self._stirred.set()
             return
-        opened = led.engine
+        opened = led.log
         opened.cluster = self._cluster_info
         broker = server.make_broker(opened)
         # Who led before has nothing to claim: its clients are gone with it, or will be told to come again.
@@ -417,7 +417,7 @@ class Front:
     def fail(self, error: LogFailed) -> None:
         """The log says that it is of no use any more: somebody else writes it, most likely."""
         # A log that we have let go of may be told of again, by whoever still looks at it.
-        if self._lost is None and self._led is not None and self._led.engine.failed is error:
+        if self._lost is None and self._led is not None and self._led.log.failed is error:
             self._lost = error
             log.error("%s", error)
             self._stirred.set()

@@ -243,7 +243,7 @@ class TestLog:
 
     @property
     def engine(self) -> Log:
-        return self.led.engine
+        return self.led.log
 
     def open(self) -> Log:
         self.nats.ask(self.replica.begin())

@@ -70,7 +70,7 @@ class StreamWorker(Worker):
             policies=POLICIES,
             wake=lambda: None,
         )
-        return self.led.engine
+        return self.led.log
 
     def reopen(self, crash: bool) -> None:
         if crash:

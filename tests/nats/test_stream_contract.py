@@ -53,7 +53,7 @@ class StreamHarness:
             policies=self._policies,
             wake=lambda: None,
         )
-        return self._log.engine
+        return self._log.log
 
     def _opened(self) -> StreamLog:
         assert self._log is not None
@@ -68,7 +68,7 @@ class StreamHarness:
         return self.open(now_us, self._policies)
 
     def drive(self, until: Callable[[], bool], seconds: float) -> bool:
-        engine = self._opened().engine
+        engine = self._opened().log
         engine.poll()
         if until():
             return True
@@ -78,7 +78,7 @@ class StreamHarness:
     def end(self) -> None:
         if self._log is not None:
             self._log.abandon()
-            assert not self._log.engine.damage
+            assert not self._log.log.damage
         for stream in (self._names.stream, self._names.state_stream):
             delete_stream(self._nats, stream)
 

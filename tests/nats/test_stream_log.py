@@ -157,7 +157,7 @@ class Run(Steps):
         try:
             self.disk = Fuse(self.rng)
             self.led = self.open(self._names, self.disk)
-            self.engine = self.led.engine
+            self.engine = self.led.log
             for _ in range(self.rng.randint(2, LIVES_MAX)):
                 self.live()
                 self.end()
@@ -244,7 +244,7 @@ class Run(Steps):
         for it, record in zip(stored, records, strict=True):
             self._nats.ask(self._nats.api.put(copy.file(record.name), it.payload))
         led = self.open(copy, Fuse(self.rng))
-        self.checker.after_end(led.engine, killed=False)
+        self.checker.after_end(led.log, killed=False)
         led.abandon()
         self.model.all_safe()
         self._replica = closed
@@ -257,7 +257,7 @@ class Run(Steps):
                 fuse.cut_after(self.rng.randint(1, 6))
             try:
                 self.led = self.open(self._names, fuse)
-                self.engine = self.led.engine
+                self.engine = self.led.log
                 break
             except PowerCut:
                 self.model.counts["cut while opening"] += 1
@@ -280,11 +280,11 @@ class Run(Steps):
             patch.setattr(self.model, "confirm", lambda *about, safe: None)
             for led, writer, keeper in self._overtaken:
                 self.model.counts["overtaken"] += 1
-                led.engine.flush(self.now_us)
+                led.log.flush(self.now_us)
                 for _ in range(self.rng.randint(1, 6)):
                     keeper.step()
                     writer.step()
-                    led.engine.poll()
+                    led.log.poll()
                 led.abandon()
         self._overtaken = []
         assert last_seq(self._nats, self._names) == before, "it has written behind somebody else"

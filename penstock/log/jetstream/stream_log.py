@@ -1,12 +1,12 @@
-"""The engine of a cluster: the embedded log, on a disk that is a stream.
+"""The log of a cluster: the embedded log, on a disk that is a stream.
 
-Everything that an engine has to do, the embedded log does: the life of messages, events, dead letters,
+Everything that a log has to do, the embedded one does: the life of messages, events, dead letters,
 transactions, readers, recovery. What is here is how such a log is opened by a broker that leads, from a
 folder that is a cache (`replica.py`), with every write going to JetStream (`disk.py`, `appender.py`), and
 how it is let go.
 
 Opening waits for the cluster and reads what the folder lacks: it is for a thread that may wait. From then
-on the engine belongs to the broker's loop, as always.
+on the log belongs to the broker's loop, as always.
 
 How it fails: `LogFailed` where another broker has written meanwhile: bring the folder up to date and try
 again, if it is still yours to lead. `JetStreamTrouble` where the cluster does not answer.
@@ -33,11 +33,11 @@ from penstock.model.policy import Policies
 class StreamLog:
     """A log that this broker leads, and all that belongs to it. `open_stream_log` opens one.
 
-    `engine` is the embedded log, of which nothing is changed; it is ended here, and not by its own `close`.
+    `log` is the embedded one, of which nothing is changed; it is ended here, and not by its own `close`.
     """
 
-    def __init__(self, engine: Log, appender: Appender, replica: Replica) -> None:
-        self.engine = engine
+    def __init__(self, log: Log, appender: Appender, replica: Replica) -> None:
+        self.log = log
         self.appender = appender
         self.replica = replica
 
@@ -46,9 +46,9 @@ class StreamLog:
 
         Where not everything could be stored, the folder has more than the stream: it is not gone on from.
         """
-        self.engine.close(now_us)
+        self.log.close(now_us)
         self.appender.stop()
-        if self.engine.is_safe:
+        if self.log.is_safe:
             self.replica.leave(self.appender.seq_last)
 
     def close_within(self, seconds: float, now_us: int) -> None:
@@ -64,7 +64,7 @@ class StreamLog:
     def abandon(self) -> None:
         """Write nothing more. The folder may hold what the stream does not, so it is emptied."""
         self.appender.stop()
-        self.engine.abandon()
+        self.log.abandon()
         self.replica.wipe()
 
 
@@ -95,7 +95,7 @@ def open_stream_log(
     appender = Appender(nats, names, secrets.randbits(63), seq_last, replica.records)
     disk = StreamDisk(replica.path, appender, replica.index)
     try:
-        engine = Log.open(
+        log = Log.open(
             disk,
             now_us,
             settings=settings,
@@ -110,7 +110,7 @@ def open_stream_log(
         appender.stop()
         replica.wipe()
         raise
-    opened = StreamLog(engine, appender, replica)
+    opened = StreamLog(log, appender, replica)
     try:
         disk.sync_names()  # of what recovery has renamed and removed, on this thread
         for name in unfinished:
@@ -120,7 +120,7 @@ def open_stream_log(
     except (OSError, JetStreamTrouble) as error:
         opened.abandon()
         raise LogFailed(f"the log in {replica.path} cannot be opened: {error}") from error
-    engine.cluster = dict  # nothing is known of it so far
+    log.cluster = dict  # nothing is known of it so far
     for text in replica.reports:
-        engine.report_damage(Damage(f"stream {names.stream}", 0, "", 0, 0, text))
+        log.report_damage(Damage(f"stream {names.stream}", 0, "", 0, 0, text))
     return opened
