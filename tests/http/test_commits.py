@@ -586,3 +586,33 @@ def test_a_large_commit_goes_on_whatever_has_stopped_it(run: Run, monkeypatch: p
         assert rig.stored() == WANTED
 
     run(story)
+
+
+def test_a_large_commit_that_ends_while_other_stages_are_compared_is_answered(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(rig: Rig) -> None:
+        first, again = [(await rig.stage("key", ("orders", MANY))).id for _ in range(2)]
+        loop, begun, compared = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+        async def wait(fields: Fields) -> None:
+            begun.set()
+            await compared.wait()
+
+        def compare(*args: Any) -> Any:
+            found = fingerprint_of(*args)
+            loop.call_soon_threadsafe(compared.set)
+            asyncio.run_coroutine_threadsafe(rig.settled(), loop).result(WAIT_SECONDS)
+            return found
+
+        fingerprint_of = stages._fingerprint_of
+        monkeypatch.setattr(stages, "_fingerprint_of", compare)
+        rig.link.before_answer = wait
+        async with asyncio.timeout(WAIT_SECONDS):
+            commit = asyncio.create_task(rig.stages.commit("key", [first]))
+            await begun.wait()
+            repeated = await rig.stages.commit("key", [again])
+            assert repeated == ((await commit).stored, True)
+        assert rig.stored() == {"orders": Counter(MANY)}
+
+    run(story)

@@ -229,9 +229,10 @@ class Stages:
         """Store exactly these stages, once. Answered when they are durable."""
         async with self._lock(key):
             large = self._large.get(key)
+            if large is not None and large.intent.stages != tuple(stage_ids):
+                await self._check_same(key, stage_ids, [], large.intent.fingerprint)
+                large = self._large.get(key)  # it may have ended meanwhile
             if large is not None:
-                if large.intent.stages != tuple(stage_ids):
-                    await self._check_same(key, stage_ids, [], large.intent.fingerprint)
                 outcome, repeated = large.join(), True
             else:
                 known = await known_of(self._link, key)
