@@ -183,7 +183,11 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def eof_received(self) -> bool:
-        return False  # the end of the connection, in all three protocols
+        # The end of the connection, in all three protocols: it can settle nothing any more, whether or not it
+        # reads what waits for it.
+        self.leave(lost=not self._server.stopping)
+        self.close()
+        return False
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._transport is None:

@@ -11,8 +11,10 @@ from typing import cast
 
 import pytest
 
+from penstock.model.life import Event, Reason
 from penstock.protocols import sspq_session
 from penstock.protocols.rq_session import SILENCE_US
+from penstock.server import connection as connections
 from penstock.server.connection import LAST_WORDS_SECONDS, Connection, RqConnection, SspqConnection
 from tests.certificates import make_certificates
 from tests.server.doors import PhpmqDoor, RqDoor
@@ -58,6 +60,34 @@ def test_a_peer_that_breaks_its_protocol_and_reads_nothing_is_not_waited_for(tmp
     for wire in (deaf, other, third):
         wire.close()
     assert broker.stop() == 0
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_who_has_closed_its_side_holds_and_gets_nothing_any_more(
+    tmp_path: Path, loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can settle nothing from then on, whether or not it reads what waits for it."""
+    monkeypatch.setattr(connections, "LAST_WORDS_SECONDS", 0.5)
+
+    async def test() -> None:
+        async with Inside.open(tmp_path) as server:
+            deaf, sender = await server.connect("phpmq", buffer_bytes=4 * KIB), await server.connect("phpmq")
+            await deaf.say(phpmq(2, (1, b"q"), (4, b"100000")))
+            for _ in range(100):  # more than its buffers take
+                await sender.say(phpmq(1, (1, b"q"), (2, bytes(64 * KIB))))
+            await soon(lambda: server.broker.ports.infos(0, 1)[0].blocked, "its buffer to be full")
+            await soon(lambda: server.log.describe("q").offset_end == 100, "all to be stored")
+            assert 0 < server.log.describe("q").held < 100
+            deaf.socket.shutdown(socket.SHUT_WR)
+            await soon(lambda: server.log.describe("q").held == 0, "what it had to be there again")
+            assert server.log.describe("q").ready == 100
+            heard = 0
+            while heard < 64 * KIB:  # to read on makes room, but not for more messages
+                heard += len(await deaf.hear(4 * KIB))
+            await soon(lambda: len(server.connections) == 1, "the broker to give up who does not read")
+            assert server.log.counts("q")[Event.HELD, Reason.NONE] < 100
+
+    run(loop, test())
 
 
 @pytest.mark.parametrize("tls", [False, True])
