@@ -177,7 +177,8 @@ class RelayHost:
     def _detach_parked(self, front_end: str, lost: bool) -> None:
         timer, ports = self._parked.pop(front_end)
         timer.cancel()
-        now_us = self._now_us()
+        # Who is back holds what it held: that does not expire, however long ago its time was over.
+        now_us = self._now_us() if lost else 0
         try:
             for port in ports:
                 self._broker.detach(port, now_us, lost=lost)

@@ -23,7 +23,9 @@ from penstock.model.life import Event
 from penstock.model.words import Cancel, Command, Consume, Publish, Settle
 from tests.cluster.fronts import SECRET, Follower, Leader, LoopThread
 from tests.server.doors import DOORS, Door, PhpmqDoor, RqDoor, SspqDoor
-from tests.server.harness import SEND, number_of, numbered, sspq
+from tests.server.harness import SEND, expect_dispatch, number_of, numbered, phpmq, sspq
+from tests.server.test_phpmq_rules import ack
+from tests.server.test_phpmq_rules import consume as phpmq_consume
 from tests.server.test_rq_rules import (
     EXCLUSIVE,
     TIMEOUT,
@@ -152,6 +154,22 @@ CHANGES: dict[str, Callable[[Cluster], None]] = {
 
 
 # --- what clients hold -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+def test_what_a_client_holds_longer_than_its_ttl_stays_with_it(cluster: Cluster, change: str) -> None:
+    """What is held does not expire, whatever becomes of the link meanwhile."""
+    queue, other = QUEUE.encode(), b"other"
+    with cluster.follower().wire("phpmq") as wire:
+        wire.say(*[phpmq(1, (1, name), (2, b"x"), (5, b"1")) for name in (queue, other)])
+        wire.say(phpmq_consume(queue, 1))
+        held = expect_dispatch(wire, queue, b"x", b"1")
+        cluster.thread.until(lambda: cluster.leader.counts_now("other") == (0, 0, 1), "the other to expire")
+        CHANGES[change](cluster)
+        cluster.thread.until(lambda: not cluster.leader.broker.claims.awaited, "all to be claimed")
+        assert cluster.leader.counts(QUEUE) == (0, 1, 0)
+        wire.say(ack(queue, held))
+        cluster.settled()
 
 
 @pytest.mark.parametrize("change", list(CHANGES))
