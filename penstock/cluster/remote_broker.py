@@ -257,6 +257,7 @@ class RemoteBroker:
 
     def tick(self, now_us: int) -> None:
         self._sending.tick(now_us)
+        self._wants_turn()  # What the leader has said since may be what a stop waits for.
 
     def drain(self) -> None:
         """From now on nothing is handed out; what is out may be settled."""

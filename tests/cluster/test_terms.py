@@ -2,6 +2,7 @@
 one, and everybody who may hold something is waited for."""
 
 import json
+import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -273,3 +274,16 @@ def test_a_follower_whose_disk_fails_goes_on_and_can_lead_when_it_does_not_any_m
             other.say(consume(b"work", 1), consume(b"more", 1))
             expect_dispatch(other, b"work", b"first")
             expect_dispatch(other, b"more", b"second")
+
+
+def test_a_follower_that_stops_waits_for_what_is_settled_last_and_no_longer(tmp_path: Path) -> None:
+    with site_of(tmp_path, nodes=1, flags=("--drain-seconds", "60")) as site:
+        follower = site.follower()
+        with follower.wire("phpmq") as holder:
+            holder.say(phpmq(1, (1, b"work"), (2, b"held")), consume(b"work", 1))
+            held = expect_dispatch(holder, b"work", b"held")
+            follower.signal(signal.SIGTERM)
+            assert holder.is_silent(0.3), "it may finish what it has"
+            holder.say(ack(b"work", held))
+            assert holder.is_closed()
+            assert follower.wait(WAIT_SECONDS) == 0
