@@ -10,7 +10,6 @@ Rules that always hold:
 """
 
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from typing import Any
 from penstock.log.jetstream.cluster import Cluster, Node
 from penstock.log.jetstream.names import LogNames
 from tests.http.api import Api
-from tests.server.harness import ROOT, WAIT_SECONDS, BrokerProcess, until
+from tests.server.harness import ROOT, WAIT_SECONDS, BrokerProcess, is_free, until
 
 STREAM = LogNames().stream
 LOG_CHARACTERS_MAX = 6000
@@ -45,11 +44,11 @@ class FrontEnd(BrokerProcess):
         self.name = name
 
     def command(self) -> list[str]:
-        return [*super().command(), "--http", f"127.0.0.1:{self.ports.get('http', 0)}"]
+        return [*super().command(), "--http", f"127.0.0.1:{self.port('http')}"]
 
     def start(self) -> "FrontEnd":
         # The process of the HTTP API holds the port of a front-end that was killed, until it has noticed.
-        until(lambda: is_free(self.ports.get("http", 0)), f"the HTTP port of {self.name} to be free")
+        until(lambda: is_free(self.port("http")), f"the HTTP port of {self.name} to be free")
         super().start()
         return self
 
@@ -197,17 +196,6 @@ class Site:
     def logs(self) -> str:
         parts = [f"--- front-end {front.name}\n{front.log()[-LOG_CHARACTERS_MAX:]}" for front in self.fronts]
         return "\n".join(parts)
-
-
-def is_free(port: int) -> bool:
-    """Whether somebody could listen there."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 @contextmanager

@@ -6,6 +6,7 @@ it has read, and every wait has an end (`WAIT_SECONDS`).
 
 import os
 import re
+import secrets
 import select
 import signal
 import socket
@@ -20,10 +21,28 @@ from typing import ClassVar
 from penstock.common.ready import Doors, NotReady, wait_ready
 
 WAIT_SECONDS = 20.0
+PORTS = range(10_000, 20_000)
+"""Where brokers listen that come back at the same port: no system gives one of these to a connection that
+goes out, which would keep it from them, and no NATS node of a test chooses one."""
+
 SEGMENT_BYTES = 8 << 20
 """Smaller than the default: there are hundreds of brokers in a test run, and each takes a segment at once."""
 
 ROOT = Path(__file__).parents[2]
+
+
+START_ATTEMPTS = 5
+
+
+def is_free(port: int) -> bool:
+    """Whether somebody could listen there."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 class BrokerProcess:
@@ -46,8 +65,7 @@ class BrokerProcess:
             part
             for name in ("sspq", "phpmq", "rq")
             if f"--{name}" not in given
-            # The same port again after a restart, so that clients find it.
-            for part in (f"--{name}", f"127.0.0.1:{self.ports.get(name, 0)}")
+            for part in (f"--{name}", f"127.0.0.1:{self.port(name)}")
         ]
         # The HTTP API is a second process, which only its own tests pay for.
         if "--http" not in given:
@@ -57,22 +75,39 @@ class BrokerProcess:
             data += ["--log-segment-bytes", str(SEGMENT_BYTES)]
         return [sys.executable, "-m", "penstock", "serve", *data, *listeners, *self.flags]
 
+    def port(self, name: str) -> int:
+        """The same again after a restart, so that clients find it; at first, one that nobody listens on."""
+        while name not in self.ports:
+            port = secrets.choice(PORTS)
+            if is_free(port) and port not in self.ports.values():
+                self.ports[name] = port
+        return self.ports[name]
+
     def start(self) -> "BrokerProcess":
+        for attempts_left in reversed(range(START_ATTEMPTS if not self.doors else 1)):
+            try:
+                self.doors = wait_ready(self._spawn(), WAIT_SECONDS)
+                break
+            except NotReady as error:
+                # Somebody else may have chosen the same port at the same moment.
+                if not attempts_left or "ddress already in use" not in self.log():
+                    raise AssertionError(f"{error}\n{self.log()}") from None
+                self.kill()
+                self.ports.clear()
+        # Of several listeners of a protocol, the first counts.
+        for name, where in reversed(self.doors):
+            if not where.startswith("unix:"):
+                self.ports[name] = int(where.rpartition(":")[2])
+        return self
+
+    def _spawn(self) -> "subprocess.Popen[bytes]":
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")} | self.env
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command(), stdout=subprocess.PIPE, stderr=log, env=environment, cwd=ROOT
             )
         self.alive.add(self)
-        try:
-            self.doors = wait_ready(self._process, WAIT_SECONDS)
-        except NotReady as error:
-            raise AssertionError(f"{error}\n{self.log()}") from None
-        # Of several listeners of a protocol, the first counts.
-        for name, where in reversed(self.doors):
-            if not where.startswith("unix:"):
-                self.ports[name] = int(where.rpartition(":")[2])
-        return self
+        return self._process
 
     @property
     def pid(self) -> int:
