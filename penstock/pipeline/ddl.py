@@ -67,6 +67,7 @@ _USUAL: Final = {
 """What people write who come from elsewhere."""
 
 _TOKEN: Final = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|([^\W\d]\w*|\d+)|([<>(),:])|('(?:[^'\\]|\\.)*')|(\S))")
+_PLAIN_NAME: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 
 
 class WrongSchema(PenstockError):
@@ -92,6 +93,11 @@ def read_ddl(text: str) -> tuple[Field, ...] | None:
             raise WrongSchema(f"column {field.name!r} is there twice")
         seen.add(field.name.lower())
     return fields
+
+
+def quoted(name: str) -> str:
+    """A name as a schema can have it, whatever is in it."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 class _Reader:
@@ -134,7 +140,7 @@ class _Reader:
             raise WrongSchema(f"a column is missing {behind}")
         if token.startswith("`"):
             return token[1:-1].replace("``", "`")
-        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", token):
+        if not _PLAIN_NAME.fullmatch(token):
             raise WrongSchema(f"{token!r} stands where a column's name should be; put `…` around odd names")
         return token
 
@@ -160,7 +166,8 @@ class _Reader:
             members = []
             while True:
                 member = self._column(column)
-                members.append(f"{member.name}: {member.type}{' not null' if member.required else ''}")
+                name = member.name if _PLAIN_NAME.fullmatch(member.name) else quoted(member.name)
+                members.append(f"{name}: {member.type}{' not null' if member.required else ''}")
                 if self._close(column, ","):
                     return f"struct<{', '.join(members)}>"
         parts = [self._type(column)]

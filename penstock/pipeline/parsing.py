@@ -19,6 +19,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sql
 
+from penstock.pipeline.ddl import quoted
 from penstock.pipeline.model import FAIL, Parse
 from penstock.spark.options import BAD_RECORD
 
@@ -192,7 +193,7 @@ def _json_errors(text: Column, parse: Parse) -> list[Column]:
         )
     ]
     for field in parse.fields or ():
-        name = _quoted(field.name)
+        name = quoted(field.name)
         alone = sql.from_json(text, f"{name} {field.type}, {_CORRUPT} string", _options(parse))
         value = sql.from_json(text, f"{name} string").getField(field.name)
         found.append(
@@ -227,7 +228,3 @@ def _csv_errors(text: Column, parse: Parse) -> list[Column]:
 
 def _shown(value: Column) -> Column:
     return sql.coalesce(sql.left(value, sql.lit(SHOWN_MAX)), sql.lit("null"))
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -21,6 +21,10 @@ READ: list[tuple[str, list[Field]]] = [
         "a struct<street: string, zip: int not null>, b date",
         [Field("a", "struct<street: string, zip: int not null>"), Field("b", "date")],
     ),
+    (
+        "a array<struct<`order-id`: int, `x``y`: date>>",
+        [Field("a", "array<struct<`order-id`: int, `x``y`: date>>")],
+    ),
     ("a\n  struct<b struct<c: timestamp_ntz>>", [Field("a", "struct<b: struct<c: timestamp_ntz>>")]),
 ]
 
