@@ -18,6 +18,7 @@ from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sql
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from penstock.pipeline.ddl import quoted
 from penstock.pipeline.model import FAIL, Parse
@@ -155,10 +156,30 @@ def _is_whole(parse: Parse) -> Column:
 def _fits(parse: Parse) -> Column:
     """Whether a row is a good record; never null."""
     fits = _is_whole(parse) & sql.col(_ROW).getField("utf8")
-    for field in parse.fields or ():
-        if field.required:
-            fits &= _record(parse).getField(field.name).isNotNull()
+    if parse.schema:
+        # As Spark reads it: some schemas are left to it, and its parsers put nulls where something should be.
+        fits &= _is_filled(_record(parse), StructType.fromDDL(parse.schema))
     return sql.coalesce(fits, sql.lit(False))
+
+
+def _is_filled(column: Column, kind: DataType) -> Column:
+    """Whether there is everything in it that its type says is not null; it may be null itself."""
+    filled = sql.lit(True)
+    if '"nullable":false' not in kind.json():
+        return filled
+    if isinstance(kind, StructType):
+        for field in kind:
+            member = column.getField(field.name)
+            filled &= _is_filled(member, field.dataType)
+            if not field.nullable:
+                filled &= member.isNotNull()
+    elif isinstance(kind, ArrayType):
+        items = kind.elementType
+        filled = sql.forall(column, lambda it: _is_filled(it, items))
+    elif isinstance(kind, MapType):
+        values = kind.valueType
+        filled = sql.forall(sql.map_values(column), lambda it: _is_filled(it, values))
+    return column.isNull() | filled
 
 
 # --- what is wrong -----------------------------------------------------------------------------------------

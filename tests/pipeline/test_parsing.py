@@ -18,13 +18,25 @@ from tests.pipeline.test_ddl import READ, WRONG
 
 SENT = datetime(2030, 1, 2, 3, 4, 5, 678901, UTC)
 
-JSON_SCHEMA = "id bigint not null, Region string, `it's` double, n struct<a: int>, tags array<int>"
+JSON_SCHEMA = (
+    "id bigint not null, Region string, `it's` double, n struct<a: int>, tags array<int>, "
+    "at struct<`zip-code`: string not null, more: array<struct<b: int not null>>, "
+    "by: map<string, struct<c: int not null>>>"
+)
 JSON_GOOD: list[tuple[bytes, dict[str, Any]]] = [
     (b'{"id":1,"Region":"north","it\'s":2.5}', {"id": 1, "Region": "north", "it's": 2.5}),
     (b' {"id":1}\n', {"id": 1}),
     (b'{"id":1,"Region":null,"more":[1,{}]}', {"id": 1}),
     (b'{"id":1,"Region":5}', {"id": 1, "Region": "5"}),
     (b'{"id":1,"n":{"a":7},"tags":[1,2]}', {"id": 1, "n": {"a": 7}, "tags": [1, 2]}),
+    (b'{"id":1,"at":null}', {"id": 1, "at": None}),
+    (
+        b'{"id":1,"at":{"zip-code":"x","more":[null,{"b":2}],"by":{"k":{"c":3},"l":null}}}',
+        {
+            "id": 1,
+            "at": {"zip-code": "x", "more": [None, {"b": 2}], "by": {"k": {"c": 3}, "l": None}},
+        },
+    ),
     ('{"id":1,"Region":"größer}{"}'.encode(), {"id": 1, "Region": "größer}{"}),
 ]
 JSON_BAD: list[tuple[bytes, str]] = [
@@ -36,6 +48,9 @@ JSON_BAD: list[tuple[bytes, str]] = [
     (b"{}", "id is missing"),
     (b'{"id":null}', "id is missing"),
     (b'{"ID":1}', "id is missing"),
+    (b'{"id":1,"at":{}}', "it does not fit the schema"),
+    (b'{"id":1,"at":{"zip-code":"x","more":[{"b":1},{}]}}', "it does not fit the schema"),
+    (b'{"id":1,"at":{"zip-code":"x","by":{"k":{"c":null}}}}', "it does not fit the schema"),
     (b"not json", "it is not JSON"),
     (b'{"id":1', "it is not JSON"),
     (b" ", "it is not JSON"),
@@ -112,11 +127,27 @@ def test_every_message_is_good_or_bad(spark: SparkSession, its_format: str) -> N
 def test_columns_of_the_record_and_of_its_message(spark: SparkSession) -> None:
     frame = good_records(frame_of(spark, [b'{"id":7}']), parse_of("json"))
     assert frame.columns == [
-        *("id", "Region", "it's", "n", "tags"),
+        *("id", "Region", "it's", "n", "tags", "at"),
         *("queue", "offset", "timestamp", "protocol", "expires", "retries"),
     ]
     (row,) = frame.collect()
     assert (row.id, row.queue, row.offset) == (7, "orders", 0)
+
+
+@pytest.mark.parametrize(
+    ("its_format", "values"), [("json", [b'{"id":1}', b'{"at":"x"}']), ("csv", [b"1,x", b",x"])]
+)
+def test_what_a_schema_that_only_spark_can_read_says_is_not_null(
+    spark: SparkSession, its_format: str, values: list[bytes]
+) -> None:
+    schema = "id bigint not null comment 'the number', at string"
+    assert read_ddl(schema) is None
+    parse = Parse(its_format, schema, None, {}, "dead")
+    frame = frame_of(spark, values)
+    assert [row.id for row in good_records(frame, parse).collect()] == [1]
+    (letter,) = bad_records(frame, parse, "p").collect()
+    told = json.loads(letter.value)
+    assert (told["offset"], told["error"]) == (1, "it does not fit the schema")
 
 
 def test_what_a_dead_letter_says(spark: SparkSession) -> None:
