@@ -110,10 +110,9 @@ class Publishing:
         def receipt(result: Stored | LogError) -> None:
             if port not in self._ports.attached:
                 return
+            # Where the log has failed, nobody knows whether they are stored; the connection is about to end.
             if isinstance(result, Stored):
                 port.delivered(tickets)
-            else:
-                port.undelivered(tickets)
             attached.receipts -= 1
             attached.finish_if_done()
 

@@ -1,5 +1,6 @@
 """The broker against a real log, with ports that only write down what they are told."""
 
+import errno
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from penstock.model.words import (
     Settle,
     Where,
 )
+from tests.log.simdisk import SimDisk
 
 SECOND = 1_000_000
 START = 1_700_000_000 * SECOND
@@ -115,12 +117,12 @@ class House:
     """A broker, its log, a clock that the test moves."""
 
     def __init__(
-        self, folder: Path, policies: Policies | None = None, settings: LogSettings | None = None
+        self, folder: Path | SimDisk, policies: Policies | None = None, settings: LogSettings | None = None
     ) -> None:
         self.now = START
         self.writer, self.keeper = InlineWorker(), InlineWorker()
         self.log = Log.open(
-            RealDisk(str(folder)),
+            RealDisk(str(folder)) if isinstance(folder, Path) else folder,
             self.now,
             settings=settings,
             policies=policies,
@@ -550,3 +552,23 @@ def test_stopping_tells_those_who_wait(house: House) -> None:
     house.broker.drain()
     house.broker.end_requests(house.now)
     assert asker.heard("undelivered") == [[5]]
+
+
+def test_nobody_is_told_that_a_message_is_not_stored_when_the_log_fails() -> None:
+    """It may be: what was written is there after a restart. That a request gets no answer is true."""
+    disk = SimDisk()
+    house = House(disk)
+    sender = house.port("s", "rq")
+    sender.say(send("q", b"first", tickets=[1]))
+    house.turn()
+    disk.fail("sync", 1, errno.EIO)
+    sender.say(send("q", b"second", tickets=[2]), send("q", b"question", tickets=[3], wants_reply=True))
+    house.turn()
+    assert house.log.failed is not None
+    assert sender.heard("delivered") == [[1]]
+    assert sender.heard("undelivered") == [[3]]
+    again = House(disk.kill())
+    worker = again.port("w")
+    worker.say(Consume("q", 10))
+    again.turn()
+    assert worker.payloads() == [b"first", b"second"]
