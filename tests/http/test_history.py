@@ -156,6 +156,27 @@ def test_a_walk_that_would_be_too_long_says_what_to_do(
     assert len(found(reader, "q", messages[250:251])[250]) == 1
 
 
+def test_a_message_that_goes_back_again_and_again_has_too_long_a_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(str(tmp_path), NOW_US)
+    log.append("q", Batch.of([b"poison", b"x"], retries=[255, 255]), NOW_US)
+    for turn in range(60):
+        log.take("q", "ann", 2, NOW_US + turn)
+        log.settle("q", "ann", Outcome.REQUEUE, [(0, 1), (1, 2)] if turn < 3 else [(0, 1)], NOW_US + turn)
+        log.flush(NOW_US + turn)
+        log.wait()
+    log.close(NOW_US)
+    monkeypatch.setattr(history, "FOUND_MAX", 50)
+    reader = LogReader(str(tmp_path))
+    messages = seen_of(reader, "q")
+    with pytest.raises(Problem, match=r"more than 50 events .* offset 0 came.*start=0 instead") as caught:
+        list(walk_events(reader, "q", messages))
+    assert caught.value.status == 503
+    # Another one beside it is shown, however much has happened to that.
+    assert len(found(reader, "q", messages[1:])[1]) == 4
+
+
 def test_histories_through_the_pool_give_their_reader_back(busy: Worker) -> None:
     async def ask() -> Histories:
         pool = ReaderPool(str(busy.folder))

@@ -13,8 +13,9 @@ Rules that always hold:
 Measured, with 10 M events in 100,000 blocks behind the message: 0.25 s where headers alone tell that they are
 about others, 1 s where every block has to be looked into (2.3 s without numpy).
 
-How it fails: a walk of more than `EVENTS_MAX` events is the problem `unavailable`, which says what to use
-instead. Blocks that are damaged are left out, and the log of this process tells so.
+How it fails: a walk of more than `EVENTS_MAX` events, or one that finds more than `FOUND_MAX` (of a message
+that goes back into its queue again and again), is the problem `unavailable`, which says what to use instead.
+Blocks that are damaged are left out, and the log of this process tells so.
 """
 
 from bisect import bisect_left
@@ -29,6 +30,9 @@ from penstock.log.reader import Block, LogReader
 from penstock.model.life import Event, Reason
 
 EVENTS_MAX: Final = 50_000_000
+FOUND_MAX: Final = 100_000
+"""Each of these is 700 bytes here, and 150 in the answer."""
+
 REST_EVENTS: Final = 1_000_000
 _ENDINGS: Final = frozenset({Event.ACKED, Event.REJECTED, Event.EXPIRED, Event.WITHDRAWN})
 
@@ -59,20 +63,26 @@ def walk_events(reader: LogReader, queue: str, messages: Sequence[Seen]) -> Iter
     limit = start + EVENTS_MAX
     while walk.open and start < end:
         if start >= limit:
-            raise Problem(
-                "unavailable",
-                f"queue {queue!r}: more than {EVENTS_MAX} events have happened since offset "
-                f"{messages[0].offset} came; read …/log?view=events&start={messages[0].event} instead",
-            )
+            raise _too_many(queue, messages[0], f"{EVENTS_MAX} events have happened")
         stop = min(start + REST_EVENTS, end)
         about = (walk.open[0], walk.open[-1] + 1)
         for block in reader.event_blocks(queue, start, stop, fail_on_loss=False, about=about):
             walk.take(block)
+            if walk.count > FOUND_MAX:
+                raise _too_many(queue, messages[0], f"{FOUND_MAX} events have happened to what is looked at")
             if not walk.open:
                 break
         start = stop
         yield None
     yield walk.found
+
+
+def _too_many(queue: str, first: Seen, what: str) -> Problem:
+    return Problem(
+        "unavailable",
+        f"queue {queue!r}: more than {what} since offset {first.offset} came; "
+        f"read …/log?view=events&start={first.event} instead",
+    )
 
 
 class _Walk:
@@ -83,6 +93,7 @@ class _Walk:
         self.found: Histories = {
             message.offset: [_event_fields(Event.ACCEPTED, message.time_us)] for message in messages
         }
+        self.count = 0  # of events that were found
         self._hits = _hits_of(self.open)
 
     def take(self, block: Block) -> None:
@@ -107,6 +118,7 @@ class _Walk:
             for offset in _within(self.open, first, first + lengths[row]):
                 if not block.lo <= number + offset < block.hi:
                     continue
+                self.count += 1
                 self.found[offset].append(
                     _event_fields(
                         event,
