@@ -192,7 +192,7 @@ class Front:
         return Claim(self._member, term, str(self._relay_address), self._secret, __version__)
 
     def _said_of_us(self) -> dict[str, Any]:
-        return {"id": self._member, "version": __version__}
+        return {"id": self._member, "version": __version__, "leads": self._led is not None}
 
     async def open_http(self) -> None:
         """The door is open already, and who answers there is a matter of roles."""
@@ -361,8 +361,11 @@ class Front:
         opened = led.log
         opened.cluster = self._cluster_info
         broker = server.make_broker(opened)
-        # Who led before has nothing to claim: its clients are gone with it, or will be told to come again.
-        others = set(members) - {self._member, self._leader_before}
+        others = set(members) - {self._member}
+        if members.get(self._leader_before, {}).get("leads", True):
+            # It has nothing to claim: its clients are gone with it, or will be told to come again. Those of
+            # one that had the lease, and has not come to lead, are there.
+            others.discard(self._leader_before)
         assert self._relay is not None
         self._host = RelayHost(
             broker,

@@ -2,6 +2,7 @@
 one, and everybody who may hold something is waited for."""
 
 import json
+import re
 import signal
 import socket
 import threading
@@ -287,3 +288,29 @@ def test_a_follower_that_stops_waits_for_what_is_settled_last_and_no_longer(tmp_
             holder.say(ack(b"work", held))
             assert holder.is_closed()
             assert follower.wait(WAIT_SECONDS) == 0
+
+
+def test_who_had_the_lease_and_never_came_to_lead_is_waited_for(tmp_path: Path) -> None:
+    """Its clients were not sent away, and hold what they have from the leader before."""
+    cluster = Cluster(tmp_path / "nats", 1).start()
+    nats = LinkThread.open([parse_server(cluster.nodes[0].url)])
+    first, second, third = fronts = [
+        kind(name, tmp_path / name, cluster, cluster.urls)
+        for kind, name in ((FrontEnd, "a"), (SlowFrontEnd, "b"), (FrontEnd, "c"))
+    ]
+    try:
+        for front in fronts:
+            front.start()
+        third.pause()
+        first.kill()
+        until(lambda: lease_in(nats)[1].leader.startswith("b-"), "the second to have the lease")
+        second.pause()
+        third.resume()
+        third.says("not come back")
+        assert re.search("not come back: .*b-", third.log())
+    finally:
+        for front in fronts:
+            if front.running:
+                front.kill()
+        nats.close()
+        cluster.stop()
