@@ -213,7 +213,8 @@ class Front:
         if self._host is not None:
             self._host.close()
         led, self._led = self._led, None
-        self._server.move_to(self._server.home, None)
+        # Not the broker: a turn may still be to come, and the log is closed by a thread.
+        self._server.move_to(self._remote, None)
         if led is not None:
             await asyncio.to_thread(led.close_within, CLOSE_SECONDS, self._server.now_us())
         elif hasattr(self, "_replica") and not self._is_copy_used:

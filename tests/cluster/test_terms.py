@@ -49,6 +49,31 @@ asyncio.create_subprocess_exec = slow
 runpy.run_module("penstock", run_name="__main__")
 """
 
+TURNED = """
+import runpy, sys, threading
+from penstock.broker.broker import Broker
+from penstock.cluster.host import RelayHost
+from penstock.log.jetstream.stream_log import StreamLog
+from penstock.server.server import Server
+ending, closing, turning = RelayHost.close, StreamLog.close, Server._turn
+ended, closes, turned = threading.Event(), threading.Event(), threading.Event()
+def end(self):
+    ended.set()
+    self._broker.wake()  # as the words of a follower do, that have just come
+    ending(self)
+def close(self, now_us):
+    closes.set()
+    turned.wait(10)
+    closing(self, now_us)
+def turn(self):
+    if ended.is_set() and not turned.is_set() and closes.wait(10):
+        print("a turn of the broker:", isinstance(self.home, Broker), file=sys.stderr)
+        turned.set()
+    turning(self)
+RelayHost.close, StreamLog.close, Server._turn = end, close, turn
+runpy.run_module("penstock", run_name="__main__")
+"""
+
 
 class SlowFrontEnd(FrontEnd):
     """Opens its log when a file is there."""
@@ -68,6 +93,12 @@ class SlowHttpFrontEnd(SlowFrontEnd):
     """Starts the process of its HTTP API when a file is there."""
 
     script = SLOW_HTTP
+
+
+class TurnedFrontEnd(SlowFrontEnd):
+    """Has a turn to come when it closes its log, and closes it when that is over."""
+
+    script = TURNED
 
 
 def lease_in(nats: LinkThread) -> tuple[int, Claim]:
@@ -313,4 +344,19 @@ def test_who_had_the_lease_and_never_came_to_lead_is_waited_for(tmp_path: Path) 
             if front.running:
                 front.kill()
         nats.close()
+        cluster.stop()
+
+
+def test_a_log_that_is_closed_in_a_thread_is_left_alone_by_the_turn_that_is_still_to_come(
+    tmp_path: Path,
+) -> None:
+    cluster = Cluster(tmp_path / "nats", 1).start()
+    front = TurnedFrontEnd("a", tmp_path / "a", cluster, cluster.urls)
+    try:
+        front.start()
+        assert front.stop() == 0
+        assert re.findall("a turn of the broker: (.*)", front.log()) == ["False"]
+    finally:
+        if front.running:
+            front.kill()
         cluster.stop()
