@@ -308,6 +308,16 @@ class Connection(asyncio.BufferedProtocol):
         """Whether it is not read from, because there is no room for what it sends."""
         return bool(self._holds)
 
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether that is so for the broker, and not only until the disk has caught up."""
+        return bool(self._holds & 1) and self._transport is not None and not self._transport.is_closing()
+
+    def fileno(self) -> int:
+        assert self._transport is not None
+        number: int = self._transport.get_extra_info("socket").fileno()
+        return number
+
     def finish(self) -> None:
         self.close()
 

@@ -16,6 +16,7 @@ import gc
 import logging
 import os
 import resource
+import select
 import signal
 import sys
 import time
@@ -57,6 +58,10 @@ BURST_BYTES = 1 << 20
 GRACE_SECONDS = 0.1
 """How long a stop goes on reading what was on its way: most sends are never answered."""
 
+LOOK_SECONDS = 1.0
+LEFT_US = 5_000_000
+"""Who came so long ago, has left, and is not read to its end, is not about to be read: it waits for room."""
+
 LAST_WORDS_SECONDS = 1.0
 FILES_BESIDE_CONNECTIONS = 256
 
@@ -79,6 +84,8 @@ class Server:
         self.journal = Journal()
         self.connections: set[Connection] = set()
         self._throttled: set[Connection | Control] = set()  # not read from: the disk is behind
+        self._left: list[Connection] = []  # had left when that was last looked for, and wait for room
+        self._look_at = 0.0
         self._numbers = counter(1)
         self._listening: list[tuple[Listener, asyncio.Server]] = []
         self._turn_wanted = False
@@ -387,13 +394,40 @@ class Server:
 
     def admit(self, connection: Connection) -> bool:
         most = self.limits.connections_max
-        if self._stopping or len(self.connections) >= most:
+        if self._stopping or (len(self.connections) >= most and not self._make_place()):
             limit = f"{most} are open, the limit of connections-max"
             why = "the broker is stopping" if self._stopping else limit
             self.journal.note(logging.WARNING, f"refused a connection: {why}", peer=connection.name)
             return False
         self.connections.add(connection)
         return True
+
+    def _make_place(self) -> bool:
+        """End the last who came of those who have left while what they sent waits for room; if there is one.
+
+        Who is not read from is not seen to leave. So senders that come, send and go take all places while a
+        queue is full, and whoever would empty it must get one.
+        """
+        now = time.monotonic()
+        if not self._left and now >= self._look_at:
+            self._look_at = now + LOOK_SECONDS
+            early_us = self.now_us() - LEFT_US
+            waiting = {
+                it.fileno(): it for it in self.connections if it.waits_for_room and it.connected_us < early_us
+            }
+            looking = select.poll()
+            for number in waiting:
+                looking.register(number, select.POLLRDHUP)
+            self._left = [waiting[number] for number, _ in looking.poll(0)]
+            self._left.sort(key=lambda it: it.connected_us)
+        while self._left:
+            left = self._left.pop()
+            if left.waits_for_room:
+                text = "connections-max: ended a sender that has left; what waited for room is not stored"
+                self.journal.note(logging.WARNING, text, peer=left.name)
+                left.drop()
+                return True
+        return False
 
     def gone(self, connection: Connection) -> None:
         self.connections.discard(connection)

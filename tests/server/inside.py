@@ -52,13 +52,18 @@ class Inside(Server):
 
     async def connect(self, protocol: str, *, buffer_bytes: int = 0) -> "Peer":
         before = len(self.connections)
+        peer = await self.try_to_connect(protocol, buffer_bytes=buffer_bytes)
+        await until(lambda: len(self.connections) > before, "the server to have the connection")
+        return peer
+
+    async def try_to_connect(self, protocol: str, *, buffer_bytes: int = 0) -> "Peer":
+        """It may be refused."""
         peer = socket.socket()
+        self._peers.append(peer)
         if buffer_bytes:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
         peer.setblocking(False)
         await asyncio.get_running_loop().sock_connect(peer, ("127.0.0.1", self.port(protocol)))
-        await until(lambda: len(self.connections) > before, "the server to have the connection")
-        self._peers.append(peer)
         return Peer(peer)
 
     @classmethod

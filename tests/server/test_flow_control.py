@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from penstock.server.connection import RECEIVE_BYTES
+from penstock.server.server import LEFT_US
 from tests.server.harness import (
     SEND,
     WAIT_SECONDS,
@@ -177,6 +178,42 @@ async def deaf_consumer(server: Inside) -> Peer:
     transport_of(server).get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * KIB)
     await consumer.say(phpmq(2, (1, b"q"), (4, b"100000")))
     return consumer
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_senders_that_left_while_a_queue_is_full_keep_nobody_out_who_would_empty_it(
+    tmp_path: Path, loop: str
+) -> None:
+    config = tmp_path / "penstock.toml"
+    config.write_text("[queue.q]\nmax-bytes = 1\n")
+
+    async def test() -> None:
+        async with Inside.open(tmp_path, f"--config {config} --limits-connections-max 4") as server:
+            stays = await server.connect("phpmq")
+            await stays.say(message("phpmq", 0, b"0"))
+            await soon(lambda: server.log.has_queue("q"), "the queue to be full")
+            for number in range(1, 4):
+                sender = await server.connect("phpmq")
+                await sender.say(message("phpmq", 0, b"%d" % number))
+                await soon(lambda: server.in_order[-1].waits_for_room, "the sender to be held back")
+                sender.close()
+            await stays.say(message("phpmq", 0, b"4"))
+            await soon(lambda: server.in_order[0].waits_for_room, "the one who stays to be held back")
+            too_many = await server.try_to_connect("phpmq")
+            assert await too_many.hear(1) == b""  # They have only just come.
+            for connection in server.connections:
+                connection.connected_us -= LEFT_US
+            server._look_at = 0.0
+            consumer = await server.try_to_connect("phpmq")
+            await consumer.say(phpmq(2, (1, b"q"), (4, b"1")))
+            size = len(phpmq(3, (1, b"q"), (2, b"0"), (3, bytes(32))))
+            for expected in (b"0", b"1", b"2", b"4"):  # The last who had left has made place.
+                heard = await consumer.hear(size)
+                assert heard == phpmq(3, (1, b"q"), (2, expected), (3, heard[-32:]))
+                await consumer.say(phpmq(4, (1, b"q"), (3, heard[-32:])))
+            await soon(lambda: len(server.connections) == 2, "those who had left to be gone")
+
+    run(loop, test())
 
 
 @pytest.mark.parametrize("loop", LOOPS)
