@@ -616,3 +616,32 @@ def test_a_large_commit_that_ends_while_other_stages_are_compared_is_answered(
         assert rig.stored() == {"orders": Counter(MANY)}
 
     run(story)
+
+
+def test_a_stage_that_the_disk_does_not_give_stops_nobody_and_is_waited_for(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bad sector, or an owner that a restored backup has wrong."""
+
+    async def story(rig: Rig) -> None:
+        ids = await stage_many(rig)
+        rig.moments.passed, rig.moments.last = 0, 16
+        with pytest.raises((Died, Problem)):
+            await rig.stages.commit("key", ids)
+        await rig.die(engine_too=True)
+        path = rig.folder / "stages" / f"{ids[2]}.stage"
+        away = path.rename(rig.folder / "away")
+        path.mkdir()
+        await rig.start()
+        assert f"a stage cannot be read: {path}: Is a directory" in caplog.text
+        other = (await rig.stage("other", ("letters", FEW))).id
+        assert not (await rig.stages.commit("other", [other])).repeated
+        with pytest.raises(Problem, match="Is a directory; look at the disk"):
+            await rig.stages.commit("key", ids)
+        path.rmdir()
+        away.rename(path)
+        async with asyncio.timeout(WAIT_SECONDS):
+            assert (await rig.stages.commit("key", ids)).repeated
+        assert rig.stored() == WANTED | {"letters": Counter(FEW)}
+
+    run(story)

@@ -31,6 +31,7 @@ here waits for the disk: it is called in threads.
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import secrets
 import struct
@@ -66,6 +67,8 @@ PIECE_REPAIRS: Final = 500
 
 LOCK_SECONDS: Final = 30.0
 LOCK_LOOK_SECONDS: Final = 0.05
+
+log = logging.getLogger("penstock.stages")
 
 
 class StageDamaged(PenstockError):
@@ -241,8 +244,15 @@ class StageFolder:
             raise
 
     def stages(self) -> list[Stage]:
-        """Every stage that is there. Only heads are read."""
-        return [self._describe(name) for name in self._names(STAGE_SUFFIX)]
+        """Every stage that is there and can be read. Only heads are read."""
+        found: list[Stage] = []
+        for name in self._names(STAGE_SUFFIX):
+            try:
+                found.append(self._describe(name))
+            except OSError as error:
+                # It stays where it is: the disk may give it again, and a commit that needs it waits for that.
+                log.warning("a stage cannot be read: %s: %s", os.path.join(self.path, name), error.strerror)
+        return found
 
     def _describe(self, name: str) -> Stage:
         path = os.path.join(self.path, name)
