@@ -20,6 +20,8 @@ from penstock.model.words import Command, Outcome
 from penstock.protocols.errors import PeerViolation
 
 NO_NUMBER: Final = -1
+CREDIT_MAX: Final = (1 << 32) - 1
+"""No consumer ever has more; PHPMQ has ten digits to ask for it."""
 
 _PUBLISH: Final = struct.Struct("<II")
 _CONSUME: Final = struct.Struct("<IBB")
@@ -51,7 +53,8 @@ def _read_publish(body: Body) -> words.Publish:
 
 def _consume(command: words.Consume) -> list[Buffer]:
     switches = command.dead | command.once << 1 | command.exclusive << 2
-    return [text_bytes(command.queue), _CONSUME.pack(command.credit, switches, command.priority)]
+    credit = min(command.credit, CREDIT_MAX)
+    return [text_bytes(command.queue), _CONSUME.pack(credit, switches, command.priority)]
 
 
 def _read_consume(body: Body) -> words.Consume:

@@ -475,6 +475,12 @@ def test_a_window_stays_in_force_for_messages_that_arrive_later(room: Room) -> N
         wire.say(ack(queue, expect_dispatch(wire, queue, content)))
 
 
+def test_the_largest_window(room: Room) -> None:
+    queue, wire = room.queue(), room.client()
+    wire.say(consume(queue, 9_999_999_999), phpmq(1, (1, queue), (2, b"x")))
+    expect_dispatch(wire, queue, b"x")
+
+
 def test_a_second_consume_replaces_the_window_with_a_larger_one(room: Room) -> None:
     queue, wire = room.queue(), room.client()
     room.send(queue, b"1", b"2", b"3", b"4", b"5")
