@@ -31,6 +31,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from http.client import HTTPException
 from typing import Any, Final, NamedTuple
 
 from penstock.cluster.nodes import servers_of, wire_options
@@ -153,7 +154,7 @@ def _varz(url: str, tls: ssl.SSLContext | None) -> Said | str:
         return f"answers with status {error.code}"
     except urllib.error.URLError as error:
         return f"does not answer ({error.reason})"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         return f"does not answer ({error})"
     if not isinstance(said, dict) or "server_id" not in said:
         return "is not the monitoring of a NATS server"

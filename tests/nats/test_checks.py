@@ -140,6 +140,17 @@ def test_something_else_at_the_address_of_the_monitoring_is_no_answer(node: Clus
         assert "does not answer" in sync.text
 
 
+def test_the_port_for_clients_is_not_taken_for_the_monitoring(node: Cluster) -> None:
+    """It answers, and not in HTTP."""
+    clients = f"http://127.0.0.1:{node.nodes[0].ports.client}"
+    words = f"--cluster-replicas 1 --cluster-monitor {clients}"
+    sync = found(settings_for(node, words, monitored=False))["sync"]
+    assert sync.level is Level.FAIL
+    assert f"{clients} does not answer" in sync.text
+    both = found(settings_for(node, f"{words},{monitors(node)[0]}", monitored=False))["sync"]
+    assert both.level is Level.OK
+
+
 def test_more_copies_than_nodes_are_refused(node: Cluster) -> None:
     replicas = found(settings_for(node))["replicas"]
     assert replicas == Finding(

@@ -21,10 +21,10 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -187,7 +187,7 @@ class Node:
                 f"http://127.0.0.1:{self.ports.monitor}/{path}", timeout=seconds
             ) as reply:
                 return json.load(reply)
-        except (urllib.error.URLError, TimeoutError, ConnectionError, json.JSONDecodeError):
+        except (OSError, ValueError, HTTPException):
             return None
 
 
