@@ -285,7 +285,7 @@ def log_ticks(values: Sequence[float]) -> list[float]:
     """The ticks around some values, two at least; what is 0 lies below the first."""
     known = [value for value in values if value > 0] or [1.0]
     low = max(bisect_right(LOG_TICKS, min(known)) - 1, 0)
-    high = min(bisect_left(LOG_TICKS, max(known)), len(LOG_TICKS) - 1)
+    high = min(max(bisect_left(LOG_TICKS, max(known)), 1), len(LOG_TICKS) - 1)
     return list(LOG_TICKS[min(low, high - 1) : high + 1])
 
 

@@ -242,3 +242,4 @@ def test_times_lie_between_their_ticks() -> None:
     assert charts.log_ticks([0.003, 70.0]) == [0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0]
     assert charts.log_ticks([1.0]) == [0.1, 1.0]
     assert len(charts.log_ticks([0.0])) >= 2
+    assert charts.log_ticks([1e-6]) == [1e-6, 1e-5]
