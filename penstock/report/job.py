@@ -38,7 +38,7 @@ EVENT_COLUMNS: Final = (
 )
 FACT_COLUMNS: Final = (
     "queue string, event_kept bigint, unsynced_events bigint, ready_now bigint, held_now bigint, "
-    "dead_now bigint, consumers_now bigint, paused boolean"
+    "dead_now bigint, consumers_now bigint, paused boolean, events_kept bigint"
 )
 
 Tables = dict[str, "pa.Table"]
@@ -212,19 +212,26 @@ class _Job:
         return span_of(start_us, max(now_us, last_us) if end_us is None else end_us)
 
     def _fact_frame(self, read: DataFrame) -> DataFrame:
-        """The facts of the survey, and how many messages lived when the period ended."""
-        rows = [tuple(one.columns().values()) for one in self._facts.values()]
-        facts = self._spark.createDataFrame(rows, FACT_COLUMNS)
+        """The facts of the survey; how many messages lived when the period ended, and whether it is cut."""
+        rows = [(*one.columns().values(), one.events) for one in self._facts.values()]
+        end_us = self._period.end_us
+        later = F.lit(False) if end_us is None else F.col("time_us") >= end_us
+        found = read.groupBy("queue").agg(
+            F.min("number").alias("read_first"),
+            F.sum(F.when(later, measures.net()).otherwise(0)).alias("net_after"),
+        )
         living = F.col("ready_now") + F.col("held_now") + F.col("dead_now")
-        if self._period.end_us is None:
-            return facts.withColumn("outstanding_end", living)
-        after = read.where(F.col("time_us") >= self._period.end_us)
-        net = after.groupBy("queue").agg(F.sum(measures.net()).alias("net_after"))
-        end = living - F.coalesce("net_after", F.lit(0))
-        return facts.join(net, "queue", "left").withColumn("outstanding_end", end).drop("net_after")
+        # What is kept begins in the period or behind it, or nothing is: before that there may have been more.
+        first = F.when(F.col("events_kept") > 0, F.col("read_first")).otherwise(F.col("event_kept"))
+        return (
+            self._spark.createDataFrame(rows, FACT_COLUMNS)
+            .join(found, "queue", "left")
+            .withColumn("outstanding_end", living - F.coalesce("net_after", F.lit(0)))
+            .withColumn("cut", (F.col("event_kept") > 0) & F.equal_null(first, F.col("event_kept")))
+        )
 
     def _whole_coverage(self, coverage: DataFrame, facts: DataFrame, waits: DataFrame | None) -> DataFrame:
-        whole = facts.select("queue", "event_kept", "unsynced_events").join(coverage, "queue", "left")
+        whole = facts.select("queue", "event_kept", "unsynced_events", "cut").join(coverage, "queue", "left")
         if waits is not None:
             whole = whole.join(measures.unknown_waits(waits), "queue", "left")
         else:
@@ -238,9 +245,6 @@ class _Job:
                     ),
                     "time_first": F.timestamp_micros("first_us"),
                     "time_last": F.timestamp_micros("last_us"),
-                    # What is kept begins within the period: before it there may have been more.
-                    "cut": (F.col("event_kept") > 0)
-                    & F.coalesce(F.col("event_first") == F.col("event_kept"), F.lit(False)),
                 }
             )
             .orderBy("queue")

@@ -178,7 +178,7 @@ def of_nothing(facts: "Iterable[Facts]") -> "dict[str, pa.Table]":
     for one in facts:
         for name in ("coverage", "totals"):
             counts = {column.name: 0 for column in TABLES[name] if column.type == "bigint"}
-            rows[name].append({**counts, **one.columns(), "cut": False})
+            rows[name].append({**counts, **one.columns(), "cut": one.event_start > 0})
         for name in ("event_first", "event_end", "offset_first", "offset_end"):
             del rows["coverage"][-1][name]
         rows["totals"][-1] |= {"outstanding_start": one.living, "outstanding_end": one.living}

@@ -31,6 +31,7 @@ class Made(NamedTuple):
     period: Period
     result: job.Result
     now_us: int
+    url: str
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +55,7 @@ def make(spark: SparkSession, broker: BrokerProcess, period: Period, cut: bool) 
         result = job.run(spark, job.Source(url, None, asks), facts, period, now_us)
     finally:
         asks.close()
-    return Made(broker.folder / "data", facts, period, result, now_us)
+    return Made(broker.folder / "data", facts, period, result, now_us, url)
 
 
 @pytest.fixture(scope="session")

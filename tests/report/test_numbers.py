@@ -7,9 +7,11 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from penstock.report import measures
-from penstock.report.period import SECOND_US, datetime_of, span_of
-from penstock.report.tables import ACCURACY, BUCKET_ACCURACY, PERCENTILES, TABLES, schema_of
+from penstock.report import job, measures
+from penstock.report.period import SECOND_US, Period, datetime_of, span_of
+from penstock.report.survey import survey
+from penstock.report.tables import ACCURACY, BUCKET_ACCURACY, PERCENTILES, TABLES, of_nothing, schema_of
+from penstock.spark.api import Broker
 from tests.report.conftest import CUT_EVENT, CUT_QUEUE, Made
 from tests.report.reference import Reference, Table, read
 
@@ -115,6 +117,25 @@ def test_totals_and_coverage(
     assert {row["queue"]: row["event_kept"] for row in coverage} == {
         one.queue: one.event_start for one in made.facts
     }
+
+
+def test_a_time_of_which_retention_has_left_nothing_is_cut(spark: SparkSession, whole: Made) -> None:
+    # Of one queue all that is kept came later, of another nothing is kept; of the others everything is.
+    assert whole.result.span is not None
+    asks = Broker(whole.url)
+    facts = {one.queue: one for one in survey(asks)}
+    late, gone = [queue for queue, one in sorted(facts.items()) if one.events > 20][:2]
+    facts[late] = facts[late]._replace(event_start=facts[late].event_end - 1)
+    facts[gone] = facts[gone]._replace(event_start=facts[gone].event_end)
+    start_us = whole.result.span.start_us
+    period = Period(None, start_us + 10 * SECOND_US)
+    result = job.run(spark, job.Source(whole.url, None, asks), [*facts.values()], period, whole.now_us)
+    asks.close()
+    coverage = {row["queue"]: row for row in result.tables["coverage"].to_pylist()}
+    assert {queue for queue, row in coverage.items() if row["cut"]} == {late, gone}
+    assert (coverage[late]["events"], coverage[gone]["events"]) == (0, 0)
+    nothing = of_nothing([facts[gone], facts[gone]._replace(queue="new", event_start=0, event_end=0)])
+    assert nothing["coverage"].column("cut").to_pylist() == [True, False]
 
 
 def test_what_lives_now_is_what_lived_at_the_end(whole: Made) -> None:
