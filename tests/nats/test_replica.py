@@ -318,6 +318,26 @@ class Hand:
         self._nats.ask(self._appender._append(kind, name, position, memoryview(data), more=more))
 
 
+@pytest.mark.parametrize("what", ["file", "folder", "stages"])
+def test_a_strangers_message_touches_nothing_that_is_not_of_the_log(
+    nats: LinkThread, tmp_path: Path, what: str
+) -> None:
+    names = new_log(nats)
+    Hand(nats, names, 1).record(Kind.WRITE, FILE, 0, b"ours")
+    replica = replica_of(nats, names, tmp_path / "copy")
+    theirs = Path(replica.path) / what if what == "stages" else tmp_path / "theirs"
+    if what == "file":
+        theirs.write_bytes(b"theirs")
+    else:
+        theirs.mkdir()
+    nats.ask(nats.api.put(names.file(what if what == "stages" else str(theirs)), b"no record"))
+    nats.ask(replica.complete())
+    nats.ask(replica.drop_removed())
+    assert theirs.exists()
+    assert files_in(replica.path) == {FILE: b"ours"}
+    assert (replica.reports, replica.unfinished()) == ([], [])
+
+
 def test_half_a_write_is_passed_over(nats: LinkThread, tmp_path: Path) -> None:
     names = new_log(nats)
     first = Hand(nats, names, 1)

@@ -77,6 +77,10 @@ class Record(NamedTuple):
         return b"".join((MAGIC, checksum.to_bytes(4, "little"), head[_CHECKED_FROM:], name, self.data))
 
 
+def is_name(name: str) -> bool:
+    return _NAME.fullmatch(name.encode()) is not None
+
+
 def read_record(payload: bytes) -> Record:
     """The record of a message. `RecordDamaged` where it is not whole."""
     if len(payload) < _HEAD.size:

@@ -10,7 +10,8 @@ when it cannot be trusted.
 
 Rules that always hold:
   * Records are applied in the order of the stream; a write of several records when the last of them is there.
-  * What a record says is used only if its checksum holds.
+  * What a record says is used only if its checksum holds. A subject that no file of the log can have is a
+    stranger's, and is passed over.
   * A node whose store is damaged leaves out, without a word, what it cannot read, and still counts it. So
     before anybody leads, the records of every file are counted (`complete`), and a file that has another
     number of them, a damaged one, or a hole, is read anew, several times: which node answers is chance, and
@@ -37,7 +38,7 @@ from penstock.log.committer import SPARE
 from penstock.log.disk import STAGES, WATERMARK, RealDisk, Watermark
 from penstock.log.jetstream.api import JetStream, Stored
 from penstock.log.jetstream.names import LogNames
-from penstock.log.jetstream.records import Kind, Record, RecordDamaged, read_record
+from penstock.log.jetstream.records import Kind, Record, RecordDamaged, is_name, read_record
 from penstock.log.segments import parse_segment_name
 
 LOG: Final = "log"
@@ -57,7 +58,7 @@ log = logging.getLogger("penstock.nats")
 def is_shared(name: str) -> bool:
     """Whether a file of the log's folder belongs to the stream, too."""
     local = (RealDisk.LOCK, WATERMARK, STAGES)
-    return name not in local and not name.startswith(SPARE) and not name.endswith(_PART)
+    return is_name(name) and name not in local and not name.startswith(SPARE) and not name.endswith(_PART)
 
 
 class RecordIndex:
@@ -230,6 +231,9 @@ class Replica:
 
     def _take(self, stored: Stored) -> None:
         name = self._names.name_of(stored.subject)
+        if not is_shared(name):
+            self.applied = stored.seq
+            return
         self.records[name] = self.records.get(name, 0) + 1
         try:
             hole = self._apply(stored.seq, _record_of(name, stored.payload))
@@ -266,7 +270,8 @@ class Replica:
     async def _counts(self) -> dict[str, int]:
         """By file: how many records the stream has of it."""
         subjects = await self._api.subjects(self._names.stream, self._names.files)
-        return {self._names.name_of(subject): count for subject, count in subjects.items()}
+        counts = {self._names.name_of(subject): count for subject, count in subjects.items()}
+        return {name: count for name, count in counts.items() if is_shared(name)}
 
     async def _read_anew(self, name: str, count: int) -> None:
         """A file that is not whole: whatever any node has of it."""
