@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import pytest
+
 from penstock.cluster.frames import Hello, Kind, Reader, encode_hello
 from penstock.common.address import TcpAddress, parse_address
 from penstock.log.jetstream.cluster import Cluster, wait_until
@@ -20,6 +22,8 @@ from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.servers import parse_server
 from tests.cluster.processes import FrontEnd
 from tests.cluster.processes import site as site_of
+from tests.http.api import Api
+from tests.http.test_transactions import commit, large_values, stage
 from tests.server.harness import WAIT_SECONDS, expect_dispatch, phpmq, until
 from tests.server.test_phpmq_rules import ack, consume
 
@@ -360,3 +364,37 @@ def test_a_log_that_is_closed_in_a_thread_is_left_alone_by_the_turn_that_is_stil
         if front.running:
             front.kill()
         cluster.stop()
+
+
+@pytest.mark.parametrize("how", ["killed", "led once more"])
+def test_a_large_commit_goes_on_when_the_front_end_leads_again_that_has_its_stages(
+    tmp_path: Path, how: str
+) -> None:
+    """The copy of the log is thrown away; what was staged is nowhere else."""
+    settings = tmp_path / "penstock.toml"
+    settings.write_text('[queue."full"]\nmax-bytes = 10_000_000\n')
+    with site_of(tmp_path, nodes=1, fronts=1, flags=("--config", str(settings))) as site:
+        (front,) = site.fronts
+        front.ask("/v1/engine")
+        values = large_values("full", 300)  # 18 MB
+        with Api(front.ports["http"]) as api:
+            stages = [stage(api, "full", "full", *values[at : at + 100]) for at in range(0, 300, 100)]
+            assert commit(api, "full", *stages).problem == "queue-full"
+        if how == "killed":
+            front.kill()
+            front.start()
+        else:
+            nats = LinkThread.open([parse_server(site.nodes.nodes[0].url)])
+            lead_once_more(nats)
+            nats.close()
+            front.says("leads no more")
+            front.says("leading after", front.log().index("leads no more"))
+        front.ask("/v1/engine")
+        with Api(front.ports["http"]) as api:
+            assert commit(api, "full", *stages).problem == "queue-full"
+            assert api.post("/v1/queues/full/purge")["purged"] > 0
+            until(
+                lambda: api.get("/v1/transactions/full")["state"] == "committed",
+                "the large commit to end by itself",
+            )
+            assert api.get("/v1/queues/full")["offset_end"] == 300

@@ -293,7 +293,8 @@ class Stages:
             raise Problem(
                 "conflict",
                 f"transaction {key!r}: {known.steps} chunks of it are in the log, and the intent that says "
-                f"how to go on is damaged or gone: {self._folder.intent_path(key)}",
+                f"how to go on is damaged, gone, or with the front-end of a cluster that led before: "
+                f"{self._folder.intent_path(key)}",
             )
 
     def _check_stages(self, key: str, stage_ids: Sequence[str]) -> None:

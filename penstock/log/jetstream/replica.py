@@ -161,12 +161,14 @@ class Replica:
         }
 
     def wipe(self) -> None:
-        """Forget everything: the next time, all of it is read again."""
-        for part in (LOG, RECORDS):
-            shutil.rmtree(os.path.join(self._folder, part), ignore_errors=True)
+        """Forget everything: the next time, all of it is read again. What is staged is no copy, and stays."""
+        shutil.rmtree(os.path.join(self._folder, RECORDS), ignore_errors=True)
+        os.makedirs(self.path, exist_ok=True)
+        for name in set(os.listdir(self.path)) - {STAGES}:
+            with suppress(OSError):
+                os.unlink(os.path.join(self.path, name))
         with suppress(FileNotFoundError):
             os.unlink(os.path.join(self._folder, _STATE))
-        os.makedirs(self.path, exist_ok=True)
         self.index = RecordIndex(os.path.join(self._folder, RECORDS))
         self.applied = 0
         self.reports = []
