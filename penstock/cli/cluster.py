@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         raise Misuse(f"--front-ends {args.front_ends}: use at most {NODE_PORTS_FROM // PORTS_EACH}")
     if args.port_base is not None and args.port_base > PORT_BASE_MAX:
         raise Misuse(f"--port-base {args.port_base}: use at most {PORT_BASE_MAX}")
-    folder = Path(args.folder or tempfile.mkdtemp(prefix="penstock-cluster-")).absolute()
+    folder = Path(args.folder or tempfile.mkdtemp(prefix="penstock-cluster-")).resolve()
     local = LocalCluster(folder, args.nodes, args.front_ends, args.port_base)
     try:
         with _ended_by_signals(local.kill) as ending:

@@ -154,6 +154,12 @@ class LocalCluster:
         if left:
             pids = " ".join(map(str, left))
             raise UpError(f"{self.folder} is in use: its nodes still run; end them first: kill {pids}")
+        before, now = len(list(self.folder.glob("node-*/store"))), len(self.cluster.nodes)
+        if before and (before == 1) != (now == 1):
+            raise UpError(
+                f"{self.folder} was begun with --nodes {before}, and nodes of a cluster delete what one has "
+                f"stored alone: use --nodes {before}, or another folder"
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         self.cluster.start()
         for front_end in self.front_ends:

@@ -127,6 +127,20 @@ def test_a_folder_is_continued(begin: Begin, tmp_path: Path) -> None:
     assert again.end() == 0
 
 
+@pytest.mark.parametrize(("before", "now"), [("1", 3), ("3", 1)])
+def test_data_of_one_node_is_not_given_to_three_nor_theirs_to_one(
+    begin: Begin, tmp_path: Path, before: str, now: int
+) -> None:
+    """NATS deletes, some time later, what one node has stored alone and finds itself in a cluster with."""
+    folder = tmp_path / "data"
+    up = begin("--json", "--nodes", before, "--front-ends", "0", "--folder", str(folder))
+    assert up.end() == 0
+    with pytest.raises(UpError, match=rf"use --nodes {before}, or another folder$"):
+        LocalCluster(folder, now, 0).start()
+    again = begin("--json", "--nodes", before, "--front-ends", "0", "--folder", str(folder))
+    assert again.end() == 0
+
+
 def test_people_get_a_table(begin: Begin, tmp_path: Path) -> None:
     up = begin("--nodes", "1", "--front-ends", "0", "--folder", str(tmp_path), last="data and logs")
     first, blank, titles, node, *_ = up.out
@@ -172,6 +186,17 @@ def test_nodes_that_were_left_behind_are_not_doubled(begin: Begin, tmp_path: Pat
     finally:
         os.kill(pid, signal.SIGKILL)
         until(lambda: all_gone([pid]), "the node to be gone")
+
+
+def test_a_folder_is_the_same_by_another_name(
+    begin: Begin, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    flags = ("--json", "--nodes", "1", "--front-ends", "0", "--folder")
+    up = begin(*flags, str(tmp_path / "data"))
+    assert main(["cluster", "up", *flags, str(tmp_path / "link")]) == 1
+    assert f"{tmp_path / 'data'} is in use" in capsys.readouterr().err
+    assert up.end() == 0
 
 
 def test_ports_can_be_named(begin: Begin, tmp_path: Path) -> None:
