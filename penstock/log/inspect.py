@@ -132,7 +132,7 @@ class _Inspection:
         self._choose_start()
         bases = list(self._on_disk)
         reached: int | None = 0
-        for base, next_base in zip(bases, [*bases[1:], None], strict=True):
+        for base, next_base in zip(bases, [*bases[1:], None], strict=False):  # there may be none
             self._check_no_gap(reached, base)
             reached = self._segment(base, next_base)
             if reached is None:
@@ -504,14 +504,16 @@ class _Inspection:
         """Segments that the newest snapshot has and the folder has not, or has compacted since."""
         if not self._snapshots:
             return
-        for segment in self._snapshots[max(self._snapshots)].segments.all:
+        newest = self._snapshots[max(self._snapshots)]
+        for segment in newest.segments.all:
             generation = self._on_disk.get(segment.base)
             if generation == segment.generation:
                 continue
             where = self._disk.where(segment.name)
             lost = False
             for number, span in segment.spans.items():
-                queue = self._state.by_number[number]
+                # Of one whose blocks are all missing, the snapshot alone knows.
+                queue = self._state.by_number.get(number) or newest.by_number[number]
                 pending = now.by_number.get(number, queue).pending
                 alive = pending.unsettled(span.first_offset, span.end_offset)
                 for first, end in alive if generation is None else ():

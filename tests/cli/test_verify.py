@@ -467,6 +467,21 @@ def test_a_missing_segment(folder: Path, nth: int, snapshots: bool) -> None:
         assert ("missing-offsets" in kinds(report.defects)) == (snapshots or nth > 0)
 
 
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_all_that_there_was_of_a_queue_is_missing(folder: Path, all_of_them: bool) -> None:
+    """Only the newest snapshot knows that queue."""
+    engine = open_at(folder)
+    engine.append("alone", Batch.of([b"one", b"two"]), NOW_US)
+    engine.close(NOW_US)
+    last = segments(folder)[-1]
+    for path in segments(folder) if all_of_them else [last]:
+        path.unlink()
+    defects = inspect(folder).defects
+    found = [(f.file, f.first, f.end) for f in defects if f.kind == "missing-segment" and f.queue == "alone"]
+    assert found == [(str(last), 0, 2)]
+    assert "synced-and-gone" in kinds(defects)
+
+
 def test_a_missing_compacted_segment(tmp_path: Path) -> None:
     """Retention could have taken it, but for the messages in it that are not settled."""
     folder = compacted_log(tmp_path / "data")
