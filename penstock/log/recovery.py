@@ -277,7 +277,8 @@ class _Recovery:
             if further is None:
                 return at
             further = further or whole_end
-            rest = file.read(at - segment.base, min(file_end, further) - at)
+            # The file may have been cut before the place where the snapshot ends.
+            rest = file.read(at - segment.base, max(min(file_end, further) - at, 0))
             if further > file_end and not rest.strip(b"\0"):
                 self._tell_missing(at, further)
             else:

@@ -647,6 +647,29 @@ def test_the_segment_in_which_the_snapshot_ends_is_missing(before: bool) -> None
     engine.close(NOW_US)
 
 
+@pytest.mark.parametrize("length", [0, 8, 80])
+def test_the_segment_in_which_the_snapshot_ends_is_cut_before_that(length: int) -> None:
+    """The log opens, says that what stood behind the snapshot is not there, and has what follows."""
+    disk = SimDisk()
+    engine = open_engine(disk)
+    while len(segments := sorted(filter(parse_segment_name, disk.names()))) < 3:
+        engine.append("orders", Batch.of([b"x" * 50]), NOW_US)
+        turn(engine)
+    engine.append("orders", Batch.of([b"last"]), NOW_US)
+    turn(engine)
+    engine.abandon()
+    older, newest = snapshots(disk.files())
+    _, second, third = segments
+    start, end = int(older.removeprefix("snapshot-")), int(third.removesuffix(".seg"))
+    assert int(second.removesuffix(".seg")) + length < start < end
+    files = without(disk.files(), newest)
+    engine = open_engine(SimDisk({**files, second: files[second][:length]}))
+    assert any(f"{end - start} bytes are not there" in d.text for d in engine.damage), engine.damage
+    found = [payload for piece in engine.take("orders", "all", 1000, NOW_US) for payload in piece.messages()]
+    assert b"last" in found
+    engine.close(NOW_US)
+
+
 def test_a_segment_that_is_put_back_is_not_removed() -> None:
     disk = SimDisk(without(CLOSED, SEGMENTS[0]))
     engine = open_engine(disk)
