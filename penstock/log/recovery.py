@@ -147,17 +147,17 @@ class _Recovery:
 
     def _remove_again(self, segment: Segment) -> None:
         """Retention had removed it when the snapshot was written, and the disk forgot that; or a person has
-        put it back."""
+        put it back. That may be where something was lost before, whatever the report could say of it then."""
         where = self._disk.where(segment.name)
-        if not any(damage.file == where and damage.first < damage.end for damage in self._state.damage):
+        if not self._state.damage:
             log.info("%s: removed once more", where)
             discard(self._disk, segment.name)
             return
         aside = QUARANTINE + segment.name
         self._disk.rename(segment.name, aside)
         text = (
-            f"{where} was missing at an earlier start, which gave its messages up, and is here again: "
-            f"it is kept as {self._disk.where(aside)}"
+            f"{where} is here again, and the log has gone on without it: it was missing at an earlier start "
+            f"and given up, or retention had removed it; it is kept as {self._disk.where(aside)}"
         )
         self._state.tell(Damage(where, 0, "", 0, 0, text))
 

@@ -670,20 +670,33 @@ def test_the_segment_in_which_the_snapshot_ends_is_cut_before_that(length: int) 
     engine.close(NOW_US)
 
 
-def test_a_segment_that_is_put_back_is_not_removed() -> None:
-    disk = SimDisk(without(CLOSED, SEGMENTS[0]))
+@pytest.mark.parametrize("folder", ["sim", "restored"])
+@pytest.mark.parametrize("known", ["to a snapshot", "to nobody", "as a gap"])
+def test_a_segment_that_is_put_back_is_not_removed(known: str, folder: str) -> None:
+    """Whatever is known of it, and in whatever folder somebody puts the log together again."""
+    files, gone = CLOSED if known == "to a snapshot" else CRASHED, SEGMENTS[0]
+    if known == "as a gap":
+        disk = SimDisk(CRASHED)
+        open_engine(disk).abandon()  # a third segment
+        files, gone = (
+            {name: data for name, data in disk.files().items() if parse_segment_name(name)},
+            SEGMENTS[1],
+        )
+    disk = SimDisk(without(files, gone))
     engine = open_engine(disk)
-    assert any(SEGMENTS[0] in d.text and d.first < d.end for d in engine.damage)
+    assert engine.damage
     for _ in range(2):  # the older snapshot does not know the segment either
         turn(engine)
         engine.close(NOW_US)
         engine = open_engine(disk)
     engine.close(NOW_US)
-    disk = SimDisk({**disk.files(), SEGMENTS[0]: CLOSED[SEGMENTS[0]]})
+    disk = SimDisk({**disk.files(), gone: files[gone]})
+    disk.FOLDER = folder
     engine = open_engine(disk)
-    nothing_wrong(picture(engine))
-    assert disk.files()["quarantine-" + SEGMENTS[0]] == CLOSED[SEGMENTS[0]]
-    assert SEGMENTS[0] not in disk.files()
+    if known == "to a snapshot":
+        nothing_wrong(picture(engine))
+    assert disk.files()["quarantine-" + gone] == files[gone]
+    assert gone not in disk.files()
     assert any("here again" in d.text for d in engine.damage)
     engine.close(NOW_US)
 
