@@ -42,6 +42,7 @@ from penstock.cluster.remote_broker import RemoteBroker
 from penstock.common.address import TcpAddress, parse_address
 from penstock.common.given import SettingsError
 from penstock.common.journal import log
+from penstock.log.columns import BATCH_BYTES_MAX
 from penstock.log.disk import RealDisk
 from penstock.log.errors import LogError, LogFailed
 from penstock.log.jetstream.api import JetStream
@@ -71,8 +72,11 @@ CLOSE_SECONDS: Final = 5.0
 
 
 def _ours(settings: Settings) -> Settings:
-    """The same for the server in a front-end: its log is a part of the folder."""
-    return replace(settings, data=os.path.join(settings.data, LOG))
+    """The same for the server in a front-end: its log is a part of the folder, and no message is larger than
+    the log takes, so that the relay carries each."""
+    bytes_max = min(settings.limits.payload_bytes_max, BATCH_BYTES_MAX)
+    limits = replace(settings.limits, payload_bytes_max=bytes_max)
+    return replace(settings, data=os.path.join(settings.data, LOG), limits=limits)
 
 
 def front_end(settings: Settings, reload: Callable[[], Settings] | None = None) -> Server:

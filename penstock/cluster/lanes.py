@@ -122,10 +122,11 @@ class Lane:
     def ship(self, items: Iterable[Item]) -> bytes:
         """The frame of a new shipment."""
         shipment = Shipment(self.next_number, items)
+        frame = self.frame(shipment)  # first: what cannot be sent must not count as stored with the next
         self.next_number += 1
         self.sent.append(shipment)
         self.weight += shipment.weight
-        return self.frame(shipment)
+        return frame
 
     def frame(self, shipment: Shipment) -> bytes:
         return pack_shipment(self.flag, self.epoch, shipment)

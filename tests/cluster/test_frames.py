@@ -32,6 +32,7 @@ from penstock.cluster.frames import (
     encode_hello,
     encode_json,
 )
+from penstock.cluster.front import _ours
 from penstock.cluster.lanes import Item, Shipment, pack_shipment, unpack_shipment
 from penstock.cluster.seats import Seat
 from penstock.cluster.word_codec import NO_NUMBER, pack_words, unpack_words
@@ -49,6 +50,9 @@ from penstock.model.words import (
     Settle,
 )
 from penstock.protocols.errors import PeerViolation
+from penstock.server.connection import RECEIVE_BYTES
+from penstock.server.settings_read import load
+from tests.server.settings_source import parser
 
 ORIGIN = b"0123456789abcdef01"
 
@@ -365,3 +369,10 @@ def test_only_violations_leave_the_codec() -> None:
         except PeerViolation:
             refused += 1
     assert refused > 1000
+
+
+def test_the_largest_message_that_a_front_end_takes_fits_a_frame() -> None:
+    words = ["--engine", "nats://127.0.0.1:4222", "--limits-payload-bytes-max", "2147483647"]
+    settings = _ours(load(parser().parse_args(words), {}))
+    # In one chunk there may be others before it, with what a column has for each.
+    assert settings.limits.payload_bytes_max + 64 * RECEIVE_BYTES < FRAME_BYTES_MAX
