@@ -446,9 +446,11 @@ class AsyncRqClient(AsyncManaged):
             serving.stop()
 
     async def _open(self) -> Self:
-        if self._current is None:
-            self._start_search()
-        await self._line()
+        try:
+            await self._line()
+        except asyncio.CancelledError:
+            self._stop_search()  # nobody would close what it finds
+            raise
         return self
 
 

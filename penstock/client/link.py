@@ -111,13 +111,14 @@ class Link(ABC, Generic[W, L]):
         await self._connect()
         wire = await self._asked(anyway=True)
         seconds = self._options.connect_seconds
-        in_time = wire is None or await self._await_answer(wire, seconds)
-        with self._lock:
-            if self._core.is_known:
-                return
-            why = self._why if in_time else f"it accepts, but says nothing within {seconds:g} s"
-        if wire is not None:
-            self._drop(wire, "")
+        try:
+            in_time = wire is None or await self._await_answer(wire, seconds)
+        finally:
+            if wire is not None and not self._core.is_known:
+                self._drop(wire, "")  # also where nobody waits any more, and so nobody would close it
+        if self._core.is_known:
+            return
+        why = self._why if in_time else f"it accepts, but says nothing within {seconds:g} s"
         raise ConnectionLost(f"{self._name}: {WRONG_PORT} ({why})")
 
     async def write(self, encode: Callable[[], bytes], *, sends: bool = True) -> None:
@@ -345,6 +346,9 @@ class Link(ABC, Generic[W, L]):
             with self._lock:
                 self._wire = wire
             self._start(wire)
+            if self._closed.is_set():  # meanwhile, and `close` has found no wire that it could end
+                self._drop(wire, "")
+                raise self._is_closed()
             return wire
 
 

@@ -6,15 +6,19 @@ import math
 import random
 import signal
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
 
+from penstock import aconnect
 from penstock.client import ClientOptions, ConnectionLost, NotSupported, PhpmqClient, TimedOut
 from penstock.client.blocking import Latch
+from penstock.client.thread_link import ThreadLink
 from penstock.client.wire import Wire
+from penstock.common.address import Address
 from tests.client.both import Connect, both, both_and_uvloop, take
 from tests.client.conftest import Doors, Spare
 from tests.server.harness import WAIT_SECONDS, BrokerProcess, phpmq
@@ -463,6 +467,53 @@ def test_close_while_another_thread_looks_for_a_broker(
             mq.close()
             with pytest.raises(ConnectionLost, match="this client is closed"):
                 sending.result(WAIT_SECONDS)
+
+
+def test_close_while_another_thread_connects(
+    broker: BrokerProcess, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is ended as well: the broker would go on giving messages to nobody."""
+    dial = ThreadLink._dial
+    made, closed = threading.Event(), threading.Event()
+
+    async def slowly(link: ThreadLink, address: Address) -> Wire:
+        wire = await dial(link, address)
+        made.set()
+        assert closed.wait(WAIT_SECONDS)
+        return wire
+
+    mq = PhpmqClient(url_of(broker))
+    messages = mq.consume(queue)
+    assert mq._link._wire is not None
+    mq._link._drop(mq._link._wire, "cut")
+    monkeypatch.setattr(ThreadLink, "_dial", slowly)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(next, messages)
+        assert made.wait(WAIT_SECONDS)
+        mq.close()
+        closed.set()
+        with pytest.raises(ConnectionLost, match="this client is closed"):
+            waiting.result(WAIT_SECONDS)
+    monkeypatch.undo()
+    with PhpmqClient(url_of(broker)) as other:
+        other.send(queue, b"x")
+        other.flush()
+        assert [message.body for message in other.consume(queue, count=1, timeout=5)] == [b"x"]
+
+
+@pytest.mark.parametrize("protocol", ["phpmq", "sspq", "rq"])
+def test_who_does_not_wait_for_the_first_connection_leaves_none_behind(protocol: str) -> None:
+    async def give_up(listener: socket.socket) -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(aconnect(f"{protocol}://127.0.0.1:{listener.getsockname()[1]}"), 0.2)
+        guest, _ = listener.accept()  # by now nobody else comes
+        with guest:
+            guest.settimeout(0.5)
+            while await asyncio.to_thread(guest.recv, 1000):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        asyncio.run(give_up(listener))
 
 
 def test_what_another_thread_reads_is_not_waited_for(broker: BrokerProcess, queue: str) -> None:
