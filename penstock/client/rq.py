@@ -126,15 +126,15 @@ class RqClient(Managed):
         pool = ThreadPoolExecutor(threads, thread_name_prefix=f"penstock-rq-{queue}")
 
         async def handle(request: RqRequest) -> bytes | None:
-            return await self._loop.run_in_executor(pool, handler, request)
+            return await self._loop.run_in_executor(pool, _contained, handler, request)
 
         async def failed(request: RqRequest, error: Exception) -> bytes | None:
             assert on_error is not None
-            return await self._loop.run_in_executor(pool, on_error, request, error)
+            return await self._loop.run_in_executor(pool, _contained, on_error, request, error)
 
         async def listen(body: bytes) -> None:
             assert on_broadcast is not None
-            await self._loop.run_in_executor(pool, on_broadcast, body)
+            await self._loop.run_in_executor(pool, _contained, on_broadcast, body)
 
         serving = self._call(
             self._client.serve(
@@ -210,6 +210,17 @@ class RqClient(Managed):
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _contained(work: Callable[..., T], *args: object) -> T:
+    """What a handler returns. One that exits has failed, as by any error: `sys.exit` would end the loop, and
+    so this client, in silence; and of a StopIteration the loop would never hear."""
+    try:
+        return work(*args)
+    except BaseException as error:
+        if isinstance(error, Exception) and not isinstance(error, StopIteration):
+            raise
+        raise RuntimeError(f"the handler has ended by {error!r}") from error
 
 
 async def _awaited(client: AsyncRqClient) -> AsyncRqClient:

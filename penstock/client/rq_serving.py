@@ -150,15 +150,13 @@ class AsyncServing:
 
     async def _work(self, line: Line, ident: int, request: RqRequest) -> None:
         try:
-            answer = await self._answer(request)
+            self._reply(line, ident, request, await self._answer(request))
         except Abandoned as error:
             log.info("queue %r: %s; the request is given out again", self.queue, error)
             self._client.leave(line)
         except Exception:  # noqa: BLE001 - whatever a handler raises, it is the handler's
             log.exception("queue %r: the handler failed; the request is given out again", self.queue)
             self._client.leave(line)
-        else:
-            self._reply(line, ident, request, answer)
         finally:
             self._running -= 1
             line.work -= 1

@@ -307,6 +307,24 @@ async def test_a_handler_that_waits_for_something_cancelled(
         assert await asker.request(queue, b"x", timeout=20) == b"done"
 
 
+@pytest.mark.parametrize("ending", [SystemExit(3), StopIteration(), KeyboardInterrupt()])
+def test_a_handler_in_a_thread_that_exits(broker: BrokerProcess, queue: str, ending: BaseException) -> None:
+    """It has failed, as by any error, and neither its client nor its place ends with it."""
+    bodies = []
+
+    def second_time_lucky(request: RqRequest) -> bytes:
+        bodies.append(request.body)
+        if len(bodies) == 1:
+            raise ending
+        return b"done"
+
+    with RqClient(url_of(broker), backoff_seconds_min=0.01) as worker, RqClient(url_of(broker)) as rq:
+        worker.serve(queue, second_time_lucky)
+        assert rq.request(queue, b"x", 10) == b"done"
+        worker.send(f"{queue}-other", b"its loop still runs")
+    assert bodies == [b"x", b"x"]
+
+
 def test_threads_of_a_queue_that_is_served_again_and_again(broker: BrokerProcess, queue: str) -> None:
     with RqClient(url_of(broker)) as worker, RqClient(url_of(broker)) as asker:
         for _ in range(5):
