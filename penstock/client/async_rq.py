@@ -53,6 +53,7 @@ class AsyncRqClient(AsyncManaged):
         self._options = Options.of(**options)
         target = parse_url(url, "rq")
         self._name = str(target)
+        self._gone = f"{self._name}: this client is closed; make another one"
         self._context = tls_context(target, self._options)
         self._plan = Plan(target, self._options)
         self._current: Line | None = None
@@ -292,7 +293,7 @@ class AsyncRqClient(AsyncManaged):
         """The line for something new."""
         while True:
             if self._closed:
-                raise ConnectionLost(f"{self._name}: this client is closed; make another one")
+                raise ConnectionLost(self._gone)
             line = self._current
             if line is not None and not line.is_silent:
                 return line
@@ -343,6 +344,8 @@ class AsyncRqClient(AsyncManaged):
         except ConnectionLost as failure:
             self._failure = failure
             log.warning("%s", failure)
+        except Exception as error:  # noqa: BLE001 - whatever it is: who waits for a line would do so for ever
+            self._failure = ConnectionLost(f"{self._name}: {error!r}")
         else:
             self._is_known = True
             self._plan.connected(loop.time())
@@ -358,6 +361,12 @@ class AsyncRqClient(AsyncManaged):
                 self._ask(line, serving)
         if former is not None and not former.core.session.consumes:
             former.abort("the controller does not answer")
+
+    async def changed(self) -> None:
+        """Until something is news. ConnectionLost where nothing will be: it is closed, or finds nobody."""
+        if self._closed or self._failure is not None:
+            raise ConnectionLost(str(self._failure or self._gone))
+        await self._news.wait()
 
     def _tell(self) -> None:
         self._news.set()
@@ -393,6 +402,7 @@ class AsyncRqClient(AsyncManaged):
             self._servings[event.queue].hear(event.batch)
         elif isinstance(event, Consuming):
             self._servings[event.queue].note_turn()
+            self._tell()
         elif isinstance(event, ControllerClosing):
             log.info("%s: controller %s stops", self._name, line.address)
             self._plan.move_back(line.address)

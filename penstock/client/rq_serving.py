@@ -68,7 +68,7 @@ class AsyncServing:
         self.is_cancelled = False
         self._client = client
         self._answer_bytes_max = answer_bytes_max
-        self._turn = asyncio.Event()
+        self._has_turn = False
         self._backlog: deque[tuple[Line, int, RqRequest]] = deque()
         self._running = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -76,11 +76,12 @@ class AsyncServing:
     async def wait_turn(self, timeout: float | None = None) -> bool:
         """Wait until the broker says that this client consumes the queue. False: not in `timeout` seconds.
 
-        It may be long where another consumer is exclusive, or this one is.
+        It may be long where another consumer is exclusive, or this one is. ConnectionLost as for `wait`.
         """
         try:
             async with asyncio.timeout(bounded(timeout)):
-                await self._turn.wait()
+                while not self._has_turn:
+                    await self._client.changed()
         except TimeoutError:
             return False
         return True
@@ -95,14 +96,14 @@ class AsyncServing:
         """Serve, or serve again, on these terms."""
         self.terms = terms
         self.is_cancelled = False
-        self._turn.clear()
+        self._has_turn = False
 
     def note_turn(self) -> None:
-        self._turn.set()
+        self._has_turn = True
 
     def note_line_lost(self) -> None:
         """It must be asked for again."""
-        self._turn.clear()
+        self._has_turn = False
 
     def take(self, line: Line, event: Deliveries) -> None:
         """Requests have come."""

@@ -5,11 +5,11 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from penstock.client import ConnectionLost, NotSupported, RqClient, RqRequest, TimedOut, Undelivered
+from penstock.client import ConnectionLost, NotSupported, RqClient, RqRequest, TimedOut, Undelivered, rq_line
 from tests.client.both import Connect, Seen, both, both_and_uvloop, take
 from tests.client.conftest import Spare
 from tests.server.harness import WAIT_SECONDS, BrokerProcess
@@ -411,6 +411,33 @@ async def test_wait(kind: Connect, broker: BrokerProcess) -> None:
     await asyncio.sleep(0)
     await rq.close()
     assert await asyncio.wait_for(waiting, 5)
+
+
+@both
+async def test_a_turn_that_will_not_come(kind: Connect, spare: Spare) -> None:
+    broker = spare()
+    async with kind(url_of(broker), reconnect_seconds=0.2, backoff_seconds_min=0.01) as rq:
+        serving = await rq.serve("q", ignore)
+        assert await serving.wait_turn(5)
+        broker.kill()
+        with pytest.raises(ConnectionLost, match="no rq broker could be reached"):
+            await rq.wait()
+        with pytest.raises(ConnectionLost, match="no rq broker could be reached"):
+            await serving.wait_turn()
+
+
+@both
+async def test_a_search_that_ends_by_a_fault(
+    kind: Connect, broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody goes on waiting for what it would have found."""
+
+    async def dial(*_: object) -> NoReturn:
+        raise MemoryError
+
+    monkeypatch.setattr(rq_line, "dial", dial)
+    with pytest.raises(ConnectionLost, match="MemoryError"):
+        await kind(url_of(broker))
 
 
 @both_and_uvloop
