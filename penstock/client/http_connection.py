@@ -8,10 +8,14 @@ import http.client
 import select
 import ssl
 from collections.abc import Iterable, Mapping
+from typing import Final
 from urllib.parse import quote, urlencode
 
 from penstock.client.wire import HANGUP, open_socket
 from penstock.common.address import Address, UnixAddress
+
+PIECE_BYTES: Final = 1 << 18
+"""A body is written in pieces of so much, each of which may take as long as an answer: a line may be slow."""
 
 
 class HttpConnection:
@@ -43,8 +47,14 @@ class HttpConnection:
     ) -> http.client.HTTPResponse:
         """What is answered to a request; its body is still to be read."""
         assert self._http is not None
+        words = dict(headers)
+        pieces: bytes | memoryview | Iterable[memoryview] | None = body
+        if body is not None and len(body) > PIECE_BYTES:
+            view = memoryview(body)
+            words["Content-Length"] = str(len(view))
+            pieces = (view[at : at + PIECE_BYTES] for at in range(0, len(view), PIECE_BYTES))
         try:
-            self._http.request(method, target, body, dict(headers))
+            self._http.request(method, target, pieces, words)
         except (BrokenPipeError, ConnectionResetError):
             # A broker that does not want the body has said why before it closed.
             if self._http.sock is None:
