@@ -35,6 +35,7 @@ from penstock.client.http_core import (
     receipt_of,
     receipt_of_batch,
     timed_out,
+    unreached,
 )
 from penstock.client.link import log
 from penstock.client.managed import Managed
@@ -172,8 +173,12 @@ class HttpLine:
 
     def _exchange(self, request: Request) -> tuple[int, str, bytes]:
         tries_left = 2 if request.repeatable else 1
+        why = ""
         while True:
-            connection = self._present()
+            try:
+                connection = self._present()
+            except ConnectionLost as error:
+                raise unreached(self._name, request, why, error) from None
             try:
                 response = connection.ask(request.method, request.target, request.body, request.headers)
                 body = response.read()

@@ -360,6 +360,15 @@ def lost(name: str, request: Request, why: str) -> ConnectionLost:
     )
 
 
+def unreached(name: str, request: Request, tried: str, error: ConnectionLost) -> ConnectionLost:
+    """The error of a request that nobody is there for; `tried`: what became of it before, if it was."""
+    if tried:
+        return lost(name, request, f"{tried}; {error}")
+    if request.first:
+        error.args = (f"{error}{_before(request)}, the others were not sent",)
+    return error
+
+
 def timed_out(name: str, request: Request, seconds: float) -> TimedOut:
     """The error of a request that was not answered in time."""
     return TimedOut(
@@ -372,10 +381,13 @@ def timed_out(name: str, request: Request, seconds: float) -> TimedOut:
 def _doubt(request: Request) -> str:
     if not request.count:
         return "; ask again"
-    before = f"; the first {request.first} messages of this call are stored" if request.first else ""
     what = "the message was" if request.count == 1 else f"{request.count} messages were"
     safe = (
         "the same call again, with the same key, is safe" if request.repeatable else "a key makes that safe"
     )
     again = "" if request.repeatable else ", and sending again may store twice"
-    return f"{before}; it is not known whether {what} stored{again}; {safe}"
+    return f"{_before(request)}; it is not known whether {what} stored{again}; {safe}"
+
+
+def _before(request: Request) -> str:
+    return f"; the first {request.first} messages of this call are stored" if request.first else ""

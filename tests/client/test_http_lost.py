@@ -5,7 +5,9 @@ The other side is played by a `Stage`: a real socket, and a script of what is sa
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -27,6 +29,23 @@ def answered(status: bytes, media: bytes, body: bytes) -> bytes:
 ANSWER = answered(b"200 OK", b"application/json", b'{"offset":7,"id":"0123","repeated":false}')
 
 Script = list[bytes | None]
+
+
+def hear(guest: socket.socket, pause: float = 0) -> bytes:
+    """A request; `pause`: behind each MiB of it, so that this is a slow line."""
+    heard = b""
+    while b"\r\n\r\n" not in heard:
+        data = guest.recv(1 << 16)
+        if not data:
+            return b""
+        heard += data
+    head, _, begun = heard.partition(b"\r\n\r\n")
+    wanted = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+    body = bytearray(begun)
+    while len(body) < wanted and (data := guest.recv(min(1 << 20, wanted - len(body)), socket.MSG_WAITALL)):
+        body += data
+        time.sleep(pause)
+    return head + b"\r\n\r\n" + body
 
 
 class Stage:
@@ -54,7 +73,7 @@ class Stage:
                 return
             with guest:
                 guest.settimeout(WAIT_SECONDS)
-                while self._script and (request := self._hear(guest)):
+                while self._script and (request := hear(guest)):
                     self.requests.append(request)
                     answer = self._script.pop(0)
                     if answer is None:
@@ -69,19 +88,6 @@ class Stage:
     def wait_for_end(self) -> None:
         """Until one more connection has been closed; the other side's socket knows it by then."""
         assert self._ended.acquire(timeout=WAIT_SECONDS)
-
-    def _hear(self, guest: socket.socket) -> bytes:
-        heard = b""
-        while b"\r\n\r\n" not in heard:
-            data = guest.recv(1 << 16)
-            if not data:
-                return b""
-            heard += data
-        head, _, body = heard.partition(b"\r\n\r\n")
-        wanted = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
-        while len(body) < wanted:
-            body += guest.recv(1 << 16)
-        return head + b"\r\n\r\n" + body
 
     def end(self) -> None:
         self._over.set()
@@ -167,6 +173,55 @@ async def test_silence(kind: Connect) -> None:
                 await api.send("q", b"x", key="k")
             assert raised.value.in_doubt == 1
             assert len(broker.requests) == 1  # waited for once: who is silent now is silent again
+
+
+@contextmanager
+def once(answer: bytes = b"", pause: float = 0) -> Iterator[str]:
+    """The URL of somebody who reads one request, perhaps answers it, and is never seen again."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+
+        def play() -> None:
+            guest, _ = listener.accept()
+            with guest:
+                guest.settimeout(WAIT_SECONDS)
+                hear(guest, pause)
+                listener.close()
+                guest.sendall(answer)
+
+        playing = pool.submit(play)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        playing.result(WAIT_SECONDS)
+
+
+@both
+async def test_nobody_is_there_to_repeat_it_to(kind: Connect) -> None:
+    """It was sent once, and may be stored."""
+    with once() as url:
+        async with kind(url, **QUICK, reconnect_seconds=0) as api:
+            with pytest.raises(ConnectionLost, match="it is not known whether the message was") as raised:
+                await api.send("q", b"x", key="k")
+    assert (raised.value.in_doubt, raised.value.positions) == (1, (0,))
+
+
+@both
+async def test_nobody_is_there_for_the_rest(kind: Connect) -> None:
+    receipt = b'{"count":10000,"offset_start":0,"offset_end":10000,"id_first":"0","repeated":false}'
+    with once(answered(b"200 OK\r\nConnection: close", b"application/json", receipt)) as url:
+        async with kind(url, **QUICK, reconnect_seconds=0) as api:
+            with pytest.raises(ConnectionLost) as raised:
+                await api.send_many("q", [b"x"] * 10_003)
+    assert raised.value.in_doubt == 0
+    assert str(raised.value).endswith(
+        "; the first 10000 messages of this call are stored, the others were not sent"
+    )
+
+
+@both
+async def test_a_slow_line_is_no_broker_that_takes_nothing(kind: Connect) -> None:
+    """The bound is for the time without a byte, however long a large message takes."""
+    with once(ANSWER, pause=0.1) as url:
+        async with kind(url, operation_seconds=1) as api:
+            assert (await api.send("q", bytes(20 << 20))).offset == 7
 
 
 @pytest.mark.parametrize(
