@@ -181,6 +181,8 @@ class Sending:
         for item in waiting:
             if isinstance(item, Words):
                 self._line_up(item)
+            elif not self._is_on_way(item):
+                _tell_lost(seat, item)
         self._refused.pop(seat, None)
         self._held.pop(seat, None)
 
@@ -328,16 +330,18 @@ class Sending:
     def _wait(self, item: Item) -> None:
         seat = item.seat
         seat.unstored -= 1
-        if not seat.gone:
-            seat.waiting.append(item.publish)
-            self._refused[seat] = None
-            seat.hold(Held.REFUSED, True)
-            self._full.add(item.publish.queue)
+        if seat.gone:
+            _tell_lost(seat, item.publish)
+            return
+        seat.waiting.append(item.publish)
+        self._refused[seat] = None
+        seat.hold(Held.REFUSED, True)
+        self._full.add(item.publish.queue)
 
     def _drop(self, seat: Seat, publish: Publish, text: str) -> None:
+        seat.port.log(f"refused: {text}", len(publish.batch))
         if seat.gone:
             return
-        seat.port.log(f"refused: {text}", len(publish.batch))
         if publish.tickets is not None:
             seat.port.undelivered(publish.tickets)
         else:
@@ -347,12 +351,14 @@ class Sending:
 
     def _refused_again(self, shipment: Shipment, full: bool, never: bool, text: str) -> None:
         ((seat, publish, *_),) = shipment.items()
-        if never and len(publish.batch) > 1 and not seat.gone:
+        if seat.gone:
+            _tell_lost(seat, publish)
+        elif never and len(publish.batch) > 1:
             seat.waiting.popleft()
             seat.waiting.extendleft(reversed(publish.halves()))
         elif full and not never:
             self._full.add(publish.queue)
-        elif not seat.gone:  # for good; one message that is more than its queue may ever have, too
+        else:  # for good; one message that is more than its queue may ever have, too
             seat.waiting.popleft()
             self._drop(seat, publish, text)
             self._released(seat)
@@ -395,17 +401,20 @@ class Sending:
                 link.write(self._again.ship([item]))
                 return
 
+    def _is_on_way(self, publish: Publish) -> bool:
+        """Whether it is the one that waits for room and is being tried."""
+        return any(item.publish is publish for shipment in self._again.sent for item in shipment.items())
+
     # --- the end -----------------------------------------------------------------------------------
 
     def take_all(self) -> tuple[list[tuple[int, Shipment]], list[Item]]:
         """Everything that is not known to be stored, in order: with a number in a lane, or without one."""
         numbered = [(lane.flag, shipment) for lane in (self._main, self._again) for shipment in lane.sent]
-        on_way = {id(item.publish) for shipment in self._again.sent for item in shipment.items()}
         others = [
             Item(seat, publish)
             for seat in self._refused
             for publish in seat.waiting
-            if isinstance(publish, Publish) and id(publish) not in on_way
+            if isinstance(publish, Publish) and not self._is_on_way(publish)
         ]
         others += [item for item in self._gathered if isinstance(item, Item)]
         for seat in [*self._held, *self._refused]:
@@ -418,6 +427,10 @@ class Sending:
         self._held.clear()
         self._refused.clear()
         return numbered, others
+
+
+def _tell_lost(seat: Seat, publish: Publish) -> None:
+    seat.port.log("left before there was room for what it had sent: not stored", len(publish.batch))
 
 
 def _settling(item: Words, settlement: Settlement) -> Words:

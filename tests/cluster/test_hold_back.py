@@ -507,3 +507,25 @@ def test_consumers_that_do_not_read_cost_little(
     thread.until(lambda: leader.counts_now("slow") == (0, 0, 0), "all to be settled")
     for wire in (sender, readers[0]):
         wire.close()
+
+
+@pytest.mark.parametrize("when", ["it waits", "it is on its way"])
+def test_messages_without_room_whose_sender_has_left_are_told_in_the_log(
+    leader: Leader, follower: Follower, when: str
+) -> None:
+    sender = follower.wire("phpmq")
+    send(sender, b"small", *numbered(3, 3000))
+    leader.thread.until(lambda: leader.counts_now("small")[0] == 3, "the queue to be full")
+    if when == "it is on its way":
+        follower.lose()
+    send(sender, b"small", *numbered(2, 3000))
+    if when == "it waits":
+        leader.thread.until(lambda: follower.remote.holds_back == 1, "the sender to be held")
+        (connection,) = follower.connections
+        leader.thread.call(connection.drop)
+        sender.close()
+    else:
+        sender.leave()
+        follower.follow(leader)
+    text = "left before there was room for what it had sent: not stored"
+    leader.thread.until(lambda: text in follower.log(), "it to be told")
