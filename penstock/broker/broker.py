@@ -91,6 +91,16 @@ class Broker:
         self.requests.sender_gone(attached, now_us)
         self._wants_turn()
 
+    def left(self, port: Port, now_us: int, *, lost: bool = True) -> None:
+        """Its peer is gone, but what it has sent waits for room: it is a sender only from now on."""
+        attached = self.ports.attached[port]
+        self.claims.forget(attached)
+        self.hand_out.forget(attached)
+        self.settling.give_back_all(attached, now_us, lost)
+        attached.holds.clear()
+        attached.ghosts.clear()
+        self._wants_turn()
+
     def handle(self, port: Port, commands: Iterable[words.Command], now_us: int) -> None:
         """What a port has said in one chunk."""
         attached = self.ports.attached[port]

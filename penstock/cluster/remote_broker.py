@@ -1,7 +1,7 @@
 """RemoteBroker: a follower's broker. It has the face of `Broker`, and the leader behind it.
 
-    attach, detach, handle, blocked, idle, turn, tick, drain, dismiss, is_drained, end_requests, set_policies,
-    holds_back                              as `Broker` has them
+    attach, detach, left, handle, blocked, idle, turn, tick, drain, dismiss, is_drained, end_requests,
+    set_policies, holds_back                as `Broker` has them
     connect(address, secret, term)          the leader is there (from now on, whatever was before)
     lost(why)                               there is no leader that anybody knows of
     is_linked                               whether the leader hears us
@@ -166,6 +166,19 @@ class RemoteBroker:
             self._rooms.leave(seat)
             self._write(seat, Kind.DETACH, flag=not lost)
             self._wants_turn()
+
+    def left(self, port: Port, now_us: int, *, lost: bool = True) -> None:
+        seat = self._seating.of(port)
+        if seat is not None:
+            cancelled: list[Command] = [words.Cancel(*door) for door in seat.demands]
+            if cancelled:
+                self._write_aside(seat, Kind.WORDS, pack_words(NO_NUMBER, cancelled))
+            for (queue, dead), holds in seat.holds.items():
+                ranges = [(first, end) for first, end, _ in holds]
+                self._write_aside(seat, Kind.RETURN, (text_bytes(queue), pack_ranges(ranges)), dead)
+            seat.demands.clear()
+            seat.holds.clear()
+            seat.attempts.clear()
 
     def blocked(self, port: Port, blocked: bool) -> None:
         seat = self._seating.of(port)

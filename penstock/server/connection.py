@@ -16,6 +16,7 @@ What it held is with others at once, and a peer that does not read its last word
 
 import asyncio
 import logging
+import select
 import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
@@ -40,6 +41,10 @@ _receive_buffer = memoryview(bytearray(RECEIVE_BYTES))
 UNBOUNDED = 1 << 30
 LAST_WORDS_SECONDS = 5.0
 """How long a peer that is sent away may take to read what waits for it, and to close its side."""
+
+LEFT_TICKS = 5
+"""After so many, a peer that has left, and cannot be read to its end for lack of room, is not waited for: its
+last words may have been acknowledgements, but what it holds may be what there is no room beside."""
 
 FOREIGN = (b"GET ", b"HEAD", b"POST", b"PUT ", b"DELE", b"OPTI", b"H01", b"\x55\x99")
 """How streams of HTTP, PHPMQ and SSPQ begin. An RQ session would skip them as commands that it does not know,
@@ -81,6 +86,7 @@ class Connection(asyncio.BufferedProtocol):
         self._refused = 0  # messages that were sent without tickets, since that was last told
         self._closing = False
         self._attached = False
+        self._left_ticks = 0  # for how many its peer has been gone
 
     # --- the socket ------------------------------------------------------------------------------
 
@@ -308,16 +314,6 @@ class Connection(asyncio.BufferedProtocol):
         """Whether it is not read from, because there is no room for what it sends."""
         return bool(self._holds)
 
-    @property
-    def waits_for_room(self) -> bool:
-        """Whether that is so for the broker, and not only until the disk has caught up."""
-        return bool(self._holds & 1) and self._transport is not None and not self._transport.is_closing()
-
-    def fileno(self) -> int:
-        assert self._transport is not None
-        number: int = self._transport.get_extra_info("socket").fileno()
-        return number
-
     def finish(self) -> None:
         self.close()
 
@@ -325,7 +321,25 @@ class Connection(asyncio.BufferedProtocol):
         self._server.journal.note(logging.INFO, text, count, peer=self.name)
 
     def tick(self, now_us: int) -> None:
-        """Once a second."""
+        """Once a second. While there is no room for what it has sent, nobody else sees its peer leave."""
+        self._left_ticks = self._left_ticks + 1 if self._holds & 1 and self._peer_has_closed() else 0
+        if self._left_ticks == LEFT_TICKS and self._attached:
+            try:
+                self._broker.left(self, now_us, lost=not self._server.stopping)
+            except LogFailed as failure:
+                self._server.fail(failure)
+
+    def _peer_has_closed(self) -> bool:
+        if self._transport is None or self._transport.is_closing():
+            return False
+        looking = select.poll()
+        looking.register(self._transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+        return bool(looking.poll(0))
+
+    @property
+    def has_left(self) -> bool:
+        """Whether its peer is gone, and it is here only for what it has sent and there is no room for."""
+        return bool(self._holds & 1) and self._left_ticks >= LEFT_TICKS and not self._closing
 
     def say_closing(self) -> None:
         """The server is about to stop; only RQ has a word for it."""
@@ -442,6 +456,7 @@ class RqConnection(Connection):
     def tick(self, now_us: int) -> None:
         if not self._attached:
             return
+        super().tick(now_us)
         self._session.tick(now_us)
         self._write(self._session.take_output())
         self._mark(self._session.idle)

@@ -16,13 +16,13 @@ import gc
 import logging
 import os
 import resource
-import select
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count as counter
+from operator import attrgetter
 
 from penstock.broker.broker import Broker
 from penstock.broker.home import Home
@@ -58,10 +58,6 @@ BURST_BYTES = 1 << 20
 GRACE_SECONDS = 0.1
 """How long a stop goes on reading what was on its way: most sends are never answered."""
 
-LOOK_SECONDS = 1.0
-LEFT_US = 5_000_000
-"""Who came so long ago, has left, and is not read to its end, is not about to be read: it waits for room."""
-
 LAST_WORDS_SECONDS = 1.0
 FILES_BESIDE_CONNECTIONS = 256
 
@@ -84,8 +80,7 @@ class Server:
         self.journal = Journal()
         self.connections: set[Connection] = set()
         self._throttled: set[Connection | Control] = set()  # not read from: the disk is behind
-        self._left: list[Connection] = []  # had left when that was last looked for, and wait for room
-        self._look_at = 0.0
+        self._left: list[Connection] = []  # their peers have left; in the order in which they came
         self._numbers = counter(1)
         self._listening: list[tuple[Listener, asyncio.Server]] = []
         self._turn_wanted = False
@@ -361,6 +356,8 @@ class Server:
             self._tidy()
             for connection in list(self.connections):
                 connection.tick(now_us)
+            left = (connection for connection in self.connections if connection.has_left)
+            self._left = sorted(left, key=attrgetter("connected_us"))
 
     def _tell_of_the_disk(self) -> None:
         """A line when it is full, and one when it is not any more: senders wait without a word."""
@@ -408,21 +405,9 @@ class Server:
         Who is not read from is not seen to leave. So senders that come, send and go take all places while a
         queue is full, and whoever would empty it must get one.
         """
-        now = time.monotonic()
-        if not self._left and now >= self._look_at:
-            self._look_at = now + LOOK_SECONDS
-            early_us = self.now_us() - LEFT_US
-            waiting = {
-                it.fileno(): it for it in self.connections if it.waits_for_room and it.connected_us < early_us
-            }
-            looking = select.poll()
-            for number in waiting:
-                looking.register(number, select.POLLRDHUP)
-            self._left = [waiting[number] for number, _ in looking.poll(0)]
-            self._left.sort(key=lambda it: it.connected_us)
         while self._left:
             left = self._left.pop()
-            if left.waits_for_room:
+            if left.has_left:
                 text = "connections-max: ended a sender that has left; what waited for room is not stored"
                 self.journal.note(logging.WARNING, text, peer=left.name)
                 left.drop()

@@ -127,6 +127,35 @@ def test_receipts_come_when_there_is_room(leader: Leader, follower: Follower) ->
 
 
 @pytest.mark.parametrize("door", ["follower", "leader"])
+def test_who_has_left_while_it_is_held_back_holds_nothing_any_more(
+    leader: Leader, follower: Follower, door: str
+) -> None:
+    """It is not read, so nobody sees it leave; and what it holds is what there is no room beside."""
+    front = follower if door == "follower" else leader
+    worker, consumer = front.wire("phpmq"), leader.wire("phpmq")
+    send(worker, b"small", bytes(9000))
+    worker.say(consume(b"small", 9))
+    expect_dispatch(worker, b"small", bytes(9000))
+    send(worker, b"small", b"1" * 3000)
+    leader.thread.until(lambda: front.home.holds_back == 1, "the worker to be held")
+    consumer.say(consume(b"small", 1))
+    port = worker.socket.getsockname()[1]
+    worker.close()
+
+    def has_left() -> bool:
+        for connection in list(front.connections):
+            connection.tick(front.now_us())  # what the server does once a second
+        return any(connection.has_left for connection in front.connections)
+
+    leader.thread.until(has_left, "the broker to see that it has left")
+    for content in (bytes(9000), b"1" * 3000):
+        consumer.say(ack(b"small", expect_dispatch(consumer, b"small", content)))
+    leader.thread.until(lambda: leader.counts_now("small") == (0, 0, 0), "the queue to be empty")
+    leader.thread.until(lambda: front.endings(port) == 1, "the connection to have ended")
+    consumer.close()
+
+
+@pytest.mark.parametrize("door", ["follower", "leader"])
 def test_a_message_larger_than_its_queue_is_refused_and_its_sender_goes_on(
     leader: Leader, follower: Follower, door: str
 ) -> None:
