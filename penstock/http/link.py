@@ -43,7 +43,8 @@ class Link(asyncio.Protocol):
         self._out: list[Buffer] = []
         self._loop = asyncio.get_running_loop()
         self.hello: asyncio.Future[Fields] = self._loop.create_future()
-        self.on_tell: Callable[[Fields], None] | None = None
+        self._told: list[Fields] = []  # before anybody heard it
+        self._hears: Callable[[Fields], None] = self._told.append
         self.on_lost: Callable[[], None] | None = None
 
     # --- the socket ------------------------------------------------------------------------------
@@ -60,8 +61,8 @@ class Link(asyncio.Protocol):
                     waiting.set_result(frame)
             elif "hello" in frame.fields:
                 self.hello.set_result(frame.fields["hello"])
-            elif self.on_tell is not None:
-                self.on_tell(frame.fields)
+            else:
+                self._hears(frame.fields)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
@@ -74,6 +75,12 @@ class Link(asyncio.Protocol):
         self._open.clear()
         if self.on_lost is not None:
             self.on_lost()
+
+    def hear(self, hears: Callable[[Fields], None]) -> None:
+        """What the first process tells from now on, and what it has told since its hello."""
+        self._hears = hears
+        for fields in self._told:
+            hears(fields)
 
     # --- calls -----------------------------------------------------------------------------------
 

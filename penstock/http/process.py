@@ -80,7 +80,7 @@ async def serve(link_fd: int, listen_fd: int, extend: Extend | None) -> None:
         elif "tokens" in fields:
             site.guard.set_tokens(fields["tokens"])
 
-    link.on_tell = told
+    link.hear(told)
     link.on_lost = _gone
     await site.start()
     log.info("the HTTP API answers", extra={"facts": {"address": hello["address"], "pid": os.getpid()}})

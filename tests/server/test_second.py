@@ -122,6 +122,28 @@ def test_where_it_cannot_be_started_for_a_while_it_is_tried_again(tmp_path: Path
     assert "Traceback" not in broker.log()
 
 
+def test_tokens_that_change_while_it_starts_are_in_force(tmp_path: Path) -> None:
+    config = tmp_path / "penstock.toml"
+    row = '[[http.tokens]]\nname = "ann"\nrole = "admin"\ntoken = "{}-0123456789abcdef"\n'
+    config.write_text(row.format("old"))
+    broker = started(tmp_path, "--config", str(config))
+    first = second_of(broker)
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: children(broker.pid) not in ([], [first]))
+    (pid,) = children(broker.pid)
+    # The broker waits for a process until it has begun with its program.
+    eventually(lambda: b"penstock.http" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.kill(pid, signal.SIGSTOP)  # it will hear everything at once
+    config.write_text(row.format("new"))
+    broker.signal(signal.SIGHUP)
+    eventually(lambda: "tokens of the HTTP API read again" in broker.log())
+    os.kill(pid, signal.SIGCONT)
+    for token, status in (("old", 401), ("new", 200)):
+        with Api(broker.ports["http"], f"{token}-0123456789abcdef") as api:
+            assert api.ask("GET", "/v1/queues").status == status
+    assert broker.stop() == 0
+
+
 def test_when_the_broker_is_killed_it_goes_too(tmp_path: Path) -> None:
     broker = started(tmp_path)
     pid = second_of(broker)
@@ -215,7 +237,8 @@ def test_it_may_be_told_to_rest_at_any_moment_of_its_start(tmp_path: Path, loop:
                     await asyncio.sleep(0)
                 server.move_to(home, None)
                 try:
-                    await second.rest(WAIT_SECONDS)
+                    async with asyncio.timeout(WAIT_SECONDS / 2):  # it hears of it, and is not killed
+                        await second.rest(WAIT_SECONDS)
                 finally:
                     server.move_to(home, log)
                 assert children(os.getpid()) == before
