@@ -21,6 +21,9 @@ from typing import ClassVar
 from penstock.common.ready import Doors, NotReady, wait_ready
 
 WAIT_SECONDS = 20.0
+LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.01, 0.2
+"""Between two looks at what is waited for."""
+
 PORTS = range(10_000, 20_000)
 """Where brokers listen that come back at the same port: no system gives one of these to a connection that
 goes out, which would keep it from them, and no NATS node of a test chooses one."""
@@ -253,12 +256,19 @@ def lose(broker: BrokerProcess, wire: Wire, ending: str) -> None:
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = WAIT_SECONDS) -> None:
-    """Poll for something that no answer announces; the end is bounded and named."""
+    """Poll for something that no answer announces; the end is bounded and named.
+
+    A look that takes long is taken less often: most of the time belongs to those who are waited for.
+    """
     deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
+    while True:
+        began = time.monotonic()
+        if condition():
+            return
+        looked = time.monotonic()
+        if looked > deadline:
             raise AssertionError(f"not within {seconds} s: {what}")
-        time.sleep(0.01)
+        time.sleep(min(max(LOOK_SECONDS_MIN, 4 * (looked - began)), LOOK_SECONDS_MAX))
 
 
 # --- bytes, written out as the specification has them --------------------------------------------------
