@@ -1,15 +1,17 @@
 """Real brokers, and a real browser that looks at them.
 
 The browser is Chromium, the package of that name in Debian, which `make setup` installs. Playwright only
-drives it. One browser serves all tests of a module; every visit is a profile of its own, without cookies.
+drives it. One browser serves all tests of a module, with one profile, which has loaded once what all pages
+load; who signs in, or chooses colours, comes alone, with a profile of its own.
 """
 
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
+from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import (
     Browser,
     BrowserContext,
@@ -27,6 +29,8 @@ from tests.server.harness import BrokerProcess
 BROWSER_SECONDS = 60.0
 """A browser and the two processes of a broker, where other tests run too: nobody is in a hurry."""
 
+WIDTHS = (1280, 375)
+THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
     "--headless",
@@ -42,7 +46,7 @@ FLAGS = (
 Visit = Callable[..., Page]
 
 # Brokers are those of the tests of the HTTP API.
-__all__ = ["StartBroker", "Visit", "api", "broker", "browser", "start_broker", "visit"]
+__all__ = ["StartBroker", "Visit", "api", "broker", "browser", "profile", "start_broker", "visit"]
 
 
 @pytest.fixture(scope="module")
@@ -61,15 +65,31 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
+@pytest.fixture(scope="module")
+def profile(browser: Browser) -> BrowserContext:
+    """That of all who leave nothing behind."""
+    return new_profile(browser)
+
+
+def new_profile(browser: Browser) -> BrowserContext:
+    context = browser.new_context(
+        reduced_motion="reduce",
+        timezone_id="Asia/Kathmandu",  # 5 hours and 45 minutes from what pages show
+    )
+    context.set_default_timeout(BROWSER_SECONDS * 1000)
+    return context
+
+
 @pytest.fixture
-def visit(browser: Browser) -> Iterator[Visit]:
+def visit(browser: Browser, profile: BrowserContext) -> Iterator[Visit]:
     """Opens pages: `visit(broker, "/path")`.
 
-    `width`, `dark`: of the window. `context`: another page of the same visitor. `cookies`: as Playwright
-    has them. `forgive`: parts of errors that belong to the test. Every other error that a page writes to
+    `width`, `dark`: of the window. `alone`: with a profile of its own. `context`: another page of such a
+    visitor. `forgive`: parts of errors that belong to the test. Every other error that a page writes to
     its console, or throws, or makes by asking another host, fails the test when it ends.
     """
     contexts: list[BrowserContext] = []
+    pages: list[Page] = []
     errors: list[str] = []
 
     def open_page(
@@ -79,21 +99,18 @@ def visit(browser: Browser) -> Iterator[Visit]:
         width: int = 1280,
         dark: bool = False,
         forgive: Sequence[str] = (),
+        alone: bool = False,
         context: BrowserContext | None = None,
         host: str = "127.0.0.1",
     ) -> Page:
         base = f"http://{host}:{broker.ports['http']}"
-        if context is None:
-            context = browser.new_context(
-                base_url=base,
-                viewport={"width": width, "height": 800},
-                color_scheme="dark" if dark else "light",
-                reduced_motion="reduce",
-                timezone_id="Asia/Kathmandu",  # 5 hours and 45 minutes from what pages show
-            )
-            context.set_default_timeout(BROWSER_SECONDS * 1000)
+        if alone:
+            context = new_profile(browser)
             contexts.append(context)
-        page = context.new_page()
+        page = (context or profile).new_page()
+        pages.append(page)
+        resize(page, width)
+        page.emulate_media(color_scheme="dark" if dark else "light")
 
         def wrong(what: str) -> None:
             if not any(part in what for part in forgive):
@@ -110,8 +127,8 @@ def visit(browser: Browser) -> Iterator[Visit]:
         return page
 
     yield open_page
-    for context in contexts:
-        context.close()
+    for it in (*pages, *contexts):
+        it.close()
     assert errors == []
 
 
@@ -119,11 +136,37 @@ def _is_here(url: str, base: str) -> bool:
     return url.startswith((base + "/", base.replace("http:", "ws:") + "/", "data:", "blob:"))
 
 
+def resize(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+
+
+def everybody(page: Page) -> None:
+    """The page, as it is now, serves all: on a desk and on a phone, by day and by night."""
+    for width in WIDTHS:
+        resize(page, width)
+        for theme in THEMES:
+            page.emulate_media(color_scheme=theme)
+            expect(page.locator("html")).to_have_attribute("data-theme", theme)
+            page.evaluate(DRAWN)
+            try:
+                axe(page)
+                fits(page)
+            except AssertionError as error:
+                error.add_note(f"{width} pixels wide, {theme}")
+                raise
+
+
+DRAWN = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+"""Over when the page has been drawn as it is."""
+
+
 def axe(page: Page) -> None:
     """Nothing on the page is seriously in the way of people who cannot see, hear or point."""
+    if page.evaluate("typeof axe") == "undefined":
+        page.evaluate(AXE_SCRIPT)
     # Not to load style sheets once more: the broker of a page may be gone.
     options = {"resultTypes": ["violations"], "preload": False}
-    found = Axe().run(page, options=options).response["violations"]
+    found = page.evaluate("options => axe.run(options).then(it => it.violations)", options)
     bad = [
         f"{it['id']} ({it['impact']}): {it['help']}; {[node['html'][:200] for node in it['nodes'][:5]]}"
         for it in found

@@ -84,7 +84,7 @@ def upgrade(broker: BrokerProcess, **headers: str) -> int:
 
 
 def test_a_visitor_signs_in_and_out(guarded: BrokerProcess, visit: Visit) -> None:
-    page = visit(guarded, "/?sort=-ready", forgive=["401"])
+    page = visit(guarded, "/?sort=-ready", forgive=["401"], alone=True)
     expect(page.get_by_role("heading", name="Penstock")).to_be_visible()
     assert "secret-queue" not in page.content()
     axe(page)
@@ -172,7 +172,7 @@ def test_a_token_that_is_taken_back_closes_its_pages(
     broker = start_broker("--config", str(config))
     cookie = cookie_of(sign_in(broker, TOKENS["operate"]))
     name, _, value = cookie.partition("=")
-    page = visit(broker, "/sign-in")
+    page = visit(broker, "/sign-in", alone=True)
     page.context.add_cookies([{"name": name, "value": value, "url": page.url}])
     page.goto(page.url.replace("/sign-in", "/"))
     expect(page.get_by_role("heading", name="No queue yet")).to_be_visible()

@@ -60,7 +60,7 @@ def test_a_page_whose_visitor_is_forgotten_asks_for_the_token(
     config = tmp_path / "penstock.toml"
     config.write_text('[[http.tokens]]\nname = "ops"\nrole = "admin"\ntoken = "ops-0123456789abcdef"\n')
     broker = start_broker("--config", str(config))
-    page = visit(broker, "/?q=x", forgive=NOBODY)
+    page = visit(broker, "/?q=x", forgive=NOBODY, alone=True)
     page.get_by_label("Token").fill("ops-0123456789abcdef")
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("heading", name="No queue yet")).to_be_visible()

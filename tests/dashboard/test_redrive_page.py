@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from penstock.dashboard import redriving
-from tests.dashboard.conftest import Visit, axe, fits, until
+from tests.dashboard.conftest import Visit, axe, everybody, until
 from tests.http.api import NDJSON, Api
 from tests.http.morgue import exhaust, expire, ids, path_of, reasons, reject, send, take
 from tests.server.harness import BrokerProcess
@@ -161,21 +161,16 @@ def test_very_many(broker: BrokerProcess, api: Api, visit: Visit, where: str) ->
     assert (row["dead"], row["ready"]) == (0, count)
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 375])
-def test_everybody_can_use_it(broker: BrokerProcess, api: Api, visit: Visit, dark: bool, width: int) -> None:
-    queue = f"usable-{width}-{dark}"
-    reject(broker, api, queue, ORDERS)
-    exhaust(broker, api, queue, [b"given up " * 30])
-    page = visit(broker, f"/queue/{queue}?part=dead", width=width, dark=dark)
+def test_everybody_can_use_it(broker: BrokerProcess, api: Api, visit: Visit) -> None:
+    reject(broker, api, "usable", ORDERS)
+    exhaust(broker, api, "usable", [b"given up " * 30])
+    page = visit(broker, "/queue/usable?part=dead")
     page.get_by_label("Condition").fill("value.region = 'north' and " * 10 + "attempts = 'x'")
     page.get_by_role("button", name="Dry run").click()
     expect(page.locator("#ps-where-wrong")).to_contain_text("compare things of one kind")
     page.get_by_text("What can stand in a condition").click()
-    axe(page)
-    fits(page)
+    everybody(page)
     page.get_by_label("Condition").fill("")
     page.get_by_role("button", name="Redrive…").click()
     page.get_by_role("dialog").get_by_role("button", name="Redrive 5").wait_for()
-    axe(page)
-    fits(page)
+    everybody(page)
