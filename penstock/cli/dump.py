@@ -41,7 +41,7 @@ from penstock.log.inspect import check_is_log
 from penstock.log.overlay import replayed
 from penstock.log.queue import LogQueue
 from penstock.log.read_view import newest_generations
-from penstock.log.reader import LogReader
+from penstock.log.reader import LogReader, ReaderQueue
 from penstock.log.scan import Hole, is_blank, walk
 from penstock.log.segments import segment_name
 from penstock.model.batch import RETRIES_NONE
@@ -200,7 +200,7 @@ class _Dump:
             for block in self._reader.messages(name, at, facts.offset_end, fail_on_loss=False):
                 header = block.header
                 first = header.first_offset + block.lo
-                self._check_gap(name, "offset", max(at, facts.offset_start), first)
+                self._check_gap(name, "offset", max(at, self._now(name).offset_start), first)
                 for lost_first, lost_end in lost:
                     self._check_gap(name, "offset", max(at, lost_first), min(first, lost_end))
                 columns = block.columns()
@@ -223,7 +223,11 @@ class _Dump:
                         "value": value,
                     }
                 at = header.first_offset + block.hi
-            self._check_gap(name, "offset", max(at, facts.offset_start), facts.offset_end)
+            self._check_gap(name, "offset", max(at, self._now(name).offset_start), facts.offset_end)
+
+    def _now(self, name: str) -> ReaderQueue:
+        """A queue as the reader has seen it last: what retention has taken meanwhile is no loss."""
+        return self._reader.queue(name) or self._queues[name]
 
     def _check_gap(self, name: str, what: str, expected: int, found: int) -> None:
         if expected < found:
@@ -236,7 +240,7 @@ class _Dump:
             openings = self._reader.openings(name)
             at = self._start
             for run in self._reader.events(name, at, facts.event_end, fail_on_loss=False):
-                self._check_gap(name, "event", max(at, facts.event_start), run.event_offset)
+                self._check_gap(name, "event", max(at, self._now(name).event_start), run.event_offset)
                 for i, offset in enumerate(range(run.first, run.end)):
                     opening = next((o for first, end, o in openings if first <= offset < end), None)
                     origin = self._reader.origin(name, opening) if opening is not None else None
@@ -253,7 +257,7 @@ class _Dump:
                         "time": _time(run.time_us),
                     }
                 at = run.event_offset + run.end - run.first
-            self._check_gap(name, "event", max(at, facts.event_start), facts.event_end)
+            self._check_gap(name, "event", max(at, self._now(name).event_start), facts.event_end)
 
     # --- blocks --------------------------------------------------------------------------------------
 

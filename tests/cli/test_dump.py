@@ -13,9 +13,11 @@ import pytest
 from penstock.cli import dump
 from penstock.cli.main import main
 from penstock.log.log import open_log
+from penstock.log.reader import LogReader
 from penstock.log.segments import parse_segment_name
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
+from penstock.model.policy import Policies
 from penstock.model.words import Outcome
 from tests.log.folders import NOW_US, SECOND_US, Worker
 
@@ -289,6 +291,37 @@ def test_beside_a_broker_and_without_changing_anything(
     # Retention has left living messages alone before the start, and that is no loss.
     assert any(row["offset"] < worker.engine.describe(row["queue"]).offset_start for row in found)
     worker.engine.close(worker.now_us)
+
+
+@pytest.mark.parametrize("events", [False, True])
+def test_what_retention_takes_meanwhile_is_no_loss(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], events: bool
+) -> None:
+    settings = LogSettings(segment_bytes=4096, snapshot_blocks=5)
+    engine = open_log(
+        str(tmp_path), NOW_US, settings=settings, policies=Policies({"q": {"retention-seconds": 0}})
+    )
+    for turn in range(60):
+        engine.append("q", Batch.of([b"x" * 100] * 2), NOW_US + turn)
+        engine.flush(NOW_US + turn)
+    engine.wait()
+    with LogReader(str(tmp_path), maps_max=1) as reader:
+        dumped = dump._Dump(reader, None, 0)
+        rows = dumped.events() if events else dumped.messages()
+        assert next(rows)["offset"] == 0
+        engine.take("q", "ann", 100, NOW_US + 100)
+        engine.settle("q", "ann", Outcome.ACK, [(0, 100)], NOW_US + 101)
+        for turn in range(1, 30):
+            engine.append("q", Batch.of([b"behind"]), NOW_US + turn * SECOND_US)
+            engine.tick(NOW_US + turn * SECOND_US)
+            engine.trim(NOW_US + turn * SECOND_US)
+            engine.wait()
+            engine.poll()
+        assert engine.describe("q").offset_start > 50
+        assert len([*rows]) < 100
+    assert not dumped.lost
+    assert capsys.readouterr().err == ""
+    engine.close(NOW_US + 10 * SECOND_US)
 
 
 def segment_of(folder: Path) -> Path:
