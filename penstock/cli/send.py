@@ -62,7 +62,13 @@ def run(args: argparse.Namespace) -> int:
     sent = 0
     with progress() as tell, SENDERS[protocol](args, url) as send:
         for messages in _messages(args):
-            sent += send(messages)
+            try:
+                sent += send(messages)
+            except PenstockError as error:
+                if sent:
+                    done = "stored" if protocol in ("http", "rq") else "sent"
+                    error.args = (f"{error}; before this call, {sent:,} were {done}",)
+                raise
             tell(f"{sent:,} messages sent")
     if args.json:
         receipts = protocol in ("http", "rq") or not args.no_receipts

@@ -155,6 +155,21 @@ def test_lines_and_copies_and_json(broker: BrokerProcess) -> None:
     assert all(one["queue"] == "lines" and re.fullmatch("[0-9a-f]{32}", one["id"]) for one in received)
 
 
+def test_what_was_stored_before_an_error(tmp_path: Path) -> None:
+    """Lines go in calls of a thousand; an error counts within one of them."""
+    config = tmp_path / "bounded.toml"
+    config.write_text('[queue."small"]\nmax-bytes = 1500\n')
+    broker = BrokerProcess(tmp_path, "--http", "127.0.0.1:0", "--config", str(config)).start()
+    try:
+        ended = penstock("send", "small", "x", "--count", "3000", "--url", url(broker, "http"))
+        assert ended.returncode == 1
+        assert ended.stderr.endswith(b"; before this call, 1,000 were stored\n")
+        with HttpClient(url(broker, "http")) as api:
+            assert api.queue("small").ready == 1000
+    finally:
+        broker.kill()
+
+
 def test_lines_are_sent_as_they_come(broker: BrokerProcess) -> None:
     process = subprocess.Popen(
         [*COMMAND, "send", "slow", "--lines", "--url", url(broker, "phpmq")],
