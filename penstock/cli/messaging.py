@@ -199,7 +199,7 @@ def body_of(text: str) -> bytes:
 def lines_of(text: str) -> Iterator[list[bytes]]:
     """The lines of it, as many at a time as are there, so that a slow writer's do not wait for others."""
     if text != STDIN:
-        yield os.fsencode(text).splitlines()
+        yield os.fsencode(text).removesuffix(b"\n").split(b"\n") if text else []
         return
     rest = b""
     while block := os.read(sys.stdin.fileno(), READ_BYTES):

@@ -143,13 +143,13 @@ def test_lines_and_copies_and_json(broker: BrokerProcess) -> None:
         "send", "lines", "--lines", "--count", "2", "--ttl", "90", "--json", *where, stdin=b"a\n\nb"
     )
     assert json.loads(out)["sent"] == 6
-    succeed("send", "lines", "c\nd", "--lines", *where)
+    succeed("send", "lines", "c\rC\nd\r\n", "--lines", *where)
     with PhpmqClient(url(broker, "phpmq")) as mq:
         mq.send("lines", b"\xff\n")
     lines = succeed("receive", "lines", "--count", "100", "--timeout", "0.2", "--json", *where).splitlines()
     received: list[dict[str, Any]] = [json.loads(line) for line in lines]
     values = [one.get("value", one.get("value_base64")) for one in received]
-    assert values == ["a", "a", "", "", "b", "b", "c", "d", base64.b64encode(b"\xff\n").decode()]
+    assert values == ["a", "a", "", "", "b", "b", "c\rC", "d\r", base64.b64encode(b"\xff\n").decode()]
     assert all(60 < one["ttl"] <= 90 for one in received[:6])
     assert [one["ttl"] for one in received[6:]] == [None] * 3
     assert all(one["queue"] == "lines" and re.fullmatch("[0-9a-f]{32}", one["id"]) for one in received)
