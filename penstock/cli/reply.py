@@ -73,14 +73,18 @@ def run(args: argparse.Namespace) -> int:
 async def _serve(args: argparse.Namespace, url: str) -> None:
     answered = 0
     enough = asyncio.Event()
+    unheard: OSError | None = None  # what we say
 
     async def answer(request: client.RqRequest) -> bytes:
-        nonlocal answered
+        nonlocal answered, unheard
         output = await run_command(args.exec, request.body, args.timeout)
-        if args.json:
-            say_json(queue=request.queue, request_bytes=len(request.body), answer_bytes=len(output))
+        try:
+            if args.json:
+                say_json(queue=request.queue, request_bytes=len(request.body), answer_bytes=len(output))
+        except OSError as error:
+            unheard = error  # the command has not failed, and its answer is one
         answered += 1
-        if answered == args.count:
+        if not enough.is_set() and (unheard or answered == args.count):
             await node.cancel(args.queue)  # first: an answer makes room for the next request
             enough.set()
         return output
@@ -92,6 +96,8 @@ async def _serve(args: argparse.Namespace, url: str) -> None:
         on_error = empty if args.on_failure == "empty" else None
         await node.serve(args.queue, answer, max=args.max, on_error=on_error)
         await until(node, enough.wait())
+    if unheard:
+        raise unheard
 
 
 async def run_command(command: str, stdin: bytes, seconds: float) -> bytes:
@@ -103,13 +109,14 @@ async def run_command(command: str, stdin: bytes, seconds: float) -> bytes:
         stderr=sys.stderr,
         start_new_session=True,  # so that everything it has started can be killed with it
     )
+    output: bytes | None = None
     try:
         async with asyncio.timeout(seconds):
             output, _ = await process.communicate(stdin)
     except TimeoutError:
         raise CommandFailed(f"{command!r}: no end within {seconds:g} s, killed") from None
     finally:
-        if process.returncode is None:
+        if output is None:  # the shell may have ended, and what it has started not
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()

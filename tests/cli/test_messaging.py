@@ -306,11 +306,12 @@ def test_a_command_that_fails_can_answer_with_nothing(broker: BrokerProcess) -> 
     assert b"exit status 1" in err
 
 
+@pytest.mark.parametrize("end_of_shell", ["; wait", ""])
 def test_a_command_that_takes_too_long_is_killed_with_its_children(
-    broker: BrokerProcess, tmp_path: Path
+    broker: BrokerProcess, tmp_path: Path, end_of_shell: str
 ) -> None:
     where = ("--url", url(broker, "rq"))
-    command = f"sleep 1000 & echo $! > {tmp_path}/child; wait"
+    command = f"sleep 1000 & echo $! > {tmp_path}/child{end_of_shell}"
     replying = start("reply", "slow", "--exec", command, "--timeout", "0.3", "--on-failure", "empty", *where)
     assert succeed("request", "slow", "x", "--raw", *where) == b""
     child = int((tmp_path / "child").read_text())
@@ -319,6 +320,20 @@ def test_a_command_that_takes_too_long_is_killed_with_its_children(
     code, _, err = end(replying)
     assert code == 130
     assert b"no end within 0.3 s, killed" in err
+
+
+@pytest.mark.parametrize("on_failure", ["retry", "empty"])
+def test_an_answer_is_given_where_nobody_hears_of_it(broker: BrokerProcess, on_failure: str) -> None:
+    """The reader of our output is gone, and with it we go; but the command has not failed."""
+    queue, where = f"unheard-{on_failure}", ("--url", url(broker, "rq"))
+    replying = start("reply", queue, "--exec", "cat", "--json", "--on-failure", on_failure, *where)
+    assert replying.stdout is not None
+    replying.stdout.close()
+    assert succeed("request", queue, "x", "--raw", *where) == b"x"
+    assert replying.wait(SECONDS) == 141
+    assert replying.stderr is not None
+    with replying.stderr as said:
+        assert said.read() == b""
 
 
 def is_running(pid: int) -> bool:
