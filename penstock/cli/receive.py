@@ -96,7 +96,10 @@ async def _rq_node(args: argparse.Namespace, url: str, count: int | None, timeou
         done: asyncio.Future[None] = loop.create_future()
         open_.add(done)
         inbox.put_nowait((request, done))
-        await done
+        try:
+            await done
+        finally:
+            open_.discard(done)
 
     async with client.AsyncRqClient(url, **client_options(args)) as node:
         try:
