@@ -106,7 +106,6 @@ class Run:
             try:
                 self._start()
                 self._watch()
-                self._finish()
             finally:
                 self._end()
                 self._teller.tell()
@@ -166,13 +165,15 @@ class Run:
     def _watch(self) -> None:
         assert self._main is not None
         main, bad = Follower(self._main), [Follower(query) for query in self._bad]
-        while True:
+        active = True
+        while active:
+            self.stop.wait(LOOK_SECONDS)
             active = any(query.isActive for query in self._queries)
+            if self.stop.is_set():
+                self._finish()
+                active = False
             self._raise_failure()
             self._teller.add(main.batches(), [batch for follower in bad for batch in follower.batches()])
-            if not active or self.stop.is_set():
-                return
-            self.stop.wait(LOOK_SECONDS)
 
     def _raise_failure(self) -> None:
         for query in self._queries:

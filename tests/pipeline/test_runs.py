@@ -300,6 +300,32 @@ def test_a_stop_finishes_the_batch_and_a_start_goes_on(rig: Rig) -> None:
     assert Counter(rig.messages("stopped")) == Counter(b"%d" % number for number in range(200))
 
 
+def test_the_batch_that_a_stop_waits_for_is_told(rig: Rig) -> None:
+    sink = '[[step]]\nsql = "select cast(id as string) as value from input"\n'
+    sink += '[sink]\nformat = "penstock"\nqueue = "told"\n'
+    pipeline = rig.pipeline("telling", from_queue("telling") + sink + RUN + 'trigger = "1 hour"\n')
+    rig.send("telling", orders(30))
+    run = rig.new_run(pipeline, once=False)
+
+    def stop_within_the_batch() -> None:
+        try:
+            until(
+                lambda: run._main is not None and bool(run._main.status["isDataAvailable"]),
+                "the batch to begin",
+                PATIENCE_SECONDS,
+            )
+        finally:
+            run.stop.set()
+
+    stopper = threading.Thread(target=stop_within_the_batch)
+    stopper.start()
+    run.run()
+    stopper.join(PATIENCE_SECONDS)
+    assert len(rig.messages("told")) == 30
+    (said,) = rig.said
+    assert said.startswith("telling: 30 rows")
+
+
 # --- failures ----------------------------------------------------------------------------------------------
 
 TO_QUEUE = '[sink]\nformat = "penstock"\nqueue = "nothing"\n'
