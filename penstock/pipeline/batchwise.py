@@ -86,7 +86,7 @@ class DeltaSink(Batchwise):
         if table is not None and not self._merges:
             check_columns(self._path, [field.name for field in table.schema().fields], rows.column_names)
         if table is not None:
-            check_values(self._path, table, rows)
+            check_values(self._path, table, rows, merges=self._merges)
         write_deltalake(
             self._path,
             rows,
@@ -110,12 +110,12 @@ def check_columns(path: str, there: Sequence[str], ours: Sequence[str]) -> None:
         )
 
 
-def check_values(path: str, table: "DeltaTable", rows: "pa.Table") -> None:
+def check_values(path: str, table: "DeltaTable", rows: "pa.Table", *, merges: bool) -> None:
     """Whether a table can hold the values of the rows as they are: it would make 1 of 1.7 without a word."""
     import pyarrow as pa
 
     for field in pa.schema(table.schema().to_arrow()):
-        if field.name in rows.column_names and _would_change(rows.column(field.name), field.type):
+        if field.name in rows.column_names and _would_change(rows.column(field.name), field.type, merges):
             ours = rows.column(field.name).type
             raise WrongColumns(
                 f"{path}: column {field.name!r} is {field.type} in the table, which cannot hold all values "
@@ -123,9 +123,22 @@ def check_values(path: str, table: "DeltaTable", rows: "pa.Table") -> None:
             )
 
 
-def _would_change(column: "pa.ChunkedArray", type_: "pa.DataType") -> bool:
+def _would_change(column: "pa.ChunkedArray", type_: "pa.DataType", merges: bool) -> bool:
     import pyarrow as pa
+    from pyarrow import compute, types
 
+    if types.is_struct(column.type) and types.is_struct(type_):
+        theirs = {field.name: field.type for field in type_}
+        # What is new in a struct is added to the table where schemas are merged, and else left out; where it
+        # is never null, the rows that are there could not be read any more.
+        return any(
+            _would_change(compute.struct_field(column, at), theirs[field.name], merges)
+            if field.name in theirs
+            else not (merges and field.nullable)
+            for at, field in enumerate(column.type)
+        )
+    if types.is_list(column.type) and types.is_list(type_):
+        return _would_change(compute.list_flatten(column), type_.value_type, merges)
     try:
         return column.type != type_ and not column.cast(type_).cast(column.type).equals(column)
     except pa.ArrowNotImplementedError:

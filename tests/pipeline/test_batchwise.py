@@ -73,3 +73,24 @@ def test_a_value_that_a_table_cannot_hold_is_refused(
             sink.write(spark.sql(f"select {wrong}, {rest}"), "query", number)
     sink.write(spark.sql("select 2L as n, date'2030-02-01' as day"), "query", 3)
     assert sorted(row["n"] for row in DeltaTable(path).to_pyarrow_table().to_pylist()) == [1, 2]
+
+
+def test_a_new_member_of_a_struct_is_refused_or_merged(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "table")
+    plain = DeltaSink(Sink("delta", "append", {"path": path}, ()))
+    plain.write(spark.sql("select named_struct('a', 1, 'b', array(struct(1 as c))) as s"), "query", 0)
+    row = "select named_struct('a', 2, 'b', array(struct(2 as c, nullif('x', 'y') as d)), 'e', {}) as s"
+    more = spark.sql(row.format("nullif(5, 0)"))
+    with pytest.raises(WrongColumns, match=r"column 's' is struct<.*> in the table, which cannot hold"):
+        plain.write(more, "query", 1)
+    merging = DeltaSink(Sink("delta", "append", {"path": path, "mergeSchema": "true"}, ()))
+    never_null, wrong = row.format("5"), "select named_struct('a', 3, 'b', array(struct(1.7D as c))) as s"
+    for number, text in enumerate((never_null, wrong), 1):
+        with pytest.raises(WrongColumns, match=r"column 's' is struct<.*> in the table, which cannot hold"):
+            merging.write(spark.sql(text), "query", number)
+    merging.write(more, "query", 3)
+    rows = DeltaTable(path).to_pyarrow_table().column("s").to_pylist()
+    assert sorted(rows, key=lambda row: row["a"]) == [
+        {"a": 1, "b": [{"c": 1, "d": None}], "e": None},
+        {"a": 2, "b": [{"c": 2, "d": "x"}], "e": 5},
+    ]
