@@ -311,7 +311,11 @@ class Committer:
             return self._disk.open(segment.name)
         if segment.spare:
             self._disk.rename(segment.spare, segment.name)
-            file = self._disk.open(segment.name)
+            try:
+                file = self._disk.open(segment.name)
+            except OSError:  # too many open files: it is all done again
+                self._disk.rename(segment.name, segment.spare)
+                raise
         else:
             file = self._disk.create(segment.name, segment.limit)
         sync_folder(self._disk)

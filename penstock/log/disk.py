@@ -165,6 +165,7 @@ class RealDisk:
         self.path = os.fspath(path)
         self._read_only = read_only
         self._lock_fd = -1
+        self._folder_fd = -1  # kept from the lock on: a sync of names must not fail for lack of descriptors
         self._watermark: Watermark | None = None
         if not read_only:
             os.makedirs(self.path, exist_ok=True)
@@ -199,11 +200,17 @@ class RealDisk:
         return sorted(name for name in os.listdir(self.path) if name != STAGES)
 
     def sync_names(self) -> None:
-        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if self._folder_fd >= 0:
+            os.fsync(self._folder_fd)
+            return
+        fd = self._open_folder()
         try:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def _open_folder(self) -> int:
+        return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def free_bytes(self) -> int:
         facts = os.statvfs(self.path)
@@ -228,6 +235,7 @@ class RealDisk:
         os.ftruncate(fd, 0)
         os.pwrite(fd, b"%d\n" % os.getpid(), 0)
         self._lock_fd = fd
+        self._folder_fd = self._open_folder()
 
     def publish(self, position: int) -> None:
         """Tell readers in other processes up to which log position everything is synced."""
@@ -239,9 +247,10 @@ class RealDisk:
         if self._watermark is not None:
             self._watermark.close()
             self._watermark = None
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        for fd in (self._lock_fd, self._folder_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._lock_fd = self._folder_fd = -1
 
 
 class SyncFailed(Exception):
@@ -249,8 +258,8 @@ class SyncFailed(Exception):
 
 
 def is_full(error: OSError) -> bool:
-    """Whether the error says that there is no room, and nothing worse."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    """Whether the error says that there is no room, on the disk or for an open file, and nothing worse."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 
 
 def is_final(error: BaseException | None) -> bool:

@@ -28,7 +28,7 @@ from penstock.log.block import (
     read_header,
     read_messages,
 )
-from penstock.log.disk import Disk, File
+from penstock.log.disk import Disk, File, is_full
 from penstock.log.errors import LogDamaged
 from penstock.log.scan import find_headers, read_body
 from penstock.model.ids import OFFSET_MAX
@@ -279,16 +279,26 @@ class Segments:
     def file_of(self, segment: Segment) -> File:
         if segment.file is None:
             try:
-                segment.file = self._disk.open(segment.name)
+                try:
+                    segment.file = self._disk.open(segment.name)
+                except OSError as error:
+                    if not is_full(error):
+                        raise
+                    self._close_files(0)  # Too many are open: these can be opened again.
+                    segment.file = self._disk.open(segment.name)
             except FileNotFoundError as error:
                 raise LogDamaged(f"{self._disk.where(segment.name)} is missing") from error
             self._opened[segment] = None
-            while len(self._opened) > FILES_MAX:
-                oldest, _ = self._opened.popitem(last=False)
-                if oldest.file is not None:
-                    oldest.file.close()
-                    oldest.file = None
+            self._close_files(FILES_MAX)
         return segment.file
+
+    def _close_files(self, most: int) -> None:
+        """Have no more than so many open; those that were opened first are closed."""
+        while len(self._opened) > most:
+            oldest, _ = self._opened.popitem(last=False)
+            if oldest.file is not None:
+                oldest.file.close()
+                oldest.file = None
 
     def index_of(self, segment: Segment) -> Index:
         if segment.index is None:

@@ -239,7 +239,7 @@ class SimDisk:
     # --- faults ----------------------------------------------------------------------------------
 
     def fail(self, call: str, nth: int, error: int) -> None:
-        """The nth `read`, `write`, `sync`, `truncate`, `create`, `allocate`, `rename`, `remove` or
+        """The nth `read`, `open`, `write`, `sync`, `truncate`, `create`, `allocate`, `rename`, `remove` or
         `sync_names` from now on fails with this errno."""
         self._faults.append(Fault(call, nth, error))
 
@@ -350,6 +350,9 @@ class SimDisk:
 
     def open(self, name: str) -> SimFile:
         self.check_power()
+        fault = self.fault_of("open")
+        if fault:
+            raise OSError(fault, f"{name}: {os.strerror(fault)}")
         return SimFile(self, name, self._inode(name))
 
     def _inode(self, name: str) -> _Inode:

@@ -381,13 +381,16 @@ def test_a_log_is_not_opened_without_room_for_its_next_segment() -> None:
     reopened(rig, after).assert_nothing_lost()
 
 
-@pytest.mark.parametrize("call", ROOM_CALLS)
-def test_no_room_at_any_call_loses_nothing(call: str) -> None:
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [*((call, errno.ENOSPC) for call in ROOM_CALLS), ("create", errno.EMFILE), ("open", errno.EMFILE)],
+)
+def test_no_room_at_any_call_loses_nothing(call: str, error: int) -> None:
     """The nth call finds no room, and the ones after it do: a moment later everything is as it should be."""
-    for nth in range(1, calls_of_work(call) + 1):
+    for nth in range(1, calls_of_work("create" if call == "open" else call) + 1):
         disk = SimDisk()
         rig = Rig(simulated(disk))
-        disk.fail(call, nth, errno.ENOSPC)
+        disk.fail(call, nth, error)
         refused = 0
         for turn in range(TURNS):
             try:
