@@ -383,6 +383,7 @@ class Front:
             http=self._second.address if self._second is not None else None,
             expected=others,
             claims_seconds=CLAIMS_SECONDS,
+            rounds=server.rounds,
         )
         self._led, self._term = led, claim.term
         self._leader_before = ""  # should we lead again, everybody has something to claim

@@ -57,6 +57,7 @@ from penstock.common.address import Address, TcpAddress
 from penstock.log.errors import LogFailed
 from penstock.log.log import Log
 from penstock.model.words import Consume, Where
+from penstock.server.rounds import Rounds
 
 log = logging.getLogger("penstock.relay")
 
@@ -76,6 +77,7 @@ class RelayHost:
         expected: Collection[str] = (),
         claims_seconds: float = 10.0,
         grace_seconds: float = 1.0,
+        rounds: Rounds | None = None,
     ) -> None:
         self._broker = broker
         self._log = log
@@ -99,6 +101,7 @@ class RelayHost:
         self._patience: asyncio.TimerHandle | None = None
         self._claims_seconds = claims_seconds
         self._grace_seconds = grace_seconds
+        self.rounds = rounds
         self._parked: dict[str, tuple[asyncio.TimerHandle, list[RemotePort]]] = {}  # of links that have ended
         if self._expected:
             self._wait_for_claims()

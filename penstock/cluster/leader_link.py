@@ -40,7 +40,7 @@ class LeaderLink(Link):
     """The leader's end of a link."""
 
     def __init__(self, host: "RelayHost") -> None:
-        super().__init__()
+        super().__init__(host.rounds)
         self._host = host
         self.front_end = ""  # empty until its hello was accepted
         self.life = ""

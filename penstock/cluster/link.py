@@ -1,6 +1,7 @@
 """Link: one end of a TCP connection that carries frames. What both sides of the relay have in common.
 
-Frames that are written in one turn of the loop leave together. A peer that vanishes without a word is found
+Frames that are written in one turn of the loop leave together. Those that a turn has no time for wait in
+their round with everybody else's words (`server/rounds.py`). A peer that vanishes without a word is found
 out by the kernel within seconds (`watch_peer`): clients wait for it on the other side.
 
 How it fails: a violation, a lost connection and `close` all end in `on_lost`, once, with a sentence that
@@ -9,10 +10,12 @@ says why. Nothing that arrives after that is looked at.
 
 import asyncio
 import socket
+from collections import deque
 from typing import Final, cast
 
 from penstock.cluster.frames import FRAME_BYTES_MAX, Frame, Reader
 from penstock.protocols.errors import PeerViolation
+from penstock.server.rounds import Rounds
 
 RECEIVE_BYTES: Final = 1 << 20
 _receive_buffer = memoryview(bytearray(RECEIVE_BYTES))
@@ -38,7 +41,9 @@ def watch_peer(transport: asyncio.BaseTransport) -> None:
 class Link(asyncio.BufferedProtocol):
     """A subclass says what frames mean."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounds: Rounds | None = None) -> None:
+        self._rounds = rounds  # None: what it says is heard at once
+        self._later: deque[Frame] = deque()  # received, and not told yet
         self._reader = Reader()
         self._transport: asyncio.Transport | None = None
         self._out: list[bytes] = []
@@ -84,12 +89,38 @@ class Link(asyncio.BufferedProtocol):
             for frame in self._reader.feed(_receive_buffer[:nbytes]):
                 if self._ending:
                     return
-                self.on_frame(frame)
+                if self._later or (self._rounds is not None and self._rounds.is_over()):
+                    self._later.append(frame._replace(body=memoryview(bytes(frame.body))))
+                else:
+                    self.on_frame(frame)
         except PeerViolation as violation:
             self.close(str(violation))
             return
-        if not self._ending:
-            self.on_received()
+        self._received()
+
+    def go_on(self) -> None:
+        """Tell what waits, as far as this turn has time for it."""
+        assert self._rounds is not None
+        try:
+            while self._later and not self._ending:
+                self.on_frame(self._later.popleft())
+                if self._rounds.is_over():
+                    break
+        except PeerViolation as violation:
+            self.close(str(violation))
+            return
+        self._received()
+        if not self._later and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _received(self) -> None:
+        if self._ending:
+            return
+        if self._later and self._rounds is not None:
+            if self._transport is not None:
+                self._transport.pause_reading()
+            self._rounds.wait(self)
+        self.on_received()
 
     def eof_received(self) -> bool:
         return False

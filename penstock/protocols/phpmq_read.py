@@ -29,6 +29,7 @@ Rules that always hold:
     what came, and is handed on without another copy.
   * A `Reader` copies what it keeps: the caller may reuse its receive buffer as soon as `feed` returns.
   * How a stream is cut into chunks changes how events are grouped, never what they say.
+  * What is done for one chunk is bounded by its share (`share.py`); the `rest` is for the next call.
 
 How it fails: anything malformed raises `PeerViolation`; the events before it in the same chunk wait in
 `salvage()`, and every later `feed` raises the same again.
@@ -61,6 +62,7 @@ from penstock.protocols.phpmq import (
     PacketType,
 )
 from penstock.protocols.phpmq_runs import TTL_OF_EACH, Runs, Shapes
+from penstock.protocols.share import UNBOUNDED
 
 _NARROW, _MIDDLE, _WIDE = WIDTHS
 _DIALECTS = {
@@ -70,6 +72,7 @@ _LINE_BREAK = ord("\n")
 _NUMBERS = frozenset({PacketType.COUNT, PacketType.TTL})
 _NEVER_EMPTY = frozenset({PacketType.QUEUE, *_NUMBERS})
 _CHUNK_BYTES_MAX = 1 << 30  # larger chunks are read in pieces, so that a batch's bounds fit in int32
+_QUICK_COST, _CAREFUL_COST = 1, 4  # of messages that look like earlier ones, together; of one that does not
 
 # From this size on a content that came in pieces becomes a batch of its own: joining it with its
 # neighbours would copy it once more.
@@ -95,10 +98,19 @@ class _Step(IntEnum):
 class Reader:
     """One direction of one connection, from bytes to events."""
 
-    def __init__(self, accepts: frozenset[MessageType], limits: Limits = LIMITS) -> None:
+    def __init__(
+        self, accepts: frozenset[MessageType], limits: Limits = LIMITS, share: int = UNBOUNDED
+    ) -> None:
         self.dialect = _DIALECTS[_NARROW, False]
         """Of the last message, or what is assumed before the first."""
 
+        self.rest = b""
+        """What the share did not reach of the last chunk. It is the caller's, who feeds it next."""
+
+        self.held_bytes = 0
+        """What it keeps between two chunks of a message that is not whole."""
+
+        self._share = share
         self._accepts = accepts
         self._limits = limits
         self._content_bytes_max = limits.content_bytes_max()
@@ -129,23 +141,29 @@ class Reader:
         """How many bytes of the stream have been read."""
         return self._position
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether a message has begun, and its rest is not there."""
+        return self._partial is not None or self._step is not _Step.HEADER
+
     def feed(self, data: bytes | bytearray | memoryview) -> list[Event]:
         """What a chunk says, together with what was left of the chunks before it."""
         if self._violation is not None:
             raise self._violation
+        self.rest = b""
         if len(data) <= _CHUNK_BYTES_MAX:
-            self._feed(data)
+            self._feed(data, self._share)
         else:
             view = memoryview(data)
             for at in range(0, len(data), _CHUNK_BYTES_MAX):
-                self._feed(view[at : at + _CHUNK_BYTES_MAX])
+                self._feed(view[at : at + _CHUNK_BYTES_MAX], UNBOUNDED)
         return self.salvage()
 
     def salvage(self) -> list[Event]:
         """After a violation: the events before it in the same chunk. Gives them once."""
         return self._runs.take()
 
-    def _feed(self, data: bytes | bytearray | memoryview) -> None:
+    def _feed(self, data: bytes | bytearray | memoryview, left: int) -> None:
         at = 0
         if self._partial is not None:
             at = min(self._need, len(data))
@@ -153,6 +171,7 @@ class Reader:
             self._need -= at
             if self._need:
                 self._position += at
+                self.held_bytes += at
                 return
         if not isinstance(data, bytes):
             # One copy of the chunk costs a tenth of what slicing a memoryview for each content would. The
@@ -171,13 +190,23 @@ class Reader:
                     at += 1
                     continue
             start = at
+            if left <= 0:
+                self.rest = data[start:]
+                end = start
+                break
             at, dialect = self._shapes.take(data, start, self._runs) if self._quick else (start, None)
+            left -= _QUICK_COST
             if dialect is None:
                 at = self._careful(data, start)
+                left -= _CAREFUL_COST
             else:
                 self.dialect = dialect
         self._runs.close()
         self._position += end
+        self.held_bytes = 0
+        if self._step is not _Step.HEADER:
+            begun = self._partial.tell() if self._partial is not None else 0
+            self.held_bytes = begun + sum(map(len, self._packets.values()))
 
     def _careful(self, data: bytes, at: int) -> int:
         """Goes on until a message is complete or the chunk is used up; returns where it stands."""

@@ -66,6 +66,7 @@ from penstock.protocols.phpmq import (
 )
 from penstock.protocols.phpmq_read import Reader
 from penstock.protocols.phpmq_write import TtlPacket, Writer
+from penstock.protocols.share import SHARE
 
 if COMPILED:
     from penstock.protocols import loops
@@ -141,6 +142,7 @@ class ServerSession:
         ttl_packet: TtlPacket | str = TtlPacket.AUTO,
         consume: ConsumeMode | str = ConsumeMode.ADD,
         limits: Limits = LIMITS,
+        share: int = SHARE,
     ) -> None:
         try:
             self._ttl_packet = TtlPacket(ttl_packet)
@@ -148,7 +150,7 @@ class ServerSession:
         except ValueError as error:
             raise MisuseError(f"phpmq: {error}") from None
         self._limits = limits
-        self._reader = Reader(phpmq.FROM_CLIENT, limits)
+        self._reader = Reader(phpmq.FROM_CLIENT, limits, share)
         # What writes the dispatches of each open window, by queue and whether its dead letters are meant.
         self._open: dict[tuple[str, bool], Writer] = {}
         self._violation: PeerViolation | None = None
@@ -165,6 +167,21 @@ class ServerSession:
     def window(self, queue: str, *, dead: bool = False) -> Window:
         """Whether this connection consumes from a queue, or from its dead letters."""
         return Window.OPEN if (queue, dead) in self._open else Window.CLOSED
+
+    @property
+    def rest(self) -> bytes:
+        """What there was no time for of the last chunk: `receive` it next."""
+        return self._reader.rest
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of what the peer has said so far."""
+        return self._reader.held_bytes
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the peer has begun to say something, and its rest is not there."""
+        return self._reader.unfinished
 
     def receive(self, data: bytes | bytearray | memoryview) -> list[Command]:
         """What the peer wants with a chunk. The caller may reuse `data` afterwards."""

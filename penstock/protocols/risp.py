@@ -35,6 +35,10 @@ from penstock.protocols.errors import MisuseError, PeerViolation
 NEED_MORE = -1
 """What `Reader.next` returns where the next command is not complete."""
 
+SKIPPED = -2
+"""What it returns after `SKIPS_MAX` unknown commands in a row, for whoever counts what a chunk costs."""
+
+SKIPS_MAX = 64
 NUMBER_FIRST = 64
 STRING_FIRST = 160
 
@@ -67,10 +71,10 @@ def encode(command: int, value: int | bytes | None = None) -> bytes:
 class Reader:
     """Cuts a stream into the commands of one vocabulary.
 
-    Call `feed` with a chunk, then `next` until it returns NEED_MORE. After `next` has returned a
-    command, `number` or `string` holds its parameter. Between two calls of `next`, where nothing is
-    `pending`, the caller may look at `data` from `at` on, and may set `at` to a later command that it
-    has found by itself.
+    Call `feed` with a chunk, then `next` until it returns NEED_MORE, or `cut` off what is left. After
+    `next` has returned a command, `number` or `string` holds its parameter. Between two calls of `next`,
+    where nothing is `pending`, the caller may look at `data` from `at` on, and may set `at` to a later
+    command that it has found by itself.
     """
 
     __slots__ = (
@@ -123,6 +127,16 @@ class Reader:
         """Whether a command that began in an earlier chunk comes before what stands at `at`."""
         return self._command != NEED_MORE
 
+    @property
+    def gathered_bytes(self) -> int:
+        """What has come of a string whose end is in a later chunk."""
+        return self._gathered.tell() if self._gathered is not None else 0
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a command has begun, and its rest is not there."""
+        return bool(self._head) or self._command != NEED_MORE
+
     def feed(self, data: bytes | bytearray | memoryview) -> None:
         """Give the next chunk. It may be reused by its owner afterwards."""
         if self.at < len(self.data):
@@ -147,8 +161,16 @@ class Reader:
         else:
             self.data = data if type(data) is bytes else bytes(data)
 
+    def cut(self) -> bytes:
+        """What is unread of the chunk, where nothing is `pending`: the caller has it, and feeds it next."""
+        rest = self.data[self.at :]
+        self._base += self.at
+        self.data = b""
+        self.at = 0
+        return rest
+
     def next(self) -> int:
-        """The next command of the vocabulary, or NEED_MORE."""
+        """The next command of the vocabulary, NEED_MORE, or SKIPPED."""
         if self._command != NEED_MORE:
             if self._missing:
                 return NEED_MORE
@@ -160,6 +182,7 @@ class Reader:
             self._skip(command)
         data, at = self.data, self.at
         size = len(data)
+        skips = 0
         while at < size:
             command = data[at]
             body = end = at + HEAD_BYTES[command]
@@ -189,6 +212,10 @@ class Reader:
                 self.at = at
                 return command
             self._skip(command)
+            skips += 1
+            if skips == SKIPS_MAX:
+                self.at = at
+                return SKIPPED
         self._base += size
         self.data = b""
         self.at = 0

@@ -52,6 +52,7 @@ from penstock.protocols.rq_session import (
     refusal,
     step,
 )
+from penstock.protocols.share import SHARE
 
 _STATE_BITS = 2
 _STATE_MASK = (1 << _STATE_BITS) - 1
@@ -72,9 +73,16 @@ class _Shared(NamedTuple):
 class ControllerSession:
     """One node's connection, seen from the controller."""
 
-    def __init__(self, now_us: int, *, limits: Limits | None = None, silence_us: int = SILENCE_US) -> None:
+    def __init__(
+        self,
+        now_us: int,
+        *,
+        limits: Limits | None = None,
+        silence_us: int = SILENCE_US,
+        share: int = SHARE,
+    ) -> None:
         self._limits = limits or Limits()
-        self._decoder = Decoder(self._limits)
+        self._decoder = Decoder(self._limits, share)
         self._pulse = Pulse(now_us, silence_us)
         self._connection = Connection.OPEN
         self._output = bytearray()
@@ -122,6 +130,21 @@ class ControllerSession:
         return self._consumers.get(door_name(queue, dead), Consumer.NONE)
 
     # -- in ---------------------------------------------------------------------------------------
+
+    @property
+    def rest(self) -> bytes:
+        """What there was no time for of the last chunk: `receive` it next."""
+        return self._decoder.rest
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of what the peer has said so far."""
+        return self._decoder.held_bytes
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the peer has begun to say something, and its rest is not there."""
+        return self._decoder.unfinished
 
     def receive(self, data: bytes | bytearray | memoryview, now_us: int) -> list[Command]:
         """The commands of a received chunk. The chunk may be reused afterwards."""

@@ -18,6 +18,7 @@ Rules that always hold:
   * The fast paths and the walker give the same events and leave the same registers. `FAST_PATHS` is
     how a test takes the fast paths away.
   * Chunks may be cut anywhere. A run ends with its chunk; but for that, the events are the same.
+  * What the walker does for one chunk is bounded by its share (`share.py`); the `rest` is for the next call.
   * An event holds at most about `_CHUNK_BYTES_MAX` of payload, or one larger payload alone: such a
     payload is gathered once and handed on without a copy.
 
@@ -33,12 +34,13 @@ from struct import Struct
 from penstock.model.batch import RETRIES_NONE
 from penstock.protocols import rq
 from penstock.protocols.errors import PeerViolation
-from penstock.protocols.risp import NEED_MORE, NUMBER_FIRST, STRING_FIRST, Reader
+from penstock.protocols.risp import NEED_MORE, NUMBER_FIRST, SKIPPED, SKIPS_MAX, STRING_FIRST, Reader
 from penstock.protocols.rq import FLAG_FIRST, ID_FRAME_BYTES, NEEDS, NOTHING, Command, Event, Limits, Name
 from penstock.protocols.rq_runs import ALONE_FROM_BYTES, FAILED, SETTLED, Key, Runs
+from penstock.protocols.share import PAYLOAD_SHIFT, UNBOUNDED
 
 _CHUNK_BYTES_MAX = 1 << 20
-"""Larger chunks are read in windows of this size, so that no event grows without bound."""
+"""Larger chunks have no share, and are read in windows of this size, so that no event grows without end."""
 
 _NAMES_MAX = 1024
 """How many decoded queue names are remembered."""
@@ -67,6 +69,9 @@ _ID_RUNS = {
     for action in (Command.DELIVERED, Command.UNDELIVERED, Command.REPLY)
 }
 """By action: as many of its ID frames as follow each other."""
+
+_REPEATS = {int(command): re.compile(re.escape(bytes((command,))) + rb"*+") for command in Command}
+"""By command: as many of it as follow each other."""
 
 
 class _Shape:
@@ -102,7 +107,14 @@ class _Shape:
 class Decoder:
     """One direction of one connection: `feed` it chunks, it returns events."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, share: int = UNBOUNDED) -> None:
+        self.rest = b""
+        """What the share did not reach of the last chunk. It is the caller's, who feeds it next."""
+
+        self.held_bytes = 0
+        """What it keeps between two chunks: a payload that is not whole, and the last, to be named again."""
+
+        self._share = share
         self._violation: PeerViolation | None = None
         # The fast paths leave large payloads to the walker, which gives each an event of its own.
         self._fast_bytes_max = min(limits.payload_bytes_max, ALONE_FROM_BYTES - 1)
@@ -133,17 +145,22 @@ class Decoder:
         """How many bytes of the stream have been read."""
         return self._reader.position
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether a command has begun, and its rest is not there."""
+        return self._reader.unfinished
+
     def feed(self, data: bytes | bytearray | memoryview) -> list[Event]:
         """The events of the next chunk, which may be reused by its owner afterwards."""
         if self._violation is not None:
             raise self._violation
         try:
             if len(data) <= _CHUNK_BYTES_MAX:
-                self._walk(data)
+                self._walk(data, self._share)
             else:
                 view = memoryview(data)
                 for at in range(0, len(view), _CHUNK_BYTES_MAX):
-                    self._walk(view[at : at + _CHUNK_BYTES_MAX])
+                    self._walk(view[at : at + _CHUNK_BYTES_MAX], UNBOUNDED)
         except PeerViolation as violation:
             self._violation = violation
             raise
@@ -159,19 +176,23 @@ class Decoder:
 
     # -- the walker: any commands, in any order ---------------------------------------------------
 
-    def _walk(self, data: bytes | bytearray | memoryview) -> None:
+    def _walk(self, data: bytes | bytearray | memoryview, left: int) -> None:
         reader = self._reader
         numbers, strings = self._numbers, self._strings
         reader.feed(data)
         self._frame_start = -1
         after_clear = self._after_clear
-        while True:
+        while left > 0:
+            left -= 1
             # What follows two CLEARs is the walker's, which looks at its payload.
             if not after_clear and reader.data.startswith(_CLEAR_START, reader.at) and not reader.pending:
                 self._take_frames()
             command = reader.next()
             if command == NEED_MORE:
                 break
+            if command == SKIPPED:
+                left -= SKIPS_MAX >> 3
+                continue
             if command == _CLEAR:
                 numbers.clear()
                 strings.clear()
@@ -197,6 +218,10 @@ class Decoder:
             elif command != _NOP:
                 self._act(_COMMANDS[command])
                 self._frame_start = -1
+                if _PAYLOAD in strings:
+                    left -= len(strings[_PAYLOAD]) >> PAYLOAD_SHIFT
+        self.rest = reader.cut()
+        self.held_bytes = reader.gathered_bytes + len(strings.get(_PAYLOAD, b""))
         self._after_clear = after_clear
         self._runs.close()
 
@@ -218,12 +243,10 @@ class Decoder:
     def _repeated(self, action: Command) -> int:
         """How often an action stands here in a row, which is read with that: a flood of it is one event."""
         reader = self._reader
-        data, start, size, byte = reader.data, reader.at, len(reader.data), int(action)
-        at = start
-        while at < size and data[at] == byte:
-            at += 1
-        reader.at = at
-        return 1 + at - start
+        start = reader.at
+        repeats = _REPEATS[action].match(reader.data, start)
+        reader.at = repeats.end() if repeats is not None else start
+        return 1 + reader.at - start
 
     def _name(self, action: Command) -> Name | None:
         """The queue that the registers name; QUEUE counts where there is a QUEUEID too."""

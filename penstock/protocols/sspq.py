@@ -17,6 +17,7 @@ Rules that always hold:
   * An unfinished payload gathers in one buffer that grows with what really came, never with what was
     announced, and is handed on without another copy. A payload that nobody wants is not kept at all.
   * How a stream is cut into chunks changes how events are grouped, never what they say.
+  * What is done for one chunk is bounded by its share (`share.py`); the `rest` is for the next call.
 
 How it fails: bad magic or a size over the limit raises `PeerViolation`; what came before it in the
 same chunk is not lost but waits in `salvage()`, and every later `feed` raises the same again. An
@@ -41,6 +42,7 @@ from typing import ClassVar
 
 from penstock.model.batch import RETRIES_ENDLESS, RETRIES_NONE, Batch, Slice
 from penstock.protocols.errors import MisuseError, PeerViolation
+from penstock.protocols.share import UNBOUNDED
 
 PROTOCOL = "sspq"
 PAYLOAD_BYTES_MAX = 64 << 20
@@ -137,9 +139,16 @@ def _group_of(size: int) -> Callable[[bytes, int], tuple[bytes, ...]]:
 class FrameReader:
     """One direction of one connection, from bytes to events."""
 
-    def __init__(self, *, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> None:
+    def __init__(self, *, payload_bytes_max: int = PAYLOAD_BYTES_MAX, share: int = UNBOUNDED) -> None:
         if not 0 < payload_bytes_max <= _SIZE_MAX:
             raise MisuseError(f"sspq: payload_bytes_max is {payload_bytes_max}, must be 1 to {_SIZE_MAX}")
+        self.rest = b""
+        """What the share did not reach of the last chunk. It is the caller's, who feeds it next."""
+
+        self.held_bytes = 0
+        """What it keeps between two chunks of a payload that is not whole."""
+
+        self._share = share
         self._payload_bytes_max = payload_bytes_max
         self._position = 0  # of the first byte of the chunk at hand in the stream
         self._head = b""  # an unfinished header
@@ -157,17 +166,23 @@ class FrameReader:
         """How many bytes of the stream have been read."""
         return self._position
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether a frame has begun, and its rest is not there."""
+        return bool(self._head or self._missing)
+
     def feed(self, data: bytes | bytearray | memoryview) -> list[Event]:
         """What a chunk says, together with what was left of the chunks before it."""
         if self._violation is not None:
             raise self._violation
         self._events = []
+        self.rest = b""
         if len(data) <= _CHUNK_BYTES_MAX:
-            self._feed(data)
+            self._feed(data, self._share)
         else:
             view = memoryview(data)
             for at in range(0, len(data), _CHUNK_BYTES_MAX):
-                self._feed(view[at : at + _CHUNK_BYTES_MAX])
+                self._feed(view[at : at + _CHUNK_BYTES_MAX], UNBOUNDED)
         return self.salvage()
 
     def salvage(self) -> list[Event]:
@@ -175,17 +190,18 @@ class FrameReader:
         events, self._events = self._events, []
         return events
 
-    def _feed(self, data: bytes | bytearray | memoryview) -> None:
+    def _feed(self, data: bytes | bytearray | memoryview, share: int) -> None:
         at = self._resume(data) if self._missing or self._head else 0
         end = len(data)
         if at < end:
             # One copy of the chunk costs a tenth of what slicing a memoryview for each payload would.
             chunk = data if isinstance(data, bytes) else bytes(memoryview(data)[at:])
             self._position += end - len(chunk)
-            self._walk(chunk, at - (end - len(chunk)))
-            self._position += len(chunk)
+            self._walk(chunk, at - (end - len(chunk)), share)
+            self._position += len(chunk) - len(self.rest)
         else:
             self._position += end
+        self.held_bytes = self._body.tell() if self._body is not None else 0
         self._flush()
 
     def _resume(self, data: bytes | bytearray | memoryview) -> int:
@@ -219,11 +235,15 @@ class FrameReader:
             self._flush()
         return at
 
-    def _walk(self, data: bytes, at: int) -> None:
+    def _walk(self, data: bytes, at: int, left: int) -> None:
         """All whole frames from `at` on; the beginning of the last one is kept if it is not whole."""
         end = len(data)
         unpack = _HEADER.unpack_from
         while at < end:
+            if left <= 0:
+                self.rest = data[at:]
+                return
+            left -= 1
             start = at
             if self._fast:
                 at = self._pairs(data, at)
@@ -246,6 +266,7 @@ class FrameReader:
                     self._head = data[at:]
                 return
             self._file(words, payloads, data, start, at)
+            left -= len(words) >> 1
 
     def _pairs(self, data: bytes, at: int) -> int:
         """CONFIRM and RECEIVE in one segment, as clients send them, however many there are."""

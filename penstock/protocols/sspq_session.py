@@ -34,6 +34,7 @@ from penstock.model.batch import Batch, Slice
 from penstock.model.words import Command, Consume, Ignored, Outcome, Publish, Settle, Sync, Where
 from penstock.protocols import sspq
 from penstock.protocols.errors import MisuseError, PeerViolation
+from penstock.protocols.share import SHARE
 from penstock.protocols.sspq import Control, Event, FrameReader, Messages, Type
 
 QUEUE_DEFAULT = "default"
@@ -115,18 +116,37 @@ class ServerSession:
     """Where a message goes whose consumer is lost, after its retry counter was lowered."""
 
     def __init__(
-        self, queue: str = QUEUE_DEFAULT, *, payload_bytes_max: int = sspq.PAYLOAD_BYTES_MAX
+        self,
+        queue: str = QUEUE_DEFAULT,
+        *,
+        payload_bytes_max: int = sspq.PAYLOAD_BYTES_MAX,
+        share: int = SHARE,
     ) -> None:
         self.queue = queue
         self.state = State.IDLE
         self.held: tuple[bytes, int] | None = None  # origin and offset of the message in flight
-        self._reader = FrameReader(payload_bytes_max=payload_bytes_max)
+        self._reader = FrameReader(payload_bytes_max=payload_bytes_max, share=share)
         self._salvaged: list[Command] = []
 
     @property
     def position(self) -> int:
         """How many bytes of the stream have been read."""
         return self._reader.position
+
+    @property
+    def rest(self) -> bytes:
+        """What there was no time for of the last chunk: `receive` it next."""
+        return self._reader.rest
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of what the peer has said so far."""
+        return self._reader.held_bytes
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the peer has begun to say something, and its rest is not there."""
+        return self._reader.unfinished
 
     def receive(self, data: bytes | bytearray | memoryview) -> list[Command]:
         """What the peer wants with a chunk. The caller may reuse `data` afterwards."""

@@ -44,6 +44,7 @@ from penstock.model.batch import Batch
 from penstock.model.life import Reason, State
 from penstock.model.policy import QueueNameError
 from penstock.server.connection import Connection
+from penstock.server.memory import Account
 
 ROWS_MAX: Final = 50
 """Queues or connections in one answer."""
@@ -74,6 +75,7 @@ class Host(Protocol):
     """What a handler needs of the server."""
 
     started_us: int
+    memory: Account
 
     @property
     def broker(self) -> Broker: ...
@@ -425,6 +427,11 @@ def _engine(context: Context, fields: Fields, body: memoryview, answer: Answer) 
                 "p50_seconds": sync.quantile(0.5),
                 "p99_seconds": sync.quantile(0.99),
                 "buckets": sync.buckets,
+            },
+            "memory": {
+                "held_bytes": context.server.memory.held_bytes,
+                "limit_bytes": context.server.memory.limit_bytes,
+                "closed": context.server.memory.closed,
             },
             "durability": context.log.policies.defaults.durability,
             "listeners": context.server.listeners(),

@@ -2,7 +2,9 @@
 
 Received bytes land in one buffer that all connections share, are turned into words before the
 next byte is read, and leave nothing behind but what is incomplete: ten thousand idle connections
-cost ten thousand small objects and no buffers.
+cost ten thousand small objects and no buffers. What a turn of the loop has no time for waits in `_rest`,
+which is read before anything else, in its round with the others (`rounds.py`), also where its peer is gone
+by then.
 
 Flow control, both ways:
   * Out: what waits in the socket's buffer is bounded by `connection-buffer-bytes`. A consumer that
@@ -19,8 +21,9 @@ import logging
 import select
 import socket
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
+from penstock.broker.hand_out import MESSAGE_BYTES
 from penstock.broker.home import Home
 from penstock.common.address import TcpAddress
 from penstock.common.journal import log
@@ -31,13 +34,13 @@ from penstock.model.words import Command, Publish, Where
 from penstock.protocols import phpmq, phpmq_session, rq, rq_controller, sspq_session
 from penstock.protocols.errors import PeerViolation
 from penstock.protocols.rq_session import Connection as RqState
+from penstock.server.memory import SMALL_BYTES
+from penstock.server.rounds import LATE_BYTES, TICK_SECONDS, receive_buffer
 
 if TYPE_CHECKING:
     from penstock.server.server import Server
     from penstock.server.settings import Listener
 
-RECEIVE_BYTES = 256 * 1024
-_receive_buffer = memoryview(bytearray(RECEIVE_BYTES))
 UNBOUNDED = 1 << 30
 LAST_WORDS_SECONDS = 5.0
 """How long a peer that is sent away may take to read what waits for it, and to close its side."""
@@ -58,6 +61,10 @@ KEEP_ALIVE = (
 )
 """A peer that is gone is found out after two minutes of silence."""
 
+BY_BROKER, BY_SERVER, BY_ROUND, BY_MEMORY = 1, 2, 4, 8
+"""Reasons not to read from a connection: no room for what it sends, in its queue or on the disk; the disk is
+behind; it has had its share; it holds too much."""
+
 
 def _watch_peer(peer: socket.socket | None) -> None:
     """Have the kernel find out about peers that vanish without a word: what they hold must go back."""
@@ -67,13 +74,24 @@ def _watch_peer(peer: socket.socket | None) -> None:
         peer.setsockopt(*option, value)
 
 
+class Session(Protocol):
+    """What all sessions have in common."""
+
+    @property
+    def unfinished(self) -> bool: ...
+
+    @property
+    def held_bytes(self) -> int: ...
+
+
 class Connection(asyncio.BufferedProtocol):
     """What all protocols have in common. A subclass has the session."""
 
+    _session: Session
     protocol = ""
     lost_to = Where.PLACE
 
-    def __init__(self, server: "Server", listener: "Listener") -> None:
+    def __init__(self, server: "Server", listener: "Listener", has_place: bool = True) -> None:
         self.name = ""
         self.peer = ""
         self.connected_us = 0
@@ -82,11 +100,18 @@ class Connection(asyncio.BufferedProtocol):
         self._listener = listener
         self._restricted = listener.mode != "both" or listener.queues != ("*",)
         self._transport: asyncio.Transport | None = None
-        self._holds = 0  # reasons not to read: 1 the broker's, 2 the server's
+        self._holds = 0  # reasons not to read
+        self._rest = b""  # received, and not read yet
+        self._has_ended = False  # the peer says no more
+        self._ending = ""  # how it has left, where that is not told yet
+        self._heard = 0  # the server's tick when something came last
+        self._unstored_bytes = 0  # of messages that it has sent and there is no room for
+        self._charged = False  # the account of memory knows of it
         self._refused = 0  # messages that were sent without tickets, since that was last told
         self._closing = False
         self._attached = False
         self._left_ticks = 0  # for how many its peer has been gone
+        self._is_parting = not has_place  # it is told that there is no place for it
 
     # --- the socket ------------------------------------------------------------------------------
 
@@ -97,11 +122,17 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = str(TcpAddress(peer[0], peer[1])) if isinstance(peer, tuple) else "unix"
         self.connected_us = self._server.now_us()
         self.name = self._server.name_for(self)
-        if not self._server.admit(self):
+        server = self._server
+        if server.stopping and not self._is_parting:
+            self._is_parting = True
+            server.parting += 1
+        if self._is_parting:
+            server.refused(self.name)
             self._refuse()
             self._transport = None
             self._part(transport)
             return
+        server.connections.add(self)
         # A port that has no room left is told when it has some again: it must count as full from there on.
         transport.set_write_buffer_limits(high=self._server.connection_buffer_bytes - 1)
         _watch_peer(transport.get_extra_info("socket"))
@@ -123,14 +154,42 @@ class Connection(asyncio.BufferedProtocol):
         asyncio.get_running_loop().call_later(LAST_WORDS_SECONDS, transport.abort)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return _receive_buffer
+        return self._server.rounds.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         if not self._attached:
             return
+        self._heard = self._server.ticks
+        if self._rest or self._server.rounds.is_over():
+            self._keep(self._rest + receive_buffer[:nbytes])
+        else:
+            self._read(receive_buffer[:nbytes])
+
+    def _keep(self, rest: bytes) -> None:
+        """For a later turn."""
+        self._rest = rest
+        if len(rest) >= LATE_BYTES:
+            self._hold(BY_ROUND, True)
+        if not self._holds & ~BY_ROUND:
+            self._server.rounds.wait(self)
+
+    def go_on(self) -> None:
+        if self._holds & ~BY_ROUND and self._transport is not None:
+            return  # It goes on when there is room.
+        rest, self._rest = self._rest, b""
+        if self._attached and rest:
+            self._read(rest)
+        if not self._rest:
+            self._hold(BY_ROUND, False)
+            if self._has_ended:
+                self._end()
+            if self._transport is None:
+                self._left()
+
+    def _read(self, data: bytes | memoryview) -> None:
         now_us = self._server.arrival_us()
         try:
-            commands = self._receive(_receive_buffer[:nbytes], now_us)
+            commands, rest = self._receive(data, now_us)
         except PeerViolation as violation:
             self._handle(self._salvage(), now_us)
             self._server.journal.note(
@@ -148,8 +207,39 @@ class Connection(asyncio.BufferedProtocol):
             if isinstance(command, Publish):
                 self._server.check_in_flight(self)
                 break
+        if self._holds & BY_BROKER:
+            self._unstored_bytes += sum(
+                len(it.batch.payload) + MESSAGE_BYTES * len(it.batch)
+                for it in commands
+                if isinstance(it, Publish)
+            )
+        if rest:
+            self._keep(rest)
+        if self._charged or self._unstored_bytes or self._session.held_bytes >= SMALL_BYTES:
+            self._weigh()
 
-    def _receive(self, data: memoryview, now_us: int) -> list[Command]:
+    def _weigh(self) -> None:
+        """Tell the account what it makes the process hold."""
+        if self._transport is None:
+            return
+        held_bytes = self._session.held_bytes + len(self._rest) + self._unstored_bytes + self.output_bytes
+        self._charged = held_bytes >= SMALL_BYTES
+        self._server.memory.charge(self, held_bytes)
+
+    @property
+    def output_bytes(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def close_for_memory(self, why: str) -> None:
+        self._server.journal.note(logging.ERROR, f"closed {self.protocol} connection: {why}", peer=self.name)
+        self.leave(lost=True)
+        self.drop()
+
+    def hold_for_memory(self, held: bool) -> None:
+        self._hold(BY_MEMORY, held)
+
+    def _receive(self, data: bytes | memoryview, now_us: int) -> tuple[list[Command], bytes]:
+        """What it says, and what there is no time for yet."""
         raise NotImplementedError
 
     def _salvage(self) -> list[Command]:
@@ -189,21 +279,35 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def eof_received(self) -> bool:
-        # The end of the connection, in all three protocols: it can settle nothing any more, whether or not it
-        # reads what waits for it.
-        self.leave(lost=not self._server.stopping)
-        self.close()
+        if self._rest:
+            # What it has said before is heard first. (With TLS, it is closed whatever is returned here.)
+            self._has_ended = True
+            return self._listener.tls_certificate is None
+        self._end()
         return False
 
+    def _end(self) -> None:
+        """The end of the connection, in all three protocols: it can settle nothing any more, whether or not
+        it reads what waits for it."""
+        self.leave(lost=not self._server.stopping)
+        self.close()
+
     def connection_lost(self, error: Exception | None) -> None:
+        if self._is_parting:
+            self._server.parting -= 1
         if self._transport is None:
             return
         self._transport = None
         self._server.gone(self)
+        self._ending = f"was lost: {error}" if error else "left"
+        if not self._rest or self._closing:
+            self._left()
+
+    def _left(self) -> None:
+        """The peer is gone, and what it has said was heard."""
         # Who leaves a broker that stops may do so for that; a crash would not count its deliveries either.
         self.leave(lost=not self._server.stopping)
-        ending = f"was lost: {error}" if error else "left"
-        self._server.journal.note(logging.INFO, f"{self.name} {ending}")
+        self._server.journal.note(logging.INFO, f"{self.name} {self._ending}")
 
     def leave(self, *, lost: bool) -> None:
         """Be no port any more: what it holds goes back, and is a delivery that failed where it is `lost`."""
@@ -237,6 +341,8 @@ class Connection(asyncio.BufferedProtocol):
     def _write(self, data: bytes) -> None:
         if self._transport is not None and data and not self._closing:
             self._transport.write(data)
+            if self._charged or self._transport.get_write_buffer_size() >= SMALL_BYTES:
+                self._weigh()
 
     # --- the port --------------------------------------------------------------------------------
 
@@ -294,25 +400,30 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def hold(self, held: bool) -> None:
-        self._hold(1, held)
+        if not held:
+            self._unstored_bytes = 0
+        self._hold(BY_BROKER, held)
 
     def hold_for_server(self, held: bool) -> None:
-        self._hold(2, held)
+        self._hold(BY_SERVER, held)
 
     def _hold(self, reason: int, held: bool) -> None:
         before = self._holds
         self._holds = before | reason if held else before & ~reason
+        if self._rest and before & ~BY_ROUND and not self._holds & ~BY_ROUND:
+            self._server.rounds.wait(self)
         if self._transport is None or self._transport.is_closing():
             return
         if self._holds and not before:
             self._transport.pause_reading()
         elif before and not self._holds:
+            self._heard = self._server.ticks
             self._transport.resume_reading()
 
     @property
     def is_held(self) -> bool:
         """Whether it is not read from, because there is no room for what it sends."""
-        return bool(self._holds)
+        return bool(self._holds & ~BY_ROUND)
 
     def finish(self) -> None:
         self.close()
@@ -322,12 +433,27 @@ class Connection(asyncio.BufferedProtocol):
 
     def tick(self, now_us: int) -> None:
         """Once a second. While there is no room for what it has sent, nobody else sees its peer leave."""
-        self._left_ticks = self._left_ticks + 1 if self._holds & 1 and self._peer_has_closed() else 0
+        self._left_ticks = self._left_ticks + 1 if self._holds & BY_BROKER and self._peer_has_closed() else 0
         if self._left_ticks == LEFT_TICKS and self._attached:
             try:
                 self._broker.left(self, now_us, lost=not self._server.stopping)
             except LogFailed as failure:
                 self._server.fail(failure)
+        if self._charged:
+            self._weigh()
+        server = self._server
+        seconds = server.limits.frame_seconds
+        if self._holds or not self._attached or not self._session.unfinished:
+            return
+        if (server.ticks - self._heard) * TICK_SECONDS > seconds:
+            server.journal.note(
+                logging.WARNING,
+                f"closed {self.protocol} connection: the rest of a message has not come for {seconds} s, the "
+                f"limit of frame-seconds",
+                peer=self.name,
+            )
+            self.leave(lost=True)
+            self.close()
 
     def _peer_has_closed(self) -> bool:
         if self._transport is None or self._transport.is_closing():
@@ -339,23 +465,24 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def has_left(self) -> bool:
         """Whether its peer is gone, and it is here only for what it has sent and there is no room for."""
-        return bool(self._holds & 1) and self._left_ticks >= LEFT_TICKS and not self._closing
+        return bool(self._holds & BY_BROKER) and self._left_ticks >= LEFT_TICKS and not self._closing
 
     def say_closing(self) -> None:
         """The server is about to stop; only RQ has a word for it."""
 
 
 class SspqConnection(Connection):
+    _session: sspq_session.ServerSession
     protocol = "sspq"
     lost_to = sspq_session.ServerSession.LOST_TO
 
-    def __init__(self, server: "Server", listener: "Listener") -> None:
-        super().__init__(server, listener)
+    def __init__(self, server: "Server", listener: "Listener", has_place: bool = True) -> None:
+        super().__init__(server, listener, has_place)
         limits = server.limits
         self._session = sspq_session.ServerSession(listener.queue, payload_bytes_max=limits.payload_bytes_max)
 
-    def _receive(self, data: memoryview, now_us: int) -> list[Command]:
-        return self._session.receive(data)
+    def _receive(self, data: bytes | memoryview, now_us: int) -> tuple[list[Command], bytes]:
+        return self._session.receive(data), self._session.rest
 
     def _salvage(self) -> list[Command]:
         return self._session.salvage()
@@ -373,11 +500,12 @@ class SspqConnection(Connection):
 
 
 class PhpmqConnection(Connection):
+    _session: phpmq_session.ServerSession
     protocol = "phpmq"
     lost_to = phpmq_session.ServerSession.LOST_TO
 
-    def __init__(self, server: "Server", listener: "Listener") -> None:
-        super().__init__(server, listener)
+    def __init__(self, server: "Server", listener: "Listener", has_place: bool = True) -> None:
+        super().__init__(server, listener, has_place)
         limits = server.limits
         self._session = phpmq_session.ServerSession(
             ttl_packet=listener.ttl_packet,
@@ -390,8 +518,8 @@ class PhpmqConnection(Connection):
             ),
         )
 
-    def _receive(self, data: memoryview, now_us: int) -> list[Command]:
-        return self._session.receive(data)
+    def _receive(self, data: bytes | memoryview, now_us: int) -> tuple[list[Command], bytes]:
+        return self._session.receive(data), self._session.rest
 
     def _salvage(self) -> list[Command]:
         return self._session.salvage()
@@ -405,11 +533,12 @@ class PhpmqConnection(Connection):
 
 
 class RqConnection(Connection):
+    _session: rq_controller.ControllerSession
     protocol = "rq"
     lost_to = Where.PLACE
 
-    def __init__(self, server: "Server", listener: "Listener") -> None:
-        super().__init__(server, listener)
+    def __init__(self, server: "Server", listener: "Listener", has_place: bool = True) -> None:
+        super().__init__(server, listener, has_place)
         limits = server.limits
         self._session = rq_controller.ControllerSession(
             server.now_us(),
@@ -426,7 +555,7 @@ class RqConnection(Connection):
         assert self._transport is not None
         self._transport.write(self._session.full())
 
-    def _receive(self, data: memoryview, now_us: int) -> list[Command]:
+    def _receive(self, data: bytes | memoryview, now_us: int) -> tuple[list[Command], bytes]:
         if len(self._first) < FOREIGN_BYTES_MAX:
             self._first += bytes(data[: FOREIGN_BYTES_MAX - len(self._first)])
             if self._first.startswith(FOREIGN):
@@ -437,7 +566,7 @@ class RqConnection(Connection):
         self._write(self._session.take_output())
         if self._was_idle:
             self._mark(self._session.idle)
-        return commands
+        return commands, self._session.rest
 
     def _salvage(self) -> list[Command]:
         self._write(self._session.take_output())
@@ -454,9 +583,9 @@ class RqConnection(Connection):
             )
 
     def tick(self, now_us: int) -> None:
+        super().tick(now_us)
         if not self._attached:
             return
-        super().tick(now_us)
         self._session.tick(now_us)
         self._write(self._session.take_output())
         self._mark(self._session.idle)

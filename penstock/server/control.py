@@ -1,8 +1,9 @@
 """Control: the first process's end of the private link.
 
-Frames come in, each is a call that is carried out at once on the loop, and answered now or, where
+Frames come in, each is a call that is carried out on the loop, and answered now or, where
 it waits for the disk, when the disk has answered. Every call is short by construction: what lists
-much answers in parts (see `calls.py`), so that nothing the second process asks for delays a message.
+much answers in parts (see `calls.py`), and calls that a turn has no time for wait in their round with
+the connections (`rounds.py`), so that nothing the second process asks for delays a message.
 
 Rules that always hold:
   * Every call is answered once, with a result or an error; an unknown call with an error too.
@@ -15,6 +16,7 @@ the second process starts it again. Messages that were accepted stay accepted.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
@@ -56,6 +58,8 @@ class Control(asyncio.BufferedProtocol):
         self._decoder = FrameDecoder()
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._transport: asyncio.Transport | None = None
+        self._frames: deque[Frame] = deque()  # calls that are not carried out yet
+        self._held = False  # there is no room for what it sends
         self.open_calls = 0
 
     # --- the socket ------------------------------------------------------------------------------
@@ -70,18 +74,31 @@ class Control(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         try:
-            frames = self._decoder.receive(self._buffer[:nbytes])
+            self._frames += self._decoder.receive(self._buffer[:nbytes])
         except FrameError as error:
             log.critical("the link to the second process is broken: %s", error)
             self.close()
             return
-        for frame in frames:
-            self._run(frame)
-        if frames:
-            self._server.check_in_flight(self)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Carry out what waits, as far as this turn has time for it."""
+        if self._held or not self._frames:
+            return
+        rounds = self._server.rounds
+        self._server.arrival_us()
+        while self._frames:
+            self._run(self._frames.popleft())
+            if rounds.is_over():
+                break
+        self._server.check_in_flight(self)
+        if self._frames and not self._held:
+            rounds.wait(self)
+        self._read_or_not()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
+        self._frames.clear()  # Nobody waits for an answer any more.
         self._server.not_throttled(self)
         self._on_lost()
 
@@ -91,9 +108,15 @@ class Control(asyncio.BufferedProtocol):
 
     def hold_for_server(self, held: bool) -> None:
         """Read nothing for now, or go on reading."""
+        self._held = held
+        if self._frames and not held:
+            self._server.rounds.wait(self)
+        self._read_or_not()
+
+    def _read_or_not(self) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        if held:
+        if self._held or self._frames:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import resource
 import signal
 import sys
@@ -26,22 +25,24 @@ from operator import attrgetter
 
 from penstock.broker.broker import Broker
 from penstock.broker.home import Home
-from penstock.common.address import Address, TcpAddress, UnixAddress, bind_unix
+from penstock.common.address import Address
 from penstock.common.given import SettingsError
 from penstock.common.journal import Journal, log
 from penstock.common.malloc import give_memory_back, keep_freed_memory
 from penstock.common.ready import ready_line
 from penstock.log.errors import LogFailed
 from penstock.log.log import Log
+from penstock.server.accepting import Accepting
 from penstock.server.backend import Backend, Standalone
 from penstock.server.connection import CONNECTIONS, Connection
 from penstock.server.control import Control
+from penstock.server.memory import Account
+from penstock.server.rounds import TICK_SECONDS, Rounds
 from penstock.server.second import SecondProcess
 from penstock.server.settings import Limits, Listener, Settings
 from penstock.server.settings_read import reloadable_difference
 from penstock.server.tls import server_context
 
-TICK_SECONDS = 0.05
 SLOW_TICKS = 20
 TRIM_TICKS = 200
 SWITCH_SECONDS = 0.0001
@@ -82,10 +83,12 @@ class Server:
         self._throttled: set[Connection | Control] = set()  # not read from: the disk is behind
         self._left: list[Connection] = []  # their peers have left; in the order in which they came
         self._numbers = counter(1)
-        self._listening: list[tuple[Listener, asyncio.Server]] = []
+        self.entering = 0  # accepted, and not among the connections yet
+        self.parting = 0  # refused, and still being told so
+        self._listening: list[tuple[Listener, Accepting]] = []
         self._turn_wanted = False
         self._arrival_us = 0  # of what was received since the last turn; 0: nothing was
-        self._ticks = 0
+        self.ticks = 0  # so often has `TICK_SECONDS` gone by, or more
         self._position_seen = self._position_tidied = 0  # of the log
         self._disk_was_full = False
         self._stopping = False
@@ -93,6 +96,8 @@ class Server:
         self._exit = EXIT_OK
         self._done = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self.rounds = Rounds(self._loop, self.arrival_us)
+        self.memory = Account(settings.limits.memory_bytes_max)
         self.started_us = self.now_us()
         sys.setswitchinterval(SWITCH_SECONDS)
         self.second = SecondProcess(self, settings, settings.http) if settings.http is not None else None
@@ -140,6 +145,7 @@ class Server:
         """The time of what is received now. A turn has one, so that what came in it can be one block."""
         if not self._arrival_us:
             self._arrival_us = self.now_us()
+            self.rounds.begin()
             self.want_turn()
         return self._arrival_us
 
@@ -169,34 +175,21 @@ class Server:
         for listener in self.settings.listeners:
             context = server_context(listener)
 
-            def connection(listener: Listener = listener) -> Connection:
-                return CONNECTIONS[listener.protocol](self, listener)
+            def connection(has_place: bool, listener: Listener = listener) -> Connection:
+                return CONNECTIONS[listener.protocol](self, listener, has_place)
 
-            address = listener.address
             try:
-                if isinstance(address, UnixAddress):
-                    # With a path alone, the loop would take away one that somebody listens on.
-                    server = await self._loop.create_unix_server(
-                        connection, sock=bind_unix(address.path), ssl=context, backlog=1024
-                    )
-                else:
-                    server = await self._loop.create_server(
-                        connection, address.host, address.port, ssl=context, backlog=1024, reuse_address=True
-                    )
+                accepting = Accepting(self, listener.address, connection, context)
             except OSError as error:
                 raise OSError(
-                    error.errno, f"{listener.protocol} listener {address}: {error.strerror}"
+                    error.errno, f"{listener.protocol} listener {listener.address}: {error.strerror}"
                 ) from error
-            self._listening.append((listener, server))
+            self._listening.append((listener, accepting))
 
     def _addresses(self) -> Iterator[tuple[Listener, Address]]:
         """Where it listens, with real ports."""
-        for listener, server in self._listening:
-            if isinstance(listener.address, UnixAddress) or not server.sockets:
-                yield listener, listener.address
-            else:
-                host, port, *_ = server.sockets[0].getsockname()
-                yield listener, TcpAddress(host, port)
+        for listener, accepting in self._listening:
+            yield listener, accepting.address
 
     def listeners(self) -> list[dict[str, object]]:
         """The same for those who ask the HTTP API where to connect to."""
@@ -231,11 +224,8 @@ class Server:
         self._loop.call_later(GRACE_SECONDS, self._dismiss)
 
     def _stop_listening(self) -> None:
-        for listener, server in self._listening:
-            if isinstance(listener.address, UnixAddress) and server.is_serving():
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(listener.address.path)
-            server.close()
+        for _, accepting in self._listening:
+            accepting.close()
 
     def _dismiss(self) -> None:
         """What was sent before the stop has been read by now: let those go who hold nothing."""
@@ -245,7 +235,7 @@ class Server:
 
     def _check_drained(self) -> None:
         answered = self.second is None or not self.second.open_calls
-        if self._dismissed and self._backend.is_drained and answered:
+        if self._dismissed and self._backend.is_drained and answered and not self.rounds.waiting:
             self._done.set()
 
     def _asked_to_reload(self) -> None:
@@ -313,6 +303,10 @@ class Server:
             self.fail(error)
         except Exception:  # noqa: BLE001 - it is told: a fault of ours must not stop the next turn
             log.exception("a turn failed")
+        if self.memory.is_tight or self.memory.holds_somebody:
+            self.memory.look()
+        self.rounds.be_sparing(self.memory.is_tight)
+        self.rounds.end()
         if self._throttled:
             self.log.hurry()
         if self._stopping:
@@ -342,17 +336,17 @@ class Server:
         if self._done.is_set():
             return
         self._loop.call_later(TICK_SECONDS, self._tick)
-        self._ticks += 1
+        self.ticks += 1
         now_us = self.now_us()
         try:
             self.home.tick(now_us)
-            if self._ticks % TRIM_TICKS == 0 and self._log is not None:
+            if self.ticks % TRIM_TICKS == 0 and self._log is not None:
                 self._log.trim(now_us)
         except LogFailed as error:
             self.fail(error)
             return
         self._tell_of_the_disk()
-        if self._ticks % SLOW_TICKS == 0:
+        if self.ticks % SLOW_TICKS == 0:
             self._tidy()
             for connection in list(self.connections):
                 connection.tick(now_us)
@@ -389,15 +383,15 @@ class Server:
         """A name for people and events: the protocol, the peer's address, a running number."""
         return f"{connection.protocol}:{connection.peer}#{next(self._numbers)}"
 
-    def admit(self, connection: Connection) -> bool:
-        most = self.limits.connections_max
-        if self._stopping or (len(self.connections) >= most and not self._make_place()):
-            limit = f"{most} are open, the limit of connections-max"
-            why = "the broker is stopping" if self._stopping else limit
-            self.journal.note(logging.WARNING, f"refused a connection: {why}", peer=connection.name)
-            return False
-        self.connections.add(connection)
-        return True
+    def find_place(self) -> bool:
+        """Whether there is one for who is accepted now: those who are entering have theirs."""
+        there = len(self.connections) + self.entering
+        return there < self.limits.connections_max or self._make_place()
+
+    def refused(self, peer: str) -> None:
+        limit = f"{self.limits.connections_max} are open, the limit of connections-max"
+        why = "the broker is stopping" if self._stopping else limit
+        self.journal.note(logging.WARNING, f"refused a connection: {why}", peer=peer)
 
     def _make_place(self) -> bool:
         """End the last who came of those who have left while what they sent waits for room; if there is one.
@@ -417,6 +411,7 @@ class Server:
     def gone(self, connection: Connection) -> None:
         self.connections.discard(connection)
         self._throttled.discard(connection)
+        self.memory.forget(connection)
 
     def not_throttled(self, link: Control) -> None:
         """It is gone: nothing waits for room any more."""
@@ -429,21 +424,26 @@ class Server:
             connection.hold_for_server(True)
 
 
-def _allow_files(connections_max: int) -> None:
-    """Ask the system for a file descriptor per connection, and say so where it gives fewer."""
+def _allow_files(connections_max: int) -> int:
+    """Ask the system for a file descriptor per connection; for how many connections there are some, when the
+    log and the second process have theirs."""
     wanted = connections_max + FILES_BESIDE_CONNECTIONS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
+        return connections_max
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed < wanted:
-        log.warning(
-            "the system allows %d open files, too few for connections-max = %d: raise the limit (ulimit -n) "
-            "or lower the setting",
-            allowed,
-            connections_max,
-        )
+    if allowed == wanted:
+        return connections_max
+    most = max(allowed - FILES_BESIDE_CONNECTIONS, allowed // 2)
+    log.warning(
+        "the system allows %d open files, too few for connections-max = %d: it is %d from now on; raise the "
+        "limit (ulimit -n) or lower the setting",
+        allowed,
+        connections_max,
+        most,
+    )
+    return most
 
 
 def serve(
@@ -453,10 +453,13 @@ def serve(
 ) -> int:
     """Run a server in this process until it is told to stop; its exit code."""
 
-    async def main() -> int:
-        return await kind(settings, reload).run()
+    connections_max = _allow_files(settings.limits.connections_max)
 
-    _allow_files(settings.limits.connections_max)
+    async def main() -> int:
+        server = kind(settings, reload)
+        server.limits = replace(server.limits, connections_max=connections_max)
+        return await server.run()
+
     keep_freed_memory()
     try:
         import uvloop

@@ -51,6 +51,9 @@ class Limits:
     in_flight_bytes: int = 8 << 20  # accepted and not yet in the log, in all
     packets_per_message_max: int = 5  # PHPMQ
     consumed_queues_max: int = 1024  # by one connection
+    memory_bytes_max: int = 512 << 20  # that all connections together make the process hold
+    frame_seconds: int = 30  # that an unfinished message may stay so
+    handshake_seconds: int = 10  # of TLS
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +296,19 @@ TABLE: Final[tuple[Setting, ...]] = (
     ),
     _of("limits", "packets-per-message-max", Whole(3, 99), "packets of one PHPMQ message"),
     _of("limits", "consumed-queues-max", Whole(1, 65_535), "queues that one connection may consume from"),
+    _of(
+        "limits",
+        "memory-bytes-max",
+        Whole(1 << 20, 2**40),
+        "bytes that all connections together can make the process hold",
+    ),
+    _of(
+        "limits",
+        "frame-seconds",
+        Whole(1, 86_400),
+        "how long an unfinished message may stay unfinished while nothing more of it comes",
+    ),
+    _of("limits", "handshake-seconds", Whole(1, 3600), "how long a TLS handshake may take"),
     _of(
         "http",
         "body-bytes-max",

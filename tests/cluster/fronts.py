@@ -29,6 +29,8 @@ from penstock.log.log import Log, open_log
 from penstock.log.state import LogSettings
 from penstock.model.policy import Policies
 from penstock.server.connection import CONNECTIONS, Connection
+from penstock.server.memory import Account
+from penstock.server.rounds import Rounds
 from penstock.server.settings import Limits, Listener
 from tests.server.harness import Wire
 
@@ -108,6 +110,10 @@ class Front:
         self.limits = limits
         self.connection_buffer_bytes = limits.connection_buffer_bytes
         self.journal = Journal()
+        self.rounds = Rounds(thread.loop, self.arrival_us)
+        self.memory = Account(limits.memory_bytes_max)
+        self.ticks = 0
+        self.parting = 0
         self.home: Any = None  # Broker or RemoteBroker, which have the same face
         self.failed: LogFailed | None = None
         self.is_over = False
@@ -164,15 +170,12 @@ class Front:
     def arrival_us(self) -> int:
         if not self._arrival_us:
             self._arrival_us = self.now_us()
+            self.rounds.begin()
             self.want_turn()
         return self._arrival_us
 
     def name_for(self, connection: Connection) -> str:
         return f"{connection.protocol}:{connection.peer}#{next(self._numbers)}"
-
-    def admit(self, connection: Connection) -> bool:
-        self.connections.add(connection)
-        return True
 
     def gone(self, connection: Connection) -> None:
         self.connections.discard(connection)
@@ -205,9 +208,11 @@ class Front:
             self.home.turn(self.now_us())
         except LogFailed as error:
             self.fail(error)
+        self.rounds.end()
 
     def _tick(self) -> None:
         self._ticking = self.thread.loop.call_later(0.05, self._tick)
+        self.ticks += 1
         try:
             self.home.tick(self.now_us())
         except LogFailed as error:
@@ -276,6 +281,7 @@ class Leader(Front):
             claims_seconds=self._claims_seconds,
             grace_seconds=self._grace_seconds,
             http=self._http,
+            rounds=self.rounds,
         )
 
     def _wake(self) -> None:

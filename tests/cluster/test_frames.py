@@ -50,7 +50,7 @@ from penstock.model.words import (
     Settle,
 )
 from penstock.protocols.errors import PeerViolation
-from penstock.server.connection import RECEIVE_BYTES
+from penstock.server.rounds import RECEIVE_BYTES
 from penstock.server.settings_read import load
 from tests.server.settings_source import parser
 

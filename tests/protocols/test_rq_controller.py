@@ -27,6 +27,7 @@ from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.rq import Limits
 from penstock.protocols.rq_controller import ControllerSession
 from penstock.protocols.rq_session import Consumer
+from penstock.protocols.share import UNBOUNDED
 
 ORIGIN = b"0123456789abcdef01"
 
@@ -132,7 +133,7 @@ def test_what_cannot_be_done_is_answered_where_it_can_be_and_always_told(
 
 
 def test_a_flood_in_vain_is_added_up() -> None:
-    session = ControllerSession(0)
+    session = ControllerSession(0, share=UNBOUNDED)
     wire = b"\x1f" * 1000 + b"\x01\x0a" * 1000 + rq.encode_delivered(range(1000))
     assert reasons(session.receive(wire, 1)) == [
         ("REQUEST without ID and QUEUE or QUEUEID and PAYLOAD", 1000),

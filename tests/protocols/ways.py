@@ -1,9 +1,10 @@
 """The one property of the wires: however a stream is fed and whichever path reads it, it says the same.
 
 For each seed there is a stream (`streams.py`). It is fed whole, as a view, in random chunks and byte by byte,
-to readers with all fast paths, with none, and with each taken away; to the sessions of both sides; and what
-encoders write is compared with what is put together packet by packet. Nothing but `PeerViolation` may leave a
-parser. `test_ways.py` does some seeds and knows what they say, in both builds; `fuzz_ways.py` searches on.
+to readers with all fast paths, with none, and with each taken away, at once and in shares of a few words; to
+the sessions of both sides; and what encoders write is compared with what is put together packet by packet.
+Nothing but `PeerViolation` may leave a parser. `test_ways.py` does some seeds and knows what they say, in
+both builds; `fuzz_ways.py` searches on.
 """
 
 import hashlib
@@ -28,6 +29,7 @@ from penstock.protocols.phpmq_write import TtlPacket, Writer
 from penstock.protocols.risp import encode
 from penstock.protocols.rq import Command
 from penstock.protocols.rq_controller import ControllerSession
+from penstock.protocols.share import UNBOUNDED
 from penstock.protocols.sspq_session import ClientSession as SspqClient
 from penstock.protocols.sspq_session import Declined, Delivery, Synced
 from penstock.protocols.sspq_session import ServerSession as SspqServer
@@ -65,32 +67,36 @@ def _paths(wire: str) -> list[tuple[ModuleType, str, object]]:
     return [(rq_decoder, "FAST_PATHS", paths) for paths in some]
 
 
-def _fed(
-    receive: Callable[[Any], Iterable[Any]], salvage: Callable[[], Iterable[Any]], chunks: Chunks
-) -> Any:
+def _fed(session: Any, receive: Callable[[Any], Iterable[Any]], chunks: Chunks) -> Any:
     """All that a stream says, and the violation that ends it."""
     said: list[Any] = []
     for chunk in chunks:
-        try:
-            said += receive(chunk)
-        except PeerViolation as violation:
-            said += salvage()
-            return said, violation
+        rest = chunk
+        while True:
+            try:
+                said += receive(rest)
+            except PeerViolation as violation:
+                said += session.salvage()
+                return said, violation
+            before, rest = rest, getattr(session, "rest", b"")
+            if not len(rest):
+                break
+            assert len(rest) < len(before), "nothing was read"
     return said, None
 
 
 # --- readers -----------------------------------------------------------------------------------------
 
 
-def _read_rq(chunks: Chunks) -> Said:
-    decoder = rq_decoder.Decoder(RQ_LIMITS)
-    events, violation = _fed(decoder.feed, decoder.salvage, chunks)
+def _read_rq(chunks: Chunks, share: int) -> Said:
+    decoder = rq_decoder.Decoder(RQ_LIMITS, share)
+    events, violation = _fed(decoder, decoder.feed, chunks)
     return settled(items_of(events)), violation and violation.position
 
 
-def _read_phpmq(chunks: Chunks) -> Said:
-    reader = phpmq_read.Reader(frozenset(MessageType), PHPMQ_LIMITS)
-    events, violation = _fed(reader.feed, reader.salvage, chunks)
+def _read_phpmq(chunks: Chunks, share: int) -> Said:
+    reader = phpmq_read.Reader(frozenset(MessageType), PHPMQ_LIMITS, share)
+    events, violation = _fed(reader, reader.feed, chunks)
     return [item for event in events for item in _phpmq_items(event)], violation and str(violation)
 
 
@@ -111,9 +117,9 @@ def _phpmq_items(event: phpmq.Event) -> Iterator[Said]:
             yield type(event).__name__, event.queue, content, id_, ttl
 
 
-def _read_sspq(chunks: Chunks) -> Said:
-    reader = sspq.FrameReader(payload_bytes_max=PAYLOAD_BYTES_MAX)
-    events, violation = _fed(reader.feed, reader.salvage, chunks)
+def _read_sspq(chunks: Chunks, share: int) -> Said:
+    reader = sspq.FrameReader(payload_bytes_max=PAYLOAD_BYTES_MAX, share=share)
+    events, violation = _fed(reader, reader.feed, chunks)
     said: list[Said] = []
     for event in events:
         if isinstance(event, sspq.Messages):
@@ -187,25 +193,22 @@ def _by_queue(said: list[Said]) -> list[Said]:
     return sorted(said, key=lambda item: (str(item[0]), str(item[1])))
 
 
-def _serve_rq(chunks: Chunks) -> Said:
-    session = ControllerSession(0, limits=RQ_LIMITS)
-    session.receive(rq.encode_consume("Q1", 0, 20, False), 0)
+def _serve_rq(chunks: Chunks, share: int) -> Said:
+    session = ControllerSession(0, limits=RQ_LIMITS, share=share)
+    _fed(session, lambda chunk: session.receive(chunk, 0), [rq.encode_consume("Q1", 0, 20, False)])
     session.consuming("Q1")
     session.deliver("Q1", _stored(reply=True))
-    commands, violation = _fed(lambda chunk: session.receive(chunk, 1), session.salvage, chunks)
+    commands, violation = _fed(session, lambda chunk: session.receive(chunk, 1), chunks)
     acks, others, ignored = _words(commands)
     output = sorted(reference(session.take_output())[0], key=repr)
     return acks, _by_queue(others), ignored, output, session.deliveries, violation and violation.position
 
 
-def _serve_phpmq(chunks: Chunks) -> Said:
-    session = PhpmqServer(limits=PHPMQ_LIMITS)
+def _serve_phpmq(chunks: Chunks, share: int) -> Said:
+    session = PhpmqServer(limits=PHPMQ_LIMITS, share=share)
     written = b""
 
-    def receive(chunk: bytes | memoryview) -> list[Any]:
-        return session.receive(chunk)
-
-    commands, violation = _fed(receive, session.salvage, chunks)
+    commands, violation = _fed(session, session.receive, chunks)
     acks, others, ignored = _words(commands)
     ignored.pop(IGNORED_TWICE, None)
     for queue in ("q", "Foo"):
@@ -214,19 +217,19 @@ def _serve_phpmq(chunks: Chunks) -> Said:
     return acks, others, ignored, written, violation and str(violation)
 
 
-def _serve_sspq(chunks: Chunks) -> Said:
-    session = SspqServer("q", payload_bytes_max=PAYLOAD_BYTES_MAX)
-    commands, violation = _fed(session.receive, session.salvage, chunks)
+def _serve_sspq(chunks: Chunks, share: int) -> Said:
+    session = SspqServer("q", payload_bytes_max=PAYLOAD_BYTES_MAX, share=share)
+    commands, violation = _fed(session, session.receive, chunks)
     return *_words(commands), session.state.value, violation and str(violation)
 
 
-def _node_rq(chunks: Chunks) -> Said:
+def _node_rq(chunks: Chunks, share: int) -> Said:
     session = rq_node.NodeSession(0, limits=RQ_LIMITS)
     session.consume("Q1")
     session.consume("q")
     session.request("Q1", _BLOCK)
     session.send("Q1", _BLOCK)
-    events, violation = _fed(lambda chunk: session.receive(chunk, 1), session.salvage, chunks)
+    events, violation = _fed(session, lambda chunk: session.receive(chunk, 1), chunks)
     if violation is not None:
         return "violation"  # which of two deliveries with one id came first is a matter of grouping
     said: list[Said] = []
@@ -245,19 +248,19 @@ def _node_rq(chunks: Chunks) -> Said:
     return sorted(said, key=repr), dict(sorted(ignored.items())), output, session.requests, session.held
 
 
-def _client_phpmq(chunks: Chunks) -> Said:
+def _client_phpmq(chunks: Chunks, share: int) -> Said:
     session = PhpmqClient(limits=PHPMQ_LIMITS)
     session.consume("q", 5)
     session.consume("Foo", 5)
-    events, violation = _fed(session.receive, session.salvage, chunks)
+    events, violation = _fed(session, session.receive, chunks)
     # A dispatch that nobody asked for is placed at its chunk's end.
     return [item for event in events for item in _phpmq_items(event)], violation is None
 
 
-def _client_sspq(chunks: Chunks) -> Said:
+def _client_sspq(chunks: Chunks, share: int) -> Said:
     session = SspqClient(payload_bytes_max=PAYLOAD_BYTES_MAX)
     session.ask()
-    answers, violation = _fed(session.receive, session.salvage, chunks)
+    answers, violation = _fed(session, session.receive, chunks)
     said: list[Said] = []
     for answer in answers:
         if isinstance(answer, Delivery):
@@ -271,7 +274,7 @@ def _client_sspq(chunks: Chunks) -> Said:
     return said, session.state.value, violation is None
 
 
-READERS: dict[str, dict[str, Callable[[Chunks], Said]]] = {
+READERS: dict[str, dict[str, Callable[[Chunks, int], Said]]] = {
     "rq": {"reader": _read_rq, "server": _serve_rq, "client": _node_rq},
     "phpmq": {"reader": _read_phpmq, "server": _serve_phpmq, "client": _client_phpmq},
     "sspq": {"reader": _read_sspq, "server": _serve_sspq, "client": _client_sspq},
@@ -410,6 +413,9 @@ def check(wire: str, seed: int) -> str:
     fed = feedings(random, stream)
     if len(stream) > BYTE_BY_BYTE_MAX:
         del fed["byte by byte"]
+    # Of their own chance, so that a stream stays what it was.
+    of_its_own = Random(f"{wire} {seed} shares")
+    shares = {"a view": of_its_own.choice((1, 2, 5, 40)), "small chunks": of_its_own.choice((1, 3))}
     said: list[Said] = []
     for side, read in READERS[wire].items():
         first = None
@@ -417,12 +423,14 @@ def check(wire: str, seed: int) -> str:
         for module, name, value in _paths(wire)[: None if side == "reader" else 2]:
             with _set(module, name, value):
                 for feeding, chunks in fed.items():
-                    heard = read(chunks)
+                    share = shares.get(feeding, UNBOUNDED) if side != "client" else UNBOUNDED
+                    heard = read(chunks, share)
                     first = heard if first is None else first
                     if heard != first:
                         what = _difference(first, heard)
                         raise AssertionError(
-                            f"{wire}, seed {seed}, {side}: {name} = {value}, fed {feeding}: {what}"
+                            f"{wire}, seed {seed}, {side}: {name} = {value}, fed {feeding}, "
+                            f"a share of {share}: {what}"
                         )
         said.append(first)
     if wire == "rq":

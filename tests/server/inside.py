@@ -15,7 +15,8 @@ from typing import Any
 import uvloop
 
 from penstock.server.connection import Connection
-from penstock.server.server import TICK_SECONDS, Server
+from penstock.server.rounds import TICK_SECONDS
+from penstock.server.server import Server
 from penstock.server.settings import Settings
 from penstock.server.settings_read import load
 from tests.server.harness import SEGMENT_BYTES, WAIT_SECONDS

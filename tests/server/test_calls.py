@@ -22,6 +22,7 @@ from penstock.model.policy import Policies, QueueNameError
 from penstock.model.words import Consume, Outcome
 from penstock.server import calls
 from penstock.server.calls import CALLS, Context, refusal_of
+from penstock.server.memory import Account
 from tests.broker.test_broker import FakePort, House, send, settle
 
 ROUNDS_MAX = 10_000
@@ -57,6 +58,7 @@ class Caller(House):
     def __init__(self, folder: Path, policies: Policies | None = None) -> None:
         super().__init__(folder, policies)
         self.started_us = self.now
+        self.memory = Account(1 << 20)
         self.failures: list[LogFailed] = []
         self.context = Context(self)
 
@@ -580,6 +582,7 @@ def test_the_engine_says_how_it_is(caller: Caller, tmp_path: Path) -> None:
         "durability": "commit",
         "listeners": [],
         "version": __version__,
+        "memory": {"held_bytes": 0, "limit_bytes": 1 << 20, "closed": 0},
         "uptime_seconds": 3.0,
     }
     assert sync["count"] == sum(sync["buckets"]) > 0

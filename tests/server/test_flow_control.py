@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from penstock.server import connection as connections
-from penstock.server.connection import RECEIVE_BYTES
+from penstock.server.rounds import RECEIVE_BYTES
 from tests.server.harness import (
     SEND,
     WAIT_SECONDS,

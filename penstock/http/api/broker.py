@@ -89,6 +89,13 @@ SCHEMAS: Final = {
             "disk_bytes_free": schema.COUNT,
             "disk_bytes_total": schema.COUNT,
             "bytes_in_flight": schema.said(schema.COUNT, "Accepted and not yet in the files."),
+            "memory": schema.object_of(
+                {
+                    "held_bytes": schema.said(schema.COUNT, "What connections make the broker hold."),
+                    "limit_bytes": schema.said(schema.COUNT, "The most that they can: memory-bytes-max."),
+                    "closed": schema.said(schema.COUNT, "Connections that were closed for it."),
+                }
+            ),
             "full": schema.said(schema.BOOLEAN, "Whether messages are refused for lack of room."),
             "failed": schema.said(schema.or_null(schema.STRING), "Why the log has failed; null: it has not."),
             "damage": schema.said(

@@ -171,6 +171,16 @@ def _engine_families(scrape: Scrape) -> Iterator[Metric]:
             "Bytes accepted and not yet in the files.",
             engine["bytes_in_flight"],
         ),
+        (
+            "memory_held_bytes",
+            "Bytes that connections make the broker hold.",
+            engine["memory"]["held_bytes"],
+        ),
+        (
+            "memory_limit_bytes",
+            "The most that connections can make the broker hold.",
+            engine["memory"]["limit_bytes"],
+        ),
         ("full", "1 while messages are refused for lack of room on the disk.", engine["full"]),
         ("failed", "1 when the log has failed for good.", bool(engine["failed"])),
         ("damage_reports", "Damaged places of the log that were found.", len(engine["damage"])),
@@ -181,6 +191,11 @@ def _engine_families(scrape: Scrape) -> Iterator[Metric]:
     for name, help_text, value in (
         ("log_written_bytes", "Bytes that were ever written to this log.", engine["position"]),
         ("log_openings", "How often this log was opened: starts of a broker.", engine["opening"]),
+        (
+            "memory_closed_connections",
+            "Connections that were closed because they made the broker hold too much.",
+            engine["memory"]["closed"],
+        ),
     ):
         yield CounterMetricFamily(f"penstock_{name}", help_text, value)
 

@@ -1,0 +1,20 @@
+"""The share of a turn that one connection has: how much of a chunk is read before others have their turn.
+
+What a chunk costs depends on what it says. Frames that look like those before them are read hundreds at a
+time, and cost next to nothing; a frame that has to be taken apart costs microseconds, and a few bytes can
+name a payload of a megabyte again and again. So a reader counts what it does one by one, in units of about
+five microseconds, and stops when its share is used up: what it has not read then is its `rest`, which the
+caller feeds to it later, before anything else. Where a chunk is cut changes how events are grouped, never
+what they say.
+"""
+
+from typing import Final
+
+SHARE: Final = 1000
+"""Units for one call of a session: some 5 ms where each word is read with care, less in a compiled build."""
+
+UNBOUNDED: Final = 1 << 60
+"""For a reader of a client: nobody else waits."""
+
+PAYLOAD_SHIFT: Final = 11
+"""A payload that is named costs a unit for every 2 KiB: so much has to be written for it."""

@@ -1,0 +1,152 @@
+"""Accepting: the sockets of a listener, and how those who connect come in.
+
+Rules that always hold:
+  * Whoever is accepted counts, from there on: a TLS handshake that nobody finishes is a connection, too, and
+    ends after `handshake-seconds`. Who is over `connections-max` is told so where its protocol has a word for
+    it, as long as few are; the others are closed at once.
+  * Where the system has no descriptors left, nobody is accepted for a while, and those who are there go on.
+  * A handshake that fails leaves a line.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from penstock.common.address import Address, TcpAddress, UnixAddress, bind_unix
+
+if TYPE_CHECKING:
+    from penstock.server.server import Server
+
+BACKLOG: Final = 1024
+AT_ONCE: Final = 64
+"""So many are accepted before others have their turn."""
+
+TOLD_MAX: Final = 32
+"""So many over `connections-max` may be there at a time, to be told."""
+
+PAUSE_SECONDS: Final = 0.5
+_NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+def bind(address: Address) -> list[socket.socket]:
+    """Sockets that do not listen yet: a host's name may have several addresses, which get the same port."""
+    if isinstance(address, UnixAddress):
+        return [bind_unix(address.path)]
+    sockets: list[socket.socket] = []
+    port = address.port
+    found = socket.getaddrinfo(address.host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    try:
+        for family, kind, protocol, _, where in dict.fromkeys(found):
+            ours = socket.socket(family, kind, protocol)
+            sockets.append(ours)
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                ours.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            ours.bind((where[0], port, *where[2:]))
+            port = ours.getsockname()[1]
+    except BaseException:
+        for ours in sockets:
+            ours.close()
+        raise
+    return sockets
+
+
+class Accepting:
+    """One listener's sockets, while they listen."""
+
+    def __init__(
+        self,
+        server: "Server",
+        address: Address,
+        protocol: Callable[[bool], asyncio.BaseProtocol],
+        context: ssl.SSLContext | None,
+    ) -> None:
+        """`protocol` makes what serves a connection, and is told whether there is a place for it."""
+        self._server = server
+        self._protocol = protocol
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._entering: set[asyncio.Task[None]] = set()
+        self.address = address
+        self.sockets = bind(address)
+        for ours in self.sockets:
+            ours.setblocking(False)
+            ours.listen(BACKLOG)
+            self._loop.add_reader(ours, self._accept, ours)
+        if isinstance(address, TcpAddress):
+            host, port, *_ = self.sockets[0].getsockname()
+            self.address = TcpAddress(host, port)  # with its real port
+
+    def _accept(self, ours: socket.socket) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                peer, _ = ours.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTORS:
+                    raise
+                self._server.journal.note(
+                    logging.ERROR, f"nobody can connect for now to {self.address}: {error.strerror}"
+                )
+                self._loop.remove_reader(ours)
+                self._loop.call_later(PAUSE_SECONDS, self._resume, ours)
+                return
+            has_place = self._server.find_place()
+            if not has_place and self._server.parting >= TOLD_MAX:
+                self._server.refused(_name_of(peer))
+                peer.close()
+                continue
+            peer.setblocking(False)
+            task = self._loop.create_task(self._enter(peer, has_place))
+            if has_place:
+                self._server.entering += 1
+            else:
+                self._server.parting += 1
+            self._entering.add(task)
+            task.add_done_callback(self._entering.discard)
+
+    def _resume(self, ours: socket.socket) -> None:
+        if ours in self.sockets:
+            self._loop.add_reader(ours, self._accept, ours)
+
+    async def _enter(self, peer: socket.socket, has_place: bool) -> None:
+        name = _name_of(peer)
+        seconds = self._server.limits.handshake_seconds if self._context is not None else None
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: self._protocol(has_place), peer, ssl=self._context, ssl_handshake_timeout=seconds
+            )
+        except (OSError, ssl.SSLError) as error:
+            peer.close()
+            self._server.journal.note(logging.WARNING, f"a connection came to nothing: {error}", peer=name)
+            if not has_place:
+                self._server.parting -= 1
+        finally:
+            if has_place:
+                self._server.entering -= 1
+
+    def close(self) -> None:
+        """Accept nobody any more; who is coming in may do so."""
+        sockets, self.sockets = self.sockets, []
+        if sockets and isinstance(self.address, UnixAddress):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.address.path)
+        for ours in sockets:
+            self._loop.remove_reader(ours)
+            ours.close()
+
+
+def _name_of(peer: socket.socket) -> str:
+    """For a line of the log, where there is no connection yet."""
+    try:
+        name = peer.getpeername()
+    except OSError:
+        return "somebody who has left"
+    return str(TcpAddress(name[0], name[1])) if isinstance(name, tuple) else "unix"

@@ -1,0 +1,97 @@
+"""Memory: one account of what clients make this process hold, whoever of them it is.
+
+What counts for a connection is what it has begun to say and not finished, what it has said and nobody has
+read or stored yet, and what waits to be read by its peer. Beyond `memory-bytes-max` for all together:
+  * who holds more than the others is not read from, until there is room again;
+  * where that does not help within `PATIENCE_SECONDS`, the largest is closed, one in a turn, with a line that
+    says how much it held; who holds that much because it does not read is closed at once: nothing else would
+    keep others from writing to it.
+Above half of it, everybody is read from in small pieces, so that many senders cannot take much each.
+
+A turn is between two looks: so much may be over.
+"""
+
+import time
+from typing import Final, Protocol
+
+PATIENCE_SECONDS: Final = 5.0
+SMALL_BYTES: Final = 16 * 1024
+"""What is less is not counted: ten thousand connections that hold so little are within every limit."""
+
+
+class Holder(Protocol):
+    """A connection, as the account sees it."""
+
+    @property
+    def output_bytes(self) -> int:
+        """Of what it holds: what its peer has not read."""
+
+    def hold_for_memory(self, held: bool) -> None:
+        """Read nothing from it for now, or go on."""
+
+    def close_for_memory(self, why: str) -> None:
+        """Close it at once."""
+
+
+class Account:
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.held_bytes = 0
+        self.closed = 0  # connections, so far
+        self._holders: dict[Holder, int] = {}
+        self._held_since: dict[Holder, float] = {}  # not read from
+
+    def charge(self, holder: Holder, held_bytes: int) -> None:
+        """So much is what it holds now."""
+        before = self._holders.pop(holder, 0)
+        if held_bytes >= SMALL_BYTES:
+            self._holders[holder] = held_bytes
+        else:
+            held_bytes = 0
+        self.held_bytes += held_bytes - before
+
+    def forget(self, holder: Holder) -> None:
+        self.charge(holder, 0)
+        self._held_since.pop(holder, None)
+
+    @property
+    def is_tight(self) -> bool:
+        return self.held_bytes > self.limit_bytes // 2
+
+    def look(self) -> None:
+        """Once in a turn, where it is tight or somebody is held."""
+        now = time.monotonic()
+        if self.held_bytes > self.limit_bytes:
+            self._restrain(now)
+        if self.held_bytes <= self.limit_bytes - self.limit_bytes // 8:
+            held, self._held_since = self._held_since, {}
+            for holder in held:
+                holder.hold_for_memory(False)
+        elif any(now - since > PATIENCE_SECONDS for since in self._held_since.values()):
+            # Also where it is not over: those who are held would never come to an end.
+            largest = max(self._held_since, key=lambda holder: self._holders.get(holder, 0))
+            self._close(largest, "of what it has begun to say or nobody could store")
+
+    @property
+    def holds_somebody(self) -> bool:
+        return bool(self._held_since)
+
+    def _restrain(self, now: float) -> None:
+        mean = self.held_bytes / len(self._holders)
+        for holder, held_bytes in list(self._holders.items()):
+            if held_bytes < mean:
+                continue
+            if holder.output_bytes * 2 > held_bytes:
+                self._close(holder, "which it does not read")
+            elif holder not in self._held_since:
+                self._held_since[holder] = now
+                holder.hold_for_memory(True)
+
+    def _close(self, holder: Holder, what: str) -> None:
+        held_bytes = self._holders.get(holder, 0)
+        self.closed += 1
+        self.forget(holder)
+        holder.close_for_memory(
+            f"it made the broker hold {held_bytes} bytes {what}, and all together are at the limit of "
+            f"memory-bytes-max = {self.limit_bytes}"
+        )
