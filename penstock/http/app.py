@@ -47,7 +47,7 @@ LIST_PART: Final = 200
 class Call:
     """One request on its way through its handler."""
 
-    __slots__ = ("caller", "request", "route", "site", "values")
+    __slots__ = ("caller", "held_bytes", "request", "route", "site", "values")
 
     def __init__(
         self, site: Site, route: Route, request: Request, caller: str, values: Mapping[str, Any]
@@ -57,6 +57,7 @@ class Call:
         self.request = request
         self.caller = caller  # the token's name
         self.values = values  # of every parameter, its default where it was not given
+        self.held_bytes = 0  # of its body
 
     def __getitem__(self, name: str) -> Any:  # a parameter's kind has checked it
         return self.values[name]
@@ -75,16 +76,36 @@ class Call:
         gathered = int(length[:18]) if length.isdigit() else 0
         if gathered <= most:
             gathered = 0
-            async for chunk in stream:
-                gathered += len(chunk)
-                if gathered > most:
-                    break
-                parts.append(chunk)
+            seconds = self.site.frame_seconds
+            try:
+                async with asyncio.timeout(seconds) as patience:
+                    async for chunk in stream:
+                        gathered += len(chunk)
+                        if gathered > most:
+                            break
+                        self._hold(len(chunk))
+                        parts.append(chunk)
+                        patience.reschedule(asyncio.get_running_loop().time() + seconds)
+            except TimeoutError:
+                raise _too_slow(seconds) from None
         if gathered > most:
             parts.clear()
             await _discard(stream)
             raise _too_large(most)
         return b"".join(parts)
+
+    def _hold(self, count: int) -> None:
+        """So much more of the body is in memory, until the request is answered."""
+        site = self.site
+        if site.bodies_bytes + count > site.bodies_bytes_max:
+            raise Problem(
+                "unavailable",
+                f"the bodies of all requests together are over {site.bodies_bytes_max} bytes, the limit of "
+                f"[http] bodies-bytes-max; try again in a moment",
+                headers={"Connection": "close", "Retry-After": "1"},
+            )
+        self.held_bytes += count
+        site.bodies_bytes += count
 
     async def fields(self) -> dict[str, Any]:
         """The members of a JSON body, checked by the route's row; defaults where they are absent."""
@@ -140,6 +161,14 @@ def _too_large(most: int) -> Problem:
     return Problem(
         "body-too-large",
         f"the body has more than {most} bytes, the limit of [http] body-bytes-max; send less at a time",
+        headers={"Connection": "close"},
+    )
+
+
+def _too_slow(seconds: int) -> Problem:
+    return Problem(
+        "request-timeout",
+        f"nothing more of the body has come for {seconds} s, the limit of [limits] frame-seconds; try again",
         headers={"Connection": "close"},
     )
 
@@ -201,7 +230,11 @@ class App:
         caller = self._site.guard.admit(request.headers, route.role)
         values |= _query_values(request.scope["query_string"], route)
         values |= _header_values(request.headers, route)
-        return await route.handler(Call(self._site, route, request, caller, values))
+        call = Call(self._site, route, request, caller, values)
+        try:
+            return await route.handler(call)
+        finally:
+            self._site.bodies_bytes -= call.held_bytes
 
     def _find(self, request: Request) -> tuple[Route, dict[str, Any]]:
         raw: bytes = request.scope["raw_path"]

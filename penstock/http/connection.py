@@ -1,8 +1,8 @@
 """BoundedProtocol: uvicorn's HTTP connection, with bounds on what comes before a request's body.
 
-A head (request line and headers) must be complete within a size and a time: without that, anybody who
-can connect could have this process gather bytes, or keep connections, for ever. What is no HTTP gets a
-problem, as every other mistake does.
+A head (request line and headers) must be complete within a size and a time, and there are only so many
+connections at a time: without that, anybody who can connect could have this process gather bytes, or keep
+connections, for ever. What is no HTTP gets a problem, as every other mistake does.
 """
 
 import asyncio
@@ -18,6 +18,9 @@ HEAD_SECONDS_MAX: Final = 30.0
 
 
 class BoundedProtocol(HttpToolsProtocol):
+    connections_max = 1000
+    """Of this process: it is set before the first of them."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # uvicorn's own, passed through
         super().__init__(*args, **kwargs)
         self._head_bytes = 0
@@ -28,6 +31,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
         self._watch_head()
+        if len(self.connections) > self.connections_max:
+            self._refuse(
+                Problem(
+                    "unavailable",
+                    f"{self.connections_max} connections are open, the limit of [http] connections-max; "
+                    f"try again later",
+                )
+            )
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._deadline is not None:

@@ -27,6 +27,7 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "stage-not-found": (404, "There is no such stage"),
     "transaction-not-found": (404, "There is no such transaction"),
     "method-not-allowed": (405, "This address does not take that method"),
+    "request-timeout": (408, "The rest of the request did not come"),
     "conflict": (409, "It does not go together with what is already there"),
     "key-reused": (409, "The key was used for something else"),
     "offsets-missing": (410, "Retention has removed it"),

@@ -54,6 +54,7 @@ async def serve(link_fd: int, listen_fd: int, extend: Extend | None) -> None:
     if extension is not None:
         app.door = extension.door
         site.has_pages = True
+    BoundedProtocol.connections_max = hello["connections_max"]
     config = uvicorn.Config(
         app,
         http=BoundedProtocol,

@@ -111,6 +111,8 @@ class HttpSettings:
     tls_certificate: str | None = None  # files in PEM form; without a certificate there is no TLS
     tls_key: str | None = None
     body_bytes_max: int = 16 << 20
+    bodies_bytes_max: int = 256 << 20  # of all requests together
+    connections_max: int = 1000
     metrics_queues_max: int = 1000
     stage_seconds: int = 3600
     stages_bytes_max: int = 10 << 30  # of all stages together
@@ -315,6 +317,13 @@ TABLE: Final[tuple[Setting, ...]] = (
         Whole(1024, 1 << 30),
         "bytes of the body of one request; a message larger than this goes by another door",
     ),
+    _of(
+        "http",
+        "bodies-bytes-max",
+        Whole(1024, 2**40),
+        "bytes of the bodies of all requests together; beyond, callers are told to try again",
+    ),
+    _of("http", "connections-max", Whole(1, 1_000_000), "connections at a time"),
     _of(
         "http",
         "metrics-queues-max",

@@ -201,7 +201,7 @@ def _hint_in_file(section: str, name: str) -> str:
     """A near name of any section, since keys get under the wrong header; of two, that of the same section."""
     here = {setting.name: setting.label for setting in SECTIONS[section]}
     known = {key: f"[{key}]" for key in SECTIONS if key} | _FILE_ONLY | {"tokens": _TOKENS}
-    for setting in TABLE:
+    for setting in reversed(TABLE):  # Of a name that two sections have, the first one is meant.
         label = (
             f"{setting.label} above the first [section]" if section and not setting.section else setting.label
         )

@@ -1,0 +1,84 @@
+"""What callers can make the second process hold: slow bodies, bodies of all together, connections."""
+
+import contextlib
+import http.client
+import socket
+
+from tests.http.api import Api
+from tests.http.conftest import StartBroker
+from tests.server.harness import WAIT_SECONDS, Wire, until
+
+KIB = 1 << 10
+
+
+def begun(port: int, announced: int, said: int) -> Wire:
+    """A request whose body is on its way: so many bytes of it."""
+    wire = Wire(("127.0.0.1", port))
+    head = f"POST /v1/queues/q/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: {announced}\r\n\r\n"
+    wire.say(head.encode(), bytes(said))
+    return wire
+
+
+def answer(wire: Wire) -> tuple[int, bytes]:
+    response = http.client.HTTPResponse(wire.socket)
+    response.begin()
+    return response.status, response.read()
+
+
+def test_the_rest_of_a_body_has_to_come(start_broker: StartBroker) -> None:
+    broker = start_broker("--limits-frame-seconds", "1")
+    wire = begun(broker.ports["http"], 100, 50)
+    status, body = answer(wire)
+    assert status == 408
+    assert b"urn:penstock:request-timeout" in body
+    assert b"the limit of [limits] frame-seconds" in body
+    assert wire.is_closed()
+    wire.close()
+    with Api(broker.ports["http"]) as api:
+        assert api.ask("POST", "/v1/queues/q/messages", b"whole").status == 200
+        assert api.get("/v1/queues/q")["offset_end"] == 1
+
+
+def test_bodies_of_all_requests_together_are_bounded(start_broker: StartBroker) -> None:
+    broker = start_broker("--http-bodies-bytes-max", str(400 * KIB))
+    port = broker.ports["http"]
+    crowd = [begun(port, 200 * KIB, 150 * KIB) for _ in range(2)]
+
+    def is_refused() -> bool:
+        with Api(port) as api:
+            reply = api.ask("POST", "/v1/queues/q/messages", bytes(200 * KIB))
+            assert reply.status in (200, 503), reply
+            return reply.status == 503
+
+    until(is_refused, "the bodies that are on their way to count")
+    with Api(port) as api:
+        assert api.ask("POST", "/v1/queues/small/messages", bytes(KIB)).status == 200  # It fits beside them.
+        reply = api.ask("POST", "/v1/queues/q/messages", bytes(200 * KIB))
+        assert reply.problem == "unavailable"
+        assert reply.headers["retry-after"] == "1"
+    for wire in crowd:
+        wire.say(bytes(50 * KIB))
+        assert answer(wire)[0] == 200
+        wire.close()
+    until(lambda: not is_refused(), "their room to be given back")
+
+
+def test_connections_are_bounded(start_broker: StartBroker) -> None:
+    broker = start_broker("--http-connections-max", "3")
+    port = broker.ports["http"]
+    with contextlib.ExitStack() as crowd:
+        for _ in range(3):
+            peer = crowd.enter_context(Api(port))
+            assert peer.ask("GET", "/healthz").status == 200
+        late = socket.create_connection(("127.0.0.1", port), WAIT_SECONDS)
+        response = http.client.HTTPResponse(late)
+        response.begin()
+        assert response.status == 503
+        assert b"the limit of [http] connections-max" in response.read()
+        late.close()
+
+    def admitted() -> bool:
+        with Api(port) as api:
+            return api.ask("GET", "/healthz").status == 200
+
+    until(admitted, "places to be free again")
