@@ -1,0 +1,239 @@
+"""A well-behaved pair beside each attack: what one client can do to the others, and to the broker's memory.
+
+The pair sends 100 messages a second over PHPMQ, one connection to the other, each acknowledged before the
+next one; it is measured alone and then beside the attack, in one broker that lives as long as its attack. An
+attack is a process of its own that says what a program with bad manners could say, as fast as it is read.
+Goals: the p99 beside it is at most three times that of before and 5 ms more, no gap is over 100 ms, and the
+process has never more than `MEMORY_MB` above what it had before.
+"""
+
+import multiprocessing
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from statistics import median, quantiles
+
+from bench import peers
+from bench.server import Server, disk_folder
+
+PAIR_PER_SECOND = 100
+ALONE_SECONDS = 4.0
+BESIDE_SECONDS = 8.0
+MEMORY_MB = 150 + 537  # and `memory-bytes-max`, which is 512 MiB
+GAP_MS = 100.0
+
+Row = tuple[str, float, str, float]
+Ports = dict[str, int]
+
+
+# --- what is said ------------------------------------------------------------------------------------
+
+
+def _phpmq(type_: int, *packets: tuple[int, bytes]) -> bytes:
+    body = (b"P%02d%029d" % (number, len(content)) + content for number, content in packets)
+    return b"H01%03d%02d" % (type_, len(packets)) + b"".join(body)
+
+
+def _queue(name: bytes) -> bytes:
+    return b"\xa0" + bytes([len(name)]) + name
+
+
+def _payload(size: int) -> bytes:
+    return b"\xe0" + struct.pack(">I", size) + bytes(size)
+
+
+def _connect(ports: Ports, wire: str) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", ports[wire]), 30)
+
+
+def _pour(ports: Ports, wire: str, first: bytes, words: bytes) -> None:
+    """One connection that says the same for ever, and reads no answer."""
+    with _connect(ports, wire) as peer:
+        peer.sendall(first)
+        chunk = words * max(1, (1 << 20) // len(words))
+        while True:
+            peer.sendall(chunk)
+
+
+# --- attacks -----------------------------------------------------------------------------------------
+
+
+def _requests_without_anything(ports: Ports) -> None:
+    _pour(ports, "rq", b"", b"\x0a")
+
+
+def _pings(ports: Ports) -> None:
+    _pour(ports, "rq", b"", b"\x05\x00")
+
+
+def _consume_and_cancel(ports: Ports) -> None:
+    _pour(ports, "rq", b"", b"\x01" + _queue(b"attacked") + b"\x14\x15")
+
+
+def _unknown_words(ports: Ports) -> None:
+    _pour(ports, "rq", b"", b"\x02\x03\x46\x00\xaa\x00")
+
+
+def _windows(ports: Ports) -> None:
+    words = (_phpmq(2, (1, b"attacked"), (4, b"%d" % count)) for count in (5, 0))
+    _pour(ports, "phpmq", b"", b"".join(words))
+
+
+def _frames_that_mean_nothing(ports: Ports) -> None:
+    frames = (b"\x55\x99" + bytes([type_]) + bytes(5) for type_ in (0xC0, 0x0E, 1, 2))
+    _pour(ports, "sspq", b"", b"".join(frames))
+
+
+def _one_payload_again_and_again(ports: Ports) -> None:
+    first = b"\x01" + _queue(b"attacked") + _payload(1 << 20) + b"\x21"
+    _pour(ports, "rq", first, b"\x80\x00\x00\x00\x01\x0a")
+
+
+def _broadcasts_to_a_deaf_consumer(ports: Ports) -> None:
+    with _connect(ports, "rq") as deaf:
+        deaf.sendall(b"\x01" + _queue(b"attacked") + b"\x14")
+        deaf.recv(100)
+        _pour(ports, "rq", b"\x01" + _queue(b"attacked") + _payload(1 << 20), b"\x0e")
+
+
+def _unfinished_payloads(ports: Ports) -> None:
+    with suppress(OSError):
+        crowd = []
+        for _ in range(40):
+            peer = _connect(ports, "rq")
+            crowd.append(peer)
+            peer.sendall(b"\x01" + _payload(60 << 20)[:-1])
+        time.sleep(BESIDE_SECONDS)
+
+
+def _half_open_connections(ports: Ports) -> None:
+    crowd = []
+    with suppress(OSError):
+        while True:
+            crowd.append(_connect(ports, "rq"))
+    time.sleep(BESIDE_SECONDS)
+
+
+def _new_queues(ports: Ports) -> None:
+    with _connect(ports, "phpmq") as peer:
+        for number in range(20_000):
+            peer.sendall(_phpmq(1, (1, b"attacked-%d" % number), (2, b"x")))
+    time.sleep(BESIDE_SECONDS)
+
+
+def _a_thousand_senders(ports: Ports) -> None:
+    crowd = [_connect(ports, "rq") for _ in range(500)]
+    while True:
+        for peer in crowd:
+            peer.sendall(b"\x01" + _queue(b"attacked") + b"\x14\x15" * 400)
+
+
+ATTACKS: dict[str, Callable[[Ports], None]] = {
+    "RQ: REQUESTs without attributes": _requests_without_anything,
+    "RQ: PINGs, answers not read": _pings,
+    "RQ: consume and cancel in turn": _consume_and_cancel,
+    "RQ: unknown commands": _unknown_words,
+    "RQ: 1 MiB again and again by six bytes": _one_payload_again_and_again,
+    "RQ: broadcasts of 1 MiB, consumer does not read": _broadcasts_to_a_deaf_consumer,
+    "RQ: 40 unfinished payloads of 60 MiB": _unfinished_payloads,
+    "RQ: 500 connections, consume and cancel": _a_thousand_senders,
+    "PHPMQ: windows opened and closed": _windows,
+    "PHPMQ: 20,000 new queues": _new_queues,
+    "SSPQ: frames that mean nothing": _frames_that_mean_nothing,
+    "idle connections, as many as are taken": _half_open_connections,
+}
+
+
+# --- the pair ----------------------------------------------------------------------------------------
+
+
+class Pair:
+    """A sender and a consumer, and how long each message took, in ms."""
+
+    def __init__(self, ports: Ports) -> None:
+        self._sender, self._consumer = _connect(ports, "phpmq"), _connect(ports, "phpmq")
+        for peer in (self._sender, self._consumer):
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._consumer.sendall(_phpmq(2, (1, b"pair"), (4, b"10")))
+
+    def run(self, seconds: float) -> list[float]:
+        message = _phpmq(1, (1, b"pair"), (2, b"x" * 100))
+        heard_bytes = len(_phpmq(3, (1, b"pair"), (2, b"x" * 100), (3, b"?" * 32)))
+        took: list[float] = []
+        due = time.monotonic()
+        end = due + seconds
+        while due < end:
+            time.sleep(max(0.0, due - time.monotonic()))
+            self._sender.sendall(message)
+            dispatch = b""
+            while len(dispatch) < heard_bytes:
+                more = self._consumer.recv(heard_bytes - len(dispatch))
+                if not more:
+                    raise ConnectionError("the broker has closed the pair's connection")
+                dispatch += more
+            now = time.monotonic()
+            took.append((now - due) * 1000)  # from when it should have been sent
+            self._consumer.sendall(_phpmq(4, (1, b"pair"), (3, dispatch[-32:])))
+            # Who was kept waiting does not send all that he has missed.
+            due = max(due + 1 / PAIR_PER_SECOND, now)
+        return took
+
+
+class Memory:
+    """The most that a server has had."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._over = threading.Event()
+        self.most_mb = server.resident_mb()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.05):
+            self.most_mb = max(self.most_mb, self._server.resident_mb())
+
+    def stop(self) -> float:
+        self._over.set()
+        self._thread.join()
+        return self.most_mb
+
+
+def _attacked(attack: Callable[[Ports], None]) -> Iterator[tuple[str, float, str, float]]:
+    with disk_folder() as folder, peers.penstock(folder) as server:
+        pair = Pair(server.ports)
+        before = pair.run(ALONE_SECONDS)
+        idle_mb = server.resident_mb()
+        memory = Memory(server)
+        attacker = multiprocessing.get_context("fork").Process(target=_quietly, args=(attack, server.ports))
+        attacker.start()
+        try:
+            during = pair.run(BESIDE_SECONDS)
+        finally:
+            attacker.kill()
+            attacker.join()
+            most_mb = memory.stop()
+        p99 = quantiles(before, n=100)[98]
+        yield "p50 alone", median(before), "ms", 0
+        yield "p50 beside it", median(during), "ms", 0
+        yield "p99 alone", p99, "ms", 0
+        yield "p99 beside it", quantiles(during, n=100)[98], "ms", 3 * p99 + 5
+        yield "longest gap", max(during), "ms", GAP_MS
+        yield "memory at most", most_mb, "MB", idle_mb + MEMORY_MB
+
+
+def _quietly(attack: Callable[[Ports], None], ports: Ports) -> None:
+    with suppress(OSError):  # The broker may send it away.
+        attack(ports)
+
+
+def run() -> Iterator[Row]:
+    only = os.environ.get("ATTACK", "")
+    for name, attack in ATTACKS.items():
+        if only in name:
+            for figure, value, unit, goal in _attacked(attack):
+                yield f"{name}: {figure}", value, unit, goal
