@@ -1,6 +1,6 @@
 """`penstock broadcast QUEUE TEXT`: to everybody who consumes the queue at this moment. Over RQ.
 
-Nobody confirms a broadcast, and it is not stored: success means that the broker has read it, no more.
+Nobody confirms a broadcast, and it is not stored: success means that it was sent, no more.
 """
 
 import argparse
