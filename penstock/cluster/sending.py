@@ -15,7 +15,8 @@ Rules that always hold:
   * Lack of room in one queue does not delay those who send to others for longer than one refusal takes.
 
 How it fails: what the leader refuses for good is told to the client where its protocol has a word for it, and
-logged; nothing else is dropped while the connection is there.
+logged; nothing else is dropped while the connection is there. What finds no room when its connection has left
+waits as well, up to `WINDOW_BYTES`; what is dropped then is logged.
 """
 
 from collections import deque
@@ -57,6 +58,7 @@ class Sending:
         self._held: dict[Seat, None] = {}  # for the window's sake
         self._refused: dict[Seat, None] = {}  # of which something waits
         self._full: set[str] = set()  # queues that were found full since the last tick
+        self._left_weight = 0  # of what waits for room, and who has sent it has left
 
     @property
     def is_empty(self) -> bool:
@@ -273,12 +275,17 @@ class Sending:
     def _waited(self, shipment: Shipment) -> None:
         """There was room for the first that waits of a connection."""
         ((seat, publish, *_),) = shipment.items()
-        if seat.gone:
+        if not _is_first(seat, publish):
             return
-        seat.waiting.popleft()
-        if publish.tickets is not None:
+        self._leave_first(seat, publish)
+        if publish.tickets is not None and not seat.gone:
             seat.port.delivered(publish.tickets)
         self._released(seat)
+
+    def _leave_first(self, seat: Seat, publish: Publish) -> None:
+        seat.waiting.popleft()
+        if seat.gone:
+            self._left_weight = max(self._left_weight - weight_of(publish), 0)
 
     def _released(self, seat: Seat) -> None:
         if not seat.waiting:
@@ -331,8 +338,11 @@ class Sending:
         seat = item.seat
         seat.unstored -= 1
         if seat.gone:
-            _tell_lost(seat, item.publish)
-            return
+            # It is kept, unless that is too much, or others wait for what this connection says behind it.
+            if seat.gathered or self._left_weight > WINDOW_BYTES:
+                _tell_lost(seat, item.publish)
+                return
+            self._left_weight += item.weight
         seat.waiting.append(item.publish)
         self._refused[seat] = None
         seat.hold(Held.REFUSED, True)
@@ -351,7 +361,7 @@ class Sending:
 
     def _refused_again(self, shipment: Shipment, full: bool, never: bool, text: str) -> None:
         ((seat, publish, *_),) = shipment.items()
-        if seat.gone:
+        if not _is_first(seat, publish):
             _tell_lost(seat, publish)
         elif never and len(publish.batch) > 1:
             seat.waiting.popleft()
@@ -359,7 +369,7 @@ class Sending:
         elif full and not never:
             self._full.add(publish.queue)
         else:  # for good; one message that is more than its queue may ever have, too
-            seat.waiting.popleft()
+            self._leave_first(seat, publish)
             self._drop(seat, publish, text)
             self._released(seat)
 
@@ -390,7 +400,7 @@ class Sending:
                 first = seat.waiting.popleft()
                 if isinstance(first, Words):
                     self._say(first, link)
-                else:
+                elif not seat.gone:
                     self._say_request(seat, first)
             if not seat.waiting:
                 self._released(seat)
@@ -427,6 +437,11 @@ class Sending:
         self._held.clear()
         self._refused.clear()
         return numbered, others
+
+
+def _is_first(seat: Seat, publish: Publish) -> bool:
+    """Whether it still waits; not where its connection has left meanwhile."""
+    return bool(seat.waiting) and seat.waiting[0] is publish
 
 
 def _tell_lost(seat: Seat, publish: Publish) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cluster import sending
 from penstock.cluster.follower_link import FollowerLink
 from penstock.cluster.frames import Frame, Kind
 from penstock.cluster.lanes import BATCH_BYTES, MESSAGE_BYTES
@@ -538,23 +539,53 @@ def test_consumers_that_do_not_read_cost_little(
         wire.close()
 
 
-@pytest.mark.parametrize("when", ["it waits", "it is on its way"])
+@pytest.mark.parametrize("where", ["leader", "follower", "follower without a leader"])
+def test_what_a_sender_has_sent_that_leaves_at_once_waits_for_room(
+    leader: Leader, follower: Follower, where: str
+) -> None:
+    with leader.wire("phpmq") as consumer:
+        send(consumer, b"small", *numbered(3, 3000))
+        leader.thread.until(lambda: leader.counts_now("small")[0] == 3, "the queue to be full")
+        if where == "follower without a leader":
+            follower.lose()
+        sender = (leader if where == "leader" else follower).wire("phpmq")
+        send(sender, b"small", *numbered(2, 3000, first=3))
+        if where == "follower without a leader":
+            sender.leave()
+            follower.follow(leader)
+        sender.close()
+        consumer.say(consume(b"small", 1))
+        for content in numbered(5, 3000):
+            consumer.say(ack(b"small", expect_dispatch(consumer, b"small", content)))
+        leader.thread.until(lambda: follower.remote.is_drained, "nothing to be left")
+
+
+@pytest.mark.parametrize("when", ["it waits", "it is on its way", "there is too much"])
 def test_messages_without_room_whose_sender_has_left_are_told_in_the_log(
-    leader: Leader, follower: Follower, when: str
+    leader: Leader, follower: Follower, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     sender = follower.wire("phpmq")
     send(sender, b"small", *numbered(3, 3000))
     leader.thread.until(lambda: leader.counts_now("small")[0] == 3, "the queue to be full")
-    if when == "it is on its way":
+    if when == "there is too much":
         follower.lose()
-    send(sender, b"small", *numbered(2, 3000))
-    if when == "it waits":
+        send(sender, b"small", *numbered(2, 3000))
+        sender.leave()
+        monkeypatch.setattr(sending, "WINDOW_BYTES", -1)
+        follower.follow(leader)
+    else:
+        send(sender, b"small", *numbered(2, 3000))
         leader.thread.until(lambda: follower.remote.holds_back == 1, "the sender to be held")
         (connection,) = follower.connections
-        leader.thread.call(connection.drop)
+        is_tried = when == "it is on its way"
+
+        def drop() -> bool:
+            if bool(follower.remote._sending._again.sent) is not is_tried:
+                return False
+            connection.leave(lost=True)
+            return True
+
+        leader.thread.until(drop, "the moment to leave")
         sender.close()
-    else:
-        sender.leave()
-        follower.follow(leader)
     text = "left before there was room for what it had sent: not stored"
     leader.thread.until(lambda: text in follower.log(), "it to be told")
