@@ -375,7 +375,7 @@ class LogReader:
                     self._missing(queue, at, end, events, fail_on_loss)
                     return
             try:
-                for header in self._rows(segment, queue.number, at, events):
+                for header in self._rows(segment, queue.number, at, events, fail_on_loss):
                     first, stop = header.first_offset, header.offset_end
                     if events:
                         first, stop = header.first_event, header.first_event + header.event_count
@@ -419,7 +419,9 @@ class LogReader:
             log.warning("%s", error)
             return None
 
-    def _rows(self, segment: Segment, number: int, at: int, events: bool) -> Iterator[Header]:
+    def _rows(
+        self, segment: Segment, number: int, at: int, events: bool, fail_on_loss: bool = False
+    ) -> Iterator[Header]:
         """The blocks of a queue in one segment, from the one that may hold `at` on."""
         entries = self._files.index(segment).queues.get(number)
         if entries is None:
@@ -430,12 +432,16 @@ class LogReader:
         for row in range(max(first_row, 0), len(positions)):
             position = positions[row]
             header = read_header(view, position - base, position)
-            if header is None:
-                raise LogDamaged(
-                    f"{self._files.where(segment)}: the block header at position {position - base} was "
-                    f"valid before and is not any more"
-                )
-            yield header
+            if header is not None:
+                yield header
+                continue
+            error = LogDamaged(
+                f"{self._files.where(segment)}: the block header at position {position - base} was valid "
+                f"before and is not any more"
+            )
+            if fail_on_loss:
+                raise error
+            log.warning("%s", error)
 
     # --- following the files -----------------------------------------------------------------------
 

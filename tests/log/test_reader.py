@@ -8,6 +8,7 @@ import re
 import signal
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -585,7 +586,9 @@ def test_a_segment_in_which_no_header_is_left(tmp_path: Path) -> None:
     assert 0 < lost < 150
 
 
-def test_a_header_that_goes_bad_after_it_was_indexed(tmp_path: Path) -> None:
+def test_a_header_that_goes_bad_after_it_was_indexed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write(tmp_path, 100).close(NOW_US)
     reader = LogReader(str(tmp_path))
     path, at = damage_block(tmp_path, reader, 45)
@@ -594,6 +597,12 @@ def test_a_header_that_goes_bad_after_it_was_indexed(tmp_path: Path) -> None:
         file.write(b"JUNK")
     with pytest.raises(LogDamaged, match=rf"position {at} was valid before"):
         list(reader.messages("q", 0))
+    there = [block.header for block in reader.messages("q", 0, fail_on_loss=False)]
+    (gap,) = [(a.offset_end, b.first_offset) for a, b in pairwise(there) if a.offset_end < b.first_offset]
+    assert gap[0] <= 45 < gap[1]
+    assert f"position {at} was valid before" in caplog.text
+    assert reader.kept_from("q", gap[0]) == gap[1]
+    assert reader.offset_at("q", 0) == 0
 
 
 def test_what_retention_took_is_named_so(tmp_path: Path) -> None:
