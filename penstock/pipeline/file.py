@@ -257,6 +257,14 @@ class _Reader:
             same = [other.name for other in sources if other.name.lower() == source.name.lower()]
             if same:
                 self._mistake(spot.inner("name"), f"another source is called {same[0]!r}; take another name")
+            reader = source.options.get("reader", "").strip()
+            same = [other.name for other in sources if other.options.get("reader", "").strip() == reader]
+            if reader and same:
+                self._mistake(
+                    spot.inner("reader"),
+                    f"source {same[0]!r} has the same, and each would let go of what the other holds; take "
+                    "another name",
+                )
             sources.append(source)
         return sources
 

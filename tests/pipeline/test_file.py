@@ -383,6 +383,17 @@ def test_mistakes_with_several_sources(tmp_path: Path, old: str, new: str, probl
     assert any(line.startswith(f"p.toml, {problem}") for line in lines), "\n".join(lines)
 
 
+def test_two_sources_do_not_hold_under_one_name(tmp_path: Path) -> None:
+    text = TWO.replace("subscribe =", 'reader = "nightly"\nsubscribe =').replace(
+        "subscribePattern =", 'reader = "nightly "\nsubscribePattern ='
+    )
+    assert mistakes(tmp_path, text) == [
+        "p.toml, line 12: [[source]] 2 reader: source 'orders' has the same, and each would let go of what "
+        "the other holds; take another name"
+    ]
+    assert len(read(tmp_path, text.replace('"nightly "', '"daily"')).sources) == 2
+
+
 def test_several_sources_need_a_step(tmp_path: Path) -> None:
     text = re.sub(r"\[\[step\]\](.|\n)*\[sink\]", "[sink]", TWO)
     assert mistakes(tmp_path, text) == [
