@@ -532,6 +532,25 @@ def test_an_intent_of_what_was_aborted_is_dropped(run: Run) -> None:
     run(story)
 
 
+def test_an_intent_of_which_nothing_is_stored_is_given_up_as_its_stages_are(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A front-end that leads again after days: who wanted this has sent it elsewhere since then."""
+
+    async def story(rig: Rig) -> None:
+        ids = await stage_many(rig)
+        rig.stages._folder.write_intent(Intent("key", tuple(ids), 100, 100, begun=False))
+        now_ns = time.time_ns() + 2 * 3600 * 10**9
+        await rig.die(engine_too=False)
+        monkeypatch.setattr(stages, "time", SimpleNamespace(time_ns=lambda: now_ns))
+        await rig.start()
+        await rig.settled()
+        assert rig.files() == []
+        assert rig.log.queues() == []
+
+    run(story)
+
+
 def test_a_marked_intent_that_the_log_has_forgotten_is_not_carried_out_again(run: Run) -> None:
     async def story(rig: Rig) -> None:
         ids = await stage_many(rig)

@@ -139,9 +139,11 @@ class Stages:
     async def _resume(self, intent: Intent) -> None:
         key = intent.key
         known = await known_of(self._link, key)
-        gone = any(stage_id not in self._stages for stage_id in intent.stages)
-        if known.stored is not None or (gone and not intent.begun and not known.steps):
-            # It is committed; or it was withdrawn and aborted, and the disk did not know.
+        stages = [self._stages[stage_id] for stage_id in intent.stages if stage_id in self._stages]
+        given_up = len(stages) < len(intent.stages) or _age(stages) >= self._seconds
+        if known.stored is not None or (given_up and not intent.begun and not known.steps):
+            # It is committed; or it was withdrawn and aborted, and the disk did not know; or nothing of it is
+            # stored, and so much later (in a cluster others have led meanwhile) nobody waits for it any more.
             await self._in_thread(self._folder.remove_intent, key)
             return
         log.warning("the commit of transaction %r was cut off: it goes on", key)
@@ -392,12 +394,11 @@ class Stages:
 
     async def _sweep(self) -> None:
         """Let go of what nobody has committed or aborted for too long."""
-        now_us = time.time_ns() // 1000
         for key in list(self._by_key):
             stages = self._by_key.get(key)  # now: to let go of the others has taken its time
             if stages is None:
                 continue
-            age = (now_us - max(stage.time_us for stage in stages.values())) / 1_000_000
+            age = _age(stages.values())
             if age < self._seconds or key in self._large or key in self._locks:
                 continue
             log.warning(
@@ -410,6 +411,11 @@ class Stages:
                 await self._drop(key)
             except OSError:
                 log.exception("stages of transaction %r cannot be removed", key)
+
+
+def _age(stages: Iterable[Stage]) -> float:
+    """How many seconds ago the last of these was staged."""
+    return time.time_ns() / 1_000_000_000 - max(stage.time_us for stage in stages) / 1_000_000
 
 
 def _read_all(
