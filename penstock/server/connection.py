@@ -434,7 +434,7 @@ class Connection(asyncio.BufferedProtocol):
     def tick(self, now_us: int) -> None:
         """Once a second. While there is no room for what it has sent, nobody else sees its peer leave."""
         self._left_ticks = self._left_ticks + 1 if self._holds & BY_BROKER and self._peer_has_closed() else 0
-        if self._left_ticks == LEFT_TICKS and self._attached:
+        if self._left_ticks >= LEFT_TICKS and self._attached:  # It may have had more to say meanwhile.
             try:
                 self._broker.left(self, now_us, lost=not self._server.stopping)
             except LogFailed as failure:
