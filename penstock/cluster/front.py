@@ -216,6 +216,8 @@ class Front:
             self._pipe.close()
         if self._host is not None:
             self._host.close()
+        if self._led is None and not self._remote.is_drained:
+            log.warning("what clients have sent or settled last is not known to be stored by a leader")
         led, self._led = self._led, None
         # Not the broker: a turn may still be to come, and the log is closed by a thread.
         self._server.move_to(self._remote, None)

@@ -398,3 +398,15 @@ def test_a_large_commit_goes_on_when_the_front_end_leads_again_that_has_its_stag
                 "the large commit to end by itself",
             )
             assert api.get("/v1/queues/full")["offset_end"] == 300
+
+
+def test_a_follower_that_cannot_wait_for_a_leader_says_that_something_may_be_lost(tmp_path: Path) -> None:
+    with site_of(tmp_path, nodes=1, flags=("--drain-seconds", "0.5")) as site:
+        leader, follower = site.leader(), site.follower()
+        leader.pause()
+        with follower.wire("phpmq") as sender:
+            sender.say(phpmq(1, (1, b"work"), (2, b"sent")))
+            follower.signal(signal.SIGTERM)
+            assert follower.wait() == 0
+        follower.says("not known to be stored")
+        leader.resume()
