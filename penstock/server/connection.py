@@ -170,7 +170,7 @@ class Connection(asyncio.BufferedProtocol):
         self._rest = rest
         if len(rest) >= LATE_BYTES:
             self._hold(BY_ROUND, True)
-        if not self._holds & ~BY_ROUND:
+        if self._transport is None or not self._holds & ~BY_ROUND:
             self._server.rounds.wait(self)
 
     def go_on(self) -> None:
@@ -302,6 +302,8 @@ class Connection(asyncio.BufferedProtocol):
         self._ending = f"was lost: {error}" if error else "left"
         if not self._rest or self._closing:
             self._left()
+        else:
+            self._server.rounds.wait(self)  # Also where there is no room: nobody waits for that.
 
     def _left(self) -> None:
         """The peer is gone, and what it has said was heard."""

@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -209,6 +210,37 @@ def test_senders_that_left_while_a_queue_is_full_keep_nobody_out_who_would_empty
                 assert heard == phpmq(3, (1, b"q"), (2, expected), (3, heard[-32:]))
                 await consumer.say(phpmq(4, (1, b"q"), (3, heard[-32:])))
             await soon(lambda: len(server.connections) == 2, "those who had left to be gone")
+
+    run(loop, test())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_who_is_lost_while_it_is_held_back_and_not_read_to_its_end_holds_nothing(
+    tmp_path: Path, loop: str
+) -> None:
+    """There is room in the queue only when what it holds is done."""
+    config = tmp_path / "penstock.toml"
+    config.write_text("[queue.q]\nmax-bytes = 1\n")
+
+    async def test() -> None:
+        async with Inside.open(tmp_path, f"--config {config}") as server:
+            worker, sender = await server.connect("phpmq"), await server.connect("phpmq")
+            await sender.say(message("phpmq", 0, b"0"))
+            await worker.say(*(phpmq(2, (1, queue), (4, b"5")) for queue in (b"q", b"b")))
+            dispatch = len(phpmq(3, (1, b"q"), (2, b"0"), (3, bytes(32))))
+            assert len(await worker.hear(dispatch)) == dispatch
+            many = [phpmq(1, (1, b"n%d" % number), (2, b"x")) for number in range(1000)]
+            await worker.say(message("phpmq", 0, b"1"), *many)  # more than its share of a turn
+            connection = server.in_order[0]
+            await soon(lambda: connection.is_held and bool(connection._rest), "it to be held half read")
+            worker.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            worker.close()
+            async with asyncio.timeout(WAIT_SECONDS):
+                while connection in server.connections:  # Whoever writes to it finds out.
+                    await sender.say(phpmq(1, (1, b"b"), (2, b"x")))
+                    await asyncio.sleep(0.01)
+            await soon(lambda: server.log.describe("q").held == 0, "what it held to be there again")
+            await soon(lambda: len(server.broker.ports.attached) == 1, "it to be no port any more")
 
     run(loop, test())
 
