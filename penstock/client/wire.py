@@ -8,6 +8,8 @@ Rules that always hold:
   * One thread reads and one writes at a time; the caller sees to that.
   * What `read` returns is valid until the next `read`.
   * After an error of `write` the stream is broken in the middle of something: close it.
+  * While somebody waits, the socket keeps its number. Once that is free it may be the next connection's, and
+    who was about to wait for the old one would wait for that.
 
 How it fails: `OSError` (of which `TimeoutError` is one) and nothing else.
 """
@@ -81,6 +83,8 @@ class Wire:
         self.has_read = False  # the last `read` may have taken something, also where it did not return
         self._ended = False  # the peer has said that nothing more comes
         self._error: OSError | None = None
+        self._waiting = 0  # threads
+        self._aborted = False
 
     def read(self, seconds: float | None) -> memoryview | None:
         """What has come: empty at the end of the stream, None where nothing came in time."""
@@ -138,7 +142,13 @@ class Wire:
         """End at once. Whoever waits here, in whichever thread, wakes up."""
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
-        self._sock.close()
+        with self._io:
+            self._aborted = True
+            self._close_if_left()
+
+    def _close_if_left(self) -> None:
+        if self._aborted and not self._waiting:
+            self._sock.close()
 
     def abandon(self) -> None:
         """Another process goes on with it, and its peer hears nothing."""
@@ -171,9 +181,15 @@ class Wire:
     def _wait(self, events: int, deadline: float | None) -> bool:
         """Until the socket is ready; False where it was not in time."""
         poll = select.poll()  # one of its own: two threads must not wait with the same one
-        number = self._sock.fileno()
-        if number < 0:
-            raise OSError(errno.EBADF, "closed by another thread")
-        poll.register(number, events)
-        milliseconds = None if deadline is None else max(0.0, (deadline - time.monotonic()) * 1000)
-        return bool(poll.poll(milliseconds))
+        with self._io:
+            if self._aborted:
+                raise OSError(errno.EBADF, "closed by another thread")
+            self._waiting += 1
+        try:
+            poll.register(self._sock, events)
+            milliseconds = None if deadline is None else max(0.0, (deadline - time.monotonic()) * 1000)
+            return bool(poll.poll(milliseconds))
+        finally:
+            with self._io:
+                self._waiting -= 1
+                self._close_if_left()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import random
+import select
 import signal
 import socket
 import threading
@@ -535,6 +536,35 @@ def test_what_another_thread_reads_is_not_waited_for(broker: BrokerProcess, queu
         began = time.monotonic()
         assert next(messages).ack()
         assert time.monotonic() - began < WAIT_SECONDS  # else it has waited for bytes that were here
+
+
+def test_who_waits_for_a_connection_does_not_wait_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread drops it, and makes a new one of the same number, just before the system is asked."""
+    ours, theirs = socket.socketpair()
+    wire = Wire(ours)
+    others: list[socket.socket] = []
+
+    class LatePoll:
+        def __init__(self) -> None:
+            self._poll = poll()
+
+        def register(self, what: socket.socket | int, events: int) -> None:
+            self._poll.register(what, events)
+
+        def poll(self, milliseconds: float) -> list[tuple[int, int]]:
+            wire.abort()
+            others.extend(socket.socketpair())
+            return self._poll.poll(milliseconds)
+
+    poll = select.poll
+    monkeypatch.setattr(select, "poll", LatePoll)
+    try:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            wire.read(WAIT_SECONDS)
+        assert ours.fileno() == -1
+    finally:
+        for it in (theirs, *others):
+            it.close()
 
 
 def test_an_interrupt_before_a_write_breaks_the_connection(broker: BrokerProcess, queue: str) -> None:
