@@ -109,6 +109,9 @@ class Link(asyncio.BufferedProtocol):
         except PeerViolation as violation:
             self.close(str(violation))
             return
+        except Exception:
+            self.abort("a fault of ours")  # as the loop does, where it was not put off
+            raise
         self._received()
         if not self._later and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()

@@ -254,6 +254,8 @@ class Connection(asyncio.BufferedProtocol):
             self._broker.handle(self, commands, now_us)
         except LogFailed as failure:
             self._server.fail(failure)
+        except Exception:  # noqa: BLE001 - it is told, as above
+            self._fault("what it said could not be carried out")
 
     def _may(self, command: Command) -> bool:
         """Whether the listener's settings allow it; says no where there is a way."""

@@ -4,12 +4,16 @@ import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from penstock.cluster import leader_link
 from penstock.cluster.frames import HEADER_BYTES, Hello, Kind, encode_frame, encode_hello, encode_json
+from penstock.cluster.host import RelayHost
 from penstock.common.address import TcpAddress
+from penstock.model.words import Closing
+from penstock.server.connection import PhpmqConnection
 from tests.cluster.fronts import SECRET, Follower, Leader, LoopThread
 from tests.server.doors import PhpmqDoor
 from tests.server.harness import Wire
@@ -165,3 +169,40 @@ def test_a_follower_drains(thread: LoopThread, tmp_path: Path) -> None:
     door.close()
     follower.stop()
     leader.stop()
+
+
+def test_a_fault_in_what_had_to_wait_for_its_turn_ends_the_link(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would be open, not read from, and its front-end wait for ever."""
+
+    def hear(*_: object) -> None:
+        raise KeyError("a fault of ours")
+
+    with dial(leader) as wire:
+        wire.say(encode_hello(GOOD))
+        assert welcome(wire) == ""
+        monkeypatch.setattr(RelayHost, "hear", hear)
+        monkeypatch.setattr(leader.rounds, "is_over", lambda: True)
+        wire.say(attach(1))
+        assert wire.is_closed()
+    assert len(leader.thread.faults) == 1
+    leader.thread.faults.clear()
+
+
+def test_a_fault_in_what_a_client_says_costs_its_connection_also_where_that_had_to_wait(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def handle(*_: object) -> None:
+        raise KeyError("a fault of ours")
+
+    with leader.wire("phpmq") as wire:
+        leader.thread.until(lambda: leader.connections, "the connection")
+        monkeypatch.setattr(PhpmqConnection, "_receive", lambda *_: ([Closing()], b""))
+        (connection,) = leader.connections
+        monkeypatch.setattr(
+            connection, "_broker", SimpleNamespace(handle=handle, detach=leader.broker.detach)
+        )
+        monkeypatch.setattr(leader.rounds, "is_over", lambda: True)
+        wire.say(b"anything")
+        assert wire.is_closed()
