@@ -10,7 +10,7 @@ import pytest
 from tests.build import interpreted_only
 
 SEED = 20240301
-SECONDS = 5
+SECONDS = 3
 
 
 @interpreted_only  # The fuzzer finds its way by the branches of the Python.
