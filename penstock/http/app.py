@@ -81,31 +81,30 @@ class Call:
                 async with asyncio.timeout(seconds) as patience:
                     async for chunk in stream:
                         gathered += len(chunk)
-                        if gathered > most:
+                        if gathered > most or not self._hold(len(chunk)):
                             break
-                        self._hold(len(chunk))
                         parts.append(chunk)
                         patience.reschedule(asyncio.get_running_loop().time() + seconds)
+                    else:
+                        return b"".join(parts)
             except TimeoutError:
                 raise _too_slow(seconds) from None
-        if gathered > most:
-            parts.clear()
-            await _discard(stream)
-            raise _too_large(most)
-        return b"".join(parts)
+        parts.clear()
+        self.let_go()
+        await _discard(stream)
+        raise _too_large(most) if gathered > most else _too_many(self.site.bodies_bytes_max)
 
-    def _hold(self, count: int) -> None:
-        """So much more of the body is in memory, until the request is answered."""
-        site = self.site
-        if site.bodies_bytes + count > site.bodies_bytes_max:
-            raise Problem(
-                "unavailable",
-                f"the bodies of all requests together are over {site.bodies_bytes_max} bytes, the limit of "
-                f"[http] bodies-bytes-max; try again in a moment",
-                headers={"Connection": "close", "Retry-After": "1"},
-            )
+    def _hold(self, count: int) -> bool:
+        """So much more of the body is in memory, until the request is answered; whether there is room."""
+        if self.site.bodies_bytes + count > self.site.bodies_bytes_max:
+            return False
         self.held_bytes += count
-        site.bodies_bytes += count
+        self.site.bodies_bytes += count
+        return True
+
+    def let_go(self) -> None:
+        self.site.bodies_bytes -= self.held_bytes
+        self.held_bytes = 0
 
     async def fields(self) -> dict[str, Any]:
         """The members of a JSON body, checked by the route's row; defaults where they are absent."""
@@ -162,6 +161,15 @@ def _too_large(most: int) -> Problem:
         "body-too-large",
         f"the body has more than {most} bytes, the limit of [http] body-bytes-max; send less at a time",
         headers={"Connection": "close"},
+    )
+
+
+def _too_many(most: int) -> Problem:
+    return Problem(
+        "unavailable",
+        f"the bodies of all requests together are over {most} bytes, the limit of [http] bodies-bytes-max; "
+        f"try again in a moment",
+        headers={"Connection": "close", "Retry-After": "1"},
     )
 
 
@@ -234,7 +242,7 @@ class App:
         try:
             return await route.handler(call)
         finally:
-            self._site.bodies_bytes -= call.held_bytes
+            call.let_go()
 
     def _find(self, request: Request) -> tuple[Route, dict[str, Any]]:
         raw: bytes = request.scope["raw_path"]

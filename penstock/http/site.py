@@ -21,7 +21,7 @@ class Site:
         self.data: str = hello["data"]
         self.cluster: str | None = hello["cluster"]  # the name of the log that front-ends share; None: nobody
         self.body_bytes_max: int = hello["body_bytes_max"]
-        self.bodies_bytes_max: int = hello["bodies_bytes_max"]
+        self.bodies_bytes_max: int = max(hello["bodies_bytes_max"], self.body_bytes_max)
         self.bodies_bytes = 0  # of requests that are not answered yet
         self.frame_seconds: int = hello["frame_seconds"]
         self.payload_bytes_max: int = hello["payload_bytes_max"]

@@ -40,7 +40,7 @@ def test_the_rest_of_a_body_has_to_come(start_broker: StartBroker) -> None:
 
 
 def test_bodies_of_all_requests_together_are_bounded(start_broker: StartBroker) -> None:
-    broker = start_broker("--http-bodies-bytes-max", str(400 * KIB))
+    broker = start_broker("--http-bodies-bytes-max", str(400 * KIB), "--http-body-bytes-max", str(300 * KIB))
     port = broker.ports["http"]
     crowd = [begun(port, 200 * KIB, 150 * KIB) for _ in range(2)]
 
@@ -61,6 +61,31 @@ def test_bodies_of_all_requests_together_are_bounded(start_broker: StartBroker) 
         assert answer(wire)[0] == 200
         wire.close()
     until(lambda: not is_refused(), "their room to be given back")
+
+
+def test_who_is_refused_for_another_hears_it_however_much_it_sends(start_broker: StartBroker) -> None:
+    """More than sockets take: who is still sending does not listen."""
+    broker = start_broker("--http-bodies-bytes-max", str(16 << 20), "--http-body-bytes-max", str(16 << 20))
+    port = broker.ports["http"]
+
+    def one_is_refused() -> bool:
+        slow = begun(port, 16 << 20, 12 << 20)
+        with Api(port) as api:
+            statuses = [api.ask("POST", "/v1/queues/q/messages", bytes(15 << 20)).status]
+        slow.say(bytes(4 << 20))
+        statuses.append(answer(slow)[0])
+        slow.close()
+        assert sorted(statuses) in ([200, 200], [200, 503])
+        return 503 in statuses
+
+    for _ in range(3):
+        until(one_is_refused, "the two bodies to meet")
+
+
+def test_a_body_that_is_allowed_has_room_when_it_is_alone(start_broker: StartBroker) -> None:
+    broker = start_broker("--http-bodies-bytes-max", str(100 * KIB))
+    with Api(broker.ports["http"]) as api:
+        assert api.ask("POST", "/v1/queues/q/messages", bytes(200 * KIB)).status == 200
 
 
 def test_connections_are_bounded(start_broker: StartBroker) -> None:
