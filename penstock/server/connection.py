@@ -1,4 +1,6 @@
-"""Connections: a socket, a protocol's session, and a port of the broker, in one object.
+"""Connection: a socket, a protocol's session, and a port of the broker, in one object.
+
+Here is what all protocols have in common; `wires.py` has one for each.
 
 Received bytes land in one buffer that all connections share, are turned into words before the
 next byte is read, and leave nothing behind but what is incomplete: ten thousand idle connections
@@ -31,9 +33,7 @@ from penstock.log.errors import LogFailed
 from penstock.model import words
 from penstock.model.batch import Batch, Slice
 from penstock.model.words import Command, Publish, Where
-from penstock.protocols import phpmq, phpmq_session, rq, rq_controller, sspq_session
 from penstock.protocols.errors import PeerViolation
-from penstock.protocols.rq_session import Connection as RqState
 from penstock.server.memory import SMALL_BYTES
 from penstock.server.rounds import LATE_BYTES, TICK_SECONDS, receive_buffer
 
@@ -49,10 +49,6 @@ LEFT_TICKS = 5
 """After so many, a peer that has left, and cannot be read to its end for lack of room, is not waited for: its
 last words may have been acknowledgements, but what it holds may be what there is no room beside."""
 
-FOREIGN = (b"GET ", b"HEAD", b"POST", b"PUT ", b"DELE", b"OPTI", b"H01", b"\x55\x99")
-"""How streams of HTTP, PHPMQ and SSPQ begin. An RQ session would skip them as commands that it does not know,
-and whoever came to the wrong port would wait for ever."""
-FOREIGN_BYTES_MAX = max(map(len, FOREIGN))
 KEEP_ALIVE = (
     ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
     ((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 60),
@@ -473,159 +469,3 @@ class Connection(asyncio.BufferedProtocol):
 
     def say_closing(self) -> None:
         """The server is about to stop; only RQ has a word for it."""
-
-
-class SspqConnection(Connection):
-    _session: sspq_session.ServerSession
-    protocol = "sspq"
-    lost_to = sspq_session.ServerSession.LOST_TO
-
-    def __init__(self, server: "Server", listener: "Listener", has_place: bool = True) -> None:
-        super().__init__(server, listener, has_place)
-        limits = server.limits
-        self._session = sspq_session.ServerSession(listener.queue, payload_bytes_max=limits.payload_bytes_max)
-
-    def _receive(self, data: bytes | memoryview, now_us: int) -> tuple[list[Command], bytes]:
-        return self._session.receive(data), self._session.rest
-
-    def _salvage(self) -> list[Command]:
-        return self._session.salvage()
-
-    def _delivery(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> bytes:
-        return self._session.deliver(queue, slices, now_us, dead)
-
-    def synced(self) -> None:
-        self._write(self._session.synced(refused=bool(self._refused)))
-        self._refused = 0
-
-    def decline(self, queue: str, dead: bool) -> None:
-        if self._session.state in (sspq_session.State.WAITING, sspq_session.State.WAITING_DEAD):
-            self._write(self._session.decline())
-
-
-class PhpmqConnection(Connection):
-    _session: phpmq_session.ServerSession
-    protocol = "phpmq"
-    lost_to = phpmq_session.ServerSession.LOST_TO
-
-    def __init__(self, server: "Server", listener: "Listener", has_place: bool = True) -> None:
-        super().__init__(server, listener, has_place)
-        limits = server.limits
-        self._session = phpmq_session.ServerSession(
-            ttl_packet=listener.ttl_packet,
-            consume=listener.consume,
-            limits=phpmq.Limits(
-                payload_bytes_max=limits.payload_bytes_max,
-                queue_name_bytes_max=limits.queue_name_bytes_max,
-                packets_per_message_max=limits.packets_per_message_max,
-                windows_max=limits.consumed_queues_max,
-            ),
-        )
-
-    def _receive(self, data: bytes | memoryview, now_us: int) -> tuple[list[Command], bytes]:
-        return self._session.receive(data), self._session.rest
-
-    def _salvage(self) -> list[Command]:
-        return self._session.salvage()
-
-    def _delivery(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> bytes:
-        return self._session.deliver(queue, slices, now_us, dead)
-
-    def synced(self) -> None:
-        self._write(self._session.synced(self._refused))
-        self._refused = 0
-
-
-class RqConnection(Connection):
-    _session: rq_controller.ControllerSession
-    protocol = "rq"
-    lost_to = Where.PLACE
-
-    def __init__(self, server: "Server", listener: "Listener", has_place: bool = True) -> None:
-        super().__init__(server, listener, has_place)
-        limits = server.limits
-        self._session = rq_controller.ControllerSession(
-            server.now_us(),
-            limits=rq.Limits(
-                payload_bytes_max=limits.payload_bytes_max,
-                queue_name_bytes_max=limits.queue_name_bytes_max,
-                consumed_queues_max=limits.consumed_queues_max,
-            ),
-        )
-        self._was_idle = False
-        self._first = b""  # bytes that it has said, as many as tell whether it is a stream of RQ
-
-    def _refuse(self) -> None:
-        assert self._transport is not None
-        self._transport.write(self._session.full())
-
-    def _receive(self, data: bytes | memoryview, now_us: int) -> tuple[list[Command], bytes]:
-        if len(self._first) < FOREIGN_BYTES_MAX:
-            self._first += bytes(data[: FOREIGN_BYTES_MAX - len(self._first)])
-            if self._first.startswith(FOREIGN):
-                raise PeerViolation(
-                    self.protocol, "this is another protocol", position=0, offending=self._first
-                )
-        commands = self._session.receive(data, now_us)
-        self._write(self._session.take_output())
-        if self._was_idle:
-            self._mark(self._session.idle)
-        return commands, self._session.rest
-
-    def _salvage(self) -> list[Command]:
-        self._write(self._session.take_output())
-        return self._session.salvage()
-
-    def _mark(self, idle: bool) -> None:
-        if idle != self._was_idle:
-            self._was_idle = idle
-            self._broker.idle(self, idle)
-            self._server.journal.note(
-                logging.INFO,
-                "does not answer pings: no new work" if idle else "answers again",
-                peer=self.name,
-            )
-
-    def tick(self, now_us: int) -> None:
-        super().tick(now_us)
-        if not self._attached:
-            return
-        self._session.tick(now_us)
-        self._write(self._session.take_output())
-        self._mark(self._session.idle)
-
-    def count_room(self) -> int:
-        return self._session.free_deliveries()
-
-    def _delivery(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> bytes:
-        return self._session.deliver(queue, slices, dead=dead)
-
-    def consuming(self, queue: str, dead: bool) -> None:
-        self._write(self._session.consuming(queue, dead=dead))
-
-    def delivered(self, tickets: Sequence[int]) -> None:
-        self._write(self._session.delivered(tickets))
-
-    def replies(self, tickets: Sequence[int], answers: Batch) -> None:
-        self._write(self._session.replies(tickets, answers))
-
-    def undelivered(self, tickets: Sequence[int]) -> None:
-        self._write(self._session.undelivered(tickets))
-
-    def broadcast(self, queue: str, batch: Batch) -> None:
-        # Nobody keeps it for later: not for a node that does not read what it has.
-        if self.bytes_room() > 0:
-            self._write(self._session.broadcast(queue, batch))
-        else:
-            self.log(f"queue {queue!r}: it does not read, broadcasts to it are lost", len(batch))
-
-    def say_closing(self) -> None:
-        if self._session.connection is RqState.OPEN:
-            self._write(self._session.closing())
-
-
-CONNECTIONS: dict[str, type[Connection]] = {
-    "sspq": SspqConnection,
-    "phpmq": PhpmqConnection,
-    "rq": RqConnection,
-}

@@ -34,7 +34,7 @@ from penstock.log.errors import LogFailed
 from penstock.log.log import Log
 from penstock.server.accepting import Accepting
 from penstock.server.backend import Backend, Standalone
-from penstock.server.connection import CONNECTIONS, Connection
+from penstock.server.connection import Connection
 from penstock.server.control import Control
 from penstock.server.memory import Account
 from penstock.server.rounds import TICK_SECONDS, Rounds
@@ -42,6 +42,7 @@ from penstock.server.second import SecondProcess
 from penstock.server.settings import Limits, Listener, Settings
 from penstock.server.settings_read import reloadable_difference
 from penstock.server.tls import server_context
+from penstock.server.wires import CONNECTIONS
 
 SLOW_TICKS = 20
 TRIM_TICKS = 200

@@ -28,10 +28,11 @@ from penstock.log.errors import LogFailed
 from penstock.log.log import Log, open_log
 from penstock.log.state import LogSettings
 from penstock.model.policy import Policies
-from penstock.server.connection import CONNECTIONS, Connection
+from penstock.server.connection import Connection
 from penstock.server.memory import Account
 from penstock.server.rounds import Rounds
 from penstock.server.settings import Limits, Listener
+from penstock.server.wires import CONNECTIONS
 from tests.server.harness import Wire
 
 T = TypeVar("T")

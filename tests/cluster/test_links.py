@@ -13,7 +13,7 @@ from penstock.cluster.frames import HEADER_BYTES, Hello, Kind, encode_frame, enc
 from penstock.cluster.host import RelayHost
 from penstock.common.address import TcpAddress
 from penstock.model.words import Closing
-from penstock.server.connection import PhpmqConnection
+from penstock.server.wires import PhpmqConnection
 from tests.cluster.fronts import SECRET, Follower, Leader, LoopThread
 from tests.server.doors import PhpmqDoor
 from tests.server.harness import Wire

@@ -15,7 +15,8 @@ from penstock.model.life import Event, Reason
 from penstock.protocols import sspq_session
 from penstock.protocols.rq_session import SILENCE_US
 from penstock.server import connection as connections
-from penstock.server.connection import LAST_WORDS_SECONDS, Connection, RqConnection, SspqConnection
+from penstock.server.connection import LAST_WORDS_SECONDS, Connection
+from penstock.server.wires import RqConnection, SspqConnection
 from tests.certificates import make_certificates
 from tests.server.doors import PhpmqDoor, RqDoor
 from tests.server.harness import (
