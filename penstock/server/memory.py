@@ -2,7 +2,7 @@
 
 What counts for a connection is what it has begun to say and not finished, what it has said and nobody has
 read or stored yet, and what waits to be read by its peer. Beyond `memory-bytes-max` for all together:
-  * who holds more than the others is not read from, until there is room again;
+  * nobody who holds anything to speak of is read from, until there is room again; those who say little go on;
   * where that does not help within `PATIENCE_SECONDS`, the largest is closed, one in a turn, with a line that
     says how much it held; who holds that much because it does not read is closed at once: nothing else would
     keep others from writing to it.
@@ -77,11 +77,10 @@ class Account:
         return bool(self._held_since)
 
     def _restrain(self, now: float) -> None:
+        # All of them, and not only the largest: the others would become as large.
         mean = self.held_bytes / len(self._holders)
         for holder, held_bytes in list(self._holders.items()):
-            if held_bytes < mean:
-                continue
-            if holder.output_bytes * 2 > held_bytes:
+            if held_bytes >= mean and holder.output_bytes * 2 > held_bytes:
                 self._close(holder, "which it does not read")
             elif holder not in self._held_since:
                 self._held_since[holder] = now
