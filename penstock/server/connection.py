@@ -173,7 +173,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._holds & ~BY_ROUND and self._transport is not None:
             return  # It goes on when there is room.
         rest, self._rest = self._rest, b""
-        if self._attached and rest:
+        if self._attached and rest and not self._closing:
             self._read(rest)
         if not self._rest:
             self._hold(BY_ROUND, False)
@@ -197,6 +197,7 @@ class Connection(asyncio.BufferedProtocol):
         except Exception:  # noqa: BLE001 - it is told: a fault of ours costs one connection
             self._fault("what it sent could not be read")
             return
+        self._rest = rest
         self._handle(commands, now_us)
         for command in commands:
             # Those who only take and settle are always read: they make room.
@@ -426,7 +427,10 @@ class Connection(asyncio.BufferedProtocol):
         return bool(self._holds & ~BY_ROUND)
 
     def finish(self) -> None:
-        self.close()
+        if self._rest:
+            self._has_ended = True  # It has said more, which is heard first.
+        else:
+            self.close()
 
     def log(self, text: str, count: int) -> None:
         self._server.journal.note(logging.INFO, text, count, peer=self.name)

@@ -108,6 +108,25 @@ def test_what_waits_of_a_peer_that_is_reset_is_read_and_then_the_port_is_gone(tm
     run("uvloop", test())
 
 
+def test_who_is_let_go_at_a_stop_is_heard_to_its_end(tmp_path: Path) -> None:
+    """What was received before the stop is not lost for having to wait its turn."""
+    _, _, words = FLOODS["windows"]
+
+    async def test() -> None:
+        async with Inside.open(tmp_path) as server:
+            flooder = await server.connect("phpmq")
+            await flooder.say(words * 300, LAST["phpmq"])
+            (connection,) = server.connections
+            async with asyncio.timeout(WAIT_SECONDS):
+                while not connection._rest.endswith(LAST["phpmq"]):
+                    await asyncio.sleep(0)
+            server.home.dismiss()
+            await until(lambda: not server.connections, "it to be let go")
+            assert server.log.ready("last") == 1
+
+    run("uvloop", test())
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_what_waits_is_read_only_where_there_is_room(tmp_path: Path, loop: str) -> None:
     """Both reasons not to read at once, again and again: no message is lost, doubled or out of order."""
