@@ -10,7 +10,6 @@ Rules that always hold:
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import socket
@@ -31,7 +30,6 @@ TOLD_MAX: Final = 32
 """So many over `connections-max` may be there at a time, to be told."""
 
 PAUSE_SECONDS: Final = 0.5
-_NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def bind(address: Address) -> list[socket.socket]:
@@ -89,9 +87,7 @@ class Accepting:
                 peer, _ = ours.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:
-                if error.errno not in _NO_DESCRIPTORS:
-                    raise
+            except OSError as error:  # no descriptors, no memory, or a fault of the network
                 self._server.journal.note(
                     logging.ERROR, f"nobody can connect for now to {self.address}: {error.strerror}"
                 )
