@@ -6,6 +6,7 @@ On uvloop, as brokers run; the other tests of NATS use the loop that comes with 
 import asyncio
 import base64
 import binascii
+import contextlib
 import json
 import random
 import socket
@@ -22,7 +23,7 @@ from nats.aio.msg import Msg
 from penstock.log.jetstream.cluster import Cluster, Node
 from penstock.log.jetstream.credentials import Credentials, CredentialsError, read_credentials
 from penstock.log.jetstream.errors import JetStreamError, LinkError, LinkLost, NoAnswer
-from penstock.log.jetstream.link import Link
+from penstock.log.jetstream.link import Link, cancel
 from penstock.log.jetstream.servers import Server, ServerListError, Servers, parse_server, parse_servers
 from tests.certificates import make_authority, make_certificate
 from tests.nats.cluster import WAIT_SECONDS, linked, on_uvloop, until
@@ -537,3 +538,24 @@ def test_whose_turn_it_is() -> None:
     assert servers.round()[-1] == b
     servers.told(a, [])
     assert set(servers.known()) == {a, b}
+
+
+def test_who_takes_a_cancellation_for_its_own_is_told_again() -> None:
+    """As a wait with a time limit does before Python 3.12: the end of a link waited for it for ever."""
+
+    async def test() -> None:
+        began = asyncio.Event()
+
+        async def goes_on() -> None:
+            with contextlib.suppress(asyncio.CancelledError):
+                began.set()
+                await asyncio.Event().wait()
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(goes_on())
+        await began.wait()
+        async with asyncio.timeout(20):
+            await cancel([task])
+        assert task.cancelled()
+
+    asyncio.run(test())

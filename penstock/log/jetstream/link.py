@@ -14,8 +14,7 @@ that is down says so in the log, and goes on trying. A question fails as `wire.p
 import asyncio
 import logging
 import random
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.log.jetstream.errors import ClientMissing, LinkError, LinkLost
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
 
 BACK_OFF_SECONDS = 0.05
 BACK_OFF_SECONDS_MAX = 2.0
+CANCEL_SECONDS = 1.0
+"""After so long, whoever was cancelled and goes on is told again."""
 
 log = logging.getLogger("penstock.nats")
 
@@ -79,9 +80,7 @@ class Link:
     async def close(self) -> None:
         """End it."""
         if self._keeper is not None:
-            self._keeper.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._keeper
+            await cancel([self._keeper])
         if self._wire is not None:
             await self._wire.close()
             self._wire = None
@@ -154,6 +153,18 @@ class Link:
         if self._wire is None or self._wire.lost.done():
             raise LinkLost(f"{subject}: no connection to NATS; ask again when there is one")
         return self._wire
+
+
+async def cancel(tasks: Collection["asyncio.Task[Any]"]) -> None:
+    """End them, and wait until they have. They are told more than once: before Python 3.12 a wait with a time
+    limit that ends in the same moment takes a cancellation for its own, and whoever waits goes on."""
+    while tasks:
+        for task in tasks:
+            task.cancel()
+        ended, tasks = await asyncio.wait(tasks, timeout=CANCEL_SECONDS)
+        for task in ended:
+            if not task.cancelled():
+                task.exception()  # It was told to whoever had asked.
 
 
 def _report(keeper: "asyncio.Task[None]") -> None:

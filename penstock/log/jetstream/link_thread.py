@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from penstock.log.jetstream.api import JetStream
 from penstock.log.jetstream.errors import JetStreamTrouble
-from penstock.log.jetstream.link import Link
+from penstock.log.jetstream.link import Link, cancel
 from penstock.log.jetstream.options import LinkOptions
 from penstock.log.jetstream.servers import Server, Servers
 
@@ -96,9 +96,7 @@ class LinkThread:
             tasks = [
                 task for task in asyncio.all_tasks() if task is not mine and task.get_name() != "nats link"
             ]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel(tasks)
             if hasattr(self, "link"):
                 await self.link.close()
             await self._loop.shutdown_default_executor()
