@@ -150,7 +150,7 @@ class ServerSession:
         except ValueError as error:
             raise MisuseError(f"phpmq: {error}") from None
         self._limits = limits
-        self._reader = Reader(phpmq.FROM_CLIENT, limits, share)
+        self.reader = Reader(phpmq.FROM_CLIENT, limits, share)
         # What writes the dispatches of each open window, by queue and whether its dead letters are meant.
         self._open: dict[tuple[str, bool], Writer] = {}
         self._violation: PeerViolation | None = None
@@ -162,35 +162,20 @@ class ServerSession:
     @property
     def position(self) -> int:
         """How many bytes of the stream have been read."""
-        return self._reader.position
+        return self.reader.position
 
     def window(self, queue: str, *, dead: bool = False) -> Window:
         """Whether this connection consumes from a queue, or from its dead letters."""
         return Window.OPEN if (queue, dead) in self._open else Window.CLOSED
-
-    @property
-    def rest(self) -> bytes:
-        """What there was no time for of the last chunk: `receive` it next."""
-        return self._reader.rest
-
-    @property
-    def held_bytes(self) -> int:
-        """What is kept of what the peer has said so far."""
-        return self._reader.held_bytes
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether the peer has begun to say something, and its rest is not there."""
-        return self._reader.unfinished
 
     def receive(self, data: bytes | bytearray | memoryview) -> list[Command]:
         """What the peer wants with a chunk. The caller may reuse `data` afterwards."""
         if self._violation is not None:
             raise self._violation
         try:
-            events = self._reader.feed(data)
+            events = self.reader.feed(data)
         except PeerViolation as violation:
-            self._violation, events = violation, self._reader.salvage()
+            self._violation, events = violation, self.reader.salvage()
         commands: list[Command] = []
         ignored: dict[str, Ignored] = {}
         try:

@@ -82,7 +82,7 @@ class ControllerSession:
         share: int = SHARE,
     ) -> None:
         self._limits = limits or Limits()
-        self._decoder = Decoder(self._limits, share)
+        self.reader = Decoder(self._limits, share)
         self._pulse = Pulse(now_us, silence_us)
         self._connection = Connection.OPEN
         self._output = bytearray()
@@ -131,29 +131,14 @@ class ControllerSession:
 
     # -- in ---------------------------------------------------------------------------------------
 
-    @property
-    def rest(self) -> bytes:
-        """What there was no time for of the last chunk: `receive` it next."""
-        return self._decoder.rest
-
-    @property
-    def held_bytes(self) -> int:
-        """What is kept of what the peer has said so far."""
-        return self._decoder.held_bytes
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether the peer has begun to say something, and its rest is not there."""
-        return self._decoder.unfinished
-
     def receive(self, data: bytes | bytearray | memoryview, now_us: int) -> list[Command]:
         """The commands of a received chunk. The chunk may be reused afterwards."""
         if len(data):
             self._pulse.heard(now_us)
         try:
-            events = self._decoder.feed(data)
+            events = self.reader.feed(data)
         except PeerViolation:
-            self._handle(self._decoder.salvage())
+            self._handle(self.reader.salvage())
             raise
         self._handle(events)
         return self.salvage()

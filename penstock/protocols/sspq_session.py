@@ -125,35 +125,20 @@ class ServerSession:
         self.queue = queue
         self.state = State.IDLE
         self.held: tuple[bytes, int] | None = None  # origin and offset of the message in flight
-        self._reader = FrameReader(payload_bytes_max=payload_bytes_max, share=share)
+        self.reader = FrameReader(payload_bytes_max=payload_bytes_max, share=share)
         self._salvaged: list[Command] = []
 
     @property
     def position(self) -> int:
         """How many bytes of the stream have been read."""
-        return self._reader.position
-
-    @property
-    def rest(self) -> bytes:
-        """What there was no time for of the last chunk: `receive` it next."""
-        return self._reader.rest
-
-    @property
-    def held_bytes(self) -> int:
-        """What is kept of what the peer has said so far."""
-        return self._reader.held_bytes
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether the peer has begun to say something, and its rest is not there."""
-        return self._reader.unfinished
+        return self.reader.position
 
     def receive(self, data: bytes | bytearray | memoryview) -> list[Command]:
         """What the peer wants with a chunk. The caller may reuse `data` afterwards."""
         try:
-            events = self._reader.feed(data)
+            events = self.reader.feed(data)
         except PeerViolation:
-            self._salvaged = self._commands(self._reader.salvage())
+            self._salvaged = self._commands(self.reader.salvage())
             raise
         return self._commands(events)
 

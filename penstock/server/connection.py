@@ -70,14 +70,20 @@ def _watch_peer(peer: socket.socket | None) -> None:
         peer.setsockopt(*option, value)
 
 
-class Session(Protocol):
-    """What all sessions have in common."""
+class Reader(Protocol):
+    """What the readers of all protocols have in common."""
+
+    held_bytes: int
 
     @property
     def unfinished(self) -> bool: ...
 
+
+class Session(Protocol):
+    """What all sessions have in common."""
+
     @property
-    def held_bytes(self) -> int: ...
+    def reader(self) -> Reader: ...
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -212,14 +218,16 @@ class Connection(asyncio.BufferedProtocol):
             )
         if rest:
             self._keep(rest)
-        if self._charged or self._unstored_bytes or self._session.held_bytes >= SMALL_BYTES:
+        if self._charged or self._unstored_bytes or self._session.reader.held_bytes >= SMALL_BYTES:
             self._weigh()
 
     def _weigh(self) -> None:
         """Tell the account what it makes the process hold."""
         if self._transport is None:
             return
-        held_bytes = self._session.held_bytes + len(self._rest) + self._unstored_bytes + self.output_bytes
+        held_bytes = (
+            self._session.reader.held_bytes + len(self._rest) + self._unstored_bytes + self.output_bytes
+        )
         self._charged = held_bytes >= SMALL_BYTES
         self._server.memory.charge(self, held_bytes)
 
@@ -447,7 +455,7 @@ class Connection(asyncio.BufferedProtocol):
             self._weigh()
         server = self._server
         seconds = server.limits.frame_seconds
-        if self._holds or not self._attached or not self._session.unfinished:
+        if self._holds or not self._attached or not self._session.reader.unfinished:
             return
         if (server.ticks - self._heard) * TICK_SECONDS > seconds:
             server.journal.note(

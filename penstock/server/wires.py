@@ -32,7 +32,7 @@ class SspqConnection(Connection):
         self._session = sspq_session.ServerSession(listener.queue, payload_bytes_max=limits.payload_bytes_max)
 
     def _receive(self, data: bytes | memoryview, now_us: int) -> tuple[list[Command], bytes]:
-        return self._session.receive(data), self._session.rest
+        return self._session.receive(data), self._session.reader.rest
 
     def _salvage(self) -> list[Command]:
         return self._session.salvage()
@@ -69,7 +69,7 @@ class PhpmqConnection(Connection):
         )
 
     def _receive(self, data: bytes | memoryview, now_us: int) -> tuple[list[Command], bytes]:
-        return self._session.receive(data), self._session.rest
+        return self._session.receive(data), self._session.reader.rest
 
     def _salvage(self) -> list[Command]:
         return self._session.salvage()
@@ -116,7 +116,7 @@ class RqConnection(Connection):
         self._write(self._session.take_output())
         if self._was_idle:
             self._mark(self._session.idle)
-        return commands, self._session.rest
+        return commands, self._session.reader.rest
 
     def _salvage(self) -> list[Command]:
         self._write(self._session.take_output())

@@ -78,7 +78,7 @@ def _fed(session: Any, receive: Callable[[Any], Iterable[Any]], chunks: Chunks) 
             except PeerViolation as violation:
                 said += session.salvage()
                 return said, violation
-            before, rest = rest, getattr(session, "rest", b"")
+            before, rest = rest, getattr(getattr(session, "reader", session), "rest", b"")
             if not len(rest):
                 break
             assert len(rest) < len(before), "nothing was read"
