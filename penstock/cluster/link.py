@@ -42,6 +42,7 @@ class Link(asyncio.BufferedProtocol):
     """A subclass says what frames mean."""
 
     def __init__(self, rounds: Rounds | None = None) -> None:
+        self.takes_long = False
         self._rounds = rounds  # None: what it says is heard at once
         self._later: deque[Frame] = deque()  # received, and not told yet
         self._reader = Reader()
@@ -98,7 +99,7 @@ class Link(asyncio.BufferedProtocol):
             return
         self._received()
 
-    def go_on(self) -> None:
+    def go_on(self, quick: bool) -> None:
         """Tell what waits, as far as this turn has time for it."""
         assert self._rounds is not None
         try:

@@ -110,7 +110,7 @@ class Reader:
         self.held_bytes = 0
         """What it keeps between two chunks of a message that is not whole."""
 
-        self._share = share
+        self.share = share
         self._accepts = accepts
         self._limits = limits
         self._content_bytes_max = limits.content_bytes_max()
@@ -152,7 +152,7 @@ class Reader:
             raise self._violation
         self.rest = b""
         if len(data) <= _CHUNK_BYTES_MAX:
-            self._feed(data, self._share)
+            self._feed(data, self.share)
         else:
             view = memoryview(data)
             for at in range(0, len(data), _CHUNK_BYTES_MAX):

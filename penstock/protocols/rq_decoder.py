@@ -114,7 +114,7 @@ class Decoder:
         self.held_bytes = 0
         """What it keeps between two chunks: a payload that is not whole, and the last, to be named again."""
 
-        self._share = share
+        self.share = share
         self._violation: PeerViolation | None = None
         # The fast paths leave large payloads to the walker, which gives each an event of its own.
         self._fast_bytes_max = min(limits.payload_bytes_max, ALONE_FROM_BYTES - 1)
@@ -156,7 +156,7 @@ class Decoder:
             raise self._violation
         try:
             if len(data) <= _CHUNK_BYTES_MAX:
-                self._walk(data, self._share)
+                self._walk(data, self.share)
             else:
                 view = memoryview(data)
                 for at in range(0, len(view), _CHUNK_BYTES_MAX):

@@ -148,7 +148,7 @@ class FrameReader:
         self.held_bytes = 0
         """What it keeps between two chunks of a payload that is not whole."""
 
-        self._share = share
+        self.share = share
         self._payload_bytes_max = payload_bytes_max
         self._position = 0  # of the first byte of the chunk at hand in the stream
         self._head = b""  # an unfinished header
@@ -178,7 +178,7 @@ class FrameReader:
         self._events = []
         self.rest = b""
         if len(data) <= _CHUNK_BYTES_MAX:
-            self._feed(data, self._share)
+            self._feed(data, self.share)
         else:
             view = memoryview(data)
             for at in range(0, len(data), _CHUNK_BYTES_MAX):

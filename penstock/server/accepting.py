@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.server.server import Server
 
 BACKLOG: Final = 1024
-AT_ONCE: Final = 64
+AT_ONCE: Final = 16
 """So many are accepted before others have their turn."""
 
 TOLD_MAX: Final = 32

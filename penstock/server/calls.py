@@ -432,6 +432,7 @@ def _engine(context: Context, fields: Fields, body: memoryview, answer: Answer) 
                 "held_bytes": context.server.memory.held_bytes,
                 "limit_bytes": context.server.memory.limit_bytes,
                 "closed": context.server.memory.closed,
+                "broadcasts_lost": context.server.memory.broadcasts_lost,
             },
             "durability": context.log.policies.defaults.durability,
             "listeners": context.server.listeners(),

@@ -34,8 +34,9 @@ from penstock.model import words
 from penstock.model.batch import Batch, Slice
 from penstock.model.words import Command, Publish, Where
 from penstock.protocols.errors import PeerViolation
+from penstock.protocols.share import QUICK_SHARE, SHARE
 from penstock.server.memory import SMALL_BYTES
-from penstock.server.rounds import LATE_BYTES, TICK_SECONDS, receive_buffer
+from penstock.server.rounds import TICK_SECONDS, receive_buffer
 
 if TYPE_CHECKING:
     from penstock.server.server import Server
@@ -74,6 +75,7 @@ class Reader(Protocol):
     """What the readers of all protocols have in common."""
 
     held_bytes: int
+    share: int
 
     @property
     def unfinished(self) -> bool: ...
@@ -102,6 +104,7 @@ class Connection(asyncio.BufferedProtocol):
         self._listener = listener
         self._restricted = listener.mode != "both" or listener.queues != ("*",)
         self._transport: asyncio.Transport | None = None
+        self.takes_long = False
         self._holds = 0  # reasons not to read
         self._rest = b""  # received, and not read yet
         self._has_ended = False  # the peer says no more
@@ -167,20 +170,25 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._read(receive_buffer[:nbytes])
 
-    def _keep(self, rest: bytes) -> None:
+    def _keep(self, rest: bytes, *, for_more: bool = False) -> None:
         """For a later turn."""
         self._rest = rest
-        if len(rest) >= LATE_BYTES:
+        if len(rest) >= self._server.rounds.late_bytes:
             self._hold(BY_ROUND, True)
         if self._transport is None or not self._holds & ~BY_ROUND:
-            self._server.rounds.wait(self)
+            self._server.rounds.wait(self, for_more=for_more)
+        if self._charged or len(rest) >= SMALL_BYTES:
+            self._weigh()
 
-    def go_on(self) -> None:
+    def go_on(self, quick: bool) -> None:
         if self._holds & ~BY_ROUND and self._transport is not None:
             return  # It goes on when there is room.
         rest, self._rest = self._rest, b""
         if self._attached and rest and not self._closing:
+            reader = self._session.reader
+            reader.share = QUICK_SHARE if quick else SHARE
             self._read(rest)
+            reader.share = SHARE
         if not self._rest:
             self._hold(BY_ROUND, False)
             if self._has_ended:
@@ -217,7 +225,7 @@ class Connection(asyncio.BufferedProtocol):
                 if isinstance(it, Publish)
             )
         if rest:
-            self._keep(rest)
+            self._keep(rest, for_more=True)
         if self._charged or self._unstored_bytes or self._session.reader.held_bytes >= SMALL_BYTES:
             self._weigh()
 

@@ -60,6 +60,7 @@ class Control(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._frames: deque[Frame] = deque()  # calls that are not carried out yet
         self._held = False  # there is no room for what it sends
+        self.takes_long = False
         self.open_calls = 0
 
     # --- the socket ------------------------------------------------------------------------------
@@ -79,9 +80,9 @@ class Control(asyncio.BufferedProtocol):
             log.critical("the link to the second process is broken: %s", error)
             self.close()
             return
-        self.go_on()
+        self.go_on(quick=False)
 
-    def go_on(self) -> None:
+    def go_on(self, quick: bool) -> None:
         """Carry out what waits, as far as this turn has time for it."""
         if self._held or not self._frames:
             return

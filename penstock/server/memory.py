@@ -37,7 +37,11 @@ class Account:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.held_bytes = 0
+        self.is_tight = False
+        """Whether it is time to look, and to receive little at a time: much is held, or somebody is."""
+
         self.closed = 0  # connections, so far
+        self.broadcasts_lost = 0  # because who would have got them does not read
         self._holders: dict[Holder, int] = {}
         self._held_since: dict[Holder, float] = {}  # not read from
 
@@ -49,17 +53,17 @@ class Account:
         else:
             held_bytes = 0
         self.held_bytes += held_bytes - before
+        self._note_tightness()
 
     def forget(self, holder: Holder) -> None:
         self.charge(holder, 0)
         self._held_since.pop(holder, None)
 
-    @property
-    def is_tight(self) -> bool:
-        return self.held_bytes > self.limit_bytes // 2
+    def _note_tightness(self) -> None:
+        self.is_tight = self.held_bytes > self.limit_bytes // 2 or bool(self._held_since)
 
     def look(self) -> None:
-        """Once in a turn, where it is tight or somebody is held."""
+        """Once in a turn, where it is tight."""
         now = time.monotonic()
         if self.held_bytes > self.limit_bytes:
             self._restrain(now)
@@ -71,10 +75,7 @@ class Account:
             # Also where it is not over: those who are held would never come to an end.
             largest = max(self._held_since, key=lambda holder: self._holders.get(holder, 0))
             self._close(largest, "of what it has begun to say or nobody could store")
-
-    @property
-    def holds_somebody(self) -> bool:
-        return bool(self._held_since)
+        self._note_tightness()
 
     def _restrain(self, now: float) -> None:
         # All of them, and not only the largest: the others would become as large.

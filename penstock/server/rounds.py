@@ -6,10 +6,15 @@ apart one by one, or a thousand peers' kilobyte. So a session stops where its sh
 (`protocols/share.py`), and a turn that has read for `TURN_NS` reads no more. What was received and not read
 waits with its connection, and the connection waits here.
 
+There are two lines. Who comes waits in the quick one, and is read from for a small part of a share; who has
+more to say than that waits in the other, for a whole share, and the next time again. So one who says little
+is heard in the next turn or soon after it, however many there are who say more than there is time for.
+
 Rules that always hold:
-  * Whoever waits is served in the order in which it came, and from the next turn on; who was not reached is
-    first in the turn after that. In between, the loop looks at all sockets.
-  * What is received in a turn that is over is kept, up to `LATE_BYTES`: beyond that, nobody is read from.
+  * A line is served in the order in which it was joined, from the next turn on; who was not reached is first
+    in the turn after that. In between, the loop looks at all sockets.
+  * Neither line has a turn to itself where both have somebody.
+  * What is received in a turn that is over is kept, up to `late_bytes`: beyond that, nobody is read from.
 """
 
 import asyncio
@@ -19,8 +24,10 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 RECEIVE_BYTES: Final = 256 * 1024
-LATE_BYTES: Final = 4096
+LATE_BYTES: Final = 64 * 1024
+SPARING_BYTES: Final = 4096
 TURN_NS: Final = 5_000_000
+LITTLE_NS: Final = TURN_NS // 20
 TICK_SECONDS: Final = 0.05
 """Beside turns, the server looks after what is due, as often as this."""
 
@@ -28,13 +35,18 @@ receive_buffer: Final = memoryview(bytearray(RECEIVE_BYTES))
 """One for all connections: what is in it is read or copied before the next byte is received."""
 
 _late_buffer: Final = receive_buffer[:LATE_BYTES]
+_sparing_buffer: Final = receive_buffer[:SPARING_BYTES]
 
 
 class Guest(Protocol):
     """Whoever is read from."""
 
-    def go_on(self) -> None:
-        """Its turn has come: read what waits, or some of it, and wait again."""
+    takes_long: bool
+    """Whether it had much to say when it was read from last. `Rounds` sets it."""
+
+    def go_on(self, quick: bool) -> None:
+        """Its turn has come: read what waits, or some of it, and wait again; little of it where it is to be
+        quick."""
 
 
 class Rounds:
@@ -43,10 +55,15 @@ class Rounds:
         self.buffer = self._whole = receive_buffer
         """What to receive into: less where the turn is over, or memory is scarce."""
 
+        self.late_bytes = LATE_BYTES
+        """Who has said so much that was not read is not received from."""
+
+        self.is_sparing = False
         self._loop = loop
         self._begin_turn = begin_turn
         self._ends_ns = 0  # when the turn is over; 0: nothing was received yet
-        self._waiting: OrderedDict[Guest, None] = OrderedDict()
+        self._quick: OrderedDict[Guest, None] = OrderedDict()
+        self._long: OrderedDict[Guest, None] = OrderedDict()
 
     def begin(self) -> None:
         """The first piece of a turn is about to be read."""
@@ -56,36 +73,54 @@ class Rounds:
         """Whether this turn reads no more."""
         if not self._ends_ns or time.monotonic_ns() < self._ends_ns:
             return False
-        self.buffer = _late_buffer
+        if self.buffer is receive_buffer:
+            self.buffer = _late_buffer
         return True
 
     def end(self) -> None:
         """The turn is done."""
         self._ends_ns = 0
         self.buffer = self._whole
-        if self._waiting:
+        if self._quick or self._long:
             self._loop.call_soon(self._next)
 
-    def wait(self, guest: Guest) -> None:
-        """It goes on in a later turn; behind those that wait already."""
-        if not self._waiting:
+    def wait(self, guest: Guest, *, for_more: bool = False) -> None:
+        """It goes on in a later turn, behind those that wait already; `for_more`: a little was not enough."""
+        if not self.waiting:
             self._begin_turn()  # or nobody would end it
-        self._waiting[guest] = None
+        if for_more or guest.takes_long:
+            guest.takes_long = True
+            self._long[guest] = None
+        elif guest not in self._long:
+            self._quick[guest] = None
 
     def be_sparing(self, sparing: bool) -> None:
         """Whether to receive little from each at a time, because memory is scarce."""
-        self._whole = _late_buffer if sparing else receive_buffer
+        self._whole = _sparing_buffer if sparing else receive_buffer
+        self.late_bytes = SPARING_BYTES if sparing else LATE_BYTES
+        self.is_sparing = sparing
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._quick) + len(self._long)
 
     def _next(self) -> None:
-        if not self._waiting:
+        if not self.waiting:
             return
         self._begin_turn()
-        for _ in range(len(self._waiting)):
-            guest, _ = self._waiting.popitem(last=False)
-            guest.go_on()
-            if self.is_over():
-                return
+        began_ns = time.monotonic_ns()
+        quick_ends_ns = self._ends_ns - TURN_NS // 2 if self._long else self._ends_ns
+        for line, quick, ends_ns in (
+            (self._quick, True, quick_ends_ns),
+            (self._long, False, self._ends_ns),
+        ):
+            for _ in range(len(line)):
+                guest, _ = line.popitem(last=False)
+                guest.go_on(quick)
+                now_ns = time.monotonic_ns()
+                if not quick and guest not in line:
+                    guest.takes_long = now_ns - began_ns > LITTLE_NS
+                began_ns = now_ns
+                if now_ns >= ends_ns:
+                    break
+        self.is_over()

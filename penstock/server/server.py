@@ -55,7 +55,9 @@ GARBAGE_THRESHOLDS = (700, 10, 100)
 moves, for up to 130 ms where the cache is full of small blocks. It is done ten times less than usual."""
 
 BURST_BYTES = 1 << 20
-"""So much of the log must have been written since memory was last given back."""
+"""So much of the log must have been written since memory was last given back; or `BURST_TURNS` have been."""
+
+BURST_TURNS = 1000
 
 GRACE_SECONDS = 0.1
 """How long a stop goes on reading what was on its way: most sends are never answered."""
@@ -82,12 +84,15 @@ class Server:
         self.journal = Journal()
         self.connections: set[Connection] = set()
         self._throttled: set[Connection | Control] = set()  # not read from: the disk is behind
+        self._ticking: list[Connection] = []  # have not had their tick of this second yet
+        self._tick_at_once = 1
         self._left: list[Connection] = []  # their peers have left; in the order in which they came
         self._numbers = counter(1)
         self.entering = 0  # accepted, and not among the connections yet
         self.parting = 0  # refused, and still being told so
         self._listening: list[tuple[Listener, Accepting]] = []
         self._turn_wanted = False
+        self._turns = 0  # since memory was last given back
         self._arrival_us = 0  # of what was received since the last turn; 0: nothing was
         self.ticks = 0  # so often has `TICK_SECONDS` gone by, or more
         self._position_seen = self._position_tidied = 0  # of the log
@@ -297,6 +302,7 @@ class Server:
     def _turn(self) -> None:
         self._turn_wanted = False
         self._arrival_us = 0
+        self._turns += 1
         self._backend.before_turn()
         try:
             self.home.turn(self.now_us())
@@ -304,9 +310,9 @@ class Server:
             self.fail(error)
         except Exception:  # noqa: BLE001 - it is told: a fault of ours must not stop the next turn
             log.exception("a turn failed")
-        if self.memory.is_tight or self.memory.holds_somebody:
+        if self.memory.is_tight or self.rounds.is_sparing:
             self.memory.look()
-        self.rounds.be_sparing(self.memory.is_tight)
+            self.rounds.be_sparing(self.memory.is_tight)
         self.rounds.end()
         if self._throttled:
             self.log.hurry()
@@ -349,10 +355,14 @@ class Server:
         self._tell_of_the_disk()
         if self.ticks % SLOW_TICKS == 0:
             self._tidy()
-            for connection in list(self.connections):
-                connection.tick(now_us)
             left = (connection for connection in self.connections if connection.has_left)
             self._left = sorted(left, key=attrgetter("connected_us"))
+            self._ticking = list(self.connections)
+            self._tick_at_once = len(self._ticking) // SLOW_TICKS + 1
+        # Some at a time: ten thousand of them would take 50 ms together.
+        for connection in self._ticking[-self._tick_at_once :]:
+            connection.tick(now_us)
+        del self._ticking[-self._tick_at_once :]
 
     def _tell_of_the_disk(self) -> None:
         """A line when it is full, and one when it is not any more: senders wait without a word."""
@@ -373,8 +383,10 @@ class Server:
     def _tidy(self) -> None:
         """Once a second: when a burst is over, what it took of memory goes back."""
         position = self._log.position if self._log is not None else 0
-        if position == self._position_seen and position - self._position_tidied >= BURST_BYTES:
+        quiet = position == self._position_seen and not self.rounds.waiting
+        if quiet and (position - self._position_tidied >= BURST_BYTES or self._turns >= BURST_TURNS):
             self._position_tidied = position
+            self._turns = 0
             give_memory_back()
         self._position_seen = position
 

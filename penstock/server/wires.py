@@ -21,15 +21,10 @@ and whoever came to the wrong port would wait for ever."""
 FOREIGN_BYTES_MAX = max(map(len, FOREIGN))
 
 
-class SspqConnection(Connection):
-    _session: sspq_session.ServerSession
-    protocol = "sspq"
-    lost_to = sspq_session.ServerSession.LOST_TO
+class _Queueing(Connection):
+    """What SSPQ and PHPMQ have in common: nothing is answered but by messages."""
 
-    def __init__(self, server: "Server", listener: "Listener", has_place: bool = True) -> None:
-        super().__init__(server, listener, has_place)
-        limits = server.limits
-        self._session = sspq_session.ServerSession(listener.queue, payload_bytes_max=limits.payload_bytes_max)
+    _session: sspq_session.ServerSession | phpmq_session.ServerSession
 
     def _receive(self, data: bytes | memoryview, now_us: int) -> tuple[list[Command], bytes]:
         return self._session.receive(data), self._session.reader.rest
@@ -40,6 +35,17 @@ class SspqConnection(Connection):
     def _delivery(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> bytes:
         return self._session.deliver(queue, slices, now_us, dead)
 
+
+class SspqConnection(_Queueing):
+    _session: sspq_session.ServerSession
+    protocol = "sspq"
+    lost_to = sspq_session.ServerSession.LOST_TO
+
+    def __init__(self, server: "Server", listener: "Listener", has_place: bool = True) -> None:
+        super().__init__(server, listener, has_place)
+        limits = server.limits
+        self._session = sspq_session.ServerSession(listener.queue, payload_bytes_max=limits.payload_bytes_max)
+
     def synced(self) -> None:
         self._write(self._session.synced(refused=bool(self._refused)))
         self._refused = 0
@@ -49,7 +55,7 @@ class SspqConnection(Connection):
             self._write(self._session.decline())
 
 
-class PhpmqConnection(Connection):
+class PhpmqConnection(_Queueing):
     _session: phpmq_session.ServerSession
     protocol = "phpmq"
     lost_to = phpmq_session.ServerSession.LOST_TO
@@ -67,15 +73,6 @@ class PhpmqConnection(Connection):
                 windows_max=limits.consumed_queues_max,
             ),
         )
-
-    def _receive(self, data: bytes | memoryview, now_us: int) -> tuple[list[Command], bytes]:
-        return self._session.receive(data), self._session.reader.rest
-
-    def _salvage(self) -> list[Command]:
-        return self._session.salvage()
-
-    def _delivery(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> bytes:
-        return self._session.deliver(queue, slices, now_us, dead)
 
     def synced(self) -> None:
         self._write(self._session.synced(self._refused))
@@ -163,6 +160,7 @@ class RqConnection(Connection):
         if self.bytes_room() > 0:
             self._write(self._session.broadcast(queue, batch))
         else:
+            self._server.memory.broadcasts_lost += len(batch)
             self.log(f"queue {queue!r}: it does not read, broadcasts to it are lost", len(batch))
 
     def say_closing(self) -> None:

@@ -582,7 +582,7 @@ def test_the_engine_says_how_it_is(caller: Caller, tmp_path: Path) -> None:
         "durability": "commit",
         "listeners": [],
         "version": __version__,
-        "memory": {"held_bytes": 0, "limit_bytes": 1 << 20, "closed": 0},
+        "memory": {"held_bytes": 0, "limit_bytes": 1 << 20, "closed": 0, "broadcasts_lost": 0},
         "uptime_seconds": 3.0,
     }
     assert sync["count"] == sum(sync["buckets"]) > 0

@@ -151,20 +151,24 @@ def test_what_waits_is_read_only_where_there_is_room(tmp_path: Path, loop: str) 
     run(loop, test())
 
 
-def test_rounds_go_from_one_to_the_next_and_begin_where_the_last_one_ended() -> None:
-    served: list[int] = []
+class Waiting:
+    """A guest whose every piece takes the whole of a turn, or next to nothing of it."""
 
-    class Guest:
-        def __init__(self, rounds: Rounds, number: int, pieces: int) -> None:
-            self.rounds, self.number, self.pieces = rounds, number, pieces
+    def __init__(self, rounds: Rounds, served: list[str], name: str, pieces: int) -> None:
+        self.rounds, self.served, self.name, self.pieces = rounds, served, name, pieces
+        self.takes_long = False
 
-        def go_on(self) -> None:
-            served.append(self.number)
-            while not self.rounds.is_over():
-                pass  # Each takes the whole of a turn.
-            self.pieces -= 1
-            if self.pieces:
-                self.rounds.wait(self)
+    def go_on(self, quick: bool) -> None:
+        self.served.append(self.name + ("" if quick else "+"))
+        while self.name.isupper() and not quick and not self.rounds.is_over():
+            pass
+        self.pieces -= 1
+        if self.pieces:
+            self.rounds.wait(self, for_more=self.name.isupper())
+
+
+def served_of(guests: list[tuple[str, int]]) -> str:
+    served: list[str] = []
 
     async def test() -> None:
         loop = asyncio.get_running_loop()
@@ -174,11 +178,22 @@ def test_rounds_go_from_one_to_the_next_and_begin_where_the_last_one_ended() -> 
             loop.call_soon(rounds.end)
 
         rounds = Rounds(loop, begin_turn)
-        for number, pieces in enumerate((3, 1, 2)):
-            rounds.wait(Guest(rounds, number, pieces))
+        for name, pieces in guests:
+            rounds.wait(Waiting(rounds, served, name, pieces))
         async with asyncio.timeout(WAIT_SECONDS):
             while rounds.waiting:
                 await asyncio.sleep(0)
 
     run("uvloop", test())
-    assert served == [0, 1, 2, 0, 2, 0]
+    return " ".join(served)
+
+
+def test_rounds_go_from_one_to_the_next_and_begin_where_the_last_one_ended() -> None:
+    assert served_of([("A", 4), ("B", 1), ("C", 3)]) == "A B C A+ C+ A+ C+ A+"
+
+
+def test_one_who_says_little_does_not_wait_for_all_who_say_much() -> None:
+    served = served_of([(name, 4) for name in "ABCDEFGH"] + [("a", 5)])
+    much_between = [piece.count("+") for piece in served.split(" a")]
+    assert max(much_between[1:-1]) <= 1, served
+    assert served.count("+") == 8 * 3, served

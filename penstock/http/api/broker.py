@@ -94,6 +94,9 @@ SCHEMAS: Final = {
                     "held_bytes": schema.said(schema.COUNT, "What connections make the broker hold."),
                     "limit_bytes": schema.said(schema.COUNT, "The most that they can: memory-bytes-max."),
                     "closed": schema.said(schema.COUNT, "Connections that were closed for it."),
+                    "broadcasts_lost": schema.said(
+                        schema.COUNT, "Broadcasts that did not reach consumers who do not read."
+                    ),
                 }
             ),
             "full": schema.said(schema.BOOLEAN, "Whether messages are refused for lack of room."),

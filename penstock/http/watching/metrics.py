@@ -196,6 +196,11 @@ def _engine_families(scrape: Scrape) -> Iterator[Metric]:
             "Connections that were closed because they made the broker hold too much.",
             engine["memory"]["closed"],
         ),
+        (
+            "broadcasts_lost",
+            "Broadcasts that did not reach a consumer because it does not read.",
+            engine["memory"]["broadcasts_lost"],
+        ),
     ):
         yield CounterMetricFamily(f"penstock_{name}", help_text, value)
 
