@@ -11,7 +11,7 @@ ARGS ?=
 # SECONDS is how long `make test-long` takes in all (3600), and `make fuzz` for each target (600).
 SECONDS ?=
 
-.PHONY: help setup demo test test-fast test-long test-compiled test-pythons check bench bench-cluster bench-peers bench-spark fuzz mutate clean
+.PHONY: help setup demo test test-fast test-long test-compiled test-pythons check bench bench-cluster bench-hostile bench-peers bench-spark fuzz mutate clean
 
 help: ## List the commands.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +48,9 @@ bench-peers: ## Measure Penstock beside Redis, NATS, RabbitMQ and beanstalkd, ab
 
 bench-cluster: ## Measure three NATS nodes with two front-ends on this machine, about a minute (ARGS="--json FILE").
 	@scripts/bench cluster $(ARGS)
+
+bench-hostile: ## Measure a well-behaved pair of clients beside attacks, about 8 minutes (ARGS="--json FILE").
+	@scripts/bench hostile $(ARGS)
 
 bench-spark: ## Measure Spark with Penstock beside Spark's own reader, about 6 minutes (ARGS="--json FILE").
 	@scripts/bench spark $(ARGS)
