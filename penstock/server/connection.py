@@ -218,6 +218,11 @@ class Connection(asyncio.BufferedProtocol):
             if isinstance(command, Publish):
                 self._server.check_in_flight(self)
                 break
+        if rest or self._holds or self._charged or self._session.reader.held_bytes >= SMALL_BYTES:
+            self._keep_account(commands, rest)
+
+    def _keep_account(self, commands: list[Command], rest: bytes) -> None:
+        """Something of it is kept: what it has sent, what is not read of it, or what was begun."""
         if self._holds & BY_BROKER:
             self._unstored_bytes += sum(
                 len(it.batch.payload) + MESSAGE_BYTES * len(it.batch)
@@ -226,8 +231,7 @@ class Connection(asyncio.BufferedProtocol):
             )
         if rest:
             self._keep(rest, for_more=True)
-        if self._charged or self._unstored_bytes or self._session.reader.held_bytes >= SMALL_BYTES:
-            self._weigh()
+        self._weigh()
 
     def _weigh(self) -> None:
         """Tell the account what it makes the process hold."""
@@ -236,8 +240,9 @@ class Connection(asyncio.BufferedProtocol):
         held_bytes = (
             self._session.reader.held_bytes + len(self._rest) + self._unstored_bytes + self.output_bytes
         )
-        self._charged = held_bytes >= SMALL_BYTES
-        self._server.memory.charge(self, held_bytes)
+        if self._charged or held_bytes >= SMALL_BYTES:
+            self._charged = held_bytes >= SMALL_BYTES
+            self._server.memory.charge(self, held_bytes)
 
     @property
     def output_bytes(self) -> int:
