@@ -21,7 +21,7 @@ and when the block has FLAG_MOVED, what the message has from now on:
 
 from array import array
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from penstock.log.block import FLAG_MOVED, PAD, BodyReader, Buffer, Header
 from penstock.model.life import Event, Reason
@@ -57,7 +57,6 @@ class Ledger:
         "_expires",
         "_first",
         "_length",
-        "_more_than_acks",
         "_moved",
         "_names",
         "_reason",
@@ -65,6 +64,7 @@ class Ledger:
         "_tail",
         "event_count",
         "lowest",
+        "more_than_acks",
     )
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Ledger:
         self._retries = array("h")
         self._attempts = array("i")
         self._moved = False
-        self._more_than_acks = False
+        self.more_than_acks = False
         self.event_count = 0
         self.lowest = 0
 
@@ -128,7 +128,7 @@ class Ledger:
         if not rows or first < self.lowest:
             self.lowest = first
         if event is not Event.ACKED:
-            self._more_than_acks = True
+            self.more_than_acks = True
         rows.append(first)
         self._length.append(end - first)
         self._dispatched.append(dispatched_us)
@@ -155,7 +155,7 @@ class Ledger:
 
         Those are most of what happens, and are known from the number of events.
         """
-        if not self._more_than_acks:
+        if not self.more_than_acks:
             return
         for event, reason, length in zip(self._event, self._reason, self._length, strict=True):
             if event != Event.ACKED:
@@ -218,6 +218,10 @@ class Ledger:
                 self._attempts.tobytes(),
             ]
         return [b"".join(column + PAD[len(column) % 8] for column in columns)]
+
+
+NO_ROWS: Final = Ledger()
+"""That of all queues of which nothing is to be written: nobody adds to it."""
 
 
 def read_rows(header: Header, body: memoryview) -> Iterator[Row]:

@@ -194,7 +194,7 @@ class Log:
                 # Whoever asked was connected to the broker that is gone.
                 queue.withdraw([(first, end) for first, end, _ in queue.asking], Reason.REQUESTER_GONE)
                 self._dirty[queue.number] = queue
-            queue.let_go = []
+            queue.let_go = None
             if queue.repair_queue is not None:
                 repaired = queue.repair_queue.pending
                 queue.let_go = left_over(queue.repairs, repaired.unsettled(0, repaired.tail))
@@ -263,8 +263,8 @@ class Log:
         log.critical("%s", error)
         self._trimmer.stop()
         for queue in self._dirty.values():
-            receipts, queue.parts_receipts = queue.parts_receipts, []
-            for receipt in receipts:
+            receipts, queue.parts_receipts = queue.parts_receipts, None
+            for receipt in receipts or ():
                 receipt(error)
         waiting, self._unconfirmed = self._unconfirmed, []
         for call in waiting:
@@ -380,6 +380,8 @@ class Log:
                 receipt(stored)
             else:
                 # It waits with the messages: a group that goes out before their block is not theirs.
+                if found.parts_receipts is None:
+                    found.parts_receipts = []
                 found.parts_receipts.append(lambda error: receipt(error or stored))
 
     def _gather(self, queue: LogQueue, batch: Batch, size: int, now_us: int) -> int:
@@ -392,7 +394,11 @@ class Log:
             or queue.parts_stored_bytes + size > self._settings.block_bytes
         ):
             self._sealer.messages(queue)
-        queue.parts.append(batch)
+            parts = None
+        if parts is None:
+            queue.parts = [batch]
+        else:
+            parts.append(batch)
         queue.parts_bytes += len(batch.payload)
         queue.parts_stored_bytes += size
         self._state.gathered_bytes += size
@@ -463,7 +469,8 @@ class Log:
             elif queue.let_go and queue.repair_queue is not None:
                 repair_queue = queue.repair_queue
                 repair_queue.withdraw(queue.let_go, Reason.PURGED)
-                queue.let_go = []
+                self._changed[repair_queue.number] = repair_queue
+                queue.let_go = None
                 if len(repair_queue.ledger) and not self._sealer.ledger(repair_queue, now_us):
                     kept[repair_queue.number] = repair_queue
         self._dirty = kept
@@ -663,12 +670,14 @@ class Log:
             if queue.parts:
                 self._sealer.messages(queue)
             with self._reading():
-                queue.fates += queue.expire(first, end, now_us)
+                ended = queue.expire(first, end, now_us)
+            if ended:
+                queue.tell(ended)
             if queue.fates:
                 self._dirty[number] = self._ended[number] = self._changed[number] = queue
         for queue in self._ended.values():
-            fates += [(queue.name, fate) for fate in queue.fates]
-            queue.fates = []
+            fates += [(queue.name, fate) for fate in queue.fates or ()]
+            queue.fates = None
         self._ended.clear()
         return fates
 

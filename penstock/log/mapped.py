@@ -110,7 +110,7 @@ class MappedSegments:
     def used(self, segment: Segment) -> None:
         """Forget the indexes that nobody has used for longest, but not this one."""
         if segment.index is not None:
-            self._rows[segment] = sum(map(len, segment.index.queues.values()))
+            self._rows[segment] = segment.index.rows
             self._rows.move_to_end(segment)
         total = sum(self._rows.values())
         for oldest in list(self._rows):

@@ -42,6 +42,8 @@ Unreadable = Callable[["LogQueue", int, int, LogDamaged], int]
 
 
 class LogQueue(QueueState):
+    __slots__ = ("_last_hold", "_lookup", "_unreadable", "repair_queue")
+
     def __init__(
         self,
         number: int,
@@ -258,7 +260,7 @@ class LogQueue(QueueState):
             if pending.notes:
                 self._record_end(ACKED, a, b, NO_REASON, hold)
             else:
-                self.ledger.add(ACKED, a, b, NO_REASON, consumer, 1, hold.dispatched_us)
+                self.rows().add(ACKED, a, b, NO_REASON, consumer, 1, hold.dispatched_us)
             self._gone(DEAD_HELD if hold.dead else HELD, ACKED, a, b)
             fates.append(Fate(a, b, ACKED, NO_REASON))
         return fates
@@ -537,7 +539,7 @@ class LogQueue(QueueState):
         for a, b, expires_us in self._expiries(block, first, end):
             if not 0 < expires_us <= now_us:
                 return a
-            self.fates += self._end(a, b, None, *after_expiry(self.policy), now_us)
+            self.tell(self._end(a, b, None, *after_expiry(self.policy), now_us))
         return end
 
     def _stop_before_expired(self, block: Messages, first: int, end: int, now_us: int) -> int:

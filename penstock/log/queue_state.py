@@ -5,12 +5,11 @@ moves messages in `model/pending.py` and is a row of the ledger that goes out wi
 it is, and for which messages, is decided by `queue.py`.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from penstock.log.errors import LogFailed
-from penstock.log.ledger import Ledger
+from penstock.log.ledger import NO_ROWS, Ledger
 from penstock.log.results import Fate
 from penstock.log.weight import Weight
 from penstock.model.batch import Batch
@@ -38,6 +37,42 @@ class Oldest(NamedTuple):
 
 
 class QueueState:
+    """There may be a hundred thousand of these: what most of them never need is None until it is needed."""
+
+    __slots__ = (
+        "_log",
+        "_origin",
+        "_origin_opening",
+        "_schedule",
+        "asking",
+        "event_opened",
+        "event_start",
+        "fates",
+        "ledger",
+        "let_go",
+        "name",
+        "next_event",
+        "next_stored",
+        "number",
+        "offset_start",
+        "oldest",
+        "parts",
+        "parts_bytes",
+        "parts_receipts",
+        "parts_stored_bytes",
+        "parts_time_us",
+        "paused",
+        "pending",
+        "policy",
+        "recorded",
+        "repairs",
+        "settling",
+        "synced_event",
+        "synced_offset",
+        "tail_opened",
+        "weight",
+    )
+
     def __init__(
         self,
         number: int,
@@ -51,22 +86,22 @@ class QueueState:
         self.policy = policy
         self._log = log
         self._schedule = schedule
-        self._origins: dict[int, bytes] = {}
+        self._origin_opening, self._origin = -1, b""
         self.pending = Pending()
         self.tail_opened = 0  # the first offset of this opening
         self.event_opened = 0  # and its first event
-        self.recorded: dict[int, int] = {}  # this opening's settlements that were no acks, see Ledger.count
+        self.recorded: dict[int, int] | None = None  # this opening's settlements that were no acks
         self.asking: RangeMap[None] = RangeMap()  # unsettled requests that want a reply
         self.repairs: RangeMap[int] = RangeMap()  # how far off payloads are in the repair queue
-        self.let_go: list[tuple[int, int]] = []  # of those, when what ended them here is in a block
-        self.ledger = Ledger()
-        self.parts: list[Batch] = []  # accepted, not yet in a block
-        self.parts_receipts: list[Callable[[LogFailed | None], None]] = []  # who waits for these
+        self.let_go: list[tuple[int, int]] | None = None  # of those, when what ended them here is in a block
+        self.ledger = NO_ROWS
+        self.parts: list[Batch] | None = None  # accepted, not yet in a block
+        self.parts_receipts: list[Callable[[LogFailed | None], None]] | None = None  # who waits for these
         self.parts_bytes = 0  # their payload
         self.parts_stored_bytes = 0  # what they will take in a file
         self.parts_time_us = 0
         # Settlement blocks that are not synced: behind their last event, and the lowest offset in them.
-        self.settling: deque[tuple[int, int]] = deque()
+        self.settling: list[tuple[int, int]] | None = None
         self.next_event = 0
         self.next_stored = 0  # the first offset that is not in a block yet
         self.synced_offset = 0
@@ -76,24 +111,35 @@ class QueueState:
         self.paused = False
         self.weight = Weight()
         self.oldest: Oldest | None = None  # what was found out about the oldest living message
-        self.fates: list[Fate] = []  # what a take found expired, for the next `expire`
+        self.fates: list[Fate] | None = None  # what a take found expired, for the next `expire`
 
     def origin(self, opening: int) -> bytes:
-        found = self._origins.get(opening)
-        if found is None:
-            found = self._origins[opening] = origin_of(self._log, self.number, opening)
-        return found
+        if self._origin_opening != opening:
+            self._origin_opening, self._origin = opening, origin_of(self._log, self.number, opening)
+        return self._origin
+
+    def rows(self) -> Ledger:
+        """The ledger, to be added to."""
+        if self.ledger is NO_ROWS:
+            self.ledger = Ledger()
+        return self.ledger
+
+    def tell(self, fates: Iterable[Fate]) -> None:
+        """Keep these for the next `expire`."""
+        if self.fates is None:
+            self.fates = []
+        self.fates += fates
 
     def is_settled_for_good(self, offset: int) -> bool:
         """Whether everything that is known about messages before that offset is synced."""
         if len(self.ledger) and self.ledger.lowest < offset:
             return False
-        return all(lowest >= offset for _, lowest in self.settling)
+        return all(lowest >= offset for _, lowest in self.settling or ())
 
     def counts(self) -> dict[tuple[Event, Reason], int]:
         """How often each event has happened in this opening. `held` is a delivery, the only one that is
         in no block."""
-        others = dict(self.recorded)
+        others = dict(self.recorded or ())
         self.ledger.count(others)
         accepted = self.pending.tail - self.tail_opened
         stored = self.next_stored - self.tail_opened
@@ -112,7 +158,7 @@ class QueueState:
         """Rows for messages that do not live on."""
         for a, b, note in self.pending.noted(first, end):
             attempt = note.attempts + (hold is not None)
-            self.ledger.add(
+            self.rows().add(
                 event,
                 a,
                 b,
@@ -133,6 +179,8 @@ class QueueState:
 
     def let_go_of_repairs(self, first: int, end: int) -> None:
         """What their payloads in the repair queue were kept for is over."""
+        if self.let_go is None:
+            self.let_go = []
         self.let_go += [(a + distance, b + distance) for a, b, distance in self.repairs.cut(first, end)]
 
     def _end(
@@ -198,7 +246,7 @@ class QueueState:
         tail: int = 0,
     ) -> None:
         """A row for messages that live on; `after` is what is to be remembered of them."""
-        self.ledger.add(
+        self.rows().add(
             event,
             first,
             end,

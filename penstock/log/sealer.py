@@ -18,7 +18,7 @@ from penstock.log.block import (
 )
 from penstock.log.columns import Columns, join_batches, split_columns
 from penstock.log.committer import Committer
-from penstock.log.ledger import EVENTS_MAX, Ledger
+from penstock.log.ledger import EVENTS_MAX, NO_ROWS, Ledger
 from penstock.log.queue import LogQueue
 from penstock.log.state import LogState
 
@@ -68,8 +68,9 @@ class Sealer:
 
     def messages(self, queue: LogQueue) -> None:
         """The gathered batches of a queue: one block, or a few where they are large."""
-        batches, queue.parts = queue.parts, []
-        receipts, queue.parts_receipts = queue.parts_receipts, []
+        batches, queue.parts = queue.parts, None
+        receipts, queue.parts_receipts = queue.parts_receipts, None
+        assert batches is not None
         self._state.gathered_bytes -= queue.parts_stored_bytes
         queue.parts_bytes = queue.parts_stored_bytes = 0
         durability = queue.policy.durability
@@ -77,7 +78,7 @@ class Sealer:
         for columns in split_columns(join_batches(batches, time_us), self._state.settings.block_bytes):
             block = self.message_block(queue, columns, batches[0].protocol, time_us)
             self.add(block, sync=durability == "commit")
-        for receipt in receipts:
+        for receipt in receipts or ():
             if durability == "commit":
                 self._committer.when_synced(receipt)
             else:
@@ -128,6 +129,8 @@ class Sealer:
         self._committer.add(header, block.buffers, sync=sync)
         if columns is None:
             queue = self._state.by_number[header.queue]
+            if queue.settling is None:
+                queue.settling = []
             queue.settling.append((header.first_event + header.event_count, header.first_offset))
         else:
             self._state.segments.cache(
@@ -149,7 +152,7 @@ class Sealer:
         buffers = ledger.parts()
         if not self._committer.fits(HEADER_BYTES + sum(map(len, buffers))):
             return False
-        queue.ledger = Ledger()
+        queue.ledger = NO_ROWS
         # Nobody is promised anything by a settlement: it goes along with the next sync, which comes
         # within the interval at the latest. A power cut before that delivers the message again.
         if ledger.event_count <= EVENTS_MAX:
@@ -184,7 +187,10 @@ class Sealer:
         header.event_count = ledger.event_count
         header.extra = ledger.names_count
         queue.next_event += ledger.event_count
-        ledger.count(queue.recorded)
+        if ledger.more_than_acks:
+            if queue.recorded is None:
+                queue.recorded = {}
+            ledger.count(queue.recorded)
         return SealedBlock(header, buffers)
 
     def _show_when_synced(self, header: Header) -> None:
@@ -195,7 +201,10 @@ class Sealer:
         def show() -> None:
             queue.synced_offset = max(queue.synced_offset, offset_end)
             queue.synced_event = event_end
-            while queue.settling and queue.settling[0][0] <= event_end:
-                queue.settling.popleft()
+            settling = queue.settling
+            if settling is not None:
+                while settling and settling[0][0] <= event_end:
+                    settling.pop(0)
+                queue.settling = settling or None
 
         self._committer.show_when_synced(show)

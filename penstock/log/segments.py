@@ -86,16 +86,28 @@ class Span:
 class Entries:
     """The blocks of one queue in one segment: a row each."""
 
-    __slots__ = ("bytes_before", "events", "floors", "positions")
+    __slots__ = ("_bytes_end", "_offset_end", "bytes_before", "events", "floors", "positions")
 
     def __init__(self) -> None:
         self.floors = array("q")  # see Index
         self.events = array("q")  # number of the first event
         self.positions = array("q")
         self.bytes_before = array("q")  # payload of the queue in the blocks before, in this segment
+        self._offset_end, self._bytes_end = -1, 0  # behind the last messages
 
     def __len__(self) -> int:
         return len(self.floors)
+
+    def note(self, kind: int, first: int, end: int, event: int, position: int, payload_bytes: int) -> None:
+        self.bytes_before.append(self._bytes_end)
+        if kind == KIND_MESSAGES:
+            self.floors.append(first)
+            self._offset_end = end
+            self._bytes_end += payload_bytes
+        else:
+            self.floors.append(self._offset_end)
+        self.events.append(event)
+        self.positions.append(position)
 
     def at(self, offset: int) -> int:
         """The row of the message block that may hold `offset`; -1 where none can."""
@@ -110,30 +122,38 @@ class Index:
 
     A floor is an offset: of a message block its first one, of a settlement block the end of the
     messages before it. So the last floor at or below an offset belongs to the message block that
-    holds that offset.
+    holds that offset. Where a queue has one block, that is a tuple, what `Entries.note` takes: there may be
+    a hundred thousand of them.
     """
 
-    __slots__ = ("_ends", "holes", "queues")
+    __slots__ = ("_queues", "holes", "rows")
 
     def __init__(self) -> None:
-        self.queues: dict[int, Entries] = {}
+        self._queues: dict[int, Entries | tuple[int, int, int, int, int, int]] = {}
         self.holes: list[int] = []  # log positions of damaged bytes, where a block should begin
-        self._ends: dict[int, tuple[int, int]] = {}  # offset and payload bytes behind the last messages
+        self.rows = 0
 
     def note(self, header: Header) -> None:
         queue = header.queue
-        entries = self.queues.get(queue)
-        if entries is None:
-            entries = self.queues[queue] = Entries()
-        offset_end, bytes_end = self._ends.get(queue, (-1, 0))
-        entries.bytes_before.append(bytes_end)
-        if header.kind == KIND_MESSAGES:
-            entries.floors.append(header.first_offset)
-            self._ends[queue] = header.offset_end, bytes_end + header.extra
-        else:
-            entries.floors.append(offset_end)
-        entries.events.append(header.first_event)
-        entries.positions.append(header.position)
+        first, end = header.first_offset, header.offset_end
+        self.rows += 1
+        found = self._queues.get(queue)
+        if found is None:
+            row = (header.kind, first, end, header.first_event, header.position, header.extra)
+            self._queues[queue] = row
+            return
+        if isinstance(found, tuple):
+            found = self._queues[queue] = self.of(queue)
+        found.note(header.kind, first, end, header.first_event, header.position, header.extra)
+
+    def of(self, queue: int) -> Entries:
+        """The blocks of a queue; none where all of them are damaged."""
+        found = self._queues.get(queue)
+        if isinstance(found, tuple):
+            entries = Entries()
+            entries.note(*found)
+            return entries
+        return found if found is not None else NO_ENTRIES
 
 
 class Segment:
@@ -144,6 +164,7 @@ class Segment:
         "created",
         "file",
         "generation",
+        "image",
         "index",
         "limit",
         "sealed",
@@ -161,6 +182,7 @@ class Segment:
         self.sealed = sealed
         self.spans: dict[int, Span] = {}
         self.time_max_us = 0
+        self.image = b""  # what a snapshot says of it, once it is sealed and that was needed
         self.index: Index | None = None
         self.file: File | None = None  # for reading
         self.spare = ""  # the file that lies ready to become this one
@@ -220,7 +242,7 @@ class Segments:
         self._indexed: OrderedDict[Segment, None] = OrderedDict()
         self._opened: OrderedDict[Segment, None] = OrderedDict()
         self.all: list[Segment] = []
-        self._holding: dict[int, tuple[list[int], list[Segment]]] = {}
+        self._holding: dict[int, list[Segment]] = {}
         self._written = 0
         self.replaced = 0  # how often a segment has gone or been replaced
 
@@ -231,12 +253,26 @@ class Segments:
         self.all.append(segment)
         for queue, span in segment.spans.items():
             if span.count:
-                self._hold(queue, span.first_offset, segment)
+                self._hold(queue, segment)
 
-    def _hold(self, queue: int, first_offset: int, segment: Segment) -> None:
-        firsts, segments = self._holding.setdefault(queue, ([], []))
-        firsts.append(first_offset)
-        segments.append(segment)
+    def _hold(self, queue: int, segment: Segment) -> None:
+        held = self._holding.get(queue)
+        if held is None:
+            self._holding[queue] = [segment]
+        else:
+            held.append(segment)
+
+    @staticmethod
+    def _place(held: list[Segment], queue: int, offset: int) -> int:
+        """Which of the segments that hold a queue may have an offset; -1: none."""
+        low, high = 0, len(held)
+        while low < high:
+            middle = (low + high) // 2
+            if held[middle].spans[queue].first_offset <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low - 1
 
     def replace(self, old: Segment, new: Segment | None) -> None:
         """A sealed segment is gone, or a compacted one has taken its place."""
@@ -251,7 +287,7 @@ class Segments:
                 kept.append(new)
                 kept.sort(key=lambda s: s.base)
             if kept:
-                self._holding[queue] = ([s.spans[queue].first_offset for s in kept], kept)
+                self._holding[queue] = kept
             else:
                 self._holding.pop(queue, None)
 
@@ -271,8 +307,8 @@ class Segments:
         segment.note(header)
         if header.kind == KIND_MESSAGES:
             held = self._holding.get(header.queue)
-            if held is None or held[1][-1] is not segment:
-                self._hold(header.queue, header.first_offset, segment)
+            if held is None or held[-1] is not segment:
+                self._hold(header.queue, segment)
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -322,7 +358,7 @@ class Segments:
 
     def entries_of(self, segment: Segment, queue: int) -> Entries:
         """The blocks of a queue in a segment; none where all of them are damaged."""
-        return self.index_of(segment).queues.get(queue, NO_ENTRIES)
+        return self.index_of(segment).of(queue)
 
     def _forget_indexes(self) -> None:
         """Make room for one more. An index is kept while some of its blocks are not in the file."""
@@ -346,23 +382,22 @@ class Segments:
 
     def holding(self, queue: int) -> list[Segment]:
         """The segments with messages of that queue, in order."""
-        held = self._holding.get(queue)
-        return held[1] if held else []
+        return self._holding.get(queue) or []
 
     def holding_from(self, queue: int, offset: int) -> list[Segment]:
         """The same from the one on that may hold `offset`."""
-        held = self._holding.get(queue)
-        return held[1][max(bisect_right(held[0], offset) - 1, 0) :] if held else []
+        held = self.holding(queue)
+        return held[max(self._place(held, queue, offset), 0) :]
 
     def block_at(self, queue: int, offset: int) -> Messages | None:
         """The block with that message, or None where the log does not have it (any more)."""
         held = self._holding.get(queue)
         if held is None:
             return None
-        at = bisect_right(held[0], offset) - 1
+        at = self._place(held, queue, offset)
         if at < 0:
             return None
-        segment = held[1][at]
+        segment = held[at]
         entries = self.entries_of(segment, queue)
         row = entries.at(offset)
         if row < 0:
@@ -373,12 +408,12 @@ class Segments:
     def missing(self, queue: int, offset: int) -> tuple[Segment | None, int, int]:
         """Where a message that cannot be read should be: segment, log position, and the end of the
         offsets that are missing with it."""
-        held = self._holding.get(queue)
-        at = bisect_right(held[0], offset) - 1 if held is not None else -1
-        others = held[0][at + 1] if held is not None and at + 1 < len(held[0]) else OFFSET_MAX + 1
-        if held is None or at < 0:
+        held = self.holding(queue)
+        at = self._place(held, queue, offset)
+        others = held[at + 1].spans[queue].first_offset if at + 1 < len(held) else OFFSET_MAX + 1
+        if at < 0:
             return None, 0, others
-        segment = held[1][at]
+        segment = held[at]
         end = segment.spans[queue].end_offset
         if end <= offset:
             end = others
@@ -465,12 +500,11 @@ class Segments:
 
     def messages_from(self, queue: int, offset: int) -> tuple[Segment, Header] | None:
         """The first block with messages at or behind `offset`, and its segment."""
-        firsts, segments = self._holding.get(queue, ((), ()))
-        for at in range(max(bisect_right(firsts, offset) - 1, 0), len(segments)):
-            if segments[at].spans[queue].end_offset > offset:
-                for header in self._headers_from(segments[at], queue, offset, events=False):
+        for segment in self.holding_from(queue, offset):
+            if segment.spans[queue].end_offset > offset:
+                for header in self._headers_from(segment, queue, offset, events=False):
                     if header.kind == KIND_MESSAGES and header.offset_end > offset:
-                        return segments[at], header
+                        return segment, header
         return None
 
     def events_from(self, queue: int, number: int) -> tuple[Segment, Header] | None:

@@ -99,6 +99,7 @@ class LogState:
         """Nothing is known."""
         self.segments = Segments(self.disk, self.settings.cache_bytes)
         self.timers: Timers[int] = Timers()
+        self._asked = (self.segments.block_at, self.timers.add, self.unreadable)  # by all queues: made once
         self.queues: dict[str, LogQueue] = {}
         self.by_number: dict[int, LogQueue] = {}
         self.begins_late = False  # what is missing cannot be told from what retention took
@@ -123,15 +124,7 @@ class LogState:
         if other is not None:  # It was given this name because its own is lost: it gives way.
             other.name = lost_name(other.number, (*self.queues, name))
             self.queues[other.name] = other
-        queue = LogQueue(
-            number,
-            name,
-            self.policy_of(name),
-            self.log,
-            self.segments.block_at,
-            self.timers.add,
-            self.unreadable,
-        )
+        queue = LogQueue(number, name, self.policy_of(name), self.log, *self._asked)
         if is_repair_queue(name):
             self.repair_queues += name not in self.queues
             owner = self.queues.get(name.removeprefix(MARK))
@@ -224,7 +217,7 @@ class LogState:
         self.changed[queue.number] = queue
         for a, b, _ in queue.asking.cut(first, end) if queue.asking else ():
             # Whoever asked is told that no answer will come.
-            queue.fates.append(Fate(a, b, Event.WITHDRAWN, Reason.UNDELIVERABLE))
+            queue.tell((Fate(a, b, Event.WITHDRAWN, Reason.UNDELIVERABLE),))
             self.ended[queue.number] = queue
         self.tell(
             Damage(

@@ -158,9 +158,8 @@ def weigh(segments: Segments, queue: LogQueue) -> None:
             weight.bytes -= segments.bytes_between(number, first, end)
         for first, end in _joined(_pairs(weight.back)):
             weight.bytes += segments.bytes_between(number, first, end)
+    weight.forget()
     weight.known = True
-    weight.left.clear()
-    weight.back.clear()
 
 
 def _living_runs(queue: LogQueue) -> Iterator[tuple[int, int]]:
@@ -211,11 +210,8 @@ def _oldest_us(segments: Segments, queue: LogQueue) -> int:
 
 
 def _time_of(segments: Segments, queue: LogQueue, offset: int) -> int:
-    try:
-        block = segments.block_at(queue.number, offset)
-    except LogDamaged:
-        block = None
-    return block.header.time_us if block is not None else 0
+    found = segments.messages_from(queue.number, offset)
+    return found[1].time_us if found is not None and found[1].first_offset <= offset else 0
 
 
 def known_queue(state: LogState, name: str) -> LogQueue:

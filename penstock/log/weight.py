@@ -1,7 +1,12 @@
 """Weight: how many bytes the living messages of a queue are, without a look into blocks at every ack."""
 
+from typing import Final
+
 WEIGHT_NOTES_MAX = 1 << 17
 """Two for each run; what so many take is what a walk over all living messages takes."""
+
+
+_NOTHING: Final[list[int]] = []  # of all queues in which nothing has been noted; nobody adds to it
 
 
 class Weight:
@@ -17,24 +22,31 @@ class Weight:
     def __init__(self) -> None:
         self.bytes = 0
         self.known = False  # False: nobody has asked since the log was opened
-        self.left: list[int] = []  # first and end of runs that live no more
-        self.back: list[int] = []  # and of those that live again
+        self.left = _NOTHING  # first and end of runs that live no more
+        self.back = _NOTHING  # and of those that live again
 
     def leave(self, first: int, end: int) -> None:
         left = self.left
-        if left and left[-1] == first:
+        if not left:
+            self.left = [first, end]
+            return
+        if left[-1] == first:
             left[-1] = end
             return
         left.append(first)
         left.append(end)
         if len(left) > WEIGHT_NOTES_MAX:
-            self.known = False  # Counted anew by the next who asks.
-            left.clear()
-            self.back.clear()
+            self.forget()
 
     def come_back(self, first: int, end: int) -> None:
+        if not self.back:
+            self.back = [first, end]
+            return
         self.back += (first, end)
         if len(self.back) > WEIGHT_NOTES_MAX:
-            self.known = False
-            self.left.clear()
-            self.back.clear()
+            self.forget()
+
+    def forget(self) -> None:
+        """Counted anew by the next who asks."""
+        self.known = False
+        self.left = self.back = _NOTHING

@@ -21,7 +21,7 @@ in their old rooms again.
 """
 
 from heapq import heappop, heappush, heapreplace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from penstock.model.life import TRANSITIONS, Event, Reason, State, after
 from penstock.model.ranges import Piece, RangeMap
@@ -204,6 +204,14 @@ class DeadLine:
             order.cut(place.number, place.number + 1)
 
 
+_NO_LINE: Final = Line()
+_NO_DEAD: Final = DeadLine()
+_NOT_HELD: Final[dict[str, RangeMap[Hold]]] = {}
+_NO_DEATHS: Final[dict[int, int]] = {}
+"""The rooms of all queues that have nothing in them, in which nothing is ever put: a queue has its own from
+the first message on that goes there."""
+
+
 class Pending:
     """The state of one queue. Knows no blocks, no clock and no policy."""
 
@@ -223,12 +231,12 @@ class Pending:
     def __init__(self, tail: int = 0) -> None:
         self.tail = tail  # the next offset to be given
         self.ready: RangeMap[None] = RangeMap()
-        self.waiting = Line()
-        self.held: dict[str, RangeMap[Hold]] = {}  # by consumer; none is empty
+        self.waiting = _NO_LINE
+        self.held = _NOT_HELD  # by consumer; none is empty
         self.taken = 0  # messages that were ever handed to a consumer, living ones and dead letters
         self._released = 0  # of these, how many were taken from it again
-        self.dead = DeadLine()
-        self._deaths: dict[int, int] = {}  # dead letters by reason, those that somebody holds included
+        self.dead = _NO_DEAD
+        self._deaths = _NO_DEATHS  # dead letters by reason, those that somebody holds included
         self.notes: RangeMap[Note] = RangeMap()
         self._places_given = 0
 
@@ -249,6 +257,8 @@ class Pending:
 
     def _died(self, reason: Reason, count: int) -> None:
         deaths = self._deaths
+        if deaths is _NO_DEATHS:
+            deaths = self._deaths = {}
         deaths[int(reason)] = deaths.get(reason, 0) + count
 
     def unsettled(self, first: int, end: int) -> list[tuple[int, int]]:
@@ -361,6 +371,8 @@ class Pending:
             self._died(hold.place.reason, end - first)
         holds = self.held.get(hold.consumer)
         if holds is None:
+            if self.held is _NOT_HELD:
+                self.held = {}
             holds = self.held[hold.consumer] = RangeMap()
         holds.add(first, end, hold)
 
@@ -387,17 +399,23 @@ class Pending:
                 self._died(hold.place.reason, a - b)
         if not holds:
             del self.held[consumer]
+            if not self.held:
+                self.held = _NOT_HELD
         return mine
 
     def back(self, first: int, end: int, place: Place | None, dead: bool = False) -> None:
         """To where it was picked from."""
         if dead:
             assert place is not None
+            if self.dead is _NO_DEAD:
+                self.dead = DeadLine()
             self.dead.add(first, end, place)
             self._died(place.reason, end - first)
         elif place is None:
             self.ready.add(first, end, None)
         else:
+            if self.waiting is _NO_LINE:
+                self.waiting = Line()
             self.waiting.add(first, end, place)
 
     # --- both: what an event does to messages that are in no room -------------------------------
@@ -426,7 +444,7 @@ class Pending:
             self.back(first, end, place, to is State.DEAD)
         elif to is State.READY:
             self._places_given += 1
-            self.waiting.add(first, end, Place(tail, self._places_given))
+            self.back(first, end, Place(tail, self._places_given))
         else:
             assert to is State.DEAD, to
             if event is Event.REQUEUED:
@@ -434,8 +452,7 @@ class Pending:
                 assert place is not None
                 reason, time_us = place.reason, place.time_us
             self._places_given += 1
-            self.dead.add(first, end, Place(0, self._places_given, reason, time_us))
-            self._died(reason, end - first)
+            self.back(first, end, Place(0, self._places_given, reason, time_us), dead=True)
         return to
 
     def note(self, first: int, end: int, note: Note) -> None:

@@ -15,13 +15,16 @@ extending the end, touch one entry.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 V = TypeVar("V")
 
 LEAF_RANGES_MAX = 512
 
 Piece = tuple[int, int, V]
+
+_NOTHING: Final[list[Any]] = []
+"""The lists of all maps that are empty, to which nobody adds: most of many queues have nothing in most."""
 
 
 class _Leaf(Generic[V]):
@@ -40,8 +43,8 @@ class RangeMap(Generic[V]):
     __slots__ = ("_firsts", "_leaves", "total")
 
     def __init__(self) -> None:
-        self._leaves: list[_Leaf[V]] = []
-        self._firsts: list[int] = []  # the first start of each leaf
+        self._leaves: list[_Leaf[V]] = _NOTHING
+        self._firsts: list[int] = _NOTHING  # the first start of each leaf
         self.total = 0
 
     def __len__(self) -> int:
@@ -69,8 +72,8 @@ class RangeMap(Generic[V]):
             raise ValueError(f"the range [{start}, {end}) is empty")
         leaves = self._leaves
         if not leaves:
-            leaves.append(_Leaf([start], [end], [value]))
-            self._firsts.append(start)
+            self._leaves = [_Leaf([start], [end], [value])]
+            self._firsts = [start]
             self.total = end - start
             return
         leaf_index = bisect_right(self._firsts, start) - 1
@@ -120,6 +123,8 @@ class RangeMap(Generic[V]):
     def copy(self) -> "RangeMap[V]":
         """The same ranges with the same values. What either map changes from now on it copies first."""
         other: RangeMap[V] = RangeMap()
+        if not self._leaves:
+            return other
         for leaf in self._leaves:
             leaf.shared = True
         other._leaves = self._leaves[:]
