@@ -61,7 +61,7 @@ class Claims:
         """What of it was granted."""
         port, key = attached.port, (queue, dead)
         try:
-            self._doors.of(queue)
+            self._doors.check_names((queue,))
         except (LogRefused, QueueNameError) as error:
             port.log(f"refused: {error}", 1)
             return []

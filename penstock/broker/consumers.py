@@ -15,11 +15,11 @@ Rules that always hold:
   * An exclusive member is active alone. Standby is a line: nobody overtakes, so that an exclusive
     member behind shared ones gets the queue when the last of them has left.
 
-What it costs: `join`, `leave`, `took`, `freed`, `mark_idle`, `block`, `room` and `demand` take the
-same time whatever the number of members (`leave` one step more per member that it activates).
-`share` looks at nobody who has no room, and only at those whom it names, a few times each where
-their windows differ: one message costs 0.5 µs among 1 as among 2,000 members, an even split of
-50,000 among 2,000 different windows 0.4 ms.
+What it costs: `join`, `leave`, `took`, `freed`, `mark_idle` and `block` take the same time whatever
+the number of members (`leave` one step more per member that it activates). `share` looks at nobody
+who has no room, and only at those whom it names, a few times each where their windows differ: one
+message costs 0.5 µs among 1 as among 2,000 members, an even split of 50,000 among 2,000 different
+windows 0.4 ms.
 
 It fails only by misuse: `took` for somebody who is not here is a KeyError. `freed` for such a one
 is normal, because a cancelled consumer may still settle what it holds.
@@ -34,7 +34,7 @@ from typing import Final, Generic, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 
 UNBOUNDED: Final = 1 << 62
-"""The room of a member without a bound, and the demand of a queue that has one."""
+"""The room of a member without a bound."""
 
 PRIORITY_MAX: Final = 255
 PRIORITY_NORMAL: Final = 20
@@ -92,9 +92,7 @@ class Consumers(Generic[Key]):
         "_members",
         "_priorities",
         "_rings",
-        "_room",
         "_standby",
-        "_unbounded",
     )
 
     def __init__(self) -> None:
@@ -106,8 +104,6 @@ class Consumers(Generic[Key]):
         # entry to the end in constant time; a dict would walk over the holes left at its front.
         self._rings: dict[int, OrderedDict[Key, _Member[Key]]] = {}
         self._priorities: list[int] = []  # of the rings, highest first; rings stay, there are few
-        self._room = 0  # of all members that have a bound
-        self._unbounded = 0  # how many members have room without a bound
 
     def __len__(self) -> int:
         """How many members there are, standby included."""
@@ -202,15 +198,6 @@ class Consumers(Generic[Key]):
 
     # --- Room ---
 
-    def room(self, key: Key) -> int:
-        """How many messages `key` may be given now; UNBOUNDED where it set no bound."""
-        member = self._members.get(key)
-        return member.room if member is not None else 0
-
-    def demand(self) -> int:
-        """How many messages all members together may be given now; UNBOUNDED where one set no bound."""
-        return UNBOUNDED if self._unbounded else self._room
-
     def took(self, key: Key, count: int) -> None:
         """`key` was handed `count` messages."""
         if not count:
@@ -245,19 +232,11 @@ class Consumers(Generic[Key]):
             self._set_room(member, member.room_now())
 
     def _set_room(self, member: _Member[Key], room: int) -> None:
-        """The one place where a room changes: it keeps rings and totals in step."""
+        """The one place where a room changes: it keeps the rings in step."""
         before = member.room
         if room == before:
             return
         member.room = room
-        if before == UNBOUNDED:
-            self._unbounded -= 1
-        else:
-            self._room -= before
-        if room == UNBOUNDED:
-            self._unbounded += 1
-        else:
-            self._room += room
         if not room:
             del self._rings[member.priority][member.key]
         elif not before:

@@ -1,7 +1,7 @@
 """Doors: the queues that the broker serves, each with two ways in for consumers.
 
-A name is known as soon as somebody consumes there or sends there. As long as the log has no queue of that
-name it is a stranger: it counts towards the limit of queues, and is forgotten when nobody consumes there.
+A queue has doors while somebody consumes there: most of many queues have none. As long as the log has no
+queue of that name it is a stranger, which counts towards the limit of queues.
 """
 
 from collections.abc import Iterable
@@ -77,9 +77,8 @@ class Doors:
                 f"queue {min(new)!r}: there are {self._queues_max} queues already, the limit of queues-max"
             )
 
-    def forget_stranger(self, queue: str) -> None:
-        """Nobody consumes there, and perhaps nothing was ever stored there: then the name counts no more."""
-        if queue in self.strangers and not self.consumer_count(queue):
+    def left(self, queue: str) -> None:
+        """Somebody does not consume there any more; where nobody does, the doors go."""
+        if not self.consumer_count(queue):
             self.strangers.discard(queue)
-            if not self._log.has_queue(queue):
-                del self.by_queue[queue]
+            self.by_queue.pop(queue, None)

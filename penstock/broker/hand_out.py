@@ -89,7 +89,7 @@ class HandOut:
         for port in door.consumers.leave(attached.port):
             port.consuming(door.queue, door.dead)
         self._stirred[door] = None
-        self._doors.forget_stranger(door.queue)
+        self._doors.left(door.queue)
 
     def leave_all(self, attached: Attached) -> list[Door]:
         """Which doors those were."""
@@ -141,12 +141,11 @@ class HandOut:
         else:
             attached.holds.pop(key, None)
         doors = self._doors.by_queue.get(queue)
-        if doors is None:  # The log has not got the queue, and nobody consumes there any more.
-            return
-        doors.door(dead).consumers.freed(attached.port, count)
-        self._stirred[doors.living] = None
-        if dead or doors.dead.consumers:
-            self._stirred[doors.dead] = None
+        if doors is not None:
+            doors.door(dead).consumers.freed(attached.port, count)
+            self._stirred[doors.living] = None
+            if dead or doors.dead.consumers:
+                self._stirred[doors.dead] = None
         if attached.starved:
             self._feed(attached)
 

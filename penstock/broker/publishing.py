@@ -78,11 +78,10 @@ class Publishing:
             else:
                 receipt = self._receipt(attached, tickets)
         try:
-            if queue not in self._doors.by_queue:
-                self._doors.of(queue)
+            if not self._log.has_queue(queue):
+                self._doors.check_names((queue,))
             self._log.append(queue, batch, now_us, receipt)
         except (LogRefused, QueueNameError) as error:
-            self._doors.forget_stranger(queue)
             if isinstance(error, DiskFull | QueueFull) and not self._never_fits(command):
                 self._full.add(EVERY_QUEUE if isinstance(error, DiskFull) else queue)
                 return False

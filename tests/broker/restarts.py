@@ -391,9 +391,8 @@ class Run:
         over = sum(not asked.timed for _, _, asked in deadlines)
         assert 2 * over <= len(deadlines), f"{over} deadlines of requests that have ended"
         waited_at = {queue for port in self.ports for queue, _ in port.demands}
-        holding = {queue for port in self.ports for (queue, _), held in port.holding.items() if held}
-        strangers = set(broker.doors.by_queue) - set(self.log.queues()) - waited_at - holding
-        assert not strangers, f"names that nobody waits at: {strangers}"
+        left = set(broker.doors.by_queue) - waited_at
+        assert not left, f"names that nobody waits at: {left}"
         for requests in broker.requests.by_queue.values():
             assert {asked.port for _, _, asked in requests.asked} <= ports
             assert not requests.early, "all that was asked is synced"

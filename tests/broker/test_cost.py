@@ -77,4 +77,20 @@ def test_consumers_of_names_cost_what_is_said_and_nothing_when_they_have_left(ho
             del again, port
             house.turn()
     assert measure.grown < count * 500
-    assert len(house.broker.doors.by_queue) == count + 1
+    assert len(house.broker.doors.by_queue) == count
+
+
+def test_a_queue_that_nobody_consumes_costs_less_than_two_kilobytes(house: House) -> None:
+    count = 2000
+    sender = house.port("s")
+    sender.say(send("first", b"x"))
+    house.turn()
+    with growth() as measure:
+        for number in range(count):
+            sender.say(send(f"name-{number}", b"x"))
+            if number % 100 == 99:
+                house.tick(0.1)
+        house.log.changed()
+        house.turn()
+    assert house.log.queue_count == count + 1
+    assert measure.grown < count * 2048
