@@ -148,8 +148,8 @@ class ReadView:
         self.log = meta["log"]
         for entry in meta["queues"]:
             queue = self._declare(entry["number"], entry["name"])
-            queue.offset_start, queue.offset_end = entry["offset_start"], entry["tail"]
-            queue.event_start, queue.event_end = entry["event_start"], entry["next_event"]
+            queue.offset_start, queue.offset_end = entry.get("offset_start", 0), entry["tail"]
+            queue.event_start, queue.event_end = entry.get("event_start", 0), entry["next_event"]
         for base, generation, size, _, spans in meta["segments"]:
             segment = Segment(base, generation, size, size, sealed=True)
             segment.spans = {number: Span(*span) for number, *span in spans}

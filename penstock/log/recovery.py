@@ -15,6 +15,7 @@ Rules that always hold:
     back what the first one took.
 """
 
+import gc
 import logging
 
 from penstock.log.block import FLAG_END, FLAG_PART, HEADER_BYTES, Header, read_header
@@ -36,7 +37,13 @@ DOUBTS_TOLD = 20  # runs of offsets that a line names
 
 def recover(state: LogState) -> int:
     """Fill a fresh `state` from its disk; the log position at which to go on."""
-    return _Recovery(state).run()
+    was_enabled = gc.isenabled()
+    gc.disable()  # What is made here stays: to look through it again and again takes longer than to make it.
+    try:
+        return _Recovery(state).run()
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _Recovery:

@@ -59,14 +59,17 @@ class Plan:
 
 def plans(state: LogState, readers: Readers, oldest_snapshot: int, now_us: int) -> Iterator[Plan]:
     """The segments that can be removed or compacted now, oldest first."""
-    settled_after = _bytes_after(state)
+    # By far most logs have no queue that asks for it, and some have a hundred thousand queues.
+    by_bytes = any(queue.policy.retention_bytes for queue in state.by_number.values())
+    settled_after = _bytes_after(state) if by_bytes else None
     held = readers.held(now_us)
     for at, segment in enumerate(state.segments.all):
         # A compacted one lay behind two snapshots when that was done, wherever it ends now.
         if not segment.sealed or (segment.end > oldest_snapshot and not segment.generation):
             return
         if segment.base in held or not all(
-            _is_over(state, segment, number, settled_after[at][number], now_us) for number in segment.spans
+            _is_over(state, segment, number, settled_after[at][number] if settled_after else 0, now_us)
+            for number in segment.spans
         ):
             continue
         living: Living = {}

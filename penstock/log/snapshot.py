@@ -6,11 +6,17 @@ name and renamed, and only after everything before its position is synced. The l
 kept, so that one that cannot be read costs time, not messages.
 
 Held messages are written as what they will be after a crash: ready, or dead, in their old place.
+
+There may be a hundred thousand queues of which few have changed since the last snapshot, so that it costs
+what has changed: the text of a queue with at most one run of messages is kept (`Images`) until the queue
+changes, that of a sealed segment for good. A snapshot that is due first looks at all other queues, a slice in
+each turn of the loop, and again at those that change meanwhile.
 """
 
 import json
 import logging
 import struct
+import sys
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator
@@ -42,6 +48,10 @@ _HEAD = struct.Struct("<4sII")
 SNAPSHOTS_KEPT = 2
 AT_ONCE_US = 1  # a moment that is over in any case
 
+SLICE_QUEUES = 200  # a millisecond or two
+SLICES_MAX = 2000
+"""After so many, what is left is looked at in one go: it changes faster than it is looked at."""
+
 
 def snapshot_name(position: int) -> str:
     return f"{PREFIX}{position:020d}"
@@ -63,22 +73,14 @@ def positions_in(names: list[str]) -> list[int]:
 
 
 class _Rooms:
-    """Where the messages of a queue will be after a crash: a copy."""
+    """Where the messages of a queue will be after a crash: a copy, for queues with more than one run."""
 
     __slots__ = ("asking", "dead", "facts", "held", "moved", "notes", "number", "ready", "repairs")
 
-    def __init__(self, queue: LogQueue) -> None:
+    def __init__(self, queue: LogQueue, facts: dict[str, Any]) -> None:
         pending = queue.pending
         self.number = queue.number
-        self.facts = {
-            "number": queue.number,
-            "name": queue.name,
-            "tail": pending.tail,
-            "next_event": queue.next_event,
-            "offset_start": queue.offset_start,
-            "event_start": queue.event_start,
-            "paused": queue.paused,
-        }
+        self.facts = facts
         self.ready = pending.ready.copy()
         self.moved = pending.waiting.places.copy()
         self.dead = pending.dead.places.copy()
@@ -87,8 +89,8 @@ class _Rooms:
         self.asking = queue.asking.copy()
         self.repairs = queue.repairs.copy()
 
-    def put(self, numbers: "array[int]") -> dict[str, object]:
-        """Its ranges behind the others; what stands of it in the JSON part."""
+    def put(self, numbers: "array[int]") -> bytes:
+        """Its ranges behind the others; what stands of it in the JSON part. Can be done once."""
         for holds in self.held:
             for a, b, hold in holds:
                 if hold.place is None:
@@ -101,7 +103,80 @@ class _Rooms:
         ]
         counts.append(_put(numbers, ((a, b, *note) for a, b, note in self.notes)))
         counts.append(_put(numbers, ((a, b) for a, b, _ in self.asking)))
-        return {**self.facts, "counts": counts, "repairs": _put(numbers, self.repairs)}
+        return _json({**self.facts, "counts": counts, "repairs": _put(numbers, self.repairs)})
+
+
+def _image(queue: LogQueue, active: Segment) -> bytes | _Rooms:
+    """What stands in a snapshot of a queue as it is now: its text, or what that is made from. It has what the
+    segment that is written to has of it, and leaves out what is usual."""
+    pending = queue.pending
+    facts: dict[str, Any] = {
+        "number": queue.number,
+        "name": queue.name,
+        "tail": pending.tail,
+        "next_event": queue.next_event,
+    }
+    if queue.offset_start or queue.event_start:
+        facts |= {"offset_start": queue.offset_start, "event_start": queue.event_start}
+    if queue.paused:
+        facts["paused"] = True
+    span = active.spans.get(queue.number)
+    if span is not None:
+        facts["span"] = [active.base, *span.facts()]
+    if (
+        pending.held
+        or pending.waiting.places
+        or pending.dead.places
+        or pending.notes
+        or queue.asking
+        or queue.repairs
+        or len(pending.ready) > 1
+    ):
+        return _Rooms(queue, facts)
+    for first, end, _ in pending.ready:
+        facts["ready"] = [first, end]
+    return _json(facts)
+
+
+class Images:
+    """What is to be written of each queue, and which queues have changed since that was made."""
+
+    def __init__(self, state: LogState) -> None:
+        self._state = state
+        self._texts: dict[int, bytes] = {}  # by number; empty: it is among the next ones
+        self._rooms: dict[int, _Rooms] = {}  # copies, which are not kept beyond one snapshot
+        self._left: list[LogQueue] = []  # of a pass over those that have changed, the first at the end
+
+    def catch_up(self, most: int) -> bool:
+        """Look at so many of those that have changed; whether that was all of them."""
+        unsaved = self._state.take_unsaved()
+        active = self._state.segments.all[-1]
+        while self._left or unsaved:
+            if not self._left:
+                self._left = list(unsaved.values())[::-1]
+                unsaved.clear()
+            if not most:
+                return False
+            most -= 1
+            queue = self._left.pop()
+            if queue.number in unsaved:
+                continue
+            image = _image(queue, active)
+            self._rooms.pop(queue.number, None)
+            if isinstance(image, _Rooms):
+                self._rooms[queue.number], image = image, b""
+            self._texts[queue.number] = image
+        return True
+
+    def take(self) -> tuple[dict[int, bytes], dict[int, _Rooms]]:
+        """All of them, when all are up to date."""
+        known = self._state.by_number
+        if len(self._texts) != len(known):
+            self._texts = {number: text for number, text in self._texts.items() if number in known}
+        rooms = {number: it for number, it in self._rooms.items() if number in known}
+        self._rooms = {}
+        self._state.take_unsaved().update((number, known[number]) for number in rooms)
+        return self._texts.copy(), rooms
 
 
 class Capture:
@@ -111,14 +186,12 @@ class Capture:
     else that is referred to here is never changed in place.
     """
 
-    def __init__(self, state: LogState, position: int) -> None:
+    def __init__(self, state: LogState, position: int, images: Images) -> None:
         """Everything before `position`, and nothing else, must be in the state."""
-        self._rooms = [_Rooms(queue) for queue in state.queues.values()]
+        self._texts, self._rooms = images.take()
         self._timers = state.timers.copy()
-        self._segments = [
-            (s.base, s.generation, s.size, s.time_max_us, s.spans if s.sealed else _copies(s.spans))
-            for s in state.segments.all
-        ]
+        *self._sealed, active = state.segments.all
+        self._active = _json([*_segment_facts(active), []])  # its spans are told with the queues
         self._meta: dict[str, Any] = {
             "format": FORMAT,
             "log": state.log,
@@ -135,17 +208,13 @@ class Capture:
         """The file, in pieces. Can be done once."""
         numbers = array("q")
         # One by one: a single call for all would keep the interpreter from the loop for its whole length.
-        queues = ",".join([_json(rooms.put(numbers)) for rooms in self._rooms])
+        rooms = self._rooms
+        queues = b",".join([text or rooms[number].put(numbers) for number, text in self._texts.items()])
         self._meta["timers"] = _put(numbers, self._all_timers())
-        segments = ",".join(
-            [
-                _json([*facts, [[q, *span.facts()] for q, span in spans.items()]])
-                for *facts, spans in self._segments
-            ]
-        )
-        text = f'{_json(self._meta)[:-1]},"queues":[{queues}],"segments":[{segments}]}}'.encode()
-        length = struct.pack("<I", len(text))
-        body: list[Buffer] = [length, text, memoryview(numbers).cast("B")]
+        segments = b",".join([*map(_segment_image, self._sealed), self._active])
+        text = [_json(self._meta)[:-1], b',"queues":[', queues, b'],"segments":[', segments, b"]}"]
+        length = struct.pack("<I", sum(map(len, text)))
+        body: list[Buffer] = [length, *text, memoryview(numbers).cast("B")]
         checksum = 0
         for piece in body:
             checksum = zlib.crc32(piece, checksum)
@@ -158,15 +227,23 @@ class Capture:
         it is ready again, and nobody would come for it.
         """
         yield from self._timers
-        for rooms in self._rooms:
+        for rooms in self._rooms.values():
             for holds in rooms.held:
                 for first, end, hold in holds:
                     if not hold.dead:
                         yield AT_ONCE_US, rooms.number, first, end
 
 
-def _copies(spans: dict[int, Span]) -> dict[int, Span]:
-    return {queue: Span(*span.facts()) for queue, span in spans.items()}
+def _segment_facts(segment: Segment) -> tuple[int, int, int, int]:
+    return segment.base, segment.generation, segment.size, segment.time_max_us
+
+
+def _segment_image(segment: Segment) -> bytes:
+    """What stands in a snapshot of a sealed segment, made once."""
+    if not segment.image:
+        spans = [_json([queue, *span.facts()]) for queue, span in segment.spans.items()]
+        segment.image = b"%b,[%b]]" % (_json(_segment_facts(segment))[:-1], b",".join(spans))
+    return segment.image
 
 
 def _put(numbers: "array[int]", rows: Iterable[tuple[int, ...]]) -> int:
@@ -178,8 +255,11 @@ def _put(numbers: "array[int]", rows: Iterable[tuple[int, ...]]) -> int:
     return (len(numbers) - before) // width
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"))
+_compact = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def _json(value: object) -> bytes:
+    return _compact(value).encode()
 
 
 def write_snapshot(disk: Disk, position: int, capture: Capture) -> None:
@@ -196,7 +276,9 @@ class Snapshotter:
         self._state = state
         self._committer = committer
         self._keeper = keeper
+        self._images = Images(state)
         self._running = False
+        self._slices = 0  # since one is due
         self._missed = False  # the last one could not be written
         self._base_last = state.segments.all[-1].base if state.segments.all else -1
         self.positions = snapshot_positions(state.disk)[:SNAPSHOTS_KEPT]  # newest first
@@ -214,16 +296,22 @@ class Snapshotter:
         committer, segments = self._committer, self._state.segments.all
         due = (
             force
+            or self._slices
             or committer.blocks_since_snapshot >= self._state.settings.snapshot_blocks
             or segments[-1].base != self._base_last
         )
         if not due or self._running or not committer.fits(0):
             return
+        self._slices += 1
+        at_once = force or self._slices > SLICES_MAX
+        if not self._images.catch_up(sys.maxsize if at_once else SLICE_QUEUES):
+            return  # In the next turn it goes on.
+        self._slices = 0
         self._running = True
         committer.blocks_since_snapshot = 0
         self._base_last = segments[-1].base
         position = committer.position
-        capture = Capture(self._state, position)
+        capture = Capture(self._state, position, self._images)
         self._missed = False
 
         def write() -> None:
@@ -264,6 +352,9 @@ def read_snapshot(disk: Disk, position: int) -> "tuple[dict[str, Any], array[int
     meta: dict[str, Any] = json.loads(data[_HEAD.size : _HEAD.size + text_bytes])
     if meta["format"] != FORMAT:
         raise LogDamaged(f"{where}: has format {meta['format']}; this version reads format {FORMAT}")
+    for *facts, spans in meta["segments"][-1:]:  # What the last one has is told with the queues.
+        told = ((queue["number"], queue.get("span", (-1,))) for queue in meta["queues"])
+        spans += [[number, *span] for number, (base, *span) in told if base == facts[0]]
     numbers = array("q")
     numbers.frombytes(data[_HEAD.size + text_bytes :])
     return meta, numbers
@@ -278,11 +369,16 @@ def load_snapshot(state: LogState, position: int) -> None:
     for entry in meta["queues"]:
         queue = state.declare(entry["number"], entry["name"])
         queue.next_event = entry["next_event"]
-        queue.offset_start = entry["offset_start"]
-        queue.event_start = entry["event_start"]
-        queue.paused = entry["paused"]
-        *counts, asking = entry["counts"]
+        queue.offset_start = entry.get("offset_start", 0)
+        queue.event_start = entry.get("event_start", 0)
+        queue.paused = entry.get("paused", False)
         queue.pending.tail = queue.next_stored = entry["tail"]
+        if "ready" in entry:
+            first, end = entry["ready"]
+            queue.pending.ready.add(first, end, None)
+        if "counts" not in entry:
+            continue
+        *counts, asking = entry["counts"]
         _get_pending(source, queue.pending, counts)
         for _ in range(asking):
             queue.asking.add(next(source), next(source), None)

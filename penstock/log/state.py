@@ -24,7 +24,7 @@ from penstock.log.info import ReaderInfo
 from penstock.log.keys import Keys, kind_of
 from penstock.log.ledger import read_rows
 from penstock.log.queue import LogQueue
-from penstock.log.repairs import MARK, REPAIR_QUEUE_POLICY, is_repair_queue, repair_queue_of
+from penstock.log.repairs import MARK, REPAIR_QUEUE_POLICY, is_repair_queue, repair_queue_of, shown
 from penstock.log.results import Fate, Step
 from penstock.log.segments import Segments
 from penstock.model.life import Event, Reason
@@ -109,7 +109,9 @@ class LogState:
         self._keys: dict[str, Keys] = {}  # by their kinds
         self.unfinished: dict[str, tuple[int, list[StoredPart]]] = {}  # steps that are stored, and where
         self.readers: dict[ReaderKey, ReaderInfo] = {}
-        self.changed: dict[int, LogQueue] = {}  # since the last `take_changed`
+        self.changed: dict[int, LogQueue] = {}  # since somebody looked, who finds them in one of the next two
+        self._untold: dict[int, LogQueue] = {}  # since the last `take_changed`
+        self._unsaved: dict[int, LogQueue] = {}  # that no snapshot has looked at since
         self.ended: dict[int, LogQueue] = {}  # queues with fates that `expire` has to tell
         self.repair_queues = 0  # how many of the queues are repair queues
         self.damage: list[Damage] = []
@@ -134,7 +136,7 @@ class LogState:
             # Where damage has taken a declaration, it may be told again behind that of the repair queue.
             queue.repair_queue = self.queues.get(repair_queue_of(name))
         self.queues[name] = queue
-        self.by_number[number] = queue
+        self.by_number[number] = self.changed[number] = queue
         self.number_last = max(self.number_last, number)
         return queue
 
@@ -191,10 +193,21 @@ class LogState:
         return found
 
     def take_changed(self) -> list[str]:
-        """The queues that something has happened to since the last call."""
-        changed = [queue.name for queue in self.changed.values() if not is_repair_queue(queue.name)]
+        """The queues that something has happened to since the last call, in the order of their numbers."""
+        self._spread()
+        changed = [self._untold[number].name for number in sorted(self._untold)]
+        self._untold.clear()
+        return shown(changed)
+
+    def take_unsaved(self) -> dict[int, LogQueue]:
+        """The same for a snapshot, which takes those out that it has looked at."""
+        self._spread()
+        return self._unsaved
+
+    def _spread(self) -> None:
+        self._untold |= self.changed
+        self._unsaved |= self.changed
         self.changed.clear()
-        return changed
 
     # --- damage that is found while the log is open ------------------------------------------------
 

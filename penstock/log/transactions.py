@@ -170,6 +170,7 @@ class Transactions:
             return 0
         payloads = cut_batch(batch, taken)
         repair_queue.pending.accept(len(payloads))
+        self._state.changed[repair_queue.number] = repair_queue
         self._split(repair_queue, payloads, now_us, blocks)
         blocks.append(self._sealer.repair_block(queue, rows, first, now_us, FLAG_PART))
         # Payloads of earlier repairs are let go of behind this transaction.
