@@ -216,10 +216,9 @@ class Operator:
         `every` begins a new round with all queues, whether they have changed or not.
         """
         if every or not self._round:
-            known = self._log.queues()
             changed = dict.fromkeys([*self._log.changed(), *self._broker.hand_out.consumers_changed()])
-            # The other way round, because the parts are taken off the end.
-            self._round = [name for name in reversed(known) if every or name in changed]
+            names = self._log.queues() if every else filter(self._log.has_queue, changed)
+            self._round = list(names)[::-1]  # because the parts are taken off the end
         part = [self._round.pop() for _ in range(min(count, len(self._round)))]
         return [self.row(name) for name in part], bool(self._round)
 

@@ -348,8 +348,8 @@ async def answer_list(name: str, items: Iterable[Mapping[str, Any]], **rest: obj
     """An object with a list that may be long. Between parts of its JSON, others get their turn."""
     remaining = iter(items)
     parts: list[str] = []
-    while part := [json_text(item) for item in islice(remaining, LIST_PART)]:
-        parts += part
+    while part := list(islice(remaining, LIST_PART)):
+        parts.append(json_text(part)[1:-1])
         await asyncio.sleep(0)
     members = {name: f"[{','.join(parts)}]", **{key: json_text(it) for key, it in rest.items()}}
     text = ",".join(f"{json_text(key)}:{member}" for key, member in members.items())

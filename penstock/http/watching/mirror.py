@@ -24,7 +24,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
@@ -84,13 +83,16 @@ class Rates(NamedTuple):
     acked: float
 
 
+_AT_REST: Final = Rates(0.0, 0.0)
+
+
 class Trend:
     """The counters of one queue over the last seconds: samples with straight lines between them."""
 
     __slots__ = ("_samples",)
 
     def __init__(self, first: Sample) -> None:
-        self._samples = deque([first])
+        self._samples = [first]  # a handful
 
     @property
     def last(self) -> Sample:
@@ -105,7 +107,7 @@ class Trend:
             self._append(Sample(same_until, *last[1:]))
         self._append(sample)
         while len(self._samples) > 2 and self._samples[1].at <= sample.at - WINDOW_SECONDS:
-            self._samples.popleft()
+            del self._samples[0]
         return True
 
     def _append(self, sample: Sample) -> None:
@@ -296,7 +298,7 @@ class Mirror:
 
     def queue(self, name: str) -> Fields:
         """A queue as the API shows it."""
-        row, rates = self._rows[name], self.rates(name)
+        row, rates = self._rows[name], self.rates(name) if name in self._moving else _AT_REST
         shown: Fields = {field: row[field] for field in SHOWN}
         shown["rate_in"] = round(rates.accepted, 3)
         shown["rate_out"] = round(rates.acked, 3)
