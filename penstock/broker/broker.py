@@ -47,11 +47,12 @@ class Broker:
         *,
         queue_name_bytes_max: int = 255,
         queues_max: int = 100_000,
+        queues_new_per_second: int = 1000,
     ) -> None:
         self._log = log
         self._wants_turn = wants_turn
         self.ports = ports = Ports()
-        self.doors = doors = Doors(log, queue_name_bytes_max, queues_max)
+        self.doors = doors = Doors(log, queue_name_bytes_max, queues_max, queues_new_per_second)
         self.requests = requests = Requests(log, ports, wants_turn)
         self.hand_out = hand_out = HandOut(log, ports, doors, requests, wants_turn)
         self.claims = Claims(log, doors, hand_out)
@@ -189,10 +190,6 @@ class Broker:
         self._wants_turn()
 
     # --- for the operator ------------------------------------------------------------------------
-
-    def check_names(self, queues: Iterable[str]) -> None:
-        """Raise unless all of these are queues, or may be."""
-        self.doors.check_names(queues)
 
     def stir(self, queue: str) -> None:
         """There may be something to hand out, to the disk or to consumers."""

@@ -5,12 +5,33 @@ queue of that name it is a stranger, which counts towards the limit of queues.
 """
 
 from collections.abc import Iterable
+from typing import Final
 
 from penstock.broker.consumers import Consumers
 from penstock.broker.port import Port
 from penstock.log.errors import LogRefused
 from penstock.log.log import Log
 from penstock.model.policy import check_queue_name
+
+SECOND_US: Final = 1_000_000
+
+
+class Pace:
+    """How fast somebody makes queues: so many a second, and as many at once who has made none for so long."""
+
+    __slots__ = ("_spent_us",)
+
+    def __init__(self) -> None:
+        self._spent_us = 0  # what was allowed up to this moment is used up
+
+    def allows(self, count: int, per_second: int, now_us: int) -> bool:
+        """Whether so many may be made now, which then have been."""
+        # Within a second of now: a large transaction, or a clock that is set back, stops nobody for longer.
+        self._spent_us = min(max(self._spent_us, now_us - SECOND_US), now_us + SECOND_US)
+        if self._spent_us >= now_us:
+            return False
+        self._spent_us += count * SECOND_US // per_second
+        return True
 
 
 class Door:
@@ -40,10 +61,11 @@ class QueueDoors:
 class Doors:
     """Those of all queues."""
 
-    __slots__ = ("_log", "_name_bytes_max", "_queues_max", "by_queue", "strangers")
+    __slots__ = ("_log", "_name_bytes_max", "_queues_max", "by_queue", "new_per_second", "strangers")
 
-    def __init__(self, log: Log, name_bytes_max: int, queues_max: int) -> None:
+    def __init__(self, log: Log, name_bytes_max: int, queues_max: int, new_per_second: int) -> None:
         self._log = log
+        self.new_per_second = new_per_second
         self._name_bytes_max = name_bytes_max
         self._queues_max = queues_max
         self.by_queue: dict[str, QueueDoors] = {}

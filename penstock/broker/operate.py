@@ -11,13 +11,14 @@ Rules that always hold:
   * A round of `changed_rows` ends too: what changes while its rows are handed out is for the next one.
 
 How it fails: `QueueNameError` and `LogError` as the log raises them; `Draining` where the broker
-is about to stop and takes nothing new in.
+is about to stop and takes nothing new in; `TooFast` where it is asked for too many queues at once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from penstock.broker.broker import Broker
+from penstock.broker.doors import Pace
 from penstock.errors import PenstockError
 from penstock.log.errors import LogRefused
 from penstock.log.info import QueueInfo, ReaderInfo
@@ -41,6 +42,10 @@ class Draining(PenstockError):
     """The broker is about to stop: send to it when it is up again."""
 
 
+class TooFast(PenstockError):
+    """Queues are made faster than `queues-new-per-second`: try again in a second."""
+
+
 class QueueRow(NamedTuple):
     """A queue as a list of queues shows it."""
 
@@ -57,14 +62,14 @@ class Operator:
     def __init__(self, broker: Broker, log: Log) -> None:
         self._broker = broker
         self._log = log
+        self._pace = Pace()  # of the queues that all who send here make
         self._round: list[str] = []  # names of queues whose rows are still to be handed out
 
     # --- messages --------------------------------------------------------------------------------
 
     def append(self, queue: str, batch: Batch, now_us: int, receipt: Receipt) -> None:
         """Messages for a queue. No room is an error here: whoever sends waits by itself, and tries again."""
-        self._check_open()
-        self._broker.check_names((queue,))
+        self._check_open((queue,), now_us)
         self._log.append(queue, batch, now_us, receipt)
         self._broker.stir(queue)
 
@@ -79,16 +84,24 @@ class Operator:
         fingerprint: str = "",
     ) -> None:
         """Messages for several queues, all or nothing. See the log for keys and steps."""
-        self._check_open()
-        self._broker.check_names(queue for queue, _ in parts)
+        self._check_open({queue for queue, _ in parts}, now_us)
         self._log.transact(key, parts, now_us, receipt, step=step, fingerprint=fingerprint)
         for queue, _ in parts:
             self._broker.stir(queue)
         self._broker.wake()
 
-    def _check_open(self) -> None:
+    def _check_open(self, queues: Collection[str], now_us: int) -> None:
+        """Raise unless messages may be sent to all of these."""
         if self._broker.is_draining:
             raise Draining("the broker is stopping and accepts nothing new; try again when it is back")
+        doors = self._broker.doors
+        doors.check_names(queues)
+        new = [queue for queue in queues if not self._log.has_queue(queue)]
+        if new and not self._pace.allows(len(new), doors.new_per_second, now_us):
+            raise TooFast(
+                f"queue {new[0]!r}: {doors.new_per_second} queues were made over HTTP within a second, the "
+                f"limit of queues-new-per-second; try again in a second"
+            )
 
     # --- knobs -----------------------------------------------------------------------------------
 

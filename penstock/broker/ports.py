@@ -10,7 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from penstock.broker.asked import Asked
-from penstock.broker.doors import Door
+from penstock.broker.doors import Door, Pace
 from penstock.broker.port import Port
 from penstock.model import words
 from penstock.model.ranges import RangeMap
@@ -32,6 +32,7 @@ class Attached:
         "holds",
         "idle",
         "number",
+        "pace",
         "port",
         "receipts",
         "speaking",
@@ -47,6 +48,7 @@ class Attached:
         self.ghosts: dict[DoorKey, RangeMap[None]] = {}  # of these, what it claimed and is not its own
         self.asked: dict[int, Asked] = {}  # requests whose answers it waits for
         self.asked_numbers = counter()
+        self.pace = Pace()  # of the queues that it makes
         self.receipts = 0  # batches that are on their way to the disk, and it waits to hear so
         self.waiting: deque[words.Publish] = deque()  # there is no room for these yet
         self.speaking = False  # its commands are being handled

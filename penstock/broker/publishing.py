@@ -3,6 +3,7 @@
 Rules that always hold:
   * A sender for whose messages there is no room is not told no: it is not read any more, its
     messages wait here in order, and go in as soon as there is room, before those of later senders.
+  * So does one that makes queues faster than it may, and nobody else waits for that.
   * What the log refuses for good is refused here, to its sender, by name.
   * A port that asks whether all it has said is durable is answered once for all that it asks in a turn.
 """
@@ -66,7 +67,8 @@ class Publishing:
         return queue in self._full or EVERY_QUEUE in self._full
 
     def _store(self, attached: Attached, command: words.Publish, now_us: int) -> bool:
-        """Whether the log has taken them, or refused them for good; they wait where it has no room."""
+        """Whether the log has taken them, or refused them for good; they wait where it has no room, or would
+        have to make a queue too soon."""
         queue, batch, tickets = command.queue, command.batch, command.tickets
         batch.protocol = attached.port.protocol
         asked = None
@@ -80,6 +82,9 @@ class Publishing:
         try:
             if not self._log.has_queue(queue):
                 self._doors.check_names((queue,))
+                if not attached.pace.allows(1, self._doors.new_per_second, now_us):
+                    attached.port.log("makes queues faster than queues-new-per-second: the next ones wait", 1)
+                    return False
             self._log.append(queue, batch, now_us, receipt)
         except (LogRefused, QueueNameError) as error:
             if isinstance(error, DiskFull | QueueFull) and not self._never_fits(command):
@@ -127,7 +132,7 @@ class Publishing:
                 command = attached.waiting.popleft()
                 if self._store(attached, command, now_us):
                     continue
-                if EVERY_QUEUE in self._full or len(command.batch) == 1:
+                if command.queue not in self._full or len(command.batch) == 1:
                     attached.waiting.appendleft(command)
                     break
                 # Some may fit where all do not, and all of them may be more than the queue ever takes.

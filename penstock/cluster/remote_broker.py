@@ -458,7 +458,7 @@ class RemoteBroker:
             broker.handle(seat.port, [publish], now_us)
             return
         try:
-            broker.check_names([publish.queue])
+            broker.doors.check_names([publish.queue])
             log.append(publish.queue, publish.batch, now_us)
             broker.stir(publish.queue)
         except (LogRefused, QueueNameError) as error:

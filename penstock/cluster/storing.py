@@ -58,11 +58,11 @@ class Storing:
     def _check_names(self, queues: list[str]) -> tuple[list[int], LogError | QueueNameError] | None:
         """The first that cannot be a queue, and why; the ones before it count, if they are new."""
         try:
-            self._broker.check_names(queues)
+            self._broker.doors.check_names(queues)
         except (LogRefused, QueueNameError):
             for at in range(len(queues)):
                 try:
-                    self._broker.check_names(queues[: at + 1])
+                    self._broker.doors.check_names(queues[: at + 1])
                 except (LogRefused, QueueNameError) as error:
                     return [at], error
         return None

@@ -51,6 +51,7 @@ _OF_REFUSALS: Final[Mapping[str, str]] = {
     "queue-full": "queue-full",
     "failed": "unavailable",
     "draining": "unavailable",
+    "too-fast": "unavailable",
     "unavailable": "unavailable",
     "bug": "internal",
 }

@@ -26,7 +26,7 @@ from typing import Final, Protocol, cast
 
 from penstock import __version__
 from penstock.broker.broker import Broker
-from penstock.broker.operate import Draining, Operator, QueueRow
+from penstock.broker.operate import Draining, Operator, QueueRow, TooFast
 from penstock.control.batches import unpack_batch
 from penstock.control.frames import Buffer, Fields
 from penstock.log.errors import (
@@ -129,6 +129,7 @@ REFUSALS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (LogError, "refused"),
     (QueueNameError, "name"),
     (Draining, "draining"),
+    (TooFast, "too-fast"),
 )
 """The kind of refusal that an error is; the first that fits counts."""
 

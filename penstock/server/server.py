@@ -125,6 +125,7 @@ class Server:
             self.want_turn,
             queue_name_bytes_max=self.limits.queue_name_bytes_max,
             queues_max=self.limits.queues_max,
+            queues_new_per_second=self.limits.queues_new_per_second,
         )
 
     @property

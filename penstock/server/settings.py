@@ -47,6 +47,7 @@ class Limits:
     payload_bytes_max: int = 64 << 20
     queue_name_bytes_max: int = 255
     queues_max: int = 100_000
+    queues_new_per_second: int = 1000  # by one connection
     connection_buffer_bytes: int = 1 << 20  # waiting to be sent to one connection
     in_flight_bytes: int = 8 << 20  # accepted and not yet in the log, in all
     packets_per_message_max: int = 5  # PHPMQ
@@ -284,6 +285,12 @@ TABLE: Final[tuple[Setting, ...]] = (
     _of("limits", "payload-bytes-max", Whole(1, _INT32_MAX), "bytes of one message"),
     _of("limits", "queue-name-bytes-max", Whole(16, 255), "bytes of a queue's name"),
     _of("limits", "queues-max", Whole(1, 10_000_000), "queues in all"),
+    _of(
+        "limits",
+        "queues-new-per-second",
+        Whole(1, 1_000_000),
+        "queues that one connection may make in a second; what would make more waits",
+    ),
     _of(
         "limits",
         "connection-buffer-bytes",

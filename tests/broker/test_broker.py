@@ -572,3 +572,50 @@ def test_nobody_is_told_that_a_message_is_not_stored_when_the_log_fails() -> Non
     worker.say(Consume("q", 10))
     again.turn()
     assert worker.payloads() == [b"first", b"second"]
+
+
+# --- how fast queues are made ---------------------------------------------------------------------
+
+
+def test_who_makes_queues_too_fast_waits_and_nothing_is_lost(house: House) -> None:
+    house.broker.doors.new_per_second = 10
+    sender, other = house.port("s"), house.port("o")
+    sender.say(*(send(f"q{number}", b"%d" % number) for number in range(25)), send("q0", b"behind them"))
+    house.turn()
+    assert house.log.queue_count == 10
+    assert sender.held
+    assert any("queues-new-per-second" in str(text) for text in sender.heard("log"))
+    # Nobody else waits for that, and what makes no queue is not counted.
+    other.say(send("another", b""), *(send("q1", b"x") for _ in range(100)))
+    house.turn()
+    assert not other.held
+    assert house.log.describe("q1").ready == 101
+    house.tick(0.1)
+    assert house.log.queue_count == 12
+    for _ in range(14):
+        house.tick(0.1)
+    assert house.log.queue_count == 26
+    assert sender.heard("released")
+    assert house.log.describe("q0").ready == 2
+    assert all(house.log.describe(f"q{number}").ready for number in range(25))
+
+
+def test_queues_are_made_on_after_the_clock_was_set_back(house: House) -> None:
+    house.broker.doors.new_per_second = 10
+    sender = house.port("s")
+    sender.say(*(send(f"q{number}", b"") for number in range(12)))
+    house.now -= 3600 * SECOND
+    house.tick()
+    assert house.log.queue_count == 10
+    house.tick(1.5)
+    assert house.log.queue_count == 12
+
+
+def test_who_leaves_while_it_waits_to_make_queues_leaves_nothing_behind(house: House) -> None:
+    house.broker.doors.new_per_second = 10
+    sender = house.port("s")
+    sender.say(*(send(f"q{number}", b"") for number in range(12)))
+    house.broker.detach(sender, house.now)
+    house.tick(5)
+    assert house.log.queue_count == 10
+    assert house.broker.holds_back == 0

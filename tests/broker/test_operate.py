@@ -7,7 +7,7 @@ import pytest
 
 from penstock.broker import operate
 from penstock.broker.broker import Broker
-from penstock.broker.operate import Draining, Operator
+from penstock.broker.operate import Draining, Operator, TooFast
 from penstock.log.errors import LogError, LogRefused, QueueFull, QueueUnknown
 from penstock.log.results import Stored, TransactionDone
 from penstock.model.batch import Batch
@@ -507,3 +507,24 @@ def test_a_queue_that_somebody_waits_at_can_be_paused_before_its_first_message(o
     assert worker.payloads() == [b"x"]
     with pytest.raises(QueueUnknown):
         office.operator.pause("nobody-knows-it", True, office.now)
+
+
+def test_queues_that_are_made_too_fast_are_refused_for_a_second(office: Office) -> None:
+    office.broker.doors.new_per_second = 10
+    for number in range(10):
+        office.append(f"q{number}", b"")
+    with pytest.raises(TooFast, match=r"queue 'q10'.*queues-new-per-second"):
+        office.append("q10", b"")
+    office.append("q0", b"one that is there")
+    office.now += 100_001
+    office.append("q10", b"")
+    # A transaction is not taken apart: it goes in whole, and those who come next wait the longer, a second.
+    office.now += 1_000_000
+    parts = [(f"t{number}", Batch.of([b""])) for number in range(100)]
+    office.operator.transact("key", parts, office.now, lambda _: None)
+    office.now += 999_000
+    with pytest.raises(TooFast):
+        office.append("late", b"")
+    office.now += 1_001_000
+    office.append("late", b"")
+    assert office.log.queue_count == 112

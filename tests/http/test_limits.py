@@ -107,3 +107,19 @@ def test_connections_are_bounded(start_broker: StartBroker) -> None:
             return api.ask("GET", "/healthz").status == 200
 
     until(admitted, "places to be free again")
+
+
+def test_who_makes_queues_too_fast_is_told_to_come_again(start_broker: StartBroker) -> None:
+    broker = start_broker("--limits-queues-new-per-second", "1")
+    with Api(broker.ports["http"]) as api:
+        for number in range(100):
+            reply = api.ask("POST", f"/v1/queues/made-{number}/messages", b"x")
+            if reply.status != 200:
+                break
+        assert (reply.status, reply.problem, reply.headers["retry-after"]) == (503, "unavailable", "1")
+        assert f"made-{number}" in reply.json["detail"]
+        assert "queues-new-per-second" in reply.json["detail"]
+        # Who sends to queues that are there does not notice.
+        assert api.ask("POST", "/v1/queues/made-0/messages", b"x").status == 200
+        again = f"/v1/queues/made-{number}/messages"
+        until(lambda: api.ask("POST", again, b"x").status == 200, "a second to pass")

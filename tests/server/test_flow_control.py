@@ -334,3 +334,23 @@ def test_a_buffer_that_is_full_to_the_byte_is_no_dead_end(tmp_path: Path, loop: 
 def held(server: Inside) -> int:
     """Messages that the first connection has."""
     return server.broker.ports.infos(0, 1)[0].held
+
+
+@pytest.mark.parametrize("protocol", ["phpmq", "rq"])
+def test_who_makes_queues_too_fast_is_read_later_and_nothing_is_lost(tmp_path: Path, protocol: str) -> None:
+    broker = BrokerProcess(tmp_path, "--limits-queues-new-per-second", "50", "--log-level", "info").start()
+    maker, other = broker.wire(protocol), broker.wire("phpmq")
+    names = [b"made-%d" % number for number in range(120)]
+    for number, name in enumerate(names):
+        if protocol == "phpmq":
+            maker.say(phpmq(1, (1, name), (2, name)))
+        else:
+            maker.say(rq(1, (128, number), (160, name), (224, name), 33, 10))
+    maker.leave()  # What it has said is heard to its end all the same.
+    for name in names:
+        other.say(phpmq(2, (1, name), (4, b"1")))
+        message_id = expect_dispatch(other, name, name)
+        other.say(phpmq(4, (1, name), (3, message_id)))
+    assert "makes queues faster than queues-new-per-second" in broker.log()
+    other.close()
+    assert broker.stop() == 0

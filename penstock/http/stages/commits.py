@@ -64,7 +64,7 @@ one, and of the disk."""
 
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.5, 15.0
 
-DEFINITE: Final = ("refused", "disk-full", "queue-full", "no-queue", "name", "draining")
+DEFINITE: Final = ("refused", "disk-full", "queue-full", "no-queue", "name", "draining", "too-fast")
 """Kinds of no that say that nothing was stored."""
 
 KIND: Final = "transaction/"
