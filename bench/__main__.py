@@ -38,6 +38,7 @@ BETTER = {
     "µs": Better.LESS,
     "ms": Better.LESS,
     "s": Better.LESS,
+    "KB": Better.LESS,
     "MB": Better.LESS,
     "msg/s": Better.MORE,
     "M msg/s": Better.MORE,
