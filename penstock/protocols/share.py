@@ -13,8 +13,8 @@ from typing import Final
 SHARE: Final = 600
 """Units for one call of a session: some 3 ms where each word is read with care, less in a compiled build."""
 
-QUICK_SHARE: Final = 50
-"""For one who has waited because others have taken their time: enough for most who say little."""
+QUICK_SHARE: Final = 16
+"""Where others wait: enough for one who says little."""
 
 UNBOUNDED: Final = 1 << 60
 """For a reader of a client: nobody else waits."""

@@ -165,8 +165,11 @@ class Connection(asyncio.BufferedProtocol):
         if not self._attached:
             return
         self._heard = self._server.ticks
-        if self._rest or self._server.rounds.is_over():
+        rounds = self._server.rounds
+        if self._rest or rounds.must_wait():
             self._keep(self._rest + receive_buffer[:nbytes])
+        elif rounds.is_crowded:
+            self._read_little(receive_buffer[:nbytes])
         else:
             self._read(receive_buffer[:nbytes])
 
@@ -185,16 +188,21 @@ class Connection(asyncio.BufferedProtocol):
             return  # It goes on when there is room.
         rest, self._rest = self._rest, b""
         if self._attached and rest and not self._closing:
-            reader = self._session.reader
-            reader.share = QUICK_SHARE if quick else SHARE
-            self._read(rest)
-            reader.share = SHARE
+            if quick:
+                self._read_little(rest)
+            else:
+                self._read(rest)
         if not self._rest:
             self._hold(BY_ROUND, False)
             if self._has_ended:
                 self._end()
             if self._transport is None:
                 self._left()
+
+    def _read_little(self, data: bytes | memoryview) -> None:
+        self._session.reader.share = QUICK_SHARE
+        self._read(data)
+        self._session.reader.share = SHARE
 
     def _read(self, data: bytes | memoryview) -> None:
         now_us = self._server.arrival_us()

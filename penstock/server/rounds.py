@@ -13,7 +13,8 @@ is heard in the next turn or soon after it, however many there are who say more 
 Rules that always hold:
   * A line is served in the order in which it was joined, from the next turn on; who was not reached is first
     in the turn after that. In between, the loop looks at all sockets.
-  * Neither line has a turn to itself where both have somebody.
+  * Neither line has a turn to itself where both have somebody. Nobody overtakes the quick line; beside the
+    other one, a little is read of who comes, at once.
   * What is received in a turn that is over is kept, up to `late_bytes`: beyond that, nobody is read from.
 """
 
@@ -77,11 +78,22 @@ class Rounds:
             self.buffer = _late_buffer
         return True
 
+    def must_wait(self) -> bool:
+        """Whether who has said something now is behind others."""
+        return bool(self._quick) or self.is_over()
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether others wait who have much to say."""
+        return bool(self._long)
+
     def end(self) -> None:
         """The turn is done."""
         self._ends_ns = 0
         self.buffer = self._whole
         if self._quick or self._long:
+            if not self.is_sparing:
+                self.buffer = _late_buffer
             self._loop.call_soon(self._next)
 
     def wait(self, guest: Guest, *, for_more: bool = False) -> None:
@@ -109,7 +121,9 @@ class Rounds:
             return
         self._begin_turn()
         began_ns = time.monotonic_ns()
-        quick_ends_ns = self._ends_ns - TURN_NS // 2 if self._long else self._ends_ns
+        # Those who came meanwhile have had some of it.
+        self._ends_ns = max(self._ends_ns, began_ns + TURN_NS // 2)
+        quick_ends_ns = (began_ns + self._ends_ns) // 2 if self._long else self._ends_ns
         for line, quick, ends_ns in (
             (self._quick, True, quick_ends_ns),
             (self._long, False, self._ends_ns),
