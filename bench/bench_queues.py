@@ -26,7 +26,7 @@ SETTLED_SECONDS = 12.0
 
 
 def _penstock(folder: Path) -> Server:
-    return peers.penstock(folder, http=True, more=["--limits-queues-new-per-second", "1000000"])
+    return peers.penstock(folder, http=True, more=peers.AS_MANY_QUEUES)
 
 
 def _make(server: Server, first: int, end: int) -> None:

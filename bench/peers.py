@@ -30,6 +30,9 @@ from penstock.common.ready import NotReady, wait_ready
 
 CONNECTIONS_MAX = 12_000
 PAYLOAD_BYTES_MAX = 1 << 20
+AS_MANY_QUEUES = ("--limits-queues-new-per-second", "1000000")
+"""For Penstock, where it is measured how fast queues can be made."""
+
 PENSTOCK_SECONDS_MAX = 20.0
 
 _REPOSITORY = Path(__file__).parent.parent

@@ -71,7 +71,8 @@ def counts(end_to_end: int, publish: int, many: int) -> dict[str, int]:
 
 
 def penstock_setting(variant: Variant) -> Setting:
-    """Penstock with its defaults: durability `commit`, all listeners, the second process for HTTP."""
+    """Penstock with its defaults: durability `commit`, all listeners, the second process for HTTP. But one
+    connection makes all the queues, as fast as it can."""
 
     def named(wire: str) -> str:
         return f"{PENSTOCK} {wire}, {variant.name}"
@@ -79,7 +80,13 @@ def penstock_setting(variant: Variant) -> Setting:
     return Setting(
         PENSTOCK,
         "penstock serve (durability commit)",
-        partial(peers.penstock, http=True, command=variant.command, environment=variant.environment),
+        partial(
+            peers.penstock,
+            http=True,
+            command=variant.command,
+            environment=variant.environment,
+            more=peers.AS_MANY_QUEUES,
+        ),
         (
             Subject(
                 named("PHPMQ"),
