@@ -62,6 +62,7 @@ MODULES = (
     "penstock/model/ranges.py",
     "penstock/model/timers.py",
     "penstock/model/words.py",
+    "penstock/protocols/gathering.py",
     "penstock/protocols/loops.py",
     "penstock/protocols/phpmq.py",
     "penstock/protocols/phpmq_read.py",

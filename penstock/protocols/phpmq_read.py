@@ -37,11 +37,11 @@ How it fails: anything malformed raises `PeerViolation`; the events before it in
 
 from collections.abc import Callable
 from enum import IntEnum, auto
-from io import BytesIO
 from typing import NoReturn
 
 from penstock.model.policy import QueueNameError, check_queue_name, door_of
 from penstock.protocols.errors import PeerViolation
+from penstock.protocols.gathering import Gathering
 from penstock.protocols.phpmq import (
     ALLOWED,
     LENGTH_DIGITS_BELIEVED,
@@ -123,7 +123,7 @@ class Reader:
         # The careful way: what is gathered now, and the message so far.
         self._step = _Step.HEADER
         self._need = MESSAGE_HEADER_BYTES  # how many bytes the item at hand still lacks
-        self._partial: BytesIO | None = None  # an item that began in an earlier chunk
+        self._partial: Gathering | None = None  # an item that began in an earlier chunk
         self._break_allowed = False  # after the last content of a message with line breaks
         self._start = 0  # position of the message in the stream
         self._header = b""
@@ -224,8 +224,7 @@ class Reader:
             elif stop <= end:
                 item = data[at:stop]
             else:
-                self._partial = BytesIO()
-                self._partial.write(memoryview(data)[at:])
+                self._partial = Gathering(self._need, memoryview(data)[at:])
                 self._need = stop - end
                 return end
             at = stop - _STEPS[self._step](self, item, self._position + stop - len(item))

@@ -28,9 +28,9 @@ sequence of bytes is a sequence of commands. `encode` fails with `MisuseError`.
 """
 
 from collections.abc import Collection, Mapping
-from io import BytesIO
 
 from penstock.protocols.errors import MisuseError, PeerViolation
+from penstock.protocols.gathering import Gathering
 
 NEED_MORE = -1
 """What `Reader.next` returns where the next command is not complete."""
@@ -115,7 +115,7 @@ class Reader:
         self._head = b""  # a command cut off before its parameter or length was complete
         self._command = NEED_MORE  # the command whose string began in an earlier chunk
         self._missing = 0  # bytes of that string still to come
-        self._gathered: BytesIO | None = None  # what has come of it; None while it is skipped
+        self._gathered: Gathering | None = None  # what has come of it; None while it is skipped
 
     @property
     def position(self) -> int:
@@ -226,9 +226,8 @@ class Reader:
         self._command = command
         self._missing = missing
         if self._known[command]:
-            # BytesIO hands its buffer over without a copy, which neither a bytearray nor a join can.
-            self._gathered = BytesIO()
-            self._gathered.write(memoryview(self.data)[body:])
+            begun = memoryview(self.data)[body:]
+            self._gathered = Gathering(len(begun) + missing, begun)
 
     def _skip(self, command: int) -> None:
         self.skipped[command] = self.skipped.get(command, 0) + 1

@@ -36,12 +36,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from io import BytesIO
 from itertools import accumulate
 from typing import ClassVar
 
 from penstock.model.batch import RETRIES_ENDLESS, RETRIES_NONE, Batch, Slice
 from penstock.protocols.errors import MisuseError, PeerViolation
+from penstock.protocols.gathering import Gathering
 from penstock.protocols.share import UNBOUNDED
 
 PROTOCOL = "sspq"
@@ -154,7 +154,7 @@ class FrameReader:
         self._head = b""  # an unfinished header
         self._word = 0  # of the frame whose payload is unfinished
         self._missing = 0  # payload bytes still to come
-        self._body: BytesIO | None = None  # None: the missing bytes are of no interest
+        self._body: Gathering | None = None  # None: the missing bytes are of no interest
         self._events: list[Event] = []
         self._payloads: list[bytes] = []  # the run of messages at hand
         self._retries = bytearray()
@@ -217,7 +217,7 @@ class FrameReader:
             word, size = _HEADER.unpack(head)
             self._check(word, size, at - HEADER_BYTES, head)
             self._missing = size
-            self._begin_payload(word)
+            self._begin_payload(word, size)
         if self._missing:
             start = at
             at = min(start + self._missing, len(data))
@@ -308,9 +308,10 @@ class FrameReader:
             word, payload = words.pop(), payloads.pop()
             start = len(data) - len(payload) - HEADER_BYTES
             self._file(words, payloads, data, at, start)
-            self._check(word, stop - start - HEADER_BYTES, start, data[start : start + HEADER_BYTES])
+            size = stop - start - HEADER_BYTES
+            self._check(word, size, start, data[start : start + HEADER_BYTES])
             self._missing = stop - len(data)
-            self._begin_payload(word)
+            self._begin_payload(word, size)
             if self._body is not None:
                 self._body.write(payload)
             return
@@ -340,9 +341,9 @@ class FrameReader:
         self._violation = PeerViolation(PROTOCOL, message, position=self._position + at, offending=head)
         raise self._violation
 
-    def _begin_payload(self, word: int) -> None:
+    def _begin_payload(self, word: int, size: int) -> None:
         self._word = word
-        self._body = BytesIO() if word >> 8 == _SEND_WORD else None
+        self._body = Gathering(size) if word >> 8 == _SEND_WORD else None
 
     def _frame(self, word: int, payload: bytes) -> None:
         """Files one whole frame with good magic."""
