@@ -121,7 +121,11 @@ class Accepting:
             )
         except (OSError, ssl.SSLError) as error:
             peer.close()
-            self._server.journal.note(logging.WARNING, f"a connection came to nothing: {error}", peer=name)
+            self._server.journal.note(
+                logging.WARNING,
+                f"a connection came to nothing: {str(error) or 'its peer has left'}",
+                peer=name,
+            )
             if not has_place:
                 self._server.parting -= 1
         finally:

@@ -55,9 +55,8 @@ GARBAGE_THRESHOLDS = (700, 10, 100)
 moves, for up to 130 ms where the cache is full of small blocks. It is done ten times less than usual."""
 
 BURST_BYTES = 1 << 20
-"""So much of the log must have been written since memory was last given back; or `BURST_TURNS` have been."""
-
-BURST_TURNS = 1000
+BURST_BUSTLE = 1000
+"""So much of the log must have been written since memory was last given back, or so much must have gone on."""
 
 GRACE_SECONDS = 0.1
 """How long a stop goes on reading what was on its way: most sends are never answered."""
@@ -92,7 +91,7 @@ class Server:
         self.parting = 0  # refused, and still being told so
         self._listening: list[tuple[Listener, Accepting]] = []
         self._turn_wanted = False
-        self._turns = 0  # since memory was last given back
+        self._bustle = 0  # turns, and connections that came, since memory was last given back
         self._arrival_us = 0  # of what was received since the last turn; 0: nothing was
         self.ticks = 0  # so often has `TICK_SECONDS` gone by, or more
         self._position_seen = self._position_tidied = 0  # of the log
@@ -303,7 +302,7 @@ class Server:
     def _turn(self) -> None:
         self._turn_wanted = False
         self._arrival_us = 0
-        self._turns += 1
+        self._bustle += 1
         self._backend.before_turn()
         try:
             self.home.turn(self.now_us())
@@ -385,9 +384,9 @@ class Server:
         """Once a second: when a burst is over, what it took of memory goes back."""
         position = self._log.position if self._log is not None else 0
         quiet = position == self._position_seen and not self.rounds.waiting
-        if quiet and (position - self._position_tidied >= BURST_BYTES or self._turns >= BURST_TURNS):
+        if quiet and (position - self._position_tidied >= BURST_BYTES or self._bustle >= BURST_BUSTLE):
             self._position_tidied = position
-            self._turns = 0
+            self._bustle = 0
             give_memory_back()
         self._position_seen = position
 
@@ -399,6 +398,7 @@ class Server:
 
     def find_place(self) -> bool:
         """Whether there is one for who is accepted now: those who are entering have theirs."""
+        self._bustle += 1
         there = len(self.connections) + self.entering
         return there < self.limits.connections_max or self._make_place()
 
