@@ -1,13 +1,16 @@
 """Publishing: messages from ports to the log, and word of them back to whoever sent them.
 
 Rules that always hold:
-  * A sender for whose messages there is no room is not told no: it is not read any more, its
+  * A sender for whose messages there is no room is not told no at once: it is not read any more, its
     messages wait here in order, and go in as soon as there is room, before those of later senders.
   * So does one that makes queues faster than it may, and nobody else waits for that.
+  * Who can be told no (RQ) does not wait for ever: a request not longer than its own time, and nobody longer
+    than `DISK_SECONDS` for room on the disk, which no consumer makes.
   * What the log refuses for good is refused here, to its sender, by name.
   * A port that asks whether all it has said is durable is answered once for all that it asks in a turn.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -22,6 +25,8 @@ from penstock.model import words
 from penstock.model.policy import QueueNameError
 
 EVERY_QUEUE: Final = ""
+DISK_SECONDS: Final = 10
+SECOND_US: Final = 1_000_000
 
 
 class Publishing:
@@ -40,7 +45,7 @@ class Publishing:
         self._hand_out = hand_out
         self._requests = requests
         self._wants_turn = wants_turn
-        self.held_back: dict[Attached, None] = {}  # in the order in which they go in
+        self.held_back: dict[Attached, int] = {}  # since when; in the order in which they go in
         self._full: set[str] = set()  # queues that they wait for; EVERY_QUEUE where the disk is full
         self._syncing: dict[Attached, None] = {}  # these want to hear when all that they have said is durable
 
@@ -60,7 +65,7 @@ class Publishing:
         elif (self._full and self._others_wait(command.queue)) or not self._store(attached, command, now_us):
             attached.waiting.append(command)
             attached.port.hold(True)
-            self.held_back[attached] = None
+            self.held_back[attached] = now_us
 
     def _others_wait(self, queue: str) -> bool:
         """Whether somebody came before who waits for room in that queue: nobody overtakes it."""
@@ -138,11 +143,27 @@ class Publishing:
                 # Some may fit where all do not, and all of them may be more than the queue ever takes.
                 self._full.discard(command.queue)
                 attached.waiting.extendleft(reversed(command.halves()))
+            self._end_late(attached, now_us - self.held_back[attached])
             if not attached.waiting:
                 del self.held_back[attached]
                 attached.port.hold(False)
                 attached.finish_if_done()
                 self._wants_turn()
+
+    def _end_late(self, attached: Attached, waited_us: int) -> None:
+        """Tell those no who have waited for long enough, and can be told."""
+        seconds = waited_us // SECOND_US
+        if not seconds or not attached.waiting or attached.waiting[0].tickets is None:
+            return
+        waiting, attached.waiting = attached.waiting, deque()
+        for command in waiting:
+            is_over = self.waits_for_disk and seconds >= DISK_SECONDS
+            if command.tickets is None or not (is_over or 0 < command.timeout_seconds <= seconds):
+                attached.waiting.append(command)
+                continue
+            room = "on the disk" if self.waits_for_disk else f"in queue {command.queue!r}"
+            attached.port.log(f"undelivered: there was no room {room} for {seconds} s", len(command.batch))
+            attached.port.undelivered(command.tickets)
 
     @property
     def waits_for_disk(self) -> bool:

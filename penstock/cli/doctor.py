@@ -167,11 +167,9 @@ def _check_engine(engine: Answer) -> Iterator[Finding]:
         yield Finding(Level.FAIL, "log", "the disk is full: new messages wait", "free some room")
     else:
         free, total = units.size(engine["disk_bytes_free"]), units.size(engine["disk_bytes_total"])
-        yield Finding(
-            Level.OK,
-            "log",
-            f"{units.size(engine['log_bytes'])} in {engine['data']}, {free} free of {total}",
-        )
+        low = engine["disk_bytes_free"] < engine.get("disk_bytes_reserve", 0)  # an older broker does not say
+        text = f"{units.size(engine['log_bytes'])} in {engine['data']}, {free} free of {total}"
+        yield Finding(Level.WARN if low else Level.OK, "log", text, "free some room" if low else "")
     for place in engine["damage"]:
         yield Finding(Level.FAIL, "log", f"damaged: {place}", f"penstock verify {engine['data']}")
 

@@ -128,9 +128,6 @@ TOO_FAST_SECONDS: Final = 20e-6
 """No disk has stored anything safely within this time; one with a battery behind it takes longer, too."""
 
 TOO_SLOW_SECONDS: Final = 0.05
-SEGMENTS_FREE_MIN: Final = 16
-"""With room for fewer segments than this, a warning."""
-
 _MEMORY: Final = frozenset({"tmpfs", "ramfs"})
 _DOUBTFUL: Final = {
     **dict.fromkeys(_MEMORY, "it is in memory: a restart of the machine loses everything"),
@@ -217,7 +214,7 @@ def _check_room(folder: Path) -> Finding:
     text = f"{units.size(usage.free)} free of {units.size(usage.total)}"
     if usage.free < (SEGMENTS_KEPT + 1) * segment_bytes:
         return Finding(Level.FAIL, "disk", f"{text}: a log needs more", "free some, or use another disk")
-    if usage.free < SEGMENTS_FREE_MIN * LogSettings().segment_bytes:
+    if usage.free < LogSettings().disk_bytes_reserve:
         return Finding(Level.WARN, "disk", text, "free some before messages have to wait for room")
     return Finding(Level.OK, "disk", text)
 

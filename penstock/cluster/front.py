@@ -52,6 +52,7 @@ from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.replica import LOG, Replica
 from penstock.log.jetstream.stream_log import StreamLog, make_streams, open_stream_log
+from penstock.server.backend import Backend
 from penstock.server.server import LAST_WORDS_SECONDS, Server
 from penstock.server.settings import Settings
 
@@ -88,7 +89,7 @@ def front_end(settings: Settings, reload: Callable[[], Settings] | None = None) 
     )
 
 
-class Front:
+class Front(Backend):
     _remote: RemoteBroker
     _nats: LinkThread
     _replica: Replica
@@ -98,7 +99,7 @@ class Front:
         self._server = server
         self._second = server.second
         self._loop = asyncio.get_running_loop()
-        self._folder = folder
+        self.folder = folder
         self._cluster = server.settings.cluster
         self._names = LogNames(self._cluster.name)
         # A number that was used in an earlier life must not count as used in this one.
@@ -161,9 +162,9 @@ class Front:
                 log.warning("%s", finding)
         refuse(self._findings)
         await self._asked(make_streams(self._nats, self._names, self._cluster.replicas))
-        self._own = RealDisk(self._folder)
+        self._own = RealDisk(self.folder)
         self._own.lock()
-        self._replica = Replica(self._nats.api, self._names, self._folder)
+        self._replica = Replica(self._nats.api, self._names, self.folder)
         await self._asked(self._replica.begin())
         if self._second is not None:
             await self._second.listen()
@@ -256,7 +257,7 @@ class Front:
         return self._server.broker.has_nothing_of(self._server.connections)
 
     def facts(self) -> dict[str, object]:
-        return {"data": self._folder, "cluster": self._names.log, "member": self._member}
+        return {"data": self.folder, "cluster": self._names.log, "member": self._member}
 
     # --- who leads -------------------------------------------------------------------------------
 

@@ -416,6 +416,7 @@ class RemoteBroker:
         try:
             number, fault = int(fields["number"]), {int(at) for at in fields["parts"]}
             full, never = bool(fields["full"]), bool(fields["never"])
+            self._sending.told_of_disk(bool(fields.get("disk")))  # a leader of an older version does not say
             self._sending.refused(frame.flag, number, fault, full, never, str(fields["text"]))
         except (KeyError, TypeError, ValueError) as error:
             raise violation(f"a REFUSED frame that lacks or spoils {error}", frame.position) from None

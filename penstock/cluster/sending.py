@@ -19,10 +19,12 @@ logged; nothing else is dropped while the connection is there. What finds no roo
 waits as well, up to `WINDOW_BYTES`; what is dropped then is logged.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from penstock.broker.publishing import DISK_SECONDS
 from penstock.cluster.follower_link import FollowerLink
 from penstock.cluster.frames import Kind, encode_frame
 from penstock.cluster.lanes import AGAIN, MAIN, SHIPMENT_BYTES, Item, Lane, Shipment, Words, weight_of
@@ -58,6 +60,7 @@ class Sending:
         self._held: dict[Seat, None] = {}  # for the window's sake
         self._refused: dict[Seat, None] = {}  # of which something waits
         self._full: set[str] = set()  # queues that were found full since the last tick
+        self._disk_full = 0.0  # since when there has been no room on the leader's disk; 0: there is some
         self._left_weight = 0  # of what waits for room, and who has sent it has left
 
     @property
@@ -255,6 +258,7 @@ class Sending:
 
     def stored(self, lane_flag: int, number: int) -> None:
         """Everything up to that number is durable."""
+        self._disk_full = 0.0
         if lane_flag == AGAIN:
             for shipment in self._again.stored(number):
                 self._waited(shipment)
@@ -292,6 +296,10 @@ class Sending:
             self._refused.pop(seat, None)
             seat.hold(Held.REFUSED, False)
             self._may_finish(seat)
+
+    def told_of_disk(self, full: bool) -> None:
+        """What the leader says of its disk, with a refusal."""
+        self._disk_full = (self._disk_full or time.monotonic()) if full else 0.0
 
     def refused(
         self, lane_flag: int, number: int, fault: set[int], full: bool, never: bool, text: str
@@ -361,12 +369,14 @@ class Sending:
 
     def _refused_again(self, shipment: Shipment, full: bool, never: bool, text: str) -> None:
         ((seat, publish, *_),) = shipment.items()
+        # Who can be told no does not wait for a disk for ever.
+        is_over = publish.tickets is not None and 0 < self._disk_full < time.monotonic() - DISK_SECONDS
         if not _is_first(seat, publish):
             _tell_lost(seat, publish)
         elif never and len(publish.batch) > 1:
             seat.waiting.popleft()
             seat.waiting.extendleft(reversed(publish.halves()))
-        elif full and not never:
+        elif full and not never and not is_over:
             self._full.add(publish.queue)
         else:  # for good; one message that is more than its queue may ever have, too
             self._leave_first(seat, publish)

@@ -105,6 +105,7 @@ class Storing:
         link.epochs[lane] += 1
         full = isinstance(error, DiskFull | QueueFull)
         fields = {"number": number, "parts": parts, "full": full, "never": never, "text": str(error)}
+        fields["disk"] = isinstance(error, DiskFull)
         link.write(encode_frame(Kind.REFUSED, encode_json(fields), flag=lane))
 
     @staticmethod

@@ -16,9 +16,6 @@ from penstock.dashboard.syncs import SyncPanel, SyncTrail
 from penstock.dashboard.tile import Tiles
 from penstock.dashboard.view import View
 
-FREE_SHARE_LITTLE: Final = 0.1
-"""With less of the disk free than this, somebody should look after it."""
-
 HOLDERS_SHOWN: Final = 5
 DAMAGE_SHOWN: Final = 10
 
@@ -124,7 +121,7 @@ def _alerts(engine: Fields, health: Health) -> list[Alert]:
                 lines,
             )
         )
-    if not engine["full"] and _free_share(engine) < FREE_SHARE_LITTLE:
+    if not engine["full"] and engine["disk_bytes_free"] < engine["disk_bytes_reserve"]:
         found.append(
             Alert(
                 "warn",
@@ -136,19 +133,13 @@ def _alerts(engine: Fields, health: Health) -> list[Alert]:
     return [*found, *cluster_alerts(engine["cluster"])]
 
 
-def _free_share(engine: Fields) -> float:
-    total: int = engine["disk_bytes_total"]
-    free: int = engine["disk_bytes_free"]
-    return free / total if total else 0.0
-
-
 # --- parts of the page ---------------------------------------------------------------------------
 
 
 def _totals(engine: Fields, health: Health) -> dict[str, tuple[str, ...]]:
     """What to see first."""
     word, kind = _state(engine, health)
-    share = _free_share(engine)
+    share = engine["disk_bytes_free"] / max(engine["disk_bytes_total"], 1)
     sync = engine["sync"]
     half = f"half within {units.duration(sync['p50_seconds'])}" if sync["count"] else "no sync yet"
     return {
@@ -156,7 +147,7 @@ def _totals(engine: Fields, health: Health) -> dict[str, tuple[str, ...]]:
         "disk_bytes_free": (
             units.size(engine["disk_bytes_free"]),
             f"{100 * share:.0f} % of {units.size(engine['disk_bytes_total'])}",
-            "warn" if share < FREE_SHARE_LITTLE else "",
+            "warn" if engine["disk_bytes_free"] < engine["disk_bytes_reserve"] else "",
         ),
         "log_bytes": (units.size(engine["log_bytes"]), f"in {units.counted(engine['segments'], 'segment')}"),
         "p99_seconds": (units.duration(sync["p99_seconds"] if sync["count"] else None), half),

@@ -127,17 +127,10 @@ class RealFile:
 
     def read(self, position: int, length: int) -> bytes:
         """At most `length` bytes; fewer at the end of the file."""
-        data = os.pread(self._fd, length, position)
-        if len(data) < length and data:
-            parts = [data]
-            got = len(data)
-            while got < length:
-                data = os.pread(self._fd, length - got, position + got)
-                if not data:
-                    break
-                parts.append(data)
-                got += len(data)
-            return b"".join(parts)
+        data = more = os.pread(self._fd, length, position)
+        while more and len(data) < length:
+            more = os.pread(self._fd, length - len(data), position + len(data))
+            data += more
         return data
 
     def sync(self) -> None:
@@ -156,7 +149,11 @@ class RealFile:
 
 
 class RealDisk:
-    """A folder of the local file system."""
+    """A folder of the local file system.
+
+    From `lock` on it is that folder, whatever has its name: nothing is created, renamed or removed in another
+    one that somebody has put in its place.
+    """
 
     LOCK = "lock"
     sets_room_aside = True
@@ -165,7 +162,7 @@ class RealDisk:
         self.path = os.fspath(path)
         self._read_only = read_only
         self._lock_fd = -1
-        self._folder_fd = -1  # kept from the lock on: a sync of names must not fail for lack of descriptors
+        self._folder_fd = -1  # from the lock on; a sync of names must not fail for lack of descriptors
         self._watermark: Watermark | None = None
         if not read_only:
             os.makedirs(self.path, exist_ok=True)
@@ -175,67 +172,78 @@ class RealDisk:
 
     def create(self, name: str, size: int) -> RealFile:
         """A new file with room for `size` bytes: writing into it cannot run out of disk."""
-        fd = os.open(self.where(name), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        fd = self.descriptor(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
             if size:
                 os.posix_fallocate(fd, 0, size)
         except OSError:
             os.close(fd)
-            os.unlink(self.where(name))
+            self.remove(name)
             raise
         return RealFile(fd)
 
     def open(self, name: str) -> RealFile:
-        flags = os.O_RDONLY if self._read_only else os.O_RDWR
-        return RealFile(os.open(self.where(name), flags | os.O_CLOEXEC))
+        return RealFile(self.descriptor(name, os.O_RDONLY if self._read_only else os.O_RDWR))
+
+    def descriptor(self, name: str, flags: int) -> int:
+        path, folder = self._place(name)
+        return os.open(path, flags | os.O_CLOEXEC, 0o640, dir_fd=folder)
+
+    def _place(self, name: str) -> tuple[str, int | None]:
+        """A name as the system takes it, and in which folder."""
+        return (name, self._folder_fd) if self._folder_fd >= 0 else (self.where(name), None)
 
     def rename(self, old: str, new: str) -> None:
-        os.rename(self.where(old), self.where(new))
+        (before, folder), (after, _) = self._place(old), self._place(new)
+        os.rename(before, after, src_dir_fd=folder, dst_dir_fd=folder)
 
     def remove(self, name: str) -> None:
-        os.unlink(self.where(name))
+        path, folder = self._place(name)
+        os.unlink(path, dir_fd=folder)
 
     def names(self) -> list[str]:
         """Of everything that may be the log's."""
-        return sorted(name for name in os.listdir(self.path) if name != STAGES)
+        place = self._folder_fd if self._folder_fd >= 0 else self.path
+        return sorted(name for name in os.listdir(place) if name != STAGES)
 
     def sync_names(self) -> None:
-        if self._folder_fd >= 0:
-            os.fsync(self._folder_fd)
-            return
-        fd = self._open_folder()
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-    def _open_folder(self) -> int:
-        return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        """Only who has locked the folder changes names in it."""
+        os.fsync(self._folder_fd)
 
     def free_bytes(self) -> int:
-        facts = os.statvfs(self.path)
+        facts = os.statvfs(self._folder_fd if self._folder_fd >= 0 else self.path)
         return facts.f_bavail * facts.f_frsize
 
     def total_bytes(self) -> int:
-        facts = os.statvfs(self.path)
+        facts = os.statvfs(self._folder_fd if self._folder_fd >= 0 else self.path)
         return facts.f_blocks * facts.f_frsize
 
     def lock(self) -> None:
-        """One process per data folder. The kernel lets go of the lock when the process ends."""
+        """One process per data folder. The kernel lets go of the locks when the process ends.
+
+        The folder is locked too: whoever has removed the file in it gets in no sooner.
+        """
         fd = os.open(self.where(self.LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:  # NFS locks files only.
+                if isinstance(error, BlockingIOError):
+                    raise
         except BlockingIOError:
             owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(fd)
+            os.close(folder)
             raise LogInUse(
                 f"data folder {self.path!r} is in use by another broker (process {owner}): "
                 f"stop it, or give this one a folder of its own with --data"
             ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
-        self._lock_fd = fd
-        self._folder_fd = self._open_folder()
+        with suppress(OSError):  # A full disk has no room even for this, and it is for people only.
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        self._lock_fd, self._folder_fd = fd, folder
 
     def publish(self, position: int) -> None:
         """Tell readers in other processes up to which log position everything is synced."""

@@ -148,6 +148,7 @@ class LogInfo:
     log_bytes: int
     disk_bytes_free: int
     disk_bytes_total: int
+    disk_bytes_reserve: int  # with less of it free, somebody should make room
     bytes_in_flight: int
     full: bool
     failed: str  # empty: it has not

@@ -735,6 +735,7 @@ class Log:
 
     def info(self) -> LogInfo:
         segments = self._state.segments.all
+        total_bytes = self._disk.total_bytes()
         return LogInfo(
             engine="log" if self.cluster is None else "jetstream",
             data=self._disk.where(""),
@@ -743,7 +744,8 @@ class Log:
             segments=len(segments),
             log_bytes=sum(segment.size for segment in segments),
             disk_bytes_free=self._disk.free_bytes(),
-            disk_bytes_total=self._disk.total_bytes(),
+            disk_bytes_total=total_bytes,
+            disk_bytes_reserve=min(self._settings.disk_bytes_reserve, total_bytes // 4),
             bytes_in_flight=self.bytes_in_flight,
             full=self.full,
             failed=str(self.failed) if self.failed is not None else "",

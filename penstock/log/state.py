@@ -46,6 +46,7 @@ class LogSettings:
     interval_us: int = 50_000  # durability = interval: sync this often
     snapshot_blocks: int = 20_000  # a snapshot after this many blocks, so that a restart is fast
     reader_bytes_max: int = 10 * 1024**3  # what one reader may keep of the log for a queue; 0: no cap
+    disk_bytes_reserve: int = 1024**3  # with less of it free, the disk is said to be almost full
 
 
 @dataclass(slots=True)

@@ -454,7 +454,9 @@ def _engine(context: Context, fields: Fields, body: memoryview, answer: Answer) 
 
 def _health(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
     reason = context.operator.unready
-    answer({"ready": not reason, "reason": reason, "cluster": context.log.info().cluster})
+    info = context.log.info()
+    warnings = ["disk"] if info.disk_bytes_free < info.disk_bytes_reserve else []
+    answer({"ready": not reason, "reason": reason, "cluster": info.cluster, "warnings": warnings})
 
 
 CALLS: Final[dict[str, Handler]] = {

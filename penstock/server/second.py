@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from penstock import __version__
@@ -226,28 +227,19 @@ class SecondProcess:
     def _hello(self) -> Fields:
         http, limits = self._http, self._settings.limits
         return {
+            **{name: value for name, value in asdict(http).items() if name != "place"},
             "version": __version__,
             "data": os.path.abspath(self._settings.data),
             "cluster": None if isinstance(self._settings.engine, str) else self._settings.cluster.name,
             "address": str(self.address),
             "tokens": self._token_fields(),
-            "tls_certificate": http.tls_certificate,
-            "tls_key": http.tls_key,
             "log_level": self._settings.log_level,
             "log_format": self._settings.log_format,
             "durability": self._settings.durability,
             "block_bytes": self._settings.log.block_bytes,
             "payload_bytes_max": limits.payload_bytes_max,
             "queue_name_bytes_max": limits.queue_name_bytes_max,
-            "body_bytes_max": http.body_bytes_max,
-            "bodies_bytes_max": http.bodies_bytes_max,
-            "connections_max": http.connections_max,
-            "frame_seconds": self._settings.limits.frame_seconds,
-            "metrics_queues_max": http.metrics_queues_max,
-            "stage_seconds": http.stage_seconds,
-            "stages_bytes_max": http.stages_bytes_max,
-            "lease_seconds_max": http.lease_seconds_max,
-            "readers_max": http.readers_max,
+            "frame_seconds": limits.frame_seconds,
         }
 
 

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import resource
 import signal
 import sys
@@ -30,10 +31,11 @@ from penstock.common.given import SettingsError
 from penstock.common.journal import Journal, log
 from penstock.common.malloc import give_memory_back, keep_freed_memory
 from penstock.common.ready import ready_line
+from penstock.log.disk import RealDisk
 from penstock.log.errors import LogFailed
 from penstock.log.log import Log
 from penstock.server.accepting import Accepting
-from penstock.server.backend import Backend, Standalone
+from penstock.server.backend import Backend
 from penstock.server.connection import Connection
 from penstock.server.control import Control
 from penstock.server.memory import Account
@@ -64,6 +66,11 @@ GRACE_SECONDS = 0.1
 LAST_WORDS_SECONDS = 1.0
 FILES_BESIDE_CONNECTIONS = 256
 
+DISK_LINES = {
+    "full": (logging.ERROR, "the disk is full: new messages wait for room in %s; deliveries and acks go on"),
+    "low": (logging.WARNING, "the disk is almost full: less than disk-bytes-reserve is free for %s"),
+    "": (logging.INFO, "there is enough room on the disk again, for %s"),
+}
 EXIT_OK, EXIT_FAILED = 0, 1
 
 
@@ -74,7 +81,7 @@ class Server:
         self,
         settings: Settings,
         reload: Callable[[], Settings] | None = None,
-        backend: Callable[["Server"], Backend] = Standalone,
+        backend: Callable[["Server"], Backend] = Backend,
     ) -> None:
         self.settings = settings
         self._reload = reload
@@ -95,7 +102,8 @@ class Server:
         self._arrival_us = 0  # of what was received since the last turn; 0: nothing was
         self.ticks = 0  # so often has `TICK_SECONDS` gone by, or more
         self._position_seen = self._position_tidied = 0  # of the log
-        self._disk_was_full = False
+        self._disk_state = ""  # or "low", or "full"
+        self._folder_found: list[tuple[int, int]] = []  # what the folder and its lock were, by number
         self._stopping = False
         self._dismissed = False
         self._exit = EXIT_OK
@@ -160,6 +168,7 @@ class Server:
     async def run(self) -> int:
         """Serve until told to stop; the exit code."""
         await self._backend.join()
+        self._look_at_the_folder()
         try:
             await self._listen()
             await self._backend.open_http()
@@ -352,8 +361,9 @@ class Server:
         except LogFailed as error:
             self.fail(error)
             return
-        self._tell_of_the_disk()
         if self.ticks % SLOW_TICKS == 0:
+            self._tell_of_the_disk()
+            self._look_at_the_folder()
             self._tidy()
             left = (connection for connection in self.connections if connection.has_left)
             self._left = sorted(left, key=attrgetter("connected_us"))
@@ -365,20 +375,39 @@ class Server:
         del self._ticking[-self._tick_at_once :]
 
     def _tell_of_the_disk(self) -> None:
-        """A line when it is full, and one when it is not any more: senders wait without a word."""
+        """A line before it is full, when it is, and when it is not any more: most senders get no word."""
         if self._log is None:
             return
-        full = self._log.full or (isinstance(self.home, Broker) and self.home.publishing.waits_for_disk)
-        if full == self._disk_was_full:
+        info, before, data = self._log.info(), self._disk_state, self.settings.data
+        reserve = info.disk_bytes_reserve
+        if info.full or (isinstance(self.home, Broker) and self.home.publishing.waits_for_disk):
+            now = "full"
+        else:  # What changes with every segment is not told every time.
+            now = "low" if info.disk_bytes_free < reserve + reserve // 8 * (before == "low") else ""
+        if now == before:
             return
-        self._disk_was_full = full
-        if full:
-            log.error(
-                "the disk is full: new messages wait for room in %s; deliveries and settlements go on",
-                self.settings.data,
+        self._disk_state = now
+        if before == "full":
+            log.warning("there is room on the disk again, for %s: senders go on", data)
+        if now or before == "low":
+            log.log(*DISK_LINES[now], data)
+
+    def _look_at_the_folder(self) -> None:
+        """Stop where another one has its name, or the lock file's: another broker may be at work there."""
+        folder = self._backend.folder
+        try:
+            found = [os.stat(path)[1:3] for path in (folder, os.path.join(folder, RealDisk.LOCK))]
+        except (FileNotFoundError, NotADirectoryError):
+            found = []
+        if found != (self._folder_found or found):
+            what = "replaced by another one" if found else "removed"
+            self.give_up(
+                LogFailed(
+                    f"data folder {folder!r}, or the lock file in it, was {what} under the running broker; "
+                    f"see what has become of it, then start again"
+                )
             )
-        else:
-            log.warning("there is room on the disk again, for %s: senders go on", self.settings.data)
+        self._folder_found = found
 
     def _tidy(self) -> None:
         """Once a second: when a burst is over, what it took of memory goes back."""

@@ -385,6 +385,12 @@ TABLE: Final[tuple[Setting, ...]] = (
         Whole(0, 1 << 50),
         "bytes of the log that retention keeps for one reader of a queue; 0: no cap",
     ),
+    _of(
+        "log",
+        "disk-bytes-reserve",
+        Whole(0, 1 << 50),
+        "bytes that should be free on the disk, at most a quarter of it; with less, /readyz warns; 0: never",
+    ),
     _of("cluster", "name", LOG_NAME, "the log, shared by all front-ends that have the same name here"),
     _of(
         "cluster",

@@ -435,6 +435,38 @@ def test_a_full_queue_holds_its_senders_and_goes_on_in_order(tmp_path: Path) -> 
     house.log.close(house.now)
 
 
+def test_who_can_be_told_no_does_not_wait_for_room_for_ever(tmp_path: Path) -> None:
+    """For room in a queue not longer than a request's own time, for room on the disk some seconds."""
+    disk = SimDisk(capacity_bytes=1 << 20)
+    house = House(disk, Policies({"small": {"max-bytes": 4}}), LogSettings(segment_bytes=1 << 16))
+    asking, sending, deaf = house.port("a", "rq"), house.port("s", "rq"), house.port("d")
+    sending.say(send("small", b"full", tickets=[1]), send("small", b"more", tickets=[2]))
+    asking.say(send("small", b"now?", tickets=[3], wants_reply=True, timeout=3))
+    house.tick(2.9)
+    assert asking.heard("undelivered") == []
+    house.tick(0.1)
+    assert asking.heard("undelivered") == [[3]]
+    assert asking.heard("released") == [None]
+    house.tick(1000)
+    assert sending.held is True
+    assert sending.heard("undelivered") == []
+    disk.capacity_bytes = disk.used_bytes
+    other = house.port("o", "rq")
+    other.say(send("other", bytes(1 << 16), tickets=[4]), send("other", b"5", b"6", tickets=[5, 6]))
+    deaf.say(send("other", b"without a word"))
+    house.tick(9)
+    assert other.heard("undelivered") == []
+    house.tick(1)
+    assert other.heard("undelivered") == [[4], [5, 6]]
+    assert (other.held, deaf.held) == (False, True)
+    assert "undelivered: there was no room on the disk for 10 s" in other.heard("log")
+    disk.capacity_bytes = 1 << 20
+    house.tick(1)
+    house.tick(1)
+    assert deaf.held is False
+    house.log.close(house.now)
+
+
 def test_what_came_together_goes_in_one_by_one_where_a_queue_takes_no_more(tmp_path: Path) -> None:
     house = House(tmp_path, Policies({"small": {"max-bytes": 4}}))
     sender, worker = house.port("s", "rq"), house.port("w")

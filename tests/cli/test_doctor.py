@@ -327,6 +327,12 @@ CLUSTER = cluster_info(
         ({"durability": "none"}, Level.WARN, "durability", "none: a power cut may lose what was confirmed"),
         ({"failed": "EIO"}, Level.FAIL, "log", "has failed: EIO"),
         ({"full": True}, Level.FAIL, "log", "the disk is full: new messages wait"),
+        (
+            {"disk_bytes_reserve": 6 << 30},
+            Level.WARN,
+            "log",
+            "1.0 MiB in penstock-data, 5.0 GiB free of 10.0 GiB",
+        ),
         ({"damage": ["segment 1"]}, Level.FAIL, "log", "damaged: segment 1"),
         ({}, Level.OK, "log", "1.0 MiB in penstock-data, 5.0 GiB free of 10.0 GiB"),
         ({"cluster": None}, Level.OK, "log", "1.0 MiB in penstock-data, 5.0 GiB free of 10.0 GiB"),

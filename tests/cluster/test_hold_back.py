@@ -18,6 +18,7 @@ from penstock.cluster.rooms import STUCK_SECONDS, Rooms
 from penstock.cluster.seats import Seat
 from penstock.cluster.sending import SHIPMENTS_MAX, WINDOW_BYTES, Sending
 from penstock.cluster.storing import Storing
+from penstock.log.disk import RealDisk
 from penstock.log.errors import LogError
 from penstock.log.results import TransactionDone
 from penstock.model.batch import Batch
@@ -601,3 +602,22 @@ def test_messages_without_room_whose_sender_has_left_are_told_in_the_log(
         sender.close()
     text = "left before there was room for what it had sent: not stored"
     leader.thread.until(lambda: text in follower.log(), "it to be told")
+
+
+def test_who_sends_over_rq_is_told_when_the_disk_of_the_leader_stays_full(
+    leader: Leader, follower: Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "DISK_SECONDS", 0.2)
+    sender, deaf = follower.wire("rq"), follower.wire("phpmq")
+    with monkeypatch.context() as full:
+        full.setattr(RealDisk, "free_bytes", lambda disk: 0)
+        send(deaf, b"q", b"waits")
+        sender.say(notice(7, b"q", b"x"), notice(8, b"q", b"y"))
+        sender.expect(undelivered(7) + undelivered(8))
+        leader.thread.until(lambda: follower.remote.holds_back == 1, "who has no word for it to wait")
+    sender.say(notice(9, b"q", b"z"))
+    sender.expect(delivered(9))
+    leader.thread.until(lambda: leader.counts_now("q")[0] == 2, "who has waited to go on")
+    assert sorted(leader.stored("q")) == [b"waits", b"z"]
+    for wire in (sender, deaf):
+        wire.close()

@@ -15,7 +15,8 @@ from penstock.client import PhpmqClient, RqClient, SspqClient
 from tests.http.api import Api
 from tests.http.conftest import StartBroker
 from tests.http.disks import SmallDisk, broker_on_small_disk, damage
-from tests.server.harness import BrokerProcess, phpmq, until
+from tests.http.scrape import scrape
+from tests.server.harness import BrokerProcess, phpmq, rq, until
 
 
 def promised(api: Api, path: str) -> dict[str, Any]:
@@ -119,6 +120,43 @@ def test_a_full_disk_is_not_ready_until_there_is_room(small_disk: SmallDisk) -> 
         until(lambda: api.get("/v1/queues/orders")["ready"] == 18, "what waited to be taken in")
     until(lambda: "there is room on the disk again" in small_disk.log(), "the line that it is over")
     assert small_disk.log().count("the disk is full") == 1
+
+
+def test_a_disk_that_is_almost_full_is_ready_and_warns(small_disk: SmallDisk) -> None:
+    with Api(small_disk.ports["http"]) as api:
+        assert api.get("/readyz") == {"ready": True}
+        engine = api.get("/v1/engine")
+        assert engine["disk_bytes_reserve"] == engine["disk_bytes_total"] // 4
+        assert scrape(api)["penstock_disk_low", {}] == 0
+        # Room for more than two segments, and for less than the reserve.
+        small_disk.ballast.write_bytes(bytes(engine["disk_bytes_free"] - (7 << 19)))
+        assert api.get("/readyz") == {"ready": True, "warnings": ["disk"]}
+        assert api.get("/v1/engine")["full"] is False
+        assert scrape(api)["penstock_disk_low", {}] == 1
+        until(lambda: "the disk is almost full" in small_disk.log(), "a line in the log")
+        api.send("orders", b"x")
+        small_disk.ballast.unlink()
+        assert api.get("/readyz") == {"ready": True}
+        until(lambda: "there is enough room on the disk again" in small_disk.log(), "the line that it ends")
+    assert small_disk.log().count("the disk is almost full") == 1
+    assert "the disk is full" not in small_disk.log()
+
+
+def test_who_asks_over_rq_while_the_disk_is_full_is_told_when_its_time_is_over(small_disk: SmallDisk) -> None:
+    with Api(small_disk.ports["http"]) as api, small_disk.wire("rq") as asking:
+        assert api.get("/readyz") == {"ready": True}
+        small_disk.fill()
+        with small_disk.wire("phpmq") as sender:
+            for _ in range(16):
+                sender.say(phpmq(1, (1, b"orders"), (2, bytes(100_000))))
+            until(lambda: api.ask("GET", "/readyz").status == 503, "the disk to be full")
+            asking.say(rq(1, (128, 7), (160, b"orders"), (97, 1), (224, b"for a second"), 10))
+            asking.expect(rq(1, (128, 7), 16))  # UNDELIVERED
+            small_disk.ballast.unlink()
+            asking.say(rq(1, (128, 8), (160, b"orders"), (224, b"stored"), 33, 10))
+            asking.expect(rq(1, (128, 8), 13))  # DELIVERED
+        assert api.get("/v1/queues/orders")["ready"] == 17
+    assert "undelivered: there was no room on the disk for 1 s" in small_disk.log()
 
 
 # --- The engine ---

@@ -1,8 +1,11 @@
 """`penstock serve` where its data folder is of no use: one line that names it and says what to do."""
 
+import contextlib
 import ctypes
 import fcntl
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.harness import ROOT, WAIT_SECONDS, BrokerProcess
+from tests.server.harness import ROOT, WAIT_SECONDS, BrokerProcess, expect_dispatch, phpmq, until
 
 OF_ITS_OWN = "give the broker a folder of its own with --data"
 WRITABLE = "name a folder with --data that this user may write to"
@@ -104,3 +107,63 @@ def test_what_else_is_in_the_folder_stays_there(tmp_path: Path) -> None:
     (tmp_path / "readme.txt").write_text("precious")
     assert BrokerProcess(tmp_path, "--data", str(tmp_path)).start().stop() == 0
     assert (tmp_path / "readme.txt").read_text() == "precious"
+
+
+# --- under a broker that runs ---
+
+
+def test_a_folder_that_is_removed_ends_the_broker(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path).start()
+    until(lambda: bool(list((tmp_path / "data").glob("snapshot-*[0-9]"))), "a start to be over")
+    broker.signal(signal.SIGSTOP)  # Otherwise it may be making a file there.
+    shutil.rmtree(tmp_path / "data")
+    broker.signal(signal.SIGCONT)
+    assert broker.wait() == 1
+    assert f"critical stopping: data folder '{tmp_path}/data', or " in broker.log()
+    assert "the lock file in it, was removed under the running broker" in broker.log()
+    assert "Traceback" not in broker.log()
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_folder_that_is_replaced_belongs_to_the_broker_that_starts_in_it(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    data = tmp_path / "data"
+    first = BrokerProcess(tmp_path / "one", "--data", str(data), "--log-segment-bytes", "65536").start()
+    with first.wire("phpmq") as wire:
+        wire.say(phpmq(1, (1, b"q"), (2, b"of the first")), phpmq(2, (1, b"q"), (4, b"1")))
+        expect_dispatch(wire, b"q", b"of the first")
+        data.rename(tmp_path / "away")
+        second = BrokerProcess(tmp_path / "two", "--data", str(data)).start()
+        names = sorted(path.name for path in data.glob("*.seg"))
+        # What the first one still writes goes where its log is.
+        for number in range(100):
+            with contextlib.suppress(OSError):
+                wire.say(phpmq(1, (1, b"q"), (2, b"%03d" % number + bytes(10_000))))
+        assert first.wait() == 1
+    assert "or the lock file in it, was replaced by another one" in first.log()
+    assert sorted(path.name for path in data.glob("*.seg")) == names
+    with second.wire("phpmq") as wire:
+        wire.say(phpmq(1, (1, b"q"), (2, b"of the second")), phpmq(2, (1, b"q"), (4, b"2")))
+        expect_dispatch(wire, b"q", b"of the second")
+        assert wire.is_silent()
+    assert second.stop() == 0
+    again = BrokerProcess(tmp_path / "one", "--data", str(tmp_path / "away")).start()
+    with again.wire("phpmq") as wire:
+        wire.say(phpmq(2, (1, b"q"), (4, b"1")))
+        expect_dispatch(wire, b"q", b"of the first")
+    assert again.stop() == 0
+
+
+def test_without_the_lock_file_nobody_else_gets_in(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path).start()
+    broker.signal(signal.SIGSTOP)  # It has not noticed yet.
+    try:
+        (tmp_path / "data" / "lock").unlink()
+        code, line = served(tmp_path / "data")
+    finally:
+        broker.signal(signal.SIGCONT)
+    assert code == 3
+    assert "is in use by another broker" in line
+    assert broker.wait() == 1
+    assert "or the lock file in it, was replaced by another one" in broker.log()

@@ -566,6 +566,7 @@ def test_the_engine_says_how_it_is(caller: Caller, tmp_path: Path) -> None:
     caller.now += 3_000_000
     answer = caller.ask("engine")
     sync = answer.pop("sync")
+    assert answer.pop("disk_bytes_reserve") == min(1 << 30, answer["disk_bytes_total"] // 4)
     assert (answer.pop("disk_bytes_total") >= answer.pop("disk_bytes_free")) > 0
     assert answer.pop("position") >= answer.pop("log_bytes") > 5000
     assert answer.pop("data").startswith(str(tmp_path))
@@ -592,13 +593,14 @@ def test_the_engine_says_how_it_is(caller: Caller, tmp_path: Path) -> None:
 
 
 def test_health(caller: Caller) -> None:
-    assert caller.ask("health") == {"ready": True, "reason": "", "cluster": None}
+    assert caller.ask("health") == {"ready": True, "reason": "", "cluster": None, "warnings": []}
     caller.broker.suspend(True)
     assert caller.ask("health")["reason"].startswith("the cluster does not answer: ")
     caller.broker.suspend(False)
     assert caller.ask("health")["ready"] is True
     caller.broker.drain()
-    assert caller.ask("health") == {"ready": False, "reason": "the broker is stopping", "cluster": None}
+    assert caller.ask("health")["reason"] == "the broker is stopping"
+    assert caller.ask("health")["ready"] is False
     caller.log._committer.fail(OSError("the disk is on fire"))
     answer = caller.ask("health")
     assert (answer["ready"], "on fire" in answer["reason"]) == (False, True)

@@ -412,7 +412,7 @@ LISTENER = '[[listener]]\nprotocol = "phpmq"\naddress = "127.0.0.1:1"\n'
             "[log]\nxyzzy = 1",
             "2: [log] xyzzy: there is no such setting; use one of [log] segment-bytes, [log] cache-bytes,"
             " [log] block-bytes, [log] interval-seconds, [log] snapshot-blocks,"
-            " [log] reader-bytes-max",
+            " [log] reader-bytes-max, [log] disk-bytes-reserve",
         ),
         ("queue = 1", '1: queue: begin each one with [queue."PATTERN"]'),
         (

@@ -88,6 +88,7 @@ SCHEMAS: Final = {
             "log_bytes": schema.COUNT,
             "disk_bytes_free": schema.COUNT,
             "disk_bytes_total": schema.COUNT,
+            "disk_bytes_reserve": schema.said(schema.COUNT, "So much of it should be free."),
             "bytes_in_flight": schema.said(schema.COUNT, "Accepted and not yet in the files."),
             "memory": schema.object_of(
                 {
@@ -174,14 +175,14 @@ async def get_readyz(call: Call) -> Response:
         raise _not_ready(str(error)) from None
     if not health["ready"]:
         raise _not_ready(health["reason"])
-    return answer_json({"ready": True, **_in_cluster(health["cluster"])})
+    return answer_json({"ready": True, **_warned(health["warnings"], health["cluster"])})
 
 
-def _in_cluster(cluster: Fields | None) -> Fields:
-    """What everybody may know of a cluster, without a token: `/v1/engine` says the rest."""
+def _warned(warnings: list[str], cluster: Fields | None) -> Fields:
+    """What everybody may know without a token: `/v1/engine` says the rest."""
     if cluster is None:
-        return {}
-    warnings = [check["name"] for check in cluster["checks"] if check["level"] != "ok"]
+        return {"warnings": warnings} if warnings else {}
+    warnings += [check["name"] for check in cluster["checks"] if check["level"] != "ok"]
     return {"role": cluster["role"], "warnings": warnings}
 
 
@@ -268,7 +269,8 @@ ROUTES: Final = (
                 "role": schema.words("leader", "follower"),
                 "warnings": schema.said(
                     schema.list_of(schema.STRING),
-                    "Checks of the NATS cluster that /v1/engine says more about.",
+                    "What needs attention, and /v1/engine says more about: disk, where less is free than "
+                    "disk-bytes-reserve, and checks of the NATS cluster.",
                 ),
             },
             optional=("role", "warnings"),

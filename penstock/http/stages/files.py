@@ -28,7 +28,8 @@ How it fails: `StageDamaged` where bytes are not what was written, OSError where
 here waits for the disk: it is called in threads.
 """
 
-import fcntl
+import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -46,10 +47,10 @@ from typing import BinaryIO, Final, NamedTuple
 from penstock.control.batches import column_bytes, pack_batch, unpack_batch
 from penstock.control.frames import Buffer, Fields, FrameError
 from penstock.errors import PenstockError
-from penstock.log.disk import STAGES
+from penstock.log.disk import STAGES, RealDisk, SyncFailed, discard, write_whole
+from penstock.log.errors import LogInUse
 from penstock.model.batch import Batch
 
-LOCK: Final = "lock"
 STAGE_SUFFIX: Final = ".stage"
 INTENT_SUFFIX: Final = ".intent"
 TEMPORARY_SUFFIX: Final = ".tmp"
@@ -188,49 +189,45 @@ class StageFolder:
     def __init__(self, data: str) -> None:
         self.path = os.path.join(data, STAGES)
         self._data = data
-        self._lock_fd = -1
+        self._disk = RealDisk(self.path, read_only=True)  # which does not make the folder
 
     def open(self) -> None:
         """Make the folder where there is none, wait until nobody else has it, and tidy up."""
         if not os.path.isdir(self.path):
             os.makedirs(self.path, 0o750, exist_ok=True)
-            _sync_folder(self._data)
+            data = os.open(self._data, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(data)
+            finally:
+                os.close(data)
         self._lock()
         for name in self._names(TEMPORARY_SUFFIX):
-            os.unlink(os.path.join(self.path, name))
+            self._disk.remove(name)
         # A name that only the kernel knows would be trusted from now on.
-        _sync_folder(self.path)
+        self._disk.sync_names()
 
     def _lock(self) -> None:
         # The process of a broker that was killed sees the end of its link and leaves, but a moment later.
-        fd = os.open(os.path.join(self.path, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                return self._disk.lock()
+            except LogInUse:
                 if time.monotonic() > deadline:
-                    os.close(fd)
                     raise StagesInUse(
                         f"{self.path}: another process has had it locked for {LOCK_SECONDS:.0f} s; "
-                        f"stop that one (fuser {os.path.join(self.path, LOCK)} names it)"
+                        f"stop that one (fuser {self._disk.where(RealDisk.LOCK)} names it)"
                     ) from None
                 time.sleep(LOCK_LOOK_SECONDS)
-            else:
-                self._lock_fd = fd
-                return
 
     def close(self) -> None:
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        self._disk.unlock()
 
     def _names(self, suffix: str) -> list[str]:
-        return sorted(name for name in os.listdir(self.path) if name.endswith(suffix))
+        return [name for name in self._disk.names() if name.endswith(suffix)]
 
     def free_bytes(self) -> int:
-        facts = os.statvfs(self.path)
-        return facts.f_bavail * facts.f_frsize
+        return self._disk.free_bytes()
 
     # --- stages ----------------------------------------------------------------------------------
 
@@ -240,7 +237,7 @@ class StageFolder:
         try:
             self._write_whole(name, file.buffers)
         except OSError:
-            _discard(os.path.join(self.path, name))
+            discard(self._disk, name)
             raise
 
     def stages(self) -> list[Stage]:
@@ -350,29 +347,17 @@ class StageFolder:
     # --- files -----------------------------------------------------------------------------------
 
     def _write_whole(self, name: str, buffers: Sequence[Buffer]) -> None:
-        path = os.path.join(self.path, name)
-        temporary = path + TEMPORARY_SUFFIX
         try:
-            with open(temporary, "wb", opener=_for_us) as file:
-                file.writelines(buffers)
-                file.flush()
-                os.fsync(file.fileno())
-            os.rename(temporary, path)
-        except OSError:
-            _discard(temporary)
-            raise
-        _sync_folder(self.path)
+            write_whole(self._disk, name, *buffers)
+        except SyncFailed as error:
+            raise OSError(errno.EIO, str(error)) from error
 
     def _remove(self, names: Sequence[str]) -> None:
         for name in names:
-            _discard(os.path.join(self.path, name))
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.remove(name)
         if names:
-            _sync_folder(self.path)
-
-
-def _for_us(path: str, flags: int) -> int:
-    """Payloads are not for everybody's eyes, as the log's files are not."""
-    return os.open(path, flags | os.O_CLOEXEC, 0o640)
+            self._disk.sync_names()
 
 
 def _open_stage(path: str) -> BinaryIO:
@@ -380,21 +365,6 @@ def _open_stage(path: str) -> BinaryIO:
         return open(path, "rb")
     except FileNotFoundError:
         raise StageDamaged(f"{path}: is gone") from None
-
-
-def _discard(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return
-
-
-def _sync_folder(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _intent_name(key: str) -> str:

@@ -164,6 +164,11 @@ def _engine_families(scrape: Scrape) -> Iterator[Metric]:
     for name, help_text, value in (
         ("disk_free_bytes", "Room that is left on the disk of the log.", engine["disk_bytes_free"]),
         ("disk_total_bytes", "The size of the disk of the log.", engine["disk_bytes_total"]),
+        (
+            "disk_low",
+            "1 while less is free on the disk than disk-bytes-reserve.",
+            engine["disk_bytes_free"] < engine["disk_bytes_reserve"],
+        ),
         ("log_bytes", "The size of the log's files.", engine["log_bytes"]),
         ("log_segments", "Files of the log.", engine["segments"]),
         (

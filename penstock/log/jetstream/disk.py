@@ -102,7 +102,7 @@ class StreamDisk:
         return self._opened(name, self._open_local(name, 0))
 
     def _open_local(self, name: str, flags: int) -> LocalFile:
-        return LocalFile(os.open(self.where(name), os.O_RDWR | os.O_CLOEXEC | flags, 0o640))
+        return LocalFile(self._local.descriptor(name, os.O_RDWR | flags))
 
     def rename(self, old: str, new: str) -> None:
         self._local.rename(old, new)
