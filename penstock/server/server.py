@@ -58,7 +58,7 @@ moves, for up to 130 ms where the cache is full of small blocks. It is done ten 
 
 BURST_BYTES = 1 << 20
 BURST_BUSTLE = 1000
-"""So much of the log must have been written since memory was last given back, or so much must have gone on."""
+"""So much of the log must have been written since memory was last given back, or so much have gone on."""
 
 GRACE_SECONDS = 0.1
 """How long a stop goes on reading what was on its way: most sends are never answered."""
