@@ -6,7 +6,7 @@ it is, and for which messages, is decided by `queue.py`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from penstock.log.errors import LogFailed
 from penstock.log.ledger import NO_ROWS, Ledger
@@ -28,12 +28,9 @@ DEAD_HELD: Final = State.DEAD_HELD
 Schedule = Callable[[int, int, int, int], None]  # at_us, queue, first, end
 
 
-class Oldest(NamedTuple):
-    """What it takes a walk over segments to find out, and what it was found out for; see views.py."""
-
-    offset: int
-    changes: int  # of the segments, by then
-    time_us: int
+_NOT_ASKING: Final[RangeMap[None]] = RangeMap()
+_NO_REPAIRS: Final[RangeMap[int]] = RangeMap()
+"""Of all queues that have had neither: nobody adds to these."""
 
 
 class QueueState:
@@ -48,6 +45,7 @@ class QueueState:
         "event_opened",
         "event_start",
         "fates",
+        "image",
         "ledger",
         "let_go",
         "name",
@@ -55,7 +53,9 @@ class QueueState:
         "next_stored",
         "number",
         "offset_start",
-        "oldest",
+        "oldest_changes",
+        "oldest_offset",
+        "oldest_us",
         "parts",
         "parts_bytes",
         "parts_receipts",
@@ -91,8 +91,8 @@ class QueueState:
         self.tail_opened = 0  # the first offset of this opening
         self.event_opened = 0  # and its first event
         self.recorded: dict[int, int] | None = None  # this opening's settlements that were no acks
-        self.asking: RangeMap[None] = RangeMap()  # unsettled requests that want a reply
-        self.repairs: RangeMap[int] = RangeMap()  # how far off payloads are in the repair queue
+        self.asking = _NOT_ASKING  # unsettled requests that want a reply
+        self.repairs = _NO_REPAIRS  # how far off payloads are in the repair queue
         self.let_go: list[tuple[int, int]] | None = None  # of those, when what ended them here is in a block
         self.ledger = NO_ROWS
         self.parts: list[Batch] | None = None  # accepted, not yet in a block
@@ -109,8 +109,10 @@ class QueueState:
         self.offset_start = 0  # the log is complete from here on
         self.event_start = 0
         self.paused = False
+        self.image = b""  # what a snapshot says of it (`snapshot.Images`)
         self.weight = Weight()
-        self.oldest: Oldest | None = None  # what was found out about the oldest living message
+        # When the oldest living message came, for that offset and state of the segments; see views.py.
+        self.oldest_us, self.oldest_offset, self.oldest_changes = 0, -1, 0
         self.fates: list[Fate] | None = None  # what a take found expired, for the next `expire`
 
     def origin(self, opening: int) -> bytes:
@@ -262,7 +264,15 @@ class QueueState:
         """The payloads of these messages are in the repair queue from now on."""
         if self.repairs:
             self.let_go_of_repairs(first, end)
+        elif self.repairs is _NO_REPAIRS:
+            self.repairs = RangeMap()
         self.repairs.add(first, end, distance)
+
+    def ask(self, first: int, end: int) -> None:
+        """These messages are requests."""
+        if self.asking is _NOT_ASKING:
+            self.asking = RangeMap()
+        self.asking.add(first, end, None)
 
 
 def state_with(hold: Hold | None) -> State:

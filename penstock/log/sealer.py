@@ -120,7 +120,7 @@ class Sealer:
                     header.expires_min_us, queue.number, header.first_offset, header.offset_end
                 )
         if columns.reply is not None:
-            queue.asking.add(header.first_offset, header.offset_end, None)
+            queue.ask(header.first_offset, header.offset_end)
         return SealedBlock(header, buffers, columns)
 
     def add(self, block: SealedBlock, sync: bool) -> None:

@@ -143,8 +143,7 @@ class Images:
 
     def __init__(self, state: LogState) -> None:
         self._state = state
-        self._texts: dict[int, bytes] = {}  # by number; empty: it is among the next ones
-        self._rooms: dict[int, _Rooms] = {}  # copies, which are not kept beyond one snapshot
+        self._rooms: dict[int, _Rooms] = {}  # by number; copies, which are not kept beyond one snapshot
         self._left: list[LogQueue] = []  # of a pass over those that have changed, the first at the end
 
     def catch_up(self, most: int) -> bool:
@@ -162,21 +161,17 @@ class Images:
             if queue.number in unsaved:
                 continue
             image = _image(queue, active)
-            self._rooms.pop(queue.number, None)
             if isinstance(image, _Rooms):
                 self._rooms[queue.number], image = image, b""
-            self._texts[queue.number] = image
+            queue.image = image
         return True
 
-    def take(self) -> tuple[dict[int, bytes], dict[int, _Rooms]]:
+    def take(self) -> list[bytes | _Rooms]:
         """All of them, when all are up to date."""
-        known = self._state.by_number
-        if len(self._texts) != len(known):
-            self._texts = {number: text for number, text in self._texts.items() if number in known}
-        rooms = {number: it for number, it in self._rooms.items() if number in known}
-        self._rooms = {}
-        self._state.take_unsaved().update((number, known[number]) for number in rooms)
-        return self._texts.copy(), rooms
+        known, (rooms, self._rooms) = self._state.by_number, (self._rooms, {})
+        self._state.take_unsaved().update((number, known[number]) for number in rooms if number in known)
+        active = self._state.segments.all[-1]
+        return [queue.image or rooms.get(number) or _image(queue, active) for number, queue in known.items()]
 
 
 class Capture:
@@ -188,7 +183,7 @@ class Capture:
 
     def __init__(self, state: LogState, position: int, images: Images) -> None:
         """Everything before `position`, and nothing else, must be in the state."""
-        self._texts, self._rooms = images.take()
+        self._queues = images.take()
         self._timers = state.timers.copy()
         *self._sealed, active = state.segments.all
         self._active = _json([*_segment_facts(active), []])  # its spans are told with the queues
@@ -208,8 +203,7 @@ class Capture:
         """The file, in pieces. Can be done once."""
         numbers = array("q")
         # One by one: a single call for all would keep the interpreter from the loop for its whole length.
-        rooms = self._rooms
-        queues = b",".join([text or rooms[number].put(numbers) for number, text in self._texts.items()])
+        queues = b",".join([it if isinstance(it, bytes) else it.put(numbers) for it in self._queues])
         self._meta["timers"] = _put(numbers, self._all_timers())
         segments = b",".join([*map(_segment_image, self._sealed), self._active])
         text = [_json(self._meta)[:-1], b',"queues":[', queues, b'],"segments":[', segments, b"]}"]
@@ -227,7 +221,7 @@ class Capture:
         it is ready again, and nobody would come for it.
         """
         yield from self._timers
-        for rooms in self._rooms.values():
+        for rooms in [it for it in self._queues if isinstance(it, _Rooms)]:
             for holds in rooms.held:
                 for first, end, hold in holds:
                     if not hold.dead:
@@ -381,9 +375,9 @@ def load_snapshot(state: LogState, position: int) -> None:
         *counts, asking = entry["counts"]
         _get_pending(source, queue.pending, counts)
         for _ in range(asking):
-            queue.asking.add(next(source), next(source), None)
+            queue.ask(next(source), next(source))
         for _ in range(entry.get("repairs", 0)):  # older versions wrote none
-            queue.repairs.add(next(source), next(source), next(source))
+            queue.put_repair(next(source), next(source), next(source))
     for _ in range(meta["timers"]):
         state.timers.add(next(source), next(source), next(source), next(source))
     for base, generation, size, time_max_us, spans in meta["segments"]:
@@ -411,7 +405,7 @@ def _get_pending(source: Iterator[int], pending: Pending, counts: list[int]) -> 
     highest = max(_get_line(source, pending, moved, dead=False), _get_line(source, pending, dead, dead=True))
     pending.continue_places(highest)
     for _ in range(notes):
-        pending.notes.add(next(source), next(source), Note(next(source), next(source), next(source)))
+        pending.note(next(source), next(source), Note(next(source), next(source), next(source)))
 
 
 def _get_line(source: Iterator[int], pending: Pending, count: int, *, dead: bool) -> int:

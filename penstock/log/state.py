@@ -361,7 +361,7 @@ class LogState:
         pending.accept(header.count)
         queue.next_stored = pending.tail
         if header.flags & FLAG_REPLY:
-            queue.asking.add(header.first_offset, header.offset_end, None)
+            queue.ask(header.first_offset, header.offset_end)
         if header.expires_min_us:
             self.timers.add(header.expires_min_us, queue.number, header.first_offset, header.offset_end)
 
@@ -384,8 +384,7 @@ class LogState:
             at = header.expires_min_us
             for row in read_rows(header, body):
                 for first, end in queue.pending.unsettled(row.first, row.end):
-                    queue.repairs.cut(first, end)
-                    queue.repairs.add(first, end, at - row.first)
+                    queue.put_repair(first, end, at - row.first)
                 at += row.end - row.first
             if queue.repair_queue is not None:
                 self._go_on_at(queue.repair_queue, header.position, at)

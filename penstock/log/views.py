@@ -13,7 +13,6 @@ from penstock.log.errors import LogDamaged, LogRefused, QueueFull, QueueUnknown
 from penstock.log.info import QueueInfo
 from penstock.log.ledger import read_rows
 from penstock.log.queue import LogQueue
-from penstock.log.queue_state import Oldest
 from penstock.log.repairs import is_repair_queue
 from penstock.log.results import EventRun
 from penstock.log.scan import read_body
@@ -202,16 +201,11 @@ def _oldest_us(segments: Segments, queue: LogQueue) -> int:
     offset = queue.pending.oldest_living()
     if offset >= queue.next_stored:
         return queue.parts_time_us if offset < queue.pending.tail else 0
-    known = queue.oldest
-    if known is None or known.offset != offset or known.changes != segments.replaced:
-        time_us = _time_of(segments, queue, offset)
-        known = queue.oldest = Oldest(offset, segments.replaced, time_us)
-    return known.time_us
-
-
-def _time_of(segments: Segments, queue: LogQueue, offset: int) -> int:
-    found = segments.messages_from(queue.number, offset)
-    return found[1].time_us if found is not None and found[1].first_offset <= offset else 0
+    if queue.oldest_offset != offset or queue.oldest_changes != segments.replaced:
+        found = segments.messages_from(queue.number, offset)
+        queue.oldest_us = found[1].time_us if found is not None and found[1].first_offset <= offset else 0
+        queue.oldest_offset, queue.oldest_changes = offset, segments.replaced
+    return queue.oldest_us
 
 
 def known_queue(state: LogState, name: str) -> LogQueue:

@@ -208,6 +208,7 @@ _NO_LINE: Final = Line()
 _NO_DEAD: Final = DeadLine()
 _NOT_HELD: Final[dict[str, RangeMap[Hold]]] = {}
 _NO_DEATHS: Final[dict[int, int]] = {}
+_NO_NOTES: Final[RangeMap[Note]] = RangeMap()
 """The rooms of all queues that have nothing in them, in which nothing is ever put: a queue has its own from
 the first message on that goes there."""
 
@@ -237,7 +238,7 @@ class Pending:
         self._released = 0  # of these, how many were taken from it again
         self.dead = _NO_DEAD
         self._deaths = _NO_DEATHS  # dead letters by reason, those that somebody holds included
-        self.notes: RangeMap[Note] = RangeMap()
+        self.notes = _NO_NOTES
         self._places_given = 0
 
     # --- looking -----------------------------------------------------------------------------
@@ -459,6 +460,8 @@ class Pending:
         if self.notes:
             self.notes.cut(first, end)
         if note != NO_NOTE:
+            if self.notes is _NO_NOTES:
+                self.notes = RangeMap()
             self.notes.add(first, end, _USUAL_NOTES.get(note, note))
 
     def continue_places(self, highest: int) -> None:
