@@ -278,8 +278,15 @@ class Broker:
             self._log.flush(now_us)
             self.publishing.confirm(now_us)
 
-    def tick(self, now_us: int) -> None:
-        """Several times a second: expiry, time-outs, and those for whom there was no room."""
+    def tick(self, now_us: int, step_us: int = 0) -> None:
+        """Several times a second: expiry, time-outs, and those for whom there was no room.
+
+        `step_us`: by so much the time has been put forward just now, and nobody has waited for that long.
+        """
+        if step_us:
+            self.requests.stepped(step_us)
+            self.publishing.stepped(step_us)
+            self._log.step(step_us, now_us)
         # What somebody holds does not expire, and who holds what is not known yet.
         for queue, fate in self._log.expire(now_us) if not self.claims.awaited else ():
             self.requests.end_without_answer(queue, [fate])

@@ -129,6 +129,9 @@ class Publishing:
 
     # --- those that wait for room ----------------------------------------------------------------
 
+    def stepped(self, by_us: int) -> None:
+        self.held_back = {attached: since_us + by_us for attached, since_us in self.held_back.items()}
+
     def retry(self, now_us: int) -> None:
         """Room may have come back: take in what waits, in order, and go on reading from its senders."""
         self._full.clear()

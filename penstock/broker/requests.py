@@ -114,7 +114,7 @@ class Requests:
         self.by_queue: dict[str, QueueRequests] = {}  # where there was one
         self._deadlines: list[tuple[int, int, Asked]] = []
         self._deadlines_over = 0  # how many of them are of requests that have ended
-        self._clock_us = 0  # by which they are due: a time that somebody may wait does not go back
+        self._clock_us = 0  # by which they are due: nobody waits longer or shorter by the time of day
         self._seen_us = 0  # what the time was when that was looked at
 
     def _of(self, queue: str) -> QueueRequests:
@@ -326,6 +326,9 @@ class Requests:
             self._thin_deadlines()
 
     # --- deadlines -------------------------------------------------------------------------------
+
+    def stepped(self, by_us: int) -> None:
+        self._seen_us += by_us
 
     def expire(self, now_us: int) -> None:
         """Withdraw those whose time is over."""

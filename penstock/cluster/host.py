@@ -26,6 +26,7 @@ import asyncio
 import hmac
 import logging
 import socket
+import time
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final
@@ -282,7 +283,7 @@ class RelayHost:
                 str(fields["protocol"]),
                 Where(fields["lost_to"]),
                 str(fields["peer"]),
-                int(fields["connected_us"]),
+                time.monotonic() - max(time.time() - int(fields["connected_us"]) / 1_000_000, 0),
                 min(self._buffer_bytes, int(fields["buffer_bytes"])),
                 int(fields["count_room"]),
             )

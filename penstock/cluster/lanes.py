@@ -46,7 +46,7 @@ class Item(NamedTuple):
 
     seat: Seat
     publish: Publish
-    late_us: int = 0  # a request: when nobody waits for its answer any more; 0: no limit
+    late: float = 0.0  # a request: when (`time.monotonic`) nobody waits for its answer any more; 0: no limit
     alone: bool = False  # in a shipment of its own: one with others was refused, nobody knows for whose sake
     weight: int = 0  # see `weight_of`
 

@@ -204,7 +204,7 @@ class RemoteBroker:
         for command in commands:
             if isinstance(command, words.Publish):
                 command.batch.protocol = port.protocol
-                self._sending.publish(seat, command, now_us)
+                self._sending.publish(seat, command)
             elif isinstance(command, words.Settle | words.Reply):
                 settling.append(command)
                 said.append(command)
@@ -268,8 +268,8 @@ class RemoteBroker:
         if self._link is not None:
             self._link.flush()
 
-    def tick(self, now_us: int) -> None:
-        self._sending.tick(now_us)
+    def tick(self, now_us: int, step_us: int = 0) -> None:
+        self._sending.tick()
         self._wants_turn()  # What the leader has said since may be what a stop waits for.
 
     def drain(self) -> None:

@@ -36,7 +36,7 @@ class RemotePort:
     protocol: str
     lost_to: Where
     peer: str
-    connected_us: int
+    connected: float  # by this machine's clock that nobody sets
     _buffer_bytes: int
     _room_told: int
     is_held: bool = False  # not read from

@@ -10,6 +10,7 @@ process (`move_to`). The order is the same, and matters:
 How it fails: it does not. A claim that is not granted is the leader's to reckon with.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count as counter
@@ -130,13 +131,14 @@ class Seating:
         """What the leader is told of a connection first."""
         port = seat.port
         seat.told_room = port.count_room()
+        connected = time.time() - time.monotonic() + getattr(port, "connected", 0.0)
         return encode_json(
             {
                 "name": port.name,
                 "protocol": port.protocol,
                 "lost_to": port.lost_to.value,
                 "peer": getattr(port, "peer", ""),
-                "connected_us": getattr(port, "connected_us", 0),
+                "connected_us": int(1_000_000 * connected),
                 "count_room": seat.told_room,
                 "buffer_bytes": self._buffer_bytes,
             }

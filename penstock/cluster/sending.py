@@ -32,8 +32,6 @@ from penstock.cluster.seats import Held, Seat, Settlement
 from penstock.cluster.word_codec import NO_NUMBER, pack_words, renumbered
 from penstock.model.words import Publish
 
-SECOND_US: Final = 1_000_000
-
 WINDOW_BYTES: Final = 8 << 20
 """How much may be on its way or gathered, by weight, before connections that publish are held."""
 
@@ -139,12 +137,12 @@ class Sending:
 
     # --- in --------------------------------------------------------------------------------------
 
-    def publish(self, seat: Seat, command: Publish, now_us: int) -> None:
+    def publish(self, seat: Seat, command: Publish) -> None:
         if seat.waiting:
             seat.waiting.append(command)
             return
-        late_us = now_us + command.timeout_seconds * SECOND_US if command.timeout_seconds else 0
-        self._line_up(Item(seat, command, late_us, weight=weight_of(command)))
+        late = time.monotonic() + command.timeout_seconds if command.timeout_seconds else 0.0
+        self._line_up(Item(seat, command, late, weight=weight_of(command)))
         seat.unstored += 1
         if self._main.weight + self._gathered_weight > WINDOW_BYTES:
             self._hold(seat)
@@ -385,14 +383,14 @@ class Sending:
 
     # --- what waits for room -----------------------------------------------------------------------
 
-    def tick(self, now_us: int) -> None:
+    def tick(self) -> None:
         """Some times a second: there may be room; and requests do not wait for a leader for ever."""
         self._full.clear()
         self.retry()
-        if self._link is None and any(_is_late(item, now_us) for item in self._gathered):
+        if self._link is None and any(map(_is_late, self._gathered)):
             gathered, self._gathered = self._gathered, deque()
             for item in gathered:
-                if isinstance(item, Item) and _is_late(item, now_us):
+                if isinstance(item, Item) and _is_late(item):
                     self._leave_line(item)
                     item.seat.unstored -= 1
                     self._drop(item.seat, item.publish, "there was no leader in time")
@@ -464,6 +462,6 @@ def _settling(item: Words, settlement: Settlement) -> Words:
     return item._replace(frame=frame)
 
 
-def _is_late(item: Item | Words, now_us: int) -> bool:
+def _is_late(item: Item | Words) -> bool:
     """A request for whose answer nobody waits any more."""
-    return isinstance(item, Item) and 0 < item.late_us <= now_us
+    return isinstance(item, Item) and 0 < item.late <= time.monotonic()

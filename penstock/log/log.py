@@ -145,7 +145,7 @@ class Log:
             state = LogState(disk, settings or LogSettings(), policies or Policies())
             position = recover(state)
             opened = cls(state, writer, keeper)
-            opened._begin(position, now_us)
+            opened._begin(position, max(now_us, opened.time_us))
         except BaseException as error:
             if opened is not None:
                 opened.abandon()
@@ -301,6 +301,18 @@ class Log:
     def full(self) -> bool:
         """Whether new messages are refused for lack of room."""
         return self._committer.full
+
+    @property
+    def time_us(self) -> int:
+        """The latest that a block has: time never goes back in a log."""
+        return max((segment.time_max_us for segment in self._state.segments.all), default=0)
+
+    def step(self, by_us: int, now_us: int) -> None:
+        """The time has been put forward to `now_us`: what runs out has as much left as it had before."""
+        self._check()
+        self._seal_all(now_us)
+        self._state.step(by_us)
+        self._sealer.control({"op": "step", "by_us": by_us}, now_us)
 
     @property
     def damage(self) -> Sequence[Damage]:

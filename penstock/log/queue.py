@@ -225,6 +225,9 @@ class LogQueue(QueueState):
         result = slice_of(block, lo, hi, self.origin(block.header.opening))
         if self.pending.notes:
             self._overlay(result)
+        if self.steps and result.expires_us is not None:
+            late_us = self.late_us(block.header.first_offset)
+            result.expires_us = array("q", [_put_off(it, late_us) for it in result.expires_us])
         return result
 
     def _overlay(self, target: Slice) -> None:
@@ -286,6 +289,10 @@ class LogQueue(QueueState):
     ) -> list[Fate]:
         """Behind the tail, with a new TTL; a dead letter goes behind the other dead ones."""
         fates: list[Fate] = []
+        for tail, _ in self.steps:
+            if first < tail < end:  # What came before a step of the clock is put off by it, the rest is not.
+                fates += self.requeue(first, tail, consumer, origin, dead, expires_us, now_us)
+                first = tail
         for a, b, hold in self.pending.release(first, end, consumer, origin, dead):
             if hold.dead:
                 fates += self._dead_back(a, b, hold, Event.REQUEUED, Reason.NONE)
@@ -298,7 +305,8 @@ class LogQueue(QueueState):
         return fates
 
     def _requeued(self, first: int, end: int, hold: Hold, note: Note, expires_us: int) -> Fate:
-        after = Note(note.attempts + 1, note.retries, expires_us)
+        # Steps of the clock before now put off all that is stored of the message: not this TTL.
+        after = Note(note.attempts + 1, note.retries, _put_off(expires_us, -self.late_us(first)))
         self._move_to_tail(first, end, Event.REQUEUED, Reason.NONE, hold, after)
         return Fate(first, end, Event.REQUEUED, Reason.NONE)
 
@@ -372,12 +380,13 @@ class LogQueue(QueueState):
                 return
             stop = min(end, block.header.offset_end)
             base = block.header.first_offset
+            late_us = self.late_us(base)
             for a, b, note in self.pending.noted(at, stop):
                 retries_left, expires_us = _noted(note.retries, RETRIES_NONE), _noted(note.expires_us, 0)
                 retries = block.retries if note.retries == AS_STORED else None
                 expires = block.expires if note.expires_us == AS_STORED else None
                 if retries is None and expires is None:
-                    yield a, b, note, retries_left, expires_us
+                    yield a, b, note, retries_left, _put_off(expires_us, late_us)
                     continue
                 # A pair of numbers per message, in a path that only lost consumers take.
                 lo, hi = a - base, b - base
@@ -389,7 +398,7 @@ class LogQueue(QueueState):
                 first_of_run = a
                 for pair, run in groupby(pairs):
                     end_of_run = first_of_run + len(list(run))
-                    yield first_of_run, end_of_run, note, pair[0], pair[1]
+                    yield first_of_run, end_of_run, note, pair[0], _put_off(pair[1], late_us)
                     first_of_run = end_of_run
             at = stop
 
@@ -513,10 +522,11 @@ class LogQueue(QueueState):
     def _expiries(self, block: Messages, first: int, end: int) -> Iterator[tuple[int, int, int]]:
         """(first, end, expires_us) in runs; 0 where a run never expires."""
         base = block.header.first_offset
+        late_us = self.late_us(base)
         column = block.expires
         for a, b, note in self.pending.noted(first, end):
             if note.expires_us != AS_STORED:
-                yield a, b, note.expires_us
+                yield a, b, _put_off(note.expires_us, late_us)
             elif column is None:
                 yield a, b, 0
             else:
@@ -526,7 +536,7 @@ class LogQueue(QueueState):
                     stop = at + 1
                     while stop < b and column[stop - base] == expires_us:
                         stop += 1
-                    yield at, stop, expires_us
+                    yield at, stop, _put_off(expires_us, late_us)
                     at = stop
 
     def _may_expire(self, block: Messages, now_us: int) -> bool:
@@ -587,6 +597,10 @@ class LogQueue(QueueState):
                         self._schedule(expires_us, self.number, a, b)
                 at = stop
         return fates
+
+
+def _put_off(expires_us: int, late_us: int) -> int:
+    return expires_us + late_us if expires_us > 0 else expires_us
 
 
 def _noted(value: int, absent: int) -> int:

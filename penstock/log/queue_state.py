@@ -67,6 +67,7 @@ class QueueState:
         "recorded",
         "repairs",
         "settling",
+        "steps",
         "synced_event",
         "synced_offset",
         "tail_opened",
@@ -93,6 +94,7 @@ class QueueState:
         self.recorded: dict[int, int] | None = None  # this opening's settlements that were no acks
         self.asking = _NOT_ASKING  # unsettled requests that want a reply
         self.repairs = _NO_REPAIRS  # how far off payloads are in the repair queue
+        self.steps: tuple[tuple[int, int], ...] = ()  # tails when the time was put forward, and how far
         self.let_go: list[tuple[int, int]] | None = None  # of those, when what ended them here is in a block
         self.ledger = NO_ROWS
         self.parts: list[Batch] | None = None  # accepted, not yet in a block
@@ -137,6 +139,10 @@ class QueueState:
         if len(self.ledger) and self.ledger.lowest < offset:
             return False
         return all(lowest >= offset for _, lowest in self.settling or ())
+
+    def late_us(self, offset: int) -> int:
+        """How far the time was put forward since a message came. The others of its block came with it."""
+        return sum(by_us for tail, by_us in self.steps if offset < tail) if self.steps else 0
 
     def counts(self) -> dict[tuple[Event, Reason], int]:
         """How often each event has happened in this opening. `held` is a delivery, the only one that is

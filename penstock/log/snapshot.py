@@ -120,6 +120,8 @@ def _image(queue: LogQueue, active: Segment) -> bytes | _Rooms:
         facts |= {"offset_start": queue.offset_start, "event_start": queue.event_start}
     if queue.paused:
         facts["paused"] = True
+    if queue.steps:
+        facts["steps"] = queue.steps
     span = active.spans.get(queue.number)
     if span is not None:
         facts["span"] = [active.base, *span.facts()]
@@ -366,6 +368,7 @@ def load_snapshot(state: LogState, position: int) -> None:
         queue.offset_start = entry.get("offset_start", 0)
         queue.event_start = entry.get("event_start", 0)
         queue.paused = entry.get("paused", False)
+        queue.steps = tuple((tail, by_us) for tail, by_us in entry.get("steps", ()))
         queue.pending.tail = queue.next_stored = entry["tail"]
         if "ready" in entry:
             first, end = entry["ready"]

@@ -6,7 +6,7 @@ one. Whatever changes the state in a way that must outlive the process is a bloc
 
 import os
 from collections.abc import Container
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from penstock.log.block import (
@@ -32,6 +32,7 @@ from penstock.model.policy import Policies, QueuePolicy
 from penstock.model.timers import Timers
 
 FORMAT = 1
+STEPS_MAX = 100  # of the clock, that a queue remembers
 UNFINISHED_MAX = 1000
 """How many transactions may have begun and not ended. Their keys are remembered as long as that takes."""
 
@@ -192,6 +193,14 @@ class LogState:
         found = len(kept) < len(self.readers)
         self.readers = kept
         return found
+
+    def step(self, by_us: int) -> None:
+        """The time has been put forward: TTLs and leases that have begun last as long as they would have."""
+        for number in self.timers.owners():
+            queue = self.changed[number] = self.by_number[number]
+            queue.steps = (*queue.steps[-STEPS_MAX:], (queue.pending.tail, by_us))
+        for reader in list(self.readers.values()):
+            self.hold(replace(reader, lease_until_us=reader.lease_until_us + by_us))
 
     def take_changed(self) -> list[str]:
         """The queues that something has happened to since the last call, in the order of their numbers."""
@@ -411,6 +420,8 @@ class LogState:
                 self.remember_step(fields["key"], Step(fields["step"], fields["last"]), parts, fingerprint)
             elif fields["key"]:
                 self.remember(fields["key"], parts, fingerprint)
+        elif operation == "step":
+            self.step(fields["by_us"])
         elif operation == "damage":
             self.damage.append(Damage(**fields["damage"]))
             queue = self.queues.get(fields["damage"]["queue"])

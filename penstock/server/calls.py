@@ -75,7 +75,7 @@ class Answer(Protocol):
 class Host(Protocol):
     """What a handler needs of the server."""
 
-    started_us: int
+    started: float
     memory: Account
 
     @property
@@ -397,7 +397,6 @@ def _reader(context: Context, infos: list[ReaderInfo], now_us: int) -> Fields:
 def _connections(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
     """In the order of arrival; `next` is what to ask for behind the last one, null where it is the last."""
     infos = context.server.broker.ports.infos(fields["after"], ROWS_MAX + 1)
-    now_us = context.server.now_us()
     rows: list[Fields] = []
     consumes = 0
     after: int | None = None
@@ -413,7 +412,7 @@ def _connections(context: Context, fields: Fields, body: memoryview, answer: Ans
                 "name": connection.name,
                 "protocol": connection.protocol,
                 "peer": connection.peer,
-                "connected_seconds": max(now_us - connection.connected_us, 0) / SECOND_US,
+                "connected_seconds": time.monotonic() - connection.connected,
                 "consumes": [{"queue": queue, "dead": dead} for queue, dead in info.consumes],
                 "held": info.held,
                 "blocked": info.blocked,
@@ -447,7 +446,7 @@ def _engine(context: Context, fields: Fields, body: memoryview, answer: Answer) 
             "durability": context.log.policies.defaults.durability,
             "listeners": context.server.listeners(),
             "version": __version__,
-            "uptime_seconds": max(context.server.now_us() - context.server.started_us, 0) / SECOND_US,
+            "uptime_seconds": time.monotonic() - context.server.started,
         }
     )
 

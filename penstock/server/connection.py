@@ -22,6 +22,7 @@ import asyncio
 import logging
 import select
 import socket
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -98,7 +99,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, server: "Server", listener: "Listener", has_place: bool = True) -> None:
         self.name = ""
         self.peer = ""
-        self.connected_us = 0
+        self.connected = 0.0  # by the clock that nobody sets
         self._server = server
         self._broker = server.home
         self._listener = listener
@@ -125,7 +126,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.peer = str(TcpAddress(peer[0], peer[1])) if isinstance(peer, tuple) else "unix"
-        self.connected_us = self._server.now_us()
+        self.connected = time.monotonic()
         self.name = self._server.name_for(self)
         server = self._server
         if server.stopping and not self._is_parting:

@@ -27,6 +27,7 @@ from operator import attrgetter
 from penstock.broker.broker import Broker
 from penstock.broker.home import Home
 from penstock.common.address import Address
+from penstock.common.clock import Clock
 from penstock.common.given import SettingsError
 from penstock.common.journal import Journal, log
 from penstock.common.malloc import give_memory_back, keep_freed_memory
@@ -109,9 +110,11 @@ class Server:
         self._exit = EXIT_OK
         self._done = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self.clock = Clock()
+        self.now_us = self.clock.now_us
         self.rounds = Rounds(self._loop, self.arrival_us)
         self.memory = Account(settings.limits.memory_bytes_max)
-        self.started_us = self.now_us()
+        self.started = time.monotonic()
         sys.setswitchinterval(SWITCH_SECONDS)
         self.second = SecondProcess(self, settings, settings.http) if settings.http is not None else None
         self._log: Log | None = None
@@ -125,6 +128,7 @@ class Server:
             self._throttled.clear()
 
     def make_broker(self, opened: Log) -> Broker:
+        self.clock.not_before(opened.time_us)
         if opened.policies is not self.settings.policies:
             opened.set_policies(self.settings.policies)  # They were read again while the log was opened.
         return Broker(
@@ -150,10 +154,6 @@ class Server:
     @property
     def stopping(self) -> bool:
         return self._stopping
-
-    @staticmethod
-    def now_us() -> int:
-        return time.time_ns() // 1000
 
     def arrival_us(self) -> int:
         """The time of what is received now. A turn has one, so that what came in it can be one block."""
@@ -353,9 +353,12 @@ class Server:
             return
         self._loop.call_later(TICK_SECONDS, self._tick)
         self.ticks += 1
+        step_us = self.clock.look()
         now_us = self.now_us()
         try:
-            self.home.tick(now_us)
+            if step_us and self._arrival_us:
+                self._arrival_us = now_us  # What still comes in this turn comes after the step.
+            self.home.tick(now_us, step_us)
             if self.ticks % TRIM_TICKS == 0 and self._log is not None:
                 self._log.trim(now_us)
         except LogFailed as error:
@@ -366,7 +369,7 @@ class Server:
             self._look_at_the_folder()
             self._tidy()
             left = (connection for connection in self.connections if connection.has_left)
-            self._left = sorted(left, key=attrgetter("connected_us"))
+            self._left = sorted(left, key=attrgetter("connected"))
             self._ticking = list(self.connections)
             self._tick_at_once = len(self._ticking) // SLOW_TICKS + 1
         # Some at a time: ten thousand of them would take 50 ms together.

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar, cast
 
 import pytest
 
+from penstock.common.clock import Clock
 from penstock.control.batches import unpack_batch
 from penstock.control.frames import Buffer, Fields, Frame
 from penstock.http.link import CallRefused, Link
@@ -542,7 +542,7 @@ def test_an_intent_of_which_nothing_is_stored_is_given_up_as_its_stages_are(
         rig.stages._folder.write_intent(Intent("key", tuple(ids), 100, 100, begun=False))
         now_ns = time.time_ns() + 2 * 3600 * 10**9
         await rig.die(engine_too=False)
-        monkeypatch.setattr(stages, "time", SimpleNamespace(time_ns=lambda: now_ns))
+        monkeypatch.setattr(stages, "Clock", lambda: Clock(lambda: now_ns))
         await rig.start()
         await rig.settled()
         assert rig.files() == []
@@ -569,7 +569,7 @@ def test_a_sweep_leaves_what_was_staged_while_it_went_on(run: Run, monkeypatch: 
         for key in ("old", "again"):
             await rig.stage(key, ("orders", [b"left behind"]))
         now_ns = time.time_ns() + 2 * 3600 * 10**9
-        monkeypatch.setattr(stages, "time", SimpleNamespace(time_ns=lambda: now_ns))
+        monkeypatch.setattr(rig.stages, "_clock", Clock(lambda: now_ns))
         fresh: list[str] = []
         drop = rig.stages._drop
 

@@ -22,7 +22,7 @@ from tests.log.contract_repairs import Repairing
 from tests.log.contract_restart import Restarts
 from tests.log.contract_resuming import Durable, Resuming
 from tests.log.contract_rig import Harness, Rig
-from tests.log.contract_time import Expiry, ExpiryWhileHeld, NewTtl
+from tests.log.contract_time import ClockSteps, Expiry, ExpiryWhileHeld, NewTtl
 
 __all__ = ["EngineContract", "Harness", "Rig"]
 
@@ -43,6 +43,7 @@ class EngineContract(
     Expiry,
     ExpiryWhileHeld,
     NewTtl,
+    ClockSteps,
     Reading,
     Events,
     Describing,

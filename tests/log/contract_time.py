@@ -3,6 +3,7 @@
 import pytest
 
 from penstock.log.errors import LogRefused
+from penstock.log.info import ReaderInfo
 from penstock.model.life import Event, Reason
 from penstock.model.words import Outcome, Where
 from tests.log.contract_rig import SECOND, Rig, named, open_fates, payloads
@@ -256,3 +257,84 @@ class NewTtl:
             seen.append([row[0] for row in expired(rig)])
         assert seen == [["orders"], [], ["orders"], ["orders"], []]
         assert payloads(rig.take("orders", dead=True)) == [b"x", b"z", b"y"]
+
+
+def step(rig: Rig, seconds: int) -> None:
+    rig.later(seconds=seconds)
+    rig.engine.step(seconds * SECOND, rig.now_us)
+    rig.turn()
+
+
+class ClockSteps:
+    """The clock is put forward by `step`, and nobody has waited for that long."""
+
+    @pytest.mark.parametrize("how", ["", "reopen", "crash"])
+    def test_what_was_sent_before_lives_as_long_as_it_would_have(self, rig: Rig, how: str) -> None:
+        rig.open()
+        rig.send("orders", [b"a", b"b", b"c"], ttl=[10, 0, 5000])
+        rig.later(seconds=4)
+        step(rig, 3600)
+        step(rig, 86_400)
+        rig.send("orders", [b"later"], ttl=3)
+        if how:
+            rig.restart(how)
+        assert expired(rig) == []
+        left = [(m.payload, m.expires_us and m.expires_us - rig.now_us) for m in rig.take("orders")]
+        assert left == [(b"a", 6 * SECOND), (b"b", 0), (b"c", 4996 * SECOND), (b"later", 3 * SECOND)]
+        rig.lose("orders")
+        rig.later(seconds=3)
+        assert [offset for _, offset, *_ in expired(rig)] == [3]
+        rig.later(seconds=3, us=-1)
+        assert expired(rig) == []
+        rig.later(us=1)
+        assert [offset for _, offset, *_ in expired(rig)] == [0]
+        rig.later(seconds=4990)
+        assert [offset for _, offset, *_ in expired(rig)] == [2]
+        rig.has("orders", ready=1, dead=3)
+
+    def test_what_had_run_out_before_in_the_hands_of_a_consumer_has(self, rig: Rig) -> None:
+        rig.open()
+        rig.send("orders", [b"x"], ttl=1)
+        rig.take("orders")
+        rig.later(seconds=2)
+        assert expired(rig) == []
+        step(rig, 3600)
+        rig.lose("orders")
+        rig.has("orders", dead=1)
+
+    @pytest.mark.parametrize("how", ["", "reopen", "crash"])
+    def test_a_new_ttl_is_not_put_off(self, rig: Rig, how: str) -> None:
+        rig.open()
+        rig.send("orders", [b"x", b"y"], ttl=10)
+        got = rig.take("orders")
+        step(rig, 3600)
+        rig.settle("orders", Outcome.REQUEUE, got[:1], ttl=2)
+        rig.lose("orders")
+        if how:
+            rig.restart(how)
+        rig.later(seconds=2)
+        assert [offset for _, offset, *_ in expired(rig)] == [0]
+        rig.later(seconds=8)
+        assert [offset for _, offset, *_ in expired(rig)] == [1]
+
+    @pytest.mark.parametrize("how", ["", "reopen", "crash"])
+    def test_a_lease_lasts_as_long_as_it_would_have(self, rig: Rig, how: str) -> None:
+        rig.open()
+        rig.send("orders", [b"x"])
+        until_us = rig.now_us + 60 * SECOND
+        rig.engine.hold_retention(ReaderInfo("spark", "orders", "messages", 0, until_us), rig.now_us)
+        step(rig, 3600)
+        if how:
+            rig.restart(how)
+        assert [it.lease_until_us for it in rig.engine.readers()] == [until_us + 3600 * SECOND]
+
+    @pytest.mark.parametrize("how", ["reopen", "crash"])
+    def test_an_opening_does_not_go_back_behind_what_is_in_the_log(self, rig: Rig, how: str) -> None:
+        rig.open()
+        rig.later(seconds=100)
+        rig.send("orders", [b"x"])
+        rig.turn()
+        assert rig.engine.time_us == rig.now_us
+        reached, rig.now_us = rig.now_us, rig.now_us - 50 * SECOND
+        rig.restart(how)
+        assert rig.engine.time_us == reached

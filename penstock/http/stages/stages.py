@@ -24,12 +24,12 @@ import asyncio
 import contextlib
 import functools
 import logging
-import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
+from penstock.common.clock import Clock
 from penstock.errors import PenstockError
 from penstock.http.link import Link
 from penstock.http.problems import Problem
@@ -97,6 +97,7 @@ class Stages:
         self._link = link
         self._seconds = seconds
         self._bytes_max = bytes_max
+        self._clock = Clock()  # It is never looked at: no step makes stages older.
         self._bytes = 0  # of all files, those included that are being written
         self._stages: dict[str, Stage] = {}
         self._by_key: dict[str, dict[str, Stage]] = {}
@@ -140,7 +141,7 @@ class Stages:
         key = intent.key
         known = await known_of(self._link, key)
         stages = [self._stages[stage_id] for stage_id in intent.stages if stage_id in self._stages]
-        given_up = len(stages) < len(intent.stages) or _age(stages) >= self._seconds
+        given_up = len(stages) < len(intent.stages) or self._age(stages) >= self._seconds
         if known.stored is not None or (given_up and not intent.begun and not known.steps):
             # It is committed; or it was withdrawn and aborted, and the disk did not know; or nothing of it is
             # stored, and so much later (in a cluster others have led meanwhile) nobody waits for it any more.
@@ -198,7 +199,7 @@ class Stages:
 
     async def stage(self, key: str, parts: Sequence[tuple[str, Batch]]) -> Stage:
         """Keep a part of a transaction; it is synced when this returns."""
-        file = await self._in_thread(encode_stage, key, parts, time.time_ns() // 1000)
+        file = await self._in_thread(encode_stage, key, parts, self._clock.now_us())
         size = file.stage.file_bytes
         self._check_room(size)
         self._bytes += size
@@ -387,6 +388,10 @@ class Stages:
 
     # --- sweeping --------------------------------------------------------------------------------
 
+    def _age(self, stages: Iterable[Stage]) -> float:
+        """How many seconds ago the last of these was staged."""
+        return (self._clock.now_us() - max(stage.time_us for stage in stages)) / 1_000_000
+
     async def _sweep_now_and_then(self) -> None:
         while True:
             await asyncio.sleep(min(SWEEP_SECONDS, self._seconds))
@@ -398,7 +403,7 @@ class Stages:
             stages = self._by_key.get(key)  # now: to let go of the others has taken its time
             if stages is None:
                 continue
-            age = _age(stages.values())
+            age = self._age(stages.values())
             if age < self._seconds or key in self._large or key in self._locks:
                 continue
             log.warning(
@@ -411,11 +416,6 @@ class Stages:
                 await self._drop(key)
             except OSError:
                 log.exception("stages of transaction %r cannot be removed", key)
-
-
-def _age(stages: Iterable[Stage]) -> float:
-    """How many seconds ago the last of these was staged."""
-    return time.time_ns() / 1_000_000_000 - max(stage.time_us for stage in stages) / 1_000_000
 
 
 def _read_all(
