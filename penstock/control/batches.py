@@ -33,6 +33,8 @@ def pack_batch(batch: Batch) -> tuple[Fields, list[Buffer]]:
             buffers.append(column.tobytes())
     if batch.dead:
         fields["dead"] = batch.dead.label
+    if batch.identity:
+        fields["identity"] = batch.identity
     return fields, buffers
 
 
@@ -53,7 +55,9 @@ def unpack_batch(fields: Fields, body: memoryview, at: int) -> tuple[Batch, int]
     if fields.get("repairs"):
         repairs, at = _column("q", count, body, at)
     dead = Reason.of(fields.get("dead", ""))
-    return Batch(payload, bounds, ttl, retries, None, fields["protocol"], dead, repairs), at
+    batch = Batch(payload, bounds, ttl, retries, None, fields["protocol"], dead, repairs)
+    batch.identity = fields.get("identity", "")
+    return batch, at
 
 
 def column_bytes(fields: Fields) -> int:

@@ -19,6 +19,16 @@ class QueueUnknown(LogRefused):
     """There is no queue of that name. The first message that is sent to it makes it."""
 
 
+class QueueDeleted(LogRefused):
+    """The queue that is meant was deleted, and another one has its name."""
+
+    def __init__(self, queue: str) -> None:
+        super().__init__(
+            f"queue {queue!r} was deleted, and another of that name stands now, with offsets from 0 on: what "
+            f"is known of the old one does not go with it"
+        )
+
+
 class ReaderUnknown(LogRefused):
     """There is no reader of that name (any more): its lease has ended, or it was released."""
 

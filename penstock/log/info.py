@@ -21,6 +21,7 @@ class QueueInfo:
     bytes: int  # payload from the oldest living message on
     oldest_us: int  # when the oldest living message was accepted; 0: there is none
     paused: bool
+    identity: str  # what the ids of its messages begin with: another queue of this name has another
 
 
 @dataclass(slots=True)

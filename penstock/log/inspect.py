@@ -34,7 +34,7 @@ from penstock.log.overlaps import Overlap, find_overlaps
 from penstock.log.overlay import TRIES_MAX, LogChanging, OverlayDisk, replayed
 from penstock.log.read_view import newest_generations
 from penstock.log.recovery import QUARANTINE
-from penstock.log.repairs import shown
+from penstock.log.repairs import LAST_NAME, shown
 from penstock.log.scan import Hole, find_block, is_blank, walk
 from penstock.log.segments import Segment, parse_segment_name, segment_name
 from penstock.log.snapshot import (
@@ -512,6 +512,8 @@ class _Inspection:
             where = self._disk.where(segment.name)
             lost = False
             for number, span in segment.spans.items():
+                if number in self._state.deleted or number in now.deleted:
+                    continue
                 # Of one whose blocks are all missing, the snapshot alone knows.
                 queue = self._state.by_number.get(number) or newest.by_number[number]
                 pending = now.by_number.get(number, queue).pending
@@ -530,6 +532,8 @@ class _Inspection:
 
     def _check_coverage(self, now: LogState) -> None:
         for number, queue in self._state.by_number.items():
+            if queue.name == LAST_NAME:  # Blocks with its number are of one that was deleted.
+                continue
             for state in (now, *self._snapshots.values()):
                 known = state.by_number.get(number, queue)
                 queue.offset_start = max(queue.offset_start, known.offset_start)

@@ -5,6 +5,7 @@ state and timers. What varies is the `Disk` under it: a folder, a stream of JetS
 Everything is shaped for batches, and nothing here waits: what takes time is answered by a callback.
 
     declare     a queue without messages, where there is none of that name
+    delete      queues with all that is in them; their names are free for others
     append      many messages for one queue; the receipt comes when they are durable
     transact    many messages for many queues, all or nothing, once per key
     ready       how many could be taken now
@@ -45,6 +46,7 @@ reported in `damage`, its messages are out of reach and are said to be, the rest
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -53,7 +55,7 @@ from penstock.log import views
 from penstock.log.columns import check_batch, check_ttl, stored_bytes
 from penstock.log.committer import Committer
 from penstock.log.disk import Disk, RealDisk, is_final, is_full
-from penstock.log.errors import LogFailed, LogRefused, ReaderUnknown
+from penstock.log.errors import LogFailed, LogRefused, QueueDeleted, ReaderUnknown
 from penstock.log.info import LogInfo, QueueInfo, ReaderInfo, StateRuns
 from penstock.log.queue import LogQueue
 from penstock.log.readers import Readers
@@ -81,6 +83,7 @@ from penstock.model.policy import Policies
 from penstock.model.words import Outcome, Ranges, Where
 
 TAKE_BYTES = 1024 * 1024
+DELETED_MAX = 100_000
 Found = TypeVar("Found")
 
 log = logging.getLogger("penstock.log")
@@ -115,6 +118,9 @@ class Log:
         self._ticked_us = 0
         self._unsynced_us = 0  # how long, by ticks
         self._closed = False
+        self._deleted_end = 0  # behind the last block that says that a queue is no more
+        self.deleted: deque[str] = deque(maxlen=DELETED_MAX)
+        """Names of queues that were deleted, for whoever shows queues, and clears it."""
         # Of those who want to hear when all is synced, while settlements wait for room.
         self._unconfirmed: list[Callable[[LogFailed | None], None]] = []
         # What people see of the cluster that keeps this log; None: this machine alone does. JSON: `Any`.
@@ -371,6 +377,21 @@ class Log:
         self._check()
         if queue not in self._state.queues:
             self._mark(self._sealer.declare(queue, now_us))
+
+    def delete(self, queues: Sequence[str], now_us: int) -> None:
+        """These queues are no more, nor is what is in them, whoever holds it. `confirm` tells when it is so.
+
+        What is sent to one of the names from now on makes another queue: its offsets begin at 0, and what was
+        said to the old one, by offset and origin, does not reach it.
+        """
+        self._check()
+        numbers = [self._known(queue).number for queue in queues]
+        self._seal_all(now_us)  # What was accepted before has its place before, and its receipts.
+        self._sealer.control({"op": "delete", "numbers": numbers}, now_us)
+        for number in self._state.delete(numbers):
+            self._dirty.pop(number, None)
+        self.deleted += queues
+        self._deleted_end = self._committer.position
 
     def append(self, queue: str, batch: Batch, now_us: int, receipt: Receipt | None = None) -> None:
         """Messages for a queue, which is made where there is none."""
@@ -678,6 +699,8 @@ class Log:
         self._check()
         fates: list[tuple[str, Fate]] = []
         for number, first, end in self._state.timers.due(now_us):
+            if number not in self._state.by_number:  # It was deleted.
+                continue
             queue = self._state.by_number[number]
             if queue.parts:
                 self._sealer.messages(queue)
@@ -707,6 +730,11 @@ class Log:
 
     def queues(self) -> list[str]:
         return shown(list(self._state.queues))
+
+    def check_same(self, queue: str, identity: str | None) -> None:
+        """QueueDeleted where another queue has that name by now, QueueUnknown where none has; None is any."""
+        if identity not in (None, self._known(queue).identity):
+            raise QueueDeleted(queue)
 
     def read(self, queue: str, start: int, end: int) -> Iterator[Slice]:
         """The log from `start` to `end`, as far as it is synced."""
@@ -838,7 +866,9 @@ class Log:
         self._seal_all(now_us)
         if self._committer.waits_for_room:
             by_number = self._state.by_number
-            if not all(by_number[it].is_settled_for_good(span.end_offset) for it, span in spans.items()):
+            if self._committer.synced < self._deleted_end or not all(
+                by_number[it].is_settled_for_good(span.end_offset) for it, span in spans.items()
+            ):
                 return False
             call(None)
             return True

@@ -13,7 +13,7 @@ from penstock.log.ledger import NO_ROWS, Ledger
 from penstock.log.results import Fate
 from penstock.log.weight import Weight
 from penstock.model.batch import Batch
-from penstock.model.ids import origin_of
+from penstock.model.ids import IDENTITY_DIGITS, origin_of
 from penstock.model.life import Event, Reason, State
 from penstock.model.pending import Hold, Note, Pending
 from penstock.model.policy import QueuePolicy
@@ -133,6 +133,11 @@ class QueueState:
         if self.fates is None:
             self.fates = []
         self.fates += fates
+
+    @property
+    def identity(self) -> str:
+        """What the ids of all its messages begin with."""
+        return self.origin(0)[:IDENTITY_DIGITS].decode()
 
     def is_settled_for_good(self, offset: int) -> bool:
         """Whether everything that is known about messages before that offset is synced."""

@@ -18,6 +18,7 @@ from penstock.log.block import KIND_CONTROL, KIND_MESSAGES, Header, read_control
 from penstock.log.disk import Disk
 from penstock.log.errors import LogDamaged
 from penstock.log.mapped import MappedSegments
+from penstock.log.repairs import repair_queue_of
 from penstock.log.segments import Index, Segment, Span, parse_segment_name
 from penstock.log.snapshot import read_snapshot, snapshot_positions
 from penstock.log.state import lost_name
@@ -186,14 +187,17 @@ class ReadView:
     def _leave(self, segment: Segment) -> None:
         """A segment is gone, or compacted: its queues are complete only behind it."""
         for number, span in segment.spans.items():
-            self.by_number[number].move_starts(span)
+            queue = self.by_number.get(number)
+            if queue is not None:  # it may have been deleted
+                queue.move_starts(span)
 
-    def _describe(self, base: int, generation: int) -> Segment:
-        """A compacted segment, as its headers say. It holds nothing new."""
+    def _describe(self, base: int, generation: int, *, anew: bool = False) -> Segment:
+        """A compacted segment, as its headers say. Only where it is seen `anew` it has queues to be named."""
         segment = Segment(base, generation, 0, 0, sealed=True)
         segment.index = Index()
         for header in self._files.headers(segment, base, base + len(self._files.view(segment))):
-            self._queue_of(header)
+            if anew:
+                self._queue_of(header)
             segment.note(header)
             self._openings[base] = header.opening
         self._files.used(segment)
@@ -258,7 +262,7 @@ class ReadView:
 
     def _take_compacted(self, empty: Segment) -> Segment:
         """A compacted segment that no snapshot knows: all that there is of its queues up to there."""
-        segment = self._describe(empty.base, empty.generation)
+        segment = self._describe(empty.base, empty.generation, anew=True)
         for number, span in segment.spans.items():
             queue = self.by_number[number]
             queue.offset_end = max(queue.offset_end, span.end_offset)
@@ -301,3 +305,12 @@ class ReadView:
             self.log = fields["log"]
         elif fields["op"] == "queue":
             self._declare(fields["number"], fields["name"])
+        elif fields["op"] == "delete":
+            for number in fields["numbers"]:
+                self._delete(number)
+
+    def _delete(self, number: int) -> None:
+        queue = self.by_number.get(number)
+        for it in (queue, self.queues.get(repair_queue_of(queue.name))) if queue is not None else ():
+            if it is not None:
+                del self.by_number[it.number], self.queues[it.name]

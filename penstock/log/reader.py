@@ -37,7 +37,7 @@ from penstock.log.block import (
     read_header,
 )
 from penstock.log.disk import WATERMARK, RealDisk, Watermark
-from penstock.log.errors import LogDamaged, LogError, LogRefused
+from penstock.log.errors import LogDamaged, LogError, LogRefused, QueueDeleted
 from penstock.log.mapped import MappedSegments
 from penstock.log.overlay import TRIES_MAX, LogChanging, replayed
 from penstock.log.read_view import QueueView, ReadView, bounds, newest_generations
@@ -45,7 +45,7 @@ from penstock.log.repairs import is_repair_queue
 from penstock.log.results import EventRun
 from penstock.log.segments import Segment
 from penstock.log.snapshot import positions_in
-from penstock.model.ids import origin_of
+from penstock.model.ids import IDENTITY_DIGITS, origin_of
 
 MAPS_MAX = 16
 
@@ -189,6 +189,10 @@ class LogReader:
         if origin is None:
             origin = self._origins[key] = origin_of(*key)
         return origin
+
+    def identity(self, queue: str) -> str:
+        """What the ids of all its messages begin with."""
+        return self.origin(queue, 0)[:IDENTITY_DIGITS].decode()
 
     def file_of(self, header: Header) -> tuple[str, int]:
         """The name of the file that a message block was found in, and the log position of its first byte.
@@ -362,8 +366,11 @@ class LogReader:
         about: tuple[int, int] | None = None,
     ) -> Iterator[Block]:
         at, tries, looked_again = start, 0, -1
+        number = self._known(name).number
         while at < end:
             queue = self._known(name)
+            if queue.number != number:
+                raise QueueDeleted(name)
             segment = self._view.segment_at(queue, at, events)
             if segment is None or bounds(segment.spans[queue.number], events)[0] > at:
                 if looked_again != at:

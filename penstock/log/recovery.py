@@ -73,6 +73,8 @@ class _Recovery:
         self._report_payloads()
         for overlap in find_overlaps(self._disk, self._state.segments.all):
             self._tell_overlap(overlap)
+        for segment in self._state.segments.all:
+            self._state.segments.drop(self._state.unknown_in(segment))
         return position
 
     # --- names -----------------------------------------------------------------------------------
@@ -188,7 +190,9 @@ class _Recovery:
         state = self._state
         spans = [(segment, *item) for segment in self._missing for item in segment.spans.items()]
         for segment, number, span in spans:
-            queue = state.by_number[number]
+            queue = state.by_number.get(number)
+            if queue is None:  # It was deleted after the snapshot.
+                continue
             for first, end in queue.pending.unsettled(span.first_offset, span.end_offset):
                 state.damage.append(
                     Damage(
@@ -409,6 +413,8 @@ class _Recovery:
         if not overlap.doubts:
             self._state.tell(Damage(where, start, "", 0, 0, f"{text}; no message is in doubt by that"))
         for number, runs in overlap.doubts.items():
+            if number not in self._state.by_number:  # It was deleted.
+                continue
             name = self._state.by_number[number].name
             offsets = ", ".join(f"{first} to {end - 1}" for first, end in runs[:DOUBTS_TOLD])
             more = f" and {len(runs) - DOUBTS_TOLD} runs more" if len(runs) > DOUBTS_TOLD else ""

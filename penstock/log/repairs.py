@@ -34,6 +34,8 @@ from penstock.model.policy import QueuePolicy
 from penstock.model.ranges import RangeMap
 
 MARK: Final = "\0"
+LAST_NAME: Final = MARK * 3
+"""Of an empty queue in the place of one that was deleted, so that the highest number is not given again."""
 
 REPAIR_QUEUE_POLICY: Final = QueuePolicy(retention_seconds=0)
 """A payload that was let go of is of no use to anybody."""

@@ -88,7 +88,7 @@ def _worth_compacting(segment: Segment, living: Living) -> bool:
     It may be more: how many blocks the runs go through, and how large attributes are, only the file says.
     """
     left = 0.0
-    events = survivors = 0
+    events, survivors = segment.dropped, 0
     for number, span in segment.spans.items():
         events += span.end_event - span.first_event
         if number in living:
@@ -230,6 +230,8 @@ class Trimmer:
             move_starts(self._state, segment)
 
         def replace(by: Segment | None) -> None:
+            if by is not None:
+                by.drop(self._state.unknown_in(by))
             self._state.segments.replace(segment, by)
             self._too_large.pop(segment.base, None)
             self._keeper.submit(remove_file, ended)

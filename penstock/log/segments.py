@@ -17,7 +17,7 @@ import re
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from penstock.log.block import (
     HEADER_BYTES,
@@ -162,6 +162,7 @@ class Segment:
     __slots__ = (
         "base",
         "created",
+        "dropped",
         "file",
         "generation",
         "image",
@@ -181,8 +182,10 @@ class Segment:
         self.limit = limit  # bytes that may be used before the next segment begins
         self.sealed = sealed
         self.spans: dict[int, Span] = {}
+        self.dropped = 0  # events of queues that were deleted, which are in no span any more
         self.time_max_us = 0
-        self.image = b""  # what a snapshot says of it, once it is sealed and that was needed
+        # What a snapshot says of it, once it is sealed and that was needed; and of which spans that is.
+        self.image: tuple[dict[int, Span] | None, bytes] = None, b""
         self.index: Index | None = None
         self.file: File | None = None  # for reading
         self.spare = ""  # the file that lies ready to become this one
@@ -229,6 +232,13 @@ class Segment:
                 span.bytes += header.extra
         if self.index is not None:
             self.index.note(header)
+
+    def drop(self, numbers: set[int]) -> None:
+        """What is here of these queues is of no use to anybody any more."""
+        if numbers:
+            self.dropped += sum(self.spans[it].end_event - self.spans[it].first_event for it in numbers)
+            # Not in place: a snapshot may be about to write them.
+            self.spans = {it: span for it, span in self.spans.items() if it not in numbers}
 
 
 class Segments:
@@ -290,6 +300,13 @@ class Segments:
                 self._holding[queue] = kept
             else:
                 self._holding.pop(queue, None)
+
+    def drop(self, numbers: Collection[int]) -> None:
+        """These queues are no more."""
+        for number in numbers:
+            self._holding.pop(number, None)
+        for segment in self.all:
+            segment.drop({number for number in numbers if number in segment.spans})
 
     def forget(self, segment: Segment) -> None:
         """Let go of everything that was read from a segment."""

@@ -187,7 +187,8 @@ class Capture:
         """Everything before `position`, and nothing else, must be in the state."""
         self._queues = images.take()
         self._timers = state.timers.copy()
-        *self._sealed, active = state.segments.all
+        *sealed, active = state.segments.all
+        self._sealed = [(segment, segment.spans) for segment in sealed]  # which a deletion replaces
         self._active = _json([*_segment_facts(active), []])  # its spans are told with the queues
         self._meta: dict[str, Any] = {
             "format": FORMAT,
@@ -199,6 +200,7 @@ class Capture:
             "unfinished": list(state.unfinished.items()),
             "readers": [reader_fields(reader) for reader in state.readers.values()],
             "damage": [damage_fields(damage) for damage in state.damage],
+            "dropped": [(segment.base, segment.dropped) for segment in state.segments.all if segment.dropped],
         }
 
     def encode(self) -> list[Buffer]:
@@ -207,7 +209,7 @@ class Capture:
         # One by one: a single call for all would keep the interpreter from the loop for its whole length.
         queues = b",".join([it if isinstance(it, bytes) else it.put(numbers) for it in self._queues])
         self._meta["timers"] = _put(numbers, self._all_timers())
-        segments = b",".join([*map(_segment_image, self._sealed), self._active])
+        segments = b",".join([*(_segment_image(*it) for it in self._sealed), self._active])
         text = [_json(self._meta)[:-1], b',"queues":[', queues, b'],"segments":[', segments, b"]}"]
         length = struct.pack("<I", sum(map(len, text)))
         body: list[Buffer] = [length, *text, memoryview(numbers).cast("B")]
@@ -234,12 +236,14 @@ def _segment_facts(segment: Segment) -> tuple[int, int, int, int]:
     return segment.base, segment.generation, segment.size, segment.time_max_us
 
 
-def _segment_image(segment: Segment) -> bytes:
-    """What stands in a snapshot of a sealed segment, made once."""
-    if not segment.image:
-        spans = [_json([queue, *span.facts()]) for queue, span in segment.spans.items()]
-        segment.image = b"%b,[%b]]" % (_json(_segment_facts(segment))[:-1], b",".join(spans))
-    return segment.image
+def _segment_image(segment: Segment, spans: dict[int, Span]) -> bytes:
+    """What stands in a snapshot of a sealed segment that has these, made once."""
+    of, text = segment.image
+    if of is not spans:
+        told = [_json([queue, *span.facts()]) for queue, span in spans.items()]
+        text = b"%b,[%b]]" % (_json(_segment_facts(segment))[:-1], b",".join(told))
+        segment.image = spans, text
+    return text
 
 
 def _put(numbers: "array[int]", rows: Iterable[tuple[int, ...]]) -> int:
@@ -383,10 +387,12 @@ def load_snapshot(state: LogState, position: int) -> None:
             queue.put_repair(next(source), next(source), next(source))
     for _ in range(meta["timers"]):
         state.timers.add(next(source), next(source), next(source), next(source))
+    dropped = dict(meta.get("dropped", ()))  # older versions wrote none
     for base, generation, size, time_max_us, spans in meta["segments"]:
         segment = Segment(base, generation, size, size, sealed=True)
         segment.time_max_us = time_max_us
         segment.spans = {q: Span(*span) for q, *span in spans}
+        segment.dropped = dropped.get(base, 0)
         state.segments.add(segment)
     for key, parts in meta["transactions"]:
         state.remember(key, [(q, first, end, opening) for q, first, end, opening in parts])

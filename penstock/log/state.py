@@ -5,7 +5,7 @@ one. Whatever changes the state in a way that must outlive the process is a bloc
 """
 
 import os
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -24,9 +24,16 @@ from penstock.log.info import ReaderInfo
 from penstock.log.keys import Keys, kind_of
 from penstock.log.ledger import read_rows
 from penstock.log.queue import LogQueue
-from penstock.log.repairs import MARK, REPAIR_QUEUE_POLICY, is_repair_queue, repair_queue_of, shown
+from penstock.log.repairs import (
+    LAST_NAME,
+    MARK,
+    REPAIR_QUEUE_POLICY,
+    is_repair_queue,
+    repair_queue_of,
+    shown,
+)
 from penstock.log.results import Fate, Step
-from penstock.log.segments import Segments
+from penstock.log.segments import Segment, Segments
 from penstock.model.life import Event, Reason
 from penstock.model.policy import Policies, QueuePolicy
 from penstock.model.timers import Timers
@@ -90,6 +97,13 @@ def join_parts(before: list[StoredPart], parts: list[StoredPart]) -> list[Stored
     return joined
 
 
+def without(parts: list[StoredPart], names: Container[str]) -> list[StoredPart]:
+    """The same parts, where queues of these names are no more: nothing is left of what was stored there."""
+    if not any(part[0] in names for part in parts):
+        return parts
+    return [(part[0], 0, 0, part[3]) if part[0] in names else part for part in parts]
+
+
 class LogState:
     def __init__(self, disk: Disk, settings: LogSettings, policies: Policies) -> None:
         self.disk = disk
@@ -105,7 +119,8 @@ class LogState:
         self.queues: dict[str, LogQueue] = {}
         self.by_number: dict[int, LogQueue] = {}
         self.begins_late = False  # what is missing cannot be told from what retention took
-        self.number_last = 0  # the highest that a queue has: numbers are never given twice
+        self.number_last = 0  # the highest that a queue has had: numbers are never given twice
+        self.deleted: set[int] = set()  # queues that a block which was replayed says are no more
         self.transactions: dict[str, list[StoredPart]] = {}  # in the order of their commits
         self.fingerprints: dict[str, str] = {}  # of those of which one was told
         self._keys: dict[str, Keys] = {}  # by their kinds
@@ -141,6 +156,39 @@ class LogState:
         self.by_number[number] = self.changed[number] = queue
         self.number_last = max(self.number_last, number)
         return queue
+
+    def delete(self, numbers: Sequence[int]) -> list[int]:
+        """These queues are no more, nor are their repair queues; the numbers of all of them.
+
+        Their names are free: what is called so next has another number. What other parts of the state say
+        of them by name goes, so that nobody takes it for something about the next one.
+        """
+        self.number_last = max((self.number_last, *numbers))  # The declaration of one may be damaged.
+        found = [self.queues.get(LAST_NAME), *map(self.by_number.get, numbers)]
+        found += [queue.repair_queue for queue in found if queue is not None]
+        gone = {queue.number: queue for queue in found if queue is not None}
+        for number, queue in gone.items():
+            del self.by_number[number], self.queues[queue.name]
+            self.repair_queues -= is_repair_queue(queue.name)
+            for waiting in (self.changed, self._untold, self._unsaved, self.ended):
+                waiting.pop(number, None)
+        self.segments.drop(gone)
+        if self.number_last not in self.by_number:
+            self.declare(self.number_last, LAST_NAME)
+        names = {queue.name for queue in gone.values()}
+        self.readers = {key: reader for key, reader in self.readers.items() if reader.queue not in names}
+        for key, parts in self.transactions.items():
+            self.transactions[key] = without(parts, names)
+        for key, (steps, parts) in self.unfinished.items():
+            self.unfinished[key] = steps, without(parts, names)
+        for damage in self.damage:
+            if damage.queue in names:
+                damage.queue, damage.first, damage.end = "", 0, 0
+        return list(gone)
+
+    def unknown_in(self, segment: Segment) -> set[int]:
+        """Queues that were deleted, of which a segment has something that was copied just before."""
+        return {number for number in segment.spans if number not in self.by_number}
 
     def policy_of(self, name: str) -> QueuePolicy:
         return REPAIR_QUEUE_POLICY if is_repair_queue(name) else self.policies.for_queue(name)
@@ -196,7 +244,7 @@ class LogState:
 
     def step(self, by_us: int) -> None:
         """The time has been put forward: TTLs and leases that have begun last as long as they would have."""
-        for number in self.timers.owners():
+        for number in self.by_number.keys() & set(self.timers.owners()):  # some may have been deleted
             queue = self.changed[number] = self.by_number[number]
             queue.steps = (*queue.steps[-STEPS_MAX:], (queue.pending.tail, by_us))
         for reader in list(self.readers.values()):
@@ -405,6 +453,8 @@ class LogState:
         elif operation == "queue":
             if fields["number"] not in self.by_number:
                 self.declare(fields["number"], fields["name"])
+        elif operation == "delete":
+            self.deleted.update(self.delete(fields["numbers"]))
         elif operation == "pause":
             queue = self.queues.get(fields["queue"])
             if queue is not None:  # its declaration may be damaged

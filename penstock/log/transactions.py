@@ -53,7 +53,7 @@ class Transactions:
         A fingerprint is remembered with its key, for those who want to know whether it was the same.
         A batch that is `dead` becomes dead letters, which nobody has had before. One of `repairs` is no new
         messages: the dead letters that it names go back into their queue with these payloads, as far as
-        they are dead and nobody holds them.
+        they are dead and nobody holds them. Where that queue has been deleted, none of them is.
         """
         if step is not None and not key:
             raise LogRefused("a transaction in steps needs a key that names it")
@@ -64,6 +64,7 @@ class Transactions:
                 self._answer(receipt, done)
                 self._committer.want_sync()
             return
+        parts = [(name, batch) for name, batch in parts if not self._is_gone(name, batch)]
         self._check(key, parts, step)
         queues = self._queues_of(parts, now_us)
         self._seal_all(now_us)
@@ -102,6 +103,13 @@ class Transactions:
         if step is not None and step.number < steps:
             return TransactionDone(key, [], repeated=True, steps=steps)
         return None
+
+    def _is_gone(self, name: str, batch: Batch) -> bool:
+        """Whether these are repairs of a queue that is no more."""
+        if not batch.identity:
+            return False
+        found = self._state.queues.get(name)
+        return found is None or found.identity != batch.identity
 
     def _check(self, key: str, parts: Sequence[tuple[str, Batch]], step: Step | None) -> None:
         """Refuse what cannot be stored, before anything has changed."""
@@ -190,14 +198,16 @@ class Transactions:
     def stored(self, key: str) -> list[Stored] | None:
         """Where a committed transaction's messages are; None where the key is not known (any more).
 
-        It may have been committed a moment ago: only a receipt says that it is safe.
+        It may have been committed a moment ago: only a receipt says that it is safe. Of a queue that was
+        deleted since then no offset is left, so that first and end are the same.
         """
         known = self._state.transactions.get(key)
         if known is None:
             return None
         # A queue whose name is lost by damage has no origin to tell.
-        return [self._stored(part) for part in known if part[0] in self._state.queues]
+        return [self._stored(part) for part in known if part[0] in self._state.queues or part[1] == part[2]]
 
     def _stored(self, part: StoredPart) -> Stored:
         name, first, end, opening = part
-        return Stored(name, first, end, self._state.queues[name].origin(opening))
+        queue = self._state.queues.get(name)
+        return Stored(name, first, end, queue.origin(opening) if queue is not None else b"")

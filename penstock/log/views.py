@@ -134,6 +134,7 @@ def describe(state: LogState, queue: LogQueue) -> QueueInfo:
         bytes=living_bytes(state.segments, queue),
         oldest_us=_oldest_us(state.segments, queue),
         paused=queue.paused,
+        identity=queue.identity,
     )
 
 

@@ -46,6 +46,7 @@ class Batch:
     dead: Reason = NOT_DEAD  # or why they are dead letters from the beginning; in `transact` only
     repairs: "array[int] | None" = None
     """Typecode "q"; in `transact` only. No new messages: payloads for the dead letters at these offsets."""
+    identity: str = ""  # of the queue whose letters these are; empty: of the one that has its name
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class Batch:
         self.protocol = protocol
         self.dead = dead
         self.repairs = repairs
+        self.identity = ""
 
     def __len__(self) -> int:
         return len(self.bounds) - 1

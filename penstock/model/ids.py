@@ -5,13 +5,15 @@
             12-17 which opening  24 bits, how often the log had been opened when the message came
             18-31 which offset   56 bits
 
-The first 18 digits are the *origin*: one value for all messages of a block. The opening is in
+The first 12 digits are the *identity* of a queue: one that is deleted and made again has another. The
+first 18 are the *origin*: one value for all messages of a block. The opening is in
 there because a crash may take back offsets that were dispatched before their sync; the next
 opening gives the same offsets to other messages, and no id may ever name two messages.
 """
 
 ID_DIGITS = 32
 ORIGIN_DIGITS = 18
+IDENTITY_DIGITS = 12
 OFFSET_MAX = (1 << 56) - 1
 _PART_MAX = (1 << 24) - 1
 _HEX = frozenset(b"0123456789abcdef")

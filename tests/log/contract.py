@@ -15,6 +15,7 @@ import pytest
 
 from tests.log.contract_accept import Accepting, Steps, Transactions
 from tests.log.contract_deadletters import DeadLetters, Redriving, Removing, SentDead
+from tests.log.contract_deleting import Deleting
 from tests.log.contract_delivery import GivingBack, Order, Settling, Taking
 from tests.log.contract_log import Describing, Events, ReadersAndPolicies, Reading
 from tests.log.contract_looking import Changes, Counting, States, TheEngine
@@ -55,6 +56,7 @@ class EngineContract(
     Restarts,
     Resuming,
     Durable,
+    Deleting,
 ):
     """All parts. A subclass brings the fixture `harness`."""
 

@@ -264,6 +264,7 @@ class Describing:
             bytes=15,
             oldest_us=START_US + SECOND,
             paused=True,
+            identity=got[0].message_id[:12].decode(),
         )
 
     def test_bytes_and_age_follow_the_oldest_living_message(self, rig: Rig) -> None:
