@@ -13,6 +13,7 @@ a clock or touches a socket; `wants_turn` asks the server for the next turn.
     claims.py      who holds what, after another broker has led
     settling.py    the ends of deliveries
     publishing.py  messages to the log, those that wait for room, receipts
+    expiring.py    empty queues that nobody uses
 
 Rules that always hold, beside those of the parts:
   * A queue is a queue, whichever door a message came through; nobody below a port knows protocols.
@@ -25,6 +26,7 @@ from typing import Any
 
 from penstock.broker.claims import Claims
 from penstock.broker.doors import Doors
+from penstock.broker.expiring import Expiring
 from penstock.broker.hand_out import HandOut
 from penstock.broker.port import Port
 from penstock.broker.ports import Attached, Ports
@@ -58,6 +60,7 @@ class Broker:
         self.claims = Claims(log, doors, hand_out)
         self.settling = Settling(log, hand_out, requests)
         self.publishing = Publishing(log, ports, doors, hand_out, requests, wants_turn)
+        self._expiring = Expiring(log, doors, self.delete)
         self._suspended = False
         # Any: each takes the one command that it stands under. `handle` knows the two that are missing.
         self._handlers: dict[type, Callable[[Attached, Any, int], None]] = {
@@ -205,6 +208,14 @@ class Broker:
         self.requests.end_without_answer(queue, fates)
         self._wants_turn()
 
+    def delete(self, queues: Sequence[str], now_us: int) -> None:
+        """These queues are no more. Who consumes one gets what the next of that name has."""
+        self._log.delete(queues, now_us)
+        for queue in queues:
+            self.requests.queue_gone(queue)
+        self.hand_out.queues_gone(set(queues))
+        self._wants_turn()
+
     @property
     def holds_back(self) -> int:
         """How many ports wait for room."""
@@ -293,6 +304,7 @@ class Broker:
             if fate.event is Event.DEAD:
                 self.hand_out.stir(queue)
         self.requests.expire(now_us)
+        self._expiring.tick(now_us)
         self._log.tick(now_us)
         self.publishing.retry(now_us)
         self.hand_out.feed_starved()

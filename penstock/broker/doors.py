@@ -99,6 +99,11 @@ class Doors:
                 f"queue {min(new)!r}: there are {self._queues_max} queues already, the limit of queues-max"
             )
 
+    def queue_gone(self, queue: str) -> None:
+        """It was deleted. Who consumes there waits for the next one of that name."""
+        if queue in self.by_queue:
+            self.strangers.add(queue)
+
     def left(self, queue: str) -> None:
         """Somebody does not consume there any more; where nobody does, the doors go."""
         if not self.consumer_count(queue):

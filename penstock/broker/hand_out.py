@@ -8,7 +8,7 @@ Rules that always hold:
   * Who has no room when it is its turn is *starved*: others get its share, until it has room again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from penstock.broker.consumers import Joined
@@ -148,6 +148,16 @@ class HandOut:
                 self._stirred[doors.dead] = None
         if attached.starved:
             self._feed(attached)
+
+    def queues_gone(self, queues: Collection[str]) -> None:
+        """They were deleted: nobody holds anything of them any more."""
+        for attached in self._ports.everybody():
+            for queue, dead in [key for key in attached.holds if key[0] in queues]:
+                attached.ghosts.pop((queue, dead), None)
+                self.freed(attached, queue, dead, attached.holds[queue, dead])
+                attached.finish_if_done()
+        for queue in queues:
+            self._doors.queue_gone(queue)
 
     def _feed(self, attached: Attached) -> None:
         """It may have room at doors where it had none."""

@@ -120,6 +120,7 @@ class Operator:
         info = self._log.describe(queue)
         left = info.dead if dead else info.ready
         while left > 0:
+            self._log.check_same(queue, info.identity)  # Much may happen between two steps.
             limit = left if dead or not self._broker.requests.is_asked(queue) else min(left, MESSAGES_A_STEP)
             fates = self._log.purge(queue, now_us, dead=dead, limit=limit, runs_max=RUNS_A_STEP)
             self._broker.purged(queue, fates)
@@ -128,6 +129,17 @@ class Operator:
                 return
             left -= count
             yield count
+
+    def delete(self, queue: str, now_us: int, *, force: bool = False) -> QueueInfo:
+        """A queue is no more, with all that is in it; how it stood. Refused while somebody consumes it."""
+        info, consumers = self._log.describe(queue), self._broker.doors.consumer_count(queue)
+        if (consumers or info.held) and not force:
+            raise LogRefused(
+                f"queue {queue!r} has {consumers} consumers, who hold {info.held} messages: stop them, or "
+                f"delete it with force"
+            )
+        self._broker.delete((queue,), now_us)
+        return info
 
     def redrive(
         self,
@@ -146,6 +158,7 @@ class Operator:
         left = info.dead if limit is None else min(limit, info.dead)
         portions = self._portions(queue, ranges, info.offset_end) if ranges is not None else None
         while left > 0:
+            self._log.check_same(queue, info.identity)
             portion = next(portions, None) if portions is not None else None
             if portions is not None and portion is None:
                 return
@@ -233,7 +246,7 @@ class Operator:
             names = self._log.queues() if every else filter(self._log.has_queue, changed)
             self._round = list(names)[::-1]  # because the parts are taken off the end
         part = [self._round.pop() for _ in range(min(count, len(self._round)))]
-        return [self.row(name) for name in part], bool(self._round)
+        return [self.row(name) for name in part if self._log.has_queue(name)], bool(self._round)
 
     @property
     def unready(self) -> str:

@@ -155,7 +155,9 @@ class Requests:
                 return
             asked.first = result.first
             if requests.ended_early:
-                for first, end, _ in requests.ended_early.find(result.first, result.end):
+                # Where all have ended, it may have been with their queue, and these are another's.
+                ended = requests.ended_early.find(result.first, result.end) if asked.open_count else ()
+                for first, end, _ in ended:
                     self._end_undelivered(asked, asked.open_in(first, end))
                 if not requests.early:
                     requests.ended_early = RangeMap()
@@ -283,6 +285,13 @@ class Requests:
         for asked in attached.asked.values():
             if asked.first >= 0:
                 self._withdraw(asked, Reason.REQUESTER_GONE, now_us)
+                self._undelivered(asked, asked.end_all())
+
+    def queue_gone(self, queue: str) -> None:
+        """It was deleted: whoever waits for an answer is told that there will be none."""
+        requests = self.by_queue.pop(queue, None)
+        if requests is not None:
+            for asked in {**requests.early, **{asked: None for _, _, asked in requests.asked}}:
                 self._undelivered(asked, asked.end_all())
 
     def end_all(self, now_us: int) -> None:

@@ -102,6 +102,11 @@ class Admin:
         headers = {**self._core.headers, "Content-Type": "application/json"}
         return self._ask(Request("POST", target, headers, json.dumps(fields).encode(), repeatable=False))
 
+    def delete(self, *segments: str, **query: object) -> Answer:
+        """Remove something; not repeated either."""
+        target = target_of_request(("v1", *segments), query)
+        return self._ask(Request("DELETE", target, self._core.headers, b"", repeatable=False))
+
     def pages(self, what: str, *segments: str, by: str, **query: object) -> Iterator[Answer]:
         """The items of a list that comes in pages; `by` is the parameter that says where a page begins."""
         following: object = query.pop(by, None)

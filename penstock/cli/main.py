@@ -37,6 +37,7 @@ COMMANDS: Mapping[str, str] = {
     "pause": "penstock.cli.pause",
     "resume": "penstock.cli.resume",
     "purge": "penstock.cli.purge",
+    "delete": "penstock.cli.delete",
     "dead": "penstock.cli.dead",
     "redrive": "penstock.cli.redrive",
     "top": "penstock.top.command",

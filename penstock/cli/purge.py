@@ -6,9 +6,11 @@ asked first; where there is nobody to ask, `--yes` has to say it.
 
 import argparse
 import sys
+from collections.abc import Callable
 
 from penstock.cli.admin import Admin, add_admin, add_queue, say_objects
 from penstock.cli.main import EXIT_FAILURE
+from penstock.client.http_core import Answer
 from penstock.common import tables, units
 from penstock.errors import Misuse
 
@@ -23,23 +25,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    what = "dead letter" if args.dead else "ready message"
+    what, name = "dead letter" if args.dead else "ready message", tables.shown(args.queue)
+
+    def question(queue: Answer) -> str:
+        return f"Throw away {units.counted(queue['dead' if args.dead else 'ready'], what)} of {name}?"
+
+    def purge(admin: Admin) -> tuple[str, Answer]:
+        purged = admin.post("queues", args.queue, "purge", dead=args.dead)["purged"]
+        said = f"purged {units.counted(purged, what)} of {name}"
+        return said, {"queue": args.queue, "dead": args.dead, "purged": purged}
+
+    return ask_and_do(args, "purge", question, purge)
+
+
+def ask_and_do(
+    args: argparse.Namespace,
+    verb: str,
+    question: Callable[[Answer], str],
+    do: Callable[[Admin], tuple[str, Answer]],
+) -> int:
+    """Do what cannot be undone, once somebody has agreed who is told how the queue stands; and say so."""
     if not (args.yes or (sys.stdin.isatty() and sys.stderr.isatty())):
-        raise Misuse("there is no terminal to ask on; say --yes to purge without a question")
+        raise Misuse(f"there is no terminal to ask on; say --yes to {verb} without a question")
     with Admin(args) as admin:
         if not args.yes:
-            count = admin.get("queues", args.queue)["dead" if args.dead else "ready"]
-            if not _agreed(f"Throw away {units.counted(count, what)} of {tables.shown(args.queue)}?"):
-                print("nothing was purged", file=sys.stderr)
+            asked = question(admin.get("queues", args.queue))
+            print(f"{asked} [y/N] ", end="", file=sys.stderr, flush=True)
+            if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+                print(f"nothing was {verb.removesuffix('e')}ed", file=sys.stderr)
                 return EXIT_FAILURE
-        purged = admin.post("queues", args.queue, "purge", dead=args.dead)["purged"]
+        said, answer = do(admin)
     if args.json:
-        say_objects([{"queue": args.queue, "dead": args.dead, "purged": purged}])
+        say_objects([answer])
     else:
-        print(f"purged {units.counted(purged, what)} of {tables.shown(args.queue)}")
+        print(said)
     return 0
-
-
-def _agreed(question: str) -> bool:
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")

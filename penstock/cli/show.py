@@ -80,6 +80,7 @@ def policy(policy: Answer) -> list[str]:
         "max-bytes": units.size(policy["max_bytes"]) if policy["max_bytes"] else "no bound",
         "on-expiry": policy["on_expiry"],
         "dead-letters": "on" if policy["dead_letters"] else "off",
+        "expire-seconds": units.duration(policy["expire_seconds"]) if policy["expire_seconds"] else "never",
     }
     return tables.pairs(shown.items())
 

@@ -22,7 +22,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -87,6 +87,7 @@ class Tick:
     totals: Totals
     health: Health
     is_first: bool = False  # every queue has just been listed
+    gone: Sequence[str] = ()  # names of queues that were deleted
 
 
 Listener = Callable[[Tick], None]
@@ -98,6 +99,7 @@ class Feed:
         self._clock = clock
         self._rows: dict[str, Fields] = {}
         self._changed: dict[str, None] = {}
+        self._gone: dict[str, None] = {}
         self._listeners: dict[Listener, None] = {}
         self._running: asyncio.Task[None] | None = None
         self._ending: asyncio.TimerHandle | None = None
@@ -171,12 +173,16 @@ class Feed:
 
     async def _list(self) -> None:
         after: str | None = None
+        before = dict.fromkeys(self._rows)
         while True:
             answer = await self._caller.get("/v1/queues", after=after, limit=LIST_ROWS)
             self._put(answer["queues"])
+            for row in answer["queues"]:
+                before.pop(row["name"], None)
             after = answer["next"]
             if after is None:
                 break
+        self._drop(before)
         first, self.complete = not self.complete, True
         self.tick(first)
 
@@ -188,7 +194,15 @@ class Feed:
                 for event in events:
                     for line in event.split(b"\n"):
                         if line.startswith(_DATA):
-                            self._put(json.loads(line.removeprefix(_DATA))["queues"])
+                            told = json.loads(line.removeprefix(_DATA))
+                            self._put(told["queues"])
+                            self._drop(told.get("gone", ()))
+
+    def _drop(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._rows.pop(name, None)
+            self._changed.pop(name, None)
+            self._gone[name] = None
 
     def _put(self, rows: Sequence[Fields]) -> None:
         now = self._clock()
@@ -196,6 +210,7 @@ class Feed:
             age = row["oldest_seconds"]
             row["oldest_at"] = None if age is None else round(now - age, 1)
             before = self._rows.get(row["name"])
+            self._gone.pop(row["name"], None)
             self._rows[row["name"]] = row
             if before is None or any(_differ(row[field], before[field], field) for field in SHOWN):
                 self._changed[row["name"]] = None
@@ -219,9 +234,10 @@ class Feed:
     def tick(self, is_first: bool = False) -> None:
         """Tell everybody what has changed since the last time."""
         names, self._changed = self._changed, {}
+        gone, self._gone = list(self._gone), {}
         totals = self.totals()
         self.history.append(totals)
-        tick = Tick([self._rows[name] for name in names], totals, self.health, is_first)
+        tick = Tick([self._rows[name] for name in names], totals, self.health, is_first, gone)
         for listener in list(self._listeners):
             try:
                 listener(tick)

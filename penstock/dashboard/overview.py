@@ -113,7 +113,9 @@ async def build(view: View) -> None:
             tile.chart.push(tile.point(tick.totals))
         if tick.is_first:
             table.load([_new_row(queue) for queue in view.feed.rows.values()])
-        elif tick.changed:
+            return
+        table.drop(tick.gone)
+        if tick.changed:
             table.patch([_new_row(queue) for queue in tick.changed])
 
     view.on_open(opened)

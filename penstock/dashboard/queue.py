@@ -101,6 +101,7 @@ class _Head:
                 self._pause = button("Pause", self._toggle_pause) if view.may(Role.OPERATE) else None
                 if view.may(Role.ADMIN):
                     button("Purge…", self._purge)
+                    button("Delete…", self._delete)
         with tag("dl", classes="ps-numbers"):
             self._numbers = {field: _number(field, label, unit) for field, label, _, unit in NUMBERS}
         with tag("nav", classes="ps-parts", aria_label="Parts of this page"):
@@ -116,6 +117,8 @@ class _Head:
 
     def _tick(self, tick: Tick) -> None:
         row = self._view.feed.rows.get(self._queue)
+        if self._queue in tick.gone:
+            ui.navigate.reload()
         if row is not None:
             oldest_at = row["oldest_at"]
             self._show(row, None if oldest_at is None else max(time.time() - oldest_at, 0))
@@ -143,24 +146,46 @@ class _Head:
 
     async def _purge(self) -> None:
         view, queue = self._view, self._queue
-        ready = 0
-
-        async def look() -> None:
-            nonlocal ready
-            ready = (await view.api.get(queue_path(queue)))["ready"]
 
         async def do() -> None:
             answer = await view.api.post(queue_path(queue, "purge"))
             view.notify(f"Purged {units.counted(answer['purged'], 'message')} of {queue}")
 
-        if await view.run(look) and await confirm(
-            "Purge this queue",
-            f"{units.counted(ready, 'message')} will be thrown away: what waits for a consumer. What is held "
-            "and what is dead stays. This cannot be undone.",
-            "Purge",
-            word=queue,
-        ):
+        text = (
+            "{ready} will be thrown away: what waits for a consumer. What is held and what is dead stays. "
+            "This cannot be undone."
+        )
+        if await self._is_wanted("Purge", text):
             await view.run(do)
+
+    async def _delete(self) -> None:
+        view, queue = self._view, self._queue
+
+        async def do() -> None:
+            await view.api.ask("DELETE", queue_path(queue), None, force=True)
+            view.notify(f"Deleted {queue}")
+            ui.navigate.to("/")
+
+        text = (
+            "{ready} that wait, {held} that are held and {dead} will be gone with it, and its log. "
+            "{consumers} will wait for the next queue of this name. This cannot be undone."
+        )
+        if await self._is_wanted("Delete", text):
+            await view.run(do)
+
+    async def _is_wanted(self, action: str, text: str) -> bool:
+        """Whether the visitor says so, who is told how the queue stands now."""
+        nouns = {"ready": "message", "held": "message", "dead": "dead letter", "consumers": "consumer"}
+        said: dict[str, str] = {}
+
+        async def look() -> None:
+            row = await self._view.api.get(queue_path(self._queue))
+            said.update({field: units.counted(row[field], noun) for field, noun in nouns.items()})
+
+        title = f"{action} this queue"
+        return await self._view.run(look) and await confirm(
+            title, text.format(**said), action, word=self._queue
+        )
 
 
 def _number(field: str, label: str, unit: str) -> TextElement:

@@ -93,6 +93,7 @@ SETTINGS: Final[Sequence[tuple[str, str, Callable[[Any], str]]]] = (
     ("max_bytes", "Max bytes", lambda it: units.size(it) if it else "no bound"),
     ("on_expiry", "What expires", lambda it: {"dead": "becomes dead", "drop": "is dropped"}[it]),
     ("dead_letters", "Dead letters", lambda it: "on" if it else "off"),
+    ("expire_seconds", "Deleted, when not used for", lambda it: units.duration(it) if it else "never"),
 )
 """Field of the policy, label, how it is written."""
 

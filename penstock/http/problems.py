@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 
 from penstock.errors import PenstockError
 from penstock.http.link import CallRefused
-from penstock.log.errors import LogRefused
+from penstock.log.errors import LogRefused, QueueDeleted
 
 MEDIA: Final = "application/problem+json"
 _URN: Final = "urn:penstock:"
@@ -30,6 +30,7 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "request-timeout": (408, "The rest of the request did not come"),
     "conflict": (409, "It does not go together with what is already there"),
     "key-reused": (409, "The key was used for something else"),
+    "queue-deleted": (409, "The queue was deleted, and another one has its name"),
     "offsets-missing": (410, "Retention has removed it"),
     "body-too-large": (413, "The body is too large"),
     "unsupported-media-type": (415, "The body is of a kind that is not taken here"),
@@ -45,6 +46,7 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
 _OF_REFUSALS: Final[Mapping[str, str]] = {
     "refused": "conflict",
     "no-queue": "queue-not-found",
+    "deleted": "queue-deleted",
     "no-reader": "reader-not-found",
     "name": "bad-request",
     "disk-full": "disk-full",
@@ -97,5 +99,5 @@ def problem_of(error: PenstockError) -> Problem | None:
         headers = {"Retry-After": "1"} if name in ("queue-full", "unavailable", "disk-full") else None
         return Problem(name, str(error), headers=headers)
     if isinstance(error, LogRefused):
-        return Problem("conflict", str(error))
+        return Problem("queue-deleted" if isinstance(error, QueueDeleted) else "conflict", str(error))
     return None

@@ -96,6 +96,11 @@ class Route:
 
 
 QUEUE: Final = Param("queue", QueueName(), "the queue", "path", required=True)
+IDENTITY: Final = Param(
+    "identity",
+    Text("the identity of a queue, 12 hex digits", 12, "[0-9a-f]{12}"),
+    "which queue is meant: where that is deleted, another of the same name is the problem queue-deleted",
+)
 AFTER: Final = Param(
     "after",
     Text("the name behind which to go on", 255),

@@ -12,6 +12,11 @@ BOOLEAN: Final[Schema] = {"type": "boolean"}
 TIME: Final[Schema] = {"type": "string", "format": "date-time"}
 COUNT: Final[Schema] = {"type": "integer", "format": "int64", "minimum": 0}
 OFFSET: Final = COUNT
+IDENTITY: Final[Schema] = {
+    "type": "string",
+    "pattern": "^[0-9a-f]{12}$",
+    "description": "What the ids of its messages begin with. Deleted and made again, a queue has another.",
+}
 POSITIVE: Final[Schema] = {"type": "number", "minimum": 0}
 """A rate, or seconds."""
 

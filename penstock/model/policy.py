@@ -105,6 +105,7 @@ _RULES: Final[dict[str, _Number | _Choice | _Switch]] = {
     "on-expiry": _Choice(("dead", "drop")),
     "durability": _Choice(("commit", "interval", "none")),
     "dead-letters": _Switch(),
+    "expire-seconds": _Number(_INT32_MAX, "never"),
 }
 """Every setting under the name that users type. The field's name is the same with underscores."""
 
@@ -124,6 +125,7 @@ class QueuePolicy:
     on_expiry: str = "dead"  # "dead" or "drop"
     durability: str = "commit"  # "commit", "interval" or "none"
     dead_letters: bool = True
+    expire_seconds: int = 0  # an empty queue that nobody has used for so long is deleted; 0: never
 
     def __post_init__(self) -> None:
         for setting, rule in _RULES.items():
@@ -191,6 +193,8 @@ class Policies:
         ranked.sort(key=itemgetter(0))  # stable: equals stay in the order of the file
         self._sections = [section for _, section in ranked]
         self._cache: dict[str, QueuePolicy] = {}
+        policies = (self.defaults, *(section.policy for section in self._sections))
+        self.some_expire = any(policy.expire_seconds for policy in policies)
 
     def _section(self, pattern: str, settings: object) -> _Section:
         if not pattern or _UNNAMEABLE.search(pattern):

@@ -2,7 +2,7 @@
 
     append, transact, transaction          messages in
     queues, queue, states                  looking at queues
-    pause, purge, redrive                  knobs
+    pause, purge, redrive, delete          knobs
     hold_reader, release_reader, readers   who reads the log, and holds retention
     connections, engine, health            the broker itself
 
@@ -34,6 +34,7 @@ from penstock.log.errors import (
     LogError,
     LogFailed,
     LogRefused,
+    QueueDeleted,
     QueueFull,
     QueueUnknown,
     ReaderUnknown,
@@ -122,6 +123,7 @@ class CallRefused(LogRefused):
 
 REFUSALS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (QueueUnknown, "no-queue"),
+    (QueueDeleted, "deleted"),
     (ReaderUnknown, "no-reader"),
     (DiskFull, "disk-full"),
     (QueueFull, "queue-full"),
@@ -208,7 +210,9 @@ def _stored(stored: list[Stored]) -> list[list[object]]:
 def _queues(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
     """Rows of a round. `all` begins one with every queue; its other parts are asked for without."""
     rows, more = context.operator.changed_rows(ROWS_MAX, every=fields["all"])
-    answer({"queues": [_row(row) for row in rows], "more": more, "time_us": context.server.now_us()})
+    told = {"queues": [_row(row) for row in rows], "gone": list(context.log.deleted), "more": more}
+    context.log.deleted.clear()
+    answer({**told, "time_us": context.server.now_us()})
 
 
 _INFO_FIELDS: Final = tuple(QueueInfo.__dataclass_fields__)
@@ -243,6 +247,7 @@ _ONLY: Final = {None: None, "ready": State.READY, "held": State.HELD, "dead": St
 
 
 def _states(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    context.log.check_same(fields["queue"], fields.get("identity"))
     runs_max = min(max(fields["runs_max"], 1), RUNS_MAX)
     only = _ONLY[fields["only"]]
     runs = context.log.states(fields["queue"], fields["start"], fields["end"], runs_max, only)
@@ -294,8 +299,14 @@ def _purge(context: Context, fields: Fields, body: memoryview, answer: Answer) -
     _take_steps(context, steps, answer)
 
 
+def _delete(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    info = context.operator.delete(fields["queue"], context.server.now_us(), force=fields["force"])
+    _when_safe(context, answer, asdict(info))
+
+
 def _redrive(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
     ranges = fields["ranges"]
+    context.log.check_same(fields["queue"], fields.get("identity"))
     steps = context.operator.redrive(
         fields["queue"],
         context.server.now_us(),
@@ -468,6 +479,7 @@ CALLS: Final[dict[str, Handler]] = {
     "pause": _pause,
     "purge": _purge,
     "redrive": _redrive,
+    "delete": _delete,
     "hold_reader": _hold_reader,
     "release_reader": _release_reader,
     "readers": _readers,

@@ -330,6 +330,39 @@ def test_purge_asks_nobody_where_there_is_no_terminal(
     assert api.get(path_of("unasked"))["ready"] == 1
 
 
+def test_delete(
+    broker: BrokerProcess, api: Api, run: Run, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reject(broker, api, "deleted", [b"dead"])
+    api.send("deleted", b"1", b"2")
+    assert run("delete", "deleted", "--yes") == ["deleted deleted with 2 messages and 1 dead letter"]
+    assert api.ask("GET", path_of("deleted")).status == 404
+    api.send("deleted", b"1")
+    identity = api.get(path_of("deleted"))["identity"]
+    with phpmq(broker) as mq:
+        (held,) = mq.consume("deleted", count=1)
+        assert main(["delete", "deleted", "--yes", "--url", url]) == 1
+        assert "who hold 1 messages: stop them, or delete it with force" in capsys.readouterr().err
+        assert objects(run("delete", "deleted", "--yes", "--force", "--json")) == [
+            {"name": "deleted", "identity": identity, "ready": 0, "held": 1, "dead": 0}
+        ]
+        held.ack()
+    assert main(["delete", "deleted", "--url", url]) == 2
+    assert "say --yes to delete without a question" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("\n", 1)])
+def test_delete_asks_on_a_terminal(api: Api, url: str, answer: str, code: int) -> None:
+    queue = f"deleted {answer.strip() or 'not'}"
+    api.send(queue, b"1", b"2", b"3")
+    with Terminal("delete", queue, "--url", url) as terminal:
+        terminal.wait_for(f"Delete {queue} with 3 messages and 0 dead letters? [y/N] ")
+        terminal.type(answer)
+        assert terminal.end() == code
+        assert ("nothing was deleted" if code else "deleted deleted y with 3 messages") in terminal.seen
+    assert api.ask("GET", path_of(queue)).status == (200 if code else 404)
+
+
 @pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, 0), ("\n", 1, 3), ("no\n", 1, 3)])
 def test_purge_asks_on_a_terminal(api: Api, url: str, answer: str, code: int, left: int) -> None:
     queue = f"asked {answer.strip() or 'nothing'}"
@@ -392,6 +425,7 @@ COMMANDS = [
     "purge q --yes",
     "dead q",
     "redrive q",
+    "delete q --yes",
 ]
 
 
@@ -463,6 +497,7 @@ def test_tokens_and_their_roles(
         "resume q": "operate",
         "redrive q": "operate",
         "purge q --yes": "admin",
+        "delete q --yes": "admin",
     }
     roles = ["read", "operate", "admin"]
     for role in roles:

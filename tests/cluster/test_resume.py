@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.broker import Broker
+from penstock.broker.operate import Operator
 from penstock.broker.port import Port
 from penstock.cluster.follower_link import FollowerLink
 from penstock.cluster.frames import Body, Frame, Kind
@@ -188,6 +189,32 @@ def test_what_a_client_holds_stays_with_it(cluster: Cluster, protocol: str, chan
     assert consumer.collect(4) == [6, 7, 8, 9]
     consumer.ack()
     cluster.settled()
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+@pytest.mark.parametrize("protocol", ["phpmq", "rq"])
+def test_what_a_client_holds_of_a_deleted_queue_is_nothing_to_the_next_one(
+    cluster: Cluster, protocol: str, change: str
+) -> None:
+    follower = cluster.follower()
+    consumer, sender = cluster.door(follower, protocol), cluster.door(follower, "rq")
+    sender.send(range(4))
+    consumer.demand(2)
+    assert consumer.collect(2) == [0, 1]
+
+    def delete() -> None:
+        leader = cluster.leader
+        Operator(leader.broker, leader.engine).delete(QUEUE, leader.now_us(), force=True)
+        leader.sync()
+
+    cluster.thread.call(delete)
+    CHANGES[change](cluster)
+    assert not cluster.leader.engine.has_queue(QUEUE)
+    consumer.ack()
+    sender.send(range(10, 14))
+    assert sorted(consumer.drain(4, window=2)) == [10, 11, 12, 13]
+    cluster.settled()
+    assert cluster.leader.engine.describe(QUEUE).offset_end == 4
 
 
 @pytest.mark.parametrize("change", list(CHANGES))

@@ -34,6 +34,7 @@ class LittleApi:
     def __init__(self) -> None:
         self.rows = {"a": row("a", ready=2, oldest_seconds=5.0), "b": row("b", dead=1)}
         self.told: asyncio.Queue[list[dict[str, Any]] | None] = asyncio.Queue()
+        self.gone: list[str] = []
         self.asked: list[tuple[str, str]] = []
         self.streams = 0
         self.ready = True
@@ -63,7 +64,8 @@ class LittleApi:
         self.streams += 1
         try:
             while (rows := await self.told.get()) is not None:
-                text = f"event: queues\ndata: {json.dumps({'queues': rows})}\n\n: ping\n\n".encode()
+                event = {"queues": rows, **({"gone": self.gone} if self.gone else {})}
+                text = f"event: queues\ndata: {json.dumps(event)}\n\n: ping\n\n".encode()
                 yield text[:20]
                 yield text[20:]
         finally:
@@ -105,6 +107,26 @@ def run(monkeypatch: pytest.MonkeyPatch, test: Callable[[LittleApi, Feed], Await
         assert api.streams == 0
 
     asyncio.run(play())
+
+
+def test_queues_that_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(api: LittleApi, feed: Feed) -> None:
+        listener = Listener()
+        feed.listen(listener)
+        await until(lambda: feed.complete and api.streams == 1)
+        api.gone = ["b"]
+        api.told.put_nowait([])
+        await until(lambda: any("b" in tick.gone for tick in listener.ticks))
+        assert list(feed.rows) == ["a"]
+        # Of one that went while the stream was broken, the next list says nothing.
+        api.gone = []
+        del api.rows["a"]
+        api.told.put_nowait(None)
+        await until(lambda: any("a" in tick.gone for tick in listener.ticks))
+        assert sum(len(tick.gone) for tick in listener.ticks) >= 2
+        await until(lambda: not feed.rows or list(feed.rows) == ["b"])
+
+    run(monkeypatch, test)
 
 
 def test_all_queues_and_then_what_changes(monkeypatch: pytest.MonkeyPatch) -> None:

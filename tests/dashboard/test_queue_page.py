@@ -1,6 +1,7 @@
 """A queue's page in a browser: its numbers are the API's, its buttons do what they say and ask first."""
 
 import json
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -271,6 +272,29 @@ def test_a_purge_wants_the_name(broker: BrokerProcess, api: Api, visit: Visit) -
     expect(page.get_by_text("No letter is dead.")).to_be_visible()
 
 
+def test_a_queue_is_deleted_by_name(broker: BrokerProcess, api: Api, visit: Visit) -> None:
+    fill(api, "deleted", 12)
+    looking = visit(broker, "/queue/deleted?part=messages", forgive=["404"])
+    page = visit(broker, "/queue/deleted", forgive=["404"])
+    page.get_by_role("button", name="Delete…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text(
+        "12 messages that wait, 0 messages that are held and 0 dead letters will be gone"
+    )
+    go = dialog.get_by_role("button", name="Delete", exact=True)
+    expect(go).to_be_disabled()
+    axe(page)
+    dialog.get_by_role("textbox").fill("deleted")
+    go.click()
+    until(lambda: api.ask("GET", "/v1/queues/deleted").status == 404, "the queue to be gone")
+    expect(page.locator("tbody tr").filter(has_text="deleted")).to_have_count(0)
+    expect(page).to_have_url(re.compile(r"/$"))
+    # Who looks at it meanwhile is told, and sees the next one when it comes.
+    expect(looking.get_by_text("There is no such queue")).to_be_visible()
+    fill(api, "deleted", 1)
+    expect(looking.get_by_role("button", name="Delete…")).to_be_visible()
+
+
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """A broker with a token for each role, `ROLE-0123456789abcdef`."""
@@ -298,6 +322,7 @@ def test_each_role_has_its_buttons_and_no_more(guarded: BrokerProcess, visit: Vi
         "Redrive…": role != "read",
         "Dry run": role != "read",
         "Purge…": role == "admin",
+        "Delete…": role == "admin",
         "Purge dead letters…": role == "admin",
     }
     for name, shown in there.items():
@@ -361,10 +386,19 @@ def test_by_keyboard(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     page = visit(broker, "/queue/keys")
     page.locator("#main").focus()
     seen = []
-    for _ in range(7):
+    for _ in range(8):
         page.keyboard.press("Tab")
         seen.append(page.evaluate("document.activeElement.innerText"))
-    assert seen == ["Queues", "Pause", "Purge…", "Overview", "Messages", "Dead letters", "5 minutes"]
+    assert seen == [
+        "Queues",
+        "Pause",
+        "Purge…",
+        "Delete…",
+        "Overview",
+        "Messages",
+        "Dead letters",
+        "5 minutes",
+    ]
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="5 minutes", exact=True)).to_have_attribute("aria-pressed", "true")
 

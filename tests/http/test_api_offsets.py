@@ -12,6 +12,9 @@ def test_named_queues(api: Api) -> None:
     api.send("offsets/b", b"1")
     rows = api.get("/v1/offsets", queues="offsets/b,offsets.a,offsets.none,offsets.a")["queues"]
     expected = {"offset_start": 0, "offset_end": 2, "event_start": 0, "event_end": 2}
+    for row in rows:
+        (message,) = api.get(f"/v1/queues/{quote(row['name'], safe='')}/messages", limit=1)["messages"]
+        assert message["id"].startswith(row.pop("identity"))
     assert rows == [
         {"name": "offsets/b", "offset_start": 0, "offset_end": 1, "event_start": 0, "event_end": 1},
         {"name": "offsets.a", **expected},

@@ -52,7 +52,7 @@ NEEDS = {
         ("POST", "/v1/transactions"),
         ("DELETE", "/v1/transactions/t"),
     ],
-    "admin": [("POST", "/v1/queues/q/purge")],
+    "admin": [("POST", "/v1/queues/q/purge"), ("DELETE", "/v1/queues/q")],
 }
 RANK = ["read", "operate", "admin"]
 

@@ -33,6 +33,7 @@ class Broker:
     def __init__(self) -> None:
         self.rows: dict[str, Fields] = {}
         self.changed: dict[str, None] = {}
+        self.gone: list[str] = []
         self.calls: list[bool] = []
         self.on_call: Callable[[], Awaitable[object]] | None = None
 
@@ -64,7 +65,14 @@ class Broker:
         more = bool(self.changed)
         if self.on_call is not None:
             await self.on_call()
-        return Frame({"queues": rows, "more": more}, memoryview(b""))
+        gone, self.gone = self.gone, []
+        return Frame({"queues": rows, "gone": gone, "more": more}, memoryview(b""))
+
+    def delete(self, name: str, told: bool = True) -> None:
+        del self.rows[name]
+        self.changed.pop(name, None)
+        if told:
+            self.gone.append(name)
 
 
 class Rig:
@@ -371,6 +379,54 @@ def test_a_subscriber_gets_all_first_then_what_changes_and_what_comes_to_rest() 
         await rig.after(1)
         assert changes.take() == []
         assert rig.mirror.subscriber_count == 0
+
+    run(test)
+
+
+def test_a_queue_that_is_deleted_is_forgotten_and_its_subscribers_are_told() -> None:
+    async def test(rig: Rig) -> None:
+        for name in ("a", "b", "c"):
+            rig.broker.move(name, 100)
+        await rig.after(0)
+        rig.broker.move("b", 100)
+        await rig.after(1)
+        changes = rig.mirror.subscribe()
+        assert changes.take() == ["a", "b", "c"]
+        rig.broker.delete("b")
+        await rig.after(1)
+        assert "b" in changes.take()
+        assert (list(rig.mirror.rows), list(rig.mirror.names)) == (["a", "c"], ["a", "c"])
+        # The next one of that name has come since the last look: no rate below 0, no past that is another's.
+        rig.broker.move("b", 7)
+        await rig.after(1)
+        assert list(rig.mirror.names) == ["a", "b", "c"]
+        assert 0 < rig.rates("b")[0] <= 7
+        # Made again between two looks, it has another identity.
+        rig.broker.rows["b"] = {**rig.broker.rows["b"], "identity": "another", "offset_end": 1}
+        rig.broker.changed["b"] = None
+        await rig.after(1)
+        assert 0 < rig.rates("b")[0] <= 1
+        assert list(rig.mirror.names) == ["a", "b", "c"]
+
+    run(test)
+
+
+def test_what_was_deleted_while_nobody_looked_is_missed_by_the_next_whole_round() -> None:
+    async def test(rig: Rig) -> None:
+        for name in ("a", "b"):
+            rig.broker.move(name, 1)
+        await rig.after(0)
+        rig.broker.delete("b", told=False)
+
+        async def fail() -> None:
+            raise CallRefused("unavailable", "not now")
+
+        rig.broker.on_call = fail
+        with pytest.raises(CallRefused):
+            await rig.after(1)
+        rig.broker.on_call = None
+        await rig.after(1)
+        assert list(rig.mirror.names) == ["a"]
 
     run(test)
 

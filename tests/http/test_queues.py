@@ -28,6 +28,7 @@ FIELDS = {
     "rate_out",
     "oldest_seconds",
     "paused",
+    "identity",
 }
 
 
@@ -149,6 +150,7 @@ def test_the_policy_is_shown(start_broker: StartBroker, tmp_path: Path) -> None:
     config.write_text(
         '[queue."orders.*"]\nmax-deliveries = 5\nretention-seconds = 60\nretention-bytes = 7\n'
         'max-bytes = 1000\non-expiry = "drop"\ndurability = "interval"\ndead-letters = "off"\n'
+        "expire-seconds = 30\n"
     )
     broker = start_broker("--config", str(config))
     with Api(broker.ports["http"]) as api:
@@ -162,6 +164,7 @@ def test_the_policy_is_shown(start_broker: StartBroker, tmp_path: Path) -> None:
             "max_bytes": 1000,
             "on_expiry": "drop",
             "dead_letters": False,
+            "expire_seconds": 30,
         }
         assert api.get(path_of("plain"))["policy"] == {
             "durability": "commit",
@@ -171,6 +174,7 @@ def test_the_policy_is_shown(start_broker: StartBroker, tmp_path: Path) -> None:
             "max_bytes": 0,
             "on_expiry": "dead",
             "dead_letters": True,
+            "expire_seconds": 0,
         }
 
 
@@ -272,7 +276,13 @@ def test_thousands_of_queues(start_broker: StartBroker) -> None:
 # --- No ---
 
 
-ACTIONS = [("GET", ()), ("POST", ("pause",)), ("POST", ("resume",)), ("POST", ("purge",))]
+ACTIONS = [
+    ("GET", ()),
+    ("DELETE", ()),
+    ("POST", ("pause",)),
+    ("POST", ("resume",)),
+    ("POST", ("purge",)),
+]
 
 
 @pytest.mark.parametrize(("method", "more"), ACTIONS)
@@ -293,7 +303,7 @@ def test_a_door_is_no_queue(api: Api, method: str, more: tuple[str, ...]) -> Non
     assert "'with door/s'" in detail
 
 
-@pytest.mark.parametrize(("role", "allowed"), [("read", 0), ("operate", 2), ("admin", 3)])
+@pytest.mark.parametrize(("role", "allowed"), [("read", 0), ("operate", 2), ("admin", 4)])
 def test_roles(start_broker: StartBroker, tmp_path: Path, role: str, allowed: int) -> None:
     config = tmp_path / "penstock.toml"
     config.write_text(
@@ -312,7 +322,8 @@ def test_roles(start_broker: StartBroker, tmp_path: Path, role: str, allowed: in
         statuses = [
             api.ask("POST", path_of("guarded", action)).status for action in ("pause", "resume", "purge")
         ]
-        assert statuses == [200] * allowed + [403] * (3 - allowed)
+        statuses.append(api.ask("DELETE", path_of("guarded")).status)
+        assert statuses == [200] * allowed + [403] * (4 - allowed)
 
 
 # --- What operators do ---

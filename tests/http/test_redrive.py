@@ -520,6 +520,7 @@ def test_the_document_says_it(api: Api) -> None:
     ]
     fields = operation["requestBody"]["content"]["application/json"]["schema"]["properties"]
     assert set(fields) == {
+        "identity",
         "reason",
         "where",
         "limit",

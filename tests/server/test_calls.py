@@ -276,6 +276,7 @@ def test_rows_have_everything_and_come_when_they_change(caller: Caller) -> None:
             "bytes": 2,
             "oldest_us": caller.now,
             "paused": False,
+            "identity": worker.origins[0][:12].decode(),
             "consumers": 1,
             "delivered": 3,
             "counts": {"accepted": 3, "held": 3, "acked": 1, "dead:rejected": 1},
@@ -314,8 +315,28 @@ def test_one_queue_with_its_deaths_and_its_policy(tmp_path: Path) -> None:
         "max_bytes": 0,
         "on_expiry": "dead",
         "dead_letters": True,
+        "expire_seconds": 0,
     }
     caller.log.close(caller.now)
+
+
+def test_a_queue_is_deleted_and_whoever_shows_queues_is_told(caller: Caller) -> None:
+    caller.append("q", b"a", b"b")
+    old = caller.ask("queue", {"queue": "q"})["row"]["identity"]
+    worker = caller.line("w")
+    worker.say(Consume("q", 1))
+    caller.turn()
+    assert caller.refused("delete", {"queue": "q", "force": False})[0] == "refused"
+    answer = caller.ask("delete", {"queue": "q", "force": True})
+    assert (answer["name"], answer["ready"], answer["held"], answer["identity"]) == ("q", 1, 1, old)
+    assert caller.refused("delete", {"queue": "q", "force": True})[0] == "no-queue"
+    answer = caller.ask("queues", {"all": False})
+    assert (answer["queues"], answer["gone"]) == ([], ["q"])
+    assert caller.ask("queues", {"all": False})["gone"] == []
+    caller.append("q", b"c")
+    asked = {"queue": "q", "start": 0, "end": 9, "runs_max": 9, "only": None}
+    assert caller.refused("states", {**asked, "identity": old})[0] == "deleted"
+    assert caller.call("states", asked)[0]["count"] == 1
 
 
 COLUMNS = (

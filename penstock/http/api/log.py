@@ -35,9 +35,9 @@ from penstock.http.link import CALL_SECONDS
 from penstock.http.problems import Problem
 from penstock.http.reading.looking import Runs, ask_states
 from penstock.http.reading.pool import Stream
-from penstock.http.route import QUEUE, Param, Role, Route
+from penstock.http.route import IDENTITY, QUEUE, Param, Role, Route
 from penstock.http.site import Site
-from penstock.log.errors import LogDamaged
+from penstock.log.errors import LogDamaged, QueueDeleted
 from penstock.log.reader import LogReader, OffsetsMissing, ReaderQueue
 from penstock.log.tables import VIEWS
 
@@ -74,6 +74,7 @@ class Wanted(NamedTuple):
     end: int | None
     columns: tuple[str, ...]
     fail_on_loss: bool
+    identity: str | None = None  # None: whatever has that name
 
 
 class Range(NamedTuple):
@@ -91,12 +92,14 @@ class Asking:
         self._loop = asyncio.get_running_loop()
         self._queue = queue
 
-    def check_queue(self) -> None:
+    def check_queue(self, identity: str | None) -> None:
         """CallRefused where there is no such queue."""
-        self._wait(self._link.call("queue", {"queue": self._queue}))
+        answer = self._wait(self._link.call("queue", {"queue": self._queue}))
+        if identity not in (None, answer.fields["row"]["identity"]):
+            raise QueueDeleted(self._queue)
 
-    def states(self, start: int, end: int) -> Runs:
-        return self._wait(ask_states(self._link, self._queue, start, end, STATE_RUNS_MAX))
+    def states(self, start: int, end: int, identity: str) -> Runs:
+        return self._wait(ask_states(self._link, self._queue, start, end, STATE_RUNS_MAX, identity=identity))
 
     def _wait(self, question: Coroutine[Any, Any, T]) -> T:
         # The link has a bound of its own; this one is for a loop that has ended meanwhile.
@@ -111,6 +114,7 @@ async def get_log(call: Call) -> Response:
         call["end"],
         _columns(call["view"], call["columns"]),
         call["fail_on_loss"],
+        call["identity"],
     )
     stream = call.site.readers.stream(walk, wanted, Asking(call.site, wanted.queue))
     try:
@@ -144,11 +148,12 @@ def walk(reader: LogReader, wanted: Wanted, asking: Asking) -> Iterator[Range | 
     """The range that is served, and then the stream in chunks."""
     known = reader.queue(wanted.queue)
     if known is None:
-        asking.check_queue()  # It is there, but nothing of it is synced.
+        asking.check_queue(wanted.identity)  # It is there, but nothing of it is synced.
         known = ReaderQueue(0, 0, 0, 0, 0)
+    identity = check_identity(reader, wanted) if known.number else ""
     served = range_of(wanted, known)
     try:
-        schema, batches = _batches(reader, wanted, served, asking)
+        schema, batches = _batches(reader, wanted, served, asking, identity)
     except ImportError as error:
         raise Problem(
             "not-installed",
@@ -158,8 +163,18 @@ def walk(reader: LogReader, wanted: Wanted, asking: Asking) -> Iterator[Range | 
     with losses_told(reader, wanted, known):
         # With the first batch at hand, all that can be known before is known.
         first = list(islice(batches, 1))
+    if first and reader.identity(wanted.queue) != identity:
+        raise QueueDeleted(wanted.queue)
     yield served
     yield from chunks_of(schema, chain(first, batches))
+
+
+def check_identity(reader: LogReader, wanted: Wanted) -> str:
+    """The identity of the queue that is there, which may have to be a certain one."""
+    identity = reader.identity(wanted.queue)
+    if wanted.identity not in (None, identity):
+        raise QueueDeleted(wanted.queue)
+    return identity
 
 
 @contextmanager
@@ -208,7 +223,7 @@ def _missing(wanted: Wanted, start: int, detail: str) -> Problem:
 
 
 def _batches(
-    reader: LogReader, wanted: Wanted, served: Range, asking: Asking
+    reader: LogReader, wanted: Wanted, served: Range, asking: Asking, identity: str
 ) -> "tuple[pa.Schema, Iterator[pa.RecordBatch]]":
     """The schema of a view, and its batches. What makes them is imported here: it may not be installed."""
     from penstock.log.arrow import events_batches, messages_batches, pruned, schema_of
@@ -220,7 +235,7 @@ def _batches(
     if wanted.view == "state":
         from penstock.http.reading.state import state_batches
 
-        batches = partial(state_batches, ask=lambda start: asking.states(start, served.end))
+        batches = partial(state_batches, ask=lambda start: asking.states(start, served.end, identity))
     else:
         batches = events_batches if wanted.view == "events" else messages_batches
     return schema, batches(
@@ -343,8 +358,9 @@ ROUTES: Final = (
                 "only these columns, in this order",
             ),
             FAIL_ON_LOSS,
+            IDENTITY,
         ),
-        problems=("queue-not-found", "offsets-missing", "not-installed"),
+        problems=("queue-not-found", "queue-deleted", "offsets-missing", "not-installed"),
         answer_media=ARROW_MEDIA,
         answer_headers={
             "Penstock-Start": "The first offset (or event) of the range that is served.",

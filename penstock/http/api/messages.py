@@ -33,7 +33,7 @@ from penstock.http.route import JSON_MEDIA, QUEUE, Param, Role, Route
 from penstock.http.schema import Schema
 from penstock.http.site import Site
 from penstock.log.block import PROTOCOLS
-from penstock.log.errors import LogDamaged
+from penstock.log.errors import LogDamaged, QueueDeleted
 from penstock.model.life import Event, Reason
 
 LIMIT: Final = 100
@@ -90,7 +90,7 @@ async def get_message(call: Call) -> Response:
             queue=queue,
             offset_start=extent.offset_start,
         )
-    runs = await ask_states(site.link, queue, offset, offset + 1, 1)
+    runs = await ask_states(site.link, queue, offset, offset + 1, 1, identity=extent.identity)
     (message,) = await _repaired(site, queue, [message], [runs])
     histories = await histories_of(site.readers, queue, [message])
     return await asyncio.to_thread(_answer_message, message, runs, histories)
@@ -112,7 +112,7 @@ async def _page_of_all(site: Site, queue: str, start: int, limit: int) -> Page:
     if look.seen:
         at, end = look.seen[0].offset, look.seen[-1].offset + 1
         while at < end:
-            runs.append(await ask_states(site.link, queue, at, end, LIMIT_MAX))
+            runs.append(await ask_states(site.link, queue, at, end, LIMIT_MAX, identity=extent.identity))
             at = runs[-1].offset_end
     return Page(look.seen, runs, _before(look.offset_next, extent.offset_end))
 
@@ -129,10 +129,14 @@ async def _page_of_state(site: Site, queue: str, start: int, limit: int, state: 
     parts: list[Runs] = []
     at, bytes_left = start, VALUES_BYTES_MAX
     for _ in range(ROUNDS_MAX):
-        runs = await ask_states(site.link, queue, at, extent.offset_end, LIMIT_MAX, only)
+        runs = await ask_states(
+            site.link, queue, at, extent.offset_end, LIMIT_MAX, only, identity=extent.identity
+        )
         ranges = runs.gaps() if only is None else runs.ranges()
         look = await site.readers.run(look_at, queue, ranges, limit - len(seen), bytes_left)
         if look.seen:
+            if not look.seen[0].id.startswith(extent.identity):
+                raise QueueDeleted(queue)
             parts.append(runs)
         seen += look.seen
         bytes_left -= sum(len(message.value) for message in look.seen)

@@ -19,7 +19,7 @@ from penstock.http.app import Call, answer_json, answer_list
 from penstock.http.route import AFTER, LIMIT, QUEUE, Param, Role, Route
 from penstock.http.schema import Schema
 from penstock.log.errors import LogRefused
-from penstock.log.reader import LogReader, ReaderQueue
+from penstock.log.reader import LogReader
 
 NAMES_MAX: Final = 1000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -52,6 +52,7 @@ SCHEMAS: Final = {
             "offset_end": schema.said(schema.OFFSET, "The messages before this one are synced."),
             "event_start": schema.said(schema.OFFSET, "The log of events is complete from here on."),
             "event_end": schema.said(schema.OFFSET, "The events before this one are synced."),
+            "identity": schema.IDENTITY,
         }
     )
 }
@@ -68,25 +69,21 @@ async def get_offsets(call: Call) -> Response:
 
 
 def _named(reader: LogReader, names: Sequence[str]) -> list[dict[str, Any]]:
-    found = ((name, reader.queue(name)) for name in dict.fromkeys(names))
-    return [_row(name, queue) for name, queue in found if queue is not None]
+    return [_row(reader, name) for name in dict.fromkeys(names) if reader.queue(name) is not None]
 
 
 def _page(reader: LogReader, after: str | None, count: int) -> list[dict[str, Any]]:
-    queues = reader.queues()
-    names = sorted(queues)
+    names = sorted(reader.queues())
     start = bisect_right(names, after) if after is not None else 0
-    return [_row(name, queues[name]) for name in islice(names, start, start + count)]
+    return [_row(reader, name) for name in islice(names, start, start + count)]
 
 
-def _row(name: str, queue: ReaderQueue) -> dict[str, Any]:
-    return {
-        "name": name,
-        "offset_start": queue.offset_start,
-        "offset_end": queue.offset_end,
-        "event_start": queue.event_start,
-        "event_end": queue.event_end,
-    }
+def _row(reader: LogReader, name: str) -> dict[str, Any]:
+    facts = reader.queue(name)
+    assert facts is not None
+    _, *extent = facts
+    fields = ("offset_start", "offset_end", "event_start", "event_end")
+    return {"name": name, **dict(zip(fields, extent, strict=True)), "identity": reader.identity(name)}
 
 
 async def get_offset(call: Call) -> Response:

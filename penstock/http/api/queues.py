@@ -40,6 +40,7 @@ QUEUE_FIELDS: Final = {
         "The age of the oldest message that is not settled; null: there is none.",
     ),
     "paused": schema.said(schema.BOOLEAN, "Whether nothing is handed out."),
+    "identity": schema.IDENTITY,
 }
 
 SCHEMAS: Final = {
@@ -62,6 +63,7 @@ SCHEMAS: Final = {
                     "max_bytes": schema.COUNT,
                     "on_expiry": schema.words("dead", "drop"),
                     "dead_letters": schema.BOOLEAN,
+                    "expire_seconds": schema.COUNT,
                 }
             ),
         }
@@ -76,7 +78,8 @@ async def get_queues(call: Call) -> Response:
     names = await _chosen(mirror.names, call["match"], call["after"], limit + 1)
     page = names[:limit]
     more = page[-1] if len(names) > limit else None
-    return await answer_list("queues", map(mirror.queue, page), next=more)
+    rows = (mirror.queue(name) for name in page if name in mirror.rows)
+    return await answer_list("queues", rows, next=more)
 
 
 async def _chosen(names: Sequence[str], match: str | None, after: str | None, count: int) -> list[str]:
@@ -130,6 +133,15 @@ async def post_purge(call: Call) -> Response:
     return answer_json({"purged": purged})
 
 
+async def delete_queue(call: Call) -> Response:
+    answer, _ = await call.site.link.call("delete", {"queue": call["queue"], "force": call["force"]})
+    await call.site.mirror.refresh()  # so that nobody who asks from now on is shown it
+    return answer_json({field: answer[field] for field in DELETED})
+
+
+DELETED: Final = ("name", "identity", "ready", "held", "dead")
+"""What is said of a queue that was there."""
+
 _PAUSED: Final = schema.object_of({"paused": schema.BOOLEAN})
 
 ROUTES: Final = (
@@ -159,6 +171,18 @@ ROUTES: Final = (
         schema.ref("QueueDetails"),
         params=(QUEUE,),
         problems=("queue-not-found",),
+    ),
+    Route(
+        "DELETE /v1/queues/{queue}",
+        delete_queue,
+        Role.ADMIN,
+        "Delete a queue with all its messages; how it stood. The next message of that name makes another.",
+        schema.object_of({field: QUEUE_FIELDS[field] for field in DELETED}),
+        params=(
+            QUEUE,
+            Param("force", kinds.Flag(), "also while it has consumers, or messages are held", default=False),
+        ),
+        problems=("queue-not-found", "conflict"),
     ),
     Route(
         "POST /v1/queues/{queue}/pause",

@@ -12,7 +12,7 @@ from penstock.http import kinds, schema
 from penstock.http.api.log import END, FAIL_ON_LOSS, Wanted
 from penstock.http.app import Call, answer_json
 from penstock.http.problems import Problem
-from penstock.http.route import QUEUE, Param, Role, Route
+from penstock.http.route import IDENTITY, QUEUE, Param, Role, Route
 
 SCHEMAS: Final = {
     "RecordPart": schema.object_of(
@@ -45,7 +45,9 @@ async def get_records(call: Call) -> Response:
     # Whoever has no cluster loads nothing of it.
     from penstock.http.reading.records import Planner
 
-    wanted = Wanted(call["queue"], "messages", call["start"], call["end"], (), call["fail_on_loss"])
+    wanted = Wanted(
+        call["queue"], "messages", call["start"], call["end"], (), call["fail_on_loss"], call["identity"]
+    )
     answer: dict[str, Any] | None = await site.readers.run(Planner(site.cluster, site.data).plan, wanted)
     if answer is None:
         # Nothing of it is synced; or there is no such queue.
@@ -76,7 +78,8 @@ ROUTES: Final = (
             Param("start", kinds.Whole(), "the first offset; absent: the first kept"),
             END,
             FAIL_ON_LOSS,
+            IDENTITY,
         ),
-        problems=("queue-not-found", "conflict", "offsets-missing"),
+        problems=("queue-not-found", "queue-deleted", "conflict", "offsets-missing"),
     ),
 )

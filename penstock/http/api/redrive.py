@@ -28,10 +28,11 @@ from penstock.http.app import Call, answer_json
 from penstock.http.problems import Problem
 from penstock.http.reading import letters
 from penstock.http.reading.letters import DeadRun, Range, Ranges
-from penstock.http.route import QUEUE, Body, Field, Role, Route
+from penstock.http.route import IDENTITY, QUEUE, Body, Field, Role, Route
 from penstock.http.schema import Schema
 from penstock.http.where.condition import WhereError, parse
 from penstock.http.where.read import TEXT_CHARACTERS_MAX
+from penstock.log.errors import QueueDeleted
 from penstock.log.reader import LogReader
 from penstock.model.life import DEAD_REASONS, Reason
 
@@ -94,6 +95,8 @@ class _Redrive:
         self._call = call
         self._site = call.site
         self._queue: str = call["queue"]
+        self._identity: str | None = fields["identity"]
+        self._number = 0  # of the queue in its log, which an identity ends with
         self._reason = Reason.of(fields["reason"]) if fields["reason"] is not None else None
         self._condition = parse(fields["where"]) if fields["where"] is not None else None
         asks_reason = self._condition is not None and "reason" in self._condition.columns
@@ -120,6 +123,10 @@ class _Redrive:
         """Do it; what there is to say about it."""
         queue = (await self._site.link.call("queue", {"queue": self._queue})).fields
         row = queue["row"]
+        if self._identity not in (None, row["identity"]):
+            raise QueueDeleted(self._queue)
+        self._identity = row["identity"]
+        self._number = int(row["identity"][-6:], 16)
         some_stay = self._spares_bad_records and Reason.BAD_RECORD.label in queue["dead_reasons"]
         if self._walks or some_stay:
             self._event_end = row["event_end"]
@@ -155,7 +162,13 @@ class _Redrive:
         while more:
             frame = await self._site.link.call(
                 "redrive",
-                {"queue": self._queue, "reason": label, "ranges": ranges, "limit": limit - count},
+                {
+                    "queue": self._queue,
+                    "identity": self._identity,
+                    "reason": label,
+                    "ranges": ranges,
+                    "limit": limit - count,
+                },
             )
             count += frame.fields["count"]
             more = frame.fields.get("more", False) and count < limit
@@ -252,6 +265,8 @@ class _Redrive:
         while True:
             known = await self._site.readers.run(LogReader.queue, self._queue)
             end, event_end = (known.offset_end, known.event_end) if known is not None else (0, 0)
+            if known is not None and known.number != self._number:
+                end = event_end = 0  # That is the one before this, whose end is not synced yet.
             if runs[-1].end <= end and self._event_end <= event_end:
                 return runs
             if time.monotonic() > self._sync_deadline:
@@ -289,6 +304,7 @@ _FIELDS: Final = (
     ),
     Field("dry_run", kinds.Flag(), "change nothing, only count", default=False),
     Field("from", kinds.Whole(), "begin at this offset", default=0),
+    Field("identity", IDENTITY.kind, IDENTITY.help),
     Field(
         "ranges",
         RangesKind(),
@@ -333,6 +349,6 @@ ROUTES: Final = (
         schema.ref("Redriven"),
         (QUEUE,),
         Body(fields=_FIELDS, required=False, help="Nothing, or {}: all of them but bad records."),
-        ("queue-not-found", "unsupported-media-type", "conflict"),
+        ("queue-not-found", "queue-deleted", "unsupported-media-type", "conflict"),
     ),
 )

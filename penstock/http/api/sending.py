@@ -105,6 +105,12 @@ async def _store(call: Call, batch: Batch) -> Stored:
     except CallRefused as refusal:
         _raise(refusal, queue, key)
     ((_, first, end, origin),) = done["stored"]
+    if first == end:
+        raise Problem(
+            "queue-deleted",
+            f"queue {queue!r}: what came with this {HEADER} was stored, and the queue was deleted since; "
+            f"use a new key to send it again",
+        )
     if done["repeated"]:
         await check_same(call.site.readers, queue, first, end, batch)
     return Stored(first, end, origin.encode(), done["repeated"])

@@ -76,7 +76,9 @@ async def post_stage(call: Call) -> Response:
         except QueueNameError as error:
             raise Problem("bad-request", str(error)) from None
         if repairs:
-            await call.site.link.call("queue", {"queue": its_queue})  # which says no, where there is none
+            # Which says no, where there is none. The letters of the one that is there are meant.
+            answer = await call.site.link.call("queue", {"queue": its_queue})
+            batch.identity = answer.fields["row"]["identity"]
         parts.append((its_queue, batch))
     return answer_json(_stage_fields(await call.site.stages.stage(call["transaction"], parts)))
 

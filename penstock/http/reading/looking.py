@@ -92,12 +92,13 @@ class Extent(NamedTuple):
 
     offset_start: int
     offset_end: int
+    identity: str  # of the queue, see `model/ids.py`
 
 
 def extent_of(reader: LogReader, queue: str) -> Extent | None:
     """None where nothing of the queue is synced."""
     known = reader.queue(queue)
-    return Extent(known.offset_start, known.offset_end) if known is not None else None
+    return Extent(known.offset_start, known.offset_end, reader.identity(queue)) if known is not None else None
 
 
 def look_at(
@@ -290,13 +291,20 @@ class Runs:
 
 
 async def ask_states(
-    link: Link, queue: str, start: int, end: int, runs_max: int, only: str | None = None
+    link: Link,
+    queue: str,
+    start: int,
+    end: int,
+    runs_max: int,
+    only: str | None = None,
+    identity: str | None = None,
 ) -> Runs:
-    """How the messages of a range stand, from its beginning on; the answer says how far it goes."""
-    answer = await link.call(
-        "states", {"queue": queue, "start": start, "end": end, "runs_max": runs_max, "only": only}
-    )
-    return Runs(start, answer)
+    """How the messages of a range stand, from its beginning on; the answer says how far it goes.
+
+    With an `identity`, no other queue of that name is asked about.
+    """
+    asked = {"queue": queue, "start": start, "end": end, "runs_max": runs_max, "only": only}
+    return Runs(start, await link.call("states", {**asked, "identity": identity}))
 
 
 # --- together --------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import os
 from array import array
 from typing import Any, Final
 
-from penstock.http.api.log import Range, Wanted, losses_told, range_of
+from penstock.http.api.log import Range, Wanted, check_identity, losses_told, range_of
 from penstock.http.problems import Problem
 from penstock.log.block import Header
 from penstock.log.jetstream.names import LogNames
@@ -50,6 +50,7 @@ class Planner:
             known = reader.queue(wanted.queue)
             if known is None:
                 return None
+            check_identity(reader, wanted)
             served = range_of(wanted, known)
             with losses_told(reader, wanted, known):
                 parts, end = self._parts(reader, wanted, served)

@@ -168,7 +168,7 @@ def _runs(batch: Batch) -> Iterator[Batch]:
         most = min(count, first + messages_max)
         end = max(bisect_right(bounds, bounds[first] + PIECE_BYTES, first + 1, most + 1) - 1, first + 1)
         start = bounds[first]
-        yield Batch(
+        run = Batch(
             batch.payload[start : bounds[end]],
             array("i", [bound - start for bound in bounds[first : end + 1]]),
             batch.ttl_seconds[first:end] if batch.ttl_seconds is not None else None,
@@ -177,6 +177,8 @@ def _runs(batch: Batch) -> Iterator[Batch]:
             dead=batch.dead,
             repairs=batch.repairs[first:end] if batch.repairs is not None else None,
         )
+        run.identity = batch.identity
+        yield run
         first = end
 
 

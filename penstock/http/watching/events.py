@@ -2,7 +2,8 @@
 
     event: queues
     data: {"queues":[…]}        at most `ROWS_MAX` queue objects; first of every queue, then of those
-                                that have changed, about once a second
+                                that have changed, about once a second; `"gone":[…]`: names of those
+                                that were deleted, where there are some
 
     : ping                      nothing has changed for `PING_SECONDS`
 
@@ -92,7 +93,10 @@ class EventStream(Response):
             await asyncio.sleep(SPACING_SECONDS)
 
     def _event(self, names: list[str]) -> bytes:
-        text = json_text({"queues": [self._mirror.queue(name) for name in names]})
+        rows = self._mirror.rows
+        event = {"queues": [self._mirror.queue(name) for name in names if name in rows]}
+        gone = [name for name in names if name not in rows]
+        text = json_text({**event, "gone": gone} if gone else event)
         return f"event: queues\ndata: {text}\n\n".encode()
 
 

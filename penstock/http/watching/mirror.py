@@ -56,6 +56,7 @@ SHOWN: Final = (
     "bytes",
     "consumers",
     "paused",
+    "identity",
 )
 """What the API shows of a row as it is."""
 
@@ -225,13 +226,20 @@ class Mirror:
         began = self._clock()
         ask_all, self._all = self._all, True
         changed: dict[str, None] = {}
+        # Of a round for all, those that it does not name are gone; of another, those that it names so.
+        unseen = dict.fromkeys(self._rows) if ask_all else {}
         more = True
         while more:
             fields, _ = await self._link.call("queues", {"all": ask_all})
             ask_all = False
+            for name in fields["gone"]:
+                self._forget(name, changed)
             for row in fields["queues"]:
                 self._put(row, changed)
+                unseen.pop(row["name"], None)
             more = fields["more"]
+        for name in unseen:
+            self._forget(name, changed)
         self._all = False
         ended = self._clock()
         self.round_seconds = ended - began
@@ -246,8 +254,19 @@ class Mirror:
         self._put(row, changed)
         self._publish(changed)
 
+    def _forget(self, name: str, changed: dict[str, None]) -> None:
+        """A queue is gone: those who are told find no row of it."""
+        if self._rows.pop(name, None) is not None:
+            del self._trends[name]
+            self._in_order = False
+            self._moving.pop(name, None)
+            self.samples.forget(name)
+            changed[name] = None
+
     def _put(self, row: Fields, changed: dict[str, None]) -> None:
         name: str = row["name"]
+        if name in self._rows and self._rows[name]["identity"] != row["identity"]:
+            self._forget(name, changed)
         sample = Sample(self._clock(), row["offset_end"], row["counts"].get("acked", 0))
         trend = self._trends.get(name)
         self.samples.put(row, sample.at, is_new=trend is None and self._first_at is not None)
@@ -284,6 +303,7 @@ class Mirror:
         """The names of all queues, in order."""
         if not self._in_order:
             self._in_order = True
+            self._names = [name for name in dict.fromkeys(self._names) if name in self._rows]
             self._names.sort()
         return self._names
 

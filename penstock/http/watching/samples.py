@@ -78,6 +78,10 @@ class Samples:
         if self.row_count > self._rows_max:
             self._make_room(slot)
 
+    def forget(self, name: str) -> None:
+        """There is no such queue any more."""
+        self.row_count -= len(self._rows.pop(name)) // FIELDS
+
     def _make_room(self, slot: int) -> None:
         slots = SLOTS_MAX
         while True:
