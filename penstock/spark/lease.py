@@ -46,12 +46,12 @@ class Lease:
         self._renew_seconds = 0.0  # the broker says for how long it holds
 
     def hold(self, positions: Positions) -> None:
-        """Hold these queues too, from these positions on; those that are held already stay as they are."""
+        """Hold these queues, and no others, from these positions on; those that are held stay as they are."""
         with self._lock:
-            new = {queue: position for queue, position in positions.items() if queue not in self._positions}
-            if not new:
+            if positions.keys() == self._positions.keys():
                 return
-            self._positions |= new
+            kept = {queue: at for queue, at in self._positions.items() if queue in positions}
+            self._positions = kept | {queue: at for queue, at in positions.items() if queue not in kept}
             if self._thread is not None:
                 self._moved.set()
                 return

@@ -2,7 +2,9 @@
 
 A *position* is the offset of the next message to read (for the view `events`: the number of the next event).
 Streaming offsets are positions by queue, `{"orders": 42}`, which is also what `startingOffsets` takes. A
-queue that they do not name has not been seen yet, and is read from 0 on when it comes.
+queue that they do not name has not been seen yet, and is read from 0 on when it comes. Under a name that no
+queue has, `IDENTITIES`, they say which queues these were: one that is deleted and made again is another, and
+its messages are no continuation. Checkpoints of earlier versions do not say it, and are taken at their word.
 
 Rules that always hold:
   * Ends are synced ends: nothing that a query has seen can be taken back.
@@ -13,7 +15,7 @@ Rules that always hold:
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from penstock.errors import PenstockError
@@ -29,6 +31,10 @@ PAGE_QUEUES: Final = 10_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 Positions = dict[str, int]
+Identities = dict[str, str]
+Offset = dict[str, Any]  # positions, and identities under their name
+
+IDENTITIES: Final = ""
 
 
 class DataLost(PenstockError):
@@ -40,6 +46,7 @@ class Extent(NamedTuple):
 
     start: int
     end: int
+    identity: str = ""  # of the queue; empty: nobody knows
 
 
 # --- what there is ---------------------------------------------------------------------------------
@@ -63,10 +70,11 @@ def extents_of(broker: Broker, options: ReadOptions) -> dict[str, Extent]:
 
 
 def _extent(row: Mapping[str, int | str], view: str) -> Extent:
+    identity = str(row.get("identity", ""))
     if view == "events":
-        return Extent(int(row["event_start"]), int(row["event_end"]))
+        return Extent(int(row["event_start"]), int(row["event_end"]), identity)
     # A message that lives is in the log, however old it is: the state is complete from 0 on.
-    return Extent(0 if view == "state" else int(row["offset_start"]), int(row["offset_end"]))
+    return Extent(0 if view == "state" else int(row["offset_start"]), int(row["offset_end"]), identity)
 
 
 def _portions(names: Sequence[str]) -> Iterator[list[str]]:
@@ -81,6 +89,22 @@ def _portions(names: Sequence[str]) -> Iterator[list[str]]:
         portion.append(name)
         characters += length
     yield portion
+
+
+def positions_of(offset: Offset) -> Positions:
+    return {queue: position for queue, position in offset.items() if queue != IDENTITIES}
+
+
+def identities_of(offset: Offset) -> Identities:
+    identities: Identities = offset.get(IDENTITIES, {})
+    return identities
+
+
+def offset_of(positions: Positions, extents: Mapping[str, Extent]) -> Offset:
+    """In order, because Spark compares offsets as texts."""
+    queues = sorted(positions)
+    identities = {queue: extents[queue].identity for queue in queues if extents[queue].identity}
+    return {**({IDENTITIES: identities} if identities else {}), **{it: positions[it] for it in queues}}
 
 
 # --- where to begin and to end ---------------------------------------------------------------------
@@ -145,12 +169,15 @@ def _listed(names: Sequence[str]) -> str:
 
 GO_ON: Final = "set failOnDataLoss to false to go on with what is there"
 _HOLD: Final = f"{GO_ON}. The option reader makes the broker keep what a stream has not read yet"
+_ANEW: Final = f"begin with a new checkpoint, or {GO_ON}"
 _OTHER_LOG: Final = (
-    f"is it another broker, or another data folder? If that is right, begin with a new checkpoint, or {GO_ON}"
+    f"was it deleted, or is it another broker, or another data folder? If that is right, {_ANEW}"
 )
 
 
-def kept_position(options: ReadOptions, queue: str, position: int, extent: Extent | None) -> int:
+def kept_position(
+    options: ReadOptions, queue: str, position: int, extent: Extent | None, identity: str = ""
+) -> int:
     """A position that can be read from, as near as possible to the one where a query should go on.
 
     DataLost where that is another one, unless the query may go on all the same.
@@ -159,6 +186,12 @@ def kept_position(options: ReadOptions, queue: str, position: int, extent: Exten
         if position:
             lost(options, f"queue {queue!r} is gone, but was read up to {position}", _OTHER_LOG)
         return 0
+    if identity and extent.identity and identity != extent.identity:
+        what = (
+            f"queue {queue!r} was deleted, and another of that name stands now; the one that was read up to"
+        )
+        lost(options, f"{what} {position} was {identity}, this one is {extent.identity}", _ANEW)
+        return extent.start
     if position < extent.start:
         what = f"{counted(options)} {position} to {extent.start - 1}"
         lost(options, f"queue {queue!r}: {what} were removed by retention before they were read", _HOLD)

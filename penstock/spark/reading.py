@@ -135,7 +135,7 @@ class Scan:
         patience = Patience(self._broker.retry_seconds)
         while at < part.end:
             try:
-                with self._broker.stream("queues", part.queue, "log", **self._query(at, part.end)) as body:
+                with self._broker.stream("queues", part.queue, "log", **self._query(at, part)) as body:
                     begins = int(body.headers.get("Penstock-Start", at))
                     if begins > at:
                         self._lost(part.queue, at, begins, "are not in the log any more")
@@ -156,12 +156,13 @@ class Scan:
         if at < part.end and self._options.view != "state":
             self._lost(part.queue, at, part.end, "were there when the query was planned, and are not now")
 
-    def _query(self, start: int, end: int) -> dict[str, object]:
+    def _query(self, start: int, part: Range) -> dict[str, object]:
         options = self._options
         return {
             "view": options.view,
             "start": start,
-            "end": end,
+            "end": part.end,
+            "identity": part.identity or None,
             "columns": ",".join(self._columns),
             "fail_on_loss": options.fail_on_data_loss,
         }
@@ -177,7 +178,7 @@ class Scan:
 
     def _refused(self, queue: str, at: int, end: int, error: Refused) -> None:
         """A no in the middle of a range: what was planned is gone, or it is a matter of its own."""
-        if error.name not in ("offsets-missing", "queue-not-found"):
+        if error.name not in ("offsets-missing", "queue-not-found", "queue-deleted"):
             raise error
         if error.name == "offsets-missing" and at < error.fields.get("offset_start", 0):
             extent = Extent(error.fields["offset_start"], max(end, error.fields["offset_start"]))
@@ -233,7 +234,7 @@ class BatchReader(DataSourceReader):
                 )
             if start < end:
                 start = kept_position(options, queue, start, extent)
-                ranges.append(Range(queue, start, max(start, end)))
+                ranges.append(Range(queue, start, max(start, end), extent.identity))
         return self._scan.pieces(broker, split(ranges, options.min_partitions))
 
     def _check_there(self, broker: Broker, extents: dict[str, Extent]) -> None:

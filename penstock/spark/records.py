@@ -50,6 +50,7 @@ def plan_of(broker: Broker, options: ReadOptions, whole: Range) -> Plan:
             start=at,
             end=whole.end,
             fail_on_loss=options.fail_on_data_loss,
+            identity=whole.identity or None,
         )
         if not parts:
             start = answer["start"]

@@ -22,6 +22,7 @@ class Range(NamedTuple):
     queue: str
     start: int
     end: int
+    identity: str = ""  # of the queue; empty: whatever has its name
 
     @property
     def size(self) -> int:
@@ -45,7 +46,7 @@ def _cut(whole: Range, count: int) -> Iterator[Range]:
     for number in range(count):
         start = whole.start + whole.size * number // count
         end = whole.start + whole.size * (number + 1) // count
-        yield Range(whole.queue, start, end)
+        yield whole._replace(start=start, end=end)
 
 
 def _grouped(pieces: Sequence[Range], size_max: int) -> list[tuple[Range, ...]]:

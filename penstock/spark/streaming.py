@@ -10,7 +10,7 @@ has a first batch without rows, whose end says where it begins.
 
 Rules that always hold:
   * The same start and end are the same messages, whenever they are asked for: a batch can be replayed.
-  * An offset is written with its queues in order, because Spark compares offsets as texts.
+  * An offset says which queues its positions are of, so that one that was deleted is not taken for another.
   * Where nothing is new Spark asks again at once. The broker has a rest first, the longer the more it had to
     do for the last answer: with very many queues that is something.
 """
@@ -30,7 +30,17 @@ from pyspark.sql.types import StructType
 
 from penstock.spark.api import Broker
 from penstock.spark.lease import Lease
-from penstock.spark.offsets import Extent, Positions, extents_of, kept_position, starting_positions
+from penstock.spark.offsets import (
+    Extent,
+    Offset,
+    Positions,
+    extents_of,
+    identities_of,
+    kept_position,
+    offset_of,
+    positions_of,
+    starting_positions,
+)
 from penstock.spark.options import ReadOptions
 from penstock.spark.reading import Piece, Scan
 from penstock.spark.splits import Range, shares, split
@@ -49,7 +59,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._scan = Scan(options, schema)
         self._broker = Broker(options.url, options.token, options.retry_seconds)
-        self._initial: Positions | None = None  # where it begins; None: Spark has not asked
+        self._initial: Offset | None = None  # where it begins; None: Spark has not asked
         self._plans_first = False
         self._starts: Positions = {}  # as of the last look
         self._ends: Positions | None = None  # likewise
@@ -59,15 +69,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- where to begin, and how far to go ---------------------------------------------------------
 
-    def initialOffset(self) -> Positions:
+    def initialOffset(self) -> Offset:
         if self._initial is None:
             broker = self._broker.in_haste()
             try:
-                positions = starting_positions(broker, self._options, extents_of(broker, self._options))
+                extents = extents_of(broker, self._options)
+                positions = starting_positions(broker, self._options, extents)
             finally:
                 broker.close()
             self._hold(positions)
-            self._initial = _in_order(positions)
+            self._initial = offset_of(positions, extents)
             self._plans_first = self._options.begins_at_ends
         return self._initial
 
@@ -78,38 +89,42 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = {queue: extent.end for queue, extent in self._look().items()}
 
-    def latestOffset(self, start: Positions, limit: ReadLimit) -> Positions:
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         if self._plans_first:
             self._plans_first = False
             return start
         time.sleep(self._idle_seconds)
         began = time.monotonic()
+        before, identities = positions_of(start), identities_of(start)
         extents = {
             queue: extent
             for queue, extent in self._look().items()
-            if queue in start or (extent.end and (self._target is None or queue in self._target))
+            if queue in before or (extent.end and (self._target is None or queue in self._target))
         }
         positions = {
-            queue: kept_position(self._options, queue, start.get(queue, 0), extent)
+            queue: kept_position(
+                self._options, queue, before.get(queue, 0), extent, identities.get(queue, "")
+            )
             for queue, extent in extents.items()
         }
-        for queue in start.keys() - extents.keys():
+        for queue in before.keys() - extents.keys():
             # One that is not subscribed to any more is forgotten: should it come back, it is a new one.
             if self._options.wants(queue):
-                kept_position(self._options, queue, start[queue], None)
+                kept_position(self._options, queue, before[queue], None)
         self._hold(positions)
         waiting = {queue: self._end(queue, extents) - position for queue, position in positions.items()}
         if isinstance(limit, ReadMaxRows):
             waiting = shares(waiting, limit.max_rows)
-        end = _in_order(
-            {queue: position + max(waiting.get(queue, 0), 0) for queue, position in positions.items()}
+        end = offset_of(
+            {queue: position + max(waiting.get(queue, 0), 0) for queue, position in positions.items()},
+            extents,
         )
         took = time.monotonic() - began
         self._idle_seconds = min(IDLE_SHARE * took, IDLE_SECONDS_MAX) if end == start else 0.0
         return end
 
     def reportLatestOffset(self) -> Positions | None:
-        return _in_order(self._ends) if self._ends is not None else None
+        return dict(sorted(self._ends.items())) if self._ends is not None else None
 
     def _look(self) -> dict[str, Extent]:
         extents = extents_of(self._broker, self._options)
@@ -124,12 +139,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- reading -----------------------------------------------------------------------------------
 
-    def partitions(self, start: Positions, end: Positions) -> Sequence[Piece]:
+    def partitions(self, start: Offset, end: Offset) -> Sequence[Piece]:
         self._plans_first = False
-        self._hold({queue: start.get(queue, 0) for queue in end})
-        ranges = [
-            Range(queue, self._begin(queue, start.get(queue, 0), stop), stop) for queue, stop in end.items()
-        ]
+        before, ends = positions_of(start), positions_of(end)
+        self._hold({queue: before.get(queue, 0) for queue in ends})
+        known, identities = identities_of(start), identities_of(end)
+        ranges = []
+        for queue, stop in ends.items():
+            identity = identities.get(queue, "")
+            # Of one that was deleted since, and the query may go on all the same, the next begins at 0.
+            begin = before.get(queue, 0) if known.get(queue, identity) == identity else 0
+            ranges.append(Range(queue, self._begin(queue, begin, stop), stop, identity))
         return self._scan.pieces(self._broker, split(ranges, self._options.min_partitions))
 
     def _begin(self, queue: str, start: int, end: int) -> int:
@@ -149,9 +169,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- retention ---------------------------------------------------------------------------------
 
-    def commit(self, end: Positions) -> None:
+    def commit(self, end: Offset) -> None:
         if self._lease is not None:
-            self._lease.move(self._wanted(end))
+            self._lease.move(self._wanted(positions_of(end)))
 
     def stop(self) -> None:
         if self._lease is not None:
@@ -170,7 +190,3 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _wanted(self, positions: Positions) -> Positions:
         """A batch that is done again may have a queue in it that nobody wants held any more."""
         return {queue: position for queue, position in positions.items() if self._options.wants(queue)}
-
-
-def _in_order(positions: Positions) -> Positions:
-    return dict(sorted(positions.items()))

@@ -48,10 +48,15 @@ MESSAGES: Final[Mapping[str, Writable]] = {
 LETTERS: Final[Mapping[str, Writable]] = {
     "offset": Writable(_WHOLE, "bigint", required=True),
     "queue": _QUEUE,
+    "id": Writable((StringType,), "string"),
 }
-"""What names a dead letter that is redriven."""
+"""What names a dead letter that is redriven. By its id, one of a queue that was deleted is no other's."""
 
-REPAIRS: Final[Mapping[str, Writable]] = {**LETTERS, "value": MESSAGES["value"]}
+REPAIRS: Final[Mapping[str, Writable]] = {
+    "offset": LETTERS["offset"],
+    "queue": _QUEUE,
+    "value": MESSAGES["value"],
+}
 """The same where it gets another payload."""
 
 

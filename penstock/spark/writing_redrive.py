@@ -22,9 +22,11 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from penstock.model.ids import IDENTITY_DIGITS
 from penstock.spark.api import Broker
 from penstock.spark.options import OFFSET_MAX, WriteOptions, WrongOption
 from penstock.spark.writing_columns import LETTERS, check_columns, refuse_overwrite
@@ -43,7 +45,10 @@ log = logging.getLogger("penstock.spark")
 
 @dataclass(frozen=True)
 class Named(WriterCommitMessage):
-    """Letters that a task has named: of each queue ranges, first and end by turns, as bytes of int64."""
+    """Letters that a task has named: of each queue ranges, first and end by turns, as bytes of int64.
+
+    Before the name of a queue stands its identity, or as many blanks where nobody has said it.
+    """
 
     ranges: Mapping[str, bytes]
 
@@ -70,13 +75,14 @@ class RedriveWriter(DataSourceArrowWriter):
 
     def _by_queue(self, batch: pa.RecordBatch) -> Iterator[tuple[str, Numbers]]:
         offsets = _offsets(batch.column("offset"))
-        if self._queue is not None:
-            yield self._queue, offsets
-            return
-        queue = batch.column("queue")
-        if queue.null_count:
-            raise WrongRow("column 'queue' is null in a row: name the queue of every dead letter")
-        named = queue.dictionary_encode()
+        count = batch.num_rows
+        queue = batch.column("queue") if self._queue is None else pa.repeat(self._queue, count)
+        ids = batch.column("id") if "id" in batch.schema.names else pa.repeat(" " * IDENTITY_DIGITS, count)
+        for name, column in (("queue", queue), ("id", ids)):
+            if column.null_count:
+                raise WrongRow(f"column {name!r} is null in a row: name the queue of every dead letter")
+        identity = pc.utf8_slice_codeunits(ids, 0, IDENTITY_DIGITS)
+        named = pc.binary_join_element_wise(identity, queue, "").dictionary_encode()
         which = named.indices.to_numpy()
         for number, name in enumerate(named.dictionary.to_pylist()):
             yield name, offsets[which == number]
@@ -93,9 +99,10 @@ class RedriveWriter(DataSourceArrowWriter):
 
     def _redrive(self, queue: str, ranges: Numbers) -> None:
         redriven = 0
+        identity, queue = queue[:IDENTITY_DIGITS].strip(), queue[IDENTITY_DIGITS:]
         for at in range(0, len(ranges), RANGES_AT_ONCE):
-            some = ranges[at : at + RANGES_AT_ONCE].tolist()
-            redriven += self._broker.post("queues", queue, "redrive", fields={"ranges": some})["redriven"]
+            wish = {"ranges": ranges[at : at + RANGES_AT_ONCE].tolist(), "identity": identity or None}
+            redriven += self._broker.post("queues", queue, "redrive", fields=wish)["redriven"]
         named = int((ranges[:, 1] - ranges[:, 0]).sum())
         if redriven < named:
             log.warning(

@@ -1,5 +1,6 @@
 """Where queries begin and end, and what is said about offsets that are gone."""
 
+import json
 import logging
 import re
 
@@ -10,7 +11,10 @@ from penstock.spark.offsets import (
     DataLost,
     Extent,
     ending_positions,
+    identities_of,
     kept_position,
+    offset_of,
+    positions_of,
     starting_positions,
 )
 from penstock.spark.options import BATCH, STREAM, ReadOptions, WrongOption, read_options
@@ -98,6 +102,20 @@ def test_what_is_gone_is_a_warning_where_the_query_may_go_on(
     with caplog.at_level(logging.WARNING, "penstock.spark"):
         assert kept_position(options(failOnDataLoss="false"), "a", position, extent) == kept
     assert words in caplog.text
+
+
+def test_a_position_is_of_one_queue() -> None:
+    there = Extent(0, 10, "3f9a1c000002")
+    assert kept_position(options(), "a", 7, there, "3f9a1c000002") == 7
+    assert kept_position(options(), "a", 7, there, "") == 7
+    assert kept_position(options(), "a", 7, Extent(0, 10), "3f9a1c000001") == 7
+    with pytest.raises(DataLost, match="queue 'a' was deleted, and another of that name stands now"):
+        kept_position(options(), "a", 7, there, "3f9a1c000001")
+    assert kept_position(options(failOnDataLoss="false"), "a", 7, there, "3f9a1c000001") == 0
+    offset = offset_of({"b": 1, "a": 7}, {"a": there, "b": Extent(0, 3)})
+    assert json.dumps(offset) == '{"": {"a": "3f9a1c000002"}, "a": 7, "b": 1}'
+    assert (positions_of(offset), identities_of(offset)) == ({"a": 7, "b": 1}, {"a": "3f9a1c000002"})
+    assert identities_of({"a": 7}) == {}
 
 
 def test_events_are_called_events() -> None:

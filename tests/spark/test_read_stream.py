@@ -26,7 +26,9 @@ def test_what_comes_is_read_and_a_query_that_is_started_again_goes_on(queues: Qu
         progress = gathering.query.lastProgress
         assert progress is not None
         source = progress["sources"][0]
-        assert json.loads(str(source["endOffset"])) == {"stream.all": 1000}
+        end = json.loads(str(source["endOffset"]))
+        assert end.pop("").keys() == {"stream.all"}
+        assert end == {"stream.all": 1000}
         assert json.loads(str(source["latestOffset"])) == {"stream.all": 1000}
     queues.send("stream.all", values(100, 1000))
     with Gathering(frame, "all", tmp_path) as gathering:

@@ -189,7 +189,8 @@ def writer(url: str = "http://127.0.0.1:1", **options: str) -> RedriveWriter:
 
 def named(message: Named) -> dict[str, list[list[int]]]:
     return {
-        queue: np.frombuffer(it, np.int64).reshape(-1, 2).tolist() for queue, it in message.ranges.items()
+        queue.strip(): np.frombuffer(it, np.int64).reshape(-1, 2).tolist()
+        for queue, it in message.ranges.items()
     }
 
 
