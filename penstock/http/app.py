@@ -95,16 +95,15 @@ class Call:
         raise _too_large(most) if gathered > most else _too_many(self.site.bodies_bytes_max)
 
     def _hold(self, count: int) -> bool:
-        """So much more of the body is in memory, until the request is answered; whether there is room."""
-        if self.site.bodies_bytes + count > self.site.bodies_bytes_max:
-            return False
-        self.held_bytes += count
-        self.site.bodies_bytes += count
-        return True
+        has_room = self.site.hold_body(count)
+        if has_room:
+            self.held_bytes += count
+        return has_room
 
     def let_go(self) -> None:
-        self.site.bodies_bytes -= self.held_bytes
-        self.held_bytes = 0
+        if self.held_bytes:
+            self.site.let_body_go(self.held_bytes)
+            self.held_bytes = 0
 
     async def fields(self) -> dict[str, Any]:
         """The members of a JSON body, checked by the route's row; defaults where they are absent."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 
+from penstock.common.malloc import KEPT_BYTES, give_memory_back
 from penstock.control.frames import Fields
 from penstock.http.auth import Guard
 from penstock.http.link import Link
@@ -22,7 +23,8 @@ class Site:
         self.cluster: str | None = hello["cluster"]  # the name of the log that front-ends share; None: nobody
         self.body_bytes_max: int = hello["body_bytes_max"]
         self.bodies_bytes_max: int = max(hello["bodies_bytes_max"], self.body_bytes_max)
-        self.bodies_bytes = 0  # of requests that are not answered yet
+        self._bodies_bytes = 0  # of requests that are not answered yet
+        self._bodies_bytes_most = 0  # since memory was last given back
         self.frame_seconds: int = hello["frame_seconds"]
         self.payload_bytes_max: int = hello["payload_bytes_max"]
         self.readers = ReaderPool(self.data)
@@ -33,6 +35,20 @@ class Site:
         self.requests: Counter[tuple[str, str, str]] = Counter()  # answered: method, route, class of status
         self.stopping = asyncio.Event()  # set when answers that never end should end
         self.has_pages = False  # a dashboard answers beside the API
+
+    def hold_body(self, count: int) -> bool:
+        """So much more of a request's body is in memory, until it is answered; whether there is room."""
+        if self._bodies_bytes + count > self.bodies_bytes_max:
+            return False
+        self._bodies_bytes += count
+        self._bodies_bytes_most = max(self._bodies_bytes_most, self._bodies_bytes)
+        return True
+
+    def let_body_go(self, count: int) -> None:
+        self._bodies_bytes -= count
+        if not self._bodies_bytes and self._bodies_bytes_most > KEPT_BYTES:
+            self._bodies_bytes_most = 0
+            asyncio.get_running_loop().call_later(1, give_memory_back)  # When nobody has them any more.
 
     async def start(self) -> None:
         """Begin what runs beside the requests."""
