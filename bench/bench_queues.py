@@ -58,11 +58,13 @@ def _resident_kb(pid: int) -> float:
 
 def _costs(server: Server) -> Iterator[Row]:
     _make(server, 0, WARM_QUEUES)
+    _get(server, "/v1/queues")
     time.sleep(SETTLED_SECONDS)
     broker = server.pid
     http = max((pid for pid in server.pids() if pid != broker), key=_resident_kb)
     before = _resident_kb(broker), _resident_kb(http)
     _make(server, WARM_QUEUES, WARM_QUEUES + MEMORY_QUEUES)
+    _get(server, "/v1/queues")
     time.sleep(SETTLED_SECONDS)
     for name, pid, was in (("broker", broker, before[0]), ("HTTP process", http, before[1])):
         yield f"a queue in the {name}", (_resident_kb(pid) - was) / MEMORY_QUEUES, "KB", 2.0

@@ -252,7 +252,8 @@ class Segments:
         self._indexed: OrderedDict[Segment, None] = OrderedDict()
         self._opened: OrderedDict[Segment, None] = OrderedDict()
         self.all: list[Segment] = []
-        self._holding: dict[int, list[Segment]] = {}
+        self._holding: dict[int, list[Segment]] = {}  # lists that are never changed: many queues have the same
+        self._alone: list[Segment] = []  # the last of them with one segment
         self._written = 0
         self.replaced = 0  # how often a segment has gone or been replaced
 
@@ -266,11 +267,10 @@ class Segments:
                 self._hold(queue, segment)
 
     def _hold(self, queue: int, segment: Segment) -> None:
+        if not self._alone or self._alone[0] is not segment:
+            self._alone = [segment]
         held = self._holding.get(queue)
-        if held is None:
-            self._holding[queue] = [segment]
-        else:
-            held.append(segment)
+        self._holding[queue] = self._alone if held is None else [*held, segment]
 
     @staticmethod
     def _place(held: list[Segment], queue: int, offset: int) -> int:
