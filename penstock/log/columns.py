@@ -1,6 +1,7 @@
 """Columns of messages, joined and cut: batches into blocks, blocks into smaller ones."""
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from penstock.build import COMPILED
@@ -165,10 +166,10 @@ def split_columns(columns: Columns, block_bytes: int) -> Iterator[Columns]:
         return
     lo = 0
     while lo < count:
-        hi = lo + 1
         limit = bounds[lo] + each * lo + block_bytes
-        while hi < count and bounds[hi + 1] + each * (hi + 1) <= limit:
-            hi += 1
+        behind = range(lo + 1, count + 1)
+        fitting = bisect_right(behind, limit, key=lambda end: bounds[end] + each * end)
+        hi = lo + max(fitting, 1)
         yield cut_columns(columns, lo, hi)
         lo = hi
 
@@ -176,7 +177,11 @@ def split_columns(columns: Columns, block_bytes: int) -> Iterator[Columns]:
 def cut_columns(source: Columns | Messages, lo: int, hi: int) -> Columns:
     """The messages from `lo` to `hi` as columns of their own."""
     start = source.bounds[lo]
-    bounds = array("i", [bound - start for bound in source.bounds[lo : hi + 1]])
+    part = source.bounds[lo : hi + 1]
+    if COMPILED and isinstance(part, array | memoryview):
+        bounds = array("i", loops.joined_bounds([part.tobytes()], -start))
+    else:
+        bounds = array("i", [bound - start for bound in part] if start else part)
     payload = bytes(source.payload[start : source.bounds[hi]])
     return Columns(
         bounds,
