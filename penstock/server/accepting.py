@@ -99,6 +99,11 @@ class Accepting:
                 self._server.refused(_name_of(peer))
                 peer.close()
                 continue
+            if self._context is not None and not self._server.memory.admit_tls():
+                text = "refused a connection: those with TLS take half of memory-bytes-max"
+                self._server.journal.note(logging.WARNING, text, peer=_name_of(peer))
+                peer.close()
+                continue
             peer.setblocking(False)
             task = self._loop.create_task(self._enter(peer, has_place))
             if has_place:
@@ -128,6 +133,8 @@ class Accepting:
             )
             if not has_place:
                 self._server.parting -= 1
+            if self._context is not None:
+                self._server.memory.tls_left()
         finally:
             if has_place:
                 self._server.entering -= 1

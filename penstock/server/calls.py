@@ -449,7 +449,7 @@ def _engine(context: Context, fields: Fields, body: memoryview, answer: Answer) 
                 "buckets": sync.buckets,
             },
             "memory": {
-                "held_bytes": context.server.memory.held_bytes,
+                "held_bytes": context.server.memory.held_bytes + context.server.memory.tls_bytes,
                 "limit_bytes": context.server.memory.limit_bytes,
                 "closed": context.server.memory.closed,
                 "broadcasts_lost": context.server.memory.broadcasts_lost,

@@ -324,6 +324,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._is_parting:
             self._server.parting -= 1
+        if self._listener.tls_certificate is not None:
+            self._server.memory.tls_left()
         if self._transport is None:
             return
         self._transport = None

@@ -8,6 +8,8 @@ read or stored yet, and what waits to be read by its peer. Beyond `memory-bytes-
     keep others from writing to it.
 Above half of it, everybody is read from in small pieces, so that many senders cannot take much each.
 
+A connection with TLS takes much by being there (`TLS_BYTES`): as many come in as fit into half of the limit.
+
 A turn is between two looks: so much may be over.
 """
 
@@ -17,6 +19,10 @@ from typing import Final, Protocol
 PATIENCE_SECONDS: Final = 5.0
 SMALL_BYTES: Final = 16 * 1024
 """What is less is not counted: ten thousand connections that hold so little are within every limit."""
+
+
+TLS_BYTES: Final = 64 * 1024
+"""What a connection with TLS takes, from its handshake on: 59 KB were measured."""
 
 
 class Holder(Protocol):
@@ -37,6 +43,7 @@ class Account:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.held_bytes = 0
+        self.tls_bytes = 0
         self.is_tight = False
         """Whether it is time to look, and to receive little at a time: much is held, or somebody is."""
 
@@ -55,19 +62,34 @@ class Account:
         self.held_bytes += held_bytes - before
         self._note_tightness()
 
+    def admit_tls(self) -> bool:
+        """Whether one more connection with TLS may come in; then it has, until `tls_left`."""
+        has_room = self.tls_bytes + TLS_BYTES <= self.limit_bytes // 2
+        if has_room:
+            self.tls_bytes += TLS_BYTES
+        return has_room
+
+    def tls_left(self) -> None:
+        self.tls_bytes -= TLS_BYTES
+
     def forget(self, holder: Holder) -> None:
         self.charge(holder, 0)
         self._held_since.pop(holder, None)
 
     def _note_tightness(self) -> None:
-        self.is_tight = self.held_bytes > self.limit_bytes // 2 or bool(self._held_since)
+        self.is_tight = self.held_bytes > self._room_bytes // 2 or bool(self._held_since)
+
+    @property
+    def _room_bytes(self) -> int:
+        return self.limit_bytes - self.tls_bytes
 
     def look(self) -> None:
         """Once in a turn, where it is tight."""
         now = time.monotonic()
-        if self.held_bytes > self.limit_bytes:
+        room_bytes = self._room_bytes
+        if self.held_bytes > room_bytes:
             self._restrain(now)
-        if self.held_bytes <= self.limit_bytes - self.limit_bytes // 8:
+        if self.held_bytes <= room_bytes - room_bytes // 8:
             held, self._held_since = self._held_since, {}
             for holder in held:
                 holder.hold_for_memory(False)

@@ -58,8 +58,10 @@ GARBAGE_THRESHOLDS = (700, 10, 100)
 moves, for up to 130 ms where the cache is full of small blocks. It is done ten times less than usual."""
 
 BURST_BYTES = 1 << 20
-BURST_BUSTLE = 1000
-"""So much of the log must have been written since memory was last given back, or so much have gone on."""
+BURST_TURNS = 1000
+BURST_CONNECTIONS = 500
+"""So much of the log must have been written since memory was last given back, or so much have gone on, or so
+many must have been here of whom half have left."""
 
 GRACE_SECONDS = 0.1
 """How long a stop goes on reading what was on its way: most sends are never answered."""
@@ -99,7 +101,8 @@ class Server:
         self.parting = 0  # refused, and still being told so
         self._listening: list[tuple[Listener, Accepting]] = []
         self._turn_wanted = False
-        self._bustle = 0  # turns, and connections that came, since memory was last given back
+        self._turns = 0  # since memory was last given back
+        self._crowd_most = 0  # connections at a time, since then
         self._arrival_us = 0  # of what was received since the last turn; 0: nothing was
         self.ticks = 0  # so often has `TICK_SECONDS` gone by, or more
         self._position_seen = self._position_tidied = 0  # of the log
@@ -311,7 +314,7 @@ class Server:
     def _turn(self) -> None:
         self._turn_wanted = False
         self._arrival_us = 0
-        self._bustle += 1
+        self._turns += 1
         self._backend.before_turn()
         try:
             self.home.turn(self.now_us())
@@ -415,10 +418,13 @@ class Server:
     def _tidy(self) -> None:
         """Once a second: when a burst is over, what it took of memory goes back."""
         position = self._log.position if self._log is not None else 0
-        quiet = position == self._position_seen and not self.rounds.waiting
-        if quiet and (position - self._position_tidied >= BURST_BYTES or self._bustle >= BURST_BUSTLE):
+        crowd = len(self.connections) + self.entering
+        has_left = self._crowd_most >= BURST_CONNECTIONS and crowd <= self._crowd_most // 2
+        burst = position - self._position_tidied >= BURST_BYTES or self._turns >= BURST_TURNS
+        if has_left or (burst and position == self._position_seen and not self.rounds.waiting):
             self._position_tidied = position
-            self._bustle = 0
+            self._turns = 0
+            self._crowd_most = crowd
             give_memory_back()
         self._position_seen = position
 
@@ -430,8 +436,8 @@ class Server:
 
     def find_place(self) -> bool:
         """Whether there is one for who is accepted now: those who are entering have theirs."""
-        self._bustle += 1
         there = len(self.connections) + self.entering
+        self._crowd_most = max(self._crowd_most, there)
         return there < self.limits.connections_max or self._make_place()
 
     def refused(self, peer: str) -> None:

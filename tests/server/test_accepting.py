@@ -127,3 +127,22 @@ def test_the_rest_of_a_message_has_to_come(tmp_path: Path) -> None:
     idle.expect(PONG)  # It has said all it wanted to say.
     idle.close()
     assert broker.stop() == 0
+
+
+def test_connections_with_tls_take_half_of_the_memory_at_most(tmp_path: Path) -> None:
+    broker = tls_broker(tmp_path, "--limits-memory-bytes-max", "1048576")
+    (port,) = broker.ports_of("rq")
+    for _ in range(10):
+        assert answers_over_tls(tmp_path, port), "those who have left still count"
+    silent: list[socket.socket] = []
+
+    def crowded() -> bool:
+        silent.extend(socket.create_connection(("127.0.0.1", port)) for _ in range(8))
+        return not answers_over_tls(tmp_path, port)
+
+    until(crowded, "the memory for them to be used up")
+    assert "refused a connection: those with TLS take half of memory-bytes-max" in broker.log()
+    for peer in silent:
+        peer.close()
+    until(lambda: answers_over_tls(tmp_path, port), "room again")
+    assert broker.stop() == 0
