@@ -18,7 +18,7 @@ from penstock.log.block import (
 from penstock.log.ledger import read_rows
 from penstock.log.queue import LogQueue
 from penstock.log.state import LogState
-from penstock.model.pending import DeadLine, Line
+from penstock.model.pending import Line
 
 
 def problem_of(header: Header, body: memoryview) -> str:
@@ -104,7 +104,7 @@ def _facts(queue: LogQueue) -> dict[str, Any]:
     }
 
 
-def _in_order(line: Line | DeadLine) -> list[tuple[int, int, int, str]]:
+def _in_order(line: Line) -> list[tuple[int, int, int, str]]:
     """A line from front to back, without the numbers of its places."""
     runs: list[tuple[int, int, int, str]] = []
     for a, b, place in sorted(line.places, key=lambda run: (run[2].tail, run[2].number, run[0])):

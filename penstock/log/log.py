@@ -14,6 +14,7 @@ Everything is shaped for batches, and nothing here waits: what takes time is ans
     give_back   what a consumer leaves behind: lost, cancelled
     resume      what a consumer had when the broker before this one ended, and still has
     withdraw    taken out by the sender or an operator
+    mark        where a queue stands: a purge or redrive in portions takes what was there then
     purge       everything that nobody holds taken out, living or dead
     redrive     dead letters back behind the tail
     expire      what its TTL has ended by now
@@ -29,7 +30,7 @@ Everything is shaped for batches, and nothing here waits: what takes time is ans
     trim        let go of what retention no longer asks for
 
 A dead letter stays where it is, so a door is a flag (`dead=True`), never another queue. What may meet any
-number of runs (`purge`, `redrive`, `states`) takes a bound on them, and is asked again for the rest.
+number of runs (`purge`, `redrive`, `give_back`, `states`) takes a bound on them, and is asked again.
 Time is an argument, in microseconds since the epoch. Ranges are `(first, end)`, end exclusive.
 
 One thread, the loop's, owns all state and calls everything here. Writing, syncing, snapshots and
@@ -76,9 +77,11 @@ from penstock.log.state import (
     reader_fields,
 )
 from penstock.log.transactions import Transactions
+from penstock.log.weight import NOTES_MAX
 from penstock.log.workers import ThreadWorker, Worker
 from penstock.model.batch import Batch, Slice
 from penstock.model.life import Event, Reason, State
+from penstock.model.pending import Mark
 from penstock.model.policy import Policies
 from penstock.model.words import Outcome, Ranges, Where
 
@@ -206,6 +209,8 @@ class Log:
                 queue.let_go = left_over(queue.repairs, repaired.unsettled(0, repaired.tail))
                 if queue.let_go:
                     self._dirty[queue.number] = queue
+            if len(queue.pending.ready) + len(queue.pending.waiting.places) > NOTES_MAX:
+                views.weigh_early(state.segments, queue)  # Later, clients would wait for it.
         self.flush(now_us)
 
     def close(self, now_us: int) -> None:
@@ -495,6 +500,8 @@ class Log:
             self._sealer.control({"op": "damage", "damage": damage_fields(damage)}, now_us)
         kept: dict[int, LogQueue] = {}
         for queue in self._dirty.values():
+            if queue.weight.is_due:
+                views.weigh_early(self._state.segments, queue)
             if queue.parts:
                 self._sealer.messages(queue)
             if len(queue.ledger) and not self._sealer.ledger(queue, now_us):
@@ -599,14 +606,18 @@ class Log:
         ranges: Ranges | None = None,
         where: Where = Where.PLACE,
         lost: bool = True,
+        runs_max: int | None = None,
     ) -> list[Fate]:
-        """What a consumer leaves behind. `lost`: a delivery that failed, which counts."""
+        """What a consumer leaves behind. `lost`: a delivery that failed, which counts.
+
+        Without ranges all that it holds, or about `runs_max` runs of it, the lowest offsets first.
+        """
         self._check()
         found = self._state.queues.get(queue)
         if found is None:
             return []
         with self._reading():
-            fates = found.give_back(consumer, ranges, where, lost, now_us)
+            fates = found.give_back(consumer, ranges, where, lost, now_us, runs_max)
         if fates:
             self._dirty[found.number] = self._changed[found.number] = found
         return fates
@@ -654,6 +665,10 @@ class Log:
             self._sealer.messages(found)
         return found
 
+    def mark(self, queue: str) -> Mark:
+        """Where a queue stands now, for a purge or redrive that takes what is there and nothing else."""
+        return self._known(queue).pending.mark()
+
     def purge(
         self,
         queue: str,
@@ -662,13 +677,15 @@ class Log:
         dead: bool = False,
         limit: int | None = None,
         runs_max: int | None = None,
+        mark: Mark | None = None,
     ) -> list[Fate]:
-        """Every ready message, or every dead letter, that nobody holds; the lowest offsets first.
+        """Every ready message, or every dead letter, that nobody holds.
 
-        At most `limit` of them in at most `runs_max` runs; so many runs say that there may be more.
+        At most `limit` of them in at most `runs_max` runs; so many runs say that there may be more. With a
+        `mark`, only what was there when that was made.
         """
         found = self._sealed(queue)
-        fates = found.purge(dead, limit, runs_max)
+        fates = found.purge(dead, limit, runs_max, mark or found.pending.mark())
         self._dirty[found.number] = self._changed[found.number] = found
         return fates
 
@@ -681,6 +698,7 @@ class Log:
         ranges: Ranges | None = None,
         limit: int | None = None,
         runs_max: int | None = None,
+        mark: Mark | None = None,
     ) -> list[Fate]:
         """Dead letters back behind the tail, first died first. The bounds are those of `purge`.
 
@@ -689,7 +707,7 @@ class Log:
         """
         self._check()
         found = self._known(queue)
-        fates = found.redrive(reason, ranges, limit, runs_max)
+        fates = found.redrive(reason, ranges, limit, runs_max, mark or found.pending.mark())
         if fates:
             self._dirty[found.number] = self._changed[found.number] = found
         return fates

@@ -7,6 +7,7 @@ end, what ends without a consumer. The arrows themselves, and the record of them
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, repeat
+from typing import Final
 
 from penstock.log.block import Messages
 from penstock.log.columns import slice_of
@@ -25,7 +26,7 @@ from penstock.log.repairs import runs_of, up_to, with_payload
 from penstock.log.results import Fate
 from penstock.model.batch import NO_TTL, RETRIES_NONE, Slice
 from penstock.model.life import Event, Reason, State
-from penstock.model.pending import AS_STORED, Hold, Note, Place
+from penstock.model.pending import AS_STORED, REDRIVEN, Hold, Mark, Note, Place
 from penstock.model.policy import (
     QueuePolicy,
     after_expiry,
@@ -36,6 +37,9 @@ from penstock.model.policy import (
 )
 from penstock.model.ranges import RangeMap
 from penstock.model.words import Where
+
+COUNT_A_RUN: Final = 50
+"""Messages that take as long as a run, where each is looked at."""
 
 Lookup = Callable[[int, int], Messages | None]
 Unreadable = Callable[["LogQueue", int, int, LogDamaged], int]
@@ -322,11 +326,20 @@ class LogQueue(QueueState):
                 yield from self._end_or_withdraw(a, b, hold, event, reason, now_us)
 
     def give_back(
-        self, consumer: str, ranges: Sequence[tuple[int, int]] | None, where: Where, lost: bool, now_us: int
+        self,
+        consumer: str,
+        ranges: Sequence[tuple[int, int]] | None,
+        where: Where,
+        lost: bool,
+        now_us: int,
+        runs_max: int | None,
     ) -> list[Fate]:
-        """What a consumer leaves behind: everything that it holds, or some ranges of it."""
+        """What a consumer leaves behind: everything that it holds, some of it, or some ranges."""
         fates: list[Fate] = []
-        spans = ranges if ranges is not None else [(0, self.pending.tail)]
+        end = self.pending.tail
+        if runs_max is not None:
+            end = self.pending.held_end(consumer, runs_max, COUNT_A_RUN * runs_max)
+        spans = ranges if ranges is not None else [(0, end)]
         for first, end in spans:
             for a, b, hold in self.pending.release(first, end, consumer):
                 if hold.dead:
@@ -418,9 +431,8 @@ class LogQueue(QueueState):
         fates = []
         pending = self.pending
         for first, end in ranges:
-            for room in (pending.ready, pending.waiting.places):
-                for a, b, _ in room.cut(first, end) if room else ():
-                    fates.append(self._withdrawn(a, b, reason, None, lived=True))
+            for a, b, _ in (*pending.ready.cut(first, end), *pending.waiting.cut(first, end)):
+                fates.append(self._withdrawn(a, b, reason, None, lived=True))
         if not pending.held or not ranges:
             return fates
         wanted: RangeMap[None] = RangeMap()
@@ -442,16 +454,23 @@ class LogQueue(QueueState):
         self._gone(state_with(hold) if lived else State.DEAD, Event.WITHDRAWN, first, end)
         return Fate(first, end, Event.WITHDRAWN, reason, hold.consumer if hold is not None else "")
 
-    def purge(self, dead: bool, limit: int | None, runs_max: int | None) -> list[Fate]:
-        """Ready messages, or dead letters, that nobody holds; lowest offset first."""
+    def purge(self, dead: bool, limit: int | None, runs_max: int | None, mark: Mark) -> list[Fate]:
+        """Ready messages, or dead letters, that nobody holds; those before a mark."""
         pending = self.pending
+        tail, number = mark
         left = limit if limit is not None else pending.tail
         runs_left = runs_max if runs_max is not None else pending.tail
         fates: list[Fate] = []
-        for pop in (pending.pop_dead,) if dead else (pending.ready.pop_front, pending.waiting.pop_front):
-            while left > 0 and len(fates) < runs_left and (run := pop(left)) is not None:
-                fates.append(self._withdrawn(run[0], run[1], Reason.PURGED, None, lived=not dead))
-                left -= run[1] - run[0]
+        while left > 0 and len(fates) < runs_left:
+            run: tuple[int, int, Place | None] | None
+            if dead:
+                run = pending.pick_dead(left, None, number)
+            else:
+                run = pending.ready.pop_front(left, tail) or pending.waiting.pick(left, None, number)
+            if run is None:
+                break
+            fates.append(self._withdrawn(run[0], run[1], Reason.PURGED, None, lived=not dead))
+            left -= run[1] - run[0]
         return fates
 
     def redrive(
@@ -460,19 +479,21 @@ class LogQueue(QueueState):
         ranges: Sequence[tuple[int, int]] | None,
         limit: int | None,
         runs_max: int | None,
+        mark: Mark,
     ) -> list[Fate]:
-        """Dead letters back behind the tail, first died first: a new life with the old id.
+        """Dead letters before a mark back behind the tail, first died first: a new life with the old id.
 
         Deliveries count from 0 again, the retry counter is the one that the message came with,
         and its TTL is over: it does not expire any more.
         """
         pending = self.pending
+        _, number = mark
         left = limit if limit is not None else pending.tail
         runs_left = runs_max if runs_max is not None else pending.tail
         fates: list[Fate] = []
         if ranges is None:
             while left > 0 and len(fates) < runs_left:
-                run = pending.pick_dead(left, reason)
+                run = pending.pick_dead(left, reason, number)
                 if run is None:
                     break
                 fates.append(self._redriven(*run))
@@ -482,7 +503,7 @@ class LogQueue(QueueState):
             run
             for first, end in ranges
             for run in pending.dead.places.walk(first, end)
-            if reason is None or run[2].reason is reason
+            if run[2].number <= number and (reason is None or run[2].reason is reason)
         ]
         runs.sort(key=lambda run: (run[2], run[0]))
         for first, end, _ in runs:
@@ -495,7 +516,7 @@ class LogQueue(QueueState):
         return fates
 
     def _redriven(self, first: int, end: int, place: Place) -> Fate:
-        self._move_to_tail(first, end, Event.REDRIVEN, place.reason, None, Note(0, AS_STORED, 0))
+        self._move_to_tail(first, end, Event.REDRIVEN, place.reason, None, REDRIVEN)
         self.weight.come_back(first, end)
         return Fate(first, end, Event.REDRIVEN, place.reason)
 

@@ -17,7 +17,7 @@ import re
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from penstock.log.block import (
     HEADER_BYTES,
@@ -481,8 +481,27 @@ class Segments:
             )
         return header
 
-    def bytes_between(self, queue: int, first: int, end: int) -> int:
-        """Payload bytes of messages that are in the log, all of them; roughly, where it is damaged."""
+    def bytes_of(self, queue: int, runs: Iterable[tuple[int, int]]) -> int:
+        """Payload bytes of messages that are in the log, all of them; roughly, where it is damaged.
+
+        The runs are in order: where many are in one block, it is looked for once.
+        """
+        total = 0
+        block: Messages | None = None
+        for first, end in runs:
+            if block is None or block.header.offset_end <= first:
+                try:
+                    block = self.block_at(queue, first)
+                except LogDamaged:
+                    block = None
+            if block is not None and block.header.first_offset <= first and end <= block.header.offset_end:
+                base = block.header.first_offset
+                total += block.bounds[end - base] - block.bounds[first - base]
+            else:
+                total += self._bytes_between(queue, first, end)
+        return total
+
+    def _bytes_between(self, queue: int, first: int, end: int) -> int:
         total = 0
         for segment in self.holding_from(queue, first):
             span = segment.spans[queue]

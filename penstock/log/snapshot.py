@@ -20,6 +20,7 @@ import sys
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from penstock.log.block import Buffer
@@ -39,6 +40,7 @@ from penstock.log.state import (
 from penstock.log.workers import Worker
 from penstock.model.life import Reason
 from penstock.model.pending import Note, Pending, Place
+from penstock.model.ranges import RangeMap
 
 log = logging.getLogger("penstock.log")
 
@@ -97,12 +99,10 @@ class _Rooms:
                     self.ready.add(a, b, None)
                 else:
                     (self.dead if hold.dead else self.moved).add(a, b, hold.place)
-        counts = [_put(numbers, ((a, b) for a, b, _ in self.ready))]
-        counts += [
-            _put(numbers, ((a, b, *place) for a, b, place in line)) for line in (self.moved, self.dead)
-        ]
-        counts.append(_put(numbers, ((a, b, *note) for a, b, note in self.notes)))
-        counts.append(_put(numbers, ((a, b) for a, b, _ in self.asking)))
+        counts = [_put_ranges(numbers, self.ready)]
+        counts += [_put_ranges(numbers, line, 4) for line in (self.moved, self.dead)]
+        counts.append(_put_ranges(numbers, self.notes, 3))
+        counts.append(_put_ranges(numbers, self.asking))
         return _json({**self.facts, "counts": counts, "repairs": _put(numbers, self.repairs)})
 
 
@@ -253,6 +253,19 @@ def _put(numbers: "array[int]", rows: Iterable[tuple[int, ...]]) -> int:
         width = len(row)
         numbers.extend(row)
     return (len(numbers) - before) // width
+
+
+def _put_ranges(numbers: "array[int]", ranges: RangeMap[Any], width: int = 0) -> int:
+    """Ranges, and behind their bounds as many numbers as a value has; how many ranges. By columns: there may
+    be a million."""
+    for starts, ends, values in ranges.columns():
+        rows = array("q", bytes(8 * (2 + width) * len(starts)))
+        rows[0 :: 2 + width], rows[1 :: 2 + width] = starts, ends
+        facts = array("q", chain.from_iterable(values) if width else ())
+        for column in range(width):
+            rows[2 + column :: 2 + width] = facts[column::width]
+        numbers.extend(rows)
+    return len(ranges)
 
 
 _compact = json.JSONEncoder(separators=(",", ":")).encode
@@ -418,10 +431,9 @@ def _get_pending(source: Iterator[int], pending: Pending, counts: list[int]) -> 
 
 
 def _get_line(source: Iterator[int], pending: Pending, count: int, *, dead: bool) -> int:
-    highest = 0
+    shared: dict[int, Place] = {}
     for _ in range(count):
         first, end = next(source), next(source)
         place = Place(next(source), next(source), Reason(next(source)), next(source))
-        pending.back(first, end, place, dead)
-        highest = max(highest, place.number)
-    return highest
+        pending.back(first, end, shared.setdefault(place.number, place), dead)
+    return max(shared, default=0)

@@ -305,7 +305,7 @@ class LogState:
     def lose(self, queue: LogQueue, first: int, end: int) -> None:
         """Messages are out of reach, and what was kept for them goes."""
         queue.pending.lift(first, end)
-        queue.weight.known = False
+        queue.weight.forget()
         if queue.repairs:
             queue.let_go_of_repairs(first, end)
 

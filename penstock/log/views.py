@@ -151,15 +151,20 @@ def weigh(segments: Segments, queue: LogQueue) -> None:
     """
     weight, number = queue.weight, queue.number
     if not weight.known:
-        runs = _joined(list(_living_runs(queue)))
-        weight.bytes = sum(segments.bytes_between(number, a, b) for a, b in runs)
+        weight.bytes = segments.bytes_of(number, _joined(list(_living_runs(queue))))
     else:
-        for first, end in _joined(_pairs(weight.left)):
-            weight.bytes -= segments.bytes_between(number, first, end)
-        for first, end in _joined(_pairs(weight.back)):
-            weight.bytes += segments.bytes_between(number, first, end)
+        weight.bytes -= segments.bytes_of(number, _joined(_pairs(weight.left)))
+        weight.bytes += segments.bytes_of(number, _joined(_pairs(weight.back)))
     weight.forget()
     weight.known = True
+
+
+def weigh_early(segments: Segments, queue: LogQueue) -> None:
+    """The same where nobody has asked: what cannot be read is met by who does."""
+    try:
+        weigh(segments, queue)
+    except OSError:
+        queue.weight.forget()
 
 
 def _living_runs(queue: LogQueue) -> Iterator[tuple[int, int]]:

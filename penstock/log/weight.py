@@ -2,9 +2,8 @@
 
 from typing import Final
 
-WEIGHT_NOTES_MAX = 1 << 17
-"""Two for each run; what so many take is what a walk over all living messages takes."""
-
+NOTES_MAX = 2000
+"""Two for each run: what so many take is looked up in a few milliseconds."""
 
 _NOTHING: Final[list[int]] = []  # of all queues in which nothing has been noted; nobody adds to it
 
@@ -13,40 +12,38 @@ class Weight:
     """Payload bytes of the living messages of a queue that are in blocks, and what has to be added to know.
 
     How large messages are that end is in their blocks. To look there with every ack would cost more than
-    the ack: it is noted which they are, and looked up when somebody wants to know (`views.weigh`), or before
-    their segment goes.
+    the ack: it is noted which they are, and looked up when somebody wants to know (`views.weigh`), when there
+    are many of them, or before their segment goes.
     """
 
     __slots__ = ("back", "bytes", "known", "left")
 
     def __init__(self) -> None:
         self.bytes = 0
-        self.known = False  # False: nobody has asked since the log was opened
+        self.known = False  # False: nobody has asked since the log was opened, and nothing is noted
         self.left = _NOTHING  # first and end of runs that live no more
         self.back = _NOTHING  # and of those that live again
 
+    @property
+    def is_due(self) -> bool:
+        return len(self.left) > NOTES_MAX or len(self.back) > NOTES_MAX
+
     def leave(self, first: int, end: int) -> None:
         left = self.left
-        if not left:
-            self.left = [first, end]
-            return
-        if left[-1] == first:
+        if left and left[-1] == first:
             left[-1] = end
-            return
-        left.append(first)
-        left.append(end)
-        if len(left) > WEIGHT_NOTES_MAX:
-            self.forget()
+        elif left:
+            left.append(first)
+            left.append(end)
+        elif self.known:
+            self.left = [first, end]
 
     def come_back(self, first: int, end: int) -> None:
-        if not self.back:
-            self.back = [first, end]
-            return
-        self.back += (first, end)
-        if len(self.back) > WEIGHT_NOTES_MAX:
-            self.forget()
+        if self.known:
+            self.back = self.back or []
+            self.back += (first, end)
 
     def forget(self) -> None:
-        """Counted anew by the next who asks."""
+        """Who asks next counts anew."""
         self.known = False
         self.left = self.back = _NOTHING

@@ -20,7 +20,6 @@ says by `move` what has happened to them; recovery knows nobody who holds, and r
 in their old rooms again.
 """
 
-from heapq import heappop, heappush, heapreplace
 from typing import Final, NamedTuple
 
 from penstock.model.life import TRANSITIONS, Event, Reason, State, after
@@ -28,6 +27,12 @@ from penstock.model.ranges import Piece, RangeMap
 
 AS_STORED = -2
 """In a note: this attribute is what the message's block says."""
+
+NEAR: Final = 1000
+"""Offsets between two messages that share a place: what is passed over to find the second one."""
+
+Mark = tuple[int, int]
+"""A tail, and the number of the place that was given last."""
 
 
 class Note(NamedTuple):
@@ -42,7 +47,7 @@ class Place(NamedTuple):
     """A place in a line. Compares in the order of the line."""
 
     tail: int  # for waiting messages: behind this tail; for dead ones always 0
-    number: int  # counts up; makes every place different
+    number: int  # counts up: the order of the line, in which `tail` never goes back
     reason: Reason = Reason.NONE
     time_us: int = 0
 
@@ -62,62 +67,8 @@ class Hold:
         self.dead = dead  # taken through the dead-letter door
 
 
-class Line:
-    """Messages in an order of their own: by place, then by offset.
-
-    The map is the truth; the heap may name ranges that have left, and is corrected when its
-    top is looked at.
-    """
-
-    __slots__ = ("_heap", "places")
-
-    def __init__(self) -> None:
-        self.places: RangeMap[Place] = RangeMap()
-        self._heap: list[tuple[Place, int, int]] = []
-
-    def add(self, first: int, end: int, place: Place) -> None:
-        self.places.add(first, end, place)
-        heappush(self._heap, (place, first, end))
-
-    def front(self) -> tuple[int, int, Place] | None:
-        """The first run of the line."""
-        heap = self._heap
-        while heap:
-            place, first, end = heap[0]
-            for run_first, run_end, run_place in self.places.walk(first, end):
-                if run_place == place:
-                    if run_first != first:
-                        heapreplace(heap, (place, run_first, end))
-                    return run_first, run_end, place
-            heappop(heap)
-        return None
-
-    def pick(self, count: int) -> tuple[int, int, Place] | None:
-        """Take up to `count` messages of the first run out of the line."""
-        run = self.front()
-        if run is None:
-            return None
-        first, end, place = run
-        end = min(end, first + count)
-        self.places.cut(first, end)
-        # Its entry goes too, or a message that is picked and put back for ever leaves a trail of them.
-        _, _, entry_end = self._heap[0]
-        if end < entry_end:
-            heapreplace(self._heap, (place, end, entry_end))
-        else:
-            heappop(self._heap)
-        return first, end, place
-
-    def pop_front(self, count: int) -> Piece[Place] | None:
-        """The same by offset, for those who do not care about the order."""
-        run = self.places.pop_front(count)
-        if not self.places:
-            self._heap.clear()
-        return run
-
-
-class _Death:
-    """What died in one go and is still in the line: `count` messages between two offsets."""
+class _Stand:
+    """What stands in one place of a line: `count` messages between two offsets."""
 
     __slots__ = ("count", "end", "first")
 
@@ -127,85 +78,76 @@ class _Death:
         self.count = end - first
 
 
-class DeadLine:
-    """Dead letters in the order of death, for each reason and for all.
+class Line:
+    """Messages in an order of their own, for each reason and for all: by the number of their place, then by
+    offset.
 
-    A `Line` would do, were it not for operators: they take dead letters out by reason and from the
-    middle, by the million. So the order is exact here, and nothing that has left has to be passed over.
+    Operators take messages out by reason and from the middle, by the million: so nothing that has left has
+    to be passed over.
     """
 
     __slots__ = ("_orders", "places")
 
     def __init__(self) -> None:
         self.places: RangeMap[Place] = RangeMap()
-        self._orders: dict[int, RangeMap[_Death]] = {}  # by reason; in each by the number of the place
+        self._orders: dict[int, RangeMap[_Stand]] = {}  # by reason; in each by the number of the place
 
     def add(self, first: int, end: int, place: Place) -> None:
         self.places.add(first, end, place)
         order = self._orders.get(place.reason)
         if order is None:
             order = self._orders[int(place.reason)] = RangeMap()
-        death = order.get(place.number)
-        if death is None:
-            order.add(place.number, place.number + 1, _Death(first, end))
+        stand = order.get(place.number)
+        if stand is None:
+            order.add(place.number, place.number + 1, _Stand(first, end))
         else:
-            # A part of it had left and is back.
-            death.first = min(death.first, first)
-            death.end = max(death.end, end)
-            death.count += end - first
+            stand.first = min(stand.first, first)
+            stand.end = max(stand.end, end)
+            stand.count += end - first
 
     def front(self, reason: Reason | None = None) -> tuple[int, int, Place] | None:
-        """The first run of the line, or the first that died of `reason`."""
-        found: RangeMap[_Death] | None = None
+        """The first run of the line, or the first of those with that `reason`."""
+        found: RangeMap[_Stand] | None = None
         number = -1
         for key, order in self._orders.items():
             first = order.first
             if first is not None and (reason is None or reason == key) and (number < 0 or first < number):
                 found, number = order, first
-        death = found.get(number) if found is not None else None
-        if death is None:
+        stand = found.get(number) if found is not None else None
+        if stand is None:
             return None
-        # What has died again since, or for another reason, may stand between its parts.
-        run = next(run for run in self.places.walk(death.first, death.end) if run[2].number == number)
-        death.first = run[0]
+        # What stands elsewhere in the line may be between its parts.
+        run = next(run for run in self.places.walk(stand.first, stand.end) if run[2].number == number)
+        stand.first = run[0]
         return run
 
-    def pick(self, count: int, reason: Reason | None = None) -> tuple[int, int, Place] | None:
-        """Take up to `count` messages of the first run out of the line."""
+    def pick(
+        self, count: int, reason: Reason | None = None, number_max: int | None = None
+    ) -> tuple[int, int, Place] | None:
+        """Take up to `count` messages of the first run out of the line, unless its place is behind
+        `number_max`."""
         run = self.front(reason)
-        if run is None:
+        if run is None or (number_max is not None and run[2].number > number_max):
             return None
         first, end, place = run
         end = min(end, first + count)
         self.cut(first, end)
         return first, end, place
 
-    def pop_front(self, count: int) -> tuple[int, int, Place] | None:
-        """The same by offset, for those who do not care about the order."""
-        run = self.places.pop_front(count)
-        if run is not None:
-            self._left(run)
-        return run
-
     def cut(self, first: int, end: int) -> list[Piece[Place]]:
         """Take everything between two offsets out of the line."""
         pieces = self.places.cut(first, end)
-        for piece in pieces:
-            self._left(piece)
+        for a, b, place in pieces:
+            order = self._orders[place.reason]
+            stand = order.get(place.number)
+            assert stand is not None
+            stand.count -= b - a
+            if not stand.count:
+                order.cut(place.number, place.number + 1)
         return pieces
-
-    def _left(self, piece: Piece[Place]) -> None:
-        first, end, place = piece
-        order = self._orders[place.reason]
-        death = order.get(place.number)
-        assert death is not None
-        death.count -= end - first
-        if not death.count:
-            order.cut(place.number, place.number + 1)
 
 
 _NO_LINE: Final = Line()
-_NO_DEAD: Final = DeadLine()
 _NOT_HELD: Final[dict[str, RangeMap[Hold]]] = {}
 _NO_DEATHS: Final[dict[int, int]] = {}
 _NO_NOTES: Final[RangeMap[Note]] = RangeMap()
@@ -218,6 +160,8 @@ class Pending:
 
     __slots__ = (
         "_deaths",
+        "_place",
+        "_place_end",
         "_places_given",
         "_released",
         "dead",
@@ -236,10 +180,12 @@ class Pending:
         self.held = _NOT_HELD  # by consumer; none is empty
         self.taken = 0  # messages that were ever handed to a consumer, living ones and dead letters
         self._released = 0  # of these, how many were taken from it again
-        self.dead = _NO_DEAD
+        self.dead = _NO_LINE
         self._deaths = _NO_DEATHS  # dead letters by reason, those that somebody holds included
         self.notes = _NO_NOTES
         self._places_given = 0
+        self._place: Place | None = None  # the one that was given last, while others may stand in it, too
+        self._place_end = 0  # behind the last message that does
 
     # --- looking -----------------------------------------------------------------------------
 
@@ -277,6 +223,13 @@ class Pending:
             else:
                 merged.append((a, b))
         return merged
+
+    def count_unsettled(self, first: int, end: int) -> tuple[int, int]:
+        """How many runs these are, at most, and how many messages; quickly."""
+        counts = [self.ready.count(first, end)]
+        counts += [line.places.count(first, end) for line in (self.waiting, self.dead)]
+        counts += [holds.count(first, end) for holds in self.held.values()]
+        return sum(runs for runs, _ in counts), sum(messages for _, messages in counts)
 
     def oldest_living(self) -> int:
         """The lowest offset that is neither gone nor dead; the tail where there is none."""
@@ -347,9 +300,11 @@ class Pending:
             return run[0], run[1], None
         return self.waiting.pick(count)
 
-    def pick_dead(self, count: int, reason: Reason | None = None) -> tuple[int, int, Place] | None:
+    def pick_dead(
+        self, count: int, reason: Reason | None = None, number_max: int | None = None
+    ) -> tuple[int, int, Place] | None:
         """The same through the dead-letter door; with a `reason`, the next that died of that."""
-        run = self.dead.pick(count, reason)
+        run = self.dead.pick(count, reason, number_max)
         if run is not None:
             self._died(run[2].reason, run[0] - run[1])
         return run
@@ -359,7 +314,7 @@ class Pending:
         if hold.dead:
             self.lift_dead(first, end)
         elif hold.place is not None:
-            self.waiting.places.cut(first, end)
+            self.waiting.cut(first, end)
         else:
             self.ready.cut(first, end)
         self.hold(first, end, hold)
@@ -404,12 +359,24 @@ class Pending:
                 self.held = _NOT_HELD
         return mine
 
+    def held_end(self, consumer: str, runs_max: int, count_max: int) -> int:
+        """Behind the first so many messages that a consumer holds, in so many runs; 0: it holds none."""
+        end = 0
+        holds = self.held.get(consumer)
+        for first, stop, _ in holds.walk(0, self.tail) if holds is not None else ():
+            end = min(stop, first + count_max)
+            count_max -= end - first
+            runs_max -= 1
+            if not (runs_max and count_max):
+                break
+        return end
+
     def back(self, first: int, end: int, place: Place | None, dead: bool = False) -> None:
         """To where it was picked from."""
         if dead:
             assert place is not None
-            if self.dead is _NO_DEAD:
-                self.dead = DeadLine()
+            if self.dead is _NO_LINE:
+                self.dead = Line()
             self.dead.add(first, end, place)
             self._died(place.reason, end - first)
         elif place is None:
@@ -444,17 +411,37 @@ class Pending:
         elif event is Event.RETURNED:
             self.back(first, end, place, to is State.DEAD)
         elif to is State.READY:
-            self._places_given += 1
-            self.back(first, end, Place(tail, self._places_given))
+            self.back(first, end, self._place_for(first, end, tail, Reason.NONE, 0))
         else:
             assert to is State.DEAD, to
             if event is Event.REQUEUED:
                 # Behind the other dead ones; why and when it died stays as it was.
                 assert place is not None
                 reason, time_us = place.reason, place.time_us
-            self._places_given += 1
-            self.back(first, end, Place(0, self._places_given, reason, time_us), dead=True)
+            self.back(first, end, self._place_for(first, end, 0, reason, time_us), dead=True)
         return to
+
+    def _place_for(self, first: int, end: int, tail: int, reason: Reason, time_us: int) -> Place:
+        """A place behind all others; or the last one, where that is the same.
+
+        Messages that are moved one behind the other and are near each other share a place, where their order
+        is that of their offsets anyway: a million of them take a place for each burst.
+        """
+        place = self._place
+        if (
+            place is None
+            or not 0 <= first - self._place_end < NEAR
+            or (place.tail, place.reason, place.time_us) != (tail, reason, time_us)
+        ):
+            self._places_given += 1
+            place = self._place = Place(tail, self._places_given, reason, time_us)
+        self._place_end = end
+        return place
+
+    def mark(self) -> Mark:
+        """Where the queue stands: what comes, dies or is moved from now on is behind that."""
+        self._place = None
+        return self.tail, self._places_given
 
     def note(self, first: int, end: int, note: Note) -> None:
         if self.notes:
@@ -474,7 +461,7 @@ class Pending:
         """Take what nobody holds in that range out of its room; with a place where it was dead."""
         lifted: list[tuple[int, int, Place | None]] = [(a, b, None) for a, b, _ in self.ready.cut(first, end)]
         if self.waiting.places:
-            lifted += [(a, b, None) for a, b, _ in self.waiting.places.cut(first, end)]
+            lifted += [(a, b, None) for a, b, _ in self.waiting.cut(first, end)]
         if self.dead.places:
             lifted += self.lift_dead(first, end)
         return lifted
@@ -485,13 +472,6 @@ class Pending:
         for a, b, place in pieces:
             self._died(place.reason, a - b)
         return pieces
-
-    def pop_dead(self, count: int) -> Piece[Place] | None:
-        """Up to `count` dead letters that nobody holds, of one run, in no particular order."""
-        run = self.dead.pop_front(count)
-        if run is not None:
-            self._died(run[2].reason, run[0] - run[1])
-        return run
 
     def replay(
         self, event: Event, first: int, end: int, reason: Reason, time_us: int, note: Note, tail: int
@@ -523,5 +503,8 @@ def _before(event: Event, known: State) -> State:
 
 
 NO_NOTE = Note()
-_USUAL_NOTES = {note: note for note in map(Note, range(1, 17))}
+REDRIVEN = Note(0, AS_STORED, 0)
+"""A new life: its TTL is over, and nothing else is remembered."""
+
+_USUAL_NOTES = {note: note for note in (REDRIVEN, *map(Note, range(1, 17)))}
 """A million dead letters that were delivered once share one note."""

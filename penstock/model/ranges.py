@@ -10,9 +10,11 @@ Rules that always hold:
 
 Ranges live in leaves of at most `LEAF_RANGES_MAX`, so that a change in the middle moves a few
 hundred entries even when there are a million runs. The common moves, taking from the front and
-extending the end, touch one entry.
+extending the end, touch one entry. Their bounds are columns of numbers: a range takes 24 bytes and what
+its value does, and the garbage collector has nothing to look at but the values.
 """
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import Any, Final, Generic, TypeVar
@@ -30,7 +32,7 @@ _NOTHING: Final[list[Any]] = []
 class _Leaf(Generic[V]):
     __slots__ = ("ends", "shared", "starts", "values")
 
-    def __init__(self, starts: list[int], ends: list[int], values: list[V]) -> None:
+    def __init__(self, starts: "array[int]", ends: "array[int]", values: list[V]) -> None:
         self.starts = starts
         self.ends = ends
         self.values = values
@@ -72,7 +74,7 @@ class RangeMap(Generic[V]):
             raise ValueError(f"the range [{start}, {end}) is empty")
         leaves = self._leaves
         if not leaves:
-            self._leaves = [_Leaf([start], [end], [value])]
+            self._leaves = [_Leaf(array("q", (start,)), array("q", (end,)), [value])]
             self._firsts = [start]
             self.total = end - start
             return
@@ -149,7 +151,8 @@ class RangeMap(Generic[V]):
 
     def _split(self, leaf_index: int) -> None:
         leaf = self._leaves[leaf_index]
-        half = len(leaf.starts) // 2
+        # The last one stays full: most ranges come in order, and the next ones go behind it.
+        half = len(leaf.starts) // 2 if leaf_index + 1 < len(self._leaves) else LEAF_RANGES_MAX
         upper = _Leaf(leaf.starts[half:], leaf.ends[half:], leaf.values[half:])
         del leaf.starts[half:], leaf.ends[half:], leaf.values[half:]
         self._leaves.insert(leaf_index + 1, upper)
@@ -166,21 +169,7 @@ class RangeMap(Generic[V]):
 
     def find(self, start: int, end: int) -> list[Piece[V]]:
         """What is covered between `start` and `end`, clipped to them."""
-        found: list[Piece[V]] = []
-        if start >= end:
-            return found
-        leaf_index = max(bisect_right(self._firsts, start) - 1, 0)
-        while leaf_index < len(self._leaves) and self._firsts[leaf_index] < end:
-            leaf = self._leaves[leaf_index]
-            starts, ends = leaf.starts, leaf.ends
-            at = max(bisect_right(starts, start) - 1, 0)
-            if ends[at] <= start:
-                at += 1
-            while at < len(starts) and starts[at] < end:
-                found.append((max(starts[at], start), min(ends[at], end), leaf.values[at]))
-                at += 1
-            leaf_index += 1
-        return found
+        return list(self.walk(start, end))
 
     def walk(self, start: int, end: int) -> Iterator[Piece[V]]:
         """What `find` finds, one by one, for those who may stop early. Nothing may change meanwhile."""
@@ -196,6 +185,26 @@ class RangeMap(Generic[V]):
                 if starts[i] >= end:
                     return
                 yield max(starts[i], start), min(ends[i], end), values[i]
+
+    def count(self, start: int, end: int) -> tuple[int, int]:
+        """How many ranges there are between `start` and `end`, and how many offsets they have there."""
+        ranges = offsets = 0
+        for leaf_index in range(
+            max(bisect_right(self._firsts, start) - 1, 0), bisect_left(self._firsts, end)
+        ):
+            leaf = self._leaves[leaf_index]
+            lo = bisect_right(leaf.ends, start)
+            hi = bisect_left(leaf.starts, end)
+            if lo < hi:
+                ranges += hi - lo
+                offsets += sum(leaf.ends[lo:hi]) - sum(leaf.starts[lo:hi])
+                offsets -= max(start - leaf.starts[lo], 0) + max(leaf.ends[hi - 1] - end, 0)
+        return ranges, offsets
+
+    def columns(self) -> "Iterator[tuple[array[int], array[int], list[V]]]":
+        """Everything in columns, some hundreds of ranges at a time: starts, ends, values."""
+        for leaf in self._leaves:
+            yield leaf.starts, leaf.ends, leaf.values
 
     def cut(self, start: int, end: int) -> list[Piece[V]]:
         """Remove everything between `start` and `end`; what was there, clipped to them."""
@@ -218,20 +227,20 @@ class RangeMap(Generic[V]):
                 starts, ends, values = leaf.starts, leaf.ends, leaf.values
             for at in range(lo, hi):
                 removed.append((max(starts[at], start), min(ends[at], end), values[at]))
-            keep_starts: list[int] = []
-            keep_ends: list[int] = []
-            keep_values: list[V] = []
-            if starts[lo] < start:
-                keep_starts.append(starts[lo])
-                keep_ends.append(start)
-                keep_values.append(values[lo])
-            if ends[hi - 1] > end:
-                keep_starts.append(end)
-                keep_ends.append(ends[hi - 1])
-                keep_values.append(values[hi - 1])
-            starts[lo:hi] = keep_starts
-            ends[lo:hi] = keep_ends
-            values[lo:hi] = keep_values
+            keeps_head, keeps_tail = starts[lo] < start, ends[hi - 1] > end
+            if keeps_head and keeps_tail and hi - lo == 1:
+                starts.insert(hi, end)
+                ends.insert(hi, ends[lo])
+                values.insert(hi, values[lo])
+                ends[lo] = start
+            else:
+                if keeps_head:
+                    ends[lo] = start
+                    lo += 1
+                if keeps_tail:
+                    hi -= 1
+                    starts[hi] = end
+                del starts[lo:hi], ends[lo:hi], values[lo:hi]
             if not starts:
                 del self._leaves[leaf_index], self._firsts[leaf_index]
                 continue

@@ -15,15 +15,15 @@ def compact_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a segment is worth compacting is judged by payload alone, and nobody looks at what comes of it:
     it may be longer than it was."""
 
-    def worth_compacting(segment: Segment, living: dict[int, list[tuple[int, int]]]) -> bool:
+    def worth_compacting(segment: Segment, living: dict[int, tuple[int, int]]) -> bool:
         alive = stored = 0.0
         events = survivors = 0
         for number, span in segment.spans.items():
             weight = span.bytes + span.count
             stored += weight
             events += span.end_event - span.first_event
-            if number in living:
-                count = sum(b - a for a, b in living[number])
+            _, count = living[number]
+            if count:
                 alive += weight * count / span.count
                 survivors += count
         if segment.generation:

@@ -303,6 +303,7 @@ class Redriving:
         rig.settle("orders", Outcome.REJECT, rig.take("orders", 1))
         rig.engine.settle("orders", "ann", Outcome.REJECT, [(0, 500)], rig.now_us)
         rig.take("orders")
+        rig.later(seconds=1)  # Another time is another run.
         rig.engine.settle("orders", "ann", Outcome.REJECT, [(0, 500)], rig.now_us)
         fates = engine.redrive("orders", rig.now_us, runs_max=2, limit=400)
         assert [(f.event, f.reason) for f in fates] == [(Event.REDRIVEN, Reason.REJECTED)] * 2

@@ -91,7 +91,7 @@ class QueueModel:
         self.safe_offset = 0  # every message below it was promised to survive a power cut
         self.written_offset = 0  # and a crash of the process
         self.safe_event = 0  # every event below it was shown to a reader
-        self._sequence = 0
+        self.sequence = 0
 
     # --- what happens ----------------------------------------------------------------------------
 
@@ -107,21 +107,19 @@ class QueueModel:
         """An arrow of the message's life. `expires_us`: a consumer gave it a new one; `payload`: likewise,
         whoever has redriven it."""
         life, hold = message.life, message.hold
-        self._sequence += 1
+        self.sequence += 1
         delivered = hold is not None and not hold.dead and reason is not Reason.CONSUMER_CANCELLED
         attempts = life.attempts + delivered
         if event is Event.DEAD:
             if hold is not None and hold.dead:
                 attempts += 1
-            after = life._replace(
-                room=DEAD, attempts=attempts, asks=False, died=self._sequence, reason=reason
-            )
+            after = life._replace(room=DEAD, attempts=attempts, asks=False, died=self.sequence, reason=reason)
         elif event is Event.REDRIVEN:
             stored = message.lives[0]
             after = Life(READY, 0, stored.retries, 0, self._behind_tail(), asks=False)
             after = after._replace(payload=life.payload if payload is None else payload)
         elif hold is not None and hold.dead and event in (Event.REQUEUED, Event.RETURNED):
-            after = life._replace(died=self._sequence) if event is Event.REQUEUED else life
+            after = life._replace(died=self.sequence) if event is Event.REQUEUED else life
         elif event in (Event.REQUEUED, Event.RETURNED):
             counts_down = reason is Reason.CONSUMER_LOST and RETRIES_NONE < life.retries < RETRIES_ENDLESS
             after = life._replace(attempts=attempts, retries=life.retries - counts_down)
@@ -136,7 +134,7 @@ class QueueModel:
         self.happenings.append(Happening(message, turn, event, reason))
 
     def _behind_tail(self) -> tuple[int, int, int]:
-        return len(self.messages), 0, self._sequence
+        return len(self.messages), 0, self.sequence
 
     # --- what must be there ------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from penstock.log.results import Fate, Step, Stored, TransactionDone
 from penstock.log.workers import InlineWorker
 from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason
+from penstock.model.pending import Mark
 from penstock.model.policy import Policies, at_birth
 from penstock.model.words import Outcome, Ranges, Where
 from tests.log.crash_check import EVERYTHING, Checker
@@ -43,6 +44,7 @@ class Steps:
         self.checker = Checker(self.model)
         self.sent = 0
         self.full_allowed = False  # DiskFull would be no surprise
+        self.long: tuple[Log, QueueModel, str, Mark, int, int] | None = None  # a purge or redrive in slices
         self.weighted: tuple[tuple[int, Callable[[], None]], ...] = (
             (16, self.append),
             (2, self.scatter),
@@ -68,6 +70,8 @@ class Steps:
             (3, self.room),
             (6, self.wait_a_while),
         )
+        if rng.getstate()[1][1] % 2:  # in half of the runs, without a draw that would change the others
+            self.weighted += ((12, self.go_on),)
         if rng.random() < 0.3:  # a life of small messages, whose segments are compacted all the time
             self.weighted += ((30, self.scatter), (30, self.trim_all))
 
@@ -364,6 +368,32 @@ class Steps:
         fates = self.engine.purge(queue.name, self.now_us, dead=dead)
         touched(queue, fates, sorted(chosen, key=lambda message: message.offset))
         self.model.happen(queue, fates)
+
+    def go_on(self) -> None:
+        """A slice of a purge or redrive, between which anything happens: it takes what was there when it
+        began, in order. A crash ends it, and leaves whole slices."""
+        rng = self.rng
+        if self.long is None or self.long[0] is not self.engine or rng.random() < 0.2:
+            if (queue := self.queue()) is None:
+                return
+            what = rng.choice(("redrive", "purge", "purge-dead"))
+            mark = self.engine.mark(queue.name)
+            self.long = (self.engine, queue, what, mark, len(queue.messages), queue.sequence)
+        _, queue, what, mark, tail, sequence = self.long
+        limit = rng.choice((1, 3, 50))
+        chosen = [m for m in queue.dead() if m.life.died <= sequence]
+        if what == "redrive":
+            fates = self.engine.redrive(queue.name, self.now_us, limit=limit, mark=mark)
+        elif what == "purge-dead":
+            fates = self.engine.purge(queue.name, self.now_us, dead=True, limit=limit, mark=mark)
+        else:
+            own = [m for m in queue.ready() if m.life.place[1] and m.offset < tail]
+            moved = [m for m in queue.ready() if not m.life.place[1] and m.life.place[2] <= sequence]
+            chosen = own + moved
+            fates = self.engine.purge(queue.name, self.now_us, limit=limit, mark=mark)
+        touched(queue, fates, sorted(chosen[:limit], key=lambda message: message.offset))
+        self.model.happen(queue, fates)
+        self.model.counts["slices"] += 1
 
     # --- looking and telling -----------------------------------------------------------------------
 

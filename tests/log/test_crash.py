@@ -56,6 +56,7 @@ def test_nothing_confirmed_is_lost() -> None:
         "rename .1.seg.tmp": 5,
         "remove .seg": 50,
         "scattered": 500,
+        "slices": 100,
     }.items():
         assert total[what] >= least, f"{what}: {total[what]} times, new seeds from {base}: {total}"
 

@@ -1,6 +1,7 @@
 """Pending: the four rooms one by one, and against a plain dict of offsets."""
 
 import os
+import tracemalloc
 
 import pytest
 from hypothesis import settings
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.model.life import TRANSITIONS, Event, Reason, Refused, State
-from penstock.model.pending import AS_STORED, NO_NOTE, Hold, Note, Pending, Place
+from penstock.model.pending import AS_STORED, NEAR, NO_NOTE, Hold, Line, Mark, Note, Pending, Place
 
 ORIGINS = (b"one", b"two")
 Run = tuple[int, int, Place | None]
@@ -69,9 +70,9 @@ def test_a_moved_message_comes_between_the_offsets_on_both_sides_of_its_tail() -
 def test_the_order_does_not_depend_on_how_many_are_picked_at_once(count: int) -> None:
     pending = queue_of(9)
     pending.pick(6)
+    pending.move(State.HELD, Event.REQUEUED, 20, 23, tail=7)
     for first, end in ((4, 6), (0, 1), (1, 4)):
         pending.move(State.HELD, Event.REQUEUED, first, end, tail=8)
-    pending.move(State.HELD, Event.REQUEUED, 20, 23, tail=7)
     assert picked(pending, count) == [6, 20, 21, 22, 7, 4, 5, 0, 1, 2, 3, 8]
 
 
@@ -97,7 +98,76 @@ def test_picking_and_putting_back_leaves_no_trail() -> None:
         run = pending.pick(1)
         assert run == (0, 1, Place(3, 1))
         pending.back(*run)
-    assert len(pending.waiting._heap) < 10
+    assert [len(order) for order in pending.waiting._orders.values()] == [1]
+
+
+@pytest.mark.parametrize("event", [Event.DEAD, Event.REQUEUED])
+def test_messages_that_move_together_share_a_place(event: Event) -> None:
+    """Which changes nothing of their order, and is what makes a million of them cheap."""
+    pending = queue_of(NEAR + 20)
+    pending.pick(NEAR + 20)
+    moves = [2, 4, 5, 9, 3, 8, NEAR + 9, NEAR + 10, 0, 1]
+    for offset in moves:
+        pending.move(State.HELD, event, offset, offset + 1, reason=Reason.REJECTED, time_us=7, tail=NEAR + 20)
+    line = pending.dead if event is Event.DEAD else pending.waiting
+    assert [offset for first, end, _ in by_place(line) for offset in range(first, end)] == moves
+    assert len({place.number for _, _, place in line.places}) == 4  # from 2, 3, NEAR + 9 and 0 on
+    assert (picked_dead if event is Event.DEAD else picked)(pending) == moves
+
+
+def test_another_time_or_reason_or_tail_is_another_place() -> None:
+    pending = queue_of(20)
+    pending.pick(20)
+    facts = [(Reason.REJECTED, 1), (Reason.REJECTED, 2), (Reason.EXPIRED, 2), (Reason.EXPIRED, 2)]
+    for offset, (reason, time_us) in enumerate(facts):
+        pending.move(State.HELD, Event.DEAD, 2 * offset, 2 * offset + 1, reason=reason, time_us=time_us)
+    assert [(place.reason, place.time_us) for _, _, place in by_place(pending.dead)] == facts
+    for offset, tail in ((10, 20), (12, 21), (14, 21)):
+        pending.move(State.HELD, Event.REQUEUED, offset, offset + 1, tail=tail)
+    assert [place.tail for _, _, place in by_place(pending.waiting)] == [20, 21, 21]
+
+
+def test_a_place_that_others_came_behind_gets_nobody_any_more() -> None:
+    pending = queue_of(9)
+    pending.pick(9)
+    for offset in (0, 5, 2):
+        pending.move(State.HELD, Event.REQUEUED, offset, offset + 1, tail=9)
+    pending.mark()
+    for offset in (4, 6):
+        pending.move(State.HELD, Event.REQUEUED, offset, offset + 1, tail=9)
+    assert [(a, place.number) for a, _, place in by_place(pending.waiting)] == [
+        (0, 1),
+        (5, 1),
+        (2, 2),
+        (4, 3),
+        (6, 3),
+    ]
+
+
+def by_place(line: Line) -> list[tuple[int, int, Place]]:
+    return sorted(line.places, key=lambda run: (run[2].number, run[0]))
+
+
+def test_scattered_messages_take_few_bytes_each() -> None:
+    """Every second one has died, some hundreds in a turn; and then they are redriven."""
+    count = 20_000
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        pending = queue_of(2 * count)
+        pending.pick(2 * count)
+        for offset in range(0, 2 * count, 2):
+            time_us = 1_000_000_000_000_000 + offset // 500
+            pending.move(State.HELD, Event.DEAD, offset, offset + 1, reason=Reason.REJECTED, time_us=time_us)
+            pending.note(offset, offset + 1, Note(1))
+        assert tracemalloc.get_traced_memory()[0] - before < 100 * count
+        while (run := pending.pick_dead(1)) is not None:
+            pending.move(State.DEAD, Event.REDRIVEN, run[0], run[1], tail=pending.tail)
+            pending.note(run[0], run[1], Note(0, AS_STORED, 0))
+        assert tracemalloc.get_traced_memory()[0] - before < 100 * count
+    finally:
+        tracemalloc.stop()
+    assert picked(pending) == list(range(0, 2 * count, 2))
 
 
 def test_dead_letters_stand_in_the_order_of_death() -> None:
@@ -246,6 +316,7 @@ class PendingAgainstModel(RuleBasedStateMachine):
         self.pending = Pending()
         self.entries: list[Entry] = []
         self.moves = 0
+        self.marked: tuple[Mark, dict[int, tuple[int, int, int]]] | None = None
         self.record: list[tuple[Event, int, int, Reason, Note, int]] = []
 
     def line(self, room: str) -> list[int]:
@@ -362,6 +433,27 @@ class PendingAgainstModel(RuleBasedStateMachine):
                     entry.place = (tail, 0, self.moves)
                 else:
                     entry.room, entry.note = "gone", NO_NOTE
+
+    @rule()
+    def mark(self) -> None:
+        self.marked = self.pending.mark(), {o: self.entries[o].place for o in self.line("dead")}
+
+    @precondition(lambda self: self.marked is not None)
+    @rule(count=st.integers(1, 6))
+    def purge_marked(self, count: int) -> None:
+        """The next dead letters that were dead when the mark was made."""
+        assert self.marked is not None
+        (_, number), places = self.marked
+        line = [o for o in self.line("dead") if self.entries[o].place == places.get(o)]
+        run = self.pending.pick_dead(count, None, number)
+        assert (run is None) == (not line)
+        if run is not None:
+            assert list(range(run[0], run[1])) == line[: run[1] - run[0]]
+            assert run[1] - run[0] <= count
+            self.pending.move(State.DEAD, Event.WITHDRAWN, run[0], run[1])
+            self.write(Event.WITHDRAWN, run[0], run[1], Reason.PURGED, NO_NOTE)
+            for entry in self.entries[run[0] : run[1]]:
+                entry.room, entry.note = "gone", NO_NOTE
 
     @invariant()
     def the_rooms_are_those_of_the_model(self) -> None:

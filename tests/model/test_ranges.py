@@ -54,6 +54,9 @@ def test_behaves_like_a_dict_of_offsets(script: list[tuple[str, int, int, str]])
         elif verb == "find":
             assert expand(subject.find(start, end)) == inside
             assert list(subject.walk(start, end)) == subject.find(start, end)
+            assert subject.count(start, end) == (len(subject.find(start, end)), len(inside))
+            columns = [run for leaf in subject.columns() for run in zip(*leaf, strict=True)]
+            assert columns == list(subject)
         elif verb.startswith("copy"):
             other = subject.copy()
             if verb != "copy":
