@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from itertools import compress
 
 from penstock.broker.port import Port
-from penstock.model.words import Ranges, ranges_of
 
 _OPEN = 1
 _TOLD = 2  # open, and its sender knows that a consumer has it
@@ -68,6 +67,11 @@ class Asked:
             self.open_count -= state[index] != 0
             state[index] = 0
 
+    @property
+    def opened(self) -> bytearray:
+        """By index: 0 where it has ended."""
+        return self._open
+
     def is_open(self, index: int) -> bool:
         return 0 <= index < len(self._open) and bool(self._open[index])
 
@@ -103,7 +107,3 @@ class Asked:
         self._open = bytearray(len(self._open))
         self.open_count = 0
         return tickets
-
-    def open_ranges(self) -> Ranges:
-        """The offsets of those that are open, where the first one is known."""
-        return ranges_of(compress(range(self.first, self.first + len(self._open)), self._open))

@@ -58,7 +58,7 @@ class Broker:
         self.requests = requests = Requests(log, ports, wants_turn)
         self.hand_out = hand_out = HandOut(log, ports, doors, requests, wants_turn)
         self.claims = Claims(log, doors, hand_out)
-        self.settling = Settling(log, hand_out, requests)
+        self.settling = Settling(log, hand_out, requests, wants_turn)
         self.publishing = Publishing(log, ports, doors, hand_out, requests, wants_turn)
         self._expiring = Expiring(log, doors, self.delete)
         self._suspended = False
@@ -283,6 +283,8 @@ class Broker:
         which it gets whatever went wrong with them.
         """
         try:
+            self.settling.go_on(now_us)
+            self.requests.withdraw_some(now_us)
             if self.hand_out.draining or not (self.claims.awaited or self._suspended):
                 self.hand_out.turn(now_us)
         finally:

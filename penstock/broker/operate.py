@@ -6,8 +6,9 @@ out, whoever waits for an answer to a request that is purged is told.
 
 Rules that always hold:
   * Nothing here takes long. What may meet a million runs of messages (purge, redrive) is a generator:
-    every step of it is short, and other work may go on between two of them. It ends, however much
-    happens meanwhile: it takes as many messages as there were when it began.
+    every step of it is short and goes to the disk by itself, and other work may go on between two of them.
+    It takes what was there at its mark (`Log.mark`) and is still there when its turn comes, so it ends,
+    however much happens meanwhile; and the same again, after a crash too, goes on where it was.
   * A round of `changed_rows` ends too: what changes while its rows are handed out is for the next one.
 
 How it fails: `QueueNameError` and `LogError` as the log raises them; `Draining` where the broker
@@ -26,10 +27,11 @@ from penstock.log.log import Log
 from penstock.log.results import Receipt, Step, TransactionReceipt
 from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason, State
+from penstock.model.pending import Mark
 from penstock.model.words import Ranges
 
-RUNS_A_STEP: Final = 500
-"""How many runs of messages one step of a purge or redrive moves: a few milliseconds."""
+RUNS_A_STEP: Final = 100
+"""How many runs of messages one step of a purge or redrive moves: one or two milliseconds."""
 
 MESSAGES_A_STEP: Final = 10_000
 """How many messages one step of a purge takes where somebody waits for answers: each may be a request."""
@@ -115,20 +117,19 @@ class Operator:
         self._log.pause(queue, paused, now_us)
         self._broker.stir(queue)
 
-    def purge(self, queue: str, now_us: int, *, dead: bool = False) -> Iterator[int]:
+    def purge(
+        self, queue: str, now_us: int, *, dead: bool = False, mark: Mark | None = None
+    ) -> Iterator[int]:
         """Take out everything that is ready, or dead, and in nobody's hands; step by step, how many."""
-        info = self._log.describe(queue)
-        left = info.dead if dead else info.ready
-        while left > 0:
-            self._log.check_same(queue, info.identity)  # Much may happen between two steps.
-            limit = left if dead or not self._broker.requests.is_asked(queue) else min(left, MESSAGES_A_STEP)
-            fates = self._log.purge(queue, now_us, dead=dead, limit=limit, runs_max=RUNS_A_STEP)
-            self._broker.purged(queue, fates)
-            count = sum(fate.end - fate.first for fate in fates)
-            if not count:
+        identity, mark = self._log.describe(queue).identity, mark or self._log.mark(queue)
+        while True:
+            self._log.check_same(queue, identity)  # Much may happen between two steps.
+            limit = MESSAGES_A_STEP if not dead and self._broker.requests.is_asked(queue) else None
+            fates = self._log.purge(queue, now_us, dead=dead, limit=limit, runs_max=RUNS_A_STEP, mark=mark)
+            if not fates:
                 return
-            left -= count
-            yield count
+            self._broker.purged(queue, fates)
+            yield sum(fate.end - fate.first for fate in fates)
 
     def delete(self, queue: str, now_us: int, *, force: bool = False) -> QueueInfo:
         """A queue is no more, with all that is in it; how it stood. Refused while somebody consumes it."""
@@ -149,21 +150,22 @@ class Operator:
         reason: Reason | None = None,
         ranges: Ranges | None = None,
         limit: int | None = None,
+        mark: Mark | None = None,
     ) -> Iterator[int]:
         """Dead letters back into the queue, first died first; step by step, how many.
 
         With `ranges`, the order is that of death within one step only.
         """
-        info = self._log.describe(queue)
-        left = info.dead if limit is None else min(limit, info.dead)
-        portions = self._portions(queue, ranges, info.offset_end) if ranges is not None else None
+        identity, mark = self._log.describe(queue).identity, mark or self._log.mark(queue)
+        left = mark[0] if limit is None else limit
+        portions = self._portions(queue, ranges, mark[0]) if ranges is not None else None
         while left > 0:
-            self._log.check_same(queue, info.identity)
+            self._log.check_same(queue, identity)
             portion = next(portions, None) if portions is not None else None
             if portions is not None and portion is None:
                 return
             fates = self._log.redrive(
-                queue, now_us, reason=reason, ranges=portion, limit=left, runs_max=RUNS_A_STEP
+                queue, now_us, reason=reason, ranges=portion, limit=left, runs_max=RUNS_A_STEP, mark=mark
             )
             count = sum(fate.end - fate.first for fate in fates)
             if portion is None and not count:

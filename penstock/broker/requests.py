@@ -16,9 +16,11 @@ batch and as far apart as they stand, so are those in between, and none of them 
 """
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from heapq import heapify, heappop, heappush
+from itertools import compress
 
 from penstock.broker.asked import Asked, addresses, parse_address
 from penstock.broker.port import Port
@@ -30,9 +32,12 @@ from penstock.model import words
 from penstock.model.batch import Batch, Slice
 from penstock.model.life import Event, Reason
 from penstock.model.ranges import RangeMap
-from penstock.model.words import Ranges
+from penstock.model.words import Ranges, ranges_of
 
 SECOND_US = 1_000_000
+
+WITHDRAWN_A_TURN = 2000
+"""Requests that are taken out of the log in one turn, however many have ended: a few milliseconds."""
 
 Runs = Sequence[tuple[int, Sequence[bytes]]]
 """Addresses of neighbouring offsets: that of the first one, and all of them in order."""
@@ -116,6 +121,9 @@ class Requests:
         self._deadlines_over = 0  # how many of them are of requests that have ended
         self._clock_us = 0  # by which they are due: nobody waits longer or shorter by the time of day
         self._seen_us = 0  # what the time was when that was looked at
+        # What is still to be withdrawn of those that have ended: queue, first offset, which were open, why.
+        # Whoever had asked has been told, and answers are dropped. The next opening withdraws what is left.
+        self._leaving: deque[tuple[str, QueueRequests, int, bytearray, Reason]] = deque()
 
     def _of(self, queue: str) -> QueueRequests:
         requests = self.by_queue.get(queue)
@@ -168,9 +176,9 @@ class Requests:
             else:
                 # Its sender left before the log had told where the requests are. A log that is closing
                 # says no: the next opening withdraws them.
+                self._withdraw(asked, Reason.REQUESTER_GONE)
                 with suppress(LogRefused):
-                    self._withdraw(asked, Reason.REQUESTER_GONE, now_us)
-                self._undelivered(asked, asked.end_all())
+                    self.withdraw_some(now_us)
                 self._wants_turn()
 
         return receipt
@@ -284,8 +292,8 @@ class Requests:
     def sender_gone(self, attached: Attached, now_us: int) -> None:
         for asked in attached.asked.values():
             if asked.first >= 0:
-                self._withdraw(asked, Reason.REQUESTER_GONE, now_us)
-                self._undelivered(asked, asked.end_all())
+                self._withdraw(asked, Reason.REQUESTER_GONE)
+        self.withdraw_some(now_us)
 
     def queue_gone(self, queue: str) -> None:
         """It was deleted: whoever waits for an answer is told that there will be none."""
@@ -299,17 +307,33 @@ class Requests:
         for attached in self._ports.everybody():
             for asked in list(attached.asked.values()):
                 if asked.first >= 0:
-                    self._withdraw(asked, Reason.UNDELIVERABLE, now_us)
-                self._undelivered(asked, asked.end_all())
+                    self._withdraw(asked, Reason.UNDELIVERABLE)
+                else:
+                    self._undelivered(asked, asked.end_all())
+        self.withdraw_some(now_us)
 
-    def _withdraw(self, asked: Asked, reason: Reason, now_us: int) -> None:
-        """Nobody waits for these any more. Consumers that work on some have room when they are done."""
-        ranges = asked.open_ranges()
-        requests = self._of(asked.queue)
-        requests.outgoing.take(ranges)
-        for fate in self._log.withdraw(asked.queue, ranges, reason, now_us):
-            if fate.consumer:
-                requests.orphans.add(fate.first, fate.end, fate.consumer)
+    def _withdraw(self, asked: Asked, reason: Reason) -> None:
+        """Nobody waits for these any more."""
+        self._leaving.append((asked.queue, self._of(asked.queue), asked.first, asked.opened, reason))
+        self._undelivered(asked, asked.end_all())
+
+    def withdraw_some(self, now_us: int) -> None:
+        """Of those that nobody waits for. Consumers that work on some have room when they are done."""
+        left = WITHDRAWN_A_TURN
+        while self._leaving and left > 0:
+            queue, requests, first, opened, reason = self._leaving.popleft()
+            if self.by_queue.get(queue) is not requests:
+                continue  # That queue is gone.
+            if len(opened) > left:
+                self._leaving.appendleft((queue, requests, first + left, opened[left:], reason))
+            ranges = ranges_of(compress(range(first, first + left), opened[:left]))
+            left -= len(opened)
+            requests.outgoing.take(ranges)
+            for fate in self._log.withdraw(queue, ranges, reason, now_us):
+                if fate.consumer:
+                    requests.orphans.add(fate.first, fate.end, fate.consumer)
+        if self._leaving:
+            self._wants_turn()
 
     def _end_undelivered(self, asked: Asked, indexes: Sequence[int]) -> None:
         asked.end(indexes)
@@ -353,8 +377,8 @@ class Requests:
                 late.append(deadline)  # The disk is slow: withdrawn as soon as it is known where they are.
             else:
                 asked.timed = False
-                self._withdraw(asked, Reason.TIMEOUT, now_us)
-                self._undelivered(asked, asked.end_all())
+                self._withdraw(asked, Reason.TIMEOUT)
+        self.withdraw_some(now_us)
         for deadline in late:
             heappush(self._deadlines, deadline)
         self._thin_deadlines()

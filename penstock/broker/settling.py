@@ -3,7 +3,8 @@
 Each tells the log, gives the consumer its room again, and tells those who wait for an answer.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
 from penstock.broker.hand_out import HandOut
 from penstock.broker.ports import Attached
@@ -14,12 +15,19 @@ from penstock.log.results import Fate
 from penstock.model import words
 from penstock.model.words import Outcome, Ranges, ranges_of
 
+RUNS_A_TURN = 500
+"""Runs of messages that go back in one turn, whoever is lost: a few milliseconds."""
+
 
 class Settling:
-    def __init__(self, log: Log, hand_out: HandOut, requests: Requests) -> None:
+    def __init__(
+        self, log: Log, hand_out: HandOut, requests: Requests, wants_turn: Callable[[], None]
+    ) -> None:
         self._log = log
         self._hand_out = hand_out
         self._requests = requests
+        self._wants_turn = wants_turn
+        self._leaving: deque[tuple[str, str, words.Where]] = deque()  # queues, and who had messages of them
 
     def settle(self, attached: Attached, command: words.Settle, now_us: int) -> None:
         try:
@@ -64,20 +72,39 @@ class Settling:
     def take_back(self, attached: Attached, queue: str, dead: bool, ranges: Ranges, now_us: int) -> None:
         fates = self._log.give_back(queue, attached.port.name, now_us, ranges=ranges, lost=False)
         self._freed(attached, queue, dead, fates, ranges)
-        self._requests.end_without_answer(queue, fates)
-        self._hand_out.stir(queue)
+        self._given_back(queue, fates)
 
     def give_back_all(self, attached: Attached, now_us: int, lost: bool) -> None:
         """Its port is gone: what it held goes back, by the rule of its protocol where it is `lost`."""
         port = attached.port
-        where = port.lost_to if lost else words.Where.PLACE
         for queue in {queue for queue, _ in attached.holds}:
-            fates = self._log.give_back(queue, port.name, now_us, where=where, lost=lost)
-            self._requests.end_without_answer(queue, fates)
             requests = self._requests.by_queue.get(queue)
             if requests is not None:
                 requests.forget_orphans(port.name)
-            self._hand_out.stir(queue)
+            if lost:
+                self._leaving.append((queue, port.name, port.lost_to))
+            else:  # At once: it may claim them in a moment.
+                self._given_back(queue, self._log.give_back(queue, port.name, now_us, lost=False))
+        self.go_on(now_us)
+
+    def go_on(self, now_us: int) -> None:
+        """What lost ports held goes back, so much in a turn. Until then nobody can settle it; after a crash
+        it is where it was."""
+        left = RUNS_A_TURN
+        while self._leaving and left > 0:
+            queue, name, where = self._leaving[0]
+            fates = self._log.give_back(queue, name, now_us, where=where, runs_max=left)
+            left -= len(fates)
+            if fates:
+                self._given_back(queue, fates)
+            else:
+                self._leaving.popleft()
+        if self._leaving:
+            self._wants_turn()
+
+    def _given_back(self, queue: str, fates: Sequence[Fate]) -> None:
+        self._requests.end_without_answer(queue, fates)
+        self._hand_out.stir(queue)
 
     def _freed(
         self, attached: Attached, queue: str, dead: bool, fates: Sequence[Fate], ranges: Ranges

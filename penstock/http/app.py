@@ -67,6 +67,13 @@ class Call:
         """The body's media type, without parameters, in lower case."""
         return self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
+    async def check_wanted(self, so_far: str) -> None:
+        """Long work ends early where nobody waits for it any more, or the broker stops."""
+        if await self.request.is_disconnected():
+            raise ClientDisconnect
+        if self.site.stopping.is_set():
+            raise Problem("unavailable", f"the broker stops; {so_far}")
+
     async def body(self, bytes_max: int | None = None) -> bytes:
         """The whole body; a Problem where it is larger than allowed."""
         most = self.site.body_bytes_max if bytes_max is None else bytes_max

@@ -44,6 +44,7 @@ from penstock.log.log import Log
 from penstock.log.results import Step, Stored, TransactionDone
 from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason, State
+from penstock.model.pending import Mark
 from penstock.model.policy import QueueNameError
 from penstock.server.connection import Connection
 from penstock.server.memory import Account
@@ -237,6 +238,7 @@ def _queue(context: Context, fields: Fields, body: memoryview, answer: Answer) -
     answer(
         {
             "row": _row(context.operator.row(name)),
+            "mark": context.log.mark(name),
             "dead_reasons": {reason.label: count for reason, count in deaths.items()},
             "policy": asdict(context.log.policies.for_queue(name)),
         }
@@ -295,7 +297,9 @@ def _when_safe(context: Context, answer: Answer, result: Fields) -> None:
 
 
 def _purge(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
-    steps = context.operator.purge(fields["queue"], context.server.now_us(), dead=fields["dead"])
+    now_us = context.server.now_us()
+    context.log.check_same(fields["queue"], fields.get("identity"))
+    steps = context.operator.purge(fields["queue"], now_us, dead=fields["dead"], mark=_mark(fields))
     _take_steps(context, steps, answer)
 
 
@@ -313,8 +317,15 @@ def _redrive(context: Context, fields: Fields, body: memoryview, answer: Answer)
         reason=_reason(fields["reason"]),
         ranges=[(first, end) for first, end in ranges] if ranges is not None else None,
         limit=fields["limit"],
+        mark=_mark(fields),
     )
     _take_steps(context, steps, answer)
+
+
+def _mark(fields: Fields) -> Mark | None:
+    """The one that `queue` told, for a purge or redrive in several calls; None: as it stands now."""
+    mark = fields.get("mark")
+    return (mark[0], mark[1]) if mark is not None else None
 
 
 def _reason(label: str | None) -> Reason | None:

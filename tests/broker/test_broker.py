@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker import settling
 from penstock.broker.broker import Broker
 from penstock.log.disk import RealDisk
 from penstock.log.log import Log
@@ -651,3 +652,43 @@ def test_who_leaves_while_it_waits_to_make_queues_leaves_nothing_behind(house: H
     house.tick(5)
     assert house.log.queue_count == 10
     assert house.broker.holds_back == 0
+
+
+# --- much at once ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", Where)
+def test_what_a_lost_consumer_held_goes_back_some_in_each_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Where
+) -> None:
+    monkeypatch.setattr(settling, "RUNS_A_TURN", 3)
+    house = House(tmp_path, Policies({"*": {"max-deliveries": 0}}))
+    worker = house.port("w", lost_to=where)
+    worker.say(Consume("q", 0))
+    worker.say(send("q", *[b"%d" % i for i in range(20)]))
+    house.turn()
+    for offset in range(1, 20, 2):
+        worker.say(settle(worker, "q", offset))
+    house.broker.detach(worker, house.now)
+    held = []
+    for _ in range(4):
+        held.append(house.log.describe("q").held)
+        house.broker.turn(house.now)
+    assert held == [7, 4, 1, 0]
+    other = house.port("o")
+    other.say(Consume("q", 0))
+    house.turn()
+    assert other.offsets() == list(range(0, 20, 2))
+    house.log.close(house.now)
+
+
+def test_who_only_moves_leaves_everything_at_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may claim it in a moment, by the same name."""
+    monkeypatch.setattr(settling, "RUNS_A_TURN", 1)
+    worker = house.port("w")
+    worker.say(Consume("q", 0))
+    worker.say(send("q", *[b"%d" % i for i in range(6)]))
+    house.turn()
+    worker.say(settle(worker, "q", 1), settle(worker, "q", 3))
+    house.broker.detach(worker, house.now, lost=False)
+    assert house.log.describe("q").held == 0

@@ -8,6 +8,7 @@ import pytest
 from penstock.broker import operate
 from penstock.broker.broker import Broker
 from penstock.broker.operate import Draining, Operator, TooFast
+from penstock.log import weight
 from penstock.log.errors import LogError, LogRefused, QueueFull, QueueUnknown
 from penstock.log.results import Stored, TransactionDone
 from penstock.model.batch import Batch
@@ -246,6 +247,97 @@ def test_a_purge_of_many_runs_goes_step_by_step_and_ends(
     assert sum(counts) == 10
     info = office.log.describe("q")
     assert info.dead + info.ready == len(counts)
+
+
+def test_a_purge_takes_what_was_there_when_it_began(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many consumers take meanwhile: as many new messages would be as old ones."""
+    monkeypatch.setattr(operate, "RUNS_A_STEP", 2)
+    office.kill("q", 10)
+    sum(office.operator.redrive("q", office.now))
+    worker = office.port("w")
+    counts = []
+    for count in office.operator.purge("q", office.now):
+        counts.append(count)
+        worker.say(Consume("q", len(counts)))
+        office.turn()  # It gets one of those that are still there, and when none is, a new one.
+        office.append("q", b"new")
+    assert counts == [2, 2, 2, 1]
+    assert [payload == b"new" for payload in worker.payloads()] == [False, False, False, True]
+    assert office.log.describe("q").ready == 3
+
+
+@pytest.mark.parametrize("work", ["purge", "redrive"])
+def test_two_at_the_same_time_take_everything_once(
+    office: Office, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    monkeypatch.setattr(operate, "RUNS_A_STEP", 3)
+    office.kill("q", 10)
+    steps = [
+        office.operator.purge("q", office.now, dead=True)
+        if work == "purge"
+        else office.operator.redrive("q", office.now)
+        for _ in range(2)
+    ]
+    counts = [next(step, 0) for _ in range(5) for step in steps]
+    assert counts[:4] == [3, 3, 3, 1]
+    assert sum(counts) == 10
+    assert office.log.describe("q").ready == (10 if work == "redrive" else 0)
+
+
+@pytest.mark.parametrize("work", ["purge", "redrive"])
+def test_what_a_crash_cuts_off_goes_on_when_it_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    monkeypatch.setattr(operate, "RUNS_A_STEP", 3)
+    office = Office(tmp_path)
+    office.kill("q", 10)
+
+    def begin() -> Iterator[int]:
+        if work == "purge":
+            return office.operator.purge("q", office.now, dead=True)
+        return office.operator.redrive("q", office.now)
+
+    steps = begin()
+    for _ in range(2):
+        assert next(steps) == 3
+        office.turn()
+    office.log.abandon()
+    office = Office(tmp_path)
+    info = office.log.describe("q")
+    assert (info.dead, info.ready) == (4, 6 if work == "redrive" else 0)
+    assert list(begin()) == [3, 1]
+    worker = office.port("w")
+    worker.say(Consume("q", 0))
+    office.turn()
+    assert worker.offsets() == (list(range(0, 20, 2)) if work == "redrive" else [])
+    office.log.close(office.now)
+
+
+def test_the_bytes_of_a_queue_are_right_though_nobody_asks_for_long(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are counted now and then, a few runs at a time."""
+    monkeypatch.setattr(weight, "NOTES_MAX", 4)
+    monkeypatch.setattr(operate, "RUNS_A_STEP", 3)
+    office.kill("q", 15)
+    assert office.log.describe("q").bytes == 0
+    for count in office.operator.redrive("q", office.now):
+        assert count
+        office.turn()
+    assert office.log.describe("q").bytes == sum(len(b"%d" % i) for i in range(0, 30, 2))
+    purge = office.operator.purge("q", office.now)
+    for _ in range(2):
+        next(purge)
+        office.turn()
+    left = sum(len(b"%d" % i) for i in range(12, 30, 2))
+    assert office.log.describe("q").bytes == left
+    worker = office.port("w")
+    worker.say(Consume("q", 0))
+    office.turn()
+    for offset in range(28, 12, -2):
+        worker.say(settle(worker, "q", offset))
+        office.turn()
+    assert office.log.describe("q").bytes == 2
 
 
 def test_redriven_letters_are_handed_out_first_died_first(office: Office) -> None:

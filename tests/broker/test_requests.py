@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from penstock.broker import requests
 from penstock.broker.asked import Asked, addresses, parse_address
 from penstock.broker.operate import Operator
 from penstock.log.state import LogSettings
@@ -314,6 +315,49 @@ def test_a_requester_that_left_before_the_sync_is_forgotten_after_it(house: Hous
     gc.collect()
     assert gone() is None
     assert house.log.describe("q").ready == 0
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_the_requests_of_one_who_leaves_are_withdrawn_some_in_each_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: bool
+) -> None:
+    monkeypatch.setattr(requests, "WITHDRAWN_A_TURN", 4)
+    house = House(tmp_path)
+    asker, worker = house.port("a", "rq"), house.port("w", "rq")
+    worker.say(Consume("q", 5))
+    asker.say(send("q", *[b"x"] * 7, tickets=range(7), wants_reply=True))
+    asker.say(send("q", *[b"y"] * 13, tickets=range(10, 23), wants_reply=True))
+    house.turn()
+    worker.say(answer(worker, "q", 1, b"done"))
+    house.turn()
+    assert worker.offsets() == [0, 1, 2, 3, 4, 5]
+
+    def left() -> int:
+        info = house.log.describe("q")
+        return info.ready + info.held
+
+    house.broker.detach(asker, house.now)
+    assert left() == 16  # of the first four offsets one was answered, the others are gone
+    worker.say(answer(worker, "q", 4, b"too late for anybody"))
+    house.broker.turn(house.now)
+    if crash:
+        house.log.wait()
+        house.log.abandon()
+        house = House(tmp_path)
+    else:
+        for _ in range(4):
+            house.broker.turn(house.now)
+        # It has room again for those that it worked on in vain, when it is done with them.
+        worker.say(*[answer(worker, "q", offset, b"") for offset in worker.offsets() if offset not in (1, 4)])
+        asker = house.port("b", "rq")
+        asker.say(send("q", *[b"z"] * 6, tickets=range(6), wants_reply=True))
+        house.turn()
+        assert worker.payloads()[-5:] == [b"z"] * 5
+        house.broker.detach(asker, house.now)
+        house.turn()
+        house.turn()
+    assert left() == 0
+    house.log.close(house.now)
 
 
 def test_time_outs_come_in_their_order_though_others_are_forgotten(house: House) -> None:

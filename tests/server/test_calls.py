@@ -18,7 +18,7 @@ from penstock.control.frames import Buffer, Fields
 from penstock.log.errors import DiskFull, LogFailed, LogRefused, QueueFull, QueueUnknown, ReaderUnknown
 from penstock.log.info import SYNC_BOUNDS_SECONDS
 from penstock.model.batch import Batch
-from penstock.model.life import Reason, State
+from penstock.model.life import Event, Reason, State
 from penstock.model.policy import Policies, QueueNameError
 from penstock.model.words import Consume, Outcome
 from penstock.server import calls
@@ -454,6 +454,42 @@ def test_a_long_redrive_is_asked_to_go_on(caller: Caller, monkeypatch: pytest.Mo
     assert redrive(caller) == {"count": 1, "more": True}
     assert redrive(caller) == {"count": 1, "more": True}
     assert redrive(caller) == {"count": 0, "more": False}
+
+
+@pytest.mark.parametrize("ranges", [None, [[0, 1 << 40]]])
+def test_a_redrive_in_several_calls_moves_what_was_dead_at_the_mark(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch, ranges: list[list[int]] | None
+) -> None:
+    """Each letter once, though those that were moved die again between two calls."""
+    monkeypatch.setattr(operate, "RUNS_A_STEP", 1)
+    monkeypatch.setattr(calls, "STEPS_SECONDS_MAX", -1.0)
+    caller.kill("q", 4)
+    mark = caller.ask("queue", {"queue": "q"})["mark"]
+    moved = []
+    while (answer := redrive(caller, ranges=ranges, mark=mark))["more"]:
+        moved.append(answer["count"])
+        caller.log.take("q", "again", 9, caller.now)
+        caller.log.settle("q", "again", Outcome.REJECT, [(0, 8)], caller.now)
+    assert sum(moved) == 4
+    assert caller.log.counts("q")[Event.REDRIVEN, Reason.REJECTED] == 4
+    assert caller.log.describe("q").dead == 4
+
+
+def test_a_purge_in_several_calls_leaves_what_came_after_the_mark(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operate, "RUNS_A_STEP", 1)
+    monkeypatch.setattr(calls, "STEPS_SECONDS_MAX", -1.0)
+    caller.kill("q", 4)
+    redrive(caller, limit=None)
+    caller.append("q", b"a")
+    fields = {"queue": "q", "dead": False, "mark": caller.ask("queue", {"queue": "q"})["mark"]}
+    purged, more = 0, True
+    while more:
+        answer = caller.ask("purge", fields)
+        purged, more = purged + answer["count"], answer["more"]
+        caller.append("q", b"new")
+    assert purged == 2  # the one letter that was redriven, and the message behind it
 
 
 def test_other_work_goes_on_between_two_steps(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,9 +125,13 @@ async def _set_paused(call: Call, paused: bool) -> Response:
 
 
 async def post_purge(call: Call) -> Response:
+    queue: str = call["queue"]
+    known, _ = await call.site.link.call("queue", {"queue": queue})
+    purge = {"queue": queue, "dead": call["dead"], "mark": known["mark"], "identity": known["row"]["identity"]}
     purged, more = 0, True
     while more:  # A purge of very many messages says in between how far it is.
-        part, _ = await call.site.link.call("purge", {"queue": call["queue"], "dead": call["dead"]})
+        await call.check_wanted(f"{purged} messages of {queue!r} were purged so far")
+        part, _ = await call.site.link.call("purge", purge)
         purged += part["count"]
         more = part["more"]
     return answer_json({"purged": purged})
