@@ -12,10 +12,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PenstockError
+from penstock.http.reading import letters
 from penstock.http.where import condition as where
 from penstock.http.where import like as where_like
-from penstock.http.where.condition import Row, WhereError, parse
+from penstock.http.where.condition import Row, TooLong, WhereError, parse
 from penstock.http.where.tree import COLUMNS
+from penstock.log.log import open_log
+from penstock.log.reader import LogReader
+from penstock.model.batch import Batch
+from penstock.model.life import Reason
+from penstock.model.words import Outcome
 from tests.http.where_reference import HOUR_US, NOW_US, Tree, judged, like, rows, spelt, trees, us
 
 ROOT = Path(__file__).parents[2]
@@ -322,6 +328,47 @@ def test_others_have_their_turns_while_a_long_text_is_searched() -> None:
     assert turns > 10
 
 
+def test_a_condition_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = letter(b"a" * 20_000)
+    monkeypatch.setattr(where, "SECONDS_MAX", -1.0)
+    for condition in ("value like '%a%'", "value like '%a_b%'", "offset = 42 and not value like '%b%c'"):
+        with pytest.raises(TooLong):
+            holds(condition, row)
+    assert holds("value like 'a%' or value like '%b%'", row)  # the second is not looked at
+    assert not holds("value_bytes < 1000 and value like '%b%'", row)
+
+
+def test_the_time_is_looked_at_while_a_long_text_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[float] = []
+
+    def clock() -> float:
+        looked.append(0.0)
+        return float(len(looked))
+
+    monkeypatch.setattr("penstock.http.where.like.time.monotonic", clock)
+    monkeypatch.setattr(where, "SECONDS_MAX", 9.0)
+    with pytest.raises(TooLong):
+        holds("value like '%" + "a_" * 400 + "b%'", letter(b"a" * (1 << 20)))
+    assert len(looked) == 11  # when it began, and in every chunk
+
+
+def test_a_letter_that_takes_too_long_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = open_log(str(tmp_path), NOW_US)
+    log.append("orders", Batch.of([b"short", b"long" * 100]), NOW_US)
+    log.take("orders", "w", 2, NOW_US)
+    log.settle("orders", "w", Outcome.REJECT, [(0, 2)], NOW_US)
+    log.flush(NOW_US)
+    log.wait()
+    monkeypatch.setattr(where, "SECONDS_MAX", -1.0)
+    reader = LogReader(str(tmp_path))
+    runs = [letters.DeadRun(0, 2, NOW_US, 0, 1, 0, Reason.REJECTED)]
+    condition = parse("value_bytes > 10 and value like '%x%'")
+    with pytest.raises(TooLong, match=r"'orders'.*offset 1, which has 400 bytes.*offset != 1"):
+        list(letters.matching(reader, "orders", runs, condition, NOW_US, {}))
+    reader.close()
+    log.close(NOW_US)
+
+
 # --- What is read of a row -----------------------------------------------------------------
 
 
@@ -582,6 +629,7 @@ def test_nothing_is_run_and_nothing_is_read() -> None:
         "math",
         "operator",
         "json",
+        "time",
         "enum",
         "typing",
         "dataclasses",

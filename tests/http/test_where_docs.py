@@ -9,7 +9,7 @@ import pytest
 
 from penstock.http.where import read as where_read
 from penstock.http.where import tokens as where_tokens
-from penstock.http.where.condition import JSON_BYTES_MAX, Row, WhereError, parse
+from penstock.http.where.condition import JSON_BYTES_MAX, SECONDS_MAX, Row, WhereError, parse
 from penstock.http.where.tree import COLUMNS, Kind
 
 PAGE = (Path(__file__).parents[2] / "docs" / "where.md").read_text(encoding="utf-8")
@@ -98,6 +98,7 @@ def test_the_bounds() -> None:
         f"{where_tokens.PATH_STEPS_MAX}",
         "9",
         f"{JSON_BYTES_MAX >> 20} MiB",
+        f"{SECONDS_MAX:.0f} s",
     ]
 
 

@@ -7,8 +7,7 @@ those that fit are named to the first process in ranges.
 Rules that always hold:
   * A letter is redriven by the first process alone, and counted by the call that it answered with it: of two
     callers who redrive or purge the same letters, one counts each.
-  * A call ends. A walk looks at each offset once, up to the tail of its beginning; without a walk no more
-    letters are moved than were dead when it began. What dies again is left for the next call.
+  * A call ends: what was dead when it began is what it moves. What dies again is left for the next call.
   * Dead letters that somebody holds stay where they are.
   * So do bad records, unless somebody asks for them by reason, by ranges, or with a condition about
     reasons: they are reports of a pipeline about records that it could not read, which no worker expects.
@@ -18,9 +17,9 @@ How it fails: what was redriven stays redriven when a later part fails. A call t
 
 import asyncio
 import time
-from typing import Any, Final
+from collections.abc import AsyncIterator
+from typing import Any, Final, TypeVar
 
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from penstock.http import kinds, schema
@@ -28,9 +27,10 @@ from penstock.http.app import Call, answer_json
 from penstock.http.problems import Problem
 from penstock.http.reading import letters
 from penstock.http.reading.letters import DeadRun, Range, Ranges
+from penstock.http.reading.pool import Stream
 from penstock.http.route import IDENTITY, QUEUE, Body, Field, Role, Route
 from penstock.http.schema import Schema
-from penstock.http.where.condition import WhereError, parse
+from penstock.http.where.condition import TooLong, WhereError, parse
 from penstock.http.where.read import TEXT_CHARACTERS_MAX
 from penstock.log.errors import QueueDeleted
 from penstock.log.reader import LogReader
@@ -55,6 +55,8 @@ RANGES_GIVEN_MAX: Final = 10_000
 
 LIST_LIMIT_MAX: Final = 10_000
 """Letters whose offsets a dry run tells: as many as ranges may be named in a call."""
+
+Part = TypeVar("Part")
 
 REASONS: Final = tuple(sorted(reason.label for reason in DEAD_REASONS))
 
@@ -112,6 +114,7 @@ class _Redrive:
         self._limit_left: int = fields["limit"] or kinds.OFFSET_MAX
         self._now_us = time.time_ns() // 1000
         self._event_end = 0  # what has happened before the call began
+        self._mark: list[int] = []  # where the queue stood then
         self._sync_deadline = time.monotonic() + SYNC_SECONDS
         self._looked_at = self._matched = self._redriven = 0
         self._next: int | None = None
@@ -122,7 +125,7 @@ class _Redrive:
     async def run(self) -> dict[str, Any]:
         """Do it; what there is to say about it."""
         queue = (await self._site.link.call("queue", {"queue": self._queue})).fields
-        row = queue["row"]
+        row, self._mark = queue["row"], queue["mark"]
         if self._identity not in (None, row["identity"]):
             raise QueueDeleted(self._queue)
         self._identity = row["identity"]
@@ -132,7 +135,7 @@ class _Redrive:
             self._event_end = row["event_end"]
             await self._walk(row["offset_end"])
         else:
-            await self._move_all(row["dead"])
+            await self._move_all()
         told = {
             "looked_at": self._looked_at,
             "matched": self._matched,
@@ -142,37 +145,33 @@ class _Redrive:
         }
         return {**told, "ranges": letters.merged(self._listed)} if self._lists else told
 
-    async def _move_all(self, dead: int) -> None:
+    async def _move_all(self) -> None:
         """Without looking: first died first; where ranges are given, in a portion of them."""
         if self._ranges is None:
             ranges = [Range(self._start, kinds.OFFSET_MAX)] if self._start else None
-            self._redriven = await self._move(ranges, min(self._limit_left, dead))
+            await self._move(ranges, self._limit_left)
         else:
-            most = min(self._limit_left, dead)
             for at in range(0, len(self._ranges), RANGES_MAX):
-                some = self._ranges[at : at + RANGES_MAX]
-                there = sum(end - first for first, end in some)
-                self._redriven += await self._move(some, min(most - self._redriven, there))
+                await self._move(self._ranges[at : at + RANGES_MAX], self._limit_left - self._redriven)
         self._looked_at = self._matched = self._redriven
 
     async def _move(self, ranges: Ranges | None, limit: int) -> int:
         """Have the first process redrive at most so many of the letters in these ranges; how many it were."""
-        label = self._reason.label if self._reason is not None else None
-        count, more = 0, limit > 0
+        fields = {
+            "queue": self._queue,
+            "identity": self._identity,
+            "reason": self._reason.label if self._reason is not None else None,
+            "ranges": ranges,
+            "mark": self._mark,
+        }
+        left, more = limit, limit > 0
         while more:
-            frame = await self._site.link.call(
-                "redrive",
-                {
-                    "queue": self._queue,
-                    "identity": self._identity,
-                    "reason": label,
-                    "ranges": ranges,
-                    "limit": limit - count,
-                },
-            )
-            count += frame.fields["count"]
-            more = frame.fields.get("more", False) and count < limit
-        return count
+            await self._check_wanted()
+            frame = await self._site.link.call("redrive", {**fields, "limit": left})
+            left -= frame.fields["count"]
+            self._redriven += frame.fields["count"]
+            more = frame.fields["more"] and left > 0
+        return limit - left
 
     # --- with a look at each letter ----------------------------------------------------------------
 
@@ -232,7 +231,6 @@ class _Redrive:
             else:
                 moved = await self._move(some, matched)
                 self._limit_left -= moved
-                self._redriven += moved
 
     async def _matching(self, runs: list[DeadRun]) -> Ranges:
         """The letters of these runs that fit."""
@@ -243,22 +241,33 @@ class _Redrive:
             return await asyncio.to_thread(letters.matching_runs, self._queue, runs, condition, self._now_us)
         readable = await self._readable(runs)
         consumers = await self._consumers(readable) if "consumer" in condition.columns else {}
-        return await self._site.readers.run(
+        found: Ranges = []
+        walk = self._site.readers.stream(
             letters.matching, self._queue, readable, condition, self._now_us, consumers
         )
+        try:
+            async for part in self._while_wanted(walk):
+                found += part
+        except TooLong as error:
+            raise Problem("bad-request", f"{error}; {self._redriven} letters were redriven so far") from None
+        return found
 
     async def _consumers(self, runs: list[DeadRun]) -> dict[int, str]:
         """Who had these letters when they died."""
         found: dict[int, str] = {}
         if runs:
-            stream = self._site.readers.stream(letters.walk_deaths, self._queue, runs)
-            try:
-                async for part in stream:
-                    await self._check_wanted()
-                    found |= part
-            finally:
-                await stream.aclose()
+            walk = self._site.readers.stream(letters.walk_deaths, self._queue, runs)
+            async for part in self._while_wanted(walk):
+                found |= part
         return found
+
+    async def _while_wanted(self, walk: Stream[Part]) -> AsyncIterator[Part]:
+        try:
+            async for part in walk:
+                await self._check_wanted()
+                yield part
+        finally:
+            await walk.aclose()
 
     async def _readable(self, runs: list[DeadRun]) -> list[DeadRun]:
         """As much of these runs as is synced: after a moment all of them are, and their deaths, too."""
@@ -274,11 +283,7 @@ class _Redrive:
             await asyncio.sleep(SYNC_PAUSE_SECONDS)
 
     async def _check_wanted(self) -> None:
-        """A long walk ends early where nobody waits for it any more."""
-        if await self._call.request.is_disconnected():
-            raise ClientDisconnect
-        if self._site.stopping.is_set():
-            raise Problem("unavailable", f"the broker stops; {self._redriven} letters were redriven so far")
+        await self._call.check_wanted(f"{self._redriven} letters were redriven so far")
 
 
 async def redrive(call: Call) -> Response:

@@ -15,6 +15,7 @@ Rules that always hold:
   * A letter that cannot be read (a damaged block, which the log tells) fits no condition that asks for it.
 """
 
+import time
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -22,7 +23,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from penstock.http.link import Link
 from penstock.http.reading.looking import Runs, ask_states, payloads_at
-from penstock.http.where.condition import Condition, Row
+from penstock.http.where.condition import SECONDS_MAX, Condition, Row, TooLong
 from penstock.log.block import KIND_MESSAGES
 from penstock.log.reader import Block, Columns, LogReader
 from penstock.log.views import settlement_runs
@@ -35,7 +36,8 @@ RUNS_MAX: Final = 1000
 """Runs that are asked for at a time."""
 
 REST_EVENTS: Final = 1_000_000
-"""Events after which a walk lets others have its thread."""
+REST_SECONDS: Final = 0.2
+"""After so much a walk lets others have its thread."""
 
 _OF_RUNS: Final = frozenset({"queue", "reason", "attempts", "died"})
 _OF_BODIES: Final = frozenset({"expires", "retries", "value", "value_bytes"})
@@ -191,18 +193,30 @@ def matching(
     condition: Condition,
     now_us: int,
     consumers: Mapping[int, str],
-) -> Ranges:
-    """The letters that any condition is true of. For a thread: it reads files."""
+) -> Iterator[Ranges]:
+    """The letters that any condition is true of. For a thread: it reads files, and rests in between."""
     found: Ranges = []
+    rest = time.monotonic() + REST_SECONDS
     asks_bodies = bool(condition.columns & _OF_BODIES)
     for run, block, first, end in _blocks(reader, queue, runs, headers_only=not asks_bodies):
         rows = _rows(queue, run, block, first, end, condition.columns, consumers)
         if run.distance is not None and asks_bodies:
             rows = _repaired(reader, queue, rows, first, end, run.distance)
         for row in rows:
-            if condition.matches(row, now_us):
+            try:
+                fits = condition.matches(row, now_us)
+            except TooLong:
+                raise TooLong(
+                    f"queue {queue!r}: the condition takes more than {SECONDS_MAX:.0f} s for the letter at "
+                    f"offset {row.offset}, which has {len(row.value)} bytes; write it with fewer patterns, "
+                    f"or leave that letter out: offset != {row.offset} and (…)"
+                ) from None
+            if fits:
                 _add(found, row.offset, row.offset + 1)
-    return found
+            if time.monotonic() > rest:
+                yield found
+                found, rest = [], time.monotonic() + REST_SECONDS
+    yield found
 
 
 def _rows(
