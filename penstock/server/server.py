@@ -12,7 +12,6 @@ it could promise nothing any more.
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import resource
@@ -39,6 +38,7 @@ from penstock.server.accepting import Accepting
 from penstock.server.backend import Backend
 from penstock.server.connection import Connection
 from penstock.server.control import Control
+from penstock.server.garbage import Garbage
 from penstock.server.memory import Account
 from penstock.server.rounds import TICK_SECONDS, Rounds
 from penstock.server.second import SecondProcess
@@ -52,10 +52,6 @@ TRIM_TICKS = 200
 SWITCH_SECONDS = 0.0001
 """How long the loop may keep the interpreter from the writer's thread. While that waits, every socket that is
 read wakes it in vain, so that longer costs more: 0.5 ms took 10 % more time a message with 64 connections."""
-
-GARBAGE_THRESHOLDS = (700, 10, 100)
-"""Moving messages makes no cycles: to look through all old objects finds next to nothing, while no message
-moves, for up to 130 ms where the cache is full of small blocks. It is done ten times less than usual."""
 
 BURST_BYTES = 1 << 20
 BURST_TURNS = 1000
@@ -117,6 +113,7 @@ class Server:
         self.now_us = self.clock.now_us
         self.rounds = Rounds(self._loop, self.arrival_us)
         self.memory = Account(settings.limits.memory_bytes_max)
+        self._garbage = Garbage()
         self.started = time.monotonic()
         sys.setswitchinterval(SWITCH_SECONDS)
         self.second = SecondProcess(self, settings, settings.http) if settings.http is not None else None
@@ -179,13 +176,12 @@ class Server:
                 self._loop.add_signal_handler(getattr(signal, name), self._asked_to_stop, name)
             self._loop.add_signal_handler(signal.SIGHUP, self._asked_to_reload)
             self._loop.call_later(TICK_SECONDS, self._tick)
-            gc.collect()
-            gc.freeze()  # what is there now stays: there is no need to look at it again
-            gc.set_threshold(*GARBAGE_THRESHOLDS)
+            self._garbage.start()
             print(self.ready_line(), flush=True)  # noqa: T201 - the contract with whoever started us
             log.info("ready", extra={"facts": self._backend.facts()})
             await self._done.wait()
         finally:
+            self._garbage.stop()
             await self._close_everything()
         return self._exit
 
