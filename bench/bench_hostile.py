@@ -10,8 +10,10 @@ processes have never more than `MEMORY_MB` above what they had before, and a min
 
 import http.client
 import io
+import json
 import multiprocessing
 import os
+import re
 import socket
 import struct
 import subprocess
@@ -21,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
 import pyarrow as pa
 
@@ -35,6 +38,7 @@ GAP_MS = 100.0
 AFTER_SECONDS = 60.0
 AFTER_TIMES = 1.2
 TLS = "tls"
+SCATTERED = 500_000
 
 Row = tuple[str, float, str, float]
 Ports = dict[str, int]
@@ -199,6 +203,97 @@ def _many_senders(ports: Ports) -> None:
             peer.sendall(b"\x01" + _queue(b"attacked") + b"\x14\x15" * 400)
 
 
+# --- long work ---------------------------------------------------------------------------------------
+
+
+def _ask(ports: Ports, path: str, body: dict[str, object] | None = None, method: str = "POST") -> Any:
+    caller = http.client.HTTPConnection("127.0.0.1", ports["http"], timeout=300)
+    media = {"Content-Type": "application/json"}
+    caller.request(method, f"/v1/queues/attacked{path}", json.dumps(body) if body else None, media)
+    return json.loads(caller.getresponse().read())
+
+
+def _send_scattered(ports: Ports) -> None:
+    with _connect(ports, "phpmq") as sender:
+        for _ in range(0, 2 * SCATTERED, 10_000):
+            sender.sendall(_phpmq(1, (1, b"attacked"), (2, b"x" * 20)) * 10_000)
+
+
+def _settle_scattered(ports: Ports, type_: int | None) -> socket.socket:
+    """Every second one is acknowledged, the others get that verdict or none; who holds them."""
+    dispatch_bytes = len(_phpmq(3, (1, b"attacked"), (2, b"x" * 20), (3, b"?" * 32)))
+    heads = [_phpmq(it, (1, b"attacked"), (3, b"?" * 32))[:-32] if it else b"" for it in (type_, 4)]
+    consumer = _connect(ports, "phpmq")
+    consumer.sendall(_phpmq(2, (1, b"attacked"), (4, b"%d" % (2 * SCATTERED))))
+    got, said = b"", 0
+    while said < 2 * SCATTERED:
+        got += consumer.recv(1 << 20)
+        whole = len(got) // dispatch_bytes
+        ids = (got[at - 32 : at] for at in range(dispatch_bytes, whole * dispatch_bytes + 1, dispatch_bytes))
+        words = [heads[at % 2] + id_ for at, id_ in enumerate(ids, said) if heads[at % 2]]
+        consumer.sendall(b"".join(words))
+        got, said = got[whole * dispatch_bytes :], said + whole
+    return consumer
+
+
+def _scattered_letters(ports: Ports) -> None:
+    _send_scattered(ports)
+    with _settle_scattered(ports, 6):
+        while _ask(ports, "", method="GET")["dead"] < SCATTERED:
+            time.sleep(0.1)
+
+
+def _redrive(ports: Ports) -> None:
+    _ask(ports, "/redrive")
+    time.sleep(BESIDE_SECONDS)
+
+
+def _purge(ports: Ports) -> None:
+    _ask(ports, "/purge?dead=true")
+    time.sleep(BESIDE_SECONDS)
+
+
+def _snapshots(ports: Ports) -> None:
+    """A segment is full again and again, and each begins with a snapshot."""
+    with _connect(ports, "phpmq") as sender:
+        while True:
+            sender.sendall(_phpmq(1, (1, b"filling"), (2, bytes(1 << 19))))
+            time.sleep(0.02)
+
+
+def _leave_with_everything(ports: Ports) -> None:
+    with _settle_scattered(ports, None):
+        while _ask(ports, "", method="GET")["held"] > SCATTERED:
+            time.sleep(0.1)
+    time.sleep(BESIDE_SECONDS)
+
+
+def _large_letter(ports: Ports) -> None:
+    with _connect(ports, "phpmq") as peer:
+        peer.sendall(_phpmq(1, (1, b"attacked"), (2, b"a" * (8 << 20))))
+        peer.sendall(_phpmq(2, (1, b"attacked"), (4, b"1")))
+        last = b""
+        while not re.search(rb"P03[0-9]{27}32.{32}\Z", last):
+            last = (last + peer.recv(1 << 20))[-100:]
+        peer.sendall(_phpmq(6, (1, b"attacked"), (3, last[-32:])))
+        while not _ask(ports, "", method="GET")["dead"]:
+            time.sleep(0.1)
+
+
+def _like(ports: Ports) -> None:
+    while True:
+        _ask(ports, "/redrive", {"where": f"value like '%{'a_' * 400}b%'", "dry_run": True})
+
+
+PREPARED: dict[Callable[[Ports], None], Callable[[Ports], None]] = {
+    _redrive: _scattered_letters,
+    _purge: _scattered_letters,
+    _snapshots: _scattered_letters,
+    _leave_with_everything: _send_scattered,
+    _like: _large_letter,
+}
+"""What is done before some of the attacks, beside nobody."""
+
 ATTACKS: dict[str, Callable[[Ports], None]] = {
     "RQ: REQUESTs without attributes": _requests_without_anything,
     "RQ: PINGs, answers not read": _pings,
@@ -217,6 +312,11 @@ ATTACKS: dict[str, Callable[[Ports], None]] = {
     "HTTP: bodies that never end, as many as are taken": _bodies_that_never_end,
     "HTTP: 60 bodies of 15 MiB, unfinished": _bodies_of_15_mib,
     "HTTP: a million empty messages in an Arrow body": _empty_messages,
+    "HTTP: redrive of 500,000 scattered letters": _redrive,
+    "HTTP: purge of 500,000 scattered letters": _purge,
+    "HTTP: like with 800 places on 8 MiB": _like,
+    "snapshots with 500,000 scattered letters": _snapshots,
+    "PHPMQ: leaves with 500,000 scattered messages": _leave_with_everything,
 }
 
 
@@ -292,6 +392,8 @@ def _broker(folder: Path) -> Server:
 def _attacked(attack: Callable[[Ports], None]) -> Iterator[tuple[str, float, str, float]]:
     with disk_folder() as folder, _broker(folder) as server:
         _arrow_batch(server.ports, "before", 1)  # What is loaded for the first one stays.
+        if attack in PREPARED:
+            PREPARED[attack](server.ports)
         pair = Pair(server.ports)
         before = pair.run(ALONE_SECONDS)
         idle_mb = server.resident_mb()

@@ -127,7 +127,12 @@ async def _set_paused(call: Call, paused: bool) -> Response:
 async def post_purge(call: Call) -> Response:
     queue: str = call["queue"]
     known, _ = await call.site.link.call("queue", {"queue": queue})
-    purge = {"queue": queue, "dead": call["dead"], "mark": known["mark"], "identity": known["row"]["identity"]}
+    purge = {
+        "queue": queue,
+        "dead": call["dead"],
+        "mark": known["mark"],
+        "identity": known["row"]["identity"],
+    }
     purged, more = 0, True
     while more:  # A purge of very many messages says in between how far it is.
         await call.check_wanted(f"{purged} messages of {queue!r} were purged so far")
