@@ -68,7 +68,7 @@ DOUBT_SECONDS: Final = 0.1
 CLAIMS_SECONDS: Final = 3.0
 """How long a new leader waits for front-ends to say what their clients hold."""
 
-CLOSE_SECONDS: Final = 5.0
+CLOSE_SECONDS: Final = 1.0
 """How long a stop waits for the cluster to store the last of the log."""
 
 

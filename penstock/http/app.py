@@ -226,6 +226,10 @@ class App:
             response = await self._respond(Request(scope, receive))
         except ClientDisconnect:
             return
+        except asyncio.CancelledError:
+            if not self._site.stopping.is_set():
+                raise
+            response = Problem("unavailable", "the broker is stopping").response()
         except PenstockError as error:
             problem = problem_of(error)
             if problem is None or problem.status == 500:

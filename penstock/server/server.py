@@ -5,7 +5,8 @@
     drain     on SIGTERM or SIGINT: accept nobody, hand out nothing, wait for what is in flight
     stop      tell those who still wait, sync, close, exit 0
 
-A second signal stops at once: what was confirmed is safe, and everything unsettled comes again.
+A second signal stops at once: what was confirmed is safe, and everything unsettled comes again. So it does
+where a stop is not over `STOP_SECONDS` after its drain, whatever clients, the disk or a cluster do.
 SIGHUP reads the policies and the tokens again. When the log fails, the server says why and ends with 1:
 it could promise nothing any more.
 """
@@ -17,6 +18,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -62,6 +64,7 @@ many must have been here of whom half have left."""
 GRACE_SECONDS = 0.1
 """How long a stop goes on reading what was on its way: most sends are never answered."""
 
+STOP_SECONDS = 2.0
 LAST_WORDS_SECONDS = 1.0
 FILES_BESIDE_CONNECTIONS = 256
 
@@ -224,9 +227,11 @@ class Server:
     def _asked_to_stop(self, name: str) -> None:
         if self._stopping:
             log.warning("%s again: stopping now", name)
+            self._end_within(STOP_SECONDS)
             self._done.set()
             return
         self._stopping = True
+        self._end_within(self.settings.drain_seconds + STOP_SECONDS)
         log.info("%s: draining, at most %s s", name, self.settings.drain_seconds)
         self._stop_listening()
         for connection in list(self.connections):
@@ -236,6 +241,18 @@ class Server:
         self._backend.drain()
         self._loop.call_later(self.settings.drain_seconds, self._done.set)
         self._loop.call_later(GRACE_SECONDS, self._dismiss)
+
+    def _end_within(self, seconds: float) -> None:
+        ending = threading.Timer(seconds, self._end_now)
+        ending.daemon = True
+        ending.start()
+
+    def _end_now(self) -> None:
+        """On a thread of its own: the loop may be what is waited for."""
+        is_safe = self._log is None or self._log.is_safe
+        rest = "" if is_safe else "; what was not confirmed may be lost, what was settled last comes again"
+        log.error("not stopped %.0f s after its time: ends now, as a crash would%s", STOP_SECONDS, rest)
+        os._exit(EXIT_OK if is_safe else EXIT_FAILED)
 
     def _stop_listening(self) -> None:
         for _, accepting in self._listening:
@@ -291,14 +308,17 @@ class Server:
             connection.close()
             if not failed:
                 connection.leave(lost=False)
-        deadline = time.monotonic() + LAST_WORDS_SECONDS
-        while self.connections and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)  # the last words to peers are still being written
-        if self.second is not None:
-            await self.second.stop(LAST_WORDS_SECONDS)
+        stopping = [self.second.stop(LAST_WORDS_SECONDS)] if self.second is not None else []
+        await asyncio.gather(self._last_words(), *stopping)
         await self._backend.close()
         self.journal.flush()
         log.info("stopped")
+
+    async def _last_words(self) -> None:
+        """They are still being written to peers."""
+        deadline = time.monotonic() + LAST_WORDS_SECONDS
+        while self.connections and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
 
     # --- turns -----------------------------------------------------------------------------------
 
