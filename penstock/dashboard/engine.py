@@ -115,8 +115,8 @@ def _alerts(engine: Fields, health: Health) -> list[Alert]:
             Alert(
                 "bad",
                 "The log is damaged",
-                "What was found damaged is left out, and copied to a quarantine file beside the log. The "
-                "rest is served. Check the disk, and see what the log lacks:",
+                "What is damaged is left out, and what a start has found is copied to a quarantine file "
+                "beside the log. The rest is served. Check the disk, and see what the log lacks:",
                 verify,
                 lines,
             )

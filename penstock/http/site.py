@@ -8,6 +8,7 @@ from penstock.control.frames import Fields
 from penstock.http.auth import Guard
 from penstock.http.link import Link
 from penstock.http.reading.pool import ReaderPool
+from penstock.http.scrubbing import Scrubber
 from penstock.http.stages.stages import Stages
 from penstock.http.watching.mirror import Mirror
 
@@ -29,6 +30,7 @@ class Site:
         self.payload_bytes_max: int = hello["payload_bytes_max"]
         self.readers = ReaderPool(self.data)
         self.mirror = Mirror(link)
+        self.scrubber = Scrubber(self.data, link)
         self.stages = Stages(
             self.data, link, seconds=hello["stage_seconds"], bytes_max=hello["stages_bytes_max"]
         )
@@ -54,8 +56,10 @@ class Site:
         """Begin what runs beside the requests."""
         self.mirror.start()
         await self.stages.start()
+        self.scrubber.start()
 
     async def close(self) -> None:
         await self.mirror.stop()
+        self.scrubber.stop()
         await self.stages.stop()
         self.readers.close()

@@ -139,6 +139,10 @@ class RealFile:
     def size(self) -> int:
         return os.fstat(self._fd).st_size
 
+    def forget_cached(self) -> None:
+        """Have the next read come from the disk, as far as nobody else uses what is in memory."""
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def truncate(self, size: int) -> None:
         os.ftruncate(self._fd, size)
 

@@ -3,6 +3,9 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from penstock.log.block import KIND_CONTROL, KIND_MESSAGES
+from penstock.log.scan import Hole
+
 DEFECTS = {
     "bad-header": "no valid block stands where one was synced",
     "bad-body": "a block does not have its checksum",
@@ -42,6 +45,22 @@ class Finding:
     queue: str = ""
     first: int = 0
     end: int = 0
+
+
+def rot(hole: Hole, base: int, name: str) -> Finding:
+    """What there is to say of bytes that should be a block of that queue; `base` is where the file begins."""
+    at, header = hole.start - base, hole.header
+    if header is None:
+        text = f"{hole.end - hole.start} bytes at position {at} are no valid block"
+        return Finding("bad-header", text, position=at)
+    what, first, end = f"queue {name!r}, offsets", header.first_offset, header.offset_end
+    if header.kind == KIND_CONTROL:
+        what, first, end = "a control block", 0, 0
+    elif header.kind != KIND_MESSAGES:
+        what, first = f"queue {name!r}, events", header.first_event
+        end = first + header.event_count
+    text = f"the block at position {at} does not have its checksum: {what}"
+    return Finding("bad-body", f"{text} {first} to {end - 1}" if end else text, "", at, name, first, end)
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from penstock.log.committer import SPARE
 from penstock.log.compare import differences, problem_of
 from penstock.log.disk import WATERMARK, File, RealDisk, read_watermark
 from penstock.log.errors import LogDamaged, LogRefused
-from penstock.log.findings import Report
+from penstock.log.findings import Report, rot
 from penstock.log.overlaps import Overlap, find_overlaps
 from penstock.log.overlay import TRIES_MAX, LogChanging, OverlayDisk, replayed
 from penstock.log.read_view import newest_generations
@@ -348,27 +348,13 @@ class _Inspection:
 
     def _damaged(self, hole: Hole, base: int, where: str) -> None:
         self._unreliable = True
-        at, header = hole.start - base, hole.header
-        if header is None:
-            text = f"{hole.end - hole.start} bytes at position {at} are no valid block"
-            self.report.defect("bad-header", where, text, at)
-            return
-        # What it held is told here, and not once more as a gap.
-        self._cover(header, where, at)
-        name = self._name_of(header)
-        what, first, end = f"queue {name!r}, offsets", header.first_offset, header.offset_end
-        if header.kind == KIND_CONTROL:
-            what, first, end = "a control block", 0, 0
-        elif header.kind != KIND_MESSAGES:
-            what, first, end = (
-                f"queue {name!r}, events",
-                header.first_event,
-                header.first_event + header.event_count,
-            )
-        text = f"the block at position {at} does not have its checksum: {what}"
-        self.report.defect(
-            "bad-body", where, f"{text} {first} to {end - 1}" if end else text, at, name, first, end
-        )
+        name = ""
+        if hole.header is not None:
+            # What it held is told here, and not once more as a gap.
+            self._cover(hole.header, where, hole.start - base)
+            name = self._name_of(hole.header)
+        found = rot(hole, base, name)
+        self.report.defect(found.kind, where, found.text, found.position, found.queue, found.first, found.end)
 
     # --- blocks --------------------------------------------------------------------------------------
 

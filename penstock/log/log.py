@@ -57,6 +57,7 @@ from penstock.log.columns import check_batch, check_ttl, stored_bytes
 from penstock.log.committer import Committer
 from penstock.log.disk import Disk, RealDisk, is_final, is_full
 from penstock.log.errors import LogFailed, LogRefused, QueueDeleted, ReaderUnknown
+from penstock.log.findings import rot
 from penstock.log.info import LogInfo, QueueInfo, ReaderInfo, StateRuns
 from penstock.log.queue import LogQueue
 from penstock.log.readers import Readers
@@ -65,6 +66,7 @@ from penstock.log.repairs import left_over, shown
 from penstock.log.results import EventRun, Fate, Receipt, Step, Stored, TransactionReceipt
 from penstock.log.retention import Trimmer
 from penstock.log.rooms import living_runs
+from penstock.log.scan import Hole
 from penstock.log.sealer import Sealer
 from penstock.log.segments import Span
 from penstock.log.snapshot import Snapshotter
@@ -332,6 +334,21 @@ class Log:
     def report_damage(self, damage: Damage) -> None:
         """What somebody else has found out about the stored bytes: it goes into the report and the log."""
         self._state.tell(damage)
+
+    def report_rot(self, name: str, hole: Hole, why: str = "") -> None:
+        """The same of somebody who has read a sealed segment. It may be gone by now: then nothing is wrong.
+
+        No message is given up for it: that is for whoever needs one and cannot read it.
+        """
+        for segment in self._state.segments.all:
+            if segment.name != name:
+                continue
+            queue = self._state.by_number.get(hole.header.queue) if hole.header is not None else None
+            found = rot(hole, segment.base, queue.name if queue is not None else "")
+            where = self._disk.where(name)
+            if not any(it.file == where and it.position == found.position for it in self._state.damage):
+                text = f"{where}: {f'cannot be read: {why}' if why else found.text}"
+                self._state.tell(Damage(where, found.position, "", 0, 0, text))
 
     @property
     def is_safe(self) -> bool:

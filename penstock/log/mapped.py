@@ -14,10 +14,11 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from penstock.log.block import HEADER_BYTES, KIND_CONTROL, KIND_MESSAGES, Header, read_header
+from penstock.log.block import HEADER_BYTES, KIND_CONTROL, Header, read_header
 from penstock.log.disk import RealDisk
 from penstock.log.errors import LogDamaged
-from penstock.log.scan import find_block
+from penstock.log.findings import rot
+from penstock.log.scan import Hole, find_block
 from penstock.log.segments import Index, Segment
 
 INDEX_ROWS_MAX = 1_000_000
@@ -81,17 +82,8 @@ class MappedSegments:
         body = self.view(segment)[at : at + header.body_bytes]
         if len(body) == header.body_bytes and zlib.crc32(body) == header.body_checksum:
             return body
-        if header.kind == KIND_CONTROL:
-            what = "a control block"
-        elif header.kind == KIND_MESSAGES:
-            what = f"queue {queue!r}, offsets {header.first_offset} to {header.offset_end - 1}"
-        else:
-            event_end = header.first_event + header.event_count
-            what = f"queue {queue!r}, events {header.first_event} to {event_end - 1}"
-        raise LogDamaged(
-            f"{self.where(segment)}: the block at position {header.position - segment.base} does not have "
-            f"its checksum: {what}"
-        )
+        hole = Hole(header.position, header.end, header)
+        raise LogDamaged(f"{self.where(segment)}: {rot(hole, segment.base, queue).text}")
 
     # --- indexes -----------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from penstock.broker.broker import Broker
 from penstock.broker.operate import Draining, Operator, QueueRow, TooFast
 from penstock.control.batches import unpack_batch
 from penstock.control.frames import Buffer, Fields
+from penstock.log.block import read_header
 from penstock.log.errors import (
     DiskFull,
     LogError,
@@ -42,6 +43,7 @@ from penstock.log.errors import (
 from penstock.log.info import QueueInfo, ReaderInfo
 from penstock.log.log import Log
 from penstock.log.results import Step, Stored, TransactionDone
+from penstock.log.scan import Hole
 from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason, State
 from penstock.model.pending import Mark
@@ -473,6 +475,16 @@ def _engine(context: Context, fields: Fields, body: memoryview, answer: Answer) 
     )
 
 
+def _rot(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    """Whoever scrubs the log has found bytes that are not what was written."""
+    start = fields["start"]
+    context.log.report_rot(
+        fields["segment"], Hole(start, fields["end"], read_header(body, 0, start)), fields["why"]
+    )
+    context.server.broker.wake()
+    answer({})
+
+
 def _health(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
     reason = context.operator.unready
     info = context.log.info()
@@ -496,6 +508,7 @@ CALLS: Final[dict[str, Handler]] = {
     "readers": _readers,
     "connections": _connections,
     "engine": _engine,
+    "rot": _rot,
     "health": _health,
 }
 """Every call by its name."""

@@ -235,6 +235,7 @@ async def get_metrics(call: Call) -> Response:
         requests=dict(site.requests),
         event_streams=site.mirror.subscriber_count,
         mirror_round_seconds=site.mirror.round_seconds,
+        scrubbed=(site.scrubber.bytes, site.scrubber.passes),
     )
     text = await asyncio.to_thread(render, scrape)
     return Response(text, headers={"Content-Type": CONTENT_TYPE})

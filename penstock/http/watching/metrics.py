@@ -55,6 +55,7 @@ class Scrape:
     requests: Mapping[tuple[str, str, str], int]  # by method, route and class of status ("2xx")
     event_streams: int
     mirror_round_seconds: float
+    scrubbed: tuple[int, int]  # bytes, and passes over all that there was
 
 
 # --- Queues --------------------------------------------------------------------------------
@@ -195,6 +196,8 @@ def _engine_families(scrape: Scrape) -> Iterator[Metric]:
         yield GaugeMetricFamily(f"penstock_{name}", help_text, value)
     for name, help_text, value in (
         ("log_written_bytes", "Bytes that were ever written to this log.", engine["position"]),
+        ("scrubbed_bytes", "Bytes of the log that were read again, to find rot.", scrape.scrubbed[0]),
+        ("scrubbed_passes", "How often all sealed segments were read so.", scrape.scrubbed[1]),
         ("log_openings", "How often this log was opened: starts of a broker.", engine["opening"]),
         (
             "memory_closed_connections",
