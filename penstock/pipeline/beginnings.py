@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from penstock.pipeline.model import Source
 from penstock.spark.api import Broker
-from penstock.spark.offsets import Positions, extents_of
+from penstock.spark.offsets import Positions, extents_of, positions_of
 from penstock.spark.options import EARLIEST, STREAM, read_options
 
 
@@ -56,6 +56,6 @@ def _positions(session: SparkSession, path: str) -> Positions:
     positions: Positions = {}
     for line in row.value.split("\n")[2:]:
         told = json.loads(line) if line.startswith("{") else {}  # "-": a source that has nothing to tell
-        for queue, position in told.items():
+        for queue, position in positions_of(told).items():
             positions[queue] = min(position, positions.get(queue, position))
     return positions

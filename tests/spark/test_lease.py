@@ -77,7 +77,8 @@ def test_a_queue_that_is_not_subscribed_to_any_more_is_forgotten(broker: BrokerP
         until(lambda: held(api, "lease-test") == {"lease-a": 1}, "the reader moves, and holds no other queue")
     for reader in a_stream(broker, subscribe="lease-a,lease-b"):
         # It comes back as a new one.
-        assert reader.latestOffset({"lease-a": 3}, ReadAllAvailable()) == {"lease-a": 3, "lease-b": 3}
+        end = reader.latestOffset({"lease-a": 3}, ReadAllAvailable())
+        assert positions_of(end) == {"lease-a": 3, "lease-b": 3}
     for reader in a_stream(broker, subscribe="lease-a,lease-nix"):
         with pytest.raises(DataLost, match="queue 'lease-nix' is gone, but was read up to 2"):
             reader.latestOffset({"lease-a": 1, "lease-nix": 2}, ReadAllAvailable())
