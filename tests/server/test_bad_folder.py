@@ -133,8 +133,10 @@ def test_a_folder_that_is_replaced_belongs_to_the_broker_that_starts_in_it(tmp_p
     with first.wire("phpmq") as wire:
         wire.say(phpmq(1, (1, b"q"), (2, b"of the first")), phpmq(2, (1, b"q"), (4, b"1")))
         expect_dispatch(wire, b"q", b"of the first")
+        first.signal(signal.SIGSTOP)  # It notices when the other one is there.
         data.rename(tmp_path / "away")
         second = BrokerProcess(tmp_path / "two", "--data", str(data)).start()
+        first.signal(signal.SIGCONT)
         names = sorted(path.name for path in data.glob("*.seg"))
         # What the first one still writes goes where its log is.
         for number in range(100):
