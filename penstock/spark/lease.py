@@ -17,7 +17,7 @@ import threading
 from typing import Final
 
 from penstock.errors import PenstockError
-from penstock.spark.api import Broker
+from penstock.spark.api import Answer, Broker, Refused
 from penstock.spark.offsets import Positions
 
 RENEWALS: Final = 3
@@ -28,6 +28,8 @@ READER_QUEUES: Final = 1000
 
 MOVE_SECONDS: Final = 1.0
 """Positions are told to the broker no more often than this, however short the batches are."""
+
+NO_QUEUE: Final = "queue-not-found"
 
 log = logging.getLogger("penstock.spark")
 
@@ -46,12 +48,20 @@ class Lease:
         self._renew_seconds = 0.0  # the broker says for how long it holds
 
     def hold(self, positions: Positions) -> None:
-        """Hold these queues, and no others, from these positions on; those that are held stay as they are."""
+        """Hold these queues, and no others, from these positions on; what is held already stays held.
+
+        A position goes back where another queue has the name of one that was deleted.
+        """
         with self._lock:
-            if positions.keys() == self._positions.keys():
+            kept = {
+                queue: min(at, positions[queue])
+                for queue, at in self._positions.items()
+                if queue in positions
+            }
+            held = kept | {queue: at for queue, at in positions.items() if queue not in kept}
+            if held == self._positions:
                 return
-            kept = {queue: at for queue, at in self._positions.items() if queue in positions}
-            self._positions = kept | {queue: at for queue, at in positions.items() if queue not in kept}
+            self._positions = held
             if self._thread is not None:
                 self._moved.set()
                 return
@@ -80,7 +90,7 @@ class Lease:
             name = f"{self._name} ({at // READER_QUEUES + 1})" if at else self._name
             held = dict(positions[at : at + READER_QUEUES])
             try:
-                answer = self._broker.put("readers", name, fields={"view": self._view, "positions": held})
+                answer = self._put(name, held)
             except PenstockError as error:
                 failure = error
                 continue
@@ -96,6 +106,28 @@ class Lease:
                 queue,
             )
         self._capped = capped
+
+    def _put(self, name: str, held: Positions) -> Answer:
+        """Hold these; of those that were deleted there is nothing to hold, but the others are to be held."""
+        fields = {"view": self._view, "positions": held}
+        try:
+            return self._broker.put("readers", name, fields=fields)
+        except Refused as error:
+            gone = [queue for queue in held if self._is_gone(queue)] if error.name == NO_QUEUE else []
+            if not gone or len(gone) == len(held):
+                raise
+        with self._lock:
+            for queue in gone:
+                self._positions.pop(queue, None)
+                del held[queue]
+        return self._broker.put("readers", name, fields=fields)
+
+    def _is_gone(self, queue: str) -> bool:
+        try:
+            self._broker.get("queues", queue)
+        except Refused as error:
+            return error.name == NO_QUEUE
+        return False
 
     def _renew(self) -> None:
         while True:

@@ -142,14 +142,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> Sequence[Piece]:
         self._plans_first = False
         before, ends = positions_of(start), positions_of(end)
-        self._hold({queue: before.get(queue, 0) for queue in ends})
         known, identities = identities_of(start), identities_of(end)
-        ranges = []
-        for queue, stop in ends.items():
-            identity = identities.get(queue, "")
+        for queue, identity in identities.items():
             # Of one that was deleted since, and the query may go on all the same, the next begins at 0.
-            begin = before.get(queue, 0) if known.get(queue, identity) == identity else 0
-            ranges.append(Range(queue, self._begin(queue, begin, stop), stop, identity))
+            if known.get(queue, identity) != identity:
+                before[queue] = 0
+        self._hold({queue: before.get(queue, 0) for queue in ends})
+        ranges = [
+            Range(queue, self._begin(queue, before.get(queue, 0), stop), stop, identities.get(queue, ""))
+            for queue, stop in ends.items()
+        ]
         return self._scan.pieces(self._broker, split(ranges, self._options.min_partitions))
 
     def _begin(self, queue: str, start: int, end: int) -> int:

@@ -84,6 +84,47 @@ def test_a_queue_that_is_not_subscribed_to_any_more_is_forgotten(broker: BrokerP
             reader.latestOffset({"lease-a": 1, "lease-nix": 2}, ReadAllAvailable())
 
 
+def test_where_a_queue_is_deleted_the_others_are_held_on(broker: BrokerProcess, api: Api) -> None:
+    """Between two looks of the stream, which may be far apart: its trigger says how far."""
+    names = ("lease-gone", "lease-stays")
+    for queue in names:
+        send(broker, queue, values(3))
+    for reader in a_stream(broker, subscribe=",".join(names), reader="left", startingOffsets="earliest"):
+        reader.initialOffset()
+        assert held(api, "left") == dict.fromkeys(names, 0)
+        assert api.ask("DELETE", "/v1/queues/lease-gone").status == 200
+        reader.commit({"lease-gone": 1, "lease-stays": 2})
+        until(lambda: held(api, "left") == {"lease-stays": 2}, "the reader goes on with what is there")
+
+
+def test_of_a_queue_that_was_made_anew_everything_is_held(broker: BrokerProcess, api: Api) -> None:
+    send(broker, "lease-anew", values(9))
+    said = {"subscribe": "lease-anew", "failOnDataLoss": "false", "startingOffsets": "earliest"}
+    for reader in a_stream(broker, **said, reader="anew"):
+        end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+        reader.commit(end)
+        until(lambda: held(api, "anew") == {"lease-anew": 9}, "the reader moves")
+        assert api.ask("DELETE", "/v1/queues/lease-anew").status == 200
+        send(broker, "lease-anew", values(20, 1000))
+        further = reader.latestOffset(end, ReadAllAvailable())
+        reader.commit(end)  # as Spark does it, when the next batch is planned
+        pieces = reader.partitions(end, further)
+        # With the old one the reader was gone.
+        until(lambda: api.ask("GET", "/v1/readers/anew").status == 200, "the reader comes back")
+        until(lambda: held(api, "anew") == {"lease-anew": 0}, "it is at the beginning of the new one")
+        assert sum(batch.num_rows for piece in pieces for batch in reader.read(piece)) == 20
+
+
+def test_a_broker_that_tells_no_identities_is_taken_at_its_word(broker: BrokerProcess) -> None:
+    """One of an earlier version, behind a query that has been told them by another."""
+    send(broker, "lease-untold", values(9))
+    for reader in a_stream(broker, subscribe="lease-untold"):
+        (piece,) = reader.partitions(
+            {"": {"lease-untold": "3f9a1c000002"}, "lease-untold": 5}, {"lease-untold": 9}
+        )
+        assert [(part.start, part.end) for part in piece.ranges] == [(5, 9)]
+
+
 def test_a_stream_that_begins_at_the_end_is_asked_twice_where_that_is(broker: BrokerProcess) -> None:
     """Spark asks once to plan the first batch, and once more to run it; meanwhile messages come."""
     send(broker, "begins", values(50))
