@@ -78,13 +78,11 @@ class Settling:
         """Its port is gone: what it held goes back, by the rule of its protocol where it is `lost`."""
         port = attached.port
         for queue in {queue for queue, _ in attached.holds}:
-            requests = self._requests.by_queue.get(queue)
-            if requests is not None:
-                requests.forget_orphans(port.name)
             if lost:
                 self._leaving.append((queue, port.name, port.lost_to))
             else:  # At once: it may claim them in a moment.
                 self._given_back(queue, self._log.give_back(queue, port.name, now_us, lost=False))
+                self._forget_orphans(queue, port.name)
         self.go_on(now_us)
 
     def go_on(self, now_us: int) -> None:
@@ -99,8 +97,14 @@ class Settling:
                 self._given_back(queue, fates)
             else:
                 self._leaving.popleft()
+                self._forget_orphans(queue, name)  # Until now, requests that it held may have been withdrawn.
         if self._leaving:
             self._wants_turn()
+
+    def _forget_orphans(self, queue: str, name: str) -> None:
+        requests = self._requests.by_queue.get(queue)
+        if requests is not None:
+            requests.forget_orphans(name)
 
     def _given_back(self, queue: str, fates: Sequence[Fate]) -> None:
         self._requests.end_without_answer(queue, fates)

@@ -10,9 +10,10 @@ from typing import cast
 
 import pytest
 
-from penstock.broker import requests
+from penstock.broker import requests, settling
 from penstock.broker.asked import Asked, addresses, parse_address
 from penstock.broker.operate import Operator
+from penstock.log import queue
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.policy import Policies
@@ -358,6 +359,26 @@ def test_the_requests_of_one_who_leaves_are_withdrawn_some_in_each_turn(
         house.turn()
     assert left() == 0
     house.log.close(house.now)
+
+
+def test_nothing_is_kept_of_a_consumer_that_is_lost_with_whom_it_worked_for(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it held goes back in slices, and some of that is withdrawn before it is its turn."""
+    monkeypatch.setattr(requests, "WITHDRAWN_A_TURN", 4)
+    monkeypatch.setattr(settling, "RUNS_A_TURN", 1)
+    monkeypatch.setattr(queue, "COUNT_A_RUN", 1)
+    asker, worker = house.port("a", "rq"), house.port("w", "rq")
+    worker.say(Consume("q", 0))
+    asker.say(send("q", *[b"x"] * 10, tickets=range(10), wants_reply=True))
+    house.turn()
+    house.broker.detach(worker, house.now)
+    house.broker.detach(asker, house.now)
+    for _ in range(10):
+        house.turn()
+    info = house.log.describe("q")
+    assert (info.ready, info.held) == (0, 0)
+    assert list(house.broker.requests.by_queue["q"].orphans) == []
 
 
 def test_time_outs_come_in_their_order_though_others_are_forgotten(house: House) -> None:
