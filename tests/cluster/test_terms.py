@@ -312,6 +312,23 @@ def test_a_follower_whose_disk_fails_goes_on_and_can_lead_when_it_does_not_any_m
             expect_dispatch(other, b"more", b"second")
 
 
+def test_a_front_end_whose_folder_is_removed_or_replaced_stops_with_a_word(tmp_path: Path) -> None:
+    with site_of(tmp_path, nodes=1) as site:
+        leader, follower = site.leader(), site.follower()
+        for front in (follower, leader):
+            front.signal(signal.SIGSTOP)
+            (front.folder / "data").rename(front.folder / "away")
+            if front is leader:
+                (front.folder / "data").mkdir()
+                (front.folder / "data" / "lock").touch()
+            front.signal(signal.SIGCONT)
+            assert front.wait(WAIT_SECONDS) == 1
+            what = "replaced by another one" if front is leader else "removed"
+            assert f"or the lock file in it, was {what} under the running broker" in front.log()
+            assert "Traceback" not in front.log()
+            site.fronts.remove(front)
+
+
 def test_a_follower_that_stops_waits_for_what_is_settled_last_and_no_longer(tmp_path: Path) -> None:
     with site_of(tmp_path, nodes=1, flags=("--drain-seconds", "60")) as site:
         follower = site.follower()
