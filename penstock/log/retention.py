@@ -43,6 +43,9 @@ log = logging.getLogger("penstock.log")
 COMPACT_BELOW = 0.5
 """A segment is compacted when less than this part of it is left by that."""
 
+RUNS_MAX = 5000
+"""More than so many living runs of a segment are not listed before a count says that it is worth it."""
+
 TEMPORARY = ".tmp"
 
 Living = dict[int, list[tuple[int, int]]]
@@ -74,14 +77,18 @@ def plans(state: LogState, readers: Readers, oldest_snapshot: int, now_us: int) 
             for number in segment.spans
         ):
             continue
-        # Counted first, which is a hundred times quicker: a million runs may be in the way for days.
+        # Counted first, which is a hundred times quicker: very many may be in the way for days.
         rooms = [(number, state.by_number[number].pending, span) for number, span in segment.spans.items()]
         counts = {
             n: pending.count_unsettled(span.first_offset, span.end_offset) for n, pending, span in rooms
         }
-        if not any(count for _, count in counts.values()) or _worth_compacting(segment, counts):
-            runs = {n: pending.unsettled(span.first_offset, span.end_offset) for n, pending, span in rooms}
-            yield Plan(segment, {number: living for number, living in runs.items() if living})
+        if sum(runs for runs, _ in counts.values()) > RUNS_MAX and not _worth_compacting(segment, counts):
+            continue
+        runs = {n: pending.unsettled(span.first_offset, span.end_offset) for n, pending, span in rooms}
+        living = {number: its for number, its in runs.items() if its}
+        counts = {number: (len(its), sum(b - a for a, b in its)) for number, its in runs.items()}
+        if not living or _worth_compacting(segment, counts):
+            yield Plan(segment, living)
 
 
 def _worth_compacting(segment: Segment, living: dict[int, tuple[int, int]]) -> bool:
@@ -96,7 +103,7 @@ def _worth_compacting(segment: Segment, living: dict[int, tuple[int, int]]) -> b
         runs, count = living[number]
         if count:
             survivors += count
-            # They touch where one is dead and the next one is not: there are no more gaps than messages gone.
+            # Counted in each room, neighbours are two; but there are no more gaps than messages are gone.
             runs = min(runs, span.end_offset - span.first_offset - count + 1)
             # A header for each run, a bound for each message and one more, and the payload.
             left += runs * (HEADER_BYTES + 4) + count * (4 + span.bytes / span.count)

@@ -252,7 +252,9 @@ class Segments:
         self._indexed: OrderedDict[Segment, None] = OrderedDict()
         self._opened: OrderedDict[Segment, None] = OrderedDict()
         self.all: list[Segment] = []
-        self._holding: dict[int, list[Segment]] = {}  # lists that are never changed: many queues have the same
+        self._holding: dict[
+            int, list[Segment]
+        ] = {}  # lists that are never changed: many queues have the same
         self._alone: list[Segment] = []  # the last of them with one segment
         self._written = 0
         self.replaced = 0  # how often a segment has gone or been replaced
