@@ -233,12 +233,15 @@ class Segment:
         if self.index is not None:
             self.index.note(header)
 
-    def drop(self, numbers: set[int]) -> None:
+    def drop(self, numbers: set[int], *, in_place: bool = False) -> None:
         """What is here of these queues is of no use to anybody any more."""
-        if numbers:
-            self.dropped += sum(self.spans[it].end_event - self.spans[it].first_event for it in numbers)
-            # Not in place: a snapshot may be about to write them.
-            self.spans = {it: span for it, span in self.spans.items() if it not in numbers}
+        if not numbers:
+            return
+        if not in_place:  # A snapshot may be about to write them.
+            self.spans = self.spans.copy()
+        for number in numbers:
+            span = self.spans.pop(number)
+            self.dropped += span.end_event - span.first_event
 
 
 class Segments:
@@ -252,9 +255,7 @@ class Segments:
         self._indexed: OrderedDict[Segment, None] = OrderedDict()
         self._opened: OrderedDict[Segment, None] = OrderedDict()
         self.all: list[Segment] = []
-        self._holding: dict[
-            int, list[Segment]
-        ] = {}  # lists that are never changed: many queues have the same
+        self._holding: dict[int, list[Segment]] = {}  # lists never change: many queues have the same
         self._alone: list[Segment] = []  # the last of them with one segment
         self._written = 0
         self.replaced = 0  # how often a segment has gone or been replaced
@@ -308,7 +309,9 @@ class Segments:
         for number in numbers:
             self._holding.pop(number, None)
         for segment in self.all:
-            segment.drop({number for number in numbers if number in segment.spans})
+            # Of the last one, snapshots have no spans: they are told with their queues.
+            in_place = segment is self.all[-1]
+            segment.drop({number for number in numbers if number in segment.spans}, in_place=in_place)
 
     def forget(self, segment: Segment) -> None:
         """Let go of everything that was read from a segment."""
