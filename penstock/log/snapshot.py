@@ -159,13 +159,13 @@ class Images:
             if not most:
                 return False
             most -= 1
-            queue = self._left.pop()
-            if queue.number in unsaved:
-                continue
-            image = _image(queue, active)
-            if isinstance(image, _Rooms):
-                self._rooms[queue.number], image = image, b""
-            queue.image = image
+            queue = self._left[-1]
+            if queue.number not in unsaved:
+                image = _image(queue, active)
+                if isinstance(image, _Rooms):
+                    self._rooms[queue.number], image = image, b""
+                queue.image = image
+            self._left.pop()  # Not sooner: memory may be short, and what it says of it is old.
         return True
 
     def take(self) -> list[bytes | _Rooms]:
@@ -319,12 +319,12 @@ class Snapshotter:
         at_once = force or self._slices > SLICES_MAX
         if not self._images.catch_up(sys.maxsize if at_once else SLICE_QUEUES):
             return  # In the next turn it goes on.
+        position = committer.position
+        capture = Capture(self._state, position, self._images)
         self._slices = 0
         self._running = True
         committer.blocks_since_snapshot = 0
         self._base_last = segments[-1].base
-        position = committer.position
-        capture = Capture(self._state, position, self._images)
         self._missed = False
 
         def write() -> None:

@@ -120,6 +120,31 @@ def test_many_are_looked_at_in_slices_and_what_happens_meanwhile_counts(
     assert not inspect_log(str(rig.folder)).defects
 
 
+@pytest.mark.parametrize("what", ["_image", "Capture"])
+def test_what_could_not_be_looked_at_for_lack_of_memory_is_looked_at_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    rig.engine.append("orders", Batch.of([b"one"]), rig.now_us)
+    due(rig)
+    rig.turn()
+    assert stored(rig.folder)[0]["queues"][0]["tail"] == 1
+
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as short:
+        short.setattr(snapshot, what, no_memory)
+        rig.engine.append("orders", Batch.of([b"two"]), rig.now_us)
+        due(rig)
+        with pytest.raises(MemoryError):
+            rig.turn()
+    rig.turn()
+    assert stored(rig.folder)[0]["queues"][0]["tail"] == 2
+    before = everything(rig)
+    rig.crash()
+    assert everything(rig) == before
+
+
 def test_what_changes_faster_than_it_is_looked_at_is_looked_at_in_one_go(
     rig: Rig, looked_at: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
