@@ -123,6 +123,7 @@ class LogState:
         self.deleted: set[int] = set()  # queues that a block which was replayed says are no more
         self.transactions: dict[str, list[StoredPart]] = {}  # in the order of their commits
         self.fingerprints: dict[str, str] = {}  # of those of which one was told
+        self._keys_in: dict[str, set[str]] = {}  # by queue: of transactions with messages there
         self._keys: dict[str, Keys] = {}  # by their kinds
         self.unfinished: dict[str, tuple[int, list[StoredPart]]] = {}  # steps that are stored, and where
         self.readers: dict[ReaderKey, ReaderInfo] = {}
@@ -177,8 +178,10 @@ class LogState:
             self.declare(self.number_last, LAST_NAME)
         names = {queue.name for queue in gone.values()}
         self.readers = {key: reader for key, reader in self.readers.items() if reader.queue not in names}
-        for key, parts in self.transactions.items():
-            self.transactions[key] = without(parts, names)
+        for name in names:
+            for key in self._keys_in.pop(name, ()):
+                if key in self.transactions:
+                    self.transactions[key] = without(self.transactions[key], names)
         for key, (steps, parts) in self.unfinished.items():
             self.unfinished[key] = steps, without(parts, names)
         for damage in self.damage:
@@ -197,11 +200,22 @@ class LogState:
         """A transaction that is whole."""
         if key not in self.transactions:
             for forgotten in self._keys_of(key).add(key):
-                del self.transactions[forgotten]
+                for queue, *_ in self.transactions.pop(forgotten):
+                    self._forget_in(queue, forgotten)
                 self.fingerprints.pop(forgotten, None)
         self.transactions[key] = parts
+        for queue, first, end, _ in parts:
+            if first < end:
+                self._keys_in.setdefault(queue, set()).add(key)
         if fingerprint:
             self.fingerprints[key] = fingerprint
+
+    def _forget_in(self, queue: str, key: str) -> None:
+        keys = self._keys_in.get(queue)
+        if keys is not None:
+            keys.discard(key)
+            if not keys:
+                del self._keys_in[queue]
 
     def _keys_of(self, key: str) -> Keys:
         kind = kind_of(key)

@@ -297,6 +297,29 @@ def test_the_highest_number_is_not_given_again(rig: Rig, snapshots: int, crash: 
     assert len(seen) == 3
 
 
+def test_a_deletion_looks_at_no_transaction_of_other_queues(rig: Rig) -> None:
+    """Ten thousand are remembered: to look at each took 15 ms of the loop for every queue that went, and of
+    the next start once more."""
+    for number in range(300):  # of which 256 are remembered
+        parts = [("orders", Batch.of([b"x"])), (f"jobs-{number % 2}", Batch.of([b"y"]))]
+        rig.engine.transact(f"relay/a/{number}", parts, rig.now_us)
+    rig.turn()
+    state = rig.engine._state
+    assert len(state.transactions) == 256
+    odd, even = ({f"relay/a/{it}" for it in range(44 + at, 300, 2)} for at in (1, 0))
+    assert state._keys_in == {"orders": odd | even, "jobs-1": odd, "jobs-0": even}
+    delete(rig, "jobs-1")
+    assert state._keys_in == {"orders": odd | even, "jobs-0": even}
+    before = dict(state.transactions)
+    assert [(part[0], part[1] < part[2]) for part in before["relay/a/299"]] == [
+        ("orders", True),
+        ("jobs-1", False),
+    ]
+    rig.crash()
+    assert rig.engine._state.transactions == before
+    assert rig.engine._state._keys_in == {"orders": odd | even, "jobs-0": even}
+
+
 def test_an_ack_of_the_old_queue_does_not_reach_the_new_one(rig: Rig) -> None:
     rig.send("orders", [b"old"])
     (old,) = rig.engine.take("orders", "ann", 1, rig.now_us)
