@@ -52,11 +52,7 @@ LETTERS: Final[Mapping[str, Writable]] = {
 }
 """What names a dead letter that is redriven. By its id, one of a queue that was deleted is no other's."""
 
-REPAIRS: Final[Mapping[str, Writable]] = {
-    "offset": LETTERS["offset"],
-    "queue": _QUEUE,
-    "value": MESSAGES["value"],
-}
+REPAIRS: Final[Mapping[str, Writable]] = {**LETTERS, "value": MESSAGES["value"]}
 """The same where it gets another payload."""
 
 

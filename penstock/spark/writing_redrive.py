@@ -30,7 +30,7 @@ from penstock.model.ids import IDENTITY_DIGITS
 from penstock.spark.api import Broker
 from penstock.spark.options import OFFSET_MAX, WriteOptions, WrongOption
 from penstock.spark.writing_columns import LETTERS, check_columns, refuse_overwrite
-from penstock.spark.writing_stages import WrongRow
+from penstock.spark.writing_stages import WrongRow, identities_of
 
 RANGES_AT_ONCE: Final = 10_000
 """As many as the broker takes in one call."""
@@ -77,12 +77,11 @@ class RedriveWriter(DataSourceArrowWriter):
         offsets = _offsets(batch.column("offset"))
         count = batch.num_rows
         queue = batch.column("queue") if self._queue is None else pa.repeat(self._queue, count)
-        ids = batch.column("id") if "id" in batch.schema.names else pa.repeat(" " * IDENTITY_DIGITS, count)
-        for name, column in (("queue", queue), ("id", ids)):
-            if column.null_count:
-                raise WrongRow(f"column {name!r} is null in a row: name the queue of every dead letter")
-        identity = pc.utf8_slice_codeunits(ids, 0, IDENTITY_DIGITS)
-        named = pc.binary_join_element_wise(identity, queue, "").dictionary_encode()
+        has_ids = "id" in batch.schema.names
+        identities = identities_of(batch.column("id")) if has_ids else pa.repeat(" " * IDENTITY_DIGITS, count)
+        if queue.null_count:
+            raise WrongRow("column 'queue' is null in a row: name the queue of every dead letter")
+        named = pc.binary_join_element_wise(identities, queue.cast(pa.string()), "").dictionary_encode()
         which = named.indices.to_numpy()
         for number, name in enumerate(named.dictionary.to_pylist()):
             yield name, offsets[which == number]
@@ -101,7 +100,9 @@ class RedriveWriter(DataSourceArrowWriter):
         redriven = 0
         identity, queue = queue[:IDENTITY_DIGITS].strip(), queue[IDENTITY_DIGITS:]
         for at in range(0, len(ranges), RANGES_AT_ONCE):
-            wish = {"ranges": ranges[at : at + RANGES_AT_ONCE].tolist(), "identity": identity or None}
+            wish: dict[str, Any] = {"ranges": ranges[at : at + RANGES_AT_ONCE].tolist()}
+            if identity:
+                wish["identity"] = identity
             redriven += self._broker.post("queues", queue, "redrive", fields=wish)["redriven"]
         named = int((ranges[:, 1] - ranges[:, 0]).sum())
         if redriven < named:

@@ -8,6 +8,9 @@ Rules that always hold:
   * A piece that is too large for this broker is cut in halves, and so are those behind it from the beginning:
     only a row that is too large by itself cannot be written.
 
+Where repairs say by ids which letters they are for, the queues are looked at when everything is staged:
+a stage is for the queue that was there then, so that one which is still there is the one that was meant.
+
 How it fails: `WrongRow`, and whatever `Transaction.stage` raises.
 """
 
@@ -15,8 +18,10 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import PenstockError
+from penstock.model.ids import ID_DIGITS, IDENTITY_DIGITS
 from penstock.spark.api import Refused
 from penstock.spark.writing_transaction import Transaction
 
@@ -36,6 +41,7 @@ class Stager:
         self._queue = queue
         self._piece_bytes = piece_bytes
         self._stages: list[str] = []
+        self._named: set[tuple[str, str]] = set()  # queues, and who they are by the ids of their letters
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> tuple[str, ...]:
         """Stage all of these; the ids of the stages."""
@@ -52,6 +58,8 @@ class Stager:
                 gathered += part_bytes
         if piece:
             self._stage(piece)
+        for queue, identity in sorted(self._named):
+            self._transaction.check_queue(queue, identity)
         return tuple(self._stages)
 
     def _columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -62,6 +70,12 @@ class Stager:
         for name, why in _NEVER_NULL.items():
             if name in columns and columns[name].null_count:
                 raise WrongRow(f"column {name!r} is null in a row: {why}")
+        ids = columns.pop("id", None)
+        if ids is not None:
+            queues = columns["queue"] if self._queue is None else pa.repeat(self._queue, batch.num_rows)
+            named = pa.table({"queue": queues, "identity": identities_of(ids)})
+            rows = named.group_by(["queue", "identity"]).aggregate([]).to_pylist()
+            self._named.update((row["queue"], row["identity"]) for row in rows)
         # A text is bytes to a queue; nothing is copied by this.
         if pa.types.is_string(columns["value"].type):
             columns["value"] = columns["value"].cast(pa.binary())
@@ -88,6 +102,15 @@ _NEVER_NULL: Final = {
     "queue": "every message has one; name it, or give one for all with the option queue",
     "offset": "every row names a dead letter",
 }
+
+
+def identities_of(ids: pa.Array) -> pa.Array:
+    """Of which queues the messages with these ids are."""
+    if ids.null_count or pc.any(pc.not_equal(pc.utf8_length(ids), ID_DIGITS)).as_py():
+        raise WrongRow(
+            f"column 'id' is no id in a row: it has {ID_DIGITS} digits, as the view state shows it"
+        )
+    return pc.utf8_slice_codeunits(ids, 0, IDENTITY_DIGITS).cast(pa.string())
 
 
 def _bytes_of(batch: pa.RecordBatch) -> int:

@@ -50,6 +50,15 @@ class Transaction:
         )
         return str(answer["stage"])
 
+    def check_queue(self, queue: str, identity: str) -> None:
+        """Whether that queue is the one that has its name; a broker that does not say deletes none."""
+        there = self._broker.get("queues", queue).get("identity", identity)
+        if there != identity:
+            raise BrokerError(
+                f"queue {queue!r} was deleted, and another of that name stands now: these dead letters were "
+                f"those of {identity}, and that is {there}; nothing is written"
+            )
+
     def commit(self, stages: Sequence[str], again: str) -> None:
         """Store these stages. `again` is how to repeat it, as in "do this, and rows are" (stored once)."""
         while True:

@@ -146,3 +146,40 @@ def test_letters_are_redriven_by_their_ids(broker: BrokerProcess, queues: Queues
     assert api.get(path_of("deleted.letters"))["dead"] == 2
     redrive(dead(queues, "deleted.letters").select("offset", "id"), queues, queue="deleted.letters")
     assert api.get(path_of("deleted.letters"))["dead"] == 0
+
+
+def test_letters_are_repaired_by_their_ids(broker: BrokerProcess, queues: Queues, api: Api) -> None:
+    reject(broker, api, "deleted.repairs", [b"old 0", b"old 1"])
+    columns = ("queue", "offset", "id", "cast('repaired' as binary) as value")
+    chosen = dead(queues, "deleted.repairs").selectExpr(*columns).collect()
+    frame = queues.spark.createDataFrame(chosen)
+    redrive(frame.where("offset = 1"), queues)
+    assert api.get(path_of("deleted.repairs"))["dead"] == 1
+    delete(api, "deleted.repairs")
+    reject(broker, api, "deleted.repairs", [b"new 0", b"new 1"])
+    for options in ({}, {"queue": "deleted.repairs"}):
+        with pytest.raises(PySparkException, match=TOLD):
+            redrive(frame, queues, **options)
+    assert api.get(path_of("deleted.repairs"))["dead"] == 2
+    redrive(dead(queues, "deleted.repairs").selectExpr(*columns), queues)
+    assert api.get(path_of("deleted.repairs"))["dead"] == 0
+
+
+def test_texts_of_any_width_and_ids_that_are_none(broker: BrokerProcess, queues: Queues, api: Api) -> None:
+    reject(broker, api, "deleted.wide", [b"0", b"1", b"2"])
+    wide = "spark.sql.execution.arrow.useLargeVarTypes"
+    queues.spark.conf.set(wide, "true")
+    try:
+        for columns, left in (
+            (("queue", "offset"), 2),
+            (("queue", "offset", "id"), 1),
+            (("offset", "id"), 0),
+        ):
+            frame = dead(queues, "deleted.wide").where(f"offset = {left}").select(*columns)
+            redrive(frame, queues, **({} if "queue" in columns else {"queue": "deleted.wide"}))
+            assert api.get(path_of("deleted.wide"))["dead"] == left
+    finally:
+        queues.spark.conf.unset(wide)
+    for value in ("'42'", "cast(null as string)"):
+        with pytest.raises(PySparkException, match="column 'id' is no id in a row"):
+            redrive(queues.spark.sql(f"select 'deleted.wide' as queue, 0L as offset, {value} as id"), queues)
