@@ -6,7 +6,7 @@ import time
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +14,9 @@ from penstock import __version__
 from penstock.broker import operate
 from penstock.broker.operate import Draining
 from penstock.control.batches import pack_batch, pack_batches
-from penstock.control.frames import Buffer, Fields
+from penstock.control.frames import Buffer, Fields, Frame
+from penstock.http.link import CallRefused, Link
+from penstock.http.reading import letters
 from penstock.log.errors import DiskFull, LogFailed, LogRefused, QueueFull, QueueUnknown, ReaderUnknown
 from penstock.log.info import SYNC_BOUNDS_SECONDS
 from penstock.model.batch import Batch
@@ -337,6 +339,48 @@ def test_a_queue_is_deleted_and_whoever_shows_queues_is_told(caller: Caller) -> 
     asked = {"queue": "q", "start": 0, "end": 9, "runs_max": 9, "only": None}
     assert caller.refused("states", {**asked, "identity": old})[0] == "deleted"
     assert caller.call("states", asked)[0]["count"] == 1
+
+
+class Pipe:
+    """A link without a socket, for calls that are answered at once."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    async def call(self, name: str, fields: Fields) -> Frame:
+        said = Said()
+        try:
+            CALLS[name](self._caller.context, fields, memoryview(b""), said)
+        except LogRefused as error:
+            raise CallRefused(refusal_of(error) or "", str(error)) from error
+        ((answer, body),) = said.answers
+        return Frame(answer, memoryview(body))
+
+
+def test_a_walk_through_dead_letters_does_not_go_on_in_the_next_queue_of_that_name(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dry run would count letters of both."""
+    monkeypatch.setattr(letters, "RUNS_MAX", 3)
+    caller.kill("q", 5)
+    identity = caller.ask("queue", {"queue": "q"})["row"]["identity"]
+    walk = letters.dead_runs(cast(Link, Pipe(caller)), "q", identity, 0, 10, lambda _: True, 1)
+
+    async def go_on() -> list[int]:
+        return [run.first for run in await anext(walk)]
+
+    async def both() -> None:
+        assert await go_on() == [0, 2]
+        caller.broker.delete(("q",), caller.now)
+        batch = Batch.of([b"x"] * 10)
+        batch.dead = Reason.BAD_RECORD
+        caller.log.transact("key", [("q", batch)], caller.now)
+        assert caller.log.describe("q").dead == 10
+        with pytest.raises(CallRefused) as refused:
+            await go_on()
+        assert refused.value.kind == "deleted"
+
+    asyncio.run(both())
 
 
 COLUMNS = (

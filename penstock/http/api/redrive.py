@@ -184,7 +184,7 @@ class _Redrive:
         at_once = self._letters_at_once()
         letters_min = at_once if at_once == LETTERS_MAX_OF_WALKS else 1
         async for runs in letters.dead_runs(
-            self._site.link, self._queue, self._start, end, self._wants, letters_min
+            self._site.link, self._queue, self._identity, self._start, end, self._wants, letters_min
         ):
             if ranges is not None:
                 runs = await asyncio.to_thread(letters.within, runs, ranges)

@@ -116,14 +116,20 @@ def within(runs: list[DeadRun], ranges: Ranges) -> list[DeadRun]:
 
 
 async def dead_runs(
-    link: Link, queue: str, start: int, end: int, wants: Callable[[DeadRun], bool], letters_min: int
+    link: Link,
+    queue: str,
+    identity: str | None,
+    start: int,
+    end: int,
+    wants: Callable[[DeadRun], bool],
+    letters_min: int,
 ) -> AsyncIterator[list[DeadRun]]:
     """The dead letters between two offsets that somebody wants, in order; so many at a time at least, or
-    all that are left."""
+    all that are left. With an `identity`, of no other queue of that name."""
     found: list[DeadRun] = []
     at, letters = start, 0
     while at < end:
-        runs = await ask_states(link, queue, at, end, RUNS_MAX, "dead")
+        runs = await ask_states(link, queue, at, end, RUNS_MAX, "dead", identity)
         at = runs.offset_end
         for run in _runs(runs):
             if wants(run):
