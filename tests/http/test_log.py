@@ -481,7 +481,7 @@ def test_without_the_extra_it_says_what_to_install(
 def test_what_retention_has_removed(tmp_path: Path, start_broker: StartBroker) -> None:
     folder = tmp_path / "broker"
     folder.mkdir()
-    worker = Worker(folder / "data", 11, queues=QUEUES[:3])
+    worker = Worker(folder / "data", 28, queues=QUEUES[:3])
     for part in range(6):
         for _ in range(80):
             worker.turn()
