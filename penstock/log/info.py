@@ -61,11 +61,14 @@ class StateRuns:
         "repair_first",
         "retries",
         "state",
+        "steps",
         "time_us",
     )
 
     def __init__(self) -> None:
         self.next = 0
+        # Tails when the clock was put forward, and how far: moments of expiry before these are so much later.
+        self.steps: tuple[tuple[int, int], ...] = ()
         self.consumers: list[str] = []
         self.first = array("q")
         self.end = array("q")

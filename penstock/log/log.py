@@ -783,6 +783,7 @@ class Log:
         """Where the living messages of a range are; `only` is READY, HELD or DEAD."""
         found = self._known(queue)
         runs = living_runs(found.pending, start, end, runs_max, only)
+        runs.steps = found.steps
         for first, stop, distance in found.repairs.walk(start, runs.next):
             if len(runs.repair_first) == runs_max:
                 runs.end_at(first)

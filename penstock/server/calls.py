@@ -262,6 +262,7 @@ def _states(context: Context, fields: Fields, body: memoryview, answer: Answer) 
             "consumers": runs.consumers,
             "time_us": context.server.now_us(),
             "repairs": len(runs.repair_first),
+            "steps": runs.steps,
         },
         runs.repair_first.tobytes(),
         runs.repair_end.tobytes(),

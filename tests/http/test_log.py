@@ -18,10 +18,12 @@ from penstock.control.frames import Frame
 from penstock.http.api import log as api_log
 from penstock.http.api.log import COLUMNS, Asking, Wanted, walk
 from penstock.http.problems import Problem
+from penstock.http.reading import letters
 from penstock.http.reading import state as state_view
-from penstock.http.reading.looking import STATE_WORDS, Runs
+from penstock.http.reading.looking import STATE_WORDS, Runs, look_at, message_fields
 from penstock.http.reading.pool import WALKS_MAX, ReaderPool
 from penstock.http.reading.state import STATE_SCHEMA, state_batches
+from penstock.http.where.condition import parse
 from penstock.log.arrow import EVENTS_SCHEMA, MESSAGES_SCHEMA, events_batches, messages_batches
 from penstock.log.log import Log, open_log
 from penstock.log.reader import LogReader, OffsetsMissing
@@ -228,7 +230,7 @@ def runs_of(log: Log, queue: str, start: int, end: int, runs_max: int) -> Runs:
     """As the first process answers."""
     runs = log.states(queue, start, end, runs_max)
     fields = {"count": len(runs), "next": runs.next, "consumers": runs.consumers, "time_us": NOW_US}
-    fields["repairs"] = len(runs.repair_first)
+    fields |= {"repairs": len(runs.repair_first), "steps": runs.steps}
     names = ["repair_first", "repair_end", "repair_distance", *(name for name, _ in Runs.COLUMNS)]
     body = b"".join(getattr(runs, name).tobytes() for name in names)
     return Runs(start, Frame(fields, memoryview(body)))
@@ -319,6 +321,34 @@ def test_states_are_what_the_engine_says(
                     assert [row for batch in batches for row in batch.to_pylist()] == pruned
                     assert all(batch.schema.names == columns for batch in batches)
     assert seen >= {("ready", None), ("held", "ann"), ("held", "bob"), ("dead", None), ("dead", "ann")}
+
+
+def test_a_clock_that_was_put_forward_puts_off_what_is_told_of_expiry(tmp_path: Path) -> None:
+    log, hour_us = open_log(str(tmp_path), NOW_US), 3600 * SECOND_US
+
+    log.append("q", Batch.of([b"living", b"new", b"dead"], ttl_seconds=[100] * 3), NOW_US)
+    log.take("q", "w", 3, NOW_US)
+    log.settle("q", "w", Outcome.REJECT, [(2, 3)], NOW_US)
+    log.step(hour_us, NOW_US + hour_us)
+    log.settle("q", "w", Outcome.REQUEUE, [(1, 2)], NOW_US + hour_us, ttl_seconds=7)
+    log.give_back("q", "w", NOW_US + hour_us)
+    log.append("q", Batch.of([b"after"], ttl_seconds=[100]), NOW_US + hour_us)
+    log.flush(NOW_US + hour_us)
+    log.wait()
+    runs = runs_of(log, "q", 0, 4, 100)
+    with LogReader(str(tmp_path)) as reader:
+        batches = state_batches(reader, "q", 0, 4, lambda at: runs_of(log, "q", at, 4, 100))
+        rows = pa.Table.from_batches(list(batches), STATE_SCHEMA).to_pylist()
+        seen = look_at(reader, "q", [(0, 4)], 10, 1000).seen
+        now = moment(NOW_US + hour_us)
+        assert now is not None
+        assert [(row["expires"] - now).total_seconds() for row in rows] == [100, 7, 100, 100]
+        runs.now_us = NOW_US + hour_us
+        assert [message_fields(it, runs)["ttl"] for it in seen] == [100, 7, None, 100]
+        late = parse("expires > '+1m'")
+        found = letters.matching(reader, "q", list(letters._runs(runs)), late, runs.now_us, {})
+        assert [range_ for ranges in found for range_ in ranges] == [(2, 3)]
+    log.close(NOW_US + hour_us)
 
 
 def small_log(folder: Path) -> Log:

@@ -22,7 +22,7 @@ from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
 from penstock.http.link import Link
-from penstock.http.reading.looking import Runs, ask_states, payloads_at
+from penstock.http.reading.looking import Runs, ask_states, late_us, payloads_at
 from penstock.http.where.condition import SECONDS_MAX, Condition, Row, TooLong
 from penstock.log.block import KIND_MESSAGES
 from penstock.log.reader import Block, Columns, LogReader
@@ -66,6 +66,7 @@ class DeadRun(NamedTuple):
     retries: int  # AS_STORED likewise; RETRIES_NONE: it has no such counter
     reason: Reason
     distance: int | None = None  # to their repaired payloads; None: they have their own
+    steps: Sequence[Sequence[int]] = ()  # see Runs
 
     @property
     def letters(self) -> int:
@@ -156,6 +157,7 @@ def _runs(runs: Runs) -> Iterator[DeadRun]:
                     column["attempts"][row],
                     column["retries"][row],
                     Reason(column["reason"][row]),
+                    steps=runs.steps,
                 ),
                 runs,
             )
@@ -239,7 +241,7 @@ def _rows(
     protocol, time_us, base = block.protocol, header.time_us, header.first_offset
     bounds, payload, expires, retries = block.columns() if asked & _OF_BODIES else _NO_COLUMNS
     asks_id = "id" in asked
-    expires_us, retries_left = run.expires_us, run.retries
+    expires_us, retries_left, later_us = run.expires_us, run.retries, late_us(run.steps, base)
     for offset in range(first, end):
         i = offset - base
         value = payload[bounds[i] : bounds[i + 1]] if bounds else payload
@@ -258,7 +260,7 @@ def _rows(
             protocol,
             time_us,
             died_us,
-            expires_us if expires_us > 0 else None,
+            expires_us + later_us if expires_us > 0 else None,
             retries_left if retries_left != RETRIES_NONE else None,
             value,
             len(value),

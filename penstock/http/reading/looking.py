@@ -18,7 +18,7 @@ for one of its messages by offset gets the error.
 import time
 from base64 import b64encode
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from struct import calcsize
 from typing import Any, Final, NamedTuple
@@ -252,6 +252,9 @@ class Runs:
         self.now_us: int = answer.fields["time_us"]
         self.consumers: list[str] = answer.fields["consumers"]
         self.count: int = answer.fields["count"]
+        self.steps: Sequence[Sequence[int]] = answer.fields.get("steps", ())
+        """Tails when the clock was put forward, and how far: what came before expires so much later than is
+        written of it."""
         self.repairs: list[memoryview] = []
         """Messages with repaired payloads, in order: first offsets, ends, and how far off payloads are."""
         self.columns: dict[str, memoryview] = {}
@@ -307,6 +310,11 @@ async def ask_states(
     return Runs(start, await link.call("states", {**asked, "identity": identity}))
 
 
+def late_us(steps: Iterable[Sequence[int]], offset: int) -> int:
+    """How far the clock was put forward since a message came."""
+    return sum(by_us for tail, by_us in steps if offset < tail)
+
+
 # --- together --------------------------------------------------------------------------------------
 
 
@@ -339,6 +347,7 @@ def message_fields(message: Seen, runs: Runs) -> Fields:
     fields["attempts"] = columns["attempts"][row]
     fields["reason"] = Reason(columns["reason"][row]).label or None
     if expires_us > 0:
+        expires_us += late_us(runs.steps, message.offset)
         fields["expires"] = iso_time(expires_us)
         if word != "dead":  # A dead letter waits for ever.
             fields["ttl"] = max(-((runs.now_us - expires_us) // MICROSECONDS), 0)

@@ -127,6 +127,7 @@ class _Living:
         self.state: Numbers = columns["state"]
         self.reason: Numbers = columns["reason"]
         self.consumers = runs.consumers
+        self.steps = runs.steps
 
     def offset_from(self, offset: int) -> int | None:
         """The first living offset at or behind one."""
@@ -222,6 +223,8 @@ class _Rows:
     def expires(self) -> pa.Array:
         told = self._living.expires_us[self._run]
         values = np.where(told == AS_STORED, self._pick(self._group.expires_us()), told)
+        for tail, by_us in self._living.steps:
+            values = np.where((values > 0) & (self._offsets < tail), values + by_us, values)
         return expiries(values)
 
     def retries(self) -> pa.Array:
