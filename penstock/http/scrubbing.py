@@ -6,6 +6,7 @@ first process is told of rot, and says whether the segment is still there: a lin
 """
 
 import asyncio
+import errno
 import logging
 import threading
 import time
@@ -21,6 +22,9 @@ FIRST_SECONDS: Final = 2.0
 DAY_SECONDS: Final = 86_400
 PACE_MIN, PACE_MAX = 1 << 20, 4 << 20
 """Bytes in a second."""
+
+NOT_OF_THE_DISK: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""What this process lacks says nothing of the file: told as damage, it would stay in the log for good."""
 
 log = logging.getLogger("penstock.scrub")
 
@@ -63,6 +67,8 @@ class Scrubber:
                     if self._over.wait(found / pace):
                         return
             except OSError as error:
+                if error.errno in NOT_OF_THE_DISK:
+                    raise
                 self._tell(segment, Hole(segment.base, segment.base, None), str(error))
         self.passes += 1
 

@@ -1,14 +1,21 @@
 """Scrubbing: rot in sealed segments of a running broker is found by itself, and told as `verify` tells it."""
 
+import asyncio
+import errno
 import os
 import signal
 from pathlib import Path
+from typing import cast
 
+import pytest
+
+from penstock.http.link import Link
+from penstock.http.scrubbing import Scrubber
 from penstock.log.disk import RealDisk, RealFile
 from penstock.log.inspect import inspect_log
 from penstock.log.log import Log, open_log
 from penstock.log.scan import Hole
-from penstock.log.scrub import scrub, sealed_segments
+from penstock.log.scrub import Sealed, scrub, sealed_segments
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.policy import Policies
@@ -147,6 +154,35 @@ def test_what_is_read_wrong_once_is_no_rot_and_what_is_blank_in_the_middle_is(tm
     (damage,) = log.damage
     assert name in damage.text
     log.close(NOW_US)
+
+
+def test_what_this_process_lacks_is_no_damage(tmp_path: Path) -> None:
+    """Too many callers may have taken all descriptors: nothing is told of the files, which stays for good."""
+    filled(tmp_path).close(NOW_US)
+    told: list[str] = []
+
+    class Told(Scrubber):
+        def _tell(self, segment: Sealed, hole: Hole, why: str = "") -> None:
+            told.append(why)
+
+    class Poor(RealDisk):
+        error = errno.EMFILE
+
+        def open(self, name: str) -> RealFile:
+            raise OSError(self.error, os.strerror(self.error), name)
+
+    async def scrubbing() -> Scrubber:
+        return Told(str(tmp_path), cast(Link, None))
+
+    scrubber = asyncio.run(scrubbing())
+    scrubber._disk = disk = Poor(str(tmp_path), read_only=True)
+    segments = sealed_segments(disk)
+    with pytest.raises(OSError, match="Too many open files"):
+        scrubber._pass(segments)
+    assert (told, scrubber.passes) == ([], 0)
+    disk.error = errno.EIO
+    scrubber._pass(segments)
+    assert len(told) == len(segments)
 
 
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
