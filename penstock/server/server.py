@@ -260,13 +260,17 @@ class Server:
 
     def _dismiss(self) -> None:
         """What was sent before the stop has been read by now: let those go who hold nothing."""
+        if self._throttled and not self._done.is_set():  # or not yet: the disk is behind
+            self._loop.call_later(GRACE_SECONDS, self._dismiss)
+            return
         self._dismissed = True
         self._backend.dismiss()
         self._check_drained()
 
     def _check_drained(self) -> None:
         answered = self.second is None or not self.second.open_calls
-        if self._dismissed and self._backend.is_drained and answered and not self.rounds.waiting:
+        is_read = not (self.rounds.waiting or self._throttled)
+        if self._dismissed and self._backend.is_drained and answered and is_read:
             self._done.set()
 
     def _asked_to_reload(self) -> None:

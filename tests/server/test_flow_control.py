@@ -11,12 +11,15 @@ import select
 import signal
 import socket
 import struct
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from penstock.log.block import Buffer
+from penstock.log.disk import RealFile
 from penstock.server import connection as connections
 from penstock.server.rounds import RECEIVE_BYTES
 from tests.server.harness import (
@@ -354,3 +357,34 @@ def test_who_makes_queues_too_fast_is_read_later_and_nothing_is_lost(tmp_path: P
     assert "makes queues faster than queues-new-per-second" in broker.log()
     other.close()
     assert broker.stop() == 0
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_stop_reads_those_to_their_end_who_wait_for_the_disk(
+    tmp_path: Path, loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    write = RealFile.write
+
+    def late(self: RealFile, position: int, buffers: Sequence[Buffer]) -> None:
+        assert goes_on.wait(WAIT_SECONDS)
+        write(self, position, buffers)
+
+    async def test() -> None:
+        async with Inside.open(tmp_path, "--limits-in-flight-bytes 65536 --sspq-queue q") as server:
+            monkeypatch.setattr(server, "_end_within", lambda seconds: None)
+            sender = await server.connect("sspq")
+            monkeypatch.setattr(RealFile, "write", late)
+            try:
+                await sender.say(*(sspq(SEND, b"%040d" % number) for number in range(4000)))
+                await soon(lambda: server.in_order[0].is_held, "the disk to be behind")
+                server._asked_to_stop("SIGTERM")
+                ticks = server.ticks
+                await soon(lambda: server.ticks > ticks + 5, "what was on its way to have been read")
+                assert not server._done.is_set()
+            finally:
+                goes_on.set()
+            await soon(server._done.is_set, "the drain to be over")
+            assert server.log.describe("q").offset_end == 4000
+
+    run(loop, test())
