@@ -109,6 +109,7 @@ class Server:
         self._folder_found: list[tuple[int, int]] = []  # what the folder and its lock were, by number
         self._stopping = False
         self._dismissed = False
+        self._closed = False  # the log, with all there is to a turn
         self._exit = EXIT_OK
         self._done = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -315,6 +316,7 @@ class Server:
         stopping = [self.second.stop(LAST_WORDS_SECONDS)] if self.second is not None else []
         await asyncio.gather(self._last_words(), *stopping)
         await self._backend.close()
+        self._closed = True
         self.journal.flush()
         log.info("stopped")
 
@@ -332,6 +334,8 @@ class Server:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
+        if self._closed:
+            return  # What was still to be withdrawn or given back, the next start does at once.
         self._turn_wanted = False
         self._arrival_us = 0
         self._turns += 1

@@ -169,6 +169,20 @@ def test_a_stop_ends_whatever_clients_do(tmp_path: Path, come: Callable[[Crowd],
     assert broker.start().stop() == 0
 
 
+def test_what_a_stop_does_not_get_to_is_done_by_the_next_start(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path, "--drain-seconds", "1").start()
+    with broker.wire("rq") as asker:
+        asker.say(*[rq(1, (128, number), (160, b"q"), (224, b"?"), 10) for number in range(20_000)], rq(5))
+        asker.expect(rq(6))
+        assert broker.stop() == 0
+    broker.start()
+    with broker.wire("phpmq") as worker:
+        worker.say(phpmq(1, (1, b"q"), (2, b"the only one")), phpmq(2, (1, b"q"), (4, b"1")))
+        assert b"the only one" in worker.hear(8 + 3 * 32 + 1 + 12 + 32)
+    assert broker.stop() == 0
+    assert "Traceback" not in broker.log(), broker.log()
+
+
 def test_a_stop_does_not_wait_for_a_disk_that_hangs(tmp_path: Path) -> None:
     site, hangs = tmp_path / "site", tmp_path / "hangs"
     site.mkdir()
