@@ -430,7 +430,7 @@ class LogReader:
         self, segment: Segment, number: int, at: int, events: bool, fail_on_loss: bool = False
     ) -> Iterator[Header]:
         """The blocks of a queue in one segment, from the one that may hold `at` on."""
-        entries = self._files.index(segment).of(number)
+        entries = self._files.index(segment).of(number, segment.spans.get(number))
         if not entries:
             return  # It had some when the snapshot was written; their headers are damaged by now.
         view = self._files.view(segment)

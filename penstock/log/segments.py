@@ -23,6 +23,7 @@ from penstock.log.block import (
     HEADER_BYTES,
     KIND_CONTROL,
     KIND_MESSAGES,
+    KIND_SETTLEMENTS,
     Header,
     Messages,
     read_header,
@@ -53,7 +54,7 @@ def parse_segment_name(name: str) -> tuple[int, int] | None:
 class Span:
     """What one segment holds of one queue. Ends are exclusive; bytes are payload."""
 
-    __slots__ = ("bytes", "count", "end_event", "end_offset", "first_event", "first_offset")
+    __slots__ = ("bytes", "count", "end_event", "end_offset", "first_event", "first_offset", "position")
 
     def __init__(
         self,
@@ -63,6 +64,7 @@ class Span:
         first_event: int,
         end_event: int,
         payload_bytes: int,
+        position: int = -1,
     ) -> None:
         self.first_offset = first_offset
         self.end_offset = end_offset
@@ -70,6 +72,7 @@ class Span:
         self.first_event = first_event
         self.end_event = end_event
         self.bytes = payload_bytes
+        self.position = position  # of its only block, where no index has it
 
     def facts(self) -> tuple[int, int, int, int, int, int]:
         """What it is made from."""
@@ -122,37 +125,34 @@ class Index:
 
     A floor is an offset: of a message block its first one, of a settlement block the end of the
     messages before it. So the last floor at or below an offset belongs to the message block that
-    holds that offset. Where a queue has one block, that is a tuple, what `Entries.note` takes: there may be
-    a hundred thousand of them.
+    holds that offset. Of a segment that is written to, the only block of a queue is not here: its span says
+    where it is, and there may be a hundred thousand of them.
     """
 
     __slots__ = ("_queues", "holes", "rows")
 
     def __init__(self) -> None:
-        self._queues: dict[int, Entries | tuple[int, int, int, int, int, int]] = {}
+        self._queues: dict[int, Entries] = {}
         self.holes: list[int] = []  # log positions of damaged bytes, where a block should begin
         self.rows = 0
 
-    def note(self, header: Header) -> None:
-        queue = header.queue
-        first, end = header.first_offset, header.offset_end
+    def note(self, header: Header, span: Span | None = None) -> None:
+        """One more block, behind those of a `span`."""
         self.rows += 1
-        found = self._queues.get(queue)
-        if found is None:
-            row = (header.kind, first, end, header.first_event, header.position, header.extra)
-            self._queues[queue] = row
-            return
-        if isinstance(found, tuple):
-            found = self._queues[queue] = self.of(queue)
-        found.note(header.kind, first, end, header.first_event, header.position, header.extra)
+        entries = self._queues.get(header.queue)
+        if entries is None:
+            entries = self.of(header.queue, span)
+            entries = self._queues[header.queue] = entries if len(entries) else Entries()
+        first, end = header.first_offset, header.offset_end
+        entries.note(header.kind, first, end, header.first_event, header.position, header.extra)
 
-    def of(self, queue: int) -> Entries:
+    def of(self, queue: int, span: Span | None = None) -> Entries:
         """The blocks of a queue; none where all of them are damaged."""
         found = self._queues.get(queue)
-        if isinstance(found, tuple):
-            entries = Entries()
-            entries.note(*found)
-            return entries
+        if found is None and span is not None and span.position >= 0:
+            found = Entries()
+            kind = KIND_MESSAGES if span.count else KIND_SETTLEMENTS
+            found.note(kind, span.first_offset, span.end_offset, span.first_event, span.position, span.bytes)
         return found if found is not None else NO_ENTRIES
 
 
@@ -210,6 +210,7 @@ class Segment:
         is_messages = header.kind == KIND_MESSAGES
         event_end = header.first_event + header.event_count
         if span is None:
+            position = header.position if self.index is not None else -1
             if is_messages:
                 span = Span(
                     header.first_offset,
@@ -218,11 +219,15 @@ class Segment:
                     header.first_event,
                     event_end,
                     header.extra,
+                    position,
                 )
             else:
-                span = Span(0, 0, 0, header.first_event, event_end, 0)
+                span = Span(0, 0, 0, header.first_event, event_end, 0, position)
             self.spans[header.queue] = span
         else:
+            if self.index is not None:
+                self.index.note(header, span)
+            span.position = -1
             span.end_event = event_end
             if is_messages:
                 if not span.count:
@@ -230,8 +235,6 @@ class Segment:
                 span.end_offset = header.offset_end
                 span.count += header.count
                 span.bytes += header.extra
-        if self.index is not None:
-            self.index.note(header)
 
     def drop(self, numbers: set[int], *, in_place: bool = False) -> None:
         """What is here of these queues is of no use to anybody any more."""
@@ -380,7 +383,7 @@ class Segments:
 
     def entries_of(self, segment: Segment, queue: int) -> Entries:
         """The blocks of a queue in a segment; none where all of them are damaged."""
-        return self.index_of(segment).of(queue)
+        return self.index_of(segment).of(queue, segment.spans.get(queue))
 
     def _forget_indexes(self) -> None:
         """Make room for one more. An index is kept while some of its blocks are not in the file."""
