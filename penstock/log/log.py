@@ -324,7 +324,7 @@ class Log:
         """The time has been put forward to `now_us`: what runs out has as much left as it had before."""
         self._check()
         self._seal_all(now_us)
-        self._state.step(by_us)
+        self._state.step(by_us, self._committer.position)
         self._sealer.control({"op": "step", "by_us": by_us}, now_us)
 
     @property

@@ -127,7 +127,8 @@ def _is_over(state: LogState, segment: Segment, number: int, bytes_after: int, n
     policy = state.by_number[number].policy
     if 0 < policy.retention_bytes <= bytes_after:
         return True
-    return segment.time_max_us + policy.retention_seconds * 1_000_000 <= now_us
+    late_us = sum(by_us for at, by_us in state.steps if segment.end <= at) if state.steps else 0
+    return segment.time_max_us + late_us + policy.retention_seconds * 1_000_000 <= now_us
 
 
 def move_starts(state: LogState, segment: Segment) -> None:

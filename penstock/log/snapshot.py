@@ -200,6 +200,7 @@ class Capture:
             "unfinished": list(state.unfinished.items()),
             "readers": [reader_fields(reader) for reader in state.readers.values()],
             "damage": [damage_fields(damage) for damage in state.damage],
+            "steps": state.steps,
             "dropped": [(segment.base, segment.dropped) for segment in state.segments.all if segment.dropped],
         }
 
@@ -415,6 +416,7 @@ def load_snapshot(state: LogState, position: int) -> None:
     for fields in meta["readers"]:
         state.hold(ReaderInfo(**fields))
     state.damage = [Damage(**fields) for fields in meta["damage"]]
+    state.steps = tuple((at, by_us) for at, by_us in meta.get("steps", ()))  # older versions wrote none
 
 
 # --- ranges ------------------------------------------------------------------------------------

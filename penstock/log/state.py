@@ -127,6 +127,7 @@ class LogState:
         self._keys: dict[str, Keys] = {}  # by their kinds
         self.unfinished: dict[str, tuple[int, list[StoredPart]]] = {}  # steps that are stored, and where
         self.readers: dict[ReaderKey, ReaderInfo] = {}
+        self.steps: tuple[tuple[int, int], ...] = ()  # positions where the time was put forward, and how far
         self.changed: dict[int, LogQueue] = {}  # since somebody looked, who finds them in one of the next two
         self._untold: dict[int, LogQueue] = {}  # since the last `take_changed`
         self._unsaved: dict[int, LogQueue] = {}  # that no snapshot has looked at since
@@ -256,8 +257,9 @@ class LogState:
         self.readers = kept
         return found
 
-    def step(self, by_us: int) -> None:
-        """The time has been put forward: TTLs and leases that have begun last as long as they would have."""
+    def step(self, by_us: int, position: int) -> None:
+        """The time was put forward: TTLs, leases and what retention keeps last as long as they would have."""
+        self.steps = (*self.steps[-STEPS_MAX:], (position, by_us))
         for number in self.by_number.keys() & set(self.timers.owners()):  # some may have been deleted
             queue = self.changed[number] = self.by_number[number]
             queue.steps = (*queue.steps[-STEPS_MAX:], (queue.pending.tail, by_us))
@@ -485,7 +487,7 @@ class LogState:
             elif fields["key"]:
                 self.remember(fields["key"], parts, fingerprint)
         elif operation == "step":
-            self.step(fields["by_us"])
+            self.step(fields["by_us"], header.position)
         elif operation == "damage":
             self.damage.append(Damage(**fields["damage"]))
             queue = self.queues.get(fields["damage"]["queue"])

@@ -196,6 +196,26 @@ def test_settled_messages_stay_as_long_as_they_are_to_stay(make: Make) -> None:
     assert log.engine.damage == []
 
 
+@pytest.mark.parametrize("how", ["", "crash", "reopen", "snapshot"])
+def test_a_clock_that_is_put_forward_takes_nothing_that_is_to_stay(make: Make, how: str) -> None:
+    log = make({"orders": {"retention-seconds": 60}, "filler": {"retention-seconds": 0}})
+    log.work("orders", 50)
+    log.roll()
+    log.now_us += 3600 * SECOND
+    log.engine.step(3600 * SECOND, log.now_us)
+    log.turn()
+    if how == "snapshot":
+        log.roll()
+    if how:
+        log.reopen() if how == "reopen" else log.crash()
+    log.now_us += 60 * SECOND - 1
+    log.trim()
+    assert len(log.read("orders")) == 50
+    log.now_us += 1
+    log.trim()
+    assert log.read("orders") == []
+
+
 def test_the_newest_segments_stay_until_snapshots_lie_behind_them(make: Make) -> None:
     log = make(KEEP_NOTHING, LogSettings(segment_bytes=64 * 1024))
     log.work("orders", 30)
