@@ -77,6 +77,7 @@ class Broker:
     # --- ports -----------------------------------------------------------------------------------
 
     def attach(self, port: Port) -> None:
+        self.settling.finish(port.name)
         self.ports.attach(port)
 
     def detach(self, port: Port, now_us: int, *, lost: bool = True) -> None:

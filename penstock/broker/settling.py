@@ -27,7 +27,8 @@ class Settling:
         self._hand_out = hand_out
         self._requests = requests
         self._wants_turn = wants_turn
-        self._leaving: deque[tuple[str, str, words.Where]] = deque()  # queues, and who had messages of them
+        # Queues, who had messages of them, where these go, and when it was lost.
+        self._leaving: deque[tuple[str, str, words.Where, int]] = deque()
 
     def settle(self, attached: Attached, command: words.Settle, now_us: int) -> None:
         try:
@@ -79,7 +80,7 @@ class Settling:
         port = attached.port
         for queue in {queue for queue, _ in attached.holds}:
             if lost:
-                self._leaving.append((queue, port.name, port.lost_to))
+                self._leaving.append((queue, port.name, port.lost_to, now_us))
             else:  # At once: it may claim them in a moment.
                 self._given_back(queue, self._log.give_back(queue, port.name, now_us, lost=False))
                 self._forget_orphans(queue, port.name)
@@ -90,7 +91,7 @@ class Settling:
         it is where it was."""
         left = RUNS_A_TURN
         while self._leaving and left > 0:
-            queue, name, where = self._leaving[0]
+            queue, name, where, _ = self._leaving[0]
             fates = self._log.give_back(queue, name, now_us, where=where, runs_max=left)
             left -= len(fates)
             if fates:
@@ -100,6 +101,15 @@ class Settling:
                 self._forget_orphans(queue, name)  # Until now, requests that it held may have been withdrawn.
         if self._leaving:
             self._wants_turn()
+
+    def finish(self, name: str) -> None:
+        """One of that name comes again (a client of another front-end): what it takes from now on is its own,
+        so what it has lost goes back before."""
+        for entry in [entry for entry in self._leaving if entry[1] == name]:
+            queue, _, where, now_us = entry
+            self._leaving.remove(entry)
+            self._given_back(queue, self._log.give_back(queue, name, now_us, where=where))
+            self._forget_orphans(queue, name)
 
     def _forget_orphans(self, queue: str, name: str) -> None:
         requests = self._requests.by_queue.get(queue)

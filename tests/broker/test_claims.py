@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker import settling
+from penstock.log import queue
 from penstock.model.batch import Batch
 from penstock.model.life import Event
 from penstock.model.words import Cancel, Closing, Consume, Outcome, Publish, Settle, Where
@@ -56,6 +58,28 @@ def test_what_was_claimed_is_not_given_out_and_can_be_settled(house: House) -> N
     assert bob.offsets() == [3, 4]
     ann.say(Settle("q", Outcome.ACK, origin, [(0, 3)]))
     assert counts(house) == (0, 2, 0)
+    assert ann.heard("log") == []
+
+
+def test_who_comes_again_while_what_it_lost_goes_back_keeps_what_it_claims(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client of another front-end has the same name again. What goes back, goes in slices, by that name."""
+    monkeypatch.setattr(settling, "RUNS_A_TURN", 1)
+    monkeypatch.setattr(queue, "COUNT_A_RUN", 1)
+    origin = fill(house, 5)
+    ann = house.port("ann")
+    ann.say(Consume("q", 0))
+    turn(house)
+    house.broker.detach(ann, house.now)
+    assert counts(house) == (1, 4, 0)
+    ann = house.port("ann")
+    assert house.broker.claim(ann, "q", False, origin, [(0, 5)], house.now) == [(0, 5)]
+    for _ in range(5):
+        turn(house)
+    assert counts(house) == (0, 5, 0)
+    ann.say(Settle("q", Outcome.ACK, origin, [(0, 5)]))
+    assert counts(house) == (0, 0, 0)
     assert ann.heard("log") == []
 
 
