@@ -170,6 +170,10 @@ class ReadView:
             del self.queues[name]
             other.name = lost_name(other.number, (*self.queues, name))
             self.queues[other.name] = other
+            payloads = self.queues.pop(repair_queue_of(name), None)
+            if payloads is not None:
+                payloads.name = repair_queue_of(other.name)
+                self.queues[payloads.name] = payloads
         if queue is None:
             queue = self.by_number[number] = QueueView(number, name)
         else:

@@ -145,6 +145,11 @@ class LogState:
         if other is not None:  # It was given this name because its own is lost: it gives way.
             other.name = lost_name(other.number, (*self.queues, name))
             self.queues[other.name] = other
+            payloads = other.repair_queue
+            if payloads is not None:  # They go with it: nobody else's end is theirs.
+                del self.queues[payloads.name]
+                payloads.name = repair_queue_of(other.name)
+                self.queues[payloads.name] = payloads
         queue = LogQueue(number, name, self.policy_of(name), self.log, *self._asked)
         if is_repair_queue(name):
             self.repair_queues += name not in self.queues
@@ -168,7 +173,7 @@ class LogState:
         self.number_last = max((self.number_last, *numbers))  # The declaration of one may be damaged.
         found = [self.queues.get(LAST_NAME), *map(self.by_number.get, numbers)]
         found += [queue.repair_queue for queue in found if queue is not None]
-        gone = {queue.number: queue for queue in found if queue is not None}
+        gone = {it.number: it for it in found if it is not None and it.number in self.by_number}
         for number, queue in gone.items():
             del self.by_number[number], self.queues[queue.name]
             self.repair_queues -= is_repair_queue(queue.name)
@@ -201,8 +206,8 @@ class LogState:
         """A transaction that is whole."""
         if key not in self.transactions:
             for forgotten in self._keys_of(key).add(key):
-                for queue, *_ in self.transactions.pop(forgotten):
-                    self._forget_in(queue, forgotten)
+                for part in self.transactions.pop(forgotten):
+                    self._forget_in(part[0], forgotten)
                 self.fingerprints.pop(forgotten, None)
         self.transactions[key] = parts
         for queue, first, end, _ in parts:

@@ -24,6 +24,7 @@ from penstock.log.state import LogSettings
 from penstock.log.workers import InlineWorker
 from penstock.model.batch import Batch
 from penstock.model.ids import id_of
+from penstock.model.life import Reason
 from penstock.model.policy import Policies
 from penstock.model.words import Outcome
 from tests.log.simdisk import PowerCut, SimDisk
@@ -542,3 +543,40 @@ def test_damage_of_a_deleted_queue_is_not_said_of_the_next(rig: Rig) -> None:
         assert rig.engine.damage[0].queue == ""
         assert rig.engine.describe("orders").ready == 1
         rig.crash()
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_deletion_whose_record_is_damaged_takes_nothing_of_the_next_one(rig: Rig, snapshot: bool) -> None:
+    """The first queue is there again, by another name, and so is what its letters were repaired with."""
+    letters = Batch.of([b"one", b"two"])
+    letters.dead = Reason.REJECTED
+    rig.engine.transact("", [("orders", letters)], rig.now_us)
+    repaired = Batch.of([b"right one", b"right two"])
+    repaired.repairs = array("q", [0, 1])
+    rig.engine.transact("", [("orders", repaired)], rig.now_us)
+    delete(rig, "orders")
+    rig.send("orders", [b"three"])
+    delete(rig, "orders")
+    rig.send("others", [b"x"])
+    rig.turn()
+    rig.engine.abandon()
+    for path in rig.folder.glob("snapshot-*"):
+        path.unlink()
+    path = min(rig.folder.glob("*.seg"))
+    data = bytearray(path.read_bytes())
+    data[data.index(b'"delete"')] = 0
+    path.write_bytes(data)
+    rig.engine = rig.open()
+    assert len(rig.engine.damage) == 1
+    if snapshot:
+        rig.reopen()
+    assert rig.engine.queues() == ["unknown-1", "others"]
+    with LogReader(str(rig.folder)) as reader:
+        assert list(reader.queues()) == ["unknown-1", "others"]
+    got = rig.take("unknown-1")
+    assert [it.payload for it in got] == [b"right one", b"right two"]
+    rig.ack("unknown-1", got)
+    delete(rig, "unknown-1")
+    rig.crash()
+    assert rig.engine.queues() == ["others"]
+    assert rig.engine.queue_count == 1
