@@ -36,7 +36,7 @@ from penstock.model.words import Ranges, ranges_of
 
 SECOND_US = 1_000_000
 
-WITHDRAWN_A_TURN = 2000
+WITHDRAWN_A_TURN = 1000
 """Requests that are taken out of the log in one turn, however many have ended: a few milliseconds."""
 
 Runs = Sequence[tuple[int, Sequence[bytes]]]

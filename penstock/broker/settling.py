@@ -15,7 +15,7 @@ from penstock.log.results import Fate
 from penstock.model import words
 from penstock.model.words import Outcome, Ranges, ranges_of
 
-RUNS_A_TURN = 500
+RUNS_A_TURN = 200
 """Runs of messages that go back in one turn, whoever is lost: a few milliseconds."""
 
 
