@@ -87,7 +87,7 @@ class Tick:
     totals: Totals
     health: Health
     is_first: bool = False  # every queue has just been listed
-    gone: Sequence[str] = ()  # names of queues that were deleted
+    gone: Sequence[str] = ()  # names of queues that were deleted; one that is among `changed`, too, came anew
 
 
 Listener = Callable[[Tick], None]
@@ -210,7 +210,10 @@ class Feed:
             age = row["oldest_seconds"]
             row["oldest_at"] = None if age is None else round(now - age, 1)
             before = self._rows.get(row["name"])
-            self._gone.pop(row["name"], None)
+            if before is not None and before["identity"] != row["identity"]:
+                # Deleted and made again since: nothing that is shown of the old one is about this one.
+                self._drop([row["name"]])
+                before = None
             self._rows[row["name"]] = row
             if before is None or any(_differ(row[field], before[field], field) for field in SHOWN):
                 self._changed[row["name"]] = None

@@ -25,6 +25,7 @@ from penstock.dashboard.queue_blocks import Choice, crumbs, terminal
 from penstock.dashboard.queue_messages import STATE_KINDS
 from penstock.dashboard.view import View
 from penstock.http.route import Role
+from penstock.model.ids import IDENTITY_DIGITS
 
 LOOK_SECONDS: Final = 3.0
 LOOK_BYTES_MAX: Final = 100_000
@@ -175,8 +176,12 @@ class _Message:
 
     async def _do_redrive(self) -> None:
         async def do() -> None:
-            ranges = [[self._offset, self._offset + 1]]
-            answer = await self._view.api.post(queue_path(self._queue, "redrive"), {"ranges": ranges})
+            # The letter that is shown, and none of another queue of that name.
+            wish = {
+                "ranges": [[self._offset, self._offset + 1]],
+                "identity": self._message["id"][:IDENTITY_DIGITS],
+            }
+            answer = await self._view.api.post(queue_path(self._queue, "redrive"), wish)
             if answer["redriven"]:
                 self._view.notify(f"Message {self._offset} is back behind the tail")
             else:

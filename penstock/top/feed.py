@@ -131,7 +131,8 @@ class Feed:
 
     def _last_messages(self, queue: Answer) -> list[Answer]:
         """Asked for only where something has happened: their bodies may be long."""
-        seen = tuple(queue[field] for field in ("name", "offset_end", "event_end", "ready", "held", "dead"))
+        fields = ("name", "identity", "offset_end", "event_end", "ready", "held", "dead")
+        seen = tuple(queue.get(field) for field in fields)  # an older broker tells no identity
         if self._peeked[0] != seen:
             self._peeked = (seen, self._peek(queue))
         return self._peeked[1]

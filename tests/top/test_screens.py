@@ -155,6 +155,20 @@ def test_messages_that_do_not_fit_into_an_answer(broker: BrokerProcess, api: Api
     run(app, drive)
 
 
+def test_the_messages_of_a_queue_that_was_made_anew_are_its_own(broker: BrokerProcess, api: Api) -> None:
+    """However much it looks like the one that was deleted."""
+    api.send("anew.one", b"old")
+    feed = program(broker, "anew.*").feed
+    feed.open("anew.one")
+    with feed._admin:
+        for body in (b"old", b"new"):
+            opened = feed.look().opened
+            assert opened is not None
+            assert [base64.b64decode(it["value_base64"]) for it in opened.messages] == [body]
+            assert api.ask("DELETE", path_of("anew.one")).status == 200
+            api.send("anew.one", b"new")
+
+
 # --- the mouse -----------------------------------------------------------------------------------------
 
 
