@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from penstock.broker import settling
-from penstock.log import queue
 from penstock.model.batch import Batch
 from penstock.model.life import Event
 from penstock.model.words import Cancel, Closing, Consume, Outcome, Publish, Settle, Where
@@ -66,19 +65,20 @@ def test_who_comes_again_while_what_it_lost_goes_back_keeps_what_it_claims(
 ) -> None:
     """A client of another front-end has the same name again. What goes back, goes in slices, by that name."""
     monkeypatch.setattr(settling, "RUNS_A_TURN", 1)
-    monkeypatch.setattr(queue, "COUNT_A_RUN", 1)
-    origin = fill(house, 5)
+    origin = fill(house, 10)
     ann = house.port("ann")
     ann.say(Consume("q", 0))
     turn(house)
+    held = [(offset, offset + 1) for offset in range(0, 10, 2)]
+    ann.say(Settle("q", Outcome.ACK, origin, [(end, end + 1) for _, end in held]))
     house.broker.detach(ann, house.now)
     assert counts(house) == (1, 4, 0)
     ann = house.port("ann")
-    assert house.broker.claim(ann, "q", False, origin, [(0, 5)], house.now) == [(0, 5)]
+    assert house.broker.claim(ann, "q", False, origin, held, house.now) == held
     for _ in range(5):
         turn(house)
     assert counts(house) == (0, 5, 0)
-    ann.say(Settle("q", Outcome.ACK, origin, [(0, 5)]))
+    ann.say(Settle("q", Outcome.ACK, origin, held))
     assert counts(house) == (0, 0, 0)
     assert ann.heard("log") == []
 

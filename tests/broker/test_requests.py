@@ -13,7 +13,6 @@ import pytest
 from penstock.broker import requests, settling
 from penstock.broker.asked import Asked, addresses, parse_address
 from penstock.broker.operate import Operator
-from penstock.log import queue
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.policy import Policies
@@ -367,11 +366,11 @@ def test_nothing_is_kept_of_a_consumer_that_is_lost_with_whom_it_worked_for(
     """What it held goes back in slices, and some of that is withdrawn before it is its turn."""
     monkeypatch.setattr(requests, "WITHDRAWN_A_TURN", 4)
     monkeypatch.setattr(settling, "RUNS_A_TURN", 1)
-    monkeypatch.setattr(queue, "COUNT_A_RUN", 1)
     asker, worker = house.port("a", "rq"), house.port("w", "rq")
     worker.say(Consume("q", 0))
-    asker.say(send("q", *[b"x"] * 10, tickets=range(10), wants_reply=True))
+    asker.say(send("q", *[b"x"] * 20, tickets=range(20), wants_reply=True))
     house.turn()
+    worker.say(*[answer(worker, "q", offset, b"done") for offset in range(0, 20, 2)])
     house.broker.detach(worker, house.now)
     house.broker.detach(asker, house.now)
     for _ in range(10):
