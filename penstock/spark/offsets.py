@@ -135,7 +135,15 @@ def _positions(name: str, bound: Bound, options: ReadOptions, extents: Mapping[s
     positions: Positions = {}
     for queue, offset in bound.items():
         extent = extents.get(queue, Extent(0, 0))
-        if offset > extent.end:
+        if (
+            options.subscribe is None
+            and queue not in extents
+            and offset > 0
+            and not options.fail_on_data_loss
+        ):
+            # A pattern takes what is there. This one was, when somebody looked, and is deleted since.
+            lost(options, f"option {name!r}: there is no queue {queue!r}")
+        elif offset > extent.end:
             raise WrongOption(
                 f"option {name!r}: queue {queue!r}: {offset} is behind the end of what can be read, "
                 f"{extent.end}; use -1 for the end"

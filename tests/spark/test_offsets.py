@@ -61,6 +61,14 @@ def test_offsets_that_cannot_be_meant(said: str, words: str) -> None:
         starting_positions(NOBODY, options(startingOffsets=said), EXTENTS)
 
 
+def test_with_a_pattern_a_query_that_may_go_on_does_without_a_queue_that_is_gone() -> None:
+    said = {"subscribePattern": "[abc]", "endingOffsets": '{"a": 7, "b": 3, "c": 5}'}
+    with pytest.raises(WrongOption, match="queue 'c': 5 is behind the end of what can be read, 0"):
+        ending_positions(read_options(said, BATCH), EXTENTS)
+    going_on = read_options({**said, "failOnDataLoss": "false"}, BATCH)
+    assert ending_positions(going_on, EXTENTS) == {"a": 7, "b": 3}
+
+
 def test_with_a_pattern_every_queue_that_is_there_must_be_named() -> None:
     said = read_options({"subscribePattern": "[abc]", "startingOffsets": '{"a": 7}'}, STREAM)
     with pytest.raises(WrongOption, match="does not name 'b'"):
