@@ -59,6 +59,7 @@ class Sending:
         self._refused: dict[Seat, None] = {}  # of which something waits
         self._full: set[str] = set()  # queues that were found full since the last tick
         self._disk_full = 0.0  # since when there has been no room on the leader's disk; 0: there is some
+        self._for_disk = False  # the last refusal was for the sake of that
         self._left_weight = 0  # of what waits for room, and who has sent it has left
 
     @property
@@ -296,8 +297,11 @@ class Sending:
             self._may_finish(seat)
 
     def told_of_disk(self, full: bool) -> None:
-        """What the leader says of its disk, with a refusal."""
-        self._disk_full = (self._disk_full or time.monotonic()) if full else 0.0
+        """What the leader says of its disk, with a refusal that comes next. One for the sake of a full queue
+        says nothing of it."""
+        self._for_disk = full
+        if full and not self._disk_full:
+            self._disk_full = time.monotonic()
 
     def refused(
         self, lane_flag: int, number: int, fault: set[int], full: bool, never: bool, text: str
@@ -368,13 +372,13 @@ class Sending:
     def _refused_again(self, shipment: Shipment, full: bool, never: bool, text: str) -> None:
         ((seat, publish, *_),) = shipment.items()
         # Who can be told no does not wait for a disk for ever.
-        is_over = publish.tickets is not None and 0 < self._disk_full < time.monotonic() - DISK_SECONDS
+        is_over = self._for_disk and self._disk_full < time.monotonic() - DISK_SECONDS
         if not _is_first(seat, publish):
             _tell_lost(seat, publish)
         elif never and len(publish.batch) > 1:
             seat.waiting.popleft()
             seat.waiting.extendleft(reversed(publish.halves()))
-        elif full and not never and not is_over:
+        elif full and not never and not (is_over and publish.tickets is not None):
             self._full.add(publish.queue)
         else:  # for good; one message that is more than its queue may ever have, too
             self._leave_first(seat, publish)
@@ -386,6 +390,8 @@ class Sending:
     def tick(self) -> None:
         """Some times a second: there may be room; and requests do not wait for a leader for ever."""
         self._full.clear()
+        if not self._refused:
+            self._disk_full = 0.0  # Nobody waits, so nobody knows.
         self.retry()
         if self._link is None and any(map(_is_late, self._gathered)):
             gathered, self._gathered = self._gathered, deque()

@@ -609,15 +609,24 @@ def test_who_sends_over_rq_is_told_when_the_disk_of_the_leader_stays_full(
 ) -> None:
     monkeypatch.setattr(sending, "DISK_SECONDS", 0.2)
     sender, deaf = follower.wire("rq"), follower.wire("phpmq")
+    # Another who waits, for a queue that is full, which says nothing of the disk; nor does it end that wait.
+    other = follower.wire("rq")
+    other.say(notice(0, b"small", bytes(SMALL)))
+    other.expect(delivered(0))
+    other.say(notice(1, b"small", bytes(SMALL)))
+    leader.thread.until(lambda: follower.remote.holds_back == 1, "it to wait")
     with monkeypatch.context() as full:
         full.setattr(RealDisk, "free_bytes", lambda disk: 0)
+        leader.engine._committer._granted = 0  # what it has found room for before
         send(deaf, b"q", b"waits")
         sender.say(notice(7, b"q", b"x"), notice(8, b"q", b"y"))
         sender.expect(undelivered(7) + undelivered(8))
-        leader.thread.until(lambda: follower.remote.holds_back == 1, "who has no word for it to wait")
+        leader.thread.until(lambda: follower.remote.holds_back == 2, "who has no word for it to wait")
+    assert other.is_silent()
     sender.say(notice(9, b"q", b"z"))
     sender.expect(delivered(9))
     leader.thread.until(lambda: leader.counts_now("q")[0] == 2, "who has waited to go on")
     assert sorted(leader.stored("q")) == [b"waits", b"z"]
-    for wire in (sender, deaf):
+    assert other.is_silent()
+    for wire in (sender, deaf, other):
         wire.close()
