@@ -352,9 +352,11 @@ class Log:
 
     @property
     def is_safe(self) -> bool:
-        """Whether everything that was ever accepted is synced."""
+        """Whether everything that was ever accepted or settled is synced."""
         committer = self._committer
-        return committer.failed is None and committer.idle and committer.synced == committer.position
+        if committer.failed is not None or self._dirty:
+            return False
+        return committer.idle and committer.synced == committer.position
 
     @property
     def opening(self) -> int:

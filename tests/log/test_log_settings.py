@@ -524,3 +524,24 @@ def test_a_segment_size_may_change_between_openings(make: Make) -> None:
         log.send("orders", [b"y" * 3000])
     assert len(log.blocks("orders")) == 6
     assert 64 * 1024 in log.files("*.seg")
+
+
+def test_what_is_in_no_block_yet_is_not_safe(tmp_path: Path) -> None:
+    log = open_log(str(tmp_path), NOW)
+    safe = []
+
+    def flush() -> None:
+        safe.append(log.is_safe)
+        log.flush(NOW)
+        log.confirm(NOW, lambda error: None)
+        log.wait()
+        safe.append(log.is_safe)
+
+    flush()
+    log.append("q", Batch.of([b"x"]), NOW)
+    flush()
+    log.take("q", "ann", 1, NOW)
+    log.settle("q", "ann", Outcome.ACK, [(0, 1)], NOW)
+    flush()
+    assert safe[1:] == [True, False, True, False, True]
+    log.close(NOW)
