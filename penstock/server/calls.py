@@ -349,7 +349,8 @@ def _take_steps(context: Context, steps: Iterator[int], answer: Answer) -> None:
         try:
             count = next(steps, None)
             total += count or 0
-            if count is None or time.monotonic() > until:
+            # One that has moved nothing yet would begin where it began, when it is asked again.
+            if count is None or (total and time.monotonic() > until):
                 _when_safe(context, answer, {"count": total, "more": count is not None})
             else:
                 loop.call_soon(take_one)
