@@ -5,6 +5,7 @@ rows are in a real broker is the other tests' business.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -34,6 +35,7 @@ class Broker:
         self.rows: dict[str, Fields] = {}
         self.changed: dict[str, None] = {}
         self.gone: list[str] = []
+        self.time_us = 0
         self.calls: list[bool] = []
         self.on_call: Callable[[], Awaitable[object]] | None = None
 
@@ -66,7 +68,8 @@ class Broker:
         if self.on_call is not None:
             await self.on_call()
         gone, self.gone = self.gone, []
-        return Frame({"queues": rows, "gone": gone, "more": more}, memoryview(b""))
+        told = {"queues": rows, "gone": gone, "more": more, "time_us": self.time_us}
+        return Frame(told, memoryview(b""))
 
     def delete(self, name: str, told: bool = True) -> None:
         del self.rows[name]
@@ -464,5 +467,17 @@ def test_ten_thousand_queues() -> None:
         assert len(changes.take()) == 5000
         assert rig.rates("q00000") == pytest.approx((3, 2))
         assert rig.rates("q00001") == (0, 0)
+
+    run(test)
+
+
+def test_an_age_is_by_the_time_of_the_log_where_the_clock_of_the_machine_was_set_back() -> None:
+    async def test(rig: Rig) -> None:
+        ahead_us = time.time_ns() // 1000 + 3600 * 1_000_000
+        rig.broker.move("q", 1)
+        rig.broker.rows["q"]["oldest_us"] = ahead_us - 60 * 1_000_000
+        rig.broker.time_us = ahead_us
+        await rig.after(0)
+        assert 60 <= rig.mirror.queue("q")["oldest_seconds"] < 1000
 
     run(test)

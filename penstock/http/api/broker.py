@@ -5,7 +5,6 @@ answer soon. `/metrics` and `/v1/events` go by the mirror.
 """
 
 import asyncio
-import time
 from typing import Final
 
 from starlette.responses import PlainTextResponse, Response
@@ -226,7 +225,7 @@ async def get_metrics(call: Call) -> Response:
     readers, _ = await site.link.call("readers")
     scrape = Scrape(
         rows=list(site.mirror.rows.values()),
-        now_us=time.time_ns() // 1000,
+        now_us=site.mirror.now_us(),
         queues_max=site.hello["metrics_queues_max"],
         version=__version__,
         engine=engine,

@@ -169,6 +169,7 @@ class Mirror:
     def __init__(self, link: Caller, clock: Callable[[], float] = time.monotonic) -> None:
         self._link = link
         self._clock = clock
+        self._ahead_us = 0  # how far the log's time is ahead of the machine's
         self._rows: dict[str, Fields] = {}
         self._names: list[str] = []
         self._in_order = True
@@ -232,6 +233,7 @@ class Mirror:
         while more:
             fields, _ = await self._link.call("queues", {"all": ask_all})
             ask_all = False
+            self._ahead_us = max(fields.get("time_us", 0) - time.time_ns() // 1000, 0)
             for name in fields["gone"]:
                 self._forget(name, changed)
             for row in fields["queues"]:
@@ -311,6 +313,10 @@ class Mirror:
         """The moment, as samples have it."""
         return self._clock()
 
+    def now_us(self) -> int:
+        """What the time is in the log, which never goes back where the clock of the machine does."""
+        return time.time_ns() // 1000 + self._ahead_us
+
     def rates(self, name: str) -> Rates:
         trend = self._trends[name]
         begin = trend.last.at if self._first_at is None else self._first_at
@@ -322,7 +328,7 @@ class Mirror:
         shown: Fields = {field: row[field] for field in SHOWN}
         shown["rate_in"] = round(rates.accepted, 3)
         shown["rate_out"] = round(rates.acked, 3)
-        shown["oldest_seconds"] = oldest_seconds(row, time.time_ns() // 1000)
+        shown["oldest_seconds"] = oldest_seconds(row, self.now_us())
         return shown
 
     def subscribe(self) -> Changes:
