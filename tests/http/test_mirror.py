@@ -481,3 +481,32 @@ def test_an_age_is_by_the_time_of_the_log_where_the_clock_of_the_machine_was_set
         assert 60 <= rig.mirror.queue("q")["oldest_seconds"] < 1000
 
     run(test)
+
+
+def test_what_a_broken_round_has_found_is_told_by_the_next() -> None:
+    """One that is gone is in no list, so that nothing else would tell of it."""
+
+    async def test(rig: Rig) -> None:
+        for number in range(PART + 2):
+            rig.broker.move(f"q{number:04}", accepted=1)
+        await rig.after(1)
+        changes = rig.mirror.subscribe()
+        changes.take()
+        for number in range(1, PART + 2):
+            rig.broker.move(f"q{number:04}", accepted=1)
+        rig.broker.delete("q0000")
+
+        async def break_the_second() -> None:
+            if len(rig.broker.calls) - before == 2:
+                raise CallRefused("unavailable", "no answer")
+
+        before = len(rig.broker.calls)
+        rig.broker.on_call = break_the_second
+        with pytest.raises(CallRefused):
+            await rig.after(1)
+        rig.broker.on_call = None
+        await rig.after(1)
+        assert "q0000" not in rig.mirror.rows
+        assert "q0000" in changes.take()
+
+    run(test)

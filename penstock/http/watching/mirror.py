@@ -179,6 +179,7 @@ class Mirror:
         self._first_at: float | None = None  # when the first round was complete
         self._round_at = 0.0  # when the last complete round began
         self._all = True  # the next round has to ask for every row
+        self._untold: dict[str, None] = {}  # what a round has found that did not come to its end
         self._running: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
         self._schedule: asyncio.Task[None] | None = None
@@ -226,7 +227,7 @@ class Mirror:
     async def _round(self) -> None:
         began = self._clock()
         ask_all, self._all = self._all, True
-        changed: dict[str, None] = {}
+        changed = self._untold
         # Of a round for all, those that it does not name are gone; of another, those that it names so.
         unseen = dict.fromkeys(self._rows) if ask_all else {}
         more = True
@@ -249,6 +250,7 @@ class Mirror:
         if self._first_at is None:
             self._first_at = ended
         self._publish(changed)
+        self._untold = {}
 
     def put(self, row: Fields) -> None:
         """A row that was asked for alone."""
