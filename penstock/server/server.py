@@ -253,7 +253,7 @@ class Server:
         is_safe = self._log is None or self._log.is_safe
         rest = "" if is_safe else "; what was not confirmed may be lost, what was settled last comes again"
         log.error("not stopped %.0f s after its time: ends now, as a crash would%s", STOP_SECONDS, rest)
-        os._exit(EXIT_OK if is_safe else EXIT_FAILED)
+        os._exit(self._exit if is_safe else EXIT_FAILED)
 
     def _stop_listening(self) -> None:
         for _, accepting in self._listening:
