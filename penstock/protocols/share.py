@@ -10,8 +10,9 @@ what they say.
 
 from typing import Final
 
-SHARE: Final = 600
-"""Units for one call of a session: some 3 ms where each word is read with care, less in a compiled build."""
+SHARE: Final = 400
+"""Units for one call of a session: some 2 ms where each word is read with care; what they ask for comes on
+top."""
 
 QUICK_SHARE: Final = 16
 """Where others wait: enough for one who says little."""

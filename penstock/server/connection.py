@@ -195,7 +195,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._read(rest)
         if not self._rest:
             self._hold(BY_ROUND, False)
-            if self._has_ended:
+            if self._has_ended and not self._holds:  # or what it has said last would have no room any more
                 self._end()
             if self._transport is None:
                 self._left()
@@ -443,7 +443,7 @@ class Connection(asyncio.BufferedProtocol):
     def _hold(self, reason: int, held: bool) -> None:
         before = self._holds
         self._holds = before | reason if held else before & ~reason
-        if self._rest and before & ~BY_ROUND and not self._holds & ~BY_ROUND:
+        if (self._rest or self._has_ended) and before & ~BY_ROUND and not self._holds & ~BY_ROUND:
             self._server.rounds.wait(self)
         if self._transport is None or self._transport.is_closing():
             return

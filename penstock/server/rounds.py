@@ -13,8 +13,9 @@ is heard in the next turn or soon after it, however many there are who say more 
 Rules that always hold:
   * A line is served in the order in which it was joined, from the next turn on; who was not reached is first
     in the turn after that. In between, the loop looks at all sockets.
-  * Neither line has a turn to itself where both have somebody. Nobody overtakes the quick line; beside the
-    other one, a little is read of who comes, at once.
+  * Where both lines have somebody they take turns, so that what was said in the quick one is handed out
+    before the other goes on. Nobody overtakes the quick line; beside the other one, a little is read of who
+    comes, at once.
   * What is received in a turn that is over is kept, up to `late_bytes`: beyond that, nobody is read from.
 """
 
@@ -65,6 +66,7 @@ class Rounds:
         self._ends_ns = 0  # when the turn is over; 0: nothing was received yet
         self._quick: OrderedDict[Guest, None] = OrderedDict()
         self._long: OrderedDict[Guest, None] = OrderedDict()
+        self._was_quick = False  # which of them had the last turn
 
     def begin(self) -> None:
         """The first piece of a turn is about to be read."""
@@ -120,21 +122,19 @@ class Rounds:
         if not self.waiting:
             return
         self._begin_turn()
-        began_ns = time.monotonic_ns()
+        quick = bool(self._quick) and not (self._long and self._was_quick)
+        self._was_quick = quick
+        now_ns = time.monotonic_ns()
         # Those who came meanwhile have had some of it.
-        self._ends_ns = max(self._ends_ns, began_ns + TURN_NS // 2)
-        quick_ends_ns = (began_ns + self._ends_ns) // 2 if self._long else self._ends_ns
-        for line, quick, ends_ns in (
-            (self._quick, True, quick_ends_ns),
-            (self._long, False, self._ends_ns),
-        ):
-            for _ in range(len(line)):
-                guest, _ = line.popitem(last=False)
-                guest.go_on(quick)
-                now_ns = time.monotonic_ns()
-                if not quick and guest not in line:
-                    guest.takes_long = now_ns - began_ns > LITTLE_NS
-                began_ns = now_ns
-                if now_ns >= ends_ns:
-                    break
+        ends_ns = now_ns + TURN_NS // 2 if self._long and quick else max(self._ends_ns, now_ns + TURN_NS // 2)
+        line = self._quick if quick else self._long
+        for _ in range(len(line)):
+            began_ns = now_ns
+            guest, _ = line.popitem(last=False)
+            guest.go_on(quick)
+            now_ns = time.monotonic_ns()
+            if not quick and guest not in line:
+                guest.takes_long = now_ns - began_ns > LITTLE_NS
+            if now_ns >= ends_ns:
+                break
         self.is_over()

@@ -197,3 +197,27 @@ def test_one_who_says_little_does_not_wait_for_all_who_say_much() -> None:
     much_between = [piece.count("+") for piece in served.split(" a")]
     assert max(much_between[1:-1]) <= 1, served
     assert served.count("+") == 8 * 3, served
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_who_ends_while_its_last_messages_wait_for_room_is_heard_to_its_end(
+    tmp_path: Path, loop: str
+) -> None:
+    config = tmp_path / "penstock.toml"
+    config.write_text("[queue.small]\nmax-bytes = 1000\n")
+    _, _, words = FLOODS["windows"]
+
+    async def test() -> None:
+        async with Inside.open(tmp_path, f"--config {config}") as server:
+            sender = await server.connect("phpmq")
+            await sender.say(words * 300, *(phpmq(1, (1, b"small"), (2, bytes(500))) for _ in range(10)))
+            sender.socket.shutdown(socket.SHUT_WR)
+            await until(lambda: server.log.ready("small") == 2, "the queue to be full")
+            consumer = await server.connect("phpmq")
+            await consumer.say(phpmq(2, (1, b"small"), (4, b"1")))
+            for _ in range(10):
+                dispatch = await consumer.hear(len(phpmq(3, (1, b"small"), (2, bytes(500)), (3, b"?" * 32))))
+                await consumer.say(phpmq(4, (1, b"small"), (3, dispatch[-32:])))
+            await until(lambda: len(server.connections) == 1, "the sender to be gone")
+
+    run(loop, test())
