@@ -49,7 +49,7 @@ bench-peers: ## Measure Penstock beside Redis, NATS, RabbitMQ and beanstalkd, ab
 bench-cluster: ## Measure three NATS nodes with two front-ends on this machine, about a minute (ARGS="--json FILE").
 	@scripts/bench cluster $(ARGS)
 
-bench-hostile: ## Measure a well-behaved pair of clients beside attacks, about 8 minutes (ARGS="--json FILE").
+bench-hostile: ## Measure a well-behaved pair of clients beside attacks, about 11 minutes (ARGS="--json FILE").
 	@scripts/bench hostile $(ARGS)
 
 bench-spark: ## Measure Spark with Penstock beside Spark's own reader, about 6 minutes (ARGS="--json FILE").
