@@ -5,15 +5,13 @@ queue of that name it is a stranger, which counts towards the limit of queues.
 """
 
 from collections.abc import Iterable
-from typing import Final
 
 from penstock.broker.consumers import Consumers
 from penstock.broker.port import Port
 from penstock.log.errors import LogRefused
 from penstock.log.log import Log
 from penstock.model.policy import check_queue_name
-
-SECOND_US: Final = 1_000_000
+from penstock.model.timers import SECOND_US
 
 
 class Pace:

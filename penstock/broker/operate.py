@@ -28,6 +28,7 @@ from penstock.log.results import Receipt, Step, TransactionReceipt
 from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason, State
 from penstock.model.pending import Mark
+from penstock.model.timers import SECOND_US
 from penstock.model.words import Ranges
 
 RUNS_A_STEP: Final = 100
@@ -37,7 +38,6 @@ MESSAGES_A_STEP: Final = 10_000
 """How many messages one step of a purge takes where somebody waits for answers: each may be a request."""
 
 READER_QUEUES_MAX: Final = 1000
-SECOND_US: Final = 1_000_000
 
 
 class Draining(PenstockError):

@@ -23,10 +23,10 @@ from penstock.log.log import Log
 from penstock.log.results import Receipt, Stored
 from penstock.model import words
 from penstock.model.policy import QueueNameError
+from penstock.model.timers import SECOND_US
 
 EVERY_QUEUE: Final = ""
 DISK_SECONDS: Final = 10
-SECOND_US: Final = 1_000_000
 
 
 class Publishing:

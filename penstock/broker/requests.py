@@ -32,9 +32,8 @@ from penstock.model import words
 from penstock.model.batch import Batch, Slice
 from penstock.model.life import Event, Reason
 from penstock.model.ranges import RangeMap
+from penstock.model.timers import SECOND_US
 from penstock.model.words import Ranges, ranges_of
-
-SECOND_US = 1_000_000
 
 WITHDRAWN_A_TURN = 1000
 """Requests that are taken out of the log in one turn, however many have ended: a few milliseconds."""

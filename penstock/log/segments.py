@@ -281,14 +281,7 @@ class Segments:
     @staticmethod
     def _place(held: list[Segment], queue: int, offset: int) -> int:
         """Which of the segments that hold a queue may have an offset; -1: none."""
-        low, high = 0, len(held)
-        while low < high:
-            middle = (low + high) // 2
-            if held[middle].spans[queue].first_offset <= offset:
-                low = middle + 1
-            else:
-                high = middle
-        return low - 1
+        return bisect_right(held, offset, key=lambda segment: segment.spans[queue].first_offset) - 1
 
     def replace(self, old: Segment, new: Segment | None) -> None:
         """A sealed segment is gone, or a compacted one has taken its place."""

@@ -1,8 +1,7 @@
 """Workers: where the log's slow work runs, one job after the other.
 
 A job runs off the loop and returns a value or raises; its `done` is called on the loop, by
-`poll`, in the order in which jobs were given. `ThreadWorker` is the real one. `InlineWorker`
-runs a job only when it is told to, so that tests decide what has happened when the power fails.
+`poll`, in the order in which jobs were given.
 
 To wake a loop that sleeps costs more than most jobs do. So a job may be given as `quiet`: its end
 stays where it is until somebody calls `poll` anyway, or until `hurry` says that it is waited for
@@ -96,44 +95,6 @@ class ThreadWorker:
         """End the thread; jobs already given still run."""
         self._jobs.put(None)
         self._thread.join()
-
-
-class InlineWorker:
-    """Jobs wait until `step` or `wait` runs them, in the caller's own thread."""
-
-    def __init__(self) -> None:
-        self._jobs: deque[tuple[Job, Done]] = deque()
-        self._ended: deque[tuple[Done, Any, BaseException | None]] = deque()
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def submit(self, job: Job, done: Done, *, quiet: bool = False) -> None:
-        self._jobs.append((job, done))
-
-    def hurry(self) -> None:
-        """Whoever runs the jobs polls."""
-
-    def step(self) -> bool:
-        """Run the oldest job; False where there is none. Its end waits for `poll`."""
-        if not self._jobs:
-            return False
-        job, done = self._jobs.popleft()
-        result, error = run_job(job)
-        self._ended.append((done, result, error))
-        return True
-
-    def poll(self) -> None:
-        while self._ended:
-            done, result, error = self._ended.popleft()
-            done(result, error)
-
-    def wait(self) -> None:
-        while self.step() or self._ended:
-            self.poll()
-
-    def stop(self) -> None:
-        self._jobs.clear()
 
 
 def _nothing(result: None, error: BaseException | None) -> None:

@@ -41,7 +41,7 @@ from penstock.model.ids import OFFSET_MAX
 Key = TypeVar("Key", bound=Hashable)
 
 _OFFSET_END_MAX: Final = OFFSET_MAX + 1
-_SECOND_US: Final = 1_000_000
+SECOND_US: Final = 1_000_000
 _SPAN_BITS: Final = 10  # a bucket of level 1 covers 2**10 seconds
 _SPANS_AHEAD: Final = 1 << _SPAN_BITS  # how many of them level 1 may have
 
@@ -102,7 +102,7 @@ class Timers(Generic[Key]):
 
     def __init__(self, now_us: int = 0) -> None:
         self._levels: tuple[_Level, ...] = (_Level(0), _Level(_SPAN_BITS), _Level(2 * _SPAN_BITS))
-        self._second = now_us // _SECOND_US  # of the latest `due`
+        self._second = now_us // SECOND_US  # of the latest `due`
         self._count = 0
         # Rows name keys by small numbers. When no row uses a number any more, another key gets it.
         self._numbers: dict[Key, int] = {}
@@ -120,7 +120,7 @@ class Timers(Generic[Key]):
         for level in self._levels:
             for bucket in level.buckets.values():
                 for after, owner, first, end in bucket.rows():
-                    yield (bucket.start + after) * _SECOND_US, self._keys[owner], first, end
+                    yield (bucket.start + after) * SECOND_US, self._keys[owner], first, end
 
     def owners(self) -> list[Key]:
         """The keys of which something is filed."""
@@ -139,7 +139,7 @@ class Timers(Generic[Key]):
         """The time of the messages `first` to `end` (exclusive) of `key` is over at `at_us`."""
         if at_us <= 0 or not 0 <= first < end <= _OFFSET_END_MAX:
             raise ValueError(f"{key!r}: messages {first} to {end} at {at_us} µs: no such range or moment")
-        second = -(-at_us // _SECOND_US)
+        second = -(-at_us // SECOND_US)
         owner = self._numbers.get(key)
         if owner is None:
             owner = self._number(key)
@@ -167,11 +167,11 @@ class Timers(Generic[Key]):
     def next_due_us(self) -> int | None:
         """When `due` will have something to name, or None while there is nothing."""
         earliest = [level.buckets[level.numbers[0]].earliest for level in self._levels if level.numbers]
-        return min(earliest) * _SECOND_US if earliest else None
+        return min(earliest) * SECOND_US if earliest else None
 
     def due(self, now_us: int) -> list[tuple[Key, int, int]]:
         """Remove and return (key, first, end) of everything whose second has come."""
-        now = self._second = now_us // _SECOND_US
+        now = self._second = now_us // SECOND_US
         seconds, *coarser = self._levels
         for level in coarser:
             while (bucket := level.reached(now)) is not None:

@@ -48,6 +48,7 @@ from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason, State
 from penstock.model.pending import Mark
 from penstock.model.policy import QueueNameError
+from penstock.model.timers import SECOND_US
 from penstock.server.connection import Connection
 from penstock.server.memory import Account
 
@@ -63,7 +64,6 @@ RUNS_MAX: Final = 2000
 STEPS_SECONDS_MAX: Final = 5.0
 """After so long a purge or redrive tells how far it is, and is asked to go on."""
 
-SECOND_US: Final = 1_000_000
 
 log = logging.getLogger("penstock.control")
 

@@ -33,12 +33,12 @@ from penstock.log.errors import LogError, LogRefused, QueueFull
 from penstock.log.log import Log
 from penstock.log.results import Stored
 from penstock.log.state import LogSettings
-from penstock.log.workers import InlineWorker
 from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason, State
 from penstock.model.policy import Policies
 from penstock.model.words import Where
 from tests.broker.restarts_ports import SECOND_US, Message, WildPort
+from tests.log.inline import InlineWorker
 from tests.log.simdisk import SimDisk
 from tests.seeds import Say, run_seeds
 

@@ -12,7 +12,6 @@ from penstock.broker.broker import Broker
 from penstock.log.disk import RealDisk
 from penstock.log.log import Log
 from penstock.log.state import LogSettings
-from penstock.log.workers import InlineWorker
 from penstock.model.batch import Batch, Slice
 from penstock.model.life import Reason
 from penstock.model.policy import Policies
@@ -29,6 +28,7 @@ from penstock.model.words import (
     Settle,
     Where,
 )
+from tests.log.inline import InlineWorker
 from tests.log.simdisk import SimDisk
 
 SECOND = 1_000_000

@@ -31,10 +31,10 @@ from penstock.log.errors import DiskFull, LogError, LogRefused, QueueFull
 from penstock.log.log import Log
 from penstock.log.results import Step, Stored, TransactionDone
 from penstock.log.state import LogSettings
-from penstock.log.workers import InlineWorker
 from penstock.model.batch import Batch
 from penstock.model.policy import Policies
 from penstock.model.words import Outcome
+from tests.log.inline import InlineWorker
 
 NOW_US = 1_700_000_000_000_000
 WAIT_SECONDS = 20.0

@@ -16,12 +16,12 @@ from penstock.log.disk import RealDisk
 from penstock.log.log import Log
 from penstock.log.reader import LogReader
 from penstock.log.state import LogSettings
-from penstock.log.workers import InlineWorker
 from penstock.model.batch import Batch
 from penstock.model.life import Reason
 from tests.http.api import ARROW, NDJSON, Api, Reply
 from tests.http.conftest import StartBroker
 from tests.http.morgue import bodies_left, ids, path_of, reject, take
+from tests.log.inline import InlineWorker
 from tests.server.harness import BrokerProcess
 
 WHOLE = 5000

@@ -29,9 +29,9 @@ from collections import Counter
 from penstock.log.errors import LogFailed
 from penstock.log.log import Log
 from penstock.log.state import LogSettings
-from penstock.log.workers import InlineWorker
 from tests.log.crash_model import SECOND_US
 from tests.log.crash_steps import POLICIES, Steps
+from tests.log.inline import InlineWorker
 from tests.log.simdisk import PowerCut, SimDisk
 from tests.seeds import Say, run_seeds
 

@@ -9,7 +9,6 @@ from penstock.log.info import ReaderInfo
 from penstock.log.log import Log
 from penstock.log.readers import FORGET_AFTER_US
 from penstock.log.results import Fate, Step, Stored, TransactionDone
-from penstock.log.workers import InlineWorker
 from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason
 from penstock.model.pending import Mark
@@ -17,6 +16,7 @@ from penstock.model.policy import Policies, at_birth
 from penstock.model.words import Outcome, Ranges, Where
 from tests.log.crash_check import EVERYTHING, Checker
 from tests.log.crash_model import SECOND_US, Controls, Message, Model, QueueModel, Transaction
+from tests.log.inline import InlineWorker
 from tests.log.simdisk import SimDisk
 
 SECTIONS: dict[str, dict[str, object]] = {

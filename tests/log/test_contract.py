@@ -8,9 +8,10 @@ import pytest
 from penstock.log.disk import RealDisk
 from penstock.log.log import Log
 from penstock.log.state import LogSettings
-from penstock.log.workers import InlineWorker, ThreadWorker, Worker
+from penstock.log.workers import ThreadWorker, Worker
 from penstock.model.policy import Policies
 from tests.log.contract import EngineContract, Harness
+from tests.log.inline import InlineWorker
 
 SMALL = LogSettings(segment_bytes=16 * 1024, block_bytes=2048, cache_bytes=4096, snapshot_blocks=16)
 

@@ -30,12 +30,12 @@ from penstock.log.ledger import read_rows
 from penstock.log.log import Log
 from penstock.log.segments import parse_segment_name, segment_name
 from penstock.log.state import Damage, LogSettings
-from penstock.log.workers import InlineWorker
 from penstock.model.batch import Batch, Slice
 from penstock.model.ids import id_of
 from penstock.model.life import Reason
 from penstock.model.policy import Policies
 from penstock.model.words import Outcome
+from tests.log.inline import InlineWorker
 from tests.log.simdisk import SimDisk
 
 SETTINGS = LogSettings(segment_bytes=1536, cache_bytes=0, block_bytes=60, snapshot_blocks=1000)

@@ -21,12 +21,12 @@ from penstock.log.repairs import LAST_NAME
 from penstock.log.results import Step, Stored, TransactionDone
 from penstock.log.segments import parse_segment_name
 from penstock.log.state import LogSettings
-from penstock.log.workers import InlineWorker
 from penstock.model.batch import Batch
 from penstock.model.ids import id_of
 from penstock.model.life import Reason
 from penstock.model.policy import Policies
 from penstock.model.words import Outcome
+from tests.log.inline import InlineWorker
 from tests.log.simdisk import PowerCut, SimDisk
 from tests.log.test_retention import KEEP_NOTHING, Rig
 

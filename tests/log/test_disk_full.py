@@ -22,10 +22,10 @@ from penstock.log.errors import DiskFull, LogError, LogFailed, LogRefused
 from penstock.log.log import Log, open_log
 from penstock.log.results import Stored, TransactionDone
 from penstock.log.state import LogSettings
-from penstock.log.workers import InlineWorker
 from penstock.model.batch import Batch
 from penstock.model.policy import Policies
 from penstock.model.words import Outcome
+from tests.log.inline import InlineWorker
 from tests.log.simdisk import SimDisk, SimFile
 
 SETTINGS = LogSettings(segment_bytes=2048, cache_bytes=0, block_bytes=500, snapshot_blocks=6)

@@ -15,7 +15,7 @@ SCRIPT = """
     from penstock.log.disk import RealDisk
     from penstock.log.log import Log
     from penstock.log.state import LogSettings
-    from penstock.log.workers import InlineWorker
+    from tests.log.inline import InlineWorker
 
     SETTINGS = LogSettings(segment_bytes=16 * 1024 * 1024)
     NOW = 1_700_000_000_000_000

@@ -16,12 +16,12 @@ from penstock.log.ledger import EVENTS_MAX, Ledger, read_rows
 from penstock.log.log import Log, open_log
 from penstock.log.results import Stored
 from penstock.log.state import LogSettings
-from penstock.log.workers import InlineWorker
 from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason
 from penstock.model.pending import Note
 from penstock.model.policy import Policies
 from penstock.model.words import Outcome
+from tests.log.inline import InlineWorker
 
 NOW = 1_700_000_000_000_000
 EVERYTHING = 1 << 30

@@ -27,7 +27,6 @@ from penstock.log.errors import LogError
 from penstock.log.log import Log
 from penstock.log.results import Fate, Stored, TransactionDone
 from penstock.log.state import LogSettings
-from penstock.log.workers import InlineWorker
 from penstock.model.batch import RETRIES_NONE, Batch, Slice
 from penstock.model.ids import id_of
 from penstock.model.life import Event, Reason, State, after
@@ -35,6 +34,7 @@ from penstock.model.pending import AS_STORED
 from penstock.model.policy import Policies
 from penstock.model.words import Outcome, Where
 from tests.log.contract_looking import all_states
+from tests.log.inline import InlineWorker
 
 SECOND = 1_000_000
 START_US = 1_700_000_000 * SECOND

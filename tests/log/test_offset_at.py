@@ -10,11 +10,11 @@ from penstock.log.errors import LogRefused
 from penstock.log.log import Log
 from penstock.log.reader import LogReader
 from penstock.log.state import LogSettings
-from penstock.log.workers import InlineWorker
 from penstock.model.batch import Batch
 from penstock.model.policy import Policies
 from penstock.model.words import Outcome
 from tests.log.folders import NOW_US, SECOND_US
+from tests.log.inline import InlineWorker
 
 SMALL = LogSettings(segment_bytes=4096, block_bytes=1024, snapshot_blocks=10)
 COUNT, PER_BLOCK = 400, 10

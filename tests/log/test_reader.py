@@ -33,13 +33,13 @@ from penstock.log.reader import Block, LogReader, OffsetsMissing, ReaderQueue
 from penstock.log.results import Stored
 from penstock.log.segments import parse_segment_name
 from penstock.log.state import LogSettings
-from penstock.log.workers import InlineWorker
 from penstock.model.batch import Batch
 from penstock.model.life import Event
 from penstock.model.policy import Policies
 from penstock.model.words import Outcome
 from tests.build import interpreted_only
 from tests.log.folders import NOW_US, QUEUES, SECOND_US, Worker, harmed
+from tests.log.inline import InlineWorker
 
 SMALL = LogSettings(segment_bytes=4096, block_bytes=1024, snapshot_blocks=10)
 

@@ -24,7 +24,6 @@ from penstock.log.reader import LogReader
 from penstock.log.results import Step, TransactionDone
 from penstock.log.segments import Segment, parse_segment_name, segment_name
 from penstock.log.state import UNFINISHED_MAX, LogSettings
-from penstock.log.workers import InlineWorker
 from penstock.model.batch import Batch
 from penstock.model.life import Event
 from penstock.model.policy import Policies
@@ -40,6 +39,7 @@ from tests.log.contract_rig import (
     payloads,
     ranges_of,
 )
+from tests.log.inline import InlineWorker
 
 SMALL = LogSettings(segment_bytes=4096, block_bytes=1024, cache_bytes=2048, snapshot_blocks=1000)
 KEEP_NOTHING = {"*": {"retention-seconds": 0}}

@@ -26,10 +26,10 @@ from penstock.log.log import Log
 from penstock.log.overlay import LogChanging
 from penstock.log.reader import Block, LogReader, OffsetsMissing
 from penstock.log.state import LogSettings
-from penstock.log.workers import InlineWorker
 from penstock.model.batch import Batch
 from penstock.model.policy import Policies
 from penstock.model.words import Outcome
+from tests.log.inline import InlineWorker
 from tests.seeds import run_seeds
 
 SECOND_US = 1_000_000

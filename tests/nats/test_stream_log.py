@@ -30,11 +30,11 @@ from penstock.log.jetstream.servers import parse_server
 from penstock.log.jetstream.stream_log import StreamLog, open_stream_log
 from penstock.log.results import Stored
 from penstock.log.state import LogSettings
-from penstock.log.workers import InlineWorker
 from penstock.model.batch import Batch
 from tests.log.crash import kind_of_file
 from tests.log.crash_model import SECOND_US, QueueModel
 from tests.log.crash_steps import POLICIES, Steps
+from tests.log.inline import InlineWorker
 from tests.log.simdisk import PowerCut, SimDisk
 from tests.nats.conftest import Start
 from tests.nats.streams import (
