@@ -33,6 +33,7 @@ Message bodies are columns in Arrow's buffer layout, each padded to 8:
     retries   int16[count]      FLAG_RETRIES; -1: came without a counter
     reply     int32[count + 1], bytes     FLAG_REPLY; reply addresses, laid out as the payload
 
+Of messages that were staged, the body says where their columns are (FLAG_ELSEWHERE, `adoption.py`).
 Settlement bodies are in `ledger.py`. Control bodies are JSON: rare things that need a name more
 than they need speed.
 """
@@ -61,6 +62,7 @@ FLAG_MOVED = 8  # settlements: the columns tail, expires and retries are there
 FLAG_PART = 16  # part of a transaction: void without the block that has FLAG_END
 FLAG_END = 32  # the last block of a transaction
 FLAG_REPAIRED = 64  # settlements: the messages have other payloads from now on, see repairs.py
+FLAG_ELSEWHERE = 128  # messages: the columns are in blocks of the stage queue, see adoption.py
 
 PROTOCOLS = ("", "sspq", "phpmq", "rq", "http", "spark", "pipeline")
 _PROTOCOL_NUMBER = {name: number for number, name in enumerate(PROTOCOLS)}

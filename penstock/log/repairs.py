@@ -34,6 +34,9 @@ from penstock.model.policy import QueuePolicy
 from penstock.model.ranges import RangeMap
 
 MARK: Final = "\0"
+STAGE_QUEUE: Final = MARK
+"""Where the rows of stages are, see `stages.py`."""
+
 LAST_NAME: Final = MARK * 3
 """Of an empty queue in the place of one that was deleted, so that the highest number is not given again."""
 
