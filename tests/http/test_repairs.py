@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from penstock.http.reading.looking import payloads_at
-from penstock.http.stages.fingerprint import Fingerprint
 from penstock.log.disk import RealDisk
 from penstock.log.log import Log
 from penstock.log.reader import LogReader
@@ -191,16 +190,6 @@ def test_a_payload_that_is_not_synced_yet_is_waited_for(tmp_path: Path) -> None:
     with Reader(str(tmp_path)) as reader:
         assert payloads_at(reader, "q", [0]) == {0: b"A"}
     log.abandon()
-
-
-def test_a_fingerprint_of_an_older_version() -> None:
-    batch = Batch.of([b"x", b"y"], protocol="http")
-    batch.repairs = array("q", [3, 5])
-    fingerprint = Fingerprint("key")
-    fingerprint.add([("orders", batch)])
-    assert fingerprint.is_of("f540530ce1c6d218393b8a58/e64984c3aacf6ede")
-    assert fingerprint.is_of(fingerprint.text(["stage"]))
-    assert not fingerprint.text(["stage"]).startswith("f540530ce1c6d218393b8a58")
 
 
 def test_a_large_one_survives_kills(start_broker: StartBroker) -> None:

@@ -49,6 +49,7 @@ from penstock.http.link import CallRefused, Link
 from penstock.http.problems import Problem
 from penstock.http.stages.chunks import Chunk, load_chunk, plan_chunks
 from penstock.http.stages.files import Intent, StageDamaged, StageFolder
+from penstock.log.fingerprint import KIND
 from penstock.model.batch import Batch
 
 AT_ONCE_BYTES: Final = 8 << 20
@@ -66,9 +67,6 @@ PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.5, 15.0
 
 DEFINITE: Final = ("refused", "disk-full", "queue-full", "no-queue", "name", "draining", "too-fast")
 """Kinds of no that say that nothing was stored."""
-
-KIND: Final = "transaction/"
-"""What the log's keys of transactions begin with, so that they and those of single requests keep apart."""
 
 log = logging.getLogger("penstock.stages")
 

@@ -48,7 +48,7 @@ from penstock.http.stages.commits import (
     known_of,
 )
 from penstock.http.stages.files import Intent, Stage, StageDamaged, StageFolder, encode_stage
-from penstock.http.stages.fingerprint import OF_STREAMS, Fingerprint, digest_of_stages, is_of_stages
+from penstock.log.fingerprint import KIND, OF_STREAMS, Fingerprint, digest_of_stages, is_of_stages
 from penstock.model.batch import Batch
 
 SWEEP_SECONDS: Final = 60.0
@@ -266,7 +266,7 @@ class Stages:
             return
         except OSError as error:
             raise disk_problem(error, self._folder.path) from error
-        if key.startswith(OF_STREAMS):
+        if (KIND + key).startswith(OF_STREAMS):
             queues = {it.queue for it in stored}
             if queues and not queues.issuperset(asked.counts()):
                 raise _reused(key, stored, asked, COPIED)
@@ -423,7 +423,7 @@ def _read_all(
 ) -> tuple[list[tuple[str, Batch]] | None, str]:
     """See `Stages._prepare`. In a thread."""
     chunks = plan_chunks(folder, stage_ids, AT_ONCE_BYTES, AT_ONCE_MESSAGES)
-    fingerprint = Fingerprint(key)
+    fingerprint = Fingerprint(KIND + key)
     parts = None if len(chunks) > 1 else load_chunk(folder, chunks[0]) if chunks else []
     fingerprint.add(read_chunks(folder, chunks) if parts is None else parts)
     return parts, fingerprint.text(stage_ids)
@@ -431,7 +431,7 @@ def _read_all(
 
 def _fingerprint_of(folder: StageFolder, key: str, stage_ids: Sequence[str]) -> Fingerprint:
     """Of what is staged. In a thread."""
-    fingerprint = Fingerprint(key)
+    fingerprint = Fingerprint(KIND + key)
     fingerprint.add(read_chunks(folder, plan_chunks(folder, stage_ids, CHUNK_BYTES, CHUNK_MESSAGES)))
     return fingerprint
 

@@ -2,31 +2,39 @@
 
 Spark runs a job again with its rows in another order, cut into other parts. So what counts is which rows
 there are for each queue, however they are ordered: their number, their bytes, a sum over their checksums.
-Of payloads for dead letters it also counts which letter each is for. Behind that stands which stages they
-were, for when these are gone and somebody asks again.
+Of payloads for dead letters it also counts which letter each is for. All of these are sums, so those of a
+transaction are the sums of its stages: each stage keeps its own (`totals`), whoever commits it adds them up.
+Behind that stands which stages they were, for when these are gone and somebody asks again.
 
 The batches of a streaming query are an exception: one that Spark runs again need not be byte for byte the
-same, and the first one counts. Of these, only queues are compared (`stages.py`).
+same, and the first one counts. Of these, only queues are compared (`penstock/http/stages/stages.py`).
 """
 
 import hashlib
 import json
 import zlib
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
-from operator import mul
-from typing import Final
+from itertools import chain, pairwise
+from operator import add, mul
+from typing import Any, Final
 
 from penstock.model.batch import Batch
 
-OF_STREAMS: Final = "spark/"
-"""What keys begin with that Spark's sink makes up; see `penstock/spark/writing.py`."""
+KIND: Final = "transaction/"
+"""What the log's keys of transactions begin with, so that they and those of single requests keep apart."""
+
+OF_STREAMS: Final = KIND + "spark/"
+"""Of those, what keys begin with that Spark's sink makes up; see `penstock/spark/writing.py`."""
+
+Totals = list[list[Any]]
+"""As JSON has it: queue, what becomes of the messages, how many, their bytes, the sum over their checksums;
+behind it, for payloads of dead letters, the sum that tells whose they are."""
 
 _REPAIRS: Final = "redrive"
 
 
 class Fingerprint:
-    """Of all messages that are added. Measured: 0.3 µs for each of 200 bytes."""
+    """Of all messages that are added, for a key as the log has it. Measured: 0.3 µs for each of 200 bytes."""
 
     def __init__(self, key: str) -> None:
         self._looks_inside = not key.startswith(OF_STREAMS)
@@ -48,6 +56,29 @@ class Fingerprint:
                     total[2] += sum(batch.repairs)
                     pairs = sum(map(mul, checksums, batch.repairs))
                     self._pairs[queue] = self._pairs.get(queue, 0) + pairs
+
+    def totals(self) -> Totals:
+        """Its sums, to be kept, and added to those of other stages of the key."""
+        return [
+            [
+                queue,
+                kind,
+                *total,
+                *([self._pairs[queue]] if kind == _REPAIRS and queue in self._pairs else []),
+            ]
+            for (queue, kind), total in self._rows.items()
+        ]
+
+    @classmethod
+    def of_totals(cls, key: str, stages: Iterable[Totals]) -> "Fingerprint":
+        """Of all messages of some stages."""
+        whole = cls(key)
+        for queue, kind, rows, payload_bytes, checksums, *pairs in chain.from_iterable(stages):
+            total = whole._rows.setdefault((queue, kind), [0, 0, 0])
+            total[:] = map(add, total, (rows, payload_bytes, checksums))
+            if pairs:
+                whole._pairs[queue] = whole._pairs.get(queue, 0) + pairs[0]
+        return whole
 
     def text(self, stage_ids: Iterable[str]) -> str:
         """What is remembered with the key; nothing where it is a stream's."""
