@@ -24,7 +24,7 @@ from penstock.errors import PenstockError
 from penstock.log.errors import LogRefused
 from penstock.log.info import QueueInfo, ReaderInfo
 from penstock.log.log import Log
-from penstock.log.results import Receipt, Step, TransactionReceipt
+from penstock.log.results import Receipt, TransactionReceipt
 from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason, State
 from penstock.model.pending import Mark
@@ -82,12 +82,11 @@ class Operator:
         now_us: int,
         receipt: TransactionReceipt,
         *,
-        step: Step | None = None,
         fingerprint: str = "",
     ) -> None:
-        """Messages for several queues, all or nothing. See the log for keys and steps."""
+        """Messages for several queues, all or nothing. See the log for keys."""
         self._check_open({queue for queue, _ in parts}, now_us)
-        self._log.transact(key, parts, now_us, receipt, step=step, fingerprint=fingerprint)
+        self._log.transact(key, parts, now_us, receipt, fingerprint=fingerprint)
         for queue, _ in parts:
             self._broker.stir(queue)
         self._broker.wake()

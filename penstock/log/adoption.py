@@ -46,13 +46,13 @@ class Run(NamedTuple):
 class Adoption:
     """An adoption block, decoded."""
 
-    __slots__ = ("ends", "header", "last", "runs")
+    __slots__ = ("ends", "header", "last", "runs")  # `last`: what was asked for last, as it is read
 
     def __init__(self, header: Header, runs: Sequence[Run]) -> None:
         self.header = header
         self.runs = runs
         self.ends = array("q", accumulate([run.length for run in runs], initial=header.first_offset))
-        self.last: Messages | None = None  # what was asked for last, as it is read
+        self.last: Messages | None = None
 
     def index_at(self, offset: int) -> int:
         """Which run has an offset, of those that the block has."""
@@ -108,13 +108,15 @@ def moved(expires: Sequence[int] | None, by_us: int) -> "array[int] | None":
 
 
 def adopted(adoption: Adoption, stage: Messages, offset: int) -> Messages:
-    """The messages of a stage block from `offset` on, as far as they are of the same run."""
-    row, end = adoption.row_at(offset)
-    its = stage.header
-    lo, hi = row - its.first_offset, min(end, its.offset_end) - its.first_offset
-    header = adopted_header(adoption.header, its, offset, row)
-    header.first_offset, header.first_event = offset, header.first_event + lo
+    """The messages of a stage block that are of one run, that of `offset`."""
+    index, its = adoption.index_at(offset), stage.header
+    run, start = adoption.runs[index], adoption.ends[index]
+    lo = max(run.row - its.first_offset, 0)
+    hi = min(run.row + run.length, its.offset_end) - its.first_offset
+    header = adopted_header(adoption.header, its, start, run.row)
+    header.first_offset, header.first_event = header.first_offset + lo, header.first_event + lo
     header.count = header.event_count = hi - lo
+    header.protocol = adoption.header.protocol
     expires = stage.expires[lo:hi] if stage.expires is not None else None
     return Messages(
         header,

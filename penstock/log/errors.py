@@ -37,6 +37,18 @@ class DiskFull(LogRefused):
     """No room for new messages. Deliveries and settlements go on; try again when there is room."""
 
 
+class StagesFull(DiskFull):
+    """Stages have all the room that they may have, or are too many."""
+
+
+class StageUnknown(LogRefused):
+    """There is no such stage (any more), or it is of another transaction."""
+
+
+class StageDamaged(LogRefused):
+    """Rows of a stage cannot be read."""
+
+
 class QueueFull(LogRefused):
     """The queue has its `max-bytes`. Try again when consumers have settled some."""
 

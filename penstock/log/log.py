@@ -8,6 +8,9 @@ Everything is shaped for batches, and nothing here waits: what takes time is ans
     delete      queues with all that is in them; their names are free for others
     append      many messages for one queue; the receipt comes when they are durable
     transact    many messages for many queues, all or nothing, once per key
+    stage       a part of a transaction that is too large for one call; nobody sees it before its commit
+    commit      stages become messages, all or nothing, once per key
+    abort       what is staged for a key goes
     ready       how many could be taken now
     take        the next messages for a consumer, as slices of stored blocks
     settle      a consumer's verdict on what it holds
@@ -63,13 +66,22 @@ from penstock.log.queue import LogQueue
 from penstock.log.readers import Readers
 from penstock.log.recovery import recover
 from penstock.log.repairs import left_over, shown
-from penstock.log.results import EventRun, Fate, Receipt, Step, Stored, TransactionReceipt
+from penstock.log.results import (
+    EventRun,
+    Fate,
+    Receipt,
+    StageInfo,
+    StageReceipt,
+    Stored,
+    TransactionReceipt,
+)
 from penstock.log.retention import Trimmer
 from penstock.log.rooms import living_runs
 from penstock.log.scan import Hole
 from penstock.log.sealer import Sealer
 from penstock.log.segments import Span
 from penstock.log.snapshot import Snapshotter
+from penstock.log.staging import Staging
 from penstock.log.state import (
     FORMAT,
     Damage,
@@ -117,13 +129,16 @@ class Log:
         )
         self._sealer = Sealer(state, self._committer)
         self._transactions = Transactions(state, self._committer, self._sealer, self._seal_all, self._mark)
+        self._staging = Staging(state, self._committer, self._sealer)
         self._readers = Readers(state)
-        self._trimmer = Trimmer(state, self._readers, keeper, self._when_safe, self._committer.fail)
-        self._snapshotter = Snapshotter(state, self._committer, keeper)
+        self._trimmer = Trimmer(
+            state, self._readers, keeper, self._when_safe, self._committer.fail, self._staging.rows
+        )
+        self._snapshotter = Snapshotter(state, self._committer, keeper, self._sealer.format)
         self._ticked_us = 0
         self._unsynced_us = 0  # how long, by ticks
         self._closed = False
-        self._deleted_end = 0  # behind the last block that says that a queue is no more
+        self._gone_end = 0  # behind the last block that says that a queue, or a stage, is no more
         self.deleted: deque[str] = deque(maxlen=DELETED_MAX)
         """Names of queues that were deleted, for whoever shows queues, and clears it."""
         # Of those who want to hear when all is synced, while settlements wait for room.
@@ -415,7 +430,7 @@ class Log:
         for number in self._state.delete(numbers):
             self._dirty.pop(number, None)
         self.deleted += queues
-        self._deleted_end = self._committer.position
+        self._gone_end = self._committer.position
 
     def append(self, queue: str, batch: Batch, now_us: int, receipt: Receipt | None = None) -> None:
         """Messages for a queue, which is made where there is none."""
@@ -470,13 +485,79 @@ class Log:
         now_us: int,
         receipt: TransactionReceipt | None = None,
         *,
-        step: Step | None = None,
         fingerprint: str = "",
     ) -> None:
         """See `Transactions.transact`."""
         self._check()
         with self._reading():
-            self._transactions.transact(key, parts, now_us, receipt, step=step, fingerprint=fingerprint)
+            self._transactions.transact(key, parts, now_us, receipt, fingerprint=fingerprint)
+
+    def stage(
+        self,
+        key: str,
+        parts: Sequence[tuple[str, Batch]],
+        now_us: int,
+        receipt: StageReceipt,
+        *,
+        totals: Sequence[Any] = (),
+        was: str = "",
+    ) -> None:
+        """A part of a transaction, for `commit`; nobody sees it before. `totals`: see `fingerprint.py`."""
+        self._check()
+        self._staging.stage(key, parts, now_us, receipt, totals, was)
+
+    def commit(
+        self,
+        key: str,
+        stage_ids: Sequence[str],
+        now_us: int,
+        receipt: TransactionReceipt | None = None,
+    ) -> None:
+        """See `Transactions.commit`."""
+        self._check()
+        with self._reading():
+            self._transactions.commit(key, stage_ids, now_us, receipt)
+        self._gone_end = self._committer.position
+
+    def abort(self, key: str, now_us: int) -> None:
+        """Whatever is staged for a key goes; `confirm` tells when it has."""
+        self._check()
+        self._transactions.abort(key, now_us)
+        self._gone_end = self._committer.position
+
+    def stages(self, key: str) -> list[StageInfo]:
+        """What is staged for a key."""
+        return [stage.info for stage in self._state.stages.of(key)]
+
+    def staged_queues(self, stage_ids: Sequence[str]) -> set[str]:
+        """The queues that these stages have messages for, as far as they are there."""
+        found = [self._state.stages.find(stage_id) for stage_id in stage_ids]
+        return {part.queue for stage in found if stage is not None for part in stage.parts}
+
+    @property
+    def stages_count(self) -> int:
+        """Stages that wait for their commit, or are on their way into the log."""
+        return self._staging.count
+
+    @property
+    def stages_bytes(self) -> int:
+        """What these take, about."""
+        return self._staging.stored_bytes
+
+    def _end_stages(self, now_us: int) -> None:
+        """Let go of what nobody has committed or aborted for too long."""
+        state = self._state
+        while (oldest := state.stages.oldest()) is not None:
+            key, time_us = oldest
+            if now_us - time_us < state.settings.stage_seconds * 1_000_000:
+                return
+            log.warning(
+                "transaction %r was not committed for %d s: its %d stages are removed",
+                key,
+                (now_us - time_us) // 1_000_000,
+                len(state.stages.of(key)),
+            )
+            self.abort(key, now_us)
 
     def transaction(self, key: str) -> list[Stored] | None:
         """Where a committed transaction's messages are; None where the key is not known (any more).
@@ -904,7 +985,7 @@ class Log:
         self._seal_all(now_us)
         if self._committer.waits_for_room:
             by_number = self._state.by_number
-            if self._committer.synced < self._deleted_end or not all(
+            if self._committer.synced < self._gone_end or not all(
                 by_number[it].is_settled_for_good(span.end_offset) for it, span in spans.items()
             ):
                 return False
@@ -944,6 +1025,7 @@ class Log:
             self._unsynced_us = 0
             self._sealer.lazy_us = 0
             self._committer.want_sync()
+        self._end_stages(now_us)
         self._committer.tick()
         self.flush(now_us)
 

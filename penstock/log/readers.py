@@ -52,7 +52,8 @@ class Readers:
                     if not _wants(reader, segment, number):
                         continue
                     key = reader.name, reader.queue
-                    held_bytes[key] = held_bytes.get(key, 0) + segment.size
+                    elsewhere = segment.adopted.get(number, (0, 0))[1]  # which is kept with it
+                    held_bytes[key] = held_bytes.get(key, 0) + segment.size + elsewhere
                     if 0 < bytes_max < held_bytes[key]:
                         self._over.add(key)
                     else:

@@ -18,13 +18,22 @@ Rules that always hold:
 import gc
 import logging
 
-from penstock.log.block import FLAG_END, FLAG_PART, HEADER_BYTES, Header, read_header
+from penstock.log.adoption import read_adoption
+from penstock.log.block import (
+    FLAG_ELSEWHERE,
+    FLAG_END,
+    FLAG_PART,
+    HEADER_BYTES,
+    KIND_MESSAGES,
+    Header,
+    read_header,
+)
 from penstock.log.committer import SPARE
 from penstock.log.disk import File, discard, read_watermark, write_whole
 from penstock.log.errors import LogDamaged
 from penstock.log.overlaps import Overlap, find_overlaps
 from penstock.log.retention import move_starts
-from penstock.log.scan import CHUNK_BYTES, find_block, find_headers, walk_blocks
+from penstock.log.scan import CHUNK_BYTES, find_block, find_headers, read_body, walk_blocks
 from penstock.log.segments import Segment, parse_segment_name, segment_name
 from penstock.log.snapshot import load_snapshot, snapshot_name, snapshot_positions
 from penstock.log.state import Damage, LogState
@@ -70,6 +79,7 @@ class _Recovery:
             self._tell_end(position)
         self._write_again()
         self._report_missing()
+        self._state.report_rows()
         self._report_payloads()
         for overlap in find_overlaps(self._disk, self._state.segments.all):
             self._tell_overlap(overlap)
@@ -193,6 +203,9 @@ class _Recovery:
             queue = state.by_number.get(number)
             if queue is None:  # It was deleted after the snapshot.
                 continue
+            if number == state.segments.stage_queue:
+                why = f"{self._disk.where(segment.name)}, which has them, is missing"
+                state.lose_rows(span.first_offset, span.end_offset, why)
             for first, end in queue.pending.unsettled(span.first_offset, span.end_offset):
                 state.damage.append(
                     Damage(
@@ -217,6 +230,7 @@ class _Recovery:
                 if header.position != segment.end:
                     self._tell_bytes(segment, segment.end, header.position)
                 segment.note(header)
+                self._adopt(segment, file, header)
             if segment.size != size:
                 self._tell_bytes(segment, segment.end, base + size)
             segment.size = size
@@ -224,6 +238,14 @@ class _Recovery:
             file.close()
         segment.limit = segment.size
         return segment
+
+    def _adopt(self, segment: Segment, file: File, header: Header) -> memoryview:
+        """Which rows of stages a block of a compacted segment names; the body of such a block."""
+        if header.kind != KIND_MESSAGES or not header.flags & FLAG_ELSEWHERE:
+            return memoryview(b"")
+        body = read_body(file, segment.base, header, self._disk.where(segment.name))
+        segment.adopt(read_adoption(header, body))
+        return body
 
     # --- blocks ----------------------------------------------------------------------------------
 
@@ -269,7 +291,8 @@ class _Recovery:
         try:
             known = len(state.damage)
             for header in find_headers(file, described.base, described.base, described.end):
-                state.apply(header, memoryview(b""))  # of messages only the header counts
+                # Of messages only the header counts, and where they are if that is elsewhere.
+                state.apply(header, self._adopt(described, file, header))
             self._name_file(known, described)
         finally:
             file.close()
@@ -319,6 +342,8 @@ class _Recovery:
         self._state.apply(header, body)
         self._name_file(known, segment)
         self._state.segments.put(segment, header)
+        if header.kind == KIND_MESSAGES and header.flags & FLAG_ELSEWHERE:
+            segment.adopt(read_adoption(header, body))
 
     def _name_file(self, known: int, segment: Segment) -> None:
         """The state knows positions of the log; a person looks into files."""

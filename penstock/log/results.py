@@ -1,7 +1,7 @@
 """What the log answers: receipts, what has become of messages, what happened to them."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.log.errors import LogError
 from penstock.model.life import Event, Reason
@@ -19,24 +19,36 @@ class Stored(NamedTuple):
 Receipt = Callable[[Stored | LogError], None]
 
 
+class StageInfo(NamedTuple):
+    """A part of a transaction that waits for its commit."""
+
+    stage: str  # its id
+    key: str
+    time_us: int
+    messages: int
+    payload_bytes: int
+    stored_bytes: int  # about what it takes of the disk
+
+
+StageReceipt = Callable[[StageInfo | LogError], None]
+
+
 class Step(NamedTuple):
-    """Which of the calls this is that make up one transaction, where it is too large for a single one."""
+    """Earlier versions cut a large transaction into several: which of them one is."""
 
     number: int  # from 0, one after the other
     last: bool
 
 
 class TransactionDone(NamedTuple):
-    """A transaction's receipt. `repeated`: the key, or the step, had been stored before, nothing was added.
-
-    `steps`: how many of a transaction's steps are stored, while the last one is not; 0: it is whole.
-    """
+    """A transaction's receipt. `repeated`: the key had been stored before, nothing was added."""
 
     key: str
-    stored: list[Stored]  # of the whole transaction; of one step, where it is not whole
+    stored: list[Stored]
     repeated: bool
-    steps: int = 0
     redriven: int = 0  # dead letters that this call has repaired
+    fingerprint: str = ""  # what is remembered of the contents
+    asked: list[Any] | None = None  # of a repetition: what its stages bring; None where some are gone
 
 
 TransactionReceipt = Callable[[TransactionDone | LogError], None]

@@ -9,19 +9,28 @@ Rules that always hold:
   * Compacting makes a segment shorter. A run of living messages costs a header, so that a few small
     messages, each of them alone, can take more room than all of them did together. What would not be
     shorter stays as it was: behind its end, positions belong to the next segment.
+  * Rows of stages are kept while a stage is open that has them, or a segment names them for its messages:
+    so the segment with the messages goes, or is compacted, before the one with their rows.
   * What a queue shows as the start of its log moves when something has really gone, or is about to.
 """
 
 import logging
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from operator import itemgetter
+from typing import NamedTuple
 
+from penstock.log.adoption import Adoption, Run, adoption_parts, read_adoption
 from penstock.log.block import (
+    FLAG_ELSEWHERE,
     FLAG_END,
     FLAG_PART,
     HEADER_BYTES,
     KIND_MESSAGES,
+    Buffer,
+    Header,
     Messages,
     body_checksum,
     message_parts,
@@ -32,7 +41,7 @@ from penstock.log.disk import Disk, File, discard, is_final, sync_folder
 from penstock.log.errors import LogDamaged, LogFailed
 from penstock.log.readers import Readers
 from penstock.log.scan import walk_blocks
-from penstock.log.segments import Segment, Span
+from penstock.log.segments import Segment, Span, merged
 from penstock.log.snapshot import SNAPSHOTS_KEPT
 from penstock.log.state import LogState
 from penstock.log.views import weigh_early
@@ -48,26 +57,42 @@ RUNS_MAX = 5000
 
 TEMPORARY = ".tmp"
 
-Living = dict[int, list[tuple[int, int]]]
+Ranges = list[tuple[int, int]]
+Living = dict[int, Ranges]
 
 
 class Plan:
     """What `trim` has found to do with one segment."""
 
-    __slots__ = ("living", "segment", "survivors")
+    __slots__ = ("living", "segment", "staged", "survivors")
 
-    def __init__(self, segment: Segment, living: Living) -> None:
+    def __init__(self, segment: Segment, living: Living, staged: "Staged") -> None:
         self.segment = segment
+        self.staged = staged
         self.living = living  # empty: the segment may go
         self.survivors = sum(end - first for runs in living.values() for first, end in runs)
 
 
-def plans(state: LogState, readers: Readers, oldest_snapshot: int, now_us: int) -> Iterator[Plan]:
+class Staged(NamedTuple):
+    """Where the rows of stages are: the number of their queue, and which segments have some, in order."""
+
+    queue: int
+    segments: list[Segment]
+
+
+def plans(
+    state: LogState,
+    readers: Readers,
+    oldest_snapshot: int,
+    now_us: int,
+    rows_of_staging: Callable[[], Ranges] = list,
+) -> Iterator[Plan]:
     """The segments that can be removed or compacted now, oldest first."""
     # By far most logs have no queue that asks for it, and some have a hundred thousand queues.
     by_bytes = any(queue.policy.retention_bytes for queue in state.by_number.values())
     settled_after = _bytes_after(state) if by_bytes else None
     held = readers.held(now_us)
+    staged = Staged(state.segments.stage_queue, state.segments.holding(state.segments.stage_queue))
     for at, segment in enumerate(state.segments.all):
         # A compacted one lay behind two snapshots when that was done, wherever it ends now.
         if not segment.sealed or (segment.end > oldest_snapshot and not segment.generation):
@@ -78,20 +103,47 @@ def plans(state: LogState, readers: Readers, oldest_snapshot: int, now_us: int) 
         ):
             continue
         # Counted first, which is a hundred times quicker: very many may be in the way for days.
-        rooms = [(number, state.by_number[number].pending, span) for number, span in segment.spans.items()]
-        counts = {
+        rooms = [
+            (number, state.by_number[number].pending, span)
+            for number, span in segment.spans.items()
+            if number != staged.queue
+        ]
+        rows: Living = {}
+        if staged.queue in segment.spans:
+            span = segment.spans[staged.queue]
+            rows[staged.queue] = _within(_rows_kept(state, segment, rows_of_staging()), span)
+        row_counts = {number: (len(its), _total(its)) for number, its in rows.items()}
+        counts = row_counts | {
             n: pending.count_unsettled(span.first_offset, span.end_offset) for n, pending, span in rooms
         }
-        if sum(runs for runs, _ in counts.values()) > RUNS_MAX and not _worth_compacting(segment, counts):
+        if sum(runs for runs, _ in counts.values()) > RUNS_MAX and not _worth_compacting(
+            segment, counts, staged.queue
+        ):
             continue
-        runs = {n: pending.unsettled(span.first_offset, span.end_offset) for n, pending, span in rooms}
+        runs = rows | {n: pending.unsettled(span.first_offset, span.end_offset) for n, pending, span in rooms}
         living = {number: its for number, its in runs.items() if its}
-        counts = {number: (len(its), sum(b - a for a, b in its)) for number, its in runs.items()}
-        if not living or _worth_compacting(segment, counts):
-            yield Plan(segment, living)
+        counts = {number: (len(its), _total(its)) for number, its in runs.items()}
+        if not living or _worth_compacting(segment, counts, staged.queue):
+            yield Plan(segment, living, staged)
 
 
-def _worth_compacting(segment: Segment, living: dict[int, tuple[int, int]]) -> bool:
+def _total(ranges: Ranges) -> int:
+    return sum(end - first for first, end in ranges)
+
+
+def _within(ranges: Ranges, span: Span) -> Ranges:
+    """What a span has of them."""
+    first, end = span.first_offset, span.end_offset
+    return [(max(a, first), min(b, end)) for a, b in ranges if a < end and first < b]
+
+
+def _rows_kept(state: LogState, segment: Segment, rows_of_staging: Ranges) -> Ranges:
+    """The rows of stages that somebody needs, besides the messages of the segment itself."""
+    named = [rows for other in state.segments.all if other is not segment for rows in other.names]
+    return merged([*named, *((stage.first, stage.end) for stage in state.stages), *rows_of_staging])
+
+
+def _worth_compacting(segment: Segment, living: dict[int, tuple[int, int]], stage_queue: int) -> bool:
     """Whether less than half of it would be left, by what is known without reading it.
 
     It may be more: how many blocks the runs go through, and how large attributes are, only the file says.
@@ -101,12 +153,15 @@ def _worth_compacting(segment: Segment, living: dict[int, tuple[int, int]]) -> b
     for number, span in segment.spans.items():
         events += span.end_event - span.first_event
         runs, count = living[number]
+        here = span.bytes
+        if number in segment.adopted and not segment.names_itself(stage_queue):
+            here -= segment.adopted[number][1]
         if count:
             survivors += count
             # Counted in each room, neighbours are two; but there are no more gaps than messages are gone.
             runs = min(runs, span.end_offset - span.first_offset - count + 1)
             # A header for each run, a bound for each message and one more, and the payload.
-            left += runs * (HEADER_BYTES + 4) + count * (4 + span.bytes / span.count)
+            left += runs * (HEADER_BYTES + 4) + count * (4 + here / span.count)
     return survivors < events and left < COMPACT_BELOW * segment.size
 
 
@@ -157,9 +212,11 @@ class Trimmer:
         keeper: Worker,
         when_safe: WhenSafe,
         on_failure: Callable[[BaseException], None],
+        rows_of_staging: Callable[[], Ranges] = list,
     ) -> None:
         self._state = state
         self._readers = readers
+        self._rows_of_staging = rows_of_staging
         self._disk = state.disk
         self._keeper = keeper
         self._when_safe = when_safe
@@ -190,7 +247,7 @@ class Trimmer:
     def _next(self, oldest_snapshot: int, now_us: int) -> None:
         """Begin with the next plan that can be carried out. Its end comes back here."""
         self._busy = True
-        for plan in plans(self._state, self._readers, oldest_snapshot, now_us):
+        for plan in plans(self._state, self._readers, oldest_snapshot, now_us, self._rows_of_staging):
             if self._stopped:
                 break
             if self._is_passed_over(plan):
@@ -251,7 +308,7 @@ class Trimmer:
                 sync_folder(self._disk)
 
         def rewrite() -> Segment | None:
-            return None if self._stopped else compact(self._disk, segment, plan.living)
+            return None if self._stopped else compact(self._disk, segment, plan.living, plan.staged)
 
         def rewritten(result: Segment | None, error: BaseException | None) -> None:
             if isinstance(error, _TooLarge):
@@ -309,14 +366,17 @@ class _TooLarge(Exception):
     """Too much of a segment would be left for compacting it to be worth it."""
 
 
-def compact(disk: Disk, segment: Segment, living: Living) -> Segment:
+def compact(disk: Disk, segment: Segment, living: Living, staged: Staged) -> Segment:
     """Write the living messages of a segment as its next generation, which has no name yet."""
     result = Segment(segment.base, segment.generation + 1, 0, 0, sealed=True)
     result.limit = int(segment.size * COMPACT_BELOW)
     temporary = result.name + TEMPORARY
     target = disk.create(temporary, 0)
     try:
-        _copy_living(disk, segment, target, result, living)
+        with _open(disk, segment) as source:
+            if segment.names:
+                living = _with_own_rows(source, segment, living, staged.queue)
+            _copy_living(source, segment, target, _Copy(disk, result, staged), living)
         target.sync()
     except (OSError, LogDamaged, _TooLarge):
         discard(disk, temporary)
@@ -327,53 +387,143 @@ def compact(disk: Disk, segment: Segment, living: Living) -> Segment:
     return result
 
 
-def _copy_living(disk: Disk, segment: Segment, target: File, result: Segment, living: Living) -> None:
-    """LogDamaged where not every block can be read: then nobody knows what else was alive."""
-    end = segment.base
+@contextmanager
+def _open(disk: Disk, segment: Segment) -> Iterator[File]:
     try:
         source = disk.open(segment.name)
     except FileNotFoundError as error:
         raise LogDamaged(f"{disk.where(segment.name)} is missing") from error
     try:
-        for header, body in walk_blocks(source, segment.base, segment.base, segment.end):
-            end = header.end
-            if header.kind != KIND_MESSAGES or header.queue not in living:
-                continue
-            block = read_messages(header, body)
-            runs = living[header.queue]
-            for at in range(bisect_right(runs, header.first_offset, key=itemgetter(1)), len(runs)):
-                first, stop = max(runs[at][0], header.first_offset), min(runs[at][1], header.offset_end)
-                if first >= stop:
-                    break
-                _write_run(target, result, block, first, stop)
+        yield source
     finally:
         source.close()
+
+
+def _living_in(header: Header, living: Living) -> Iterator[tuple[int, int]]:
+    """The living messages of a block, in runs."""
+    runs = living.get(header.queue, [])
+    for at in range(bisect_right(runs, header.first_offset, key=itemgetter(1)), len(runs)):
+        first, stop = max(runs[at][0], header.first_offset), min(runs[at][1], header.offset_end)
+        if first >= stop:
+            return
+        yield first, stop
+
+
+def _with_own_rows(source: File, segment: Segment, living: Living, stage_queue: int) -> Living:
+    """The same with the rows that living messages of this very segment are made of."""
+    rows = list(living.get(stage_queue, ()))
+    for header, body in walk_blocks(source, segment.base, segment.base, segment.end):
+        if header.kind == KIND_MESSAGES and header.flags & FLAG_ELSEWHERE:
+            adoption = read_adoption(header, body)
+            for first, stop in _living_in(header, living):
+                rows += [(row, rows_end) for _, row, rows_end in adoption.within(first, stop)]
+    return {**living, stage_queue: merged(rows)} if rows else living
+
+
+def _copy_living(source: File, segment: Segment, target: File, copy: "_Copy", living: Living) -> None:
+    """LogDamaged where not every block can be read: then nobody knows what else was alive."""
+    end = segment.base
+    for header, body in walk_blocks(source, segment.base, segment.base, segment.end):
+        end = header.end
+        if header.kind != KIND_MESSAGES or header.queue not in living:
+            continue
+        if header.flags & FLAG_ELSEWHERE:
+            adoption = read_adoption(header, body)
+            for first, stop in _living_in(header, living):
+                copy.adoption(target, adoption, first, stop)
+        else:
+            block = read_messages(header, body)
+            for first, stop in _living_in(header, living):
+                copy.messages(target, block, first, stop)
     if end != segment.end:
         raise LogDamaged(
-            f"{disk.where(segment.name)}: no valid block at position {end - segment.base}; "
+            f"{copy.where(segment)}: no valid block at position {end - segment.base}; "
             f"the segment stays as it is"
         )
 
 
-def _write_run(target: File, result: Segment, block: Messages, first: int, end: int) -> None:
-    """One run of living messages as a block of its own, with its old offsets, time and opening."""
-    old = block.header
-    lo, hi = first - old.first_offset, end - old.first_offset
-    columns = cut_columns(block, lo, hi)
-    parts = message_parts(columns.bounds, columns.payload, columns.expires, columns.retries, columns.reply)
+class _Copy:
+    """What is left of a segment, as it is written. Blocks have their old offsets, times and openings."""
+
+    def __init__(self, disk: Disk, result: Segment, staged: Staged) -> None:
+        self._disk = disk
+        self._result = result
+        self._staged = staged
+        self._sizes: tuple[Segment | None, list[Messages]] = None, []  # of the stage blocks of one segment
+
+    def where(self, segment: Segment) -> str:
+        return self._disk.where(segment.name)
+
+    def messages(self, target: File, block: Messages, first: int, end: int) -> None:
+        """One run of living messages as a block of its own."""
+        old = block.header
+        columns = cut_columns(block, first - old.first_offset, end - old.first_offset)
+        parts = message_parts(
+            columns.bounds, columns.payload, columns.expires, columns.retries, columns.reply
+        )
+        header = _cut(old, first, end)
+        header.extra = len(columns.payload)
+        header.expires_min_us = min(filter(None, columns.expires or ()), default=0)
+        self._write(target, header, parts)
+
+    def adoption(self, target: File, block: Adoption, first: int, end: int) -> None:
+        """The same of messages whose columns are elsewhere."""
+        runs: list[Run] = []
+        for offset, row, rows_end in block.within(first, end):
+            whole = block.runs[block.index_at(offset)]
+            size = whole.payload_bytes
+            if rows_end - row < whole.length:
+                size = self._payload_bytes(row, rows_end)
+            runs.append(Run(row, rows_end - row, size, whole.expires_us))
+        header = _cut(block.header, first, end)
+        header.extra = sum(run.payload_bytes for run in runs)
+        header.expires_min_us = min([run.expires_us for run in runs if run.expires_us], default=0)
+        self._write(target, header, adoption_parts(runs))
+        self._result.adopt(Adoption(header, runs))
+
+    def _payload_bytes(self, first: int, end: int) -> int:
+        """Of rows of the stage queue."""
+        total = 0
+        for segment in self._staged.segments:
+            span = segment.spans.get(self._staged.queue)
+            if span is None or span.first_offset >= end or span.end_offset <= first:
+                continue
+            for block in self._stage_blocks(segment):
+                base, count = block.header.first_offset, block.header.count
+                lo, hi = max(first - base, 0), min(end - base, count)
+                if lo < hi:
+                    total += block.bounds[hi] - block.bounds[lo]
+        return total
+
+    def _stage_blocks(self, segment: Segment) -> list[Messages]:
+        """Those of a segment, without their payloads."""
+        if self._sizes[0] is not segment:
+            blocks: list[Messages] = []
+            with _open(self._disk, segment) as file:
+                for header, body in walk_blocks(file, segment.base, segment.base, segment.end):
+                    if header.kind == KIND_MESSAGES and header.queue == self._staged.queue:
+                        bounds = array("i", read_messages(header, body).bounds)
+                        blocks.append(Messages(header, bounds, b"", None, None, None))
+            self._sizes = segment, blocks
+        return self._sizes[1]
+
+    def _write(self, target: File, header: Header, parts: list[Buffer]) -> None:
+        result = self._result
+        header.body_bytes = sum(map(len, parts))
+        header.body_checksum = body_checksum(parts)
+        header.position = result.end
+        if header.end >= result.base + result.limit:
+            raise _TooLarge
+        target.write(header.position - result.base, [header.pack(), *parts])
+        result.note(header)
+
+
+def _cut(old: Header, first: int, end: int) -> Header:
+    """The header of some of the messages of a block."""
     header = old.copy()
     header.flags &= ~(FLAG_PART | FLAG_END)
-    header.count = hi - lo
+    header.count = header.event_count = end - first
     header.first_offset = first
-    header.first_event = old.first_event + lo
-    header.event_count = hi - lo
-    header.extra = len(columns.payload)
-    header.expires_min_us = min(filter(None, columns.expires or ()), default=0)
-    header.body_bytes = sum(map(len, parts))
-    header.body_checksum = body_checksum(parts)
+    header.first_event = old.first_event + first - old.first_offset
     header.synced = 0
-    header.position = result.end
-    if header.end >= result.base + result.limit:
-        raise _TooLarge
-    target.write(header.position - result.base, [header.pack(), *parts])
-    result.note(header)
+    return header

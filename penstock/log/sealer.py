@@ -1,6 +1,10 @@
 """Sealer: what has gathered for a queue in one turn becomes a block and goes to the committer."""
 
+from collections.abc import Sequence
+
+from penstock.log.adoption import Adoption, Run, adoption_parts
 from penstock.log.block import (
+    FLAG_ELSEWHERE,
     FLAG_EXPIRES,
     FLAG_REPAIRED,
     FLAG_REPLY,
@@ -20,7 +24,7 @@ from penstock.log.columns import Columns, join_batches, split_columns
 from penstock.log.committer import Committer
 from penstock.log.ledger import EVENTS_MAX, NO_ROWS, Ledger
 from penstock.log.queue import LogQueue
-from penstock.log.state import LogState
+from penstock.log.state import FORMAT_STAGES, LogState
 
 BACKGROUND_SYNC_US = 1_000_000
 """durability = none: nobody waits, but readers of the log want to see something."""
@@ -29,12 +33,19 @@ BACKGROUND_SYNC_US = 1_000_000
 class SealedBlock:
     """A block that has its offsets or event numbers, but not yet its place in the log."""
 
-    __slots__ = ("buffers", "columns", "header")
+    __slots__ = ("adoption", "buffers", "columns", "header")
 
-    def __init__(self, header: Header, buffers: list[Buffer], columns: Columns | None = None) -> None:
+    def __init__(
+        self,
+        header: Header,
+        buffers: list[Buffer],
+        columns: Columns | None = None,
+        adoption: Adoption | None = None,
+    ) -> None:
         self.header = header
         self.buffers = buffers
-        self.columns = columns  # of messages; None: settlements
+        self.columns = columns  # of messages
+        self.adoption = adoption  # where those are; neither: settlements
 
 
 class Sealer:
@@ -58,6 +69,11 @@ class Sealer:
         """Something rare, written down at once."""
         parts = control_parts(fields)
         self._committer.add(self.header(KIND_CONTROL, 0, 0, 0, parts, now_us), parts, sync=True)
+
+    def format(self) -> None:
+        """Whoever does not know stages is told so, where there are some, before he comes to anything else."""
+        if self._state.segments.stage_queue:
+            self.control({"op": "format", "format": FORMAT_STAGES}, self._committer.active.time_max_us)
 
     def declare(self, name: str, now_us: int) -> LogQueue:
         """A queue that is there from now on."""
@@ -115,7 +131,7 @@ class Sealer:
         queue.weight.bytes += header.extra
         if columns.expires is not None:
             header.expires_min_us = min(filter(None, columns.expires), default=0)
-            if header.expires_min_us:
+            if header.expires_min_us and queue.number != self._state.segments.stage_queue:
                 self._state.timers.add(
                     header.expires_min_us, queue.number, header.first_offset, header.offset_end
                 )
@@ -123,16 +139,46 @@ class Sealer:
             queue.ask(header.first_offset, header.offset_end)
         return SealedBlock(header, buffers, columns)
 
+    def adoption_block(
+        self, queue: LogQueue, runs: Sequence[Run], protocol: str, now_us: int, flags: int
+    ) -> SealedBlock:
+        """Rows of the stage queue become messages."""
+        buffers = adoption_parts(runs)
+        count = sum(run.length for run in runs)
+        header = self.header(KIND_MESSAGES, flags | FLAG_ELSEWHERE, queue.number, count, buffers, now_us)
+        header.protocol = protocol_number(protocol)
+        header.first_offset, header.first_event, header.event_count = (
+            queue.next_stored,
+            queue.next_event,
+            count,
+        )
+        header.extra = sum(run.payload_bytes for run in runs)
+        header.expires_min_us = min([run.expires_us for run in runs if run.expires_us], default=0)
+        queue.next_stored += count
+        queue.next_event += count
+        queue.weight.bytes += header.extra
+        adoption = Adoption(header, runs)
+        for first, run in zip(adoption.ends, runs, strict=False):
+            if run.expires_us:
+                # One for each: all of them at once would have to be read when the first is due.
+                self._state.timers.add(run.expires_us, queue.number, first, first + run.length)
+        return SealedBlock(header, buffers, adoption=adoption)
+
     def add(self, block: SealedBlock, sync: bool) -> None:
         """Give a block its place; messages are kept at hand for those who take them next."""
         header, columns = block.header, block.columns
         self._committer.add(header, block.buffers, sync=sync)
-        if columns is None:
+        if block.adoption is not None:
+            self._committer.active.adopt(block.adoption)
+            self._state.segments.keep(self._committer.active, block.adoption)
+        elif columns is None:
             queue = self._state.by_number[header.queue]
             if queue.settling is None:
                 queue.settling = []
             queue.settling.append((header.first_event + header.event_count, header.first_offset))
-        else:
+        elif (
+            header.queue != self._state.segments.stage_queue
+        ):  # Nobody takes these before they are committed.
             self._state.segments.cache(
                 self._committer.active,
                 Messages(

@@ -14,12 +14,16 @@ versions could compact a segment into a longer one, whose positions are those of
 """
 
 import re
+import sys
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
+from itertools import pairwise
 
+from penstock.log.adoption import Adoption, adopted, read_adoption
 from penstock.log.block import (
+    FLAG_ELSEWHERE,
     HEADER_BYTES,
     KIND_CONTROL,
     KIND_MESSAGES,
@@ -37,6 +41,9 @@ from penstock.model.ids import OFFSET_MAX
 _NAME = re.compile(r"(\d{20})(?:\.(\d+))?\.seg")
 INDEXES_MAX = 8
 FILES_MAX = 64
+ADOPTIONS_MAX = 16
+NAMES_MAX = 1000
+"""Ranges of stage rows that are known of a segment. Where it has more, the smallest gaps count as named."""
 BLOCK_BYTES = 1024
 """What a block takes in memory beside its body: objects, an entry, a key."""
 
@@ -84,6 +91,21 @@ class Span:
             self.end_event,
             self.bytes,
         )
+
+
+def merged(ranges: Iterable[tuple[int, int]], most: int = sys.maxsize) -> list[tuple[int, int]]:
+    """Ranges in order, one for those that touch; with no more than so many, by closing the smallest gaps."""
+    joined: list[tuple[int, int]] = []
+    for first, end in sorted(ranges):
+        if joined and first <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((first, end))
+    if len(joined) <= most:
+        return joined
+    gaps = [(after[0] - before[1], at) for at, (before, after) in enumerate(pairwise(joined), 1)]
+    kept = sorted(at for _, at in sorted(gaps, reverse=True)[: most - 1])
+    return [(joined[a][0], joined[b - 1][1]) for a, b in pairwise([0, *kept, len(joined)])]
 
 
 class Entries:
@@ -160,6 +182,7 @@ class Segment:
     """One file of the log."""
 
     __slots__ = (
+        "adopted",
         "base",
         "created",
         "dropped",
@@ -168,6 +191,7 @@ class Segment:
         "image",
         "index",
         "limit",
+        "names",
         "sealed",
         "size",
         "spans",
@@ -182,6 +206,10 @@ class Segment:
         self.limit = limit  # bytes that may be used before the next segment begins
         self.sealed = sealed
         self.spans: dict[int, Span] = {}
+        # Messages whose columns are elsewhere: where, in rows of the stage queue; and by queue how many, and
+        # of how many bytes. Neither is changed in place, a snapshot may be about to write it.
+        self.names: list[tuple[int, int]] = []
+        self.adopted: dict[int, tuple[int, int]] = {}
         self.dropped = 0  # events of queues that were deleted, which are in no span any more
         self.time_max_us = 0
         # What a snapshot says of it, once it is sealed and that was needed; and of which spans that is.
@@ -236,6 +264,19 @@ class Segment:
                 span.count += header.count
                 span.bytes += header.extra
 
+    def adopt(self, adoption: Adoption) -> None:
+        """The block that has been put at the end has messages whose columns are elsewhere."""
+        header = adoption.header
+        named = [(run.row, run.row + run.length) for run in adoption.runs]
+        self.names = merged([*self.names, *named], NAMES_MAX)
+        count, size = self.adopted.get(header.queue, (0, 0))
+        self.adopted = {**self.adopted, header.queue: (count + header.count, size + header.extra)}
+
+    def names_itself(self, stage_queue: int) -> bool:
+        """Whether rows of stages that its messages are made of are in this very segment."""
+        span = self.spans.get(stage_queue)
+        return span is not None and any(a < span.end_offset and span.first_offset < b for a, b in self.names)
+
     def drop(self, numbers: set[int], *, in_place: bool = False) -> None:
         """What is here of these queues is of no use to anybody any more."""
         if not numbers:
@@ -245,6 +286,7 @@ class Segment:
         for number in numbers:
             span = self.spans.pop(number)
             self.dropped += span.end_event - span.first_event
+        self.adopted = {number: it for number, it in self.adopted.items() if number not in numbers}
 
 
 class Segments:
@@ -255,6 +297,10 @@ class Segments:
         self._cache_bytes_max = cache_bytes
         self._cache: OrderedDict[tuple[Segment, int], Messages] = OrderedDict()  # with its log position
         self._cached_bytes = 0
+        # The same of adoption blocks, which are small; those that are not in a file yet, and some that were
+        # asked for.
+        self._adoptions: OrderedDict[tuple[Segment, int], Adoption] = OrderedDict()
+        self.stage_queue = 0  # the number of the queue that has the rows of stages
         self._indexed: OrderedDict[Segment, None] = OrderedDict()
         self._opened: OrderedDict[Segment, None] = OrderedDict()
         self.all: list[Segment] = []
@@ -313,6 +359,8 @@ class Segments:
         """Let go of everything that was read from a segment."""
         for key in [key for key in self._cache if key[0] is segment]:
             self._uncache(key)
+        for key in [key for key in self._adoptions if key[0] is segment]:
+            del self._adoptions[key]
         segment.index = None
         self._indexed.pop(segment, None)
         self._opened.pop(segment, None)
@@ -420,7 +468,7 @@ class Segments:
         row = entries.at(offset)
         if row < 0:
             return None
-        block = self.load(segment, entries.positions[row])
+        block = self.load(segment, entries.positions[row], offset)
         return block if block is not None and offset < block.header.offset_end else None
 
     def missing(self, queue: int, offset: int) -> tuple[Segment | None, int, int]:
@@ -440,9 +488,24 @@ class Segments:
             row = entries.at(offset)
             if row + 1 < len(entries):
                 end = entries.floors[row + 1]
-            return segment, self._where(segment, entries, row, offset), end
+            position = self._where(segment, entries, row, offset)
         except LogDamaged:  # not even a header can be read any more
             return segment, segment.base, end
+        return self._missing_elsewhere(segment, position, offset, end) or (segment, position, end)
+
+    def _missing_elsewhere(
+        self, segment: Segment, position: int, offset: int, end: int
+    ) -> tuple[Segment | None, int, int] | None:
+        """The same for a message whose columns are elsewhere; None where they are not, or nobody can tell."""
+        try:
+            adoption = self._find(segment, position)
+        except LogDamaged:
+            return None
+        if not isinstance(adoption, Adoption) or offset >= adoption.header.offset_end:
+            return None
+        row, rows_end = adoption.row_at(offset)
+        found, position, missing_end = self.missing(self.stage_queue, row)
+        return found, position, min(end, offset + min(missing_end, rows_end) - row)
 
     def _where(self, segment: Segment, entries: Entries, row: int, offset: int) -> int:
         """The position of the block that should hold `offset`: in `row`, or in a hole behind it."""
@@ -457,21 +520,68 @@ class Segments:
             return header.position
         return next((hole for hole in self.index_of(segment).holes if hole >= header.end), header.end)
 
-    def load(self, segment: Segment, position: int) -> Messages | None:
-        """The message block at a log position; None where another kind of block stands there."""
+    def load(self, segment: Segment, position: int, offset: int) -> Messages | None:
+        """The message block at a log position; None where another kind of block stands there.
+
+        Where the columns of its messages are elsewhere, those around `offset` that are together there.
+        """
         block = self._cache.get((segment, position))
         if block is not None:
             return block
+        found = self._find(segment, position)
+        return self._adopted(found, offset) if isinstance(found, Adoption) else found
+
+    def _find(self, segment: Segment, position: int) -> Messages | Adoption | None:
+        """A block with messages, or that says where they are; None where another kind of block stands."""
+        found = self._cache.get((segment, position)) or self._adoptions.get((segment, position))
+        if found is not None:
+            return found
         header = self.header_at(segment, position)
         if header.kind != KIND_MESSAGES:
             return None
-        body = read_body(self.file_of(segment), segment.base, header, self._disk.where(segment.name))
-        block = read_messages(header, body)
-        self.cache(segment, block)
-        return block
+        where = self._disk.where(segment.name)
+        body = read_body(self.file_of(segment), segment.base, header, where)
+        if not header.flags & FLAG_ELSEWHERE:
+            block = read_messages(header, body)
+            self.cache(segment, block)
+            return block
+        adoption = read_adoption(header, body)
+        self.keep(segment, adoption)
+        return adoption
+
+    def _adopted(self, adoption: Adoption, offset: int) -> Messages | None:
+        header = adoption.header
+        if not header.first_offset <= offset < header.offset_end:
+            return None
+        last = adoption.last
+        if last is None or not last.header.first_offset <= offset < last.header.offset_end:
+            row, _ = adoption.row_at(offset)
+            stage = self.block_at(self.stage_queue, row)
+            if stage is None:
+                raise LogDamaged(f"it was staged, and row {row} of the stages is not in the log")
+            last = adoption.last = adopted(adoption, stage, offset)
+        return last
+
+    def adopters(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Whose messages some rows of the stage queue are: (queue, first offset, end). Walks segments."""
+        for segment in self.all:
+            if not any(a < end and first < b for a, b in segment.names):
+                continue
+            for header in self.headers(segment):
+                if header.kind != KIND_MESSAGES or not header.flags & FLAG_ELSEWHERE:
+                    continue
+                try:
+                    adoption = self._find(segment, header.position)
+                except LogDamaged:
+                    continue  # Told elsewhere: of these messages nothing is known but their offsets.
+                assert isinstance(adoption, Adoption)
+                for start, run in zip(adoption.ends, adoption.runs, strict=False):
+                    lo, hi = max(first, run.row), min(end, run.row + run.length)
+                    if lo < hi:
+                        yield header.queue, start + lo - run.row, start + hi - run.row
 
     def header_at(self, segment: Segment, position: int) -> Header:
-        block = self._cache.get((segment, position))
+        block = self._cache.get((segment, position)) or self._adoptions.get((segment, position))
         if block is not None:
             return block.header
         data = self.file_of(segment).read(position - segment.base, HEADER_BYTES)
@@ -530,10 +640,18 @@ class Segments:
         if row < 0:
             return 0
         before = entries.bytes_before[row]
-        block = self.load(segment, entries.positions[row])
+        block = self._find(segment, entries.positions[row])
         if block is None:  # settlements, behind the messages in question
             return before
-        return before + block.bounds[min(offset - block.header.first_offset, block.header.count)]
+        header = block.header
+        if offset >= header.offset_end:
+            return before + header.extra
+        if isinstance(block, Messages):
+            return before + block.bounds[offset - header.first_offset]
+        index = block.index_at(offset)
+        run, into = block.runs[index], offset - block.ends[index]
+        before += sum(it.payload_bytes for it in block.runs[:index])
+        return before + self._bytes_between(self.stage_queue, run.row, run.row + into)
 
     def messages_from(self, queue: int, offset: int) -> tuple[Segment, Header] | None:
         """The first block with messages at or behind `offset`, and its segment."""
@@ -590,6 +708,15 @@ class Segments:
         self._cache[key] = block
         self._cached_bytes += BLOCK_BYTES + block.header.body_bytes
         self._shrink()
+
+    def keep(self, segment: Segment, adoption: Adoption) -> None:
+        """The same of an adoption block."""
+        self._adoptions[segment, adoption.header.position] = adoption
+        while len(self._adoptions) > ADOPTIONS_MAX:
+            oldest = next(iter(self._adoptions))
+            if oldest[1] >= self._written and not oldest[0].generation:
+                break
+            del self._adoptions[oldest]
 
     def _shrink(self) -> None:
         """Down to what the cache may hold, as far as the rest is in the files."""

@@ -19,7 +19,7 @@ import struct
 import sys
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -30,6 +30,7 @@ from penstock.log.errors import LogDamaged, LogFailed
 from penstock.log.info import ReaderInfo
 from penstock.log.queue import LogQueue
 from penstock.log.segments import Segment, Span
+from penstock.log.stages import stage_of
 from penstock.log.state import (
     FORMAT,
     Damage,
@@ -198,6 +199,8 @@ class Capture:
             "transactions": list(state.transactions.items()),
             "fingerprints": list(state.fingerprints.items()),
             "unfinished": list(state.unfinished.items()),
+            "stages": [stage.fields() for stage in state.stages],
+            "names": [(it.base, it.names, list(it.adopted.items())) for it in state.segments.all if it.names],
             "readers": [reader_fields(reader) for reader in state.readers.values()],
             "damage": [damage_fields(damage) for damage in state.damage],
             "steps": state.steps,
@@ -286,8 +289,11 @@ def write_snapshot(disk: Disk, position: int, capture: Capture) -> None:
 class Snapshotter:
     """Decides when the state is written down, and remembers which snapshots are on the disk."""
 
-    def __init__(self, state: LogState, committer: Committer, keeper: Worker) -> None:
+    def __init__(
+        self, state: LogState, committer: Committer, keeper: Worker, after: Callable[[], None]
+    ) -> None:
         self._state = state
+        self._after = after  # what every snapshot is followed by
         self._committer = committer
         self._keeper = keeper
         self._images = Images(state)
@@ -327,6 +333,7 @@ class Snapshotter:
         committer.blocks_since_snapshot = 0
         self._base_last = segments[-1].base
         self._missed = False
+        self._after()
 
         def write() -> None:
             if committer.failed is not None:
@@ -408,6 +415,13 @@ def load_snapshot(state: LogState, position: int) -> None:
         segment.spans = {q: Span(*span) for q, *span in spans}
         segment.dropped = dropped.get(base, 0)
         state.segments.add(segment)
+    named = {base: it for base, *it in meta.get("names", ())}  # older versions wrote none
+    for segment in state.segments.all:
+        names, adopted = named.get(segment.base, ((), ()))
+        segment.names = [(first, end) for first, end in names]
+        segment.adopted = {number: (count, size) for number, (count, size) in adopted}
+    for fields in meta.get("stages", ()):
+        state.stages.put(stage_of(fields))
     for key, parts in meta["transactions"]:
         state.remember(key, [(q, first, end, opening) for q, first, end, opening in parts])
     state.fingerprints = dict(meta.get("fingerprints", ()))  # older versions wrote none

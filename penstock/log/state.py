@@ -9,7 +9,9 @@ from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from penstock.log.adoption import read_adoption
 from penstock.log.block import (
+    FLAG_ELSEWHERE,
     FLAG_REPAIRED,
     FLAG_REPLY,
     KIND_CONTROL,
@@ -28,20 +30,23 @@ from penstock.log.repairs import (
     LAST_NAME,
     MARK,
     REPAIR_QUEUE_POLICY,
+    STAGE_QUEUE,
     is_repair_queue,
     repair_queue_of,
     shown,
 )
 from penstock.log.results import Fate, Step
 from penstock.log.segments import Segment, Segments
+from penstock.log.stages import OpenStages, stage_of
 from penstock.model.life import Event, Reason
 from penstock.model.policy import Policies, QueuePolicy
 from penstock.model.timers import Timers
 
 FORMAT = 1
+FORMAT_STAGES = 2
+"""From the first stage on. Behind every snapshot a control block says so: whoever does not know it stops."""
+
 STEPS_MAX = 100  # of the clock, that a queue remembers
-UNFINISHED_MAX = 1000
-"""How many transactions may have begun and not ended. Their keys are remembered as long as that takes."""
 
 
 @dataclass(slots=True)
@@ -55,6 +60,8 @@ class LogSettings:
     snapshot_blocks: int = 20_000  # a snapshot after this many blocks, so that a restart is fast
     reader_bytes_max: int = 10 * 1024**3  # what one reader may keep of the log for a queue; 0: no cap
     disk_bytes_reserve: int = 1024**3  # with less of it free, the disk is said to be almost full
+    stage_seconds: int = 3600  # how long a stage waits for its commit
+    stages_bytes_max: int = 10 * 1024**3  # of all stages that wait
 
 
 @dataclass(slots=True)
@@ -126,6 +133,8 @@ class LogState:
         self._keys_in: dict[str, set[str]] = {}  # by queue: of transactions with messages there
         self._keys: dict[str, Keys] = {}  # by their kinds
         self.unfinished: dict[str, tuple[int, list[StoredPart]]] = {}  # steps that are stored, and where
+        self.stages = OpenStages()
+        self._rows_lost: list[tuple[int, int, str]] = []  # of the stage queue, and why
         self.readers: dict[ReaderKey, ReaderInfo] = {}
         self.steps: tuple[tuple[int, int], ...] = ()  # positions where the time was put forward, and how far
         self.changed: dict[int, LogQueue] = {}  # since somebody looked, who finds them in one of the next two
@@ -151,6 +160,8 @@ class LogState:
                 payloads.name = repair_queue_of(other.name)
                 self.queues[payloads.name] = payloads
         queue = LogQueue(number, name, self.policy_of(name), self.log, *self._asked)
+        if name == STAGE_QUEUE:
+            self.segments.stage_queue = number
         if is_repair_queue(name):
             self.repair_queues += name not in self.queues
             owner = self.queues.get(name.removeprefix(MARK))
@@ -268,6 +279,7 @@ class LogState:
         for number in self.by_number.keys() & set(self.timers.owners()):  # some may have been deleted
             queue = self.changed[number] = self.by_number[number]
             queue.steps = (*queue.steps[-STEPS_MAX:], (queue.pending.tail, by_us))
+        self.stages.step(by_us)
         for reader in list(self.readers.values()):
             self.hold(replace(reader, lease_until_us=reader.lease_until_us + by_us))
 
@@ -345,6 +357,31 @@ class LogState:
         text = f"queue {queue.name!r}: events {first} to {end - 1} cannot be read"
         self.tell(Damage("", 0, queue.name, 0, 0, text))
 
+    def report_rows(self) -> None:
+        """Rows of the stage queue that recovery has not found: whose stages and messages they are."""
+        for first, end, why in self._rows_lost:
+            self.lose_rows(first, end, f"row {first} of the stages {why}")
+        self._rows_lost.clear()
+
+    def lose_rows(self, first: int, end: int, why: str) -> None:
+        """Stages with one of these rows cannot be committed; messages that they have become are out of
+        reach."""
+        self.stages.lose(first, end, why)
+        for number, a, b in list(self.segments.adopters(first, end)):
+            queue = self.by_number.get(number)
+            if queue is None:  # It was deleted.
+                continue
+            runs = queue.pending.unsettled(a, b)
+            if is_repair_queue(queue.name):
+                owner = self.queues.get(queue.name.removeprefix(MARK))
+                repairs = list(owner.repairs) if owner is not None else []
+                runs = [(max(c, a - by), min(d, b - by)) for c, d, by in repairs if c < b - by and a - by < d]
+                queue = owner or queue
+            for lo, hi in runs:
+                text = f"queue {queue.name!r}: offsets {lo} to {hi - 1} were staged, and {why}"
+                self.tell(Damage("", 0, queue.name, lo, hi, text))
+                self.lose(queue, lo, hi)
+
     def tell(self, damage: Damage) -> None:
         """Add to the report, and to the log, what is not in it yet."""
         for known in self.damage:
@@ -366,7 +403,7 @@ class LogState:
         # The block that says so may be damaged, and no number of an opening may be used twice.
         self.opening = max(self.opening, header.opening)
         if header.kind == KIND_MESSAGES:
-            self._apply_messages(header)
+            self._apply_messages(header, body)
         elif header.kind == KIND_SETTLEMENTS:
             self._apply_settlements(header, body)
         else:
@@ -421,9 +458,12 @@ class LogState:
         tail = queue.pending.tail
         if tail >= offset:
             return
+        queue.pending.tail = queue.next_stored = offset
+        if queue.number == self.segments.stage_queue:
+            self._rows_lost.append((tail, offset, "is lost"))
+            return
         text = f"queue {queue.name!r}: offsets {tail} to {offset - 1} are lost"
         self.damage.append(Damage("", position, queue.name, tail, offset, text))
-        queue.pending.tail = queue.next_stored = offset
 
     def _go_on_at(self, queue: LogQueue, position: int, offset: int) -> None:
         """A block speaks of messages up to `offset`, so they have been given, and are not given again."""
@@ -431,13 +471,22 @@ class LogState:
             queue.offset_start = queue.pending.tail = queue.next_stored = offset
         self._lost_before(queue, position, offset)
 
-    def _apply_messages(self, header: Header) -> None:
+    def _apply_messages(self, header: Header, body: memoryview) -> None:
         queue = self._queue_of(header)
         self._check_events(queue, header)
         pending = queue.pending
         self._go_on_at(queue, header.position, header.first_offset)
+        if queue.number == self.segments.stage_queue:
+            pending.tail = queue.next_stored = header.offset_end
+            return
         pending.accept(header.count)
         queue.next_stored = pending.tail
+        if header.flags & FLAG_ELSEWHERE:
+            adoption = read_adoption(header, body)
+            for first, run in zip(adoption.ends, adoption.runs, strict=False):
+                if run.expires_us:
+                    self.timers.add(run.expires_us, queue.number, first, first + run.length)
+            return
         if header.flags & FLAG_REPLY:
             queue.ask(header.first_offset, header.offset_end)
         if header.expires_min_us:
@@ -467,6 +516,20 @@ class LogState:
             if queue.repair_queue is not None:
                 self._go_on_at(queue.repair_queue, header.position, at)
 
+    def _stage_queue(self, number: int) -> LogQueue:
+        """The queue with the rows of stages. Its declaration may be damaged: then it has another name."""
+        queue = self.by_number.get(number)
+        if queue is None:
+            return self.declare(number, STAGE_QUEUE)
+        if queue.name != STAGE_QUEUE:
+            del self.queues[queue.name]
+            queue.name, queue.policy = STAGE_QUEUE, REPAIR_QUEUE_POLICY
+            self.queues[STAGE_QUEUE] = queue
+            self.segments.stage_queue = number
+            self.repair_queues += 1
+            queue.pending.lift(0, queue.pending.tail)
+        return queue
+
     def _apply_control(self, fields: dict[str, Any], header: Header) -> None:
         operation = fields["op"]
         if operation == "opening":
@@ -487,10 +550,20 @@ class LogState:
         elif operation == "transaction":
             parts = [(q, first, end, header.opening) for q, first, end in fields["parts"]]
             fingerprint = fields.get("fingerprint", "")
+            if fields["key"]:
+                self.stages.drop(fields["key"])
             if "step" in fields:
                 self.remember_step(fields["key"], Step(fields["step"], fields["last"]), parts, fingerprint)
             elif fields["key"]:
                 self.remember(fields["key"], parts, fingerprint)
+        elif operation == "stage":
+            stage = stage_of(fields["stage"])
+            self._go_on_at(self._stage_queue(fields["queue"]), header.position, stage.end)
+            self.stages.put(stage)
+        elif operation == "stage-gone":
+            self.stages.drop(fields["key"])
+        elif operation == "format" and fields["format"] == FORMAT_STAGES:
+            pass
         elif operation == "step":
             self.step(fields["by_us"], header.position)
         elif operation == "damage":

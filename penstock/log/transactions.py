@@ -5,19 +5,40 @@ takes them as one: without their end they are void. So whatever a transaction do
 here in one call, between the blocks of the turn before and its own.
 """
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
 
-from penstock.log.block import FLAG_END, FLAG_PART, HEADER_BYTES, KIND_CONTROL, Buffer, control_parts
+from penstock.log.adoption import ADOPTED_BYTES_MAX, Run
+from penstock.log.block import FLAG_END, FLAG_PART, HEADER_BYTES, KIND_CONTROL, control_parts
 from penstock.log.columns import check_batch, join_batches, split_columns, stored_bytes
 from penstock.log.committer import Committer
-from penstock.log.errors import LogRefused
+from penstock.log.errors import LogDamaged, LogRefused, StageDamaged, StageUnknown
+from penstock.log.fingerprint import Fingerprint
+from penstock.log.ledger import NO_ROWS
 from penstock.log.queue import LogQueue
 from penstock.log.repairs import cut_batch, repair_queue_of
 from penstock.log.results import Step, Stored, TransactionDone, TransactionReceipt
 from penstock.log.sealer import SealedBlock, Sealer
-from penstock.log.state import UNFINISHED_MAX, LogState, StoredPart
+from penstock.log.stages import Stage, StagePart
+from penstock.log.state import LogState, StoredPart
 from penstock.log.views import check_queue, known_queue
 from penstock.model.batch import Batch
+from penstock.model.life import Reason
+
+
+class _Work:
+    """What a transaction does, before it is done."""
+
+    __slots__ = ("blocks", "payload_first", "redriven", "rows", "stored")
+
+    def __init__(self) -> None:
+        self.blocks: list[SealedBlock] = []
+        self.stored: list[StoredPart] = []
+        self.redriven = 0
+        self.rows = NO_ROWS  # of letters that go back, and where the first of their payloads is
+        self.payload_first = 0
 
 
 class Transactions:
@@ -42,78 +63,165 @@ class Transactions:
         now_us: int,
         receipt: TransactionReceipt | None = None,
         *,
-        step: Step | None = None,
         fingerprint: str = "",
     ) -> None:
         """All of these messages or none, once for each key, whatever happens meanwhile.
 
         Without a key nothing is remembered: said again, the messages are stored again.
-        In steps: each is all or nothing, and stored once; the key counts as committed with the last one.
-        A key that has begun is remembered until then, however many others are committed meanwhile.
         A fingerprint is remembered with its key, for those who want to know whether it was the same.
         A batch that is `dead` becomes dead letters, which nobody has had before. One of `repairs` is no new
         messages: the dead letters that it names go back into their queue with these payloads, as far as
         they are dead and nobody holds them. Where that queue has been deleted, none of them is.
         """
-        if step is not None and not key:
-            raise LogRefused("a transaction in steps needs a key that names it")
-        done = self._repeated(key, step)
-        if done is not None:
+        known = self.stored(key)
+        if known is not None:
             if receipt is not None:
                 # It may have been committed a moment ago: the answer waits for the same sync.
+                self._answer(receipt, TransactionDone(key, known, repeated=True))
+                self._committer.want_sync()
+            return
+        parts = [(name, batch) for name, batch in parts if not self._is_gone(name, batch.identity)]
+        self._check(key, parts)
+        queues = self._queues_of([(name, batch.repairs is not None) for name, batch in parts], now_us)
+        self._seal_all(now_us)
+        work = _Work()
+        for name, batch in parts:
+            queue = queues[name]
+            if batch.repairs is None:
+                self._accept(queue, len(batch), self._split(queue, batch, now_us), batch.dead, work, now_us)
+            else:
+                taken = self._redrive(queue, batch.repairs, work)
+                if taken:
+                    payloads = cut_batch(batch, taken)
+                    assert queue.repair_queue is not None
+                    work.blocks += self._split(queue.repair_queue, payloads, now_us)
+                    self._end_redrive(queue, len(payloads), work, now_us)
+        self._end(key, work, fingerprint, receipt, now_us)
+
+    def commit(
+        self, key: str, stage_ids: Sequence[str], now_us: int, receipt: TransactionReceipt | None = None
+    ) -> None:
+        """What is staged under these ids becomes messages, in this order, all of it or nothing, once.
+
+        All stages of the key are over with it. Where it is committed already, nothing changes: the answer
+        says what is remembered of the contents, and what the stages bring that are asked for.
+        """
+        state = self._state
+        known = self.stored(key)
+        if known is not None:
+            if receipt is not None:
+                text = state.fingerprints.get(key, "")
+                done = TransactionDone(key, known, True, 0, text, self._asked(key, stage_ids))
                 self._answer(receipt, done)
                 self._committer.want_sync()
             return
-        parts = [(name, batch) for name, batch in parts if not self._is_gone(name, batch)]
-        self._check(key, parts, step)
-        queues = self._queues_of(parts, now_us)
+        stages = [self._stage(key, stage_id) for stage_id in dict.fromkeys(stage_ids)]
+        found = [part for stage in stages for part in stage.parts]
+        parts = [part for part in found if not self._is_gone(part.queue, part.identity)]
+        letters = [self._letters(key, part) if part.letters >= 0 else None for part in parts]
+        self._check_parts(parts)
+        queues = self._queues_of([(part.queue, part.letters >= 0) for part in parts], now_us)
         self._seal_all(now_us)
-        blocks: list[SealedBlock] = []
-        stored: list[StoredPart] = []
-        redriven = 0
-        for queue, (_, batch) in zip(queues, parts, strict=True):
-            if batch.repairs is not None:
-                redriven += self._repair(queue, batch, now_us, blocks)
+        work = _Work()
+        for part, offsets in zip(parts, letters, strict=True):
+            if offsets is not None:
+                self._repair(queues[part.queue], part, offsets, work, now_us)
+        by_queue: dict[str, list[StagePart]] = {}
+        for part in parts:
+            if part.letters < 0:
+                by_queue.setdefault(part.queue, []).append(part)
+        for name, its in by_queue.items():
+            for (protocol, reason), group in groupby(its, key=lambda part: (part.protocol, part.reason)):
+                for runs in _runs(group, now_us):
+                    queue = queues[name]
+                    count = sum(run.length for run in runs)
+                    block = self._sealer.adoption_block(queue, runs, protocol, now_us, FLAG_PART)
+                    self._accept(queue, count, [block], Reason(reason), work, now_us)
+        text = Fingerprint.of_totals(key, [stage.totals for stage in stages]).text(stage_ids)
+        state.stages.drop(key)
+        self._end(key, work, text, receipt, now_us)
+
+    def abort(self, key: str, now_us: int) -> None:
+        """Whatever is staged for a key goes."""
+        if self._state.stages.drop(key):
+            self._sealer.control({"op": "stage-gone", "key": key}, now_us)
+
+    def _stage(self, key: str, stage_id: str) -> Stage:
+        stage = self._state.stages.find(stage_id)
+        if stage is None or stage.info.key != key or not stage.synced:
+            raise StageUnknown(f"it has no stage {stage_id!r} (any more); stage that part again")
+        if stage.damage:
+            raise StageDamaged(f"stage {stage_id!r} is damaged ({stage.damage}); stage that part again")
+        return stage
+
+    def _asked(self, key: str, stage_ids: Sequence[str]) -> list[Any] | None:
+        """What these stages bring; None where one is not there."""
+        found = [self._state.stages.find(stage_id) for stage_id in stage_ids]
+        totals = [stage.totals for stage in found if stage is not None and stage.info.key == key]
+        if len(totals) < len(stage_ids):
+            return None
+        return Fingerprint.of_totals(key, totals).totals()
+
+    def _letters(self, key: str, part: StagePart) -> "array[int]":
+        """Whose payloads these are."""
+        try:
+            block = self._state.segments.block_at(self._state.segments.stage_queue, part.letters)
+        except LogDamaged as error:
+            raise StageDamaged(f"a stage is damaged ({error}); stage that part again") from None
+        if block is None:
+            raise StageDamaged(f"row {part.letters} of the stages is not in the log; stage that part again")
+        offsets = array("q")
+        at = part.letters - block.header.first_offset
+        offsets.frombytes(bytes(block.payload[block.bounds[at] : block.bounds[at + 1]]))
+        return offsets
+
+    def _check_parts(self, parts: Sequence[StagePart]) -> None:
+        """Refuse what cannot be stored, before anything has changed."""
+        payload_bytes: dict[str, int] = {}
+        for part in parts:
+            if part.letters >= 0:
+                known_queue(self._state, part.queue)
+            # What is dead takes no room that a queue's max-bytes gives to the living.
+            living = part.letters < 0 and not part.reason
+            payload_bytes[part.queue] = payload_bytes.get(part.queue, 0) + living * part.payload_bytes
+        for name, more in payload_bytes.items():
+            check_queue(self._state, name, more)
+        self._committer.check_room(self._state.gathered_bytes + 2 * HEADER_BYTES * (len(parts) + 1))
+
+    def _repair(
+        self, queue: LogQueue, part: StagePart, letters: "array[int]", work: "_Work", now_us: int
+    ) -> None:
+        """Dead letters with payloads that were staged back behind the tail."""
+        taken = self._redrive(queue, letters, work)
+        if not taken:
+            return
+        segments = self._state.segments
+        rows: list[tuple[int, int]] = []
+        for lo, hi in taken:
+            if rows and rows[-1][1] == part.first + lo:
+                rows[-1] = rows[-1][0], part.first + hi
             else:
-                stored.append(self._accept(queue, batch, now_us, blocks))
-        fields: dict[str, object] = {"op": "transaction", "key": key, "parts": [part[:3] for part in stored]}
-        if step is not None:
-            fields |= {"step": step.number, "last": step.last}
-        if fingerprint:
-            fields["fingerprint"] = fingerprint
-        self._add(blocks, control_parts(fields), now_us)
-        if step is not None:
-            stored = self._state.remember_step(key, step, stored, fingerprint)
-        elif key:
-            self._state.remember(key, stored, fingerprint)
-        if receipt is not None:
-            told = [self._stored(part) for part in stored]
-            steps = self._state.steps_of(key)
-            self._answer(receipt, TransactionDone(key, told, repeated=False, steps=steps, redriven=redriven))
+                rows.append((part.first + lo, part.first + hi))
+        runs = [Run(a, b - a, segments.bytes_of(segments.stage_queue, [(a, b)]), 0) for a, b in rows]
+        repair_queue = queue.repair_queue
+        assert repair_queue is not None
+        work.blocks.append(self._sealer.adoption_block(repair_queue, runs, part.protocol, now_us, FLAG_PART))
+        self._end_redrive(queue, sum(run.length for run in runs), work, now_us)
 
     def _answer(self, receipt: TransactionReceipt, done: TransactionDone) -> None:
         self._committer.when_synced(lambda error: receipt(error or done))
 
-    def _repeated(self, key: str, step: Step | None) -> TransactionDone | None:
-        """The answer where a transaction, or this step of it, is stored already."""
-        known = self.stored(key)
-        if known is not None:
-            return TransactionDone(key, known, repeated=True)
-        steps = self._state.steps_of(key)
-        if step is not None and step.number < steps:
-            return TransactionDone(key, [], repeated=True, steps=steps)
-        return None
-
-    def _is_gone(self, name: str, batch: Batch) -> bool:
+    def _is_gone(self, name: str, identity: str) -> bool:
         """Whether these are repairs of a queue that is no more."""
-        if not batch.identity:
+        if not identity:
             return False
         found = self._state.queues.get(name)
-        return found is None or found.identity != batch.identity
+        return found is None or found.identity != identity
 
-    def _check(self, key: str, parts: Sequence[tuple[str, Batch]], step: Step | None) -> None:
+    def _check(self, key: str, parts: Sequence[tuple[str, Batch]]) -> None:
         """Refuse what cannot be stored, before anything has changed."""
-        self._check_step(key, step)
+        if self._state.steps_of(key):
+            raise LogRefused(f"transaction {key!r} has begun, in an earlier version: commit its stages")
         payload_bytes: dict[str, int] = {}
         for name, batch in parts:
             check_batch(name, batch)
@@ -128,72 +236,89 @@ class Transactions:
             self._state.gathered_bytes + sum(stored_bytes(batch) for _, batch in parts)
         )
 
-    def _check_step(self, key: str, step: Step | None) -> None:
-        steps = self._state.steps_of(key)
-        if step is None and steps:
-            raise LogRefused(
-                f"transaction {key!r} comes in steps, of which {steps} are stored: go on with step {steps}"
-            )
-        if step is not None and step.number > steps:
-            raise LogRefused(
-                f"transaction {key!r}: this is step {step.number}, and {steps} are stored: send step {steps}"
-            )
-        if step is not None and not steps and len(self._state.unfinished) >= UNFINISHED_MAX:
-            raise LogRefused(
-                f"{UNFINISHED_MAX} transactions have begun and not ended: finish some of them first"
-            )
-
-    def _queues_of(self, parts: Sequence[tuple[str, Batch]], now_us: int) -> list[LogQueue]:
-        """The queue of each part; what is missing is declared first, repair queues too."""
+    def _queues_of(self, parts: Sequence[tuple[str, bool]], now_us: int) -> dict[str, LogQueue]:
+        """The queue of each part; what is missing is declared first, repair queues for repairs too."""
         declare, known = self._sealer.declare, self._state.queues
-        queues = [known.get(name) or declare(name, now_us) for name, _ in parts]
-        for queue, (_, batch) in zip(queues, parts, strict=True):
-            if batch.repairs is not None and queue.repair_queue is None:
-                declare(repair_queue_of(queue.name), now_us)
+        queues = {
+            name: known.get(name) or declare(name, now_us) for name in dict.fromkeys(it[0] for it in parts)
+        }
+        for name, are_repairs in parts:
+            if are_repairs and queues[name].repair_queue is None:
+                declare(repair_queue_of(name), now_us)
         return queues
 
-    def _accept(self, queue: LogQueue, batch: Batch, now_us: int, blocks: list[SealedBlock]) -> StoredPart:
-        """New messages, perhaps dead ones: their blocks behind the others; where they are."""
-        first = queue.pending.accept(len(batch))
-        end = first + len(batch)
+    def _split(self, queue: LogQueue, batch: Batch, now_us: int) -> list[SealedBlock]:
+        """The blocks of messages that come with the transaction itself."""
+        return [
+            self._sealer.message_block(queue, columns, batch.protocol, now_us, FLAG_PART)
+            for columns in split_columns(join_batches([batch], now_us), self._state.settings.block_bytes)
+        ]
+
+    def _accept(
+        self,
+        queue: LogQueue,
+        count: int,
+        blocks: list[SealedBlock],
+        dead: Reason,
+        work: "_Work",
+        now_us: int,
+    ) -> None:
+        """New messages, perhaps dead ones, which are in these blocks."""
+        first = queue.pending.accept(count)
         self._state.changed[queue.number] = queue
-        self._split(queue, batch, now_us, blocks)
-        if batch.dead:
-            rows = queue.bury(first, end, batch.dead, now_us)
-            blocks.append(self._sealer.settlement_block(queue, rows, now_us, FLAG_PART))
-        return queue.name, first, end, self._state.opening
+        work.blocks += blocks
+        work.stored.append((queue.name, first, first + count, self._state.opening))
+        if dead:
+            rows = queue.bury(first, first + count, dead, now_us)
+            work.blocks.append(self._sealer.settlement_block(queue, rows, now_us, FLAG_PART))
 
-    def _split(self, queue: LogQueue, batch: Batch, now_us: int, blocks: list[SealedBlock]) -> None:
-        for columns in split_columns(join_batches([batch], now_us), self._state.settings.block_bytes):
-            blocks.append(self._sealer.message_block(queue, columns, batch.protocol, now_us, FLAG_PART))
-
-    def _repair(self, queue: LogQueue, batch: Batch, now_us: int, blocks: list[SealedBlock]) -> int:
-        """Dead letters with other payloads back behind the tail; how many it were."""
+    def _redrive(self, queue: LogQueue, letters: "array[int]", work: "_Work") -> list[tuple[int, int]]:
+        """Dead letters back behind the tail; which of them, by their indexes. Their payloads follow."""
         repair_queue = queue.repair_queue
         assert repair_queue is not None
-        assert batch.repairs is not None
-        first = repair_queue.pending.tail
-        rows, taken = queue.repair(batch.repairs, first)
-        if not taken:
-            return 0
-        payloads = cut_batch(batch, taken)
-        repair_queue.pending.accept(len(payloads))
+        work.payload_first = repair_queue.pending.tail
+        work.rows, taken = queue.repair(letters, work.payload_first)
+        return taken
+
+    def _end_redrive(self, queue: LogQueue, count: int, work: "_Work", now_us: int) -> None:
+        repair_queue = queue.repair_queue
+        assert repair_queue is not None
+        repair_queue.pending.accept(count)
         self._state.changed[repair_queue.number] = repair_queue
-        self._split(repair_queue, payloads, now_us, blocks)
-        blocks.append(self._sealer.repair_block(queue, rows, first, now_us, FLAG_PART))
+        work.blocks.append(self._sealer.repair_block(queue, work.rows, work.payload_first, now_us, FLAG_PART))
+        work.redriven += count
         # Payloads of earlier repairs are let go of behind this transaction.
         self._mark(queue)
-        return len(payloads)
 
-    def _add(self, blocks: list[SealedBlock], control: list[Buffer], now_us: int) -> None:
-        """All of them and their end into one segment, one behind the other."""
+    def _end(
+        self, key: str, work: "_Work", fingerprint: str, receipt: TransactionReceipt | None, now_us: int
+    ) -> None:
+        """All blocks and their end into one segment, one behind the other."""
+        state = self._state
+        fields: dict[str, object] = {"op": "transaction", "key": key, "parts": [it[:3] for it in work.stored]}
+        steps = state.steps_of(key)
+        if steps:
+            fields |= {"step": steps, "last": True}
+        if fingerprint:
+            fields["fingerprint"] = fingerprint
+        control = control_parts(fields)
         end = self._sealer.header(KIND_CONTROL, FLAG_PART | FLAG_END, 0, 0, control, now_us)
         self._committer.reserve(
-            sum(HEADER_BYTES + block.header.body_bytes for block in blocks) + HEADER_BYTES + end.body_bytes
+            sum(HEADER_BYTES + block.header.body_bytes for block in work.blocks)
+            + HEADER_BYTES
+            + end.body_bytes
         )
-        for block in blocks:
+        for block in work.blocks:
             self._sealer.add(block, sync=True)
         self._committer.add(end, control, sync=True)
+        stored = work.stored
+        if steps:
+            stored = state.remember_step(key, Step(steps, last=True), stored, fingerprint)
+        elif key:
+            state.remember(key, stored, fingerprint)
+        if receipt is not None:
+            told = [self._stored(part) for part in stored]
+            self._answer(receipt, TransactionDone(key, told, False, work.redriven, fingerprint))
 
     def stored(self, key: str) -> list[Stored] | None:
         """Where a committed transaction's messages are; None where the key is not known (any more).
@@ -211,3 +336,17 @@ class Transactions:
         name, first, end, opening = part
         queue = self._state.queues.get(name)
         return Stored(name, first, end, queue.origin(opening) if queue is not None else b"")
+
+
+def _runs(parts: Iterable[StagePart], now_us: int) -> Iterator[list[Run]]:
+    """What one adoption block after the other names."""
+    runs: list[Run] = []
+    size = 0
+    for part in parts:
+        if runs and size + part.payload_bytes > ADOPTED_BYTES_MAX:
+            yield runs
+            runs, size = [], 0
+        expires_us = now_us + part.ttl_min_us if part.ttl_min_us else 0
+        runs.append(Run(part.first, part.end - part.first, part.payload_bytes, expires_us))
+        size += part.payload_bytes
+    yield runs

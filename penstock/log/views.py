@@ -37,13 +37,15 @@ def read_messages(state: LogState, queue: LogQueue, start: int, end: int) -> Ite
             return
         segment, header = found
         try:
-            block = segments.load(segment, header.position)
+            block = segments.load(segment, header.position, max(start, first))
         except LogDamaged as error:
-            block = None
-            state.report(queue, max(start, first), min(header.offset_end, end), error)
-        if block is None:
-            start = header.offset_end
+            _, _, stop = segments.missing(queue.number, max(start, first))
+            stop = min(stop, header.offset_end)
+            state.report(queue, max(start, first), min(stop, end), error)
+            start = stop
             continue
+        assert block is not None  # Its header is one of messages, and holds this offset.
+        header = block.header
         lo, hi = max(start - header.first_offset, 0), min(end - header.first_offset, header.count)
         yield slice_of(block, lo, hi, queue.origin(header.opening))
         start = header.offset_end

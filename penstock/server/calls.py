@@ -42,7 +42,7 @@ from penstock.log.errors import (
 )
 from penstock.log.info import QueueInfo, ReaderInfo
 from penstock.log.log import Log
-from penstock.log.results import Step, Stored, TransactionDone
+from penstock.log.results import Stored, TransactionDone
 from penstock.log.scan import Hole
 from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason, State
@@ -174,18 +174,15 @@ def _transact(context: Context, fields: Fields, body: memoryview, answer: Answer
                 {
                     "stored": _stored(result.stored),
                     "repeated": result.repeated,
-                    "steps": result.steps,
                     "redriven": result.redriven,
                 },
             )
 
-    step = Step(*fields["step"]) if fields.get("step") is not None else None
     context.operator.transact(
         fields["key"],
         parts,
         context.server.arrival_us(),
         receipt,
-        step=step,
         fingerprint=fields.get("fingerprint", ""),
     )
 

@@ -55,10 +55,11 @@ def test_a_message_is_the_row_with_the_time_and_number_of_its_commit() -> None:
         None,
     )
     block = Adoption(header(7, 5, time_us=11_000), RUNS)
-    found = adopted(block, stage, 8)  # row 41, the last that this stage block has
-    assert (found.header.first_offset, found.header.count, found.header.first_event) == (8, 1, 108)
-    assert found.payload[found.bounds[0] : found.bounds[1]] == b"dddd"
+    found = adopted(block, stage, 8)  # row 41, the last that this stage block has; row 40 is of this run, too
+    assert (found.header.first_offset, found.header.count, found.header.first_event) == (7, 2, 107)
+    assert found.payload[found.bounds[0] : found.bounds[1]] == b"ccc"
+    assert found.payload[found.bounds[1] : found.bounds[2]] == b"dddd"
     assert (found.header.time_us, found.header.queue, found.header.opening) == (11_000, 9, 3)
     assert found.expires is not None
     assert found.retries is not None
-    assert (list(found.expires), list(found.retries)) == ([13_000], [4])
+    assert (list(found.expires), list(found.retries)) == ([12_000, 13_000], [3, 4])

@@ -1,0 +1,232 @@
+"""Staging: stages on their way into the log, one after the other, a piece at a time.
+
+A stage may have a gigabyte. Everybody else's messages go on meanwhile: in one group there is at most
+`GROUP_BYTES` of stages, and the next piece follows when that is written. The rows of a stage follow upon each
+other, so that there is one at a time; those behind it wait with their messages in memory.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from penstock.log.columns import check_batch, join_batches, split_columns, stored_bytes
+from penstock.log.committer import Committer
+from penstock.log.errors import LogFailed, LogRefused, StagesFull
+from penstock.log.queue import LogQueue
+from penstock.log.repairs import STAGE_QUEUE
+from penstock.log.results import StageInfo, StageReceipt
+from penstock.log.sealer import Sealer
+from penstock.log.stages import STAGES_MAX, Stage, StagePart
+from penstock.log.state import LogState
+from penstock.model.batch import Batch
+from penstock.model.ids import id_of
+from penstock.model.policy import QueueNameError, check_queue_name
+
+GROUP_BYTES: Final = 2 << 20
+PIECE_MESSAGES: Final = 20_000
+
+
+class _Job:
+    """A stage, as far as it is written."""
+
+    __slots__ = ("info", "parts", "pieces", "receipt", "stage")
+
+    def __init__(
+        self,
+        info: StageInfo,
+        pieces: Iterator[tuple[int, Batch]],
+        parts: list[StagePart],
+        receipt: StageReceipt,
+    ) -> None:
+        self.info = info
+        self.parts = parts  # whose rows are not known yet
+        self.pieces = pieces  # messages for one of the parts
+        self.receipt = receipt
+        self.stage: Stage | None = None  # when its first row is written
+
+
+class Staging:
+    def __init__(self, state: LogState, committer: Committer, sealer: Sealer) -> None:
+        self._state = state
+        self._committer = committer
+        self._sealer = sealer
+        self._jobs: deque[_Job] = deque()
+        self._bytes = 0  # of these
+
+    @property
+    def count(self) -> int:
+        """Of all stages that are open, or on their way."""
+        return self._state.stages.count + len(self._jobs)
+
+    @property
+    def stored_bytes(self) -> int:
+        return self._state.stages.stored_bytes + self._bytes
+
+    def rows(self) -> list[tuple[int, int]]:
+        """The rows that are written of a stage which is not whole yet."""
+        queue = self._state.queues.get(STAGE_QUEUE)
+        stage = self._jobs[0].stage if self._jobs else None
+        if stage is None or queue is None or stage.first < 0:
+            return []
+        return [(stage.first, queue.next_stored)]
+
+    def stage(
+        self,
+        key: str,
+        parts: Sequence[tuple[str, Batch]],
+        now_us: int,
+        receipt: StageReceipt,
+        totals: Sequence[Any],
+        was: str,
+    ) -> None:
+        """A part of a transaction, which is in the log when the receipt comes."""
+        if not key:
+            raise LogRefused("a stage needs the key of its transaction")
+        if not parts:
+            raise LogRefused(f"transaction {key!r}: a stage without messages")
+        size = self._check(parts)
+        info = StageInfo(
+            "",
+            key,
+            now_us,
+            sum(len(batch) for _, batch in parts),
+            sum(len(batch.payload) for _, batch in parts),
+            size,
+        )
+        todo = [
+            StagePart(
+                name,
+                -1,
+                -1,
+                len(batch.payload),
+                min(filter(None, batch.ttl_seconds), default=0) * 1_000_000 if batch.ttl_seconds else 0,
+                batch.protocol,
+                batch.dead,
+                -1 if batch.repairs is None else 0,
+                batch.identity,
+            )
+            for name, batch in parts
+        ]
+        job = _Job(info, _pieces([batch for _, batch in parts]), todo, receipt)
+        job.stage = Stage(info, -1, -1, [], list(totals), was)
+        self._jobs.append(job)
+        self._bytes += size
+        if len(self._jobs) == 1:
+            self._go_on(None)
+
+    def _check(self, parts: Sequence[tuple[str, Batch]]) -> int:
+        """Refuse what a commit could not store; how many bytes it takes."""
+        size = 0
+        for name, batch in parts:
+            check_batch(name, batch)
+            if batch.reply is not None:
+                raise LogRefused(f"queue {name!r}: requests that wait for an answer cannot be staged")
+            try:
+                check_queue_name(name)
+            except QueueNameError as error:
+                raise LogRefused(str(error)) from error
+            size += stored_bytes(batch) + 8 * len(batch.repairs or ())
+        settings = self._state.settings
+        if self.stored_bytes + size > settings.stages_bytes_max:
+            raise StagesFull(
+                f"stages have {self.stored_bytes} bytes, and {size} more would be over [http] "
+                f"stages-bytes-max ({settings.stages_bytes_max}); commit or abort some transactions"
+            )
+        if self.count >= STAGES_MAX:
+            raise StagesFull(
+                f"there are {STAGES_MAX} stages; commit or abort some transactions, or stage more at a time"
+            )
+        self._committer.check_room(self._state.gathered_bytes + self._bytes + size)
+        return size
+
+    def _go_on(self, error: LogFailed | None) -> None:
+        """Some more of what waits, when what went before is written."""
+        if error is not None:
+            for job in self._jobs:
+                job.receipt(error)
+            self._jobs.clear()
+            return
+        left = GROUP_BYTES
+        while self._jobs and left > 0:
+            job = self._jobs[0]
+            piece = next(job.pieces, None)
+            if piece is None:
+                self._end(job)
+            else:
+                left -= self._write(job, *piece)
+        if self._jobs:
+            self._committer.when_written(self._go_on)
+        self._committer.push()
+
+    def _queue(self, now_us: int) -> LogQueue:
+        queue = self._state.queues.get(STAGE_QUEUE)
+        if queue is None:
+            queue = self._sealer.declare(STAGE_QUEUE, now_us)
+            self._sealer.format()
+        return queue
+
+    def _write(self, job: _Job, index: int, batch: Batch) -> int:
+        """A piece of a part; how many bytes it has."""
+        stage, now_us = job.stage, job.info.time_us
+        assert stage is not None
+        queue = self._queue(now_us)
+        first = queue.next_stored
+        if stage.first < 0:
+            stage.first = first
+        size = 0
+        for columns in split_columns(join_batches([batch], now_us), self._state.settings.block_bytes):
+            block = self._sealer.message_block(queue, columns, batch.protocol, now_us)
+            self._sealer.add(block, sync=False)
+            size += block.header.body_bytes
+        queue.pending.tail = queue.next_stored
+        self._state.changed[queue.number] = queue
+        part = job.parts[index]
+        if batch.repairs is not None:  # The offsets of the letters, see `_pieces`.
+            part = part._replace(letters=first)
+        else:
+            part = part._replace(first=first if part.first < 0 else part.first, end=queue.next_stored)
+        job.parts[index] = part
+        return size
+
+    def _end(self, job: _Job) -> None:
+        """All rows are written: with the block that says so the stage is there."""
+        self._jobs.popleft()
+        self._bytes -= job.info.stored_bytes
+        stage, now_us = job.stage, job.info.time_us
+        assert stage is not None
+        queue = self._queue(now_us)
+        stage.end, stage.parts = queue.next_stored, job.parts
+        origin = queue.origin(self._state.opening)
+        info = stage.info = job.info._replace(stage=id_of(origin, stage.first).decode())
+        self._sealer.control({"op": "stage", "queue": queue.number, "stage": stage.fields()}, now_us)
+        self._state.stages.put(stage)
+
+        def synced(error: LogFailed | None) -> None:
+            stage.synced = error is None
+            job.receipt(error or info)
+
+        self._committer.when_synced(synced)
+
+
+def _pieces(batches: Sequence[Batch]) -> Iterator[tuple[int, Batch]]:
+    """Batches in pieces that are small enough for a group, each with the index of its batch.
+
+    Behind those of repairs comes a message with the offsets of the letters, known by its `repairs`.
+    """
+    for index, batch in enumerate(batches):
+        lo, count, bounds = 0, len(batch), batch.bounds
+        while lo < count:
+            hi = min(lo + PIECE_MESSAGES, count)
+            while hi - lo > 1 and bounds[hi] - bounds[lo] > GROUP_BYTES:
+                hi = (lo + hi + 1) // 2
+            piece = batch if (lo, hi) == (0, count) else batch.cut(lo, hi)
+            yield (
+                index,
+                Batch(piece.payload, piece.bounds, piece.ttl_seconds, piece.retries, protocol=batch.protocol),
+            )
+            lo = hi
+        if batch.repairs is not None:
+            letters = batch.repairs.tobytes()
+            bounds = array("i", [0, len(letters)])
+            yield index, Batch(letters, bounds, protocol=batch.protocol, repairs=batch.repairs)
