@@ -12,6 +12,8 @@ Rules that always hold:
     mapped file, not copies.
   * What was asked for and is not there is an error that names queue and offsets. With
     `fail_on_loss=False` it is a warning in the log, and the next block that is there follows.
+  * Of messages that were staged (`adoption.py`), the blocks of the stage queue are handed out, each with the
+    header that it has for these messages. So one of them may have others before `lo` and behind `hi`.
 
 The files change while they are read: see `read_view.py`. `refresh` looks at what has changed; a file
 that went away since then makes the reader look again, a bounded number of times for each block.
@@ -24,10 +26,12 @@ import logging
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from penstock.log import views
+from penstock.log.adoption import Adoption, adopted_header, moved, read_adoption
 from penstock.log.block import (
+    FLAG_ELSEWHERE,
     FLAG_EXPIRES,
     FLAG_RETRIES,
     KIND_MESSAGES,
@@ -41,7 +45,7 @@ from penstock.log.errors import LogDamaged, LogError, LogRefused, QueueDeleted
 from penstock.log.mapped import MappedSegments
 from penstock.log.overlay import TRIES_MAX, LogChanging, replayed
 from penstock.log.read_view import QueueView, ReadView, bounds, newest_generations
-from penstock.log.repairs import is_repair_queue
+from penstock.log.repairs import STAGE_QUEUE, is_repair_queue
 from penstock.log.results import EventRun
 from penstock.log.segments import Segment
 from penstock.log.snapshot import positions_in
@@ -84,14 +88,25 @@ class Columns(NamedTuple):
 class Block:
     """A block of one queue, of which the messages (or events) from `lo` to `hi` were asked for."""
 
-    __slots__ = ("body", "header", "hi", "lo", "origin")
+    __slots__ = ("body", "header", "hi", "lo", "offset_end", "origin", "stored")
 
-    def __init__(self, header: Header, body: memoryview, origin: bytes, lo: int, hi: int) -> None:
+    def __init__(
+        self,
+        header: Header,
+        body: memoryview,
+        origin: bytes,
+        lo: int,
+        hi: int,
+        stored: Header | None = None,
+        offset_end: int | None = None,
+    ) -> None:
         self.header = header
         self.body = body
         self.origin = origin  # the first digits of the ids of a message block, see ids.py
         self.lo = lo
         self.hi = hi
+        self.stored = stored or header  # as it is in the file: a stage block's own, where it was adopted
+        self.offset_end = header.offset_end if offset_end is None else offset_end  # of what can be read here
 
     @property
     def protocol(self) -> str:
@@ -105,6 +120,9 @@ class Block:
         payload = reader.raw(ends[count])
         expires = reader.raw(8 * count).cast("q") if flags & FLAG_EXPIRES else None
         retries = reader.raw(2 * count).cast("h") if flags & FLAG_RETRIES else None
+        if self.stored is not self.header:
+            later = moved(expires, self.header.time_us - self.stored.time_us)
+            expires = memoryview(later) if later is not None else None
         return Columns(ends, payload, expires, retries)
 
     def messages(self) -> list[bytes]:
@@ -115,6 +133,11 @@ class Block:
 
 def _facts(queue: QueueView) -> ReaderQueue:
     return ReaderQueue(queue.number, queue.offset_start, queue.offset_end, queue.event_start, queue.event_end)
+
+
+def _look_again() -> NoReturn:
+    """Rows of the stage queue go when nobody names them any more, and the view may still have who did."""
+    raise FileNotFoundError
 
 
 def _is_about(header: Header, offsets: tuple[int, int]) -> bool:
@@ -133,6 +156,7 @@ class LogReader:
         self._watermark: Watermark | None = None
         self._scanned: tuple[object, int] | None = None
         self._origins: dict[tuple[int, int, int], bytes] = {}
+        self._adopted_last: tuple[Segment, Adoption] | None = None
         self._view = ReadView(self._files)
         self.refresh()
 
@@ -195,7 +219,8 @@ class LogReader:
         return self.origin(queue, 0)[:IDENTITY_DIGITS].decode()
 
     def file_of(self, header: Header) -> tuple[str, int]:
-        """The name of the file that a message block was found in, and the log position of its first byte.
+        """The name of the file that has a message block, as it is `stored`, and the log position of its
+        first byte.
 
         By its offsets: segments that earlier versions compacted may have the same positions.
         """
@@ -395,6 +420,20 @@ class LogReader:
                     if first > at:
                         self._missing(queue, at, first, events, fail_on_loss)
                         at = first
+                    if header.flags & FLAG_ELSEWHERE and not events:
+                        found = self._adopted(segment, header, queue, at, end, fail_on_loss, headers_only)
+                        for at, behind, block in found:
+                            if block is not None:
+                                at, tries = behind, 0
+                                yield block
+                            elif looked_again == at:
+                                self._missing(queue, at, behind, events, fail_on_loss)
+                                at = behind
+                            else:
+                                looked_again = at
+                                _look_again()
+                        at = stop
+                        continue
                     body: memoryview | None = memoryview(b"")
                     if about is not None and not _is_about(header, about):
                         body = None
@@ -416,10 +455,80 @@ class LogReader:
                 self._missing(queue, at, span_end, events, fail_on_loss)
                 at = span_end
 
-    def _body(self, segment: Segment, header: Header, name: str, fail_on_loss: bool) -> memoryview | None:
+    def _adopted(
+        self,
+        segment: Segment,
+        header: Header,
+        queue: QueueView,
+        at: int,
+        end: int,
+        fail_on_loss: bool,
+        headers_only: bool,
+    ) -> Iterator[tuple[int, int, Block | None]]:
+        """The messages of an adoption block from `at` to `end`, block by block of the stage queue: the first
+        offset, the one behind the last, and the block; None where the stage queue does not have it."""
+        adoption = self._adoption(segment, header, queue.name, fail_on_loss)
+        origin = self._origin(queue.number, header.opening)
+        for first, row, row_end in adoption.within(at, header.offset_end) if adoption is not None else ():
+            if first >= end:
+                return
+            offset, distance = first, first - row
+            behind = min(row_end + distance, end)  # of what was asked for
+            for its_segment, stored in self._stage_blocks(row, behind - distance):
+                start = stored.first_offset + distance
+                if start > offset:
+                    yield offset, start, None
+                    offset = start
+                stop = min(stored.offset_end, row_end) + distance
+                body: memoryview | None = memoryview(b"")
+                if not headers_only:
+                    body = self._body(its_segment, stored, queue.name, fail_on_loss, (offset, stop))
+                if body is not None:
+                    its = adopted_header(header, stored, offset, offset - distance)
+                    hi = min(stop, behind) - start
+                    yield offset, stop, Block(its, body, origin, offset - start, hi, stored, stop)
+                offset = stop
+            if offset < behind:
+                yield offset, behind, None
+
+    def _adoption(self, segment: Segment, header: Header, name: str, fail_on_loss: bool) -> Adoption | None:
+        """What an adoption block says; None where it is damaged, and nobody minds."""
+        last = self._adopted_last
+        if last is not None and last[0] is segment and last[1].header.position == header.position:
+            return last[1]
+        body = self._body(segment, header, name, fail_on_loss)
+        if body is None:
+            return None
+        adoption = read_adoption(header, body)
+        self._adopted_last = segment, adoption
+        return adoption
+
+    def _stage_blocks(self, row: int, end: int) -> Iterator[tuple[Segment, Header]]:
+        """The blocks of the stage queue with rows from `row` to `end`, as far as there are any."""
+        stages = self._view.queues.get(STAGE_QUEUE)
+        while stages is not None and row < end:
+            segment = self._view.segment_at(stages, row, events=False)
+            if segment is None:
+                return
+            for header in self._rows(segment, stages.number, row, events=False):
+                if header.kind == KIND_MESSAGES and header.offset_end > row:
+                    if header.first_offset >= end:
+                        return
+                    row = header.offset_end
+                    yield segment, header
+            row = max(row, segment.spans[stages.number].end_offset)
+
+    def _body(
+        self,
+        segment: Segment,
+        header: Header,
+        name: str,
+        fail_on_loss: bool,
+        offsets: tuple[int, int] | None = None,
+    ) -> memoryview | None:
         """The body of a block; None where it is damaged, and nobody minds."""
         try:
-            return self._files.body(segment, header, name)
+            return self._files.body(segment, header, name, offsets)
         except LogDamaged as error:
             if fail_on_loss:
                 raise

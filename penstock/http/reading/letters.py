@@ -241,7 +241,7 @@ def _rows(
     protocol, time_us, base = block.protocol, header.time_us, header.first_offset
     bounds, payload, expires, retries = block.columns() if asked & _OF_BODIES else _NO_COLUMNS
     asks_id = "id" in asked
-    expires_us, retries_left, later_us = run.expires_us, run.retries, late_us(run.steps, base)
+    expires_us, retries_left, later_us = run.expires_us, run.retries, late_us(run.steps, first)
     for offset in range(first, end):
         i = offset - base
         value = payload[bounds[i] : bounds[i + 1]] if bounds else payload
@@ -316,8 +316,8 @@ def _blocks(
     for run in runs:
         at = run.first
         # Several runs in one block are usual; its checksum is not reckoned up for each of them.
-        if block is not None and block.header.first_offset <= at < block.header.offset_end:
-            end = min(run.end, block.header.offset_end)
+        if block is not None and block.header.first_offset + block.lo <= at < block.offset_end:
+            end = min(run.end, block.offset_end)
             yield run, block, at, end
             at = end
         if at < run.end:

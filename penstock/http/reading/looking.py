@@ -112,15 +112,15 @@ def look_at(
         at = first
         while at < end:
             # Ranges are often small and lie close together: a block is read once for all of them.
-            if block is None or block.header.offset_end <= at:
+            if block is None or block.offset_end <= at:
                 if blocks_bytes >= BLOCKS_BYTES_MAX:
                     return Look(seen, at)
                 block = _block_from(reader, queue, at)
                 if block is None:
                     return Look(seen, None)
                 blocks_bytes += block.header.body_bytes
-            at = max(at, block.header.first_offset)
-            stop = min(end, block.header.offset_end)
+            at = max(at, block.header.first_offset + block.lo)
+            stop = min(end, block.offset_end)
             if at < stop:
                 found = _messages_of(block, at, min(stop, at + messages_max - len(seen)), bytes_left)
                 seen += found
@@ -190,10 +190,10 @@ def payloads_at(reader: LogReader, queue: str, offsets: Sequence[int]) -> dict[i
         if block is None:
             break
         bounds, payload, _, _ = block.columns()
-        base, end = block.header.first_offset, block.header.offset_end
-        while row < len(wanted) and wanted[row] < end:
+        base = block.header.first_offset
+        while row < len(wanted) and wanted[row] < block.offset_end:
             i = wanted[row] - base
-            if i >= 0:
+            if i >= block.lo:
                 found[wanted[row]] = bytes(payload[bounds[i] : bounds[i + 1]])
             row += 1
     return found
