@@ -240,10 +240,14 @@ class _Recovery:
         return segment
 
     def _adopt(self, segment: Segment, file: File, header: Header) -> memoryview:
-        """Which rows of stages a block of a compacted segment names; the body of such a block."""
+        """Which rows of stages a block of a compacted segment names; the body of such a block. Where that is
+        damaged, whoever wants its messages finds out."""
         if header.kind != KIND_MESSAGES or not header.flags & FLAG_ELSEWHERE:
             return memoryview(b"")
-        body = read_body(file, segment.base, header, self._disk.where(segment.name))
+        try:
+            body = read_body(file, segment.base, header, self._disk.where(segment.name))
+        except LogDamaged:
+            return memoryview(b"")
         segment.adopt(read_adoption(header, body))
         return body
 

@@ -16,9 +16,10 @@ Rules that always hold:
 
 import logging
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -93,6 +94,7 @@ def plans(
     settled_after = _bytes_after(state) if by_bytes else None
     held = readers.held(now_us)
     staged = Staged(state.segments.stage_queue, state.segments.holding(state.segments.stage_queue))
+    rows_kept: _RowsKept | None = None
     for at, segment in enumerate(state.segments.all):
         # A compacted one lay behind two snapshots when that was done, wherever it ends now.
         if not segment.sealed or (segment.end > oldest_snapshot and not segment.generation):
@@ -110,8 +112,8 @@ def plans(
         ]
         rows: Living = {}
         if staged.queue in segment.spans:
-            span = segment.spans[staged.queue]
-            rows[staged.queue] = _within(_rows_kept(state, segment, rows_of_staging()), span)
+            rows_kept = rows_kept or _RowsKept(state, rows_of_staging())
+            rows[staged.queue] = rows_kept.of(segment, segment.spans[staged.queue])
         row_counts = {number: (len(its), _total(its)) for number, its in rows.items()}
         counts = row_counts | {
             n: pending.count_unsettled(span.first_offset, span.end_offset) for n, pending, span in rooms
@@ -131,16 +133,23 @@ def _total(ranges: Ranges) -> int:
     return sum(end - first for first, end in ranges)
 
 
-def _within(ranges: Ranges, span: Span) -> Ranges:
-    """What a span has of them."""
-    first, end = span.first_offset, span.end_offset
-    return [(max(a, first), min(b, end)) for a, b in ranges if a < end and first < b]
+class _RowsKept:
+    """The rows of stages that somebody needs: messages of some segment, or a stage that is open."""
 
+    def __init__(self, state: LogState, rows_of_staging: Ranges) -> None:
+        self._rows: list[tuple[int, int, Segment | None]] = [
+            (*rows, segment) for segment in state.segments.all for rows in segment.names
+        ]
+        self._rows += [(stage.first, stage.end, None) for stage in state.stages]
+        self._rows += [(first, end, None) for first, end in rows_of_staging]
+        self._rows.sort(key=itemgetter(0))
+        self._ends = list(accumulate((end for _, end, _ in self._rows), max))  # highest so far
 
-def _rows_kept(state: LogState, segment: Segment, rows_of_staging: Ranges) -> Ranges:
-    """The rows of stages that somebody needs, besides the messages of the segment itself."""
-    named = [rows for other in state.segments.all if other is not segment for rows in other.names]
-    return merged([*named, *((stage.first, stage.end) for stage in state.stages), *rows_of_staging])
+    def of(self, segment: Segment, span: Span) -> Ranges:
+        """Those that a segment has, besides what its own messages need."""
+        first, end = span.first_offset, span.end_offset
+        some = self._rows[bisect_right(self._ends, first) : bisect_left(self._rows, end, key=itemgetter(0))]
+        return merged([(max(a, first), min(b, end)) for a, b, of in some if b > first and of is not segment])
 
 
 def _worth_compacting(segment: Segment, living: dict[int, tuple[int, int]], stage_queue: int) -> bool:

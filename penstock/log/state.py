@@ -9,7 +9,7 @@ from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from penstock.log.adoption import read_adoption
+from penstock.log.adoption import Adoption, read_adoption
 from penstock.log.block import (
     FLAG_ELSEWHERE,
     FLAG_REPAIRED,
@@ -482,7 +482,7 @@ class LogState:
         pending.accept(header.count)
         queue.next_stored = pending.tail
         if header.flags & FLAG_ELSEWHERE:
-            adoption = read_adoption(header, body)
+            adoption = read_adoption(header, body) if body else Adoption(header, [])
             for first, run in zip(adoption.ends, adoption.runs, strict=False):
                 if run.expires_us:
                     self.timers.add(run.expires_us, queue.number, first, first + run.length)

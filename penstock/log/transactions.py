@@ -119,7 +119,7 @@ class Transactions:
         found = [part for stage in stages for part in stage.parts]
         parts = [part for part in found if not self._is_gone(part.queue, part.identity)]
         letters = [self._letters(key, part) if part.letters >= 0 else None for part in parts]
-        self._check_parts(parts)
+        self._check_parts(parts, sum(map(len, filter(None, letters))))
         queues = self._queues_of([(part.queue, part.letters >= 0) for part in parts], now_us)
         self._seal_all(now_us)
         work = _Work()
@@ -175,7 +175,7 @@ class Transactions:
         offsets.frombytes(bytes(block.payload[block.bounds[at] : block.bounds[at + 1]]))
         return offsets
 
-    def _check_parts(self, parts: Sequence[StagePart]) -> None:
+    def _check_parts(self, parts: Sequence[StagePart], letters: int) -> None:
         """Refuse what cannot be stored, before anything has changed."""
         payload_bytes: dict[str, int] = {}
         for part in parts:
@@ -186,7 +186,8 @@ class Transactions:
             payload_bytes[part.queue] = payload_bytes.get(part.queue, 0) + living * part.payload_bytes
         for name, more in payload_bytes.items():
             check_queue(self._state, name, more)
-        self._committer.check_room(self._state.gathered_bytes + 2 * HEADER_BYTES * (len(parts) + 1))
+        # Two blocks for each part, and a row for each letter, at most.
+        self._committer.check_room(self._state.gathered_bytes + HEADER_BYTES * (3 * len(parts) + letters + 1))
 
     def _repair(
         self, queue: LogQueue, part: StagePart, letters: "array[int]", work: "_Work", now_us: int
