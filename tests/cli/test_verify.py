@@ -308,7 +308,8 @@ def plant_overlap(folder: Path) -> None:
             runs += [(offset, offset + 1) for offset in range(header.first_offset, header.offset_end)]
     disk = RealDisk(str(folder))
     with mock.patch.object(retention, "COMPACT_BELOW", 1000.0):
-        result = retention.compact(disk, Segment(base, 0, mine[-1].end - base, 0, sealed=True), living)
+        segment = Segment(base, 0, mine[-1].end - base, 0, sealed=True)
+        result = retention.compact(disk, segment, living, retention.Staged(0, []))
     disk.rename(result.name + retention.TEMPORARY, result.name)
     path.unlink()
     assert at < result.size

@@ -15,7 +15,7 @@ def compact_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a segment is worth compacting is judged by payload alone, and nobody looks at what comes of it:
     it may be longer than it was."""
 
-    def worth_compacting(segment: Segment, living: dict[int, tuple[int, int]]) -> bool:
+    def worth_compacting(segment: Segment, living: dict[int, tuple[int, int]], stage_queue: int) -> bool:
         alive = stored = 0.0
         events = survivors = 0
         for number, span in segment.spans.items():

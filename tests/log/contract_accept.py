@@ -5,11 +5,12 @@ from array import array
 import pytest
 
 from penstock.log.errors import LogError, LogRefused, QueueFull
-from penstock.log.results import Receipt, Step, Stored, TransactionDone
+from penstock.log.results import Receipt, Stored, TransactionDone
 from penstock.model.batch import RETRIES_NONE, Batch
 from penstock.model.ids import ID_DIGITS, split_id
 from penstock.model.words import Outcome
 from tests.log.contract_rig import START_US, Rig, named, open_slices, payloads
+from tests.log.old_steps import store_step
 
 BAD_NAMES = {
     "empty": "",
@@ -422,57 +423,66 @@ class Transactions:
 
 
 class Steps:
-    """transact in steps: each is stored once, and the key counts with the last."""
+    """Steps of transactions that an earlier version has stored: a commit ends them, and the key counts."""
 
-    def test_the_last_step_tells_of_all(self, rig: Rig) -> None:
+    def store(self, rig: Rig, number: int, *parts: tuple[str, list[bytes]], last: bool = False) -> None:
+        batches = [(queue, Batch.of(messages)) for queue, messages in parts]
+        store_step(rig.engine, "key", batches, number, rig.now_us, last=last)
+        rig.turn()
+
+    def test_a_commit_ends_it_and_tells_of_all(self, rig: Rig) -> None:
         rig.open()
-        first = rig.transact("key", ("orders", named("a", 2)), ("mails", [b"m"]), step=Step(0, False))
-        assert (first.repeated, first.steps) == (False, 1)
-        assert [(s.queue, s.first, s.end) for s in first.stored] == [("orders", 0, 2), ("mails", 0, 1)]
+        self.store(rig, 0, ("orders", named("a", 2)), ("mails", [b"m"]))
         rig.send("mails", [b"between"])
-        second = rig.transact("key", ("mails", [b"n"]), ("orders", named("b", 3)), step=Step(1, False))
-        assert (second.steps, len(second.stored)) == (2, 2)
-        whole = rig.transact("key", step=Step(2, True))
-        assert (whole.repeated, whole.steps) == (False, 0)
+        self.store(rig, 1, ("mails", [b"n"]))
+        assert (rig.engine.transaction_steps("key"), rig.engine.transaction("key")) == (2, None)
+        whole = rig.commit("key", rig.stage("key", ("orders", named("b", 3))))
+        assert (whole.repeated, rig.engine.transaction_steps("key")) == (False, 0)
         ranges = [(s.queue, s.first, s.end) for s in whole.stored]
         assert ranges == [("orders", 0, 5), ("mails", 0, 1), ("mails", 2, 3)]
         assert payloads(rig.take("orders")) == named("a", 2) + named("b", 3)
         again = rig.transact("key", ("orders", [b"other"]))
         assert (again.repeated, again.stored) == (True, whole.stored)
 
-    def test_a_step_counts_once_and_says_how_far_it_is(self, rig: Rig) -> None:
+    def test_a_commit_without_stages_ends_it_too(self, rig: Rig) -> None:
         rig.open()
         for number in range(3):
-            rig.transact("key", ("orders", [b"%d" % number]), step=Step(number, False))
-        for number in range(3):
-            again = rig.transact("key", ("orders", [b"%d" % number]), step=Step(number, False))
-            assert (again.repeated, again.steps, again.stored) == (True, 3, [])
+            self.store(rig, number, ("orders", [b"%d" % number]))
+        whole = rig.commit("key")
+        assert [(s.queue, s.first, s.end) for s in whole.stored] == [("orders", 0, 3)]
+        assert rig.commit("key").repeated
         assert payloads(rig.take("orders")) == [b"0", b"1", b"2"]
 
-    def test_a_step_out_of_turn_is_refused(self, rig: Rig) -> None:
+    def test_nothing_else_goes_on_with_it(self, rig: Rig) -> None:
         engine = rig.open()
-        batch = [("orders", Batch.of([b"x"]))]
-        with pytest.raises(LogRefused, match="send step 0"):
-            engine.transact("key", batch, rig.now_us, step=Step(1, True))
-        rig.transact("key", ("orders", [b"a"]), step=Step(0, False))
-        with pytest.raises(LogRefused, match="send step 1"):
-            engine.transact("key", batch, rig.now_us, step=Step(2, False))
-        with pytest.raises(LogRefused, match="steps"):
-            engine.transact("key", batch, rig.now_us)
+        self.store(rig, 0, ("orders", [b"a"]))
+        with pytest.raises(LogRefused, match="earlier version"):
+            engine.transact("key", [("orders", Batch.of([b"x"]))], rig.now_us)
         assert payloads(rig.take("orders")) == [b"a"]
 
     @pytest.mark.parametrize("how", ["reopen", "crash"])
-    def test_steps_go_on_after_restarts(self, rig: Rig, how: str) -> None:
+    def test_they_are_remembered(self, rig: Rig, how: str) -> None:
         rig.open()
-        rig.transact("key", ("orders", [b"a"]), step=Step(0, False))
+        self.store(rig, 0, ("orders", [b"a"]))
         rig.restart(how)
-        again = rig.transact("key", ("orders", [b"a"]), step=Step(0, False))
-        assert (again.repeated, again.steps) == (True, 1)
-        rig.transact("key", ("orders", [b"b"]), step=Step(1, False))
+        assert rig.engine.transaction_steps("key") == 1
+        self.store(rig, 1, ("orders", [b"b"]))
         rig.restart(how)
-        whole = rig.transact("key", ("orders", [b"c"]), step=Step(2, True))
+        whole = rig.commit("key", rig.stage("key", ("orders", [b"c"])))
         assert sum(s.end - s.first for s in whole.stored) == 3
         rig.restart(how)
-        again = rig.transact("key", ("orders", [b"c"]), step=Step(2, True))
+        again = rig.commit("key")
         assert (again.repeated, again.stored) == (True, whole.stored)
         assert payloads(rig.take("orders")) == [b"a", b"b", b"c"]
+
+    @pytest.mark.parametrize("how", ["reopen", "crash"])
+    def test_a_last_one_is_a_commit(self, rig: Rig, how: str) -> None:
+        rig.open()
+        self.store(rig, 0, ("orders", [b"a"]))
+        self.store(rig, 1, ("orders", [b"b"]), last=True)
+        for _ in range(2):
+            stored = rig.engine.transaction("key")
+            assert stored is not None
+            assert [(s.queue, s.first, s.end) for s in stored] == [("orders", 0, 2)]
+            assert rig.transact("key", ("orders", [b"other"])).repeated
+            rig.restart(how)

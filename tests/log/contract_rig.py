@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from penstock.log.errors import LogError
 from penstock.log.info import QueueInfo
 from penstock.log.log import Log
-from penstock.log.results import EventRun, Fate, Receipt, Step, Stored, TransactionDone
+from penstock.log.results import EventRun, Fate, Receipt, StageInfo, Stored, TransactionDone
 from penstock.model.batch import RETRIES_NONE, Batch, Slice
 from penstock.model.ids import id_of
 from penstock.model.life import Event, Reason
@@ -213,7 +213,6 @@ class Rig:
         self,
         key: str,
         *parts: tuple[str, list[bytes]],
-        step: Step | None = None,
         dead: Sequence[str] = (),
     ) -> TransactionDone:
         """All of it, and wait for the receipt. What is for the queues `dead` is dead at once."""
@@ -221,12 +220,32 @@ class Rig:
         batches = [(queue, Batch.of(messages)) for queue, messages in parts]
         for queue, batch in batches:
             batch.dead = Reason.BAD_RECORD if queue in dead else Reason.NONE
-        self.engine.transact(key, batches, self.now_us, came.append, step=step)
+        self.engine.transact(key, batches, self.now_us, came.append)
+        return self._done(key, came)
+
+    def _done(self, key: str, came: list[TransactionDone | LogError]) -> TransactionDone:
         self.engine.flush(self.now_us)
         assert self.drive(lambda: bool(came)), f"no receipt for {key}"
         (done,) = came
         assert isinstance(done, TransactionDone), done
         return done
+
+    def stage(self, key: str, *parts: tuple[str, Batch | list[bytes]]) -> str:
+        """A part of a transaction, and wait for the receipt; its id."""
+        came: list[StageInfo | LogError] = []
+        batches = [(queue, it if isinstance(it, Batch) else Batch.of(it)) for queue, it in parts]
+        self.engine.stage(key, batches, self.now_us, came.append)
+        self.engine.flush(self.now_us)
+        assert self.drive(lambda: bool(came)), f"no receipt for a stage of {key}"
+        (info,) = came
+        assert isinstance(info, StageInfo), info
+        return info.stage
+
+    def commit(self, key: str, *stages: str) -> TransactionDone:
+        """These become messages; and wait for the receipt."""
+        came: list[TransactionDone | LogError] = []
+        self.engine.commit(key, stages, self.now_us, came.append)
+        return self._done(key, came)
 
     # --- out -------------------------------------------------------------------------------------
 

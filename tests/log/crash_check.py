@@ -82,19 +82,16 @@ class Checker:
                 assert starts[reader.view] <= reader.position, f"{reader} comes too late: {info}"
 
     def repeat(self, engine: Log, transaction: Transaction, *, known: bool) -> None:
-        """The same key again, and the same step: nothing is added when it has been committed."""
+        """The same key again: nothing is added when it has been committed."""
 
         def receipt(result: TransactionDone | LogError) -> None:
             if isinstance(result, TransactionDone):
                 assert result.repeated == known, f"{transaction}: {result}"
                 ranges = [part[:3] for part in result.stored]
-                as_it_was = ranges == transaction.ranges or transaction.step is not None
-                assert as_it_was or not known, f"{ranges} instead of {transaction}"
+                assert not known or ranges == transaction.ranges, f"{ranges} instead of {transaction}"
 
         before = [(name, engine.describe(name).offset_end) for name in engine.queues()]
-        engine.transact(
-            transaction.key, transaction.parts, self._model.now_us, receipt, step=transaction.step
-        )
+        engine.transact(transaction.key, transaction.parts, self._model.now_us, receipt)
         after = [(name, engine.describe(name).offset_end) for name in engine.queues()]
         assert (before == after) == known, f"{transaction}, known: {known}: {before}, then {after}"
 

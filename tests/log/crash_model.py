@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from penstock.log.info import ReaderInfo
-from penstock.log.results import Fate, Step
+from penstock.log.results import Fate
 from penstock.model.batch import RETRIES_ENDLESS, RETRIES_NONE, Batch
 from penstock.model.ids import id_of
 from penstock.model.life import Event, Reason
@@ -221,12 +221,11 @@ class QueueModel:
 
 
 class Transaction(NamedTuple):
-    """An attempted transaction, or a step of one: its parts, and where they went (queue, first, end)."""
+    """An attempted transaction: its parts, and where they went (queue, first, end)."""
 
     key: str
     parts: list[tuple[str, Batch]]
     ranges: list[tuple[str, int, int]]
-    step: Step | None
 
 
 class Controls(NamedTuple):

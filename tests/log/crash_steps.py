@@ -8,7 +8,7 @@ from penstock.log.errors import DiskFull, LogError, LogFailed
 from penstock.log.info import ReaderInfo
 from penstock.log.log import Log
 from penstock.log.readers import FORGET_AFTER_US
-from penstock.log.results import Fate, Step, Stored, TransactionDone
+from penstock.log.results import Fate, Stored, TransactionDone
 from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason
 from penstock.model.pending import Mark
@@ -153,8 +153,7 @@ class Steps:
         if known and rng.random() < 0.3:
             self.checker.repeat(self.engine, rng.choice(known), known=True)
             return
-        alone = rng.choice((f"key-{self.sent}", f"key-{self.sent}", ""))  # without a key: not remembered
-        key, step = self.next_step() if rng.random() < 0.4 else (alone, None)
+        key = rng.choice((f"key-{self.sent}", f"key-{self.sent}", ""))  # without a key: not remembered
         parts = [(rng.choice(list(model.queues)), self.batch()) for _ in range(rng.randint(1, 4))]
         for _, batch in parts:
             batch.dead = rng.choice((Reason.NONE, Reason.NONE, Reason.BAD_RECORD))
@@ -167,14 +166,13 @@ class Steps:
                 assert isinstance(result, LogFailed), result
                 return
             assert not result.repeated
-            whole = step is not None and step.last
-            assert whole or [part[:3] for part in result.stored] == ranges, f"{result} instead of {ranges}"
+            assert [part[:3] for part in result.stored] == ranges, f"{result} instead of {ranges}"
             for name, first, end, origin in result.stored:
                 model.show(model.queues[name], origin, first, end)
                 model.confirm(model.queues[name], end, turn, safe=True)
 
         try:
-            self.engine.transact(key, parts, self.now_us, receipt, step=step)
+            self.engine.transact(key, parts, self.now_us, receipt)
         except LogError as error:
             for name, size in sizes.items():
                 del model.queues[name].messages[size:]
@@ -184,19 +182,12 @@ class Steps:
                 if batch.dead:
                     event, reason = at_birth(POLICIES.for_queue(name), batch.dead)
                     model.happen(model.queues[name], [Fate(first, end, event, reason)])
-            model.transactions.append(Transaction(key, parts, ranges, step))
+            model.transactions.append(Transaction(key, parts, ranges))
             if rng.random() < 0.2:
                 # The moment that matters for a transaction: the power fails while it is written.
                 self.flush()
                 self.disk.cut_after(rng.randint(1, 5))
                 self.writer.wait()
-
-    def next_step(self) -> tuple[str, Step]:
-        """Of a transaction that has begun and not ended, or of a new one."""
-        reached = {it.key: it.step for it in self.model.transactions if it.step is not None}
-        begun = [(key, step.number + 1) for key, step in reached.items() if not step.last]
-        key, number = self.rng.choice([*begun, (f"key-{self.sent}", 0)])
-        return key, Step(number, last=self.rng.random() < 0.2)
 
     # --- out -------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from penstock.log.inspect import inspect_log
 from penstock.log.log import Log
 from penstock.log.reader import LogReader
 from penstock.log.repairs import LAST_NAME
-from penstock.log.results import Step, Stored, TransactionDone
+from penstock.log.results import Stored, TransactionDone
 from penstock.log.segments import parse_segment_name
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
@@ -27,6 +27,7 @@ from penstock.model.life import Reason
 from penstock.model.policy import Policies
 from penstock.model.words import Outcome
 from tests.log.inline import InlineWorker
+from tests.log.old_steps import store_step
 from tests.log.simdisk import PowerCut, SimDisk
 from tests.log.test_retention import KEEP_NOTHING, Rig
 
@@ -350,15 +351,16 @@ def test_timers_of_a_deleted_queue_end_nothing(rig: Rig) -> None:
 
 def test_keys_are_remembered_and_their_offsets_are_not(rig: Rig) -> None:
     answers: list[TransactionDone] = []
+    parts = [("orders", Batch.of([b"o"])), ("mails", Batch.of([b"m"]))]
 
-    def commit(key: str, step: Step | None = None) -> TransactionDone:
-        parts = [("orders", Batch.of([b"o"])), ("mails", Batch.of([b"m"]))]
-        rig.engine.transact(key, parts, rig.now_us, answers.append, step=step)  # type: ignore[arg-type]
+    def commit(key: str) -> TransactionDone:
+        rig.engine.transact(key, parts, rig.now_us, answers.append)  # type: ignore[arg-type]
         rig.turn()
         return answers[-1]
 
     commit("spark/query/7")
-    commit("spark/query/8", Step(0, last=False))
+    store_step(rig.engine, "spark/query/8", parts, 0, rig.now_us)
+    rig.turn()
     delete(rig, "orders")
     for _ in range(2):
         repeated = commit("spark/query/7")
@@ -366,8 +368,9 @@ def test_keys_are_remembered_and_their_offsets_are_not(rig: Rig) -> None:
         assert [part[:3] for part in repeated.stored] == [("orders", 0, 0), ("mails", 0, 1)]
         rig.reopen()
     assert not rig.engine.has_queue("orders")
-    last = commit("spark/query/8", Step(1, last=True))
-    ranges = {part[:3]: part.origin for part in last.stored}
+    store_step(rig.engine, "spark/query/8", parts, 1, rig.now_us, last=True)
+    rig.turn()
+    ranges = {part[:3]: part.origin for part in rig.engine.transaction("spark/query/8") or ()}
     assert ranges.keys() == {("orders", 0, 0), ("mails", 1, 2), ("orders", 0, 1), ("mails", 2, 3)}
     assert ranges["orders", 0, 1].startswith(rig.engine.describe("orders").identity.encode())
 

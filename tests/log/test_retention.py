@@ -15,15 +15,15 @@ import pytest
 from penstock.log import retention
 from penstock.log.block import HEADER_BYTES
 from penstock.log.disk import Disk, RealDisk, RealFile
-from penstock.log.errors import DiskFull, LogRefused
+from penstock.log.errors import DiskFull
 from penstock.log.info import QueueInfo, ReaderInfo
 from penstock.log.inspect import inspect_log
 from penstock.log.keys import TRANSACTIONS_MAX
 from penstock.log.log import Log
 from penstock.log.reader import LogReader
-from penstock.log.results import Step, TransactionDone
+from penstock.log.results import TransactionDone
 from penstock.log.segments import Segment, parse_segment_name, segment_name
-from penstock.log.state import UNFINISHED_MAX, LogSettings
+from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.life import Event
 from penstock.model.policy import Policies
@@ -40,6 +40,7 @@ from tests.log.contract_rig import (
     ranges_of,
 )
 from tests.log.inline import InlineWorker
+from tests.log.old_steps import store_step
 
 SMALL = LogSettings(segment_bytes=4096, block_bytes=1024, cache_bytes=2048, snapshot_blocks=1000)
 KEEP_NOTHING = {"*": {"retention-seconds": 0}}
@@ -312,9 +313,7 @@ def test_transaction_keys_are_remembered_when_their_messages_are_gone(make: Make
 
 def test_a_transaction_that_has_begun_is_remembered_however_many_others_come(make: Make) -> None:
     log = make(KEEP_NOTHING)
-    answers: list[object] = []
-    first, parts = Step(0, last=False), [("orders", Batch.of([b"x"]))]
-    log.engine.transact("key", parts, log.now_us, answers.append, step=first)
+    store_step(log.engine, "key", [("orders", Batch.of([b"x"]))], 0, log.now_us)
     log.ack("orders", log.take("orders"))
     for number in range(TRANSACTIONS_MAX + 1):
         log.engine.transact(f"other-{number}", [], log.now_us)
@@ -322,16 +321,8 @@ def test_a_transaction_that_has_begun_is_remembered_however_many_others_come(mak
     log.trim()
     for restart in (log.turn, log.crash, log.reopen):
         restart()
-        log.engine.transact("key", parts, log.now_us, answers.append, step=first)
-        log.engine.transact("other-0", [], log.now_us, answers.append)
-        log.turn()
-    done = [answer for answer in answers if isinstance(answer, TransactionDone)]
-    assert [(it.key, it.repeated, it.steps) for it in done] == [
-        ("key", False, 1),
-        ("key", True, 1),
-        ("other-0", False, 0),
-        *[("key", True, 1), ("other-0", True, 0)] * 2,
-    ]
+        assert log.engine.transaction_steps("key") == 1
+        assert log.engine.transaction("other-0") is None
 
 
 def test_keys_of_one_kind_do_not_push_out_those_of_another(make: Make) -> None:
@@ -344,16 +335,6 @@ def test_keys_of_one_kind_do_not_push_out_those_of_another(make: Make) -> None:
     for restart in (log.turn, log.crash, log.reopen):
         restart()
         assert {key: log.engine.transaction(key) is not None for key in known} == known
-
-
-def test_too_many_unfinished_transactions_are_refused(make: Make) -> None:
-    log = make(KEEP_NOTHING)
-    for number in range(UNFINISHED_MAX):
-        log.engine.transact(f"key-{number}", [], log.now_us, step=Step(0, last=False))
-    with pytest.raises(LogRefused, match="have begun and not ended"):
-        log.engine.transact("one more", [], log.now_us, step=Step(0, last=False))
-    log.engine.transact("key-0", [], log.now_us, step=Step(1, last=True))
-    log.engine.transact("one more", [], log.now_us, step=Step(0, last=False))
 
 
 def test_a_segment_goes_only_when_the_settlements_that_free_it_are_synced(make: Make) -> None:
@@ -761,9 +742,9 @@ def test_what_would_leave_too_much_is_tried_again_when_half_of_it_has_gone(
     rewritten: list[int] = []
     compact = retention.compact
 
-    def counted(disk: Disk, segment: Segment, living: dict[int, list[tuple[int, int]]]) -> Segment:
+    def counted(disk: Disk, segment: Segment, living: retention.Living, staged: retention.Staged) -> Segment:
         rewritten.append(segment.base)
-        return compact(disk, segment, living)
+        return compact(disk, segment, living, staged)
 
     monkeypatch.setattr(retention, "compact", counted)
     # Their reply addresses are what makes them large, and only the file knows that.

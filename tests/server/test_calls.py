@@ -27,6 +27,7 @@ from penstock.server import calls
 from penstock.server.calls import CALLS, Context, refusal_of
 from penstock.server.memory import Account
 from tests.broker.test_broker import FakePort, House, send, settle
+from tests.log.old_steps import store_step
 
 ROUNDS_MAX = 10_000
 
@@ -225,7 +226,7 @@ def test_append_says_why_not(tmp_path: Path) -> None:
 def test_a_transaction_is_stored_once_for_its_key(caller: Caller) -> None:
     first = caller.transact("k", ("a", [b"1", b"2"]), ("b", [b"3"]), ("a", [b"4"]))
     assert [part[:3] for part in first["stored"]] == [["a", 0, 2], ["b", 0, 1], ["a", 2, 3]]
-    assert (first["repeated"], first["steps"]) == (False, 0)
+    assert first["repeated"] is False
     again = caller.transact("k", ("a", [b"1", b"2"]), ("b", [b"3"]), ("a", [b"4"]))
     assert again == {**first, "repeated": True}
     assert caller.ask("transaction", {"key": "k"}) == {
@@ -245,13 +246,9 @@ def test_a_transaction_is_stored_once_for_its_key(caller: Caller) -> None:
     ]
 
 
-def test_a_transaction_in_steps(caller: Caller) -> None:
-    assert caller.transact("k", ("a", [b"1"]), step=[0, False])["steps"] == 1
+def test_steps_that_an_earlier_version_has_stored_are_told(caller: Caller) -> None:
+    store_step(caller.log, "k", [("a", Batch.of([b"1"]))], 0, caller.now)
     assert caller.ask("transaction", {"key": "k"}) == {"stored": None, "steps": 1, "fingerprint": ""}
-    done = caller.transact("k", ("a", [b"2"]), step=[1, True])
-    assert (done["steps"], [part[:3] for part in done["stored"]]) == (0, [["a", 0, 2]])
-    kind, detail = caller.refused("transact", {"key": "n", "parts": [], "step": [3, False]})
-    assert (kind, "step 0" in detail) == ("refused", True)
 
 
 # --- looking at queues -------------------------------------------------------------------------
