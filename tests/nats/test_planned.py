@@ -4,6 +4,7 @@ Random work on a real log in a real stream: several queues in every file, files 
 and that a new leader has only as a copy.
 """
 
+import json
 import os
 import random
 import secrets
@@ -27,16 +28,20 @@ from penstock.log.arrow import (
     pruned,
 )
 from penstock.log.block import Header
+from penstock.log.errors import LogError
 from penstock.log.jetstream.cluster import Cluster
 from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.ranges import Part, Source, blocks
-from penstock.log.jetstream.replica import LOG, Replica
+from penstock.log.jetstream.replica import LOG, RECORDS, Replica
 from penstock.log.jetstream.servers import parse_server
 from penstock.log.jetstream.stream_log import make_streams, open_stream_log
 from penstock.log.log import Log
 from penstock.log.reader import LogReader
+from penstock.log.results import StageInfo
 from penstock.log.segments import segment_name
+from penstock.model.batch import Batch
+from penstock.model.words import Outcome
 from tests.log.folders import POLICIES, QUEUES, SECOND_US, Worker
 
 TURNS = 250
@@ -50,10 +55,11 @@ def nats(node: Cluster) -> Iterator[LinkThread]:
 
 
 class StreamWorker(Worker):
-    """The same, with a log in a stream."""
+    """The same, with a log in a stream; some of its messages are staged, and committed later."""
 
     def __init__(self, nats: LinkThread, folder: Path, seed: int, queues: Sequence[str] = QUEUES) -> None:
         self._nats = nats
+        self.staged: dict[str, list[str]] = {}  # by key: ids of stages that are confirmed
         self.names = LogNames(f"t{secrets.token_hex(6)}")
         nats.ask(make_streams(nats, self.names, 1))
         super().__init__(folder, seed, queues=queues)
@@ -80,12 +86,38 @@ class StreamWorker(Worker):
         self.now_us += SECOND_US
         self.engine = self._open()
 
+    def _send(self) -> None:
+        rng = self.rng
+        what = rng.random()
+        if what < 0.2:
+            self.stage(f"key-{rng.randrange(3)}-{self.now_us // (5 * SECOND_US)}")
+        elif what < 0.35 and self.staged:
+            key = rng.choice(list(self.staged))
+            stages = self.staged.pop(key)
+            rng.shuffle(stages)
+            self.engine.commit(key, stages, self.now_us)
+        else:
+            super()._send()
+
+    def stage(self, key: str, *parts: tuple[str, Batch]) -> None:
+        if self.engine.transaction(key) is not None:
+            return
+
+        def receipt(result: StageInfo | LogError) -> None:
+            assert isinstance(result, StageInfo), result
+            if self.engine.transaction(key) is None:
+                self.staged.setdefault(key, []).append(result.stage)
+
+        some = [(self.rng.choice(self.queues), self._without_reply()) for _ in range(self.rng.randint(1, 4))]
+        self.engine.stage(key, parts or some, self.now_us, receipt)
+
 
 class Told:
     """What the leader of a log tells about it."""
 
     def __init__(self, worker: StreamWorker, nats: LinkThread) -> None:
         self._nats = nats
+        self.stage_files: set[str] = set()  # those that parts with staged messages were in
         self.data = str(worker.folder / LOG)
         self._planner = Planner(worker.names.log, self.data)
         self.reader = LogReader(self.data)
@@ -111,7 +143,8 @@ class Told:
             told = self.plan(queue, start, end, fail)
             rows = told["parts"]
             assert isinstance(rows, list)
-            parts = [Part(**row) for row in rows]
+            parts = [Part(**row) for row in json.loads(json.dumps(rows))]
+            self.stage_files |= {part.file for part in parts if part.number}
             for part in parts:
                 assert part.position_start < part.position_end
                 assert part.offset_start < part.offset_end
@@ -161,7 +194,7 @@ def test_the_stream_has_what_the_files_have(
     monkeypatch.setattr(records, "GAP_BYTES_MAX", 500)
     worker = StreamWorker(nats, tmp_path, seed, queues)
     rng = random.Random(seed)
-    compacted = total = 0
+    compacted = total = staged = 0
     for turn in range(1, TURNS + 1):
         worker.turn()
         if turn % 50:
@@ -169,13 +202,94 @@ def test_the_stream_has_what_the_files_have(
         worker.settle_down()
         with Told(worker, nats) as told:
             total += check(told, rng)
+            staged += len(told.stage_files)
             compacted += len(list(Path(told.data).glob("*.*.seg")))
         # A clean restart goes on with its files; after a crash all of them are made again from the stream.
         worker.reopen(crash=turn % 100 == 0)
     worker.led.abandon()
     assert total
+    assert staged
     # With queues that keep nothing, files are compacted.
     assert bool(compacted) == ("kept" not in queues)
+
+
+def test_rows_of_stages_in_files_that_were_compacted(nats: LinkThread, tmp_path: Path) -> None:
+    """The messages are in a file that is as it was: their rows are in one of which little is left."""
+    worker = StreamWorker(nats, tmp_path, 6)
+    engine = worker.engine
+
+    def fill() -> None:
+        """One file more, of messages that are gone."""
+        worker.settle_down()
+        for _ in range(8):
+            engine.append("brief", Batch.of([b"." * 2000]), worker.now_us)
+            engine.flush(worker.now_us)
+            for piece in engine.take("brief", "ann", 10, worker.now_us):
+                ranges = [(piece.offset_start, piece.offset_end)]
+                engine.settle("brief", "ann", Outcome.ACK, ranges, worker.now_us)
+        worker.settle_down()
+
+    for key in ("gone", "good"):
+        payloads = [b"%s-%d" % (key.encode(), number) for number in range(200)]
+        worker.stage(key, ("kept", Batch.of(payloads, ttl_seconds=[0, 50] * 100)))
+        fill()
+    engine.abort("gone", worker.now_us)
+    fill()
+    engine.commit("good", worker.staged["good"], worker.now_us)
+    for _ in range(12):
+        fill()
+    engine.trim(worker.now_us)
+    engine.wait()
+    for led in ("as it was", "from its folder", "from the stream"):
+        with Told(worker, nats) as told:
+            table = told.table("kept", 0, 200)
+            assert table == told.file_table("kept", 0, 200)
+            assert table["value"].to_pylist() == [b"good-%d" % number for number in range(200)]
+            generations = {name.count(".") for name in told.stage_files}
+            assert generations == {2}, (led, told.stage_files, os.listdir(told.data))
+            # The file is here, and is on its way into the stream.
+            index = tmp_path / RECORDS / next(iter(told.stage_files))
+            noted = index.read_bytes()
+            index.unlink()
+            with pytest.raises(Problem, match="its files change all the time; try again"):
+                told.plan("kept", None, None)
+            index.write_bytes(noted)
+        worker.reopen(crash=led == "from its folder")
+    worker.led.abandon()
+
+
+def test_rows_that_are_lost_are_stepped_over(nats: LinkThread, tmp_path: Path) -> None:
+    """What stands in their place between two blocks of the queue says which rows they were, and is no
+    message."""
+    worker = StreamWorker(nats, tmp_path, 7)
+    engine = worker.engine
+    worker.stage("key", ("kept", Batch.of([b"staged"] * 3)))
+    worker.settle_down()
+    engine.append("kept", Batch.of([b"before"] * 3), worker.now_us)
+    engine.flush(worker.now_us)
+    engine.commit("key", worker.staged["key"], worker.now_us)
+    engine.append("kept", Batch.of([b"behind"] * 3), worker.now_us)
+    worker.settle_down()
+    with Told(worker, nats) as told:
+        assert (
+            told.table("kept", 0, 9)["value"].to_pylist()
+            == [b"before"] * 3 + [b"staged"] * 3 + [b"behind"] * 3
+        )
+        (stage,) = [block.stored for block in told.reader.messages("kept", 3, 6)]
+        file = Path(told.data, told.reader.file_of(stage)[0])
+    data = bytearray(file.read_bytes())
+    data[stage.position + 30] ^= 1
+    file.write_bytes(data)
+    with Told(worker, nats) as told:
+        with pytest.raises(Problem, match="offsets 3 to 5"):
+            told.plan("kept", 0, 9)
+        table = told.table("kept", 0, 9, fail=False)
+        assert table == told.file_table("kept", 0, 9, fail=False)
+        assert table["offset"].to_pylist() == [0, 1, 2, 6, 7, 8]
+        parts = told.plan("kept", 0, 9, fail=False)["parts"]
+        assert isinstance(parts, list)
+        assert [sorted(part) for part in parts] == [sorted(set(Part._fields) - {"number", "runs"})]
+    worker.led.abandon()
 
 
 def test_a_reader_that_stays_sees_files_grow(nats: LinkThread, tmp_path: Path) -> None:

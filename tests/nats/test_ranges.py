@@ -13,17 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from penstock.log.errors import LogDamaged
+from penstock.log.errors import LogDamaged, LogError
 from penstock.log.jetstream import api, ranges
 from penstock.log.jetstream.api import JetStream
 from penstock.log.jetstream.cluster import Cluster
 from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
-from penstock.log.jetstream.ranges import BytesMissing, Part, Source, blocks
+from penstock.log.jetstream.ranges import Adopted, BytesMissing, Part, Source, blocks
 from penstock.log.jetstream.records import Kind, Record
 from penstock.log.jetstream.servers import parse_server
 from penstock.log.log import open_log
 from penstock.log.reader import Block, LogReader
+from penstock.log.results import StageInfo
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from tests.log.folders import NOW_US
@@ -364,3 +365,45 @@ def test_a_header_that_is_none_is_stepped_over(
     stored.data = bytes(data)
     stored.put(*some_cuts(stored, 50))
     assert stored.read(stored.part()) == stored.rows[:150] + stored.rows[153:]
+
+
+def test_rows_that_are_not_what_was_written(tmp_path: Path, nats: LinkThread) -> None:
+    """They are told by the offsets that they have in the queue that was asked for."""
+    engine = open_log(str(tmp_path), NOW_US, settings=SETTINGS)
+    stages: list[StageInfo | LogError] = []
+    for content in (b"second", b"first"):
+        staged = [(name, Batch.of([content] * 3, ttl_seconds=[0, 5, 9])) for name in ("b", "a", "b")]
+        engine.stage("key", staged, NOW_US, stages.append)
+        engine.wait()
+    ids = [stage.stage for stage in stages if isinstance(stage, StageInfo)]
+    engine.append("a", Batch.of([b"before"] * 4), NOW_US)
+    engine.commit("key", ids[::-1], NOW_US + 7_000_000)
+    engine.wait()
+    engine.close(NOW_US)
+    names = LogNames(f"t{secrets.token_hex(6)}")
+    nats.ask(nats.api.create_stream(names.stream_settings(1)))
+    with LogReader(str(tmp_path)) as reader:
+        wanted = list(reader.messages("a", 4))
+        source = Source(names.stream, int(reader.origin("a", 0)[:6], 16), wanted[0].header.queue)
+    parts: list[Part] = []
+    for block in wanted:
+        stored, its, end = block.stored, block.header, block.header.first_offset + block.hi
+        run = Adopted(its.first_offset, stored.first_offset, block.hi, its.opening, its.time_us)
+        at = (stored.position, stored.end, 1, its.first_offset, end)
+        parts.append(Part(FILE, names.file(FILE), 0, *at, stored.queue, [run]))
+    data = bytearray((tmp_path / FILE).read_bytes()[: max(part.position_end for part in parts)])
+    nats.ask(nats.api.put(names.file(FILE), Record(Kind.WRITE, FILE, 0, 7, 1, False, bytes(data)).pack()))
+    found = list(blocks(nats, source, parts, 4, 10))
+    assert rows_of(found) == rows_of(wanted)
+    assert [payload for _, payload, _ in rows_of(found)] == [b"first"] * 3 + [b"second"] * 3
+    assert [list(block.columns().expires or ()) for block in found] == [
+        [0, NOW_US + 12_000_000, NOW_US + 16_000_000]
+    ] * 2
+    # The part that is asked for last lies before the others.
+    assert parts[1].position_end < parts[0].position_start
+    data[wanted[1].stored.end - 40] ^= 1
+    nats.ask(nats.api.purge_subject(names.stream, names.file(FILE)))
+    nats.ask(nats.api.put(names.file(FILE), Record(Kind.WRITE, FILE, 0, 7, 2, False, bytes(data)).pack()))
+    with pytest.raises(LogDamaged, match="does not have its checksum: offsets 7 to 9"):
+        list(blocks(nats, source, parts, 4, 10))
+    assert rows_of(blocks(nats, source, parts, 4, 10, step_over=True)) == rows_of(wanted[:1])

@@ -29,7 +29,16 @@ SCHEMAS: Final = {
             },
             "offset_start": schema.said(schema.OFFSET, "The first message of the queue in it."),
             "offset_end": schema.said(schema.OFFSET, "The end of these messages, exclusive."),
-        }
+            "number": schema.said(
+                schema.INTEGER, "These were staged: the number of the queue whose blocks have their rows."
+            ),
+            "runs": schema.said(
+                schema.list_of(schema.list_of(schema.OFFSET)),
+                "Which rows are meant, in runs: the offset of the first, its row, how many there are, the "
+                "opening and the time (µs) of their commit.",
+            ),
+        },
+        ("number", "runs"),
     )
 }
 

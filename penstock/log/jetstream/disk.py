@@ -28,7 +28,6 @@ from penstock.log.disk import RealDisk, RealFile
 from penstock.log.jetstream.appender import Appender
 from penstock.log.jetstream.errors import JetStreamTrouble
 from penstock.log.jetstream.replica import RecordIndex, is_shared
-from penstock.log.segments import parse_segment_name
 
 
 class StreamFile:
@@ -52,9 +51,8 @@ class StreamFile:
         with _as_os_error():
             before = self._appender.seq_last
             self._appender.write(self._name, self._unsent)
-        if parse_segment_name(self._name) is not None:
-            # Records of others may stand between: it is enough to know from where on to read.
-            self._index.note(self._name, self._unsent[0][0], before + 1)
+        # Records of others may stand between: it is enough to know from where on to read.
+        self._index.note(self._name, self._unsent[0][0], before + 1)
         self._unsent = []
 
     def truncate(self, size: int) -> None:
@@ -105,6 +103,7 @@ class StreamDisk:
         return LocalFile(self._local.descriptor(name, os.O_RDWR | flags))
 
     def rename(self, old: str, new: str) -> None:
+        self._index.forget(new)  # what it may say of a try that was not finished
         self._local.rename(old, new)
         if is_shared(old):
             self._later(True, old)
@@ -126,8 +125,10 @@ class StreamDisk:
         gone = {name for goes, name in waiting if goes}
         with _as_os_error():
             for name in dict.fromkeys(name for goes, name in waiting if not goes and name not in gone):
+                before = self.appender.seq_last
                 with open(self.where(name), "rb") as file:
                     self.appender.send_file(name, file.read())
+                self._index.note(name, 0, before + 1)
             for name in gone:
                 if not os.path.exists(self.where(name)):
                     self.appender.remove(name)

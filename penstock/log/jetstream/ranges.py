@@ -5,7 +5,8 @@ A reader that is no broker, such as a task of Spark, has no copy of the log's fi
 records and nothing else, puts the bytes together again, and walks over the blocks in them as every reader of
 the log does.
 
-    Part        bytes of one file, which begin and end with a block of the queue
+    Part        bytes of one file, which begin and end with a block of the queue, or with one of the stage
+                queue, whose rows became messages of it (`log/adoption.py`)
     windows     these bytes, as they come
     blocks      the blocks of one queue in several parts
 
@@ -25,12 +26,13 @@ before is good, and whoever asks goes on behind it.
 import concurrent.futures
 import logging
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 from penstock.errors import PenstockError
-from penstock.log.block import HEADER_BYTES, KIND_MESSAGES, MAGIC, Header, read_header
+from penstock.log.block import FLAG_ELSEWHERE, HEADER_BYTES, KIND_MESSAGES, MAGIC, Header, read_header
 from penstock.log.errors import LogDamaged
 from penstock.log.jetstream.api import JetStream
 from penstock.log.jetstream.link_thread import LinkClosed, LinkThread
@@ -50,6 +52,16 @@ class BytesMissing(PenstockError):
     """Bytes of a file that were there are not in the stream, or not as they were written."""
 
 
+class Adopted(NamedTuple):
+    """Rows of the stage queue that are messages of the queue, one after the other."""
+
+    offset: int  # of the first
+    row: int
+    length: int
+    opening: int  # of their commit
+    time_us: int
+
+
 class Part(NamedTuple):
     """Bytes of one file that hold messages of a queue; ends are exclusive."""
 
@@ -61,6 +73,8 @@ class Part(NamedTuple):
     seq_first: int  # the record that has these bytes is this one or a later one
     offset_start: int  # of the messages
     offset_end: int
+    number: int = 0  # of the stage queue, where these are blocks of that
+    runs: "Sequence[Adopted]" = ()  # which of its rows are meant, in order
 
 
 class Source(NamedTuple):
@@ -128,7 +142,7 @@ class _Fetching:
         record = read_record(payload)
         if record.name != self._part.file:
             raise RecordDamaged(f"is one of {record.name}")
-        return record if record.kind is Kind.WRITE else None
+        return record if record.kind is not Kind.TRUNCATE else None
 
     def _take(self, pieces: list[tuple[int, memoryview]], record: Record) -> None:
         end = min(record.end, self._part.position_end)
@@ -251,6 +265,7 @@ class _Walker:
         self._step_over = step_over
         self._origins: dict[int, bytes] = {}  # by opening
         self._part: Part
+        self._runs: list[Adopted] = []  # of that
         self._kept: list[bytes | memoryview] = []  # bytes of a block that is not whole yet
         self._kept_bytes = 0
         self._at = 0  # the position of the first of them
@@ -258,6 +273,7 @@ class _Walker:
 
     def begin(self, part: Part) -> None:
         self._part = part
+        self._runs = [Adopted(*run) for run in part.runs]
         self._forget(part.position_start)
 
     def _forget(self, position: int) -> None:
@@ -287,10 +303,8 @@ class _Walker:
             if block_end > len(view):
                 self._needed_bytes = block_end - at
                 break
-            if self._is_wanted(header):
-                block = self._block(header, view[at + HEADER_BYTES : block_end])
-                if block is not None:
-                    yield block
+            if header.kind == KIND_MESSAGES and header.queue == (self._part.number or self._source.number):
+                yield from self._blocks(header, view[at + HEADER_BYTES : block_end])
             at = block_end
         self._kept = [view[at:]]
         self._kept_bytes = len(view) - at
@@ -309,30 +323,48 @@ class _Walker:
             at = data.find(MAGIC, at + 1)
         return behind_last + -(begin + behind_last) % 8
 
-    def _is_wanted(self, header: Header) -> bool:
-        return (
-            header.kind == KIND_MESSAGES
-            and header.queue == self._source.number
-            and header.offset_end > self._start
-            and header.first_offset < self._end
-        )
+    def _wanted(self, header: Header) -> Iterator[tuple[Header, int, int]]:
+        """What was asked for of a block: the header of these messages, the first offset and their end."""
+        if not self._part.number:
+            first, end = max(self._start, header.first_offset), min(self._end, header.offset_end)
+            # A block that only names rows may stand between those of a part: where its rows are lost.
+            if first < end and not header.flags & FLAG_ELSEWHERE:
+                yield header, first, end
+            return
+        runs = self._runs
+        for at in range(bisect_right(runs, header.first_offset, key=_row_end), len(runs)):
+            run = runs[at]
+            if run.row >= header.offset_end:
+                return
+            distance = run.offset - run.row
+            first = max(self._start, run.offset, header.first_offset + distance)
+            end = min(self._end, run.offset + run.length, header.offset_end + distance)
+            if first < end:
+                its = header.copy()
+                its.queue, its.opening, its.time_us = self._source.number, run.opening, run.time_us
+                its.first_offset += distance
+                yield its, first, end
 
-    def _block(self, header: Header, body: memoryview) -> Block | None:
-        if zlib.crc32(body) != header.body_checksum:
+    def _blocks(self, header: Header, body: memoryview) -> Iterator[Block]:
+        wanted = list(self._wanted(header))
+        if wanted and zlib.crc32(body) != header.body_checksum:
             text = (
                 f"stream {self._source.stream}, {self._part.file}: the block at position "
                 f"{header.position - self._part.base} does not have its checksum: offsets "
-                f"{header.first_offset} to {header.offset_end - 1}"
+                f"{wanted[0][1]} to {wanted[-1][2] - 1}"
             )
             if not self._step_over:
                 raise LogDamaged(text)
             log.warning("%s", text)
-            return None
-        first = header.first_offset
-        origin = self._origins.get(header.opening)
-        if origin is None:
-            origin = origin_of(self._source.log, self._source.number, header.opening)
-            self._origins[header.opening] = origin
-        return Block(
-            header, body, origin, max(self._start - first, 0), min(self._end, header.offset_end) - first
-        )
+            return
+        for its, first, end in wanted:
+            origin = self._origins.get(its.opening)
+            if origin is None:
+                origin = origin_of(self._source.log, self._source.number, its.opening)
+                self._origins[its.opening] = origin
+            base = its.first_offset
+            yield Block(its, body, origin, first - base, end - base, header, end)
+
+
+def _row_end(run: Adopted) -> int:
+    return run.row + run.length

@@ -69,6 +69,8 @@ class RecordIndex:
         os.makedirs(folder, exist_ok=True)
 
     def note(self, name: str, position: int, seq: int) -> None:
+        if parse_segment_name(name) is None:
+            return
         with open(os.path.join(self._folder, name), "ab") as file:
             file.write(array("Q", (position, seq)).tobytes())
 
@@ -359,7 +361,7 @@ class Replica:
             if not record.more:
                 self._flush(name)
         elif record.kind is Kind.PIECE:
-            self._piece(record)
+            self._piece(seq, record)
         else:
             self._put(name, b"", record.position)
         return hole
@@ -377,15 +379,16 @@ class Replica:
         """All records of a write are there: now it has happened."""
         for seq, record in self._open.pop(name, ()):
             self._put(name, record.data, record.position)
-            if parse_segment_name(name) is not None:
-                self.index.note(name, record.position, seq)
+            self.index.note(name, record.position, seq)
 
-    def _piece(self, record: Record) -> None:
+    def _piece(self, seq: int, record: Record) -> None:
+        if not record.position:
+            self.index.forget(record.name)
+            self.index.note(record.name, 0, seq)
         self._put(record.name + _PART, record.data, record.position)
         if not record.more:
             path = os.path.join(self.path, record.name)
             os.rename(path + _PART, path)
-            self.index.forget(record.name)
 
     def _put(self, name: str, data: bytes | memoryview, position: int) -> None:
         """A file from this position on. Whoever writes at a place had nothing behind it, so nothing stays."""
