@@ -150,6 +150,10 @@ class Ledger:
             self._retries.append(note.retries if note is not None else AS_STORED)
             self._attempts.append(note.attempts if note is not None else 0)
 
+    def move_behind(self, tail: int) -> None:
+        """All of its messages go behind that offset."""
+        self._tail = array("q", [tail]) * len(self._first)
+
     def count(self, totals: dict[int, int]) -> None:
         """Add its events to `totals`, which are by event (times 256) and reason; all but acks.
 

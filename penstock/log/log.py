@@ -248,7 +248,7 @@ class Log:
             # Settlements may have waited for room that the keeper has found. A snapshot with some that
             # are in no block would keep their effect and lose the events.
             self._seal_all(now_us)
-            if not self._dirty:
+            if not self._dirty and not self._state.redriving:
                 self._snapshotter.consider(force=True)
             self._committer.want_sync()
             self._committer.push()
@@ -513,10 +513,21 @@ class Log:
         now_us: int,
         receipt: TransactionReceipt | None = None,
     ) -> None:
+        """The same in one go."""
+        for _ in self.committing(key, stage_ids, now_us, receipt):
+            pass
+
+    def committing(
+        self,
+        key: str,
+        stage_ids: Sequence[str],
+        now_us: int,
+        receipt: TransactionReceipt | None = None,
+    ) -> Iterator[None]:
         """See `Transactions.commit`."""
         self._check()
         with self._reading():
-            self._transactions.commit(key, stage_ids, now_us, receipt)
+            yield from self._transactions.commit(key, stage_ids, now_us, receipt)
         self._gone_end = self._committer.position
 
     def abort(self, key: str, now_us: int) -> None:
@@ -585,7 +596,7 @@ class Log:
         """The end of a turn: everything that came in it goes out as one group."""
         self._writer.poll()  # a group may have ended without a word
         self._seal_all(now_us)
-        if not self._dirty:
+        if not self._dirty and not self._state.redriving:
             self._snapshotter.consider()
         self._committer.push()
 

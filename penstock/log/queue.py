@@ -22,7 +22,7 @@ from penstock.log.queue_state import (
     Schedule,
     state_with,
 )
-from penstock.log.repairs import runs_of, up_to, with_payload
+from penstock.log.repairs import up_to, with_payload
 from penstock.log.results import Fate
 from penstock.model.batch import NO_TTL, RETRIES_NONE, Slice
 from penstock.model.life import Event, Reason, State
@@ -519,24 +519,6 @@ class LogQueue(QueueState):
         self._move_to_tail(first, end, Event.REDRIVEN, place.reason, None, REDRIVEN)
         self.weight.come_back(first, end)
         return Fate(first, end, Event.REDRIVEN, place.reason)
-
-    def repair(self, offsets: "array[int]", payload_first: int) -> tuple[Ledger, list[tuple[int, int]]]:
-        """Redrive the dead letters at these offsets that nobody holds, to be delivered with other payloads.
-
-        The rows that say so, which belong into the log with the payloads; and which of the offsets it
-        were, as ranges of their indexes: their payloads come into the repair queue in that order.
-        """
-        others, self.ledger = self.ledger, Ledger()
-        taken: list[tuple[int, int]] = []
-        at = payload_first
-        for row, first, end in runs_of(offsets):
-            for a, b, place in self.pending.lift_dead(first, end):
-                self._redriven(a, b, place)
-                self.put_repair(a, b, at - a)
-                taken.append((row + a - first, row + b - first))
-                at += b - a
-        rows, self.ledger = self.ledger, others
-        return rows, taken
 
     # --- expiry ----------------------------------------------------------------------------------
 

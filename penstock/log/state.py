@@ -134,6 +134,7 @@ class LogState:
         self._keys: dict[str, Keys] = {}  # by their kinds
         self.unfinished: dict[str, tuple[int, list[StoredPart]]] = {}  # steps that are stored, and where
         self.stages = OpenStages()
+        self.redriving = 0  # commits that the log has and the rooms have not: no snapshot is taken
         self._rows_lost: list[tuple[int, int, str]] = []  # of the stage queue, and why
         self.readers: dict[ReaderKey, ReaderInfo] = {}
         self.steps: tuple[tuple[int, int], ...] = ()  # positions where the time was put forward, and how far

@@ -5,6 +5,7 @@ takes them as one: without their end they are void. So whatever a transaction do
 here in one call, between the blocks of the turn before and its own.
 """
 
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
@@ -16,8 +17,8 @@ from penstock.log.columns import check_batch, join_batches, split_columns, store
 from penstock.log.committer import Committer
 from penstock.log.errors import LogDamaged, LogRefused, StageDamaged, StageUnknown
 from penstock.log.fingerprint import Fingerprint
-from penstock.log.ledger import NO_ROWS
 from penstock.log.queue import LogQueue
+from penstock.log.redrive import Redrive
 from penstock.log.repairs import cut_batch, repair_queue_of
 from penstock.log.results import Step, Stored, TransactionDone, TransactionReceipt
 from penstock.log.sealer import SealedBlock, Sealer
@@ -27,18 +28,19 @@ from penstock.log.views import check_queue, known_queue
 from penstock.model.batch import Batch
 from penstock.model.life import Reason
 
+REDRIVE_RUNS = 200
+"""Runs of dead letters that are redriven in one turn: a few milliseconds."""
+
 
 class _Work:
     """What a transaction does, before it is done."""
 
-    __slots__ = ("blocks", "payload_first", "redriven", "rows", "stored")
+    __slots__ = ("blocks", "redriven", "stored")
 
     def __init__(self) -> None:
         self.blocks: list[SealedBlock] = []
         self.stored: list[StoredPart] = []
         self.redriven = 0
-        self.rows = NO_ROWS  # of letters that go back, and where the first of their payloads is
-        self.payload_first = 0
 
 
 class Transactions:
@@ -90,42 +92,53 @@ class Transactions:
             if batch.repairs is None:
                 self._accept(queue, len(batch), self._split(queue, batch, now_us), batch.dead, work, now_us)
             else:
-                taken = self._redrive(queue, batch.repairs, work)
-                if taken:
-                    payloads = cut_batch(batch, taken)
+                redrive = Redrive(queue, batch.repairs, key)
+                redrive.hold(sys.maxsize)
+                if redrive.taken:
+                    redrive.commit()
+                    payloads = cut_batch(batch, redrive.taken)
                     assert queue.repair_queue is not None
                     work.blocks += self._split(queue.repair_queue, payloads, now_us)
-                    self._end_redrive(queue, len(payloads), work, now_us)
+                    self._redriven(redrive, len(payloads), work, now_us)
+                    redrive.release(sys.maxsize)
         self._end(key, work, fingerprint, receipt, now_us)
 
     def commit(
         self, key: str, stage_ids: Sequence[str], now_us: int, receipt: TransactionReceipt | None = None
-    ) -> None:
+    ) -> Iterator[None]:
         """What is staged under these ids becomes messages, in this order, all of it or nothing, once.
 
         All stages of the key are over with it. Where it is committed already, nothing changes: the answer
         says what is remembered of the contents, and what the stages bring that are asked for.
+
+        To be gone through, in turns of the loop: there may be very many dead letters to redrive.
         """
         state = self._state
-        known = self.stored(key)
-        if known is not None:
-            if receipt is not None:
-                text = state.fingerprints.get(key, "")
-                done = TransactionDone(key, known, True, 0, text, self._asked(key, stage_ids))
-                self._answer(receipt, done)
-                self._committer.want_sync()
+        if self._answer_repeated(key, stage_ids, receipt):
             return
-        stages = [self._stage(key, stage_id) for stage_id in dict.fromkeys(stage_ids)]
-        found = [part for stage in stages for part in stage.parts]
-        parts = [part for part in found if not self._is_gone(part.queue, part.identity)]
-        letters = [self._letters(key, part) if part.letters >= 0 else None for part in parts]
-        self._check_parts(parts, sum(map(len, filter(None, letters))))
+        redrives: list[tuple[StagePart, Redrive]] = []
+        try:
+            for part, letters in self._letters(key, self._parts(key, stage_ids)):
+                redrives.append((part, Redrive(state.queues[part.queue], letters, key)))
+                while not redrives[-1][1].hold(REDRIVE_RUNS):
+                    yield
+            # Some time has gone by: of what was found before, nothing need be as it was.
+            if self._answer_repeated(key, stage_ids, receipt):
+                return
+            parts = self._parts(key, stage_ids)
+            self._check_parts(parts, sum(len(redrive.rows) for _, redrive in redrives))
+        except BaseException:
+            for _, redrive in redrives:
+                redrive.give_up()
+            raise
+        redrives = [(part, it) for part, it in redrives if it.taken and part in parts]
+        now_us = max(now_us, self._committer.active.time_max_us)
         queues = self._queues_of([(part.queue, part.letters >= 0) for part in parts], now_us)
         self._seal_all(now_us)
         work = _Work()
-        for part, offsets in zip(parts, letters, strict=True):
-            if offsets is not None:
-                self._repair(queues[part.queue], part, offsets, work, now_us)
+        for part, redrive in redrives:
+            redrive.commit()
+            self._adopt_payloads(part, redrive, work, now_us)
         by_queue: dict[str, list[StagePart]] = {}
         for part in parts:
             if part.letters < 0:
@@ -137,14 +150,55 @@ class Transactions:
                     count = sum(run.length for run in runs)
                     block = self._sealer.adoption_block(queue, runs, protocol, now_us, FLAG_PART)
                     self._accept(queue, count, [block], Reason(reason), work, now_us)
-        text = Fingerprint.of_totals(key, [stage.totals for stage in stages]).text(stage_ids)
+        totals = [stage.totals for stage in map(state.stages.find, stage_ids) if stage is not None]
+        text = Fingerprint.of_totals(key, totals).text(stage_ids)
         state.stages.drop(key)
-        self._end(key, work, text, receipt, now_us)
+        if not redrives:
+            self._end(key, work, text, receipt, now_us)
+            return
+        self._end(key, work, text, None, now_us)
+        state.redriving += 1
+        self._committer.push()
+        try:
+            for _, redrive in redrives:
+                while not redrive.release(REDRIVE_RUNS):
+                    yield
+        finally:  # Whoever goes through this may stop, and the log has it.
+            for _, redrive in redrives:
+                redrive.release(sys.maxsize)
+            state.redriving -= 1
+        # What was redriven is there when this is answered.
+        self._answer_repeated(key, stage_ids, receipt, work)
 
     def abort(self, key: str, now_us: int) -> None:
         """Whatever is staged for a key goes."""
         if self._state.stages.drop(key):
             self._sealer.control({"op": "stage-gone", "key": key}, now_us)
+
+    def _answer_repeated(
+        self,
+        key: str,
+        stage_ids: Sequence[str],
+        receipt: TransactionReceipt | None,
+        work: "_Work | None" = None,
+    ) -> bool:
+        """Whether a key is committed; then it is answered, for the first time where its `work` is told."""
+        known = self.stored(key)
+        if known is None:
+            return False
+        if receipt is not None:
+            text, asked = self._state.fingerprints.get(key, ""), self._asked(key, stage_ids)
+            redriven = work.redriven if work is not None else 0
+            self._answer(receipt, TransactionDone(key, known, work is None, redriven, text, asked))
+            # It may have been committed a moment ago: the answer waits for the same sync.
+            self._committer.want_sync()
+            self._committer.push()
+        return True
+
+    def _parts(self, key: str, stage_ids: Sequence[str]) -> list[StagePart]:
+        stages = [self._stage(key, stage_id) for stage_id in dict.fromkeys(stage_ids)]
+        found = [part for stage in stages for part in stage.parts]
+        return [part for part in found if not self._is_gone(part.queue, part.identity)]
 
     def _stage(self, key: str, stage_id: str) -> Stage:
         stage = self._state.stages.find(stage_id)
@@ -162,18 +216,24 @@ class Transactions:
             return None
         return Fingerprint.of_totals(key, totals).totals()
 
-    def _letters(self, key: str, part: StagePart) -> "array[int]":
-        """Whose payloads these are."""
-        try:
-            block = self._state.segments.block_at(self._state.segments.stage_queue, part.letters)
-        except LogDamaged as error:
-            raise StageDamaged(f"a stage is damaged ({error}); stage that part again") from None
-        if block is None:
-            raise StageDamaged(f"row {part.letters} of the stages is not in the log; stage that part again")
-        offsets = array("q")
-        at = part.letters - block.header.first_offset
-        offsets.frombytes(bytes(block.payload[block.bounds[at] : block.bounds[at + 1]]))
-        return offsets
+    def _letters(self, key: str, parts: Sequence[StagePart]) -> Iterator[tuple[StagePart, "array[int]"]]:
+        """Those parts that are payloads for dead letters, and for which."""
+        segments = self._state.segments
+        for part in parts:
+            if part.letters < 0:
+                continue
+            known_queue(self._state, part.queue)
+            try:
+                block = segments.block_at(segments.stage_queue, part.letters)
+            except LogDamaged as error:
+                raise StageDamaged(f"a stage is damaged ({error}); stage that part again") from None
+            if block is None:
+                text = f"a stage is damaged (row {part.letters} is not in the log); stage that part again"
+                raise StageDamaged(text)
+            offsets = array("q")
+            at = part.letters - block.header.first_offset
+            offsets.frombytes(bytes(block.payload[block.bounds[at] : block.bounds[at + 1]]))
+            yield part, offsets
 
     def _check_parts(self, parts: Sequence[StagePart], letters: int) -> None:
         """Refuse what cannot be stored, before anything has changed."""
@@ -189,25 +249,18 @@ class Transactions:
         # Two blocks for each part, and a row for each letter, at most.
         self._committer.check_room(self._state.gathered_bytes + HEADER_BYTES * (3 * len(parts) + letters + 1))
 
-    def _repair(
-        self, queue: LogQueue, part: StagePart, letters: "array[int]", work: "_Work", now_us: int
-    ) -> None:
-        """Dead letters with payloads that were staged back behind the tail."""
-        taken = self._redrive(queue, letters, work)
-        if not taken:
-            return
-        segments = self._state.segments
-        rows: list[tuple[int, int]] = []
-        for lo, hi in taken:
-            if rows and rows[-1][1] == part.first + lo:
-                rows[-1] = rows[-1][0], part.first + hi
-            else:
-                rows.append((part.first + lo, part.first + hi))
-        runs = [Run(a, b - a, segments.bytes_of(segments.stage_queue, [(a, b)]), 0) for a, b in rows]
-        repair_queue = queue.repair_queue
+    def _adopt_payloads(self, part: StagePart, redrive: Redrive, work: "_Work", now_us: int) -> None:
+        """Payloads of dead letters that were staged."""
+        segments, repair_queue = self._state.segments, redrive.queue.repair_queue
         assert repair_queue is not None
-        work.blocks.append(self._sealer.adoption_block(repair_queue, runs, part.protocol, now_us, FLAG_PART))
-        self._end_redrive(queue, sum(run.length for run in runs), work, now_us)
+        runs: list[Run] = []
+        for lo, hi in redrive.taken:
+            first, end = part.first + lo, part.first + hi
+            size = segments.bytes_of(segments.stage_queue, [(first, end)])
+            runs.append(Run(first, end - first, size, 0))
+        block = self._sealer.adoption_block(repair_queue, runs, part.protocol, now_us, FLAG_PART)
+        work.blocks.append(block)
+        self._redriven(redrive, block.header.count, work, now_us)
 
     def _answer(self, receipt: TransactionReceipt, done: TransactionDone) -> None:
         self._committer.when_synced(lambda error: receipt(error or done))
@@ -273,20 +326,15 @@ class Transactions:
             rows = queue.bury(first, first + count, dead, now_us)
             work.blocks.append(self._sealer.settlement_block(queue, rows, now_us, FLAG_PART))
 
-    def _redrive(self, queue: LogQueue, letters: "array[int]", work: "_Work") -> list[tuple[int, int]]:
-        """Dead letters back behind the tail; which of them, by their indexes. Their payloads follow."""
-        repair_queue = queue.repair_queue
-        assert repair_queue is not None
-        work.payload_first = repair_queue.pending.tail
-        work.rows, taken = queue.repair(letters, work.payload_first)
-        return taken
-
-    def _end_redrive(self, queue: LogQueue, count: int, work: "_Work", now_us: int) -> None:
+    def _redriven(self, redrive: Redrive, count: int, work: "_Work", now_us: int) -> None:
+        """The rows of dead letters whose payloads are in the blocks before."""
+        queue = redrive.queue
         repair_queue = queue.repair_queue
         assert repair_queue is not None
         repair_queue.pending.accept(count)
         self._state.changed[repair_queue.number] = repair_queue
-        work.blocks.append(self._sealer.repair_block(queue, work.rows, work.payload_first, now_us, FLAG_PART))
+        block = self._sealer.repair_block(queue, redrive.rows, redrive.payload_first, now_us, FLAG_PART)
+        work.blocks.append(block)
         work.redriven += count
         # Payloads of earlier repairs are let go of behind this transaction.
         self._mark(queue)

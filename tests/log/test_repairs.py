@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from penstock.log.block import HEADER_BYTES, KIND_MESSAGES, MAGIC
+from penstock.log.errors import LogError, StageUnknown
 from penstock.log.inspect import inspect_log
 from penstock.log.reader import LogReader
 from penstock.log.repairs import cut_batch, left_over, repair_queue_of, runs_of
+from penstock.log.results import StageInfo, TransactionDone
 from penstock.log.state import LogSettings
+from penstock.log.transactions import REDRIVE_RUNS
 from penstock.model.batch import Batch
 from penstock.model.ranges import RangeMap
 from penstock.model.words import Outcome
@@ -218,3 +221,94 @@ def test_rows_are_cut_out_of_a_batch() -> None:
     assert cut_batch(batch, [(0, 5)]).messages() == batch.messages()
     assert cut_batch(batch, [(1, 3), (4, 5)]).messages() == [b"", b"ccc", b"e"]
     assert cut_batch(batch, [(2, 3)]).messages() == [b"ccc"]
+
+
+# --- very many in one commit ---
+
+MANY = 5 * REDRIVE_RUNS
+
+
+def staged_repairs(log: Rig, key: str, queue: str, of: Mapping[int, bytes]) -> str:
+    """The id of a stage with these payloads."""
+    batch = Batch.of(of.values(), protocol="http")
+    batch.repairs = array("q", of.keys())
+    came: list[StageInfo | LogError] = []
+    log.engine.stage(key, [(queue, batch)], log.now_us, came.append)
+    log.turn()
+    (info,) = came
+    assert isinstance(info, StageInfo)
+    return info.stage
+
+
+def scattered(log: Rig) -> tuple[str, dict[int, bytes]]:
+    """Twice as many dead letters, and a stage with payloads for every other one."""
+    kill(log, "orders", [b"%d" % i for i in range(2 * MANY)])
+    repaired = {i: b"repaired %d" % i for i in range(0, 2 * MANY, 2)}
+    return staged_repairs(log, "k", "orders", repaired), repaired
+
+
+def test_letters_of_a_commit_are_dead_until_it_is_made_and_in_nobodys_hands(tmp_path: Path) -> None:
+    log = Rig(tmp_path, {}, LogSettings())
+    stage, repaired = scattered(log)
+    came: list[TransactionDone | LogError] = []
+    steps = log.engine.committing("k", [stage], log.now_us, came.append)
+    for _ in range(3):
+        next(steps)
+        log.turn()
+        found = log.engine.describe("orders")
+        assert (found.ready, found.dead) == (0, 2 * MANY)
+    others = log.engine.take("orders", "a", 2 * MANY, log.now_us, dead=True)
+    taken = {got.offset for got in open_slices(others)}
+    assert taken
+    log.engine.give_back("orders", "a", log.now_us)
+    assert not taken & set(range(0, 3 * 2 * REDRIVE_RUNS, 2)), "somebody has got what the commit has"
+    for _ in steps:
+        assert not came, "it is answered when everything is there"
+        log.turn()
+    log.turn()
+    (done,) = came
+    assert isinstance(done, TransactionDone)
+    assert done.redriven == MANY
+    assert ready(log, "orders") == repaired
+    assert log.engine.describe("orders").dead == MANY
+
+
+@pytest.mark.parametrize("at", [1, 4, 6, 8])
+def test_a_crash_between_the_turns_of_a_commit_leaves_all_or_nothing(tmp_path: Path, at: int) -> None:
+    log = Rig(tmp_path, {}, LogSettings(snapshot_blocks=1))
+    stage, repaired = scattered(log)
+    steps = log.engine.committing("k", [stage], log.now_us)
+    for _ in range(at):
+        next(steps)
+        log.turn()
+    log.crash()
+    found = log.engine.describe("orders")
+    is_made = log.engine.transaction("k") is not None
+    assert (found.ready, found.dead) == ((MANY, MANY) if is_made else (0, 2 * MANY))
+    assert is_made == (at > MANY // REDRIVE_RUNS)
+    log.engine.commit("k", [stage], log.now_us)
+    assert ready(log, "orders") == repaired
+
+
+def test_a_commit_that_nobody_ends_gives_the_letters_back(tmp_path: Path) -> None:
+    log = Rig(tmp_path, {}, LogSettings())
+    stage, _ = scattered(log)
+    steps = log.engine.committing("k", [stage], log.now_us)
+    next(steps)
+    log.engine.abort("k", log.now_us)
+    with pytest.raises(StageUnknown, match="no stage"):
+        list(steps)
+    found = log.engine.describe("orders")
+    assert (found.ready, found.held, found.dead) == (0, 0, 2 * MANY)
+    letters = log.engine.take("orders", "a", 2 * MANY, log.now_us, dead=True)
+    assert len(open_slices(letters)) == 2 * MANY
+
+
+def test_a_commit_that_is_left_behind_its_blocks_is_carried_out(tmp_path: Path) -> None:
+    log = Rig(tmp_path, {}, LogSettings())
+    stage, repaired = scattered(log)
+    steps = log.engine.committing("k", [stage], log.now_us)
+    for _ in range(MANY // REDRIVE_RUNS + 1):
+        next(steps)
+    del steps
+    assert ready(log, "orders") == repaired
