@@ -21,7 +21,9 @@ from penstock.cli.admin import at_least
 from penstock.cli.main import EXIT_FAILURE
 from penstock.common.tables import encodable, line
 from penstock.errors import Misuse
+from penstock.log.adoption import read_adoption
 from penstock.log.block import (
+    FLAG_ELSEWHERE,
     FLAG_END,
     FLAG_EXPIRES,
     FLAG_MOVED,
@@ -63,6 +65,7 @@ FLAGS = {
     FLAG_PART: "part",
     FLAG_END: "end",
     FLAG_REPAIRED: "repaired",
+    FLAG_ELSEWHERE: "elsewhere",
 }
 
 # Column and width; the last of a table has none.
@@ -263,7 +266,7 @@ class _Dump:
 
     def blocks(self) -> Iterator[Row]:
         disk = RealDisk(self._reader.path, read_only=True)
-        names = {facts.number: name for name, facts in self._queues.items()}
+        names = {facts.number: name for name, facts in self._reader.queues(hidden=True).items()}
         synced = self._reader.position
         segments = [item for item in newest_generations(disk.names()).items() if item[0] < synced]
         for at, (base, generation) in enumerate(segments):
@@ -327,6 +330,8 @@ def _block_row(name: str, base: int, header: Header, body: memoryview, names: di
     }
     if is_control:
         row["control"] = read_control(body)
+    if header.flags & FLAG_ELSEWHERE:
+        row["rows"] = [[run.row, run.row + run.length] for run in read_adoption(header, body).runs]
     return row
 
 
@@ -372,6 +377,8 @@ def _cells(row: Row) -> Row:
         cells["events"] = None if control else f"{events[0]}-{events[1]}"
         cells["offsets"] = f"{offsets[0]}-{offsets[1]}" if row["kind"] == KINDS[KIND_MESSAGES] else None
         cells["detail"] = json.dumps(row["control"]) if control else ",".join(row["flags"])
+        if "rows" in row:
+            cells["detail"] += " rows " + ",".join(f"{first}-{end - 1}" for first, end in row["rows"])
     elif "value" in row:
         cells["value"] = preview(row["value"])
         cells["state"] = f"{row['state']} ({row['reason']})" if row["reason"] else row["state"]

@@ -4,10 +4,12 @@ For `inspect.py`. A checksum tells that bytes are as they were written; here is 
 what was written makes sense, which only a fault of the broker can spoil.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from penstock.log.adoption import Adoption, read_adoption
 from penstock.log.block import (
+    FLAG_ELSEWHERE,
     KIND_CONTROL,
     KIND_MESSAGES,
     PROTOCOLS,
@@ -17,6 +19,8 @@ from penstock.log.block import (
 )
 from penstock.log.ledger import read_rows
 from penstock.log.queue import LogQueue
+from penstock.log.segments import Segment
+from penstock.log.stages import stage_of
 from penstock.log.state import LogState
 from penstock.model.pending import Line
 
@@ -27,8 +31,7 @@ def problem_of(header: Header, body: memoryview) -> str:
         if header.kind == KIND_MESSAGES:
             return _message_problem(header, body)
         if header.kind == KIND_CONTROL:
-            read_control(body)["op"]
-            return ""
+            return _control_problem(read_control(body))
         rows = list(read_rows(header, body))
     except (ValueError, IndexError, KeyError, TypeError) as error:
         return f"its columns do not fit: {error!r}"
@@ -42,18 +45,34 @@ def problem_of(header: Header, body: memoryview) -> str:
 
 
 def _message_problem(header: Header, body: memoryview) -> str:
-    block = read_messages(header, body)
-    bounds = list(block.bounds)
-    if bounds[0] != 0 or bounds != sorted(bounds):
-        return "the bounds of its messages are not in order"
-    if bounds[-1] != header.extra:
+    if header.flags & FLAG_ELSEWHERE:
+        runs = read_adoption(header, body).runs
+        if any(run.length < 1 or run.row < 0 for run in runs):
+            return "it has a run without rows"
+        payload_bytes, expires = sum(run.payload_bytes for run in runs), [run.expires_us for run in runs]
+    else:
+        block = read_messages(header, body)
+        bounds = list(block.bounds)
+        if bounds[0] != 0 or bounds != sorted(bounds):
+            return "the bounds of its messages are not in order"
+        payload_bytes, expires = bounds[-1], list(block.expires or ())
+    if payload_bytes != header.extra:
         return "its payload and its header do not agree"
     if header.protocol >= len(PROTOCOLS):
         return f"there is no protocol {header.protocol}"
     if header.event_count != header.count:
         return "it has not one event for each message"
-    if min(filter(None, block.expires or ()), default=0) != header.expires_min_us:
+    if min(filter(None, expires), default=0) != header.expires_min_us:
         return "its expiries and its header do not agree"
+    return ""
+
+
+def _control_problem(fields: dict[str, Any]) -> str:
+    if fields["op"] == "stage":
+        stage = stage_of(fields["stage"])
+        for part in stage.parts:
+            if not stage.first <= part.first < part.end <= stage.end:
+                return f"what stage {stage.info.stage!r} has for queue {part.queue!r} is not among its rows"
     return ""
 
 
@@ -73,6 +92,11 @@ def differences(replayed: LogState, written: LogState) -> Iterator[str]:
         yield "its transactions are not those of the blocks"
     if replayed.unfinished != written.unfinished:
         yield "its unfinished transactions are not those of the blocks"
+    our_stages, their_stages = _open_stages(replayed), _open_stages(written)
+    for stage in sorted(our_stages.keys() | their_stages.keys()):
+        if our_stages.get(stage) != their_stages.get(stage):
+            told, ours_is = _short(their_stages.get(stage)), _short(our_stages.get(stage))
+            yield f"stage {stage!r} is {told}; the blocks say {ours_is}"
     for number in sorted(replayed.by_number.keys() | written.by_number.keys()):
         ours, theirs = replayed.by_number.get(number), written.by_number.get(number)
         if ours is None or theirs is None:
@@ -86,6 +110,28 @@ def differences(replayed: LogState, written: LogState) -> Iterator[str]:
                 yield (
                     f"queue {ours.name!r}: {name} {_short(their_facts[name])}; the blocks say {_short(fact)}"
                 )
+
+
+def _open_stages(state: LogState) -> dict[str, dict[str, Any]]:
+    """By their ids. That one is damaged may have been found since its block was written."""
+    return {stage.info.stage: {**stage.fields(), "damage": ""} for stage in state.stages}
+
+
+def missing_names(segment: Segment, adoptions: Iterable[Adoption]) -> Iterator[str]:
+    """What a snapshot does not say of the adoption blocks that a segment had by then."""
+    counts: dict[int, tuple[int, int]] = {}
+    for adoption in adoptions:
+        header = adoption.header
+        if header.queue not in segment.spans:  # It has been deleted.
+            continue
+        for run in adoption.runs:
+            first, end = run.row, run.row + run.length
+            if not any(a <= first and end <= b for a, b in segment.names):
+                yield f"rows {first} to {end - 1} of the stages are not among those that {segment.name} names"
+        count, size = counts.get(header.queue, (0, 0))
+        counts[header.queue] = count + header.count, size + header.extra
+    if counts != segment.adopted:
+        yield f"{segment.name} has adopted {_short(segment.adopted)}; the blocks say {_short(counts)}"
 
 
 def _facts(queue: LogQueue) -> dict[str, Any]:

@@ -12,6 +12,7 @@ DEFECTS = {
     "bad-content": "a block has its checksum, but does not fit together",
     "missing-segment": "a part of the log is in no file",
     "missing-offsets": "messages that should be in the log are not",
+    "missing-rows": "what was staged for messages, or waits for its commit, is not in the log",
     "missing-events": "events that should be in the log are not",
     "repeated-offsets": "offsets were given twice",
     "overlap": "a compacted segment reaches into the positions of the next one",

@@ -13,10 +13,13 @@ block, or before a compacted segment, was synced. If it is not valid any more it
 rest of a last group that nobody was promised, or that a broker is just writing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import chain
 
+from penstock.log.adoption import Adoption, read_adoption
 from penstock.log.block import (
+    FLAG_ELSEWHERE,
     FLAG_END,
     FLAG_PART,
     HEADER_BYTES,
@@ -26,15 +29,15 @@ from penstock.log.block import (
     read_control,
 )
 from penstock.log.committer import SPARE
-from penstock.log.compare import differences, problem_of
+from penstock.log.compare import differences, missing_names, problem_of
 from penstock.log.disk import WATERMARK, File, RealDisk, read_watermark
 from penstock.log.errors import LogDamaged, LogRefused
-from penstock.log.findings import Report, rot
+from penstock.log.findings import Finding, Report, rot
 from penstock.log.overlaps import Overlap, find_overlaps
 from penstock.log.overlay import TRIES_MAX, LogChanging, OverlayDisk, replayed
 from penstock.log.read_view import newest_generations
 from penstock.log.recovery import QUARANTINE
-from penstock.log.repairs import LAST_NAME, shown
+from penstock.log.repairs import LAST_NAME, STAGE_QUEUE, shown
 from penstock.log.scan import Hole, find_block, is_blank, walk
 from penstock.log.segments import Segment, parse_segment_name, segment_name
 from penstock.log.snapshot import (
@@ -118,6 +121,8 @@ class _Inspection:
         self._part: list[tuple[Header, memoryview, str]] = []  # a transaction without its end yet
         self._offsets: dict[int, _Coverage] = {}
         self._events: dict[int, _Coverage] = {}
+        self._adoptions: dict[int, list[Adoption]] = {}  # by segment
+        self._bad_rows: list[tuple[str, Finding]] = []  # damaged stage blocks, and in which files
         self._known_damage: list[str] = []
         self._end = 0  # of the last block that counts
         self._behind_blocks = 0
@@ -354,6 +359,9 @@ class _Inspection:
             self._cover(hole.header, where, hole.start - base)
             name = self._name_of(hole.header)
         found = rot(hole, base, name)
+        if found.queue == STAGE_QUEUE:
+            self._bad_rows.append((where, found))  # Whose they are is known when all has been read.
+            return
         self.report.defect(found.kind, where, found.text, found.position, found.queue, found.first, found.end)
 
     # --- blocks --------------------------------------------------------------------------------------
@@ -388,6 +396,8 @@ class _Inspection:
             text = f"the block at position {at} has its checksum, but {problem}"
             self.report.defect("bad-content", where, text, at, self._name_of(header))
             return
+        if header.flags & FLAG_ELSEWHERE:
+            self._adoptions.setdefault(base, []).append(read_adoption(header, body))
         if header.position < self._replay_from:
             return
         self._compare_until(header.position)
@@ -402,9 +412,9 @@ class _Inspection:
         report = self.report
         report.blocks += 1
         report.bytes += HEADER_BYTES + header.body_bytes
-        report.events += header.event_count
-        if header.kind == KIND_MESSAGES:
-            report.messages += header.count
+        if self._name_of(header) != STAGE_QUEUE:  # Rows are no messages.
+            report.events += header.event_count
+            report.messages += header.count if header.kind == KIND_MESSAGES else 0
         if self._progress is not None:
             self._progress(report.bytes, max(self._synced - min(self._on_disk), report.bytes))
 
@@ -449,7 +459,13 @@ class _Inspection:
                     "not-compared", where, "was not compared with the blocks: not all can be read"
                 )
                 continue
-            for difference in differences(self._state, self._snapshots[at]):
+            written = self._snapshots[at]
+            found = [differences(self._state, written)]
+            for segment in written.segments.all:
+                if self._on_disk.get(segment.base) == segment.generation:
+                    adoptions = self._adoptions.get(segment.base, ())
+                    found.append(missing_names(segment, [it for it in adoptions if it.header.position < at]))
+            for difference in chain.from_iterable(found):
                 self.report.defect("snapshot-disagrees", where, difference)
 
     # --- what should be there ------------------------------------------------------------------------
@@ -511,6 +527,8 @@ class _Inspection:
                         f"which are not settled"
                     )
                     self.report.defect("missing-segment", where, text, 0, queue.name, first, end)
+                if queue.name == STAGE_QUEUE:
+                    lost = lost or any(self._users(span.first_offset, span.end_offset, now))
                 queue.offset_start = max(queue.offset_start, span.end_offset)
                 queue.event_start = max(queue.event_start, span.end_event)
             if generation is None and not lost:
@@ -527,6 +545,9 @@ class _Inspection:
             complete_from, tail = queue.offset_start, queue.pending.tail
             pending = now.by_number.get(number, queue).pending
             offsets = self._offsets.get(number, _Coverage())
+            if queue.name == STAGE_QUEUE:
+                self._check_rows(offsets, tail, now)
+                continue
             offsets.add(tail, tail, "", 0)
             for first, end, file, position in offsets.gaps:
                 # Before the start only what is not settled must be there.
@@ -541,6 +562,38 @@ class _Inspection:
                 if end > queue.event_start:
                     first = max(first, queue.event_start)
                     self._gap("missing-events", "event", queue.name, first, end, file, position)
+
+    def _check_rows(self, rows: _Coverage, tail: int, now: LogState) -> None:
+        """Whatever somebody needs of the stage queue must be there."""
+        named = (run.row + run.length for it in self._every_adoption() for run in it.runs)
+        end = max([tail, *named])
+        rows.add(end, end, "", 0)
+        for first, behind, file, position in rows.gaps:
+            for what, name, a, b in self._users(first, behind, now):
+                before = f"before the block at position {position}: " if file else ""
+                text = f"{before}what was staged is not in the log: {what}"
+                self.report.defect("missing-rows", file, text, position, name, a, b)
+        for where, bad in self._bad_rows:
+            text = f"the block at position {bad.position} does not have its checksum: "
+            nobody = "it was staged, and nobody needs it any more", "", 0, 0
+            for what, name, a, b in list(self._users(bad.first, bad.end, now)) or [nobody]:
+                self.report.defect(bad.kind, where, text + what, bad.position, name, a, b)
+
+    def _users(self, first: int, end: int, now: LogState) -> Iterator[tuple[str, str, int, int]]:
+        """Who needs these rows of the stage queue: in words, and of a queue its name and the offsets."""
+        for adoption in self._every_adoption():
+            header = adoption.header
+            for offset, run in zip(adoption.ends, adoption.runs, strict=False):
+                a, b = offset + max(first - run.row, 0), offset + min(end - run.row, run.length)
+                if a < b and header.queue not in now.deleted:
+                    name = self._name_of(header)
+                    yield f"queue {name!r}, offsets {a} to {b - 1}", name, a, b
+        for stage in now.stages:
+            if stage.first < end and first < stage.end:
+                yield f"transaction {stage.info.key!r}, stage {stage.info.stage!r}", "", 0, 0
+
+    def _every_adoption(self) -> Iterator[Adoption]:
+        return chain.from_iterable(self._adoptions.values())
 
     def _tell_known_damage(self) -> None:
         if self._snapshots:

@@ -176,9 +176,10 @@ class LogReader:
 
     # --- what there is -----------------------------------------------------------------------------
 
-    def queues(self) -> dict[str, ReaderQueue]:
-        """Every queue by name, as of the last `refresh`."""
-        return {name: _facts(queue) for name, queue in self._view.queues.items() if not is_repair_queue(name)}
+    def queues(self, *, hidden: bool = False) -> dict[str, ReaderQueue]:
+        """Every queue by name, as of the last `refresh`; with those that are in no list too."""
+        queues = self._view.queues.items()
+        return {name: _facts(queue) for name, queue in queues if hidden or not is_repair_queue(name)}
 
     def queue(self, name: str) -> ReaderQueue | None:
         """One of them."""

@@ -12,8 +12,10 @@ import pytest
 
 from penstock.cli import dump
 from penstock.cli.main import main
+from penstock.log.errors import LogError
 from penstock.log.log import open_log
 from penstock.log.reader import LogReader
+from penstock.log.results import StageInfo
 from penstock.log.segments import parse_segment_name
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
@@ -396,3 +398,32 @@ def test_misuse(folder: Path, capsys: pytest.CaptureFixture[str], arguments: lis
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     out = shown(capsys, "--help")
     assert "  penstock dump penstock-data --queue orders --from 1000 --limit 20\n" in out
+
+
+def test_what_was_staged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Messages are shown as they came with their commit; blocks show which rows they are."""
+    engine = open_log(str(tmp_path), NOW_US)
+    stages: list[str] = []
+
+    def note(info: StageInfo | LogError) -> None:
+        assert isinstance(info, StageInfo)
+        stages.append(info.stage)
+
+    for batch in (Batch.of([b"one", b"two"]), Batch.of([b"three"], ttl_seconds=[60])):
+        engine.stage("nightly/7", [("orders", batch)], NOW_US, note)
+        engine.wait()
+    engine.commit("nightly/7", stages[::-1], NOW_US + SECOND_US)
+    engine.close(NOW_US + SECOND_US)
+    found = rows(capsys, tmp_path)
+    assert [base64.b64decode(row["value_base64"]) for row in found] == [b"three", b"one", b"two"]
+    assert {row["time"] for row in found} == {"2027-01-15T08:00:01.000000Z"}
+    assert found[0]["expires"] == "2027-01-15T08:01:01.000000Z"
+    told = rows(capsys, tmp_path, "--blocks")
+    controls = [row["control"] for row in told if row["kind"] == "control"]
+    first, *others = [it["op"] for it in controls]
+    assert first == "opening"
+    assert others == ["queue", "format", "stage", "stage", "queue", "transaction", "format"]
+    staged = [(row["queue"], row["first_offset"], row["count"]) for row in told if row["kind"] == "messages"]
+    assert staged == [("\0", 0, 2), ("\0", 2, 1), ("orders", 0, 3)]
+    assert [row["rows"] for row in told if "rows" in row] == [[[2, 3], [0, 2]]]
+    assert "part,elsewhere rows 2-2,0-1\n" in shown(capsys, tmp_path, "--blocks", "--queue", "orders")

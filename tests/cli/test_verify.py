@@ -27,9 +27,11 @@ from penstock.log.block import (
     read_header,
 )
 from penstock.log.disk import WATERMARK, RealDisk, Watermark
+from penstock.log.errors import LogError
 from penstock.log.findings import DEFECTS, NOTES, Finding, Report
 from penstock.log.inspect import inspect_log
 from penstock.log.log import Log, open_log
+from penstock.log.results import StageInfo
 from penstock.log.scan import Hole, walk
 from penstock.log.segments import Segment, parse_segment_name
 from penstock.log.state import LogSettings
@@ -40,6 +42,7 @@ from tests.log.folders import NOW_US, SECOND_US, Worker, harmed
 
 SMALL = LogSettings(segment_bytes=4096, block_bytes=1024, snapshot_blocks=30)
 LARGE = LogSettings(segment_bytes=1 << 20)
+STAGE_NUMBER = 3  # of the queue with what was staged
 BRIEF = Policies({"*": {"retention-seconds": 0}})
 
 
@@ -51,7 +54,8 @@ def open_at(folder: Path, settings: LogSettings = SMALL, policies: Policies | No
 
 
 def fill(engine: Log, turns: int = 20) -> None:
-    """Messages in two queues, acknowledgements, rejections, and one transaction."""
+    """Messages in two queues, acknowledgements, rejections, transactions, and a stage that is left open."""
+    staged: list[str] = []
     for turn in range(turns):
         now_us = NOW_US + turn * 1000
         for queue in ("q", "p"):
@@ -61,11 +65,21 @@ def fill(engine: Log, turns: int = 20) -> None:
         if turn == turns // 2:
             parts = [("q", Batch.of([b"together"])), ("p", Batch.of([b"with this"]))]
             engine.transact("key", parts, now_us)
+        if turn in (turns // 3, turns - 1):
+            parts = [(queue, Batch.of([b"staged %d" % i for i in range(30)])) for queue in ("q", "p")]
+            engine.stage(f"staged-{turn}", parts, now_us, lambda info: staged.append(stage_id(info)))
+        elif turn == turns // 3 + 2:
+            engine.commit(f"staged-{turns // 3}", staged, now_us)
         for piece in engine.take("q", "c", 8, now_us):
             outcome = Outcome.REJECT if turn % 5 == 4 else Outcome.ACK
             engine.settle("q", "c", outcome, [(piece.offset_start, piece.offset_end)], now_us)
         engine.flush(now_us)
         engine.wait()
+
+
+def stage_id(info: StageInfo | LogError) -> str:
+    assert isinstance(info, StageInfo)
+    return info.stage
 
 
 @pytest.fixture
@@ -168,15 +182,16 @@ def test_a_good_log(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     every = blocks(folder)
     assert report.segments == len(segments(folder)) > 2
     assert report.blocks == len(every)
-    assert report.messages == 402 == sum(h.count for _, _, h in every if h.kind == KIND_MESSAGES)
-    assert report.events == sum(h.event_count for _, _, h in every)
+    of_queues = [header for _, _, header in every if header.queue != STAGE_NUMBER]
+    assert report.messages == 462 == sum(h.count for h in of_queues if h.kind == KIND_MESSAGES)
+    assert report.events == sum(h.event_count for h in of_queues)
     assert report.bytes == report.position == every[-1][2].end
     assert (report.queues, report.snapshots) == (2, 2)
     assert main(["verify", str(folder)]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert out == (
-        f"{report.segments} segments, 2 snapshots, {report.blocks} blocks, 402 messages, "
+        f"{report.segments} segments, 2 snapshots, {report.blocks} blocks, 462 messages, "
         f"{report.events} events, {report.bytes:,} bytes, 2 queues, 0 defects, 0 notes\n"
     )
 
@@ -285,6 +300,17 @@ def plant_missing_offsets(folder: Path) -> None:
     _forget_snapshots(folder)
 
 
+def plant_missing_rows(folder: Path) -> None:
+    """Of a stage, the numbers go on further than they should."""
+    path, at, header = stage_blocks(folder)[-1]
+    rewrite(path, at, first_offset=header.first_offset + 3)
+    _forget_snapshots(folder)
+
+
+def stage_blocks(folder: Path) -> list[tuple[Path, int, Header]]:
+    return [block for block in blocks(folder) if block[2].queue == STAGE_NUMBER]
+
+
 def plant_missing_events(folder: Path) -> None:
     last = [b for b in blocks(folder) if b[2].queue == 2][-1]
     rewrite(last[0], last[1], first_event=last[2].first_event + 3)
@@ -355,6 +381,7 @@ PLANTED: dict[str, Callable[[Path], None]] = {
     "bad-content": plant_bad_content,
     "missing-segment": plant_missing_segment,
     "missing-offsets": plant_missing_offsets,
+    "missing-rows": plant_missing_rows,
     "missing-events": plant_missing_events,
     "repeated-offsets": plant_repeated_offsets,
     "overlap": plant_overlap,
@@ -416,6 +443,55 @@ def test_whatever_is_done_to_the_files_there_is_a_report(folder: Path) -> None:
     assert inspect(folder).defects == []
 
 
+@pytest.mark.parametrize(("place", "kind"), [(HEADER_BYTES, "bad-body"), (4, "missing-rows")])
+def test_what_was_staged_is_told_as_what_it_is(folder: Path, place: int, kind: str) -> None:
+    """Damage in rows: with the messages that they have become, or with the stage that waits."""
+    told: list[tuple[str, int, int]] = []
+    for path, at, header in stage_blocks(folder):
+        patch(path, at + place, b"\xff")
+        defects = inspect_log(str(folder)).defects
+        found = [finding for finding in defects if finding.kind == kind]
+        assert not [finding for finding in defects if "\\x00" in finding.text]
+        assert (str(path), at) in [(finding.file, finding.position) for finding in defects]
+        for finding in found:
+            if finding.queue:
+                assert (
+                    f"queue {finding.queue!r}, offsets {finding.first} to {finding.end - 1}" in finding.text
+                )
+                assert finding.end - finding.first == header.count
+                told.append((finding.queue, finding.first, finding.end))
+            else:
+                assert re.search(r"transaction 'staged-19', stage '[0-9a-f]{32}'", finding.text)
+        assert {bool(finding.queue) for finding in found} == {header.offset_end <= 60}
+        patch(path, at + place, (b"\x01" if place == 4 else b"\0"))
+        assert inspect(folder).defects == []
+    assert sum(end - first for _, first, end in told) == 60
+    assert {queue for queue, _, _ in told} == {"q", "p"}
+
+
+def test_damage_in_rows_that_nobody_needs(folder: Path) -> None:
+    engine = open_at(folder)
+    engine.abort("staged-19", NOW_US + SECOND_US)
+    engine.close(NOW_US + SECOND_US)
+    path, at, _ = stage_blocks(folder)[-1]
+    patch(path, at + HEADER_BYTES, b"\xff")
+    (found,) = [finding for finding in inspect_log(str(folder)).defects if finding.kind == "bad-body"]
+    assert (found.queue, found.file, found.position) == ("", str(path), at)
+    assert found.text.endswith("does not have its checksum: it was staged, and nobody needs it any more")
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [("names", "of the stages are not among those that"), ("stages", "is None; the blocks say {")],
+)
+def test_a_snapshot_that_does_not_know_what_was_staged(folder: Path, part: str, says: str) -> None:
+    path = max(folder.glob("snapshot-*"))
+    rewrite_snapshot(path, lambda meta: meta[part].clear())
+    found = inspect(folder).defects
+    assert {finding.kind for finding in found} == {"snapshot-disagrees"}
+    assert [finding for finding in found if says in finding.text]
+
+
 def test_a_bad_header_is_told_with_what_is_missing(folder: Path) -> None:
     path, at, header = block_of(folder, KIND_MESSAGES)
     patch(path, at, b"JUNK")
@@ -431,7 +507,7 @@ def test_a_bad_header_is_told_with_what_is_missing(folder: Path) -> None:
 
 
 def test_damage_in_many_places_is_all_found(folder: Path) -> None:
-    chosen = [b for b in blocks(folder) if b[2].kind == KIND_MESSAGES][3::7]
+    chosen = [b for b in blocks(folder) if b[2].kind == KIND_MESSAGES and b[2].queue != STAGE_NUMBER][3::7]
     for path, at, _ in chosen:
         patch(path, at + HEADER_BYTES, b"\xff")
     report = inspect(folder)
@@ -525,7 +601,7 @@ def test_damage_in_a_compacted_segment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "value", "says"),
     [
-        ("tail", 500, "queue 'q': tail 500; the blocks say 201"),
+        ("tail", 500, "queue 'q': tail 500; the blocks say 231"),
         ("next_event", 3, "queue 'q': next event 3; the blocks say "),
         ("name", "z", "queue 'q': name 'z'; the blocks say 'q'"),
     ],
@@ -544,7 +620,7 @@ def test_what_a_snapshot_says_otherwise(folder: Path, part: str, value: object, 
 
 def test_a_snapshot_without_a_queue_and_without_sense(folder: Path) -> None:
     older, newer = sorted(folder.glob("snapshot-*"))
-    rewrite_snapshot(newer, lambda meta: meta["queues"].pop())
+    rewrite_snapshot(newer, lambda meta: meta["queues"].pop(1))
     rewrite_snapshot(older, lambda meta: meta.pop("log"))
     texts = [(f.kind, f.file, f.text) for f in inspect(folder).defects]
     assert ("bad-snapshot", str(older)) in [text[:2] for text in texts]

@@ -1,11 +1,13 @@
 """Data folders for the tests of what reads them: random work on a real log, and planted content."""
 
 import random
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
+from penstock.log.errors import LogError
 from penstock.log.log import Log, open_log
-from penstock.log.results import Receipt
+from penstock.log.results import Receipt, StageInfo
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch, Slice
 from penstock.model.life import Reason
@@ -58,6 +60,7 @@ class Worker:
         self.rng = random.Random(seed)
         self.settings = settings
         self.now_us = NOW_US
+        self.staged: dict[str, list[str]] = {}  # by key: stages that were confirmed
         self.engine = self._open()
 
     def _open(self) -> Log:
@@ -101,10 +104,10 @@ class Worker:
 
     def _send(self) -> None:
         receipt: Receipt = no_receipt
-        if self.rng.random() < 0.15:
+        if self.rng.random() < 0.3:
             queues = self.rng.sample(self.queues, 2)
-            parts = [(queue, self._without_reply()) for queue in queues]
-            self.engine.transact(f"key-{self.rng.random()}", parts, self.now_us)
+            parts = [(queue, self._part(queue)) for queue in queues]
+            self.rng.choice((self._transact, self._stage, self._commit))(parts)
         else:
             self.engine.append(self.rng.choice(self.queues), self.batch(), self.now_us, receipt)
 
@@ -112,6 +115,46 @@ class Worker:
         batch = self.batch()
         batch.reply = None
         return batch
+
+    def _part(self, queue: str) -> Batch:
+        """What may be a part of a transaction."""
+        rng, batch = self.rng, self._without_reply()
+        what = rng.random()
+        if what < 0.1:
+            batch.dead = Reason.BAD_RECORD
+        elif what < 0.2 and queue in self.engine.queues():
+            # Those of them that are dead letters are repaired.
+            letters = range(self.engine.describe(queue).offset_end)
+            repairs = sorted(rng.sample(letters, min(len(letters), 20)))
+            if repairs:
+                batch = Batch.of([b"repaired %d" % offset for offset in repairs])
+                batch.repairs = array("q", repairs)
+        return batch
+
+    def _transact(self, parts: list[tuple[str, Batch]]) -> None:
+        self.engine.transact(f"key-{self.rng.random()}", parts, self.now_us)
+
+    def _stage(self, parts: list[tuple[str, Batch]]) -> None:
+        keys = [*self.staged, f"key-{self.rng.random()}"]
+        key = self.rng.choice(keys)
+
+        def receipt(info: StageInfo | LogError) -> None:
+            assert isinstance(info, StageInfo), info
+            self.staged.setdefault(key, []).append(info.stage)
+
+        self.engine.stage(key, parts, self.now_us, receipt)
+        self.engine.wait()  # What is staged decides what is done next, and a seed shall always do the same.
+
+    def _commit(self, _: object) -> None:
+        """Something that was staged becomes messages, or nothing does."""
+        if not self.staged:
+            return
+        key = self.rng.choice(list(self.staged))
+        stages = self.staged.pop(key)
+        if self.rng.random() < 0.2:
+            self.engine.abort(key, self.now_us)
+        else:
+            self.engine.commit(key, self.rng.sample(stages, self.rng.randint(1, len(stages))), self.now_us)
 
     def _work(self) -> None:
         rng, engine = self.rng, self.engine
