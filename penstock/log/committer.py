@@ -390,9 +390,11 @@ class Committer:
         """For good: by the writer's last group, or by an error of the keeper's that is final."""
         if self.failed is not None:
             return
+        advice = "Check the disk, then start the broker again: everything that was confirmed is in the log"
+        if isinstance(error, FileNotFoundError):
+            advice = "Files of it were removed: put them back before the broker is started again"
         self.failed = LogFailed(
-            f"the log in {self._disk.where('')} has failed: {error}; it accepts nothing more. "
-            f"Check the disk, then start the broker again: everything that was confirmed is in the log"
+            f"the log in {self._disk.where('')} has failed: {error}; it accepts nothing more. {advice}"
         )
         self.failed.__cause__ = error
         self._on_failure(self.failed)

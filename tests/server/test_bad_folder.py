@@ -121,6 +121,7 @@ def test_a_folder_that_is_removed_ends_the_broker(tmp_path: Path) -> None:
     assert broker.wait() == 1
     assert f"critical stopping: data folder '{tmp_path}/data', or " in broker.log()
     assert "the lock file in it, was removed under the running broker" in broker.log()
+    assert "everything that was confirmed" not in broker.log(), "it is not, and nobody should think so"
     assert "Traceback" not in broker.log()
     assert not (tmp_path / "data").exists()
 
