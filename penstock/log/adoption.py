@@ -97,6 +97,8 @@ def adopted_header(header: Header, stage: Header, offset: int, row: int) -> Head
     found.queue, found.opening, found.time_us = header.queue, header.opening, header.time_us
     found.first_offset = offset - (row - stage.first_offset)
     found.first_event = header.first_event + found.first_offset - header.first_offset
+    if stage.expires_min_us:
+        found.expires_min_us += header.time_us - stage.time_us
     return found
 
 

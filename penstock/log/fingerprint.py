@@ -104,7 +104,7 @@ class Fingerprint:
 
 
 def digest_of_stages(stage_ids: Iterable[str]) -> str:
-    return hashlib.blake2b("".join(sorted(stage_ids)).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b("".join(sorted(set(stage_ids))).encode(), digest_size=8).hexdigest()
 
 
 def is_of_stages(text: str, stage_ids: Iterable[str]) -> bool:

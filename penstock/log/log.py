@@ -527,7 +527,9 @@ class Log:
         """See `Transactions.commit`."""
         self._check()
         with self._reading():
-            yield from self._transactions.commit(key, stage_ids, now_us, receipt)
+            for _ in self._transactions.commit(key, stage_ids, now_us, receipt):
+                self._gone_end = self._committer.position
+                yield
         self._gone_end = self._committer.position
 
     def abort(self, key: str, now_us: int) -> None:

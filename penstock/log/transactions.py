@@ -57,6 +57,7 @@ class Transactions:
         self._sealer = sealer
         self._seal_all = seal_all  # what has gathered in this turn comes before
         self._mark = mark  # a queue has something to seal
+        self._under_way: set[str] = set()  # keys that somebody commits
 
     def transact(
         self,
@@ -113,10 +114,22 @@ class Transactions:
 
         To be gone through, in turns of the loop: there may be very many dead letters to redrive.
         """
+        while key in self._under_way:  # His answer is the first one.
+            yield
+        self._under_way.add(key)
+        try:
+            yield from self._commit(key, stage_ids, now_us, receipt)
+        finally:
+            self._under_way.remove(key)
+
+    def _commit(
+        self, key: str, stage_ids: Sequence[str], now_us: int, receipt: TransactionReceipt | None
+    ) -> Iterator[None]:
         state = self._state
         if self._answer_repeated(key, stage_ids, receipt):
             return
         redrives: list[tuple[StagePart, Redrive]] = []
+        can_be_made = False
         try:
             for part, letters in self._letters(key, self._parts(key, stage_ids)):
                 redrives.append((part, Redrive(state.queues[part.queue], letters, key)))
@@ -127,12 +140,16 @@ class Transactions:
                 return
             parts = self._parts(key, stage_ids)
             self._check_parts(parts, sum(len(redrive.rows) for _, redrive in redrives))
-        except BaseException:
-            for _, redrive in redrives:
+            can_be_made = True
+        finally:
+            for _, redrive in redrives if not can_be_made else ():
                 redrive.give_up()
-            raise
-        redrives = [(part, it) for part, it in redrives if it.taken and part in parts]
-        now_us = max(now_us, self._committer.active.time_max_us)
+        if redrives:
+            now_us = max(now_us, self._committer.active.time_max_us)
+        # Another queue may have the name by now, and other letters.
+        redrives = [
+            (part, it) for part, it in redrives if it.taken and state.queues.get(part.queue) is it.queue
+        ]
         queues = self._queues_of([(part.queue, part.letters >= 0) for part in parts], now_us)
         self._seal_all(now_us)
         work = _Work()
@@ -150,9 +167,7 @@ class Transactions:
                     count = sum(run.length for run in runs)
                     block = self._sealer.adoption_block(queue, runs, protocol, now_us, FLAG_PART)
                     self._accept(queue, count, [block], Reason(reason), work, now_us)
-        totals = [stage.totals for stage in map(state.stages.find, stage_ids) if stage is not None]
-        text = Fingerprint.of_totals(key, totals).text(stage_ids)
-        state.stages.drop(key)
+        text = Fingerprint.of_totals(key, self._totals(key, stage_ids)).text(stage_ids)
         if not redrives:
             self._end(key, work, text, receipt, now_us)
             return
@@ -210,11 +225,12 @@ class Transactions:
 
     def _asked(self, key: str, stage_ids: Sequence[str]) -> list[Any] | None:
         """What these stages bring; None where one is not there."""
-        found = [self._state.stages.find(stage_id) for stage_id in stage_ids]
-        totals = [stage.totals for stage in found if stage is not None and stage.info.key == key]
-        if len(totals) < len(stage_ids):
-            return None
-        return Fingerprint.of_totals(key, totals).totals()
+        totals = self._totals(key, stage_ids)
+        return Fingerprint.of_totals(key, totals).totals() if len(totals) == len({*stage_ids}) else None
+
+    def _totals(self, key: str, stage_ids: Sequence[str]) -> list[list[Any]]:
+        found = [self._state.stages.find(stage_id) for stage_id in {*stage_ids}]
+        return [stage.totals for stage in found if stage is not None and stage.info.key == key]
 
     def _letters(self, key: str, parts: Sequence[StagePart]) -> Iterator[tuple[StagePart, "array[int]"]]:
         """Those parts that are payloads for dead letters, and for which."""
@@ -360,6 +376,7 @@ class Transactions:
         for block in work.blocks:
             self._sealer.add(block, sync=True)
         self._committer.add(end, control, sync=True)
+        state.stages.drop(key)
         stored = work.stored
         if steps:
             stored = state.remember_step(key, Step(steps, last=True), stored, fingerprint)

@@ -23,6 +23,7 @@ from tests.log.contract_repairs import Repairing
 from tests.log.contract_restart import Restarts
 from tests.log.contract_resuming import Durable, Resuming
 from tests.log.contract_rig import Harness, Rig
+from tests.log.contract_stages import Committing, EndingStages, StagedRepairs, Staging
 from tests.log.contract_time import ClockSteps, Expiry, ExpiryWhileHeld, NewTtl
 
 __all__ = ["EngineContract", "Harness", "Rig"]
@@ -32,6 +33,10 @@ class EngineContract(
     Accepting,
     Transactions,
     Steps,
+    Staging,
+    Committing,
+    StagedRepairs,
+    EndingStages,
     Taking,
     Settling,
     GivingBack,

@@ -312,3 +312,61 @@ def test_a_commit_that_is_left_behind_its_blocks_is_carried_out(tmp_path: Path) 
         next(steps)
     del steps
     assert ready(log, "orders") == repaired
+
+
+def test_two_who_commit_the_same_at_once_get_one_answer_each(tmp_path: Path) -> None:
+    log = Rig(tmp_path, {}, LogSettings())
+    stage, repaired = scattered(log)
+    came: list[TransactionDone | LogError] = []
+    first, second = (log.engine.committing("k", [stage], log.now_us, came.append) for _ in range(2))
+    next(first)
+    for _ in range(5):  # The second asks more often, and finds none of the letters.
+        next(second)
+        log.turn()
+    assert not came
+    assert log.engine.transaction("k") is None
+    for _ in first:
+        log.turn()
+    for _ in second:
+        log.turn()
+    log.turn()
+    done = [it for it in came if isinstance(it, TransactionDone)]
+    assert sorted((it.repeated, it.redriven) for it in done) == [(False, MANY), (True, 0)]
+    assert ready(log, "orders") == repaired
+
+
+def test_a_commit_that_another_has_overtaken_gives_the_letters_back(tmp_path: Path) -> None:
+    log = Rig(tmp_path, {}, LogSettings())
+    stage, _ = scattered(log)
+    came: list[TransactionDone | LogError] = []
+    steps = log.engine.committing("k", [stage], log.now_us, came.append)
+    next(steps)
+    log.engine.transact("k", [("mails", Batch.of([b"m"]))], log.now_us)
+    for _ in steps:
+        log.turn()
+    log.turn()
+    (done,) = came
+    assert isinstance(done, TransactionDone)
+    assert (done.repeated, [part.queue for part in done.stored]) == (True, ["mails"])
+    letters = log.engine.take("orders", "a", 2 * MANY, log.now_us, dead=True)
+    assert len(open_slices(letters)) == 2 * MANY
+
+
+def test_a_queue_that_is_deleted_between_the_turns_of_a_commit_and_made_again(tmp_path: Path) -> None:
+    log = Rig(tmp_path, {}, LogSettings())
+    stage, _ = scattered(log)
+    came: list[TransactionDone | LogError] = []
+    steps = log.engine.committing("k", [stage], log.now_us, came.append)
+    next(steps)
+    log.engine.delete(["orders"], log.now_us)
+    kill(log, "orders", [b"new"])
+    for _ in steps:
+        log.turn()
+    log.turn()
+    (done,) = came
+    assert isinstance(done, TransactionDone)
+    assert (done.redriven, done.repeated) == (0, False)
+    log.crash()
+    assert not log.engine.damage
+    found = log.engine.describe("orders")
+    assert (found.ready, found.dead, found.offset_end) == (0, 1, 1)
