@@ -35,6 +35,9 @@ NOTES = {
 }
 
 
+NOBODY_S_ROWS = "it was staged, and nobody needs it any more"
+
+
 @dataclass(slots=True)
 class Finding:
     """One thing that was found. The position is in the file; `first` to `end` are offsets or events."""
@@ -48,20 +51,24 @@ class Finding:
     end: int = 0
 
 
-def rot(hole: Hole, base: int, name: str) -> Finding:
-    """What there is to say of bytes that should be a block of that queue; `base` is where the file begins."""
+def rot(hole: Hole, base: int, name: str, what: str = "") -> Finding:
+    """What there is to say of bytes that should be a block of that queue; `base` is where the file begins.
+
+    `what` is in the block where its header does not tell: of the rows of stages.
+    """
     at, header = hole.start - base, hole.header
     if header is None:
         text = f"{hole.end - hole.start} bytes at position {at} are no valid block"
         return Finding("bad-header", text, position=at)
-    what, first, end = f"queue {name!r}, offsets", header.first_offset, header.offset_end
+    first, end = header.first_offset, header.offset_end
+    told = f"queue {name!r}, offsets {first} to {end - 1}"
     if header.kind == KIND_CONTROL:
-        what, first, end = "a control block", 0, 0
+        told, first, end = "a control block", 0, 0
     elif header.kind != KIND_MESSAGES:
-        what, first = f"queue {name!r}, events", header.first_event
-        end = first + header.event_count
-    text = f"the block at position {at} does not have its checksum: {what}"
-    return Finding("bad-body", f"{text} {first} to {end - 1}" if end else text, "", at, name, first, end)
+        first, end = header.first_event, header.first_event + header.event_count
+        told = f"queue {name!r}, events {first} to {end - 1}"
+    text = f"the block at position {at} does not have its checksum: {what or told}"
+    return Finding("bad-body", text, "", at, name, first, end)
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ from penstock.log.committer import SPARE
 from penstock.log.compare import differences, missing_names, problem_of
 from penstock.log.disk import WATERMARK, File, RealDisk, read_watermark
 from penstock.log.errors import LogDamaged, LogRefused
-from penstock.log.findings import Finding, Report, rot
+from penstock.log.findings import NOBODY_S_ROWS, Report, rot
 from penstock.log.overlaps import Overlap, find_overlaps
 from penstock.log.overlay import TRIES_MAX, LogChanging, OverlayDisk, replayed
 from penstock.log.read_view import newest_generations
@@ -122,7 +122,7 @@ class _Inspection:
         self._offsets: dict[int, _Coverage] = {}
         self._events: dict[int, _Coverage] = {}
         self._adoptions: dict[int, list[Adoption]] = {}  # by segment
-        self._bad_rows: list[tuple[str, Finding]] = []  # damaged stage blocks, and in which files
+        self._bad_rows: list[tuple[Hole, int, str]] = []  # damaged stage blocks, and in which files
         self._known_damage: list[str] = []
         self._end = 0  # of the last block that counts
         self._behind_blocks = 0
@@ -358,10 +358,10 @@ class _Inspection:
             # What it held is told here, and not once more as a gap.
             self._cover(hole.header, where, hole.start - base)
             name = self._name_of(hole.header)
-        found = rot(hole, base, name)
-        if found.queue == STAGE_QUEUE:
-            self._bad_rows.append((where, found))  # Whose they are is known when all has been read.
+        if name == STAGE_QUEUE:
+            self._bad_rows.append((hole, base, where))  # Whose they are is known when all has been read.
             return
+        found = rot(hole, base, name)
         self.report.defect(found.kind, where, found.text, found.position, found.queue, found.first, found.end)
 
     # --- blocks --------------------------------------------------------------------------------------
@@ -573,11 +573,12 @@ class _Inspection:
                 before = f"before the block at position {position}: " if file else ""
                 text = f"{before}what was staged is not in the log: {what}"
                 self.report.defect("missing-rows", file, text, position, name, a, b)
-        for where, bad in self._bad_rows:
-            text = f"the block at position {bad.position} does not have its checksum: "
-            nobody = "it was staged, and nobody needs it any more", "", 0, 0
-            for what, name, a, b in list(self._users(bad.first, bad.end, now)) or [nobody]:
-                self.report.defect(bad.kind, where, text + what, bad.position, name, a, b)
+        for hole, base, where in self._bad_rows:
+            assert hole.header is not None
+            its = hole.header.first_offset, hole.header.offset_end
+            for what, name, a, b in list(self._users(*its, now)) or [(NOBODY_S_ROWS, "", 0, 0)]:
+                bad = rot(hole, base, name, what)
+                self.report.defect(bad.kind, where, bad.text, bad.position, name, a, b)
 
     def _users(self, first: int, end: int, now: LogState) -> Iterator[tuple[str, str, int, int]]:
         """Who needs these rows of the stage queue: in words, and of a queue its name and the offsets."""

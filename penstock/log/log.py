@@ -60,7 +60,7 @@ from penstock.log.columns import check_batch, check_ttl, stored_bytes
 from penstock.log.committer import Committer
 from penstock.log.disk import Disk, RealDisk, is_final, is_full
 from penstock.log.errors import LogFailed, LogRefused, QueueDeleted, ReaderUnknown
-from penstock.log.findings import rot
+from penstock.log.findings import NOBODY_S_ROWS, rot
 from penstock.log.info import LogInfo, QueueInfo, ReaderInfo, StateRuns
 from penstock.log.queue import LogQueue
 from penstock.log.readers import Readers
@@ -358,8 +358,16 @@ class Log:
         for segment in self._state.segments.all:
             if segment.name != name:
                 continue
-            queue = self._state.by_number.get(hole.header.queue) if hole.header is not None else None
-            found = rot(hole, segment.base, queue.name if queue is not None else "")
+            state, header = self._state, hole.header
+            queue = state.by_number.get(header.queue) if header is not None else None
+            what = ""
+            if header is not None and header.queue == state.segments.stage_queue:
+                what = "; ".join(state.needed_by(header.first_offset, header.offset_end)) or NOBODY_S_ROWS
+                # It can be staged again, as long as it is not committed.
+                state.stages.lose(
+                    header.first_offset, header.offset_end, "its rows do not have their checksum"
+                )
+            found = rot(hole, segment.base, queue.name if queue is not None else "", what)
             where = self._disk.where(name)
             if not any(it.file == where and it.position == found.position for it in self._state.damage):
                 text = f"{where}: {f'cannot be read: {why}' if why else found.text}"

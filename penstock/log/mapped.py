@@ -76,20 +76,14 @@ class MappedSegments:
             yield header
             at = header.end
 
-    def body(
-        self, segment: Segment, header: Header, queue: str, offsets: tuple[int, int] | None = None
-    ) -> memoryview:
-        """The body of a block, checked. For the error: the name of its queue, and which offsets it has there
-        where that is not in the header."""
+    def body(self, segment: Segment, header: Header, queue: str, what: str = "") -> memoryview:
+        """The body of a block, checked. For the error: the name of its queue, or what is in it."""
         at = header.position - segment.base + HEADER_BYTES
         body = self.view(segment)[at : at + header.body_bytes]
         if len(body) == header.body_bytes and zlib.crc32(body) == header.body_checksum:
             return body
-        told = header.copy()
-        if offsets is not None:
-            told.first_offset, told.count = offsets[0], offsets[1] - offsets[0]
-        hole = Hole(header.position, header.end, told)
-        raise LogDamaged(f"{self.where(segment)}: {rot(hole, segment.base, queue).text}")
+        hole = Hole(header.position, header.end, header)
+        raise LogDamaged(f"{self.where(segment)}: {rot(hole, segment.base, queue, what).text}")
 
     # --- indexes -----------------------------------------------------------------------------------
 

@@ -483,7 +483,8 @@ class LogReader:
                 stop = min(stored.offset_end, row_end) + distance
                 body: memoryview | None = memoryview(b"")
                 if not headers_only:
-                    body = self._body(its_segment, stored, queue.name, fail_on_loss, (offset, stop))
+                    what = f"queue {queue.name!r}, offsets {offset} to {stop - 1}"
+                    body = self._body(its_segment, stored, queue.name, fail_on_loss, what)
                 if body is not None:
                     its = adopted_header(header, stored, offset, offset - distance)
                     hi = min(stop, behind) - start
@@ -520,16 +521,11 @@ class LogReader:
             row = max(row, segment.spans[stages.number].end_offset)
 
     def _body(
-        self,
-        segment: Segment,
-        header: Header,
-        name: str,
-        fail_on_loss: bool,
-        offsets: tuple[int, int] | None = None,
+        self, segment: Segment, header: Header, name: str, fail_on_loss: bool, what: str = ""
     ) -> memoryview | None:
         """The body of a block; None where it is damaged, and nobody minds."""
         try:
-            return self._files.body(segment, header, name, offsets)
+            return self._files.body(segment, header, name, what)
         except LogDamaged as error:
             if fail_on_loss:
                 raise

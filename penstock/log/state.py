@@ -383,6 +383,15 @@ class LogState:
                 self.tell(Damage("", 0, queue.name, lo, hi, text))
                 self.lose(queue, lo, hi)
 
+    def needed_by(self, first: int, end: int) -> list[str]:
+        """Who needs some rows of the stage queue, in words."""
+        adopters = [(self.by_number.get(number), a, b) for number, a, b in self.segments.adopters(first, end)]
+        stages = [stage.info for stage in self.stages if stage.first < end and first < stage.end]
+        return [
+            *(f"queue {it.name!r}, offsets {a} to {b - 1}" for it, a, b in adopters if it is not None),
+            *(f"transaction {info.key!r}, stage {info.stage!r}" for info in stages),
+        ]
+
     def tell(self, damage: Damage) -> None:
         """Add to the report, and to the log, what is not in it yet."""
         for known in self.damage:

@@ -12,8 +12,10 @@ import pytest
 from penstock.http.link import Link
 from penstock.http.scrubbing import Scrubber
 from penstock.log.disk import RealDisk, RealFile
+from penstock.log.errors import LogError, StageDamaged
 from penstock.log.inspect import inspect_log
 from penstock.log.log import Log, open_log
+from penstock.log.results import StageInfo
 from penstock.log.scan import Hole
 from penstock.log.scrub import Sealed, scrub, sealed_segments
 from penstock.log.state import LogSettings
@@ -191,4 +193,40 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     log.report_rot(name, Hole(base, base, None), "[Errno 5] Input/output error")
     (damage,) = log.damage
     assert damage.text == f"{tmp_path}/{name}: cannot be read: [Errno 5] Input/output error"
+    log.close(NOW_US)
+
+
+def test_what_was_staged_is_told_as_what_it_is(tmp_path: Path) -> None:
+    """With the messages that it has become, or the stage that waits, and is not committed any more."""
+    log = open_log(str(tmp_path), NOW_US, settings=LogSettings(segment_bytes=SEGMENT_BYTES))
+    stages: list[str] = []
+
+    def note(info: StageInfo | LogError) -> None:
+        assert isinstance(info, StageInfo)
+        stages.append(info.stage)
+
+    for key in ("done", "open"):
+        log.stage(key, [("q", Batch.of([key.encode() * 1000] * 3))], NOW_US, note)
+        log.wait()
+    log.commit("done", stages[:1], NOW_US)
+    for _ in range(10):
+        log.append("q", Batch.of([bytes(10_000)]), NOW_US)
+        log.flush(NOW_US)
+    log.wait()
+    disk = RealDisk(str(tmp_path), read_only=True)
+    first = tmp_path / sealed_segments(disk)[0].name
+    for content in (b"done", b"open"):
+        with first.open("r+b") as file:
+            file.seek(first.read_bytes().index(content * 1000))
+            file.write(b"!")
+    for hole in holes(disk):
+        log.report_rot(first.name, hole)
+    told = [damage.text for damage in log.damage]
+    assert [text.partition(" does not have its checksum: ")[2] for text in told] == [
+        "queue 'q', offsets 0 to 2",
+        f"transaction 'open', stage '{stages[1]}'",
+    ]
+    assert told == [finding.text for finding in inspect_log(str(tmp_path)).defects]
+    with pytest.raises(StageDamaged, match="stage that part again"):
+        log.commit("open", stages[1:], NOW_US)
     log.close(NOW_US)
