@@ -1,8 +1,9 @@
 """Staging: stages on their way into the log, one after the other, a piece at a time.
 
-A stage may have a gigabyte. Everybody else's messages go on meanwhile: in one group there is at most
-`GROUP_BYTES` of stages, and the next piece follows when that is written. The rows of a stage follow upon each
-other, so that there is one at a time; those behind it wait with their messages in memory.
+A stage may have a gigabyte. Everybody else's messages go on meanwhile: in one group there is about
+`GROUP_BYTES` of stages, and the next piece follows when that is synced: whatever is written and not synced,
+the next one who needs a sync would wait for. The rows of a stage follow upon each other, so that there is one
+at a time; those behind it wait with their messages in memory.
 """
 
 from array import array
@@ -23,7 +24,7 @@ from penstock.model.batch import Batch
 from penstock.model.ids import id_of
 from penstock.model.policy import QueueNameError, check_queue_name
 
-GROUP_BYTES: Final = 2 << 20
+GROUP_BYTES: Final = 1 << 20
 PIECE_MESSAGES: Final = 20_000
 
 
@@ -141,7 +142,7 @@ class Staging:
         return size
 
     def _go_on(self, error: LogFailed | None) -> None:
-        """Some more of what waits, when what went before is written."""
+        """Some more of what waits, when what went before is synced."""
         if error is not None:
             for job in self._jobs:
                 job.receipt(error)
@@ -156,7 +157,8 @@ class Staging:
             else:
                 left -= self._write(job, *piece)
         if self._jobs:
-            self._committer.when_written(self._go_on)
+            self._committer.want_sync()
+            self._committer.when_synced(self._go_on)
         self._committer.push()
 
     def _queue(self, now_us: int) -> LogQueue:

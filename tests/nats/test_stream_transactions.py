@@ -23,11 +23,13 @@ from penstock.log.jetstream.replica import Replica
 from penstock.log.log import Log
 from penstock.log.reader import LogReader
 from penstock.log.results import StageInfo, TransactionDone
+from penstock.log.staging import GROUP_BYTES
 from penstock.model.batch import Batch
 from penstock.model.life import Reason
 from penstock.model.words import Outcome
 from tests.nats.streams import TestLog, delete_stream, link_at, new_log
 
+NOW_US = 1_700_000_000_000_000
 KEY = "spark-7"
 COUNT = 20
 RECORD_BYTES = 700
@@ -313,3 +315,29 @@ def test_stages_outlive_every_change_of_leaders(nats: LinkThread, tmp_path: Path
     of_it = [name for name in all_served() if not name.startswith(b"<before")]
     assert [found[name] for name in of_it] == [1] * len(of_it)
     last.log.led.abandon()
+
+
+def test_a_large_stage_goes_in_small_pieces(
+    nats: LinkThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever wants a receipt meanwhile waits for one of them, and not for all that is not stored yet."""
+    sizes: list[int] = []
+    write = Appender.write
+
+    def measured(self: Appender, name: str, writes: list[tuple[int, bytes]]) -> None:
+        sizes.append(sum(len(data) for _, data in writes))
+        write(self, name, writes)
+
+    monkeypatch.setattr(Appender, "write", measured)
+    names = new_log(nats)
+    replica = Replica(nats.api, names, str(tmp_path))
+    nats.ask(replica.begin())
+    led = module.open_stream_log(nats, names, replica, NOW_US, wake=lambda: None)
+    stages: list[StageInfo | LogError] = []
+    led.log.stage(KEY, [("orders", Batch.of([b"." * 1000] * 9000))], NOW_US, stages.append)
+    led.log.flush(NOW_US)
+    led.log.wait()
+    assert isinstance(stages[0], StageInfo)
+    assert sum(sizes) > 9_000_000
+    assert max(sizes) < 2.1 * GROUP_BYTES
+    led.abandon()
