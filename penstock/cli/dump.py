@@ -21,16 +21,10 @@ from penstock.cli.admin import at_least
 from penstock.cli.main import EXIT_FAILURE
 from penstock.common.tables import encodable, line
 from penstock.errors import Misuse
+from penstock.log import block as layout
 from penstock.log.adoption import read_adoption
 from penstock.log.block import (
     FLAG_ELSEWHERE,
-    FLAG_END,
-    FLAG_EXPIRES,
-    FLAG_MOVED,
-    FLAG_PART,
-    FLAG_REPAIRED,
-    FLAG_REPLY,
-    FLAG_RETRIES,
     KIND_CONTROL,
     KIND_MESSAGES,
     KIND_SETTLEMENTS,
@@ -58,14 +52,9 @@ Row = dict[str, Any]  # what one line says, by column
 
 KINDS = {KIND_MESSAGES: "messages", KIND_SETTLEMENTS: "settlements", KIND_CONTROL: "control"}
 FLAGS = {
-    FLAG_EXPIRES: "expires",
-    FLAG_RETRIES: "retries",
-    FLAG_REPLY: "reply",
-    FLAG_MOVED: "moved",
-    FLAG_PART: "part",
-    FLAG_END: "end",
-    FLAG_REPAIRED: "repaired",
-    FLAG_ELSEWHERE: "elsewhere",
+    value: name.removeprefix("FLAG_").lower()
+    for name, value in vars(layout).items()
+    if name.startswith("FLAG_")
 }
 
 # Column and width; the last of a table has none.

@@ -88,7 +88,7 @@ def messages_batches(
         fail_on_loss=fail_on_loss,
         headers_only=not {"value", "expires", "retries"}.intersection(schema.names),
     )
-    return _message_batches(blocks, schema, Constants(queue), rows_max)
+    return (batch_of(group, schema) for group in groups_of(blocks, Constants(queue), rows_max))
 
 
 def events_batches(
@@ -341,13 +341,6 @@ class MessageGroup:
             for column, (_, lo, hi) in zip(columns, self.parts, strict=True)
         ]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
-
-def _message_batches(
-    blocks: Iterator[Block], schema: pa.Schema, constants: Constants, rows_max: int
-) -> Iterator[pa.RecordBatch]:
-    for group in groups_of(blocks, constants, rows_max):
-        yield batch_of(group, schema)
 
 
 def groups_of(blocks: Iterator[Block], constants: Constants, rows_max: int) -> Iterator[MessageGroup]:

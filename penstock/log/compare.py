@@ -119,19 +119,11 @@ def _open_stages(state: LogState) -> dict[str, dict[str, Any]]:
 
 def missing_names(segment: Segment, adoptions: Iterable[Adoption]) -> Iterator[str]:
     """What a snapshot does not say of the adoption blocks that a segment had by then."""
-    counts: dict[int, tuple[int, int]] = {}
     for adoption in adoptions:
-        header = adoption.header
-        if header.queue not in segment.spans:  # It has been deleted.
-            continue
-        for run in adoption.runs:
+        for run in adoption.runs if adoption.header.queue in segment.spans else ():  # It may be deleted.
             first, end = run.row, run.row + run.length
             if not any(a <= first and end <= b for a, b in segment.names):
                 yield f"rows {first} to {end - 1} of the stages are not among those that {segment.name} names"
-        count, size = counts.get(header.queue, (0, 0))
-        counts[header.queue] = count + header.count, size + header.extra
-    if counts != segment.adopted:
-        yield f"{segment.name} has adopted {_short(segment.adopted)}; the blocks say {_short(counts)}"
 
 
 def _facts(queue: LogQueue) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from penstock.log.block import KIND_MESSAGES, Header
 from penstock.log.disk import Disk
 from penstock.log.scan import find_headers
-from penstock.log.segments import Segment
+from penstock.log.segments import Segment, merged
 
 Doubts = dict[int, list[tuple[int, int]]]  # by queue: offsets, in order
 
@@ -41,7 +41,7 @@ def find_overlaps(disk: Disk, segments: Sequence[Segment]) -> Iterator[Overlap]:
                 if header.position in blocks:
                     for either in (blocks[header.position], header):
                         doubts.setdefault(either.queue, []).append((either.first_offset, either.offset_end))
-        yield Overlap(segment, next_base, {queue: _joined(runs) for queue, runs in doubts.items()})
+        yield Overlap(segment, next_base, {queue: merged(runs) for queue, runs in doubts.items()})
 
 
 def _messages(disk: Disk, segment: Segment, start: int, end: int) -> list[Header]:
@@ -58,13 +58,3 @@ def _messages(disk: Disk, segment: Segment, start: int, end: int) -> list[Header
         return found
     finally:
         file.close()
-
-
-def _joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    joined: list[tuple[int, int]] = []
-    for first, end in sorted(runs):
-        if joined and first <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(end, joined[-1][1])
-        else:
-            joined.append((first, end))
-    return joined

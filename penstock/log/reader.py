@@ -25,11 +25,11 @@ Memory: a `Span` per segment and queue, an index of the segments that were used 
 import logging
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
-from typing import NamedTuple, NoReturn
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, NoReturn, TypeVar
 
 from penstock.log import views
-from penstock.log.adoption import Adoption, adopted_header, moved, read_adoption
+from penstock.log.adoption import adopted_header, moved, read_adoption
 from penstock.log.block import (
     FLAG_ELSEWHERE,
     FLAG_EXPIRES,
@@ -52,6 +52,7 @@ from penstock.log.snapshot import positions_in
 from penstock.model.ids import IDENTITY_DIGITS, origin_of
 
 MAPS_MAX = 16
+T = TypeVar("T")
 
 log = logging.getLogger("penstock.log")
 
@@ -156,7 +157,6 @@ class LogReader:
         self._watermark: Watermark | None = None
         self._scanned: tuple[object, int] | None = None
         self._origins: dict[tuple[int, int, int], bytes] = {}
-        self._adopted_last: tuple[Segment, Adoption] | None = None
         self._view = ReadView(self._files)
         self.refresh()
 
@@ -196,13 +196,7 @@ class LogReader:
 
         Runs of (first offset, end, opening), in order: with it an id is made for any offset.
         """
-        for _ in range(TRIES_MAX):
-            known = self._known(queue)
-            try:
-                return self._view.openings(known)
-            except FileNotFoundError:
-                self.refresh()
-        raise self._changing()
+        return self._steadily(queue, lambda known: self._view.openings(known))
 
     def origin(self, queue: str, opening: int) -> bytes:
         """The first digits of the ids of messages of `queue` that came in that opening."""
@@ -290,10 +284,14 @@ class LogReader:
 
         Times are those of blocks, and taken to grow: a clock that was set back makes this less exact.
         """
+        return self._steadily(queue, lambda known: self._offset_at(known, time_us, events))
+
+    def _steadily(self, queue: str, look: Callable[[QueueView], T]) -> T:
+        """What is seen of a queue when no file goes away meanwhile."""
         for _ in range(TRIES_MAX):
             known = self._known(queue)
             try:
-                return self._offset_at(known, time_us, events)
+                return look(known)
             except FileNotFoundError:
                 self.refresh()
         raise self._changing()
@@ -468,9 +466,11 @@ class LogReader:
     ) -> Iterator[tuple[int, int, Block | None]]:
         """The messages of an adoption block from `at` to `end`, block by block of the stage queue: the first
         offset, the one behind the last, and the block; None where the stage queue does not have it."""
-        adoption = self._adoption(segment, header, queue.name, fail_on_loss)
+        runs = self._body(segment, header, queue.name, fail_on_loss)
+        if runs is None:
+            return
         origin = self._origin(queue.number, header.opening)
-        for first, row, row_end in adoption.within(at, header.offset_end) if adoption is not None else ():
+        for first, row, row_end in read_adoption(header, runs).within(at, header.offset_end):
             if first >= end:
                 return
             offset, distance = first, first - row
@@ -492,18 +492,6 @@ class LogReader:
                 offset = stop
             if offset < behind:
                 yield offset, behind, None
-
-    def _adoption(self, segment: Segment, header: Header, name: str, fail_on_loss: bool) -> Adoption | None:
-        """What an adoption block says; None where it is damaged, and nobody minds."""
-        last = self._adopted_last
-        if last is not None and last[0] is segment and last[1].header.position == header.position:
-            return last[1]
-        body = self._body(segment, header, name, fail_on_loss)
-        if body is None:
-            return None
-        adoption = read_adoption(header, body)
-        self._adopted_last = segment, adoption
-        return adoption
 
     def _stage_blocks(self, row: int, end: int) -> Iterator[tuple[Segment, Header]]:
         """The blocks of the stage queue with rows from `row` to `end`, as far as there are any."""

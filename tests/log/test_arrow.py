@@ -390,7 +390,8 @@ def made_up_block(first: int, count: int, opening: int) -> Block:
 def test_ids_of_runs(first: int, count: int, opening: int) -> None:
     block = made_up_block(first, count, opening)
     schema = pa.schema([MESSAGES_SCHEMA.field("id")])
-    (record,) = arrow._message_batches(iter((block,)), schema, arrow.Constants("q"), 1 << 20)
+    (group,) = arrow.groups_of(iter((block,)), arrow.Constants("q"), 1 << 20)
+    record = arrow.batch_of(group, schema)
     expected = [id_of(block.origin, offset).decode() for offset in range(first, first + count)]
     assert record["id"].to_pylist() == expected
 
@@ -406,7 +407,8 @@ def test_ids_of_runs(first: int, count: int, opening: int) -> None:
 def test_ids_and_offsets_of_joined_blocks(runs: list[tuple[int, int, int]]) -> None:
     blocks = [made_up_block(first, count, opening) for first, count, opening in runs]
     schema = pa.schema([MESSAGES_SCHEMA.field("id"), MESSAGES_SCHEMA.field("offset")])
-    (record,) = arrow._message_batches(iter(blocks), schema, arrow.Constants("q"), 1 << 20)
+    (group,) = arrow.groups_of(iter(blocks), arrow.Constants("q"), 1 << 20)
+    record = arrow.batch_of(group, schema)
     expected = [
         (b.origin, first + i) for b, (first, count, _) in zip(blocks, runs, strict=True) for i in range(count)
     ]

@@ -26,6 +26,7 @@ from penstock.http.reading.looking import Runs, ask_states, late_us, payloads_at
 from penstock.http.where.condition import SECONDS_MAX, Condition, Row, TooLong
 from penstock.log.block import KIND_MESSAGES
 from penstock.log.reader import Block, Columns, LogReader
+from penstock.log.segments import merged as joined
 from penstock.log.views import settlement_runs
 from penstock.model.batch import RETRIES_NONE
 from penstock.model.ids import id_of
@@ -92,14 +93,7 @@ def parted(parts: list[_Part], letters_max: int) -> tuple[list[_Part], list[_Par
 
 def merged(ranges: Ranges, start: int = 0) -> Ranges:
     """The same offsets, those before `start` left out, in the order of offsets and each once."""
-    found: Ranges = []
-    for first, end in sorted(ranges):
-        first = max(first, start)
-        if found and first <= found[-1].end:
-            found[-1] = Range(found[-1].first, max(found[-1].end, end))
-        elif first < end:
-            found.append(Range(first, end))
-    return found
+    return [Range(*it) for it in joined((max(a, start), b) for a, b in ranges if max(a, start) < b)]
 
 
 def within(runs: list[DeadRun], ranges: Ranges) -> list[DeadRun]:
