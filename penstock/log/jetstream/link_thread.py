@@ -66,7 +66,10 @@ class LinkThread:
 
     def ask(self, work: Coroutine[Any, Any, _T]) -> _T:
         """What it comes to. From any thread but the link's own."""
-        future = self.start(work)
+        return self.wait(self.start(work))
+
+    def wait(self, future: "concurrent.futures.Future[_T]") -> _T:
+        """What was started comes to."""
         try:
             return future.result()
         except concurrent.futures.CancelledError:

@@ -23,7 +23,6 @@ block that is not what was written, likewise. `JetStreamTrouble` when the cluste
 before is good, and whoever asks goes on behind it.
 """
 
-import concurrent.futures
 import logging
 import zlib
 from bisect import bisect_right
@@ -35,7 +34,7 @@ from penstock.errors import PenstockError
 from penstock.log.block import FLAG_ELSEWHERE, HEADER_BYTES, KIND_MESSAGES, MAGIC, Header, read_header
 from penstock.log.errors import LogDamaged
 from penstock.log.jetstream.api import JetStream
-from penstock.log.jetstream.link_thread import LinkClosed, LinkThread
+from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.records import Kind, Record, RecordDamaged, read_record
 from penstock.log.reader import Block
 from penstock.model.ids import origin_of
@@ -191,46 +190,21 @@ class _Fetching:
 
 def windows(
     nats: LinkThread, stream: str, part: Part, *, step_over: bool = False
-) -> Iterator[tuple[int, Sequence[memoryview]]]:
-    """The bytes of a part: a position in the file, and pieces that follow each other from there on."""
+) -> Iterator[tuple[int, memoryview]]:
+    """The bytes of a part, with their positions in the file."""
     fetching = _Fetching(nats.api, stream, part, step_over)
     coming = nats.start(fetching.next())
     try:
         while True:
-            pieces = _result(coming)
+            pieces = nats.wait(coming)
             is_done = fetching.is_done()
             if not is_done:
                 coming = nats.start(fetching.next())
-            yield from _runs(pieces)
+            yield from pieces
             if is_done:
                 return
     finally:
         coming.cancel()
-
-
-def _result(
-    coming: "concurrent.futures.Future[list[tuple[int, memoryview]]]",
-) -> list[tuple[int, memoryview]]:
-    try:
-        return coming.result()
-    except concurrent.futures.CancelledError:
-        raise LinkClosed("the link to NATS is closed") from None
-
-
-def _runs(pieces: Sequence[tuple[int, memoryview]]) -> Iterator[tuple[int, list[memoryview]]]:
-    """Pieces that follow each other without a hole, put together."""
-    run: list[memoryview] = []
-    begin = end = 0
-    for position, data in pieces:
-        if run and position != end:
-            yield begin, run
-            run = []
-        if not run:
-            begin = position
-        run.append(data)
-        end = position + len(data)
-    if run:
-        yield begin, run
 
 
 # --- blocks ----------------------------------------------------------------------------------------
@@ -251,8 +225,8 @@ def blocks(
         if part.offset_end <= start or part.offset_start >= end:
             continue
         walker.begin(part)
-        for position, pieces in windows(nats, source.stream, part, step_over=step_over):
-            yield from walker.walk(position, pieces)
+        for position, piece in windows(nats, source.stream, part, step_over=step_over):
+            yield from walker.walk(position, piece)
 
 
 class _Walker:
@@ -263,10 +237,9 @@ class _Walker:
         self._start = start
         self._end = end
         self._step_over = step_over
-        self._origins: dict[int, bytes] = {}  # by opening
         self._part: Part
         self._runs: list[Adopted] = []  # of that
-        self._kept: list[bytes | memoryview] = []  # bytes of a block that is not whole yet
+        self._kept: list[memoryview] = []  # bytes of a block that is not whole yet
         self._kept_bytes = 0
         self._at = 0  # the position of the first of them
         self._needed_bytes = 0
@@ -282,12 +255,12 @@ class _Walker:
         self._at = position
         self._needed_bytes = HEADER_BYTES
 
-    def walk(self, position: int, pieces: Sequence[memoryview]) -> Iterator[Block]:
+    def walk(self, position: int, piece: memoryview) -> Iterator[Block]:
         """The blocks that are whole with these bytes."""
         if position != self._at + self._kept_bytes:
             self._forget(position)  # there is a hole, and what was before it has no end
-        self._kept += pieces
-        self._kept_bytes += sum(map(len, pieces))
+        self._kept.append(piece)
+        self._kept_bytes += len(piece)
         if self._kept_bytes < self._needed_bytes:
             return
         # A copy, but its columns begin at multiples of 8 again: Arrow wants them there.
@@ -358,10 +331,7 @@ class _Walker:
             log.warning("%s", text)
             return
         for its, first, end in wanted:
-            origin = self._origins.get(its.opening)
-            if origin is None:
-                origin = origin_of(self._source.log, self._source.number, its.opening)
-                self._origins[its.opening] = origin
+            origin = origin_of(self._source.log, self._source.number, its.opening)
             base = its.first_offset
             yield Block(its, body, origin, first - base, end - base, header, end)
 
