@@ -18,7 +18,7 @@ from penstock.log.block import KIND_CONTROL, KIND_MESSAGES, Header, read_control
 from penstock.log.disk import Disk
 from penstock.log.errors import LogDamaged
 from penstock.log.mapped import MappedSegments
-from penstock.log.repairs import repair_queue_of
+from penstock.log.repairs import STAGE_QUEUE, repair_queue_of
 from penstock.log.segments import Index, Segment, Span, parse_segment_name
 from penstock.log.snapshot import read_snapshot, snapshot_positions
 from penstock.log.state import lost_name
@@ -309,6 +309,8 @@ class ReadView:
             self.log = fields["log"]
         elif fields["op"] == "queue":
             self._declare(fields["number"], fields["name"])
+        elif fields["op"] == "stage" and STAGE_QUEUE not in self.queues:
+            self._declare(fields["queue"], STAGE_QUEUE)  # The block that did so is damaged.
         elif fields["op"] == "delete":
             for number in fields["numbers"]:
                 self._delete(number)

@@ -30,7 +30,7 @@ from penstock.log.errors import LogDamaged, LogError, LogRefused
 from penstock.log.log import Log, open_log
 from penstock.log.overlay import LogChanging, OverlayDisk, replayed
 from penstock.log.reader import Block, LogReader, OffsetsMissing, ReaderQueue
-from penstock.log.results import Stored
+from penstock.log.results import StageInfo, Stored
 from penstock.log.segments import parse_segment_name
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
@@ -848,10 +848,55 @@ def live_writer(folder: str, turns: int, ends: Connection) -> None:
     ends.close()
 
 
-def start_writer(folder: Path, turns: int) -> tuple[multiprocessing.Process, Connection]:
+def staging_writer(folder: str, turns: int, ends: Connection) -> None:
+    """The same with transactions: each brings both queues as many messages, in one stage or in two."""
+    engine = open_log(folder, NOW_US, settings=SMALL, policies=Policies({"*": {"retention-seconds": 0}}))
+    sent = confirmed = 0
+    stages: list[str] = []
+
+    def staged(info: StageInfo | LogError) -> None:
+        assert isinstance(info, StageInfo)
+        stages.append(info.stage)
+
+    now_us = NOW_US
+    for turn in range(turns):
+        now_us += SECOND_US
+        key, count, wanted = f"key-{turn}", turn * 5 % 23 + 1, turn % 2 + 1
+        parts = [(queue, batch_of(queue, sent, count)) for queue in ("q", "p")]
+        stages.clear()
+        for some in (parts,) if wanted == 1 else (parts[1:], parts[:1]):
+            engine.stage(key, some, now_us, staged)
+        engine.stage(f"abandoned-{turn}", parts, now_us, lambda _: None)
+        while len(stages) < wanted:
+            engine.wait()
+        now_us += SECOND_US
+        engine.commit(key, stages, now_us)
+        sent += count
+        for queue in ("q", "p"):
+            for piece in engine.take(queue, "c", 40, now_us):
+                start, end = piece.offset_start, piece.offset_end
+                ranges = [(o, o + 1) for o in range(start, end) if o % LIVING]
+                engine.settle(queue, "c", Outcome.ACK, ranges, now_us)
+        engine.flush(now_us)
+        if turn % 3 == 0:
+            engine.wait()
+            confirmed = sent
+            engine.abort(f"abandoned-{turn - 3}", now_us)
+            engine.trim(now_us)
+        engine.poll()
+        ends.send((confirmed, confirmed))
+    engine.wait()
+    engine.close(now_us)
+    ends.send((sent, sent))
+    ends.close()
+
+
+def start_writer(
+    folder: Path, turns: int, writer: Callable[[str, int, Connection], None] = live_writer
+) -> tuple[multiprocessing.Process, Connection]:
     context = multiprocessing.get_context("spawn")
     ends, child_ends = context.Pipe(duplex=False)
-    process = context.Process(target=live_writer, args=(str(folder), turns, child_ends))
+    process = context.Process(target=writer, args=(str(folder), turns, child_ends))
     process.start()
     child_ends.close()
     return process, ends  # type: ignore[return-value]
@@ -903,8 +948,11 @@ def follow_events(reader: LogReader, queue: str, at: int) -> int:
         at = start
 
 
-def test_following_a_writer_that_rolls_trims_and_compacts(tmp_path: Path) -> None:
-    process, ends = start_writer(tmp_path, 250)
+@pytest.mark.parametrize("writer", [live_writer, staging_writer])
+def test_following_a_writer_that_rolls_trims_and_compacts(
+    tmp_path: Path, writer: Callable[[str, int, Connection], None]
+) -> None:
+    process, ends = start_writer(tmp_path, 250, writer)
     try:
         reader = LogReader(str(tmp_path))
         at, events_at = {"q": 0, "p": 0}, {"q": 0, "p": 0}
@@ -912,6 +960,8 @@ def test_following_a_writer_that_rolls_trims_and_compacts(tmp_path: Path) -> Non
         while not ended:
             confirmed, ended = latest(ends, confirmed)
             reader.refresh()
+            if writer is staging_writer:  # Of each transaction, all is there or nothing.
+                assert len({it.offset_end for it in reader.queues().values()}) <= 1
             for queue, end in zip(at, confirmed, strict=True):
                 if queue in reader.queues():
                     at[queue] = follow(reader, queue, at[queue])

@@ -393,3 +393,18 @@ def test_rows_may_be_compacted_under_a_reader(tmp_path: Path) -> None:
         (tmp_path / segment_name(base, 1)).write_bytes(whole)
         (tmp_path / segment_name(base, 0)).unlink()
         assert [row for block in found for row in block.messages()] == values([*range(10, 25), 2, 3])
+
+
+def test_the_stage_queue_is_known_by_its_stages(tmp_path: Path) -> None:
+    """The block that declares it may be damaged: it is no queue that anybody sees for that."""
+    pen = Pen(tmp_path)
+    pen.rows(10)
+    pen.control({"op": "stage", "queue": STAGES, "stage": {}})
+    pen.adopt([(3, 7)])
+    pen.done().close()
+    (path,) = tmp_path.glob("*.seg")
+    content = path.read_bytes()
+    path.write_bytes(bytes(changed(content, content.index(b'"name":"\\u0000"'))))
+    with LogReader(str(tmp_path)) as reader:
+        assert list(reader.queues()) == ["orders"]
+        assert [row["value"] for row in read(reader, 0)] == values(range(3, 7))
