@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from penstock.errors import PenstockError
 from penstock.spark.api import Broker
-from penstock.spark.options import EARLIEST, LATEST, Bound, ReadOptions, WrongOption
+from penstock.spark.options import EARLIEST, LATEST, TIME_US_MAX, Bound, ReadOptions, WrongOption
 
 log = logging.getLogger("penstock.spark")
 
@@ -113,13 +113,18 @@ def offset_of(positions: Positions, extents: Mapping[str, Extent]) -> Offset:
 def starting_positions(broker: Broker, options: ReadOptions, extents: Mapping[str, Extent]) -> Positions:
     """Where a new query begins in each queue that is there."""
     if options.starting_timestamp is not None:
-        moment = _EPOCH + timedelta(microseconds=options.starting_timestamp)
-        time = f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z"
-        view = "events" if options.view == "events" else "messages"
-        return {
-            queue: broker.get("queues", queue, "offset", time=time, view=view)["offset"] for queue in extents
-        }
+        moment = options.starting_timestamp
+        return {queue: position_at(broker, options, queue, moment) for queue in extents}
     return _positions("startingOffsets", options.starting_offsets, options, extents)
+
+
+def position_at(broker: Broker, options: ReadOptions, queue: str, time_us: int) -> int:
+    """The first position from a time on; the end of the queue where there is none."""
+    moment = _EPOCH + timedelta(microseconds=min(time_us, TIME_US_MAX))
+    time = f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z"
+    view = "events" if options.view == "events" else "messages"
+    position: int = broker.get("queues", queue, "offset", time=time, view=view)["offset"]
+    return position
 
 
 def ending_positions(options: ReadOptions, extents: Mapping[str, Extent]) -> Positions:

@@ -37,7 +37,7 @@ LATEST: Final = -1
 
 OFFSET_MAX: Final = (1 << 56) - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+TIME_US_MAX: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
 """What is later than a date can be is the last moment there is."""
 
 BATCH: Final = "batch"
@@ -158,7 +158,7 @@ def _bound(text: str) -> Bound:
 def _time_us(text: str) -> int:
     text = text.strip()
     if re.fullmatch("[0-9]{1,15}", text) is not None:
-        return min(int(text) * 1000, _LAST_US)
+        return min(int(text) * 1000, TIME_US_MAX)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -168,7 +168,7 @@ def _time_us(text: str) -> int:
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return min(max((moment - _EPOCH) // timedelta(microseconds=1), 0), _LAST_US)
+    return min(max((moment - _EPOCH) // timedelta(microseconds=1), 0), TIME_US_MAX)
 
 
 # --- tables ----------------------------------------------------------------------------------------
@@ -204,6 +204,7 @@ READING: Final = (
         refused={BATCH: "a batch has no triggers; use endingOffsets to read less"},
     ),
     Option("minPartitions", _COUNT),
+    Option("pushFilters", _flag, False, {STREAM: "Spark pushes filters into batches only; leave it out"}),
     Option("failOnDataLoss", _flag, True),
     Option(
         "reader",
@@ -259,6 +260,7 @@ class ReadOptions:
     starting_timestamp: int | None  # µs since the epoch
     max_offsets_per_trigger: int | None
     min_partitions: int | None
+    push_filters: bool
     fail_on_data_loss: bool
     reader: str | None
     retry_seconds: float

@@ -10,20 +10,23 @@ Rules that always hold:
   * A range that was planned is read to its end. What is missing of it is `DataLost`, or a warning where the
     user has said that the query shall go on.
   * What NATS does not have where it was planned is planned anew once: retention may have moved on.
+  * Conditions that were taken over from Spark (`filters.py`) decide which rows are handed on when it is known
+    that all of them came.
 
 How it fails: `Unreachable` after `retrySeconds` without an answer, `DataLost`, and the broker's own no.
 """
 
 import http.client
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from penstock.errors import PenstockError
 from penstock.spark.api import Body, Broker, Interrupted, Patience, Refused
+from penstock.spark.filters import Where, is_taken
 from penstock.spark.offsets import (
     Extent,
     counted,
@@ -31,6 +34,7 @@ from penstock.spark.offsets import (
     extents_of,
     kept_position,
     lost,
+    position_at,
     starting_positions,
 )
 from penstock.spark.options import ReadOptions, WrongOption
@@ -65,6 +69,25 @@ class Scan:
         self._counter = "event_offset" if options.view == "events" else "offset"
         names = schema.fieldNames()
         self._columns = names if self._counter in names else [*names, self._counter]
+        self.where = Where()
+
+    def narrowed(self, broker: Broker, ranges: Sequence[Range]) -> list[Range]:
+        """What has to be read of some ranges, as far as the conditions on the rows tell."""
+        wanted = set(self.where.queues([whole.queue for whole in ranges]))
+        first_us, end_us = self.where.times()
+        narrow: list[Range] = []
+        for whole in ranges:
+            queue, start, end, _ = whole
+            if queue not in wanted or not self.where.spans(self._counter, start, end):
+                continue
+            # Time does not go back in a log.
+            if first_us is not None:
+                start = max(start, position_at(broker, self._options, queue, first_us))
+            if end_us is not None and start < end:
+                end = min(end, position_at(broker, self._options, queue, end_us))
+            spans = self.where.spans(self._counter, start, end)
+            narrow += (whole._replace(start=first, end=stop) for first, stop in spans)
+        return narrow
 
     def pieces(self, broker: Broker, tasks: Sequence[tuple[Range, ...]]) -> list[Piece]:
         """What each task is told, on the driver."""
@@ -93,8 +116,10 @@ class Scan:
         try:
             for number, part in enumerate(piece.ranges):
                 rows = self._direct(part, piece.plans[number]) if piece.plans else self._range(part)
-                for batch in rows:
-                    yield pa.RecordBatch.from_arrays(batch.columns[: len(schema)], schema=schema)
+                for whole in rows:
+                    batch = self.where.rows(whole, self._columns)
+                    if batch.num_rows:
+                        yield pa.RecordBatch.from_arrays(batch.columns[: len(schema)], schema=schema)
         finally:
             self._broker.close()
 
@@ -235,6 +260,7 @@ class BatchReader(DataSourceReader):
             if start < end:
                 start = kept_position(options, queue, start, extent)
                 ranges.append(Range(queue, start, max(start, end), extent.identity))
+        ranges = self._scan.narrowed(broker, ranges)
         return self._scan.pieces(broker, split(ranges, options.min_partitions))
 
     def _check_there(self, broker: Broker, extents: dict[str, Extent]) -> None:
@@ -260,3 +286,12 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         return self._scan.read(partition)
+
+
+class FilteringReader(BatchReader):
+    """A batch that takes over conditions from Spark. Spark refuses it where its own setting for that is off,
+    and names the setting."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._scan.where = Where(tuple(condition for condition in filters if is_taken(condition)))
+        return [condition for condition in filters if not is_taken(condition)]

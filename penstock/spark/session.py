@@ -42,7 +42,11 @@ TRACEBACK: Final = "Traceback (most recent call last):"
 JOINS_TRACEBACKS: Final = "During handling of the above exception"
 LINE_CLOSED: Final = ("BrokenPipeError", "ConnectionResetError", "EOFError")
 
-EVERYWHERE: Final[Mapping[str, str]] = {"spark.sql.session.timeZone": "UTC"}
+EVERYWHERE: Final[Mapping[str, str]] = {
+    "spark.sql.session.timeZone": "UTC",
+    # Without it the option `pushFilters` is an error of Spark's.
+    "spark.sql.python.filterPushdown.enabled": "true",
+}
 CLASSIC: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",

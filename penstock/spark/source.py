@@ -89,10 +89,11 @@ class PenstockDataSource(DataSource):
         return schema_of(view_of(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from penstock.spark.reading import BatchReader
+        from penstock.spark.reading import BatchReader, FilteringReader
 
         options = read_options(self.options, BATCH)
-        return BatchReader(options, check_schema(options.view, schema))
+        kind = FilteringReader if options.push_filters else BatchReader
+        return kind(options, check_schema(options.view, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from penstock.spark.streaming import StreamReader

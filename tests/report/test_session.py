@@ -11,7 +11,10 @@ from penstock.spark.session import one_line, settings_for, tried_again
 
 
 def test_a_cluster_gets_nothing_that_is_meant_for_this_machine() -> None:
-    assert settings_for("sc://host") == {"spark.sql.session.timeZone": "UTC"}
+    assert settings_for("sc://host") == {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.python.filterPushdown.enabled": "true",
+    }
     cluster = settings_for("spark://host:7077")
     assert cluster["spark.ui.enabled"] == "false"
     assert not cluster.keys() & session.LOCAL.keys()

@@ -1,12 +1,13 @@
 """What the Spark tests share: messages into a broker, batches and streams out of it, a broken network."""
 
 import contextlib
+import re
 import socket
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -141,13 +142,16 @@ class Gathering:
 
 
 class Cutter:
-    """A way to a broker that breaks: it cuts connections after so many bytes of what the broker says."""
+    """A way to a broker that breaks: it cuts connections after so many bytes of what the broker says.
+
+    And one that listens: it knows what was asked."""
 
     def __init__(self, port: int, cuts: Sequence[int]) -> None:
         self._port = port
         self._cuts = list(cuts)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
+        self._asked = bytearray()
         self.cut = 0
         self.port: int = self._listener.getsockname()[1]
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
@@ -167,6 +171,12 @@ class Cutter:
             thread.join(PATIENCE_SECONDS)
         for sock in self._open:
             sock.close()
+
+    def asked(self, path: str) -> list[dict[str, str]]:
+        """The parameters of all requests so far to paths that end like that."""
+        targets = re.findall(rb"^[A-Z]+ (\S+) HTTP/1.1\r$", bytes(self._asked), re.MULTILINE)
+        parts = [urlsplit(target.decode()) for target in targets]
+        return [dict(parse_qsl(part.query)) for part in parts if part.path.endswith(path)]
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -190,6 +200,8 @@ class Cutter:
                     sink.sendall(data[: self._cuts.pop(0) - poured])
                     self.cut += 1
                     break
+                if not from_broker:
+                    self._asked += data
                 sink.sendall(data)
                 poured += len(data)
         for sock in (source, sink):

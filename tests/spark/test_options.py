@@ -80,7 +80,7 @@ def test_every_option_can_be_said() -> None:
     assert (options.credentials, options.tls_ca) == ("/etc/ann.creds", "/etc/ca.pem")
     assert (options.tls_certificate, options.tls_key) == ("/etc/ann.pem", "/etc/ann.key")
     assert "secret" not in repr(options)
-    only_batch = {"endingOffsets", "startingTimestamp", "subscribe", "subscribePattern"}
+    only_batch = {"endingOffsets", "startingTimestamp", "subscribe", "subscribePattern", "pushFilters"}
     assert {option.name for option in READING} - said.keys() == only_batch
 
 
@@ -175,6 +175,13 @@ REFUSED = [
     (STREAM, "maxOffsetsPerTrigger", "0", "option 'maxOffsetsPerTrigger' is '0': use a whole number from 1"),
     (BATCH, "minPartitions", "two", "option 'minPartitions' is 'two': use a whole number from 1"),
     (BATCH, "failOnDataLoss", "no", "option 'failOnDataLoss' is 'no': use true or false"),
+    (BATCH, "pushFilters", "on", "option 'pushFilters' is 'on': use true or false"),
+    (
+        STREAM,
+        "pushFilters",
+        "true",
+        "'pushFilters' is not for a stream: Spark pushes filters into batches only",
+    ),
     (BATCH, "reader", "x", "'reader' is not for a batch: only a stream lives on"),
     (BATCH, "retrySeconds", "-1", "option 'retrySeconds' is '-1': use a number of seconds from 0"),
     (BATCH, "startingTimestamp", "yesterday", "option 'startingTimestamp': 'yesterday' is no time"),
