@@ -16,7 +16,7 @@ is about to stop and takes nothing new in; `TooFast` where it is asked for too m
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from penstock.broker.broker import Broker
 from penstock.broker.doors import Pace
@@ -24,7 +24,7 @@ from penstock.errors import PenstockError
 from penstock.log.errors import LogRefused
 from penstock.log.info import QueueInfo, ReaderInfo
 from penstock.log.log import Log
-from penstock.log.results import Receipt, TransactionReceipt
+from penstock.log.results import Begun, Receipt, StageReceipt, TransactionReceipt
 from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason, State
 from penstock.model.pending import Mark
@@ -38,6 +38,8 @@ MESSAGES_A_STEP: Final = 10_000
 """How many messages one step of a purge takes where somebody waits for answers: each may be a request."""
 
 READER_QUEUES_MAX: Final = 1000
+
+DRAINING: Final = "the broker is stopping and accepts nothing new; try again when it is back"
 
 
 class Draining(PenstockError):
@@ -76,25 +78,49 @@ class Operator:
         self._broker.stir(queue)
 
     def transact(
+        self, key: str, parts: Sequence[tuple[str, Batch]], now_us: int, receipt: TransactionReceipt
+    ) -> None:
+        """Messages for several queues, all or nothing. See the log for keys."""
+        queues = {queue for queue, _ in parts}
+        self._check_open(queues, now_us)
+        self._log.transact(key, parts, now_us, receipt)
+        self._stir_all(queues)
+
+    def stage(
         self,
         key: str,
         parts: Sequence[tuple[str, Batch]],
         now_us: int,
-        receipt: TransactionReceipt,
+        receipt: StageReceipt,
         *,
-        fingerprint: str = "",
+        totals: Sequence[Any],
+        was: str = "",
     ) -> None:
-        """Messages for several queues, all or nothing. See the log for keys."""
-        self._check_open({queue for queue, _ in parts}, now_us)
-        self._log.transact(key, parts, now_us, receipt, fingerprint=fingerprint)
-        for queue, _ in parts:
+        """A part of a transaction. Queues are made when it is committed, but for those that never can be."""
+        if self._broker.is_draining:
+            raise Draining(DRAINING)
+        self._broker.doors.check_names({queue for queue, _ in parts})
+        self._log.stage(key, parts, now_us, receipt, totals=totals, was=was)
+        self._broker.wake()
+
+    def commit(
+        self, key: str, stage_ids: Sequence[str], now_us: int, receipt: TransactionReceipt, begun: Begun
+    ) -> Iterator[None]:
+        """The messages of these stages, all or nothing, in steps. See the log for keys."""
+        queues = self._log.staged_queues(stage_ids)
+        self._check_open(queues, now_us)
+        yield from self._log.committing(key, stage_ids, now_us, receipt, begun)
+        self._stir_all(queues)
+
+    def _stir_all(self, queues: Collection[str]) -> None:
+        for queue in queues:
             self._broker.stir(queue)
         self._broker.wake()
 
     def _check_open(self, queues: Collection[str], now_us: int) -> None:
         """Raise unless messages may be sent to all of these."""
         if self._broker.is_draining:
-            raise Draining("the broker is stopping and accepts nothing new; try again when it is back")
+            raise Draining(DRAINING)
         doors = self._broker.doors
         doors.check_names(queues)
         new = [queue for queue in queues if not self._log.has_queue(queue)]

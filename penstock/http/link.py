@@ -84,7 +84,9 @@ class Link(asyncio.Protocol):
 
     # --- calls -----------------------------------------------------------------------------------
 
-    async def call(self, name: str, fields: Fields | None = None, *buffers: Buffer) -> Frame:
+    async def call(
+        self, name: str, fields: Fields | None = None, *buffers: Buffer, seconds: float = CALL_SECONDS
+    ) -> Frame:
         """The first process's answer; CallRefused where it is no."""
         if self._transport is None:
             raise LinkLost("the broker is gone")
@@ -95,11 +97,11 @@ class Link(asyncio.Protocol):
             self._loop.call_soon(self._flush)
         self._out += encode_frame({"n": number, "call": name, **(fields or {})}, *buffers)
         try:
-            async with asyncio.timeout(CALL_SECONDS):
+            async with asyncio.timeout(seconds):
                 frame = await waiting
         except TimeoutError:
             raise CallRefused(
-                "unavailable", f"the broker has not answered {name!r} for {CALL_SECONDS:.0f} s; try again"
+                "unavailable", f"the broker has not answered {name!r} for {seconds:.0f} s; try again"
             ) from None
         finally:
             self._open.pop(number, None)

@@ -48,6 +48,8 @@ _OF_REFUSALS: Final[Mapping[str, str]] = {
     "no-queue": "queue-not-found",
     "deleted": "queue-deleted",
     "no-reader": "reader-not-found",
+    "no-stage": "stage-not-found",
+    "stage-damaged": "conflict",
     "name": "bad-request",
     "disk-full": "disk-full",
     "queue-full": "queue-full",

@@ -1,7 +1,7 @@
 """The second process from its first line to its last. `python -m penstock.http` starts it.
 
 It lives as long as the link: when the first process is gone, so is this one, at once. There is nothing
-here that would be lost: what was answered is in the log, or synced in the stages' folder.
+here that would be lost: what was answered is in the log.
 """
 
 import asyncio

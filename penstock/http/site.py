@@ -31,9 +31,7 @@ class Site:
         self.readers = ReaderPool(self.data)
         self.mirror = Mirror(link)
         self.scrubber = Scrubber(self.data, link)
-        self.stages = Stages(
-            self.data, link, seconds=hello["stage_seconds"], bytes_max=hello["stages_bytes_max"]
-        )
+        self.stages = Stages(self.data, link)
         self.requests: Counter[tuple[str, str, str]] = Counter()  # answered: method, route, class of status
         self.stopping = asyncio.Event()  # set when answers that never end should end
         self.has_pages = False  # a dashboard answers beside the API

@@ -141,6 +141,15 @@ class SyncInfo:
 
 
 @dataclass(slots=True)
+class StagesInfo:
+    """Parts of transactions that wait for their commit, or are on their way into the log."""
+
+    count: int
+    bytes: int
+    since_us: int  # when the oldest came; 0: there is none
+
+
+@dataclass(slots=True)
 class LogInfo:
     """An engine as `GET /v1/engine` shows it."""
 
@@ -159,5 +168,6 @@ class LogInfo:
     damage: list[str]
     sync: SyncInfo
     readers: int  # names, not queues
+    stages: StagesInfo
     # A front-end and its NATS cluster, as JSON (`cluster/info.py`); None: messages are on this machine alone.
     cluster: dict[str, Any] | None = None

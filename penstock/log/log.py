@@ -61,12 +61,14 @@ from penstock.log.committer import Committer
 from penstock.log.disk import Disk, RealDisk, is_final, is_full
 from penstock.log.errors import LogFailed, LogRefused, QueueDeleted, ReaderUnknown
 from penstock.log.findings import NOBODY_S_ROWS, rot
-from penstock.log.info import LogInfo, QueueInfo, ReaderInfo, StateRuns
+from penstock.log.fingerprint import KIND
+from penstock.log.info import LogInfo, QueueInfo, ReaderInfo, StagesInfo, StateRuns
 from penstock.log.queue import LogQueue
 from penstock.log.readers import Readers
 from penstock.log.recovery import recover
 from penstock.log.repairs import left_over, shown
 from penstock.log.results import (
+    Begun,
     EventRun,
     Fate,
     Receipt,
@@ -90,7 +92,7 @@ from penstock.log.state import (
     damage_fields,
     reader_fields,
 )
-from penstock.log.transactions import Transactions
+from penstock.log.transactions import NOT_BEGUN, Transactions
 from penstock.log.weight import NOTES_MAX
 from penstock.log.workers import ThreadWorker, Worker
 from penstock.model.batch import Batch, Slice
@@ -520,9 +522,10 @@ class Log:
         stage_ids: Sequence[str],
         now_us: int,
         receipt: TransactionReceipt | None = None,
+        begun: Begun = NOT_BEGUN,
     ) -> None:
         """The same in one go."""
-        for _ in self.committing(key, stage_ids, now_us, receipt):
+        for _ in self.committing(key, stage_ids, now_us, receipt, begun):
             pass
 
     def committing(
@@ -531,11 +534,12 @@ class Log:
         stage_ids: Sequence[str],
         now_us: int,
         receipt: TransactionReceipt | None = None,
+        begun: Begun = NOT_BEGUN,
     ) -> Iterator[None]:
         """See `Transactions.commit`."""
         self._check()
         with self._reading():
-            for _ in self._transactions.commit(key, stage_ids, now_us, receipt):
+            for _ in self._transactions.commit(key, stage_ids, now_us, receipt, begun):
                 self._gone_end = self._committer.position
                 yield
         self._gone_end = self._committer.position
@@ -547,8 +551,8 @@ class Log:
         self._gone_end = self._committer.position
 
     def stages(self, key: str) -> list[StageInfo]:
-        """What is staged for a key."""
-        return [stage.info for stage in self._state.stages.of(key)]
+        """What is staged for a key, and synced."""
+        return [stage.info for stage in self._state.stages.of(key) if stage.synced]
 
     def staged_queues(self, stage_ids: Sequence[str]) -> set[str]:
         """The queues that these stages have messages for, as far as they are there."""
@@ -574,7 +578,7 @@ class Log:
                 return
             log.warning(
                 "transaction %r was not committed for %d s: its %d stages are removed",
-                key,
+                key.removeprefix(KIND),
                 (now_us - time_us) // 1_000_000,
                 len(state.stages.of(key)),
             )
@@ -916,6 +920,7 @@ class Log:
     def info(self) -> LogInfo:
         segments = self._state.segments.all
         total_bytes = self._disk.total_bytes()
+        oldest = self._state.stages.oldest()
         return LogInfo(
             engine="log" if self.cluster is None else "jetstream",
             data=self._disk.where(""),
@@ -932,6 +937,7 @@ class Log:
             damage=[damage.text for damage in self._state.damage],
             sync=self._committer.syncs,
             readers=len({name for name, _ in self._state.readers}),
+            stages=StagesInfo(self.stages_count, self.stages_bytes, oldest[1] if oldest is not None else 0),
             cluster=self.cluster() if self.cluster is not None else None,
         )
 

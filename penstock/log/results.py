@@ -40,6 +40,13 @@ class Step(NamedTuple):
     last: bool
 
 
+class Begun(NamedTuple):
+    """What is known of a transaction that an earlier version has begun, and not finished."""
+
+    steps: int = 0  # that it has stored; 0: it has not begun
+    fingerprint: str = ""  # of the whole
+
+
 class TransactionDone(NamedTuple):
     """A transaction's receipt. `repeated`: the key had been stored before, nothing was added."""
 

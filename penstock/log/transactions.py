@@ -9,7 +9,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 from penstock.log.adoption import ADOPTED_BYTES_MAX, Run
 from penstock.log.block import FLAG_END, FLAG_PART, HEADER_BYTES, KIND_CONTROL, control_parts
@@ -20,7 +20,7 @@ from penstock.log.fingerprint import Fingerprint
 from penstock.log.queue import LogQueue
 from penstock.log.redrive import Redrive
 from penstock.log.repairs import cut_batch, repair_queue_of
-from penstock.log.results import Step, Stored, TransactionDone, TransactionReceipt
+from penstock.log.results import Begun, Step, Stored, TransactionDone, TransactionReceipt
 from penstock.log.sealer import SealedBlock, Sealer
 from penstock.log.stages import Stage, StagePart
 from penstock.log.state import LogState, StoredPart
@@ -41,6 +41,9 @@ class _Work:
         self.blocks: list[SealedBlock] = []
         self.stored: list[StoredPart] = []
         self.redriven = 0
+
+
+NOT_BEGUN: Final = Begun()
 
 
 class Transactions:
@@ -105,12 +108,18 @@ class Transactions:
         self._end(key, work, fingerprint, receipt, now_us)
 
     def commit(
-        self, key: str, stage_ids: Sequence[str], now_us: int, receipt: TransactionReceipt | None = None
+        self,
+        key: str,
+        stage_ids: Sequence[str],
+        now_us: int,
+        receipt: TransactionReceipt | None = None,
+        begun: Begun = NOT_BEGUN,
     ) -> Iterator[None]:
         """What is staged under these ids becomes messages, in this order, all of it or nothing, once.
 
         All stages of the key are over with it. Where it is committed already, nothing changes: the answer
         says what is remembered of the contents, and what the stages bring that are asked for.
+        Of one that an earlier version has begun, the stages are the rest, which no `max-bytes` holds up.
 
         To be gone through, in turns of the loop: there may be very many dead letters to redrive.
         """
@@ -118,16 +127,27 @@ class Transactions:
             yield
         self._under_way.add(key)
         try:
-            yield from self._commit(key, stage_ids, now_us, receipt)
+            yield from self._commit(key, stage_ids, now_us, receipt, begun)
         finally:
             self._under_way.remove(key)
 
     def _commit(
-        self, key: str, stage_ids: Sequence[str], now_us: int, receipt: TransactionReceipt | None
+        self,
+        key: str,
+        stage_ids: Sequence[str],
+        now_us: int,
+        receipt: TransactionReceipt | None,
+        begun: Begun,
     ) -> Iterator[None]:
         state = self._state
         if self._answer_repeated(key, stage_ids, receipt):
             return
+        steps = state.steps_of(key)
+        if steps != begun.steps:
+            raise LogRefused(
+                f"transaction {key!r}: {steps} chunks of it are in the log, of an earlier version. The files "
+                f"that say how to go on are damaged, gone, or with the front-end of a cluster that led before"
+            )
         redrives: list[tuple[StagePart, Redrive]] = []
         can_be_made = False
         try:
@@ -139,7 +159,7 @@ class Transactions:
             if self._answer_repeated(key, stage_ids, receipt):
                 return
             parts = self._parts(key, stage_ids)
-            self._check_parts(parts, sum(len(redrive.rows) for _, redrive in redrives))
+            self._check_parts(parts, sum(len(redrive.rows) for _, redrive in redrives), bounded=not steps)
             can_be_made = True
         finally:
             for _, redrive in redrives if not can_be_made else ():
@@ -167,7 +187,9 @@ class Transactions:
                     count = sum(run.length for run in runs)
                     block = self._sealer.adoption_block(queue, runs, protocol, now_us, FLAG_PART)
                     self._accept(queue, count, [block], Reason(reason), work, now_us)
-        text = Fingerprint.of_totals(key, self._totals(key, stage_ids)).text(stage_ids)
+        text = begun.fingerprint
+        if not steps:
+            text = Fingerprint.of_totals(key, self._totals(key, stage_ids)).text(stage_ids)
         if not redrives:
             self._end(key, work, text, receipt, now_us)
             return
@@ -251,7 +273,7 @@ class Transactions:
             offsets.frombytes(bytes(block.payload[block.bounds[at] : block.bounds[at + 1]]))
             yield part, offsets
 
-    def _check_parts(self, parts: Sequence[StagePart], letters: int) -> None:
+    def _check_parts(self, parts: Sequence[StagePart], letters: int, *, bounded: bool) -> None:
         """Refuse what cannot be stored, before anything has changed."""
         payload_bytes: dict[str, int] = {}
         for part in parts:
@@ -260,7 +282,7 @@ class Transactions:
             # What is dead takes no room that a queue's max-bytes gives to the living.
             living = part.letters < 0 and not part.reason
             payload_bytes[part.queue] = payload_bytes.get(part.queue, 0) + living * part.payload_bytes
-        for name, more in payload_bytes.items():
+        for name, more in payload_bytes.items() if bounded else ():
             check_queue(self._state, name, more)
         # Two blocks for each part, and a row for each letter, at most.
         self._committer.check_room(self._state.gathered_bytes + HEADER_BYTES * (3 * len(parts) + letters + 1))

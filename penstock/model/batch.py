@@ -75,14 +75,18 @@ class Batch:
     def cut(self, lo: int, hi: int) -> "Batch":
         """Its messages from `lo` to `hi` (exclusive)."""
         start = self.bounds[lo]
-        return Batch(
+        cut = Batch(
             self.payload[start : self.bounds[hi]],
             array("i", [bound - start for bound in self.bounds[lo : hi + 1]]),
             self.ttl_seconds[lo:hi] if self.ttl_seconds is not None else None,
             self.retries[lo:hi] if self.retries is not None else None,
             self.reply[lo:hi] if self.reply is not None else None,
             self.protocol,
+            self.dead,
+            self.repairs[lo:hi] if self.repairs is not None else None,
         )
+        cut.identity = self.identity
+        return cut
 
     def messages(self) -> list[bytes]:
         """The payloads one by one. For tests and tools; nothing on the hot path calls it."""

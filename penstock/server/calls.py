@@ -1,6 +1,7 @@
 """Calls: what the second process may ask of the first, a handler for each.
 
-    append, transact, transaction          messages in
+    append, transact                       messages in
+    stage, commit, abort, transaction      transactions whose parts come one by one
     queues, queue, states                  looking at queues
     pause, purge, redrive, delete          knobs
     hold_reader, release_reader, readers   who reads the log, and holds retention
@@ -39,10 +40,12 @@ from penstock.log.errors import (
     QueueFull,
     QueueUnknown,
     ReaderUnknown,
+    StageDamaged,
+    StageUnknown,
 )
 from penstock.log.info import QueueInfo, ReaderInfo
 from penstock.log.log import Log
-from penstock.log.results import Stored, TransactionDone
+from penstock.log.results import Begun, StageInfo, Stored, TransactionDone, TransactionReceipt
 from penstock.log.scan import Hole
 from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason, State
@@ -105,6 +108,7 @@ class Context:
         self.server = server
         self.log = server.log
         self.operator = Operator(server.broker, server.log)
+        self.staged: dict[int, list[tuple[str, Batch]]] = {}  # of stages that come in several calls
 
     def refuse(self, answer: Answer, error: Exception, call: str = "") -> None:
         """Say no for an error, which may have come when nobody was there any more to raise it to."""
@@ -128,6 +132,8 @@ REFUSALS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (QueueUnknown, "no-queue"),
     (QueueDeleted, "deleted"),
     (ReaderUnknown, "no-reader"),
+    (StageUnknown, "no-stage"),
+    (StageDamaged, "stage-damaged"),
     (DiskFull, "disk-full"),
     (QueueFull, "queue-full"),
     (LogFailed, "failed"),
@@ -160,44 +166,108 @@ def _append(context: Context, fields: Fields, body: memoryview, answer: Answer) 
 
 
 def _transact(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    receipt = _committed(context, answer)
+    context.operator.transact(fields["key"], _parts(fields, body), context.server.arrival_us(), receipt)
+
+
+def _parts(fields: Fields, body: memoryview) -> list[tuple[str, Batch]]:
     parts: list[tuple[str, Batch]] = []
     at = 0
     for part in fields["parts"]:
         batch, at = unpack_batch(part["batch"], body, at)
         parts.append((part["queue"], batch))
+    return parts
 
+
+def _committed(context: Context, answer: Answer) -> TransactionReceipt:
     def receipt(result: TransactionDone | LogError) -> None:
         if isinstance(result, LogError):
             context.refuse(answer, result)
         else:
-            answer(
-                {
-                    "stored": _stored(result.stored),
-                    "repeated": result.repeated,
-                    "redriven": result.redriven,
-                },
-            )
+            answer({**result._asdict(), "stored": _stored(result.stored)})
 
-    context.operator.transact(
-        fields["key"],
-        parts,
-        context.server.arrival_us(),
-        receipt,
-        fingerprint=fields.get("fingerprint", ""),
+    return receipt
+
+
+# --- transactions whose parts come one by one ------------------------------------------------------
+
+
+def _stage(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    """A stage is one call, or several with one number, of which all but the last say that there is more."""
+    parts = context.staged.pop(fields["number"], [])
+    if fields.get("gone"):
+        answer({})
+        return
+    parts += _parts(fields, body)
+    if fields.get("more"):
+        context.staged[fields["number"]] = parts
+        answer({})
+        return
+
+    def receipt(result: StageInfo | LogError) -> None:
+        if isinstance(result, LogError):
+            context.refuse(answer, result)
+        else:
+            answer({"stage": result.stage, "count": result.messages, "bytes": result.payload_bytes})
+
+    context.operator.stage(
+        fields["key"], parts, context.server.arrival_us(), receipt, totals=fields["totals"], was=fields["was"]
     )
+
+
+def _commit(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    """One step now, the others in later turns of the loop."""
+    loop = asyncio.get_running_loop()
+    begun = Begun(fields.get("steps", 0), fields.get("fingerprint", ""))
+    now_us, receipt = context.server.arrival_us(), _committed(context, answer)
+    steps = context.operator.commit(fields["key"], fields["stages"], now_us, receipt, begun)
+
+    def take_one() -> None:
+        try:
+            if next(steps, answer) is not answer:
+                loop.call_soon(take_one)
+        except Exception as error:  # noqa: BLE001 - nobody else is there to see it
+            context.refuse(answer, error)
+
+    take_one()
+
+
+def _abort(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    key, now_us = fields["key"], context.server.arrival_us()
+    steps = context.log.transaction_steps(key)
+    if steps != fields.get("steps", 0):
+        raise CallRefused(
+            f"transaction {key!r} has begun, in an earlier version: {steps} chunks of it are in the log"
+        )
+    context.log.abort(key, now_us)
+    _tell(context, key, answer, synced=False)
 
 
 def _transaction(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
-    """As it is remembered: that it is safe, only the receipt of a repetition says."""
+    # What is staged is synced. What is committed may have been so a moment ago.
     key = fields["key"]
+    _tell(context, key, answer, synced=context.log.transaction(key) is None)
+
+
+def _tell(context: Context, key: str, answer: Answer, *, synced: bool) -> None:
+    """How a key stands, said when no power cut can undo that."""
     stored = context.log.transaction(key)
-    answer(
-        {
-            "stored": _stored(stored) if stored is not None else None,
-            "steps": context.log.transaction_steps(key),
-            "fingerprint": context.log.transaction_fingerprint(key),
-        }
-    )
+    told = {
+        "stored": _stored(stored) if stored is not None else None,
+        "steps": context.log.transaction_steps(key),
+        "stages": [[it.stage, it.messages, it.payload_bytes] for it in context.log.stages(key)],
+    }
+
+    def tell(error: LogError | None = None) -> None:
+        if error is not None:
+            context.refuse(answer, error)
+        else:
+            answer(told)
+
+    if synced:
+        tell()
+    else:
+        context.log.confirm(context.server.arrival_us(), tell)
 
 
 def _stored(stored: list[Stored]) -> list[list[object]]:
@@ -447,11 +517,18 @@ def _connections(context: Context, fields: Fields, body: memoryview, answer: Ans
 
 def _engine(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
     info = context.log.info()
-    sync = info.sync
+    sync, stages = info.sync, info.stages
     answer(
         {
             **{name: value for name, value in asdict(info).items() if name != "sync"},
             "failed": info.failed or None,
+            "stages": {
+                "count": stages.count,
+                "bytes": stages.bytes,
+                "oldest_seconds": (context.server.now_us() - stages.since_us) / SECOND_US
+                if stages.since_us
+                else None,
+            },
             "sync": {
                 "count": sync.count,
                 "seconds_sum": sync.seconds_sum,
@@ -494,6 +571,9 @@ def _health(context: Context, fields: Fields, body: memoryview, answer: Answer) 
 CALLS: Final[dict[str, Handler]] = {
     "append": _append,
     "transact": _transact,
+    "stage": _stage,
+    "commit": _commit,
+    "abort": _abort,
     "transaction": _transaction,
     "queues": _queues,
     "queue": _queue,

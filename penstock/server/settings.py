@@ -115,8 +115,6 @@ class HttpSettings:
     bodies_bytes_max: int = 256 << 20  # of all requests together
     connections_max: int = 1000
     metrics_queues_max: int = 1000
-    stage_seconds: int = 3600
-    stages_bytes_max: int = 10 << 30  # of all stages together
     lease_seconds_max: int = 3600
     readers_max: int = 1000
     place: str = field(default="", compare=False)  # the file that says what only a file can say
@@ -337,13 +335,22 @@ TABLE: Final[tuple[Setting, ...]] = (
         Whole(0, 1_000_000),
         "queues with metrics of their own; those of the others are added up",
     ),
-    _of(
-        "http",
+    Setting(
         "stage-seconds",
         Whole(1, _MONTH_SECONDS),
+        LogSettings().stage_seconds,
         "how long a staged part of a transaction waits for its commit",
+        section="http",
+        field="log.stage_seconds",
     ),
-    _of("http", "stages-bytes-max", Whole(1024, 1 << 50), "bytes of all staged parts together"),
+    Setting(
+        "stages-bytes-max",
+        Whole(1024, 1 << 50),
+        LogSettings().stages_bytes_max,
+        "bytes of all staged parts together",
+        section="http",
+        field="log.stages_bytes_max",
+    ),
     _of("http", "lease-seconds-max", Whole(1, _MONTH_SECONDS), "the longest lease that a reader can ask for"),
     _of("http", "readers-max", Whole(0, 1_000_000), "readers that hold retention at a time"),
     _of(

@@ -282,6 +282,8 @@ def load(args: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
         for section, settings in SECTIONS.items()
     }
     top, log = values[""], values["log"]
+    # They are about what the API does, and so they stand there; the log keeps them.
+    log |= {name: values["http"].pop(name) for name in ("stage_seconds", "stages_bytes_max")}
     limits = Limits(**values["limits"])
     listeners = _listeners(given, file, limits)
     http = http_settings(given, values["http"], file)

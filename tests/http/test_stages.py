@@ -1,246 +1,14 @@
-"""Stages: what is staged is on the disk, whole and as it was; what is not, is found out."""
+"""Stages over HTTP: what is staged is in the log before it is confirmed, and nobody sees it there."""
 
 import json
-import os
-import random
-import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from penstock.cli.main import main
-from penstock.http.stages import files as stage_files
-from penstock.http.stages.chunks import load_chunk, plan_chunks, read_chunks
-from penstock.http.stages.files import (
-    PIECE_BYTES,
-    PIECE_MESSAGES,
-    Intent,
-    Stage,
-    StageDamaged,
-    StageFolder,
-    StagesInUse,
-    encode_stage,
-)
 from penstock.log.reader import LogReader
-from penstock.model.batch import RETRIES_NONE, Batch
-from penstock.model.life import Reason
 from tests.http.api import ARROW, NDJSON, Api, Reply
 from tests.http.conftest import StartBroker
 from tests.server.harness import BrokerProcess, until
-
-NOW_US = 1_700_000_000_000_000
-Message = tuple[bytes, int, int]  # payload, TTL, retries
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[StageFolder]:
-    folder = StageFolder(str(tmp_path))
-    folder.open()
-    yield folder
-    folder.close()
-
-
-def written(folder: StageFolder, key: str, *parts: tuple[str, Batch]) -> Stage:
-    file = encode_stage(key, parts, NOW_US)
-    folder.write(file)
-    return file.stage
-
-
-def messages_of(batch: Batch) -> list[Message]:
-    count = len(batch)
-    ttls = batch.ttl_seconds or [0] * count
-    retries = batch.retries or [RETRIES_NONE] * count
-    return list(zip(batch.messages(), ttls, retries, strict=True))
-
-
-def read_back(folder: StageFolder, *stage_ids: str) -> dict[str, list[Message]]:
-    found: dict[str, list[Message]] = {}
-    for stage_id in stage_ids:
-        for queue, batch in folder.read(stage_id, folder.pieces(stage_id)):
-            found.setdefault(queue, []).extend(messages_of(batch))
-    return found
-
-
-def some_batch(rng: random.Random, count: int, bytes_max: int) -> Batch:
-    return Batch.of(
-        [rng.randbytes(rng.randint(0, bytes_max)) for _ in range(count)],
-        ttl_seconds=[rng.randint(0, 9) for _ in range(count)] if rng.random() < 0.5 else None,
-        retries=[rng.randint(-1, 255) for _ in range(count)] if rng.random() < 0.5 else None,
-        protocol="http",
-    )
-
-
-# --- files ---
-
-
-def test_dead_letters_are_staged_apart_from_the_living(folder: StageFolder) -> None:
-    living, dead = (
-        Batch.of([b"a", b"b"], protocol="http"),
-        Batch.of([b"c"] * (PIECE_MESSAGES + 1), protocol="http"),
-    )
-    dead.dead = Reason.BAD_RECORD
-    stages = [written(folder, "key", ("orders", batch)).id for batch in (living, dead, living)]
-    (chunk,) = plan_chunks(folder, stages, 1 << 30, 1 << 30)
-    loaded = [(queue, batch.dead, len(batch)) for queue, batch in load_chunk(folder, chunk)]
-    assert loaded == [("orders", Reason.NONE, 4), ("orders", Reason.BAD_RECORD, PIECE_MESSAGES + 1)]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_what_is_staged_is_read_back_as_it_was(folder: StageFolder, seed: int) -> None:
-    rng = random.Random(seed)
-    parts = [
-        ("orders", some_batch(rng, 50, 100)),
-        ("größe", some_batch(rng, 30_000, 10)),
-        ("large", some_batch(rng, 30, 300_000)),
-        ("giant", Batch.of([b"", b"x" * (3 * PIECE_BYTES), b""], protocol="http")),
-    ]
-    stage = written(folder, "key", *parts)
-    assert read_back(folder, stage.id) == {queue: messages_of(batch) for queue, batch in parts}
-    pieces = folder.pieces(stage.id)
-    assert all(piece.messages <= PIECE_MESSAGES for piece in pieces)
-    assert all(piece.payload_bytes <= PIECE_BYTES or piece.messages == 1 for piece in pieces)
-    assert len(pieces) > len(parts)
-    assert folder.stages() == [stage]
-    assert stage.count == sum(len(batch) for _, batch in parts)
-    assert stage.payload_bytes == sum(len(batch.payload) for _, batch in parts)
-
-
-def test_every_flipped_bit_and_every_cut_is_found(folder: StageFolder) -> None:
-    batch = Batch.of([b"one", b"", b"three"], ttl_seconds=[1, 2, 3], retries=[0, 1, 2], protocol="http")
-    stage = written(folder, "key", ("orders", batch), ("mails", Batch.of([b"m"], protocol="http")))
-    path = Path(folder.path) / f"{stage.id}.stage"
-    whole = path.read_bytes()
-    changed = [whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in range(len(whole))]
-    cut = [whole[:length] for length in range(len(whole))]
-    for data in (*changed, *cut, whole + b"\0"):
-        path.write_bytes(data)
-        with pytest.raises(StageDamaged, match=stage.id):
-            read_back(folder, stage.id)
-    path.write_bytes(whole)
-    assert read_back(folder, stage.id)["orders"][0] == (b"one", 1, 0)
-
-
-def test_a_damaged_head_is_told_with_the_stages(folder: StageFolder) -> None:
-    stage = written(folder, "key", ("orders", Batch.of([b"one"], protocol="http")))
-    path = Path(folder.path) / f"{stage.id}.stage"
-    path.write_bytes(path.read_bytes().replace(b'"key"', b'"kex"'))
-    (found,) = folder.stages()
-    assert (found.id, found.key) == (stage.id, "")
-    assert "checksum" in found.damage
-
-
-def test_no_text_of_a_caller_is_in_a_path(folder: StageFolder) -> None:
-    key = "../../etc/passwd"
-    stage = written(folder, key, ("../orders", Batch.of([b"one"], protocol="http")))
-    folder.write_intent(Intent(key, (stage.id,), 1, 1, begun=False))
-    names = sorted(os.listdir(folder.path))
-    for name in names:
-        assert name == "lock" or set(name.rpartition(".")[0]) <= set("0123456789abcdef"), name
-    assert folder.intents() == ([Intent(key, (stage.id,), 1, 1, begun=False)], [])
-    folder.write_intent(Intent(key, (stage.id,), 1, 1, begun=True))
-    assert folder.intents() == ([Intent(key, (stage.id,), 1, 1, begun=True)], [])
-    folder.remove_intent(key)
-    folder.remove([stage.id])
-    folder.remove([stage.id])
-    assert os.listdir(folder.path) == ["lock"]
-
-
-def test_what_is_staged_is_not_for_everybody(tmp_path: Path) -> None:
-    before = os.umask(0o022)
-    try:
-        folder = StageFolder(str(tmp_path))
-        folder.open()
-        folder.write(encode_stage("key", [("q", Batch.of([b"secret"]))], 0))
-        folder.write_intent(Intent("key", (), 1, 1, False))
-    finally:
-        os.umask(before)
-    folder.close()
-    for path in (tmp_path / "stages", *(tmp_path / "stages").iterdir()):
-        assert path.stat().st_mode & 0o7 == 0, path
-
-
-def test_a_damaged_intent_is_told(folder: StageFolder) -> None:
-    folder.write_intent(Intent("key", ("a" * 32,), 1, 1, begun=False))
-    path = Path(folder.intent_path("key"))
-    path.write_bytes(path.read_bytes()[:-1])
-    found, (damage,) = folder.intents()
-    assert found == []
-    assert str(path) in damage
-
-
-def test_what_was_not_finished_is_removed(folder: StageFolder, tmp_path: Path) -> None:
-    stage = written(folder, "key", ("orders", Batch.of([b"one"], protocol="http")))
-    (Path(folder.path) / "left.stage.tmp").write_bytes(b"half")
-    folder.close()
-    again = StageFolder(str(tmp_path))
-    again.open()
-    try:
-        assert sorted(os.listdir(again.path)) == sorted(["lock", f"{stage.id}.stage"])
-    finally:
-        again.close()
-
-
-def test_one_process_has_the_folder(
-    folder: StageFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = StageFolder(str(tmp_path))
-    monkeypatch.setattr(stage_files, "LOCK_SECONDS", 0.1)
-    with pytest.raises(StagesInUse, match="another process"):
-        other.open()
-    monkeypatch.setattr(stage_files, "LOCK_SECONDS", 20.0)
-    waiting = threading.Thread(target=other.open)
-    waiting.start()
-    folder.close()
-    waiting.join(20)
-    assert not waiting.is_alive()
-    other.close()
-
-
-# --- chunks ---
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_chunks_have_everything_once_in_order_and_are_always_the_same(folder: StageFolder, seed: int) -> None:
-    rng = random.Random(seed)
-    expected: dict[str, list[Message]] = {}
-    ids: list[str] = []
-    for _ in range(rng.randint(2, 6)):
-        parts = [
-            (queue, some_batch(rng, rng.randint(1, 25_000), rng.choice((0, 5, 100))))
-            for queue in rng.sample(("a", "b", "c"), rng.randint(1, 3))
-        ]
-        ids.append(written(folder, "key", *parts).id)
-        for queue, batch in parts:
-            expected.setdefault(queue, []).extend(messages_of(batch))
-    chunks = plan_chunks(folder, ids, 500_000, 20_000)
-    assert sum(len(batch) for _, batch in read_chunks(folder, chunks)) == sum(map(len, expected.values()))
-    found: dict[str, list[Message]] = {}
-    for chunk in chunks:
-        parts = load_chunk(folder, chunk)
-        assert len({queue for queue, _ in parts}) == len(parts), "one batch for each queue"
-        total = sum(len(batch) for _, batch in parts)
-        assert total <= 20_000 or len(chunk) == 1
-        assert sum(len(batch.payload) for _, batch in parts) <= 500_000 or len(chunk) == 1
-        for queue, batch in parts:
-            assert batch.protocol == "http"
-            found.setdefault(queue, []).extend(messages_of(batch))
-    assert found == expected
-    assert plan_chunks(folder, ids, 500_000, 20_000) == chunks
-    assert plan_chunks(folder, [], 500_000, 20_000) == []
-
-
-def test_a_stage_that_is_gone_is_damage(folder: StageFolder) -> None:
-    stage = written(folder, "key", ("orders", Batch.of([b"one"], protocol="http")))
-    chunks = plan_chunks(folder, [stage.id], 1, 1)
-    folder.remove([stage.id])
-    with pytest.raises(StageDamaged, match="is gone"):
-        load_chunk(folder, chunks[0])
-    with pytest.raises(StageDamaged, match="is gone"):
-        plan_chunks(folder, [stage.id], 1, 1)
-
-
-# --- the API ---
 
 
 def lines(*messages: dict[str, object]) -> bytes:
@@ -263,8 +31,10 @@ def test_nobody_sees_what_is_staged(api: Api, broker: BrokerProcess) -> None:
         "stages": [reply.json],
         "stored": [],
     }
-    # The file is there before the answer is.
-    assert (broker.folder / "data" / "stages" / f"{reply.json['stage']}.stage").exists()
+    # It is in the log before the answer is, and whoever reads that does not see it either.
+    with LogReader(str(broker.folder / "data")) as reader:
+        assert "unseen" not in reader.queues()
+    assert not any("unseen" in it["name"] for it in api.get("/v1/queues")["queues"])
 
 
 def test_messages_name_their_queues_where_the_address_does_not(api: Api) -> None:
@@ -354,31 +124,49 @@ def test_orphans_expire(start_broker: StartBroker) -> None:
     broker = start_broker("--http-stage-seconds", "1")
     with Api(broker.ports["http"]) as api:
         orphan = stage(api, "orphan", lines({"value": "x"}), queue="q").json["stage"]
+        assert api.get("/v1/engine")["stages"]["count"] == 1
         until(lambda: api.ask("GET", "/v1/transactions/orphan").status == 404, "the orphan to be removed")
-        folder = broker.folder / "data" / "stages"
-        until(lambda: not list(folder.glob("*.stage")), "its file to go, which it does a moment later")
+        assert api.get("/v1/engine")["stages"] == {"count": 0, "bytes": 0, "oldest_seconds": None}
         gone = api.ask("POST", "/v1/transactions", {"transaction": "orphan", "stages": [orphan]})
         assert gone.problem == "stage-not-found"
     assert "transaction 'orphan' was not committed for" in broker.log()
     assert "its 1 stages are removed" in broker.log()
 
 
-def test_a_start_sweeps_too_and_what_is_young_enough_stays(start_broker: StartBroker) -> None:
+def test_what_is_too_old_at_the_start_goes_and_what_is_young_enough_stays(start_broker: StartBroker) -> None:
     broker = start_broker()
-    folder = broker.folder / "data" / "stages"
     with Api(broker.ports["http"]) as api:
-        stage(api, "young", lines({"value": "x"}), queue="q")
+        stage(api, "key", lines({"value": "x"}), queue="q")
     broker.kill()
-    old = encode_stage("old", [("q", Batch.of([b"x"], protocol="http"))], NOW_US)
-    (folder / f"{old.stage.id}.stage").write_bytes(b"".join(old.buffers))
     broker.start()
     with Api(broker.ports["http"]) as api:
-        assert api.ask("GET", "/v1/transactions/old").problem == "transaction-not-found"
-        assert len(api.get("/v1/transactions/young")["stages"]) == 1
-    assert "transaction 'old' was not committed for" in broker.log()
+        assert len(api.get("/v1/transactions/key")["stages"]) == 1
+    broker.kill()
+    broker.flags = (*broker.flags, "--http-stage-seconds", "1")
+    broker.start()
+    with Api(broker.ports["http"]) as api:
+        until(lambda: api.ask("GET", "/v1/transactions/key").status == 404, "the stage to be removed")
+    assert "transaction 'key' was not committed for" in broker.log()
 
 
-def test_the_log_does_not_mind_the_folder(
+def test_how_much_is_staged_is_shown(api: Api) -> None:
+    before = api.get("/v1/engine")["stages"]
+    stage(api, "shown", lines({"value": "x" * 5000}), queue="q")
+    shown = api.get("/v1/engine")["stages"]
+    assert shown["count"] == before["count"] + 1
+    assert 5000 < shown["bytes"] - before["bytes"] < 6000
+    assert 0 <= shown["oldest_seconds"] < 3600
+    metrics = dict(
+        line.rpartition(" ")[::2] for line in api.ask("GET", "/metrics").body.decode().splitlines()
+    )
+    assert float(metrics["penstock_stages"]) == shown["count"]
+    assert float(metrics["penstock_stages_bytes"]) == shown["bytes"]
+    assert float(metrics["penstock_stages_oldest_seconds"]) >= shown["oldest_seconds"]
+    api.ask("DELETE", "/v1/transactions/shown")
+    assert api.get("/v1/engine")["stages"]["count"] == before["count"]
+
+
+def test_readers_and_tools_do_not_mind_what_is_staged(
     start_broker: StartBroker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broker = start_broker()
@@ -387,16 +175,16 @@ def test_the_log_does_not_mind_the_folder(
         stage(api, "open", lines({"value": "x"}), queue="orders")
         assert [m["offset"] for m in api.get("/v1/queues/orders/messages")["messages"]] == [0, 1]
         assert api.get("/v1/engine")["damage"] == []
-    data = str(broker.folder / "data")
+    data = broker.folder / "data"
     for stopped in (False, True):
         if stopped:
             assert broker.stop() == 0
-            os.unlink(os.path.join(data, "watermark"))  # a reader has to look at all files now
-        assert main(["verify", data]) == 0
-        assert "stages" not in capsys.readouterr().out
-        with LogReader(data) as reader:
+            (data / "watermark").unlink()  # a reader has to look at all files now
+        assert main(["verify", str(data)]) == 0
+        with LogReader(str(data)) as reader:
             assert reader.queues()["orders"].offset_end == 2
-    assert main(["dump", data]) == 0
+    assert main(["dump", str(data)]) == 0
+    assert not (data / "stages").exists()
     broker.start()
     with Api(broker.ports["http"]) as api:
         assert len(api.get("/v1/transactions/open")["stages"]) == 1

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from penstock.http.stages.commits import AT_ONCE_BYTES, AT_ONCE_MESSAGES, CHUNK_BYTES
-from penstock.http.stages.stages import LOG_ROOM_BYTES, STAGES_MAX
+from penstock.client import PhpmqClient
 from penstock.log.keys import TRANSACTIONS_MAX
 from penstock.log.log import open_log
 from penstock.log.reader import LogReader
+from penstock.log.stages import STAGES_MAX
 from penstock.model.batch import Batch
 from tests.http.api import NDJSON, Api, Reply
 from tests.http.conftest import StartBroker
@@ -71,8 +71,10 @@ def stored(broker: BrokerProcess, queue: str) -> list[str]:
         ]
 
 
-def stage_files(broker: BrokerProcess) -> list[Path]:
-    return [path for path in (broker.folder / "data" / "stages").iterdir() if path.name != "lock"]
+def staged(api: Api) -> int:
+    """How many stages there are."""
+    count: int = api.get("/v1/engine")["stages"]["count"]
+    return count
 
 
 def large_values(name: str, count: int) -> list[str]:
@@ -106,7 +108,7 @@ def test_a_commit_stores_the_stages_named_in_their_order_and_drops_the_others(
         "stages": [],
         "stored": fields["stored"],
     }
-    assert stage_files(broker) == []
+    assert staged(api) == 0
 
 
 def test_a_commit_counts_once_whatever_it_names_the_second_time(api: Api, broker: BrokerProcess) -> None:
@@ -118,7 +120,10 @@ def test_a_commit_counts_once_whatever_it_names_the_second_time(api: Api, broker
     for stages in (again, again, (first,), ()):
         assert committed(api, "twice", *stages) == {**answer, "repeated": True}
     assert stored(broker, "twice") == ["one", "two"]
-    assert stage_files(broker) == []
+    # What was staged again waits, so that the same call has the same answer; an abort takes it away.
+    assert staged(api) == 2
+    assert api.ask("DELETE", "/v1/transactions/twice").json["state"] == "committed"
+    assert staged(api) == 0
 
 
 def test_of_two_writers_with_one_key_the_second_hears_of_what_is_dropped(start_broker: StartBroker) -> None:
@@ -135,7 +140,7 @@ def test_of_two_writers_with_one_key_the_second_hears_of_what_is_dropped(start_b
             reply = commit(api, "key", second)
             assert reply.problem == "stage-not-found"
             assert "transaction 'key' was committed with other stages" in reply.json["detail"]
-            assert second in reply.json["detail"]
+            assert second in reply.json["detail"], reply
             assert commit(api, "key", stage(api, "key", "two", "b1")).problem == "key-reused"
             api.ask("DELETE", "/v1/transactions/key")
             assert committed(api, "key", first) == {**answer, "repeated": True}
@@ -222,7 +227,7 @@ def test_commits_at_the_same_time_are_one(api: Api, broker: BrokerProcess) -> No
         assert sorted(answer["repeated"] for answer in answers) == [False] + [True] * 5
         assert len({json.dumps(answer["stored"]) for answer in answers}) == 1
         assert stored(broker, key) == values
-    assert stage_files(broker) == []
+    assert staged(api) == 0
 
 
 def test_nothing_is_committed_in_part(api: Api, broker: BrokerProcess) -> None:
@@ -250,7 +255,7 @@ def test_abort(api: Api, broker: BrokerProcess) -> None:
     for _ in range(2):
         assert api.ask("DELETE", path).json == {"transaction": "given/up", "state": "aborted"}
     assert api.ask("GET", path).problem == "transaction-not-found"
-    assert stage_files(broker) == []
+    assert staged(api) == 0
     assert commit(api, "given/up", first).problem == "stage-not-found"
     # The key can be used again.
     again = stage(api, "given/up", "given-up", "y")
@@ -261,31 +266,27 @@ def test_abort(api: Api, broker: BrokerProcess) -> None:
 
 
 def test_a_damaged_stage_is_never_committed(start_broker: StartBroker) -> None:
+    """Neither while the broker runs, as soon as it has read it, nor after a restart."""
     broker = start_broker()
     with Api(broker.ports["http"]) as api:
-        damaged = {name: stage(api, name, "orders", "fine", name) for name in ("body", "head", "cut")}
-        fine = stage(api, "body", "orders", "fine")
-    for name, at in (("body", -2), ("head", 20)):
-        path = broker.folder / "data" / "stages" / f"{damaged[name]}.stage"
-        data = bytearray(path.read_bytes())
-        data[at] ^= 1
-        path.write_bytes(data)
-    path = broker.folder / "data" / "stages" / f"{damaged['cut']}.stage"
-    path.write_bytes(path.read_bytes()[:-1])
-    for restarted in (False, True):
-        if restarted:
-            broker.kill()
-            broker.start()
-        with Api(broker.ports["http"]) as api:
-            for name, stage_id in damaged.items():
-                reply = commit(api, name, stage_id)
-                assert reply.problem == "conflict", (name, reply)
-                assert stage_id in reply.json["detail"]
-                assert api.ask("GET", "/v1/queues/orders").problem == "queue-not-found"
-    assert "a stage is damaged, and is never committed" in broker.log()
+        damaged = stage(api, "key", "orders", "fine", "DAMAGED")
+        fine = stage(api, "key", "orders", "fine")
+        committed(api, "other", stage(api, "other", "orders", "before"))
+    broker.kill()
+    (segment,) = (it for it in (broker.folder / "data").glob("*.seg") if b"DAMAGED" in it.read_bytes())
+    data = segment.read_bytes()
+    segment.write_bytes(data.replace(b"DAMAGED", b"DAMAGEd"))
+    broker.start()
     with Api(broker.ports["http"]) as api:
-        committed(api, "body", fine)
-    assert stored(broker, "orders") == ["fine"]
+        reply = commit(api, "key", damaged, fine)
+        assert reply.problem == "conflict", reply
+        assert reply.json["detail"].startswith(f"transaction 'key': stage {damaged!r} is damaged")
+        assert "stage that part again" in reply.json["detail"]
+        assert stored(broker, "orders") == ["before"]
+        assert api.get("/v1/engine")["damage"] != []
+        again = stage(api, "key", "orders", "fine", "whole")
+        committed(api, "key", again, fine)
+    assert stored(broker, "orders") == ["before", "fine", "whole", "fine"]
 
 
 # --- large ones ---
@@ -298,7 +299,7 @@ def test_a_large_transaction(api: Api, broker: BrokerProcess) -> None:
     assert answer["stored"] == [{"queue": "large", "offset_start": 0, "offset_end": 400}]
     assert stored(broker, "large") == values
     assert committed(api, "large", *stages) == {**answer, "repeated": True}
-    assert stage_files(broker) == []
+    assert staged(api) == 0
     again = [stage(api, "large", "large", *values[at : at + 80]) for at in range(320, -1, -80)]
     assert committed(api, "large", *again) == {**answer, "repeated": True}
     values[7] = values[7].upper()
@@ -307,37 +308,68 @@ def test_a_large_transaction(api: Api, broker: BrokerProcess) -> None:
     api.ask("DELETE", "/v1/transactions/large")
 
 
-def test_a_full_queue_holds_up_a_large_one_which_then_ends_by_itself(
-    start_broker: StartBroker, tmp_path: Path
-) -> None:
-    settings = tmp_path / "penstock.toml"
-    settings.write_text('[queue."full"]\nmax-bytes = 10_000_000\n')
-    broker = start_broker("--config", str(settings))
-    values = large_values("full", 300)  # 18 MB
+def test_all_of_a_large_one_is_there_at_once(start_broker: StartBroker) -> None:
+    """100 MB, for a reader of the log, for the API's counts, and for a worker."""
+    broker = start_broker()
+    values = large_values("once", 1700)
+    seen: set[int] = set()
+    ready: set[int] = set()
+    over = threading.Event()
+
+    def read() -> None:
+        with LogReader(str(broker.folder / "data")) as reader:
+            while not over.is_set():
+                reader.refresh()
+                known = reader.queue("once")
+                seen.add(known.offset_end if known is not None else 0)
+
+    def count() -> None:
+        with Api(broker.ports["http"]) as api:
+            while not over.is_set():
+                reply = api.ask("GET", "/v1/queues/once")
+                ready.add(reply.json["ready"] if reply.status == 200 else 0)
+
+    threads = [threading.Thread(target=read), threading.Thread(target=count)]
+    for thread in threads:
+        thread.start()
+    try:
+        with Api(broker.ports["http"]) as api:
+            stages = [stage(api, "once", "once", *values[at : at + 170]) for at in range(0, 1700, 170)]
+            committed(api, "once", *stages)
+            until(lambda: seen >= {0, 1700} and ready >= {0, 1700}, "everybody to see it")
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(WAIT_SECONDS)
+    assert (seen, ready) == ({0, 1700}, {0, 1700})
+    with PhpmqClient(f"phpmq://127.0.0.1:{broker.ports['phpmq']}") as mq:
+        taken = mq.consume("once", prefetch=50, count=1700, timeout=WAIT_SECONDS)
+        for message, value in zip(taken, values, strict=True):
+            assert message.body.decode() == value
+            message.ack()
+
+
+def test_a_full_queue_takes_all_of_a_transaction_or_nothing(start_broker: StartBroker) -> None:
+    broker = start_broker(config='[queue."full"]\nmax-bytes = 10_000_000\n')
+    values = large_values("full", 160)  # 9.6 MB
     with Api(broker.ports["http"]) as api:
-        stages = [stage(api, "full", "full", *values[at : at + 100]) for at in range(0, 300, 100)]
+        api.send("full", b"x" * 1_000_000)
+        stages = [stage(api, "full", "full", *values[at : at + 80]) for at in range(0, 160, 80)]
         for _ in range(2):
             reply = commit(api, "full", *stages)
             assert reply.problem == "queue-full"
             assert reply.headers["retry-after"]
-        assert api.ask("DELETE", "/v1/transactions/full").problem == "conflict"
         state = api.get("/v1/transactions/full")
-        assert (state["state"], state["committing"]) == ("open", True)
-        assert 0 < api.get("/v1/queues/full")["ready"] < 300
-        other = stage(api, "full", "full", "something else")
-        assert commit(api, "full", other).problem == "key-reused"
-    # It also survives a restart; and goes on as soon as there is room.
+        assert (state["state"], state["committing"], len(state["stages"])) == ("open", False, 2)
+        assert api.get("/v1/queues/full")["ready"] == 1
     broker.kill()
     broker.start()
     with Api(broker.ports["http"]) as api:
         assert commit(api, "full", *stages).problem == "queue-full"
-        assert api.post("/v1/queues/full/purge")["purged"] > 0
-        until(
-            lambda: api.get("/v1/transactions/full")["state"] == "committed",
-            "the large commit to end by itself",
-        )
-        assert committed(api, "full")["repeated"] is True
-    assert stored(broker, "full") == values
+        assert api.post("/v1/queues/full/purge")["purged"] == 1
+        assert committed(api, "full", *stages)["repeated"] is False
+        assert api.get("/v1/queues/full")["ready"] == 160
+    assert stored(broker, "full")[1:] == values
 
 
 # --- killed ---
@@ -433,41 +465,53 @@ def test_killed_at_any_moment_of_large_commits(start_broker: StartBroker, who: s
             assert commit(api, f"{key}-aborted", given_up).problem == "stage-not-found"
             assert api.get(f"/v1/transactions/{key}-open")["state"] == "open"
     assert Counter(stored(broker, "orders")) == wanted
-    assert len(stage_files(broker)) == ROUNDS, "what is open is still there"
+    with Api(broker.ports["http"]) as api:
+        assert staged(api) == ROUNDS, "what is open is still there"
 
 
-@pytest.mark.parametrize("ending", ["first killed", "second killed", "stopped"])
-def test_a_large_commit_that_nobody_asks_about_again_ends_by_itself(
-    start_broker: StartBroker, ending: str
-) -> None:
+@pytest.mark.parametrize("who", ["first", "second"])
+def test_killed_at_any_moment_of_staging(start_broker: StartBroker, who: str) -> None:
+    """What was confirmed is there, what was not is not, and nobody sees either."""
+    rng = random.Random(f"staging, {who}")
     broker = start_broker()
-    folder = broker.folder / "data" / "stages"
-    values = large_values("alone", 600)  # 36 MB
+    confirmed: list[str] = []
+    attempts = 0
+    for round_ in range(ROUNDS):
+        over = threading.Event()
 
-    def ask_once() -> None:
-        with contextlib.suppress(*NOBODY), Api(broker.ports["http"]) as api:
-            commit(api, "alone", *stages)
+        def stage_on(round_: int, over: threading.Event) -> None:
+            nonlocal attempts
+            with contextlib.suppress(*NOBODY), Api(broker.ports["http"]) as api:
+                while not over.is_set():
+                    attempts += 1
+                    body = lines(*large_values(f"{round_}-{attempts}", 60))
+                    query = {"transaction": "key", "queue": "orders"}
+                    reply = api.ask("POST", "/v1/stages", body, {"Content-Type": NDJSON}, **query)
+                    if reply.status != 200:  # It has lost the first process, and ends.
+                        assert reply.status == 503, reply
+                        return
+                    confirmed.append(reply.json["stage"])
 
+        thread = threading.Thread(target=stage_on, args=(round_, over))
+        thread.start()
+        time.sleep(rng.uniform(0.0, 0.5))  # any moment: nothing waits for it
+        if who == "first":
+            broker.kill()
+            broker.start()
+        else:
+            with contextlib.suppress(ValueError, ProcessLookupError):
+                os.kill(second_of(broker), signal.SIGKILL)
+        over.set()
+        thread.join(2 * WAIT_SECONDS)
+        with Api(broker.ports["http"]) as api:
+            known = api.get("/v1/transactions/key")["stages"] if confirmed else []
+            assert {it["stage"] for it in known} >= set(confirmed)
+            assert len(known) <= attempts
+            assert api.ask("GET", "/v1/queues/orders").problem == "queue-not-found"
     with Api(broker.ports["http"]) as api:
-        stages = [stage(api, "alone", "alone", *values[at : at + 200]) for at in range(0, 600, 200)]
-    caller = threading.Thread(target=ask_once)
-    caller.start()
-    until(lambda: any(folder.glob("*.intent")), "the commit to begin")
-    until(lambda: stored(broker, "alone") != [], "the first chunk")
-    if ending == "second killed":
-        os.kill(second_of(broker), signal.SIGKILL)
-    elif ending == "stopped":
-        assert broker.stop() == 0
-    else:
-        broker.kill()
-    caller.join(WAIT_SECONDS)
-    if not broker.running:
-        broker.start()
-    until(lambda: not any(folder.glob("*.intent")), "the commit to be finished")
-    assert stage_files(broker) == []
-    assert stored(broker, "alone") == values
-    with Api(broker.ports["http"]) as api:
-        assert api.get("/v1/transactions/alone")["state"] == "committed"
+        committed(api, "key", *confirmed)
+        assert staged(api) == 0
+    assert len(stored(broker, "orders")) == 60 * len(confirmed)
 
 
 # --- the documentation ---
@@ -496,11 +540,5 @@ def test_the_example_of_the_documentation(start_broker: StartBroker) -> None:
 
 def test_the_documentation_knows_the_bounds() -> None:
     text = " ".join((ROOT / "docs" / "transactions.md").read_text(encoding="utf-8").split())
-    for words in (
-        f"Up to {AT_ONCE_BYTES >> 20} MiB of payload and {AT_ONCE_MESSAGES:,} messages",
-        f"chunks of about {CHUNK_BYTES >> 20} MiB",
-        f"the last {TRANSACTIONS_MAX:,} keys",
-        f"less than {LOG_ROOM_BYTES >> 20} MiB",
-        f"and be {STAGES_MAX:,}",
-    ):
+    for words in (f"the last {TRANSACTIONS_MAX:,} keys", f"and be {STAGES_MAX:,}"):
         assert words in text

@@ -17,7 +17,17 @@ from penstock.control.batches import pack_batch, pack_batches
 from penstock.control.frames import Buffer, Fields, Frame
 from penstock.http.link import CallRefused, Link
 from penstock.http.reading import letters
-from penstock.log.errors import DiskFull, LogFailed, LogRefused, QueueFull, QueueUnknown, ReaderUnknown
+from penstock.log.errors import (
+    DiskFull,
+    LogFailed,
+    LogRefused,
+    QueueFull,
+    QueueUnknown,
+    ReaderUnknown,
+    StageDamaged,
+    StagesFull,
+    StageUnknown,
+)
 from penstock.log.info import SYNC_BOUNDS_SECONDS
 from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason, State
@@ -30,6 +40,8 @@ from tests.broker.test_broker import FakePort, House, send, settle
 from tests.log.old_steps import store_step
 
 ROUNDS_MAX = 10_000
+LAST: Fields = {"totals": [], "was": ""}
+"""What the last call of a stage says besides."""
 
 
 class Line(FakePort):
@@ -126,6 +138,11 @@ class Caller(House):
         named = [{"queue": queue, "batch": it} for (queue, _), it in zip(parts, fields, strict=True)]
         return self.ask("transact", {"key": key, "parts": named, **more}, *buffers)
 
+    def stage(self, key: str, *parts: tuple[str, list[bytes]], **more: Any) -> Fields:
+        fields, buffers = pack_batches([Batch.of(messages) for _, messages in parts])
+        named = [{"queue": queue, "batch": it} for (queue, _), it in zip(parts, fields, strict=True)]
+        return self.ask("stage", {"number": 0, "key": key, "parts": named, **LAST, **more}, *buffers)
+
     def kill(self, queue: str, count: int) -> None:
         """Dead letters at every second of the next offsets, held ones between them."""
         first = self.append(queue, *[b"x"] * (2 * count))["first"]
@@ -154,6 +171,9 @@ def caller(tmp_path: Path) -> Iterator[Caller]:
     [
         (QueueUnknown("x"), "no-queue"),
         (ReaderUnknown("x"), "no-reader"),
+        (StageUnknown("x"), "no-stage"),
+        (StageDamaged("x"), "stage-damaged"),
+        (StagesFull("x"), "disk-full"),
         (DiskFull("x"), "disk-full"),
         (QueueFull("x"), "queue-full"),
         (LogRefused("x"), "refused"),
@@ -229,12 +249,8 @@ def test_a_transaction_is_stored_once_for_its_key(caller: Caller) -> None:
     assert first["repeated"] is False
     again = caller.transact("k", ("a", [b"1", b"2"]), ("b", [b"3"]), ("a", [b"4"]))
     assert again == {**first, "repeated": True}
-    assert caller.ask("transaction", {"key": "k"}) == {
-        "stored": first["stored"],
-        "steps": 0,
-        "fingerprint": "",
-    }
-    assert caller.ask("transaction", {"key": "other"}) == {"stored": None, "steps": 0, "fingerprint": ""}
+    assert caller.ask("transaction", {"key": "k"}) == {"stored": first["stored"], "steps": 0, "stages": []}
+    assert caller.ask("transaction", {"key": "other"}) == {"stored": None, "steps": 0, "stages": []}
     for offset in (3, 4):
         assert caller.transact("", ("a", [b"x"]))["stored"][0][1] == offset
     assert [m for piece in caller.log.read("a", 0, 9) for m in piece.messages()] == [
@@ -246,9 +262,94 @@ def test_a_transaction_is_stored_once_for_its_key(caller: Caller) -> None:
     ]
 
 
-def test_steps_that_an_earlier_version_has_stored_are_told(caller: Caller) -> None:
+# --- transactions whose parts come one by one ------------------------------------------------------
+
+
+def test_a_stage_is_one_call_or_several(caller: Caller) -> None:
+    whole = caller.stage("k", ("a", [b"1", b"2"]), ("b", [b"3"]))
+    assert (whole["count"], whole["bytes"], len(whole["stage"])) == (3, 3, 32)
+    for number, messages in ((7, [b"4"]), (8, [b"x"]), (7, [b"5"])):
+        assert caller.stage("k", ("a", messages), number=number, more=True) == {}
+    assert caller.ask("stage", {"number": 8, "gone": True}) == {}
+    assert caller.ask("transaction", {"key": "k"})["stages"] == [[whole["stage"], 3, 3]]
+    pieces = caller.stage("k", ("b", [b"6"]), number=7)
+    assert pieces["count"] == 3
+    assert caller.context.staged == {}
+    assert caller.ask("engine")["stages"]["count"] == 2
+    done = caller.ask("commit", {"key": "k", "stages": [pieces["stage"], whole["stage"]]})
+    assert [part[:3] for part in done["stored"]] == [["a", 0, 4], ["b", 0, 2]]
+    assert (done["repeated"], done["asked"]) == (False, None)
+    assert [m for piece in caller.log.read("a", 0, 9) for m in piece.messages()] == [b"4", b"5", b"1", b"2"]
+    again = caller.ask("commit", {"key": "k", "stages": [pieces["stage"], whole["stage"]]})
+    assert again == {**done, "repeated": True}
+
+
+def test_a_commit_is_handed_out_at_once(caller: Caller) -> None:
+    line = caller.line("ann")
+    line.say(Consume("a", 10))
+    stage = caller.stage("k", ("a", [b"1", b"2"]))["stage"]
+    assert line.payloads() == []
+    caller.ask("commit", {"key": "k", "stages": [stage]})
+    assert line.payloads() == [b"1", b"2"]
+
+
+def test_an_abort_says_whether_it_was_committed(caller: Caller) -> None:
+    stage = caller.stage("k", ("a", [b"1"]))["stage"]
+    assert caller.ask("abort", {"key": "k"}) == {"stored": None, "steps": 0, "stages": []}
+    assert caller.refused("commit", {"key": "k", "stages": [stage]})[0] == "no-stage"
+    stage = caller.stage("k", ("a", [b"1"]))["stage"]
+    caller.ask("commit", {"key": "k", "stages": [stage]})
+    caller.stage("k", ("a", [b"1"]))
+    answer = caller.ask("abort", {"key": "k"})
+    assert ([part[:3] for part in answer["stored"]], answer["stages"]) == ([["a", 0, 1]], [])
+
+
+def test_what_is_not_staged_or_committed(tmp_path: Path) -> None:
+    caller = Caller(tmp_path, Policies({"a": {"max-bytes": 2}}))
+    fields, buffers = pack_batch(Batch.of([b"abc"]))
+
+    def refused(queue: str, key: str = "k") -> str:
+        parts = [{"queue": queue, "batch": fields}]
+        return caller.refused("stage", {"number": 0, "key": key, "parts": parts, **LAST}, *buffers)[0]
+
+    assert refused("q.dead") == "name"
+    assert refused("a", key="") == "refused"
+    stage = caller.stage("k", ("a", [b"abc"]))["stage"]
+    asked = {"key": "k", "stages": [stage]}
+    assert caller.refused("commit", asked)[0] == "queue-full"
+    assert caller.refused("commit", {**asked, "key": "other"})[0] == "no-stage"
+    caller.log._state.settings.stages_bytes_max = 10
+    assert refused("a") == "disk-full"
+    caller.broker.drain()
+    assert refused("a") == "draining"
+    assert caller.refused("commit", asked)[0] == "draining"
+    caller.log.close(caller.now)
+
+
+def test_steps_of_an_earlier_version_are_ended_by_who_knows_them(caller: Caller) -> None:
     store_step(caller.log, "k", [("a", Batch.of([b"1"]))], 0, caller.now)
-    assert caller.ask("transaction", {"key": "k"}) == {"stored": None, "steps": 1, "fingerprint": ""}
+    assert caller.ask("transaction", {"key": "k"}) == {"stored": None, "steps": 1, "stages": []}
+    asked: Fields = {"key": "k", "stages": [caller.stage("k", ("a", [b"2"]))["stage"]]}
+    for more in ({}, {"steps": 2}):
+        kind, detail = caller.refused("commit", {**asked, **more})
+        assert (kind, "1 chunks of it are in the log" in detail) == ("refused", True)
+        assert caller.refused("abort", {"key": "k", **more})[0] == "refused"
+    done = caller.ask("commit", {**asked, "steps": 1, "fingerprint": "of/both"})
+    assert [part[:3] for part in done["stored"]] == [["a", 0, 2]]
+    assert caller.ask("commit", asked)["fingerprint"] == "of/both"
+
+
+def test_queues_of_a_commit_count_as_others_do(caller: Caller) -> None:
+    caller.broker.doors.new_per_second = 2
+    stages = [caller.stage("k", (f"queue-{it}", [b"x"]))["stage"] for it in range(3)]
+    caller.append("before", b"x")
+    caller.append("too", b"x")
+    assert caller.refused("commit", {"key": "k", "stages": stages})[0] == "too-fast"
+    caller.turn(seconds=5)
+    caller.broker.doors._queues_max = 4
+    assert caller.refused("commit", {"key": "k", "stages": stages})[0] == "refused"
+    assert caller.log.queues() == ["before", "too"]
+    assert len(caller.ask("commit", {"key": "k", "stages": stages[:2]})["stored"]) == 2
 
 
 # --- looking at queues -------------------------------------------------------------------------
@@ -679,6 +780,7 @@ def test_the_engine_says_how_it_is(caller: Caller, tmp_path: Path) -> None:
         "failed": None,
         "damage": [],
         "readers": 0,
+        "stages": {"count": 0, "bytes": 0, "oldest_seconds": None},
         "cluster": None,
         "durability": "commit",
         "listeners": [],

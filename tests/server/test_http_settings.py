@@ -63,7 +63,11 @@ def test_everything_that_can_be_said(read: Source) -> None:
         {TOKEN}
         {OTHER_TOKEN}
     """
-    http = http_of(read(file=file))
+    settings = read(file=file)
+    # What the log is to do with what is staged stands here too.
+    assert (settings.log.stage_seconds, settings.log.stages_bytes_max) == (60, 2048)
+    assert read("--http off --http-stage-seconds 61").log.stage_seconds == 61
+    http = http_of(settings)
     assert http == HttpSettings(
         address=TcpAddress("0.0.0.0", 1),
         tokens=(GRAFANA, OPS),
@@ -71,8 +75,6 @@ def test_everything_that_can_be_said(read: Source) -> None:
         tls_key="k.pem",
         body_bytes_max=1024,
         metrics_queues_max=0,
-        stage_seconds=60,
-        stages_bytes_max=2048,
         lease_seconds_max=5,
         readers_max=7,
     )

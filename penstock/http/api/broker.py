@@ -99,6 +99,15 @@ SCHEMAS: Final = {
                     ),
                 }
             ),
+            "stages": schema.object_of(
+                {
+                    "count": schema.said(schema.COUNT, "Parts of transactions that wait for their commit."),
+                    "bytes": schema.said(schema.COUNT, "What they take of stages-bytes-max."),
+                    "oldest_seconds": schema.said(
+                        schema.or_null(schema.POSITIVE), "How long the oldest waits; null: there is none."
+                    ),
+                }
+            ),
             "full": schema.said(schema.BOOLEAN, "Whether messages are refused for lack of room."),
             "failed": schema.said(schema.or_null(schema.STRING), "Why the log has failed; null: it has not."),
             "damage": schema.said(

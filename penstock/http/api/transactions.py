@@ -15,8 +15,7 @@ from penstock.http.bodies.media import BATCH_BODY, read_parts
 from penstock.http.problems import Problem
 from penstock.http.route import Body, Field, Param, Role, Route
 from penstock.http.schema import Schema
-from penstock.http.stages.commits import Range
-from penstock.http.stages.files import Stage
+from penstock.http.stages.stages import Range, Stage
 from penstock.model.batch import Batch
 from penstock.model.life import Reason
 from penstock.model.policy import QueueNameError, check_queue_name
@@ -42,7 +41,7 @@ SCHEMAS: Final = {
         {
             "transaction": schema.STRING,
             "state": schema.words("committed"),
-            "repeated": schema.said(schema.BOOLEAN, "Whether it was committed, or on its way, before."),
+            "repeated": schema.said(schema.BOOLEAN, "Whether it was committed before."),
             "stored": schema.list_of(schema.ref("StoredRange")),
         }
     ),
@@ -50,7 +49,7 @@ SCHEMAS: Final = {
         {
             "transaction": schema.STRING,
             "state": _STATE,
-            "committing": schema.said(schema.BOOLEAN, "A large commit has begun, and will be finished."),
+            "committing": schema.said(schema.BOOLEAN, "Always false: a commit is one step."),
             "stages": schema.list_of(schema.ref("Stage")),
             "stored": schema.list_of(schema.ref("StoredRange")),
         }
@@ -98,12 +97,12 @@ async def post_transaction(call: Call) -> Response:
 
 
 async def get_transaction(call: Call) -> Response:
-    stored, committing, stages = await call.site.stages.standing(call["key"])
+    stored, stages = await call.site.stages.standing(call["key"])
     return answer_json(
         {
             "transaction": call["key"],
             "state": "open" if stored is None else "committed",
-            "committing": committing,
+            "committing": False,
             "stages": [_stage_fields(stage) for stage in stages],
             "stored": _range_fields(stored or ()),
         }
@@ -116,7 +115,7 @@ async def delete_transaction(call: Call) -> Response:
 
 
 def _stage_fields(stage: Stage) -> dict[str, Any]:
-    return {"stage": stage.id, "count": stage.count, "bytes": stage.payload_bytes}
+    return {"stage": stage.id, "count": stage.messages, "bytes": stage.payload_bytes}
 
 
 def _range_fields(stored: Sequence[Range]) -> list[dict[str, Any]]:

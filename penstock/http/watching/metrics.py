@@ -192,6 +192,13 @@ def _engine_families(scrape: Scrape) -> Iterator[Metric]:
         ("damage_reports", "Damaged places of the log that were found.", len(engine["damage"])),
         ("uptime_seconds", "How long the broker has been running.", engine["uptime_seconds"]),
         ("readers", "Named readers that hold retention.", engine["readers"]),
+        ("stages", "Parts of transactions that wait for their commit.", engine["stages"]["count"]),
+        ("stages_bytes", "What these take of stages-bytes-max.", engine["stages"]["bytes"]),
+        (
+            "stages_oldest_seconds",
+            "How long the oldest of these waits; 0: there is none.",
+            engine["stages"]["oldest_seconds"] or 0,
+        ),
     ):
         yield GaugeMetricFamily(f"penstock_{name}", help_text, value)
     for name, help_text, value in (
