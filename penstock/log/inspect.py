@@ -542,7 +542,11 @@ class _Inspection:
                 known = state.by_number.get(number, queue)
                 queue.offset_start = max(queue.offset_start, known.offset_start)
                 queue.event_start = max(queue.event_start, known.event_start)
-            complete_from, tail = queue.offset_start, queue.pending.tail
+            complete_from, tail, next_event = queue.offset_start, queue.pending.tail, queue.next_event
+            # The last blocks of a queue may be those that cannot be read.
+            for state in self._snapshots.values() if self._unreliable else ():
+                known = state.by_number.get(number, queue)
+                tail, next_event = max(tail, known.pending.tail), max(next_event, known.next_event)
             pending = now.by_number.get(number, queue).pending
             offsets = self._offsets.get(number, _Coverage())
             if queue.name == STAGE_QUEUE:
@@ -557,7 +561,7 @@ class _Inspection:
                 for a, b in runs:
                     self._gap("missing-offsets", "offset", queue.name, a, b, file, position)
             events = self._events.get(number, _Coverage())
-            events.add(queue.next_event, queue.next_event, "", 0)
+            events.add(next_event, next_event, "", 0)
             for first, end, file, position in events.gaps:
                 if end > queue.event_start:
                     first = max(first, queue.event_start)

@@ -492,6 +492,18 @@ def test_a_snapshot_that_does_not_know_what_was_staged(folder: Path, part: str, 
     assert [finding for finding in found if says in finding.text]
 
 
+@pytest.mark.parametrize(("kind", "what"), [(KIND_MESSAGES, "offset"), (KIND_SETTLEMENTS, "event")])
+def test_a_bad_header_of_the_last_block_is_told_with_what_is_missing(
+    folder: Path, kind: int, what: str
+) -> None:
+    """No later block of the queue shows a gap, but a snapshot knows how far it went."""
+    path, at, header = block_of(folder, kind, nth=-1)
+    patch(path, at, b"JUNK")
+    (found,) = [it for it in inspect(folder).defects if it.kind == f"missing-{what}s" and it.queue == "q"]
+    first = header.first_offset if what == "offset" else header.first_event
+    assert (found.first, found.end) == (first, first + header.event_count)
+
+
 def test_a_bad_header_is_told_with_what_is_missing(folder: Path) -> None:
     path, at, header = block_of(folder, KIND_MESSAGES)
     patch(path, at, b"JUNK")

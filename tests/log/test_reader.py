@@ -97,9 +97,11 @@ def engine_messages(engine: Log, queue: str, start: int, end: int) -> list[tuple
     ]
 
 
-def reader_messages(reader: LogReader, queue: str, start: int, end: int) -> list[tuple[object, ...]]:
+def reader_messages(
+    reader: LogReader, queue: str, start: int, end: int, *, fail_on_loss: bool = True
+) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
-    for block in reader.messages(queue, start, end):
+    for block in reader.messages(queue, start, end, fail_on_loss=fail_on_loss):
         bounds, payload, expires, retries = block.columns()
         rows += [
             (
