@@ -436,7 +436,7 @@ class Steps:
         rig.send("mails", [b"between"])
         self.store(rig, 1, ("mails", [b"n"]))
         assert (rig.engine.transaction_steps("key"), rig.engine.transaction("key")) == (2, None)
-        whole = rig.commit("key", rig.stage("key", ("orders", named("b", 3))))
+        whole = rig.commit("key", rig.stage("key", ("orders", named("b", 3))), steps=2)
         assert (whole.repeated, rig.engine.transaction_steps("key")) == (False, 0)
         ranges = [(s.queue, s.first, s.end) for s in whole.stored]
         assert ranges == [("orders", 0, 5), ("mails", 0, 1), ("mails", 2, 3)]
@@ -448,9 +448,10 @@ class Steps:
         rig.open()
         for number in range(3):
             self.store(rig, number, ("orders", [b"%d" % number]))
-        whole = rig.commit("key")
+        whole = rig.commit("key", steps=3)
         assert [(s.queue, s.first, s.end) for s in whole.stored] == [("orders", 0, 3)]
-        assert rig.commit("key").repeated
+        again = rig.commit("key")
+        assert (again.repeated, again.fingerprint) == (True, "of all")
         assert payloads(rig.take("orders")) == [b"0", b"1", b"2"]
 
     def test_nothing_else_goes_on_with_it(self, rig: Rig) -> None:
@@ -458,6 +459,10 @@ class Steps:
         self.store(rig, 0, ("orders", [b"a"]))
         with pytest.raises(LogRefused, match="earlier version"):
             engine.transact("key", [("orders", Batch.of([b"x"]))], rig.now_us)
+        stage = rig.stage("key", ("orders", [b"x"]))
+        for steps in (0, 2):
+            with pytest.raises(LogRefused, match="1 chunks of it are in the log, of an earlier version"):
+                rig.commit("key", stage, steps=steps)
         assert payloads(rig.take("orders")) == [b"a"]
 
     @pytest.mark.parametrize("how", ["reopen", "crash"])
@@ -468,7 +473,7 @@ class Steps:
         assert rig.engine.transaction_steps("key") == 1
         self.store(rig, 1, ("orders", [b"b"]))
         rig.restart(how)
-        whole = rig.commit("key", rig.stage("key", ("orders", [b"c"])))
+        whole = rig.commit("key", rig.stage("key", ("orders", [b"c"])), steps=2)
         assert sum(s.end - s.first for s in whole.stored) == 3
         rig.restart(how)
         again = rig.commit("key")

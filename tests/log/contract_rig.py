@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from penstock.log.errors import LogError
 from penstock.log.info import QueueInfo
 from penstock.log.log import Log
-from penstock.log.results import EventRun, Fate, Receipt, StageInfo, Stored, TransactionDone
+from penstock.log.results import Begun, EventRun, Fate, Receipt, StageInfo, Stored, TransactionDone
 from penstock.model.batch import RETRIES_NONE, Batch, Slice
 from penstock.model.ids import id_of
 from penstock.model.life import Event, Reason
@@ -241,10 +241,10 @@ class Rig:
         assert isinstance(info, StageInfo), info
         return info.stage
 
-    def commit(self, key: str, *stages: str) -> TransactionDone:
-        """These become messages; and wait for the receipt."""
+    def commit(self, key: str, *stages: str, steps: int = 0) -> TransactionDone:
+        """These become messages, behind steps of an earlier version; and wait for the receipt."""
         came: list[TransactionDone | LogError] = []
-        self.engine.commit(key, stages, self.now_us, came.append)
+        self.engine.commit(key, stages, self.now_us, came.append, Begun(steps, "of all"))
         return self._done(key, came)
 
     # --- out -------------------------------------------------------------------------------------
