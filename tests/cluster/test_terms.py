@@ -23,7 +23,7 @@ from penstock.log.jetstream.servers import parse_server
 from tests.cluster.processes import FrontEnd
 from tests.cluster.processes import site as site_of
 from tests.http.api import Api
-from tests.http.test_transactions import commit, large_values, stage
+from tests.http.test_transactions import commit, stage
 from tests.server.harness import WAIT_SECONDS, expect_dispatch, phpmq, until
 from tests.server.test_phpmq_rules import ack, consume
 
@@ -384,19 +384,17 @@ def test_a_log_that_is_closed_in_a_thread_is_left_alone_by_the_turn_that_is_stil
 
 
 @pytest.mark.parametrize("how", ["killed", "led once more"])
-def test_a_large_commit_goes_on_when_the_front_end_leads_again_that_has_its_stages(
-    tmp_path: Path, how: str
-) -> None:
-    """The copy of the log is thrown away; what was staged is nowhere else."""
+def test_a_commit_that_was_refused_is_taken_under_the_next_leader(tmp_path: Path, how: str) -> None:
+    """The copy of the log is thrown away; what was staged is in the stream."""
     settings = tmp_path / "penstock.toml"
     settings.write_text('[queue."full"]\nmax-bytes = 10_000_000\n')
     with site_of(tmp_path, nodes=1, fronts=1, flags=("--config", str(settings))) as site:
         (front,) = site.fronts
         front.ask("/v1/engine")
-        values = large_values("full", 300)  # 18 MB
         with Api(front.ports["http"]) as api:
-            stages = [stage(api, "full", "full", *values[at : at + 100]) for at in range(0, 300, 100)]
-            assert commit(api, "full", *stages).problem == "queue-full"
+            api.send("full", b"." * 9_000_000)
+            stages = [stage(api, "late", "full", *[name * 1000] * 2000) for name in ("a", "b")]
+            assert commit(api, "late", *stages).problem == "queue-full"
         if how == "killed":
             front.kill()
             front.start()
@@ -408,13 +406,11 @@ def test_a_large_commit_goes_on_when_the_front_end_leads_again_that_has_its_stag
             front.says("leading after", front.log().index("leads no more"))
         front.ask("/v1/engine")
         with Api(front.ports["http"]) as api:
-            assert commit(api, "full", *stages).problem == "queue-full"
-            assert api.post("/v1/queues/full/purge")["purged"] > 0
-            until(
-                lambda: api.get("/v1/transactions/full")["state"] == "committed",
-                "the large commit to end by itself",
-            )
-            assert api.get("/v1/queues/full")["offset_end"] == 300
+            assert commit(api, "late", *stages).problem == "queue-full"
+            assert api.post("/v1/queues/full/purge")["purged"] == 1
+            done = commit(api, "late", *stages)
+            assert (done.status, done.json["repeated"]) == (200, False)
+            assert api.get("/v1/queues/full")["offset_end"] == 4001
 
 
 def test_a_follower_that_cannot_wait_for_a_leader_says_that_something_may_be_lost(tmp_path: Path) -> None:

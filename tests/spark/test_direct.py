@@ -28,6 +28,7 @@ from tests.cluster.processes import STREAM, Site, site
 from tests.http.api import Api
 from tests.http.morgue import path_of
 from tests.http.test_repairs import repair
+from tests.http.test_transactions import commit, stage
 from tests.http.zoo import STATES, value, zoo
 from tests.nats.streams import delete_message
 from tests.nats.test_link import SEED_BYTES, certificates, seed_of, tls_settings
@@ -124,6 +125,33 @@ def test_several_queues_ranges_and_tasks(both: Both) -> None:
         "queue string, id string",
     ):
         assert len(both.rows("direct.b", schema)) == 2000
+
+
+def test_messages_of_transactions(both: Both) -> None:
+    """Their payloads are in the stream before the commit that made messages of them, in no order."""
+    queues = ("direct.one", "direct.two")
+    wanted: dict[str, list[str]] = {queue: [] for queue in queues}
+    with Api(both.front.ports["http"]) as api:
+        for turn in range(3):
+            parts = {
+                stage(api, f"direct/{turn}", queue, *staged): (queue, staged)
+                for number in range(3)
+                for queue in queues
+                for staged in [[f"{turn}-{number}-{n}" for n in range(500)]]
+            }
+            for queue in queues:
+                both.queues.send(queue, [b"between"])
+                wanted[queue].append("between")
+            order = sorted(parts, reverse=bool(turn % 2))
+            assert commit(api, f"direct/{turn}", *order).status == 200
+            for it in order:
+                queue, staged = parts[it]
+                wanted[queue] += staged
+    rows = both.rows(",".join(queues))
+    for queue in queues:
+        assert [bytes(row.value).decode() for row in rows if row.queue == queue] == wanted[queue]
+    some = both.rows(queues[0], startingOffsets='{"direct.one": 700}', minPartitions=4)
+    assert [bytes(row.value).decode() for row in some] == wanted[queues[0]][700:]
 
 
 def test_the_example_of_the_page(both: Both, capfd: pytest.CaptureFixture[str]) -> None:

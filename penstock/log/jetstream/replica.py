@@ -163,7 +163,8 @@ class Replica:
         }
 
     def wipe(self) -> None:
-        """Forget everything: the next time, all of it is read again. What is staged is no copy, and stays."""
+        """Forget everything: the next time, all of it is read again. What an earlier version has staged is no
+        copy, and stays: whoever leads from here takes it over."""
         shutil.rmtree(os.path.join(self._folder, RECORDS), ignore_errors=True)
         os.makedirs(self.path, exist_ok=True)
         for name in set(os.listdir(self.path)) - {STAGES}:
