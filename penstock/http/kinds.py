@@ -6,6 +6,7 @@ A value comes as text (path, query, header) or as JSON; `parse` and `check` judg
 
 import re
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
@@ -23,6 +24,7 @@ __all__ = [
     "ListOf",
     "MapOf",
     "QueueName",
+    "Record",
     "Text",
     "Whole",
     "Word",
@@ -188,3 +190,21 @@ class MapOf(Kind):
             "minProperties": 1,
             "maxProperties": self.items_max,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Record(Kind):
+    """A JSON object with certain members, all of them."""
+
+    members: Mapping[str, Kind]
+
+    def check(self, value: object) -> object:
+        if not isinstance(value, dict) or value.keys() != self.members.keys():
+            raise self.refuse()
+        return {name: kind.check(value[name]) for name, kind in self.members.items()}
+
+    def wanted(self) -> str:
+        return f"an object with {', '.join(self.members)}"
+
+    def schema(self) -> Schema:
+        return schema.object_of({name: kind.schema() for name, kind in self.members.items()})

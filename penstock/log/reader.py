@@ -26,6 +26,7 @@ import logging
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import NamedTuple, NoReturn, TypeVar
 
 from penstock.log import views
@@ -315,6 +316,53 @@ class LogReader:
             if events or header.kind == KIND_MESSAGES:
                 return header.time_us
         return 0  # All of them are damaged by now.
+
+    def cuts(self, queue: str, start: int, end: int, bytes_max: int, most: int) -> list[tuple[int, int]]:
+        """Where to cut the messages from `start` to `end` into pieces of so many bytes of payload: the end of
+        each piece, and its bytes; no more than `most` pieces, from the first on.
+
+        Bodies are not looked at: messages of one block are taken to be of one size. A piece has a message at
+        least, and what is not in the log has no bytes.
+        """
+        return self._steadily(
+            queue, lambda known: list(islice(self._pieces(known, start, end, bytes_max), most))
+        )
+
+    def _pieces(self, known: QueueView, start: int, end: int, bytes_max: int) -> Iterator[tuple[int, int]]:
+        end = min(end, known.offset_end)
+        size = 0  # of what was not handed out yet
+        for first, stop, payload_bytes in self._weights(known, start, end, bytes_max):
+            if size and size + payload_bytes > bytes_max:
+                yield first, size
+                size = 0
+            count = min(max(-(-payload_bytes // bytes_max), 1), stop - first)
+            done = 0
+            for number in range(1, count):
+                before, done = done, payload_bytes * number // count
+                yield first + (stop - first) * number // count, done - before
+            size += payload_bytes - done
+        if start < end:
+            yield end, size
+
+    def _weights(
+        self, known: QueueView, start: int, end: int, bytes_max: int
+    ) -> Iterator[tuple[int, int, int]]:
+        """First offset, end and bytes of what the log has from `start` to `end`, in order: block by block, or
+        a segment at a time where that is small enough."""
+        number = known.number
+        segments = known.segments(self._view.segments, events=False)
+        row = bisect_right(segments, start, key=lambda segment: segment.spans[number].end_offset)
+        for segment in segments[row:]:
+            span = segment.spans[number]
+            if span.first_offset >= end:
+                return
+            if start <= span.first_offset and span.end_offset <= end and span.bytes <= bytes_max:
+                yield span.first_offset, span.end_offset, span.bytes
+                continue
+            for header in self._rows(segment, number, start, events=False):
+                first, stop = max(header.first_offset, start), min(header.offset_end, end)
+                if header.kind == KIND_MESSAGES and first < stop:
+                    yield first, stop, header.extra * (stop - first) // header.count
 
     def event_blocks(
         self,

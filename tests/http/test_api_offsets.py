@@ -70,3 +70,31 @@ def test_a_queue_that_is_not_there(api: Api) -> None:
     assert api.ask("GET", path, time="2030-01-01T00:00:00Z").problem == "queue-not-found"
     assert api.ask("GET", "/v1/queues/q/offset").problem == "bad-request"
     assert api.ask("GET", "/v1/offsets", queues="orders.dead").problem == "bad-request"
+
+
+def cuts(api: Api, *ranges: tuple[str, int, int, int], **more: int) -> list[dict[str, list[int]]]:
+    asked = [dict(zip(("queue", "start", "end", "bytes"), it, strict=True)) for it in ranges]
+    rows: list[dict[str, list[int]]] = api.post("/v1/cuts", {"ranges": asked, **more})["ranges"]
+    return rows
+
+
+def test_ranges_are_cut_by_bytes(api: Api) -> None:
+    for _ in range(6):
+        api.send("cuts.even", b"x" * 1000)
+    api.send("cuts.small", b"x", b"y", b"z")
+    assert cuts(api, ("cuts.even", 0, 6, 2500), ("cuts.small", 0, 3, 2500), ("cuts.none", 0, 9, 1)) == [
+        {"ends": [2, 4, 6], "bytes": [2000, 2000, 2000]},
+        {"ends": [3], "bytes": [3]},
+        {"ends": [], "bytes": []},
+    ]
+    assert cuts(api, ("cuts.even", 1, 5, 1), most=2) == [{"ends": [2, 3], "bytes": [1000, 1000]}]
+    # What is not synced is in no piece.
+    assert cuts(api, ("cuts.even", 4, 100, 10_000)) == [{"ends": [6], "bytes": [2000]}]
+    assert cuts(api, ("cuts.even", 6, 6, 10_000)) == [{"ends": [], "bytes": []}]
+
+
+def test_ranges_that_are_not_whole_are_refused(api: Api) -> None:
+    for wrong in ({"queue": "a", "start": 0, "end": 1}, 7):
+        reply = api.ask("POST", "/v1/cuts", {"ranges": [wrong]})
+        assert (reply.status, reply.problem) == (400, "bad-request")
+        assert "use an object with queue, start, end, bytes" in reply.json["detail"]

@@ -192,6 +192,34 @@ def test_headers_only_leaves_bodies_alone(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("bytes_max", [1, 30, 200, 700, 5000, 1 << 40])
+def test_cuts_cover_a_range_in_pieces_of_so_many_bytes(tmp_path: Path, bytes_max: int) -> None:
+    sizes = [n * 7 % 61 for n in range(400)]
+    engine = open_log(str(tmp_path), NOW_US, settings=SMALL)
+    for first in range(0, 400, 10):
+        engine.append("q", Batch.of([b"#" * size for size in sizes[first : first + 10]]), NOW_US + first)
+        engine.append("p", Batch.of([b"other"]), NOW_US + first)
+        engine.flush(NOW_US + first)
+        engine.wait()
+    assert len(segments(tmp_path)) > 3
+    with LogReader(str(tmp_path)) as reader:
+        for start, end in ((0, 400), (5, 395), (13, 17), (110, 390)):
+            cuts = reader.cuts("q", start, end, bytes_max, 1000)
+            ends = [start, *(stop for stop, _ in cuts)]
+            assert ends == sorted(set(ends))
+            assert ends[-1] == end
+            # Blocks at the edges are taken to have messages of one size, and pieces of them too.
+            assert abs(sum(size for _, size in cuts) - sum(sizes[start:end])) <= 2 * 10 * 61
+            for (first, stop), (_, size) in zip(pairwise(ends), cuts, strict=True):
+                assert size <= bytes_max or stop == first + 1
+            assert reader.cuts("q", start, end, bytes_max, 2) == cuts[:2]
+            assert len(cuts) <= 3 * (sum(sizes[start:end]) // bytes_max + 1)
+        assert reader.cuts("q", 400, 500, bytes_max, 9) == []
+        with pytest.raises(LogRefused, match="no queue 'none'"):
+            reader.cuts("none", 0, 1, 1, 1)
+    engine.close(NOW_US + 400)
+
+
 def test_a_queue_that_only_the_snapshot_knows_by_name(tmp_path: Path) -> None:
     """Its declaration went with a segment that retention took; its messages live on in a compacted one."""
     policies = Policies({"*": {"retention-seconds": 0}})

@@ -1,4 +1,4 @@
-"""Offsets: how far the log of each queue can be read, and where in it a moment is.
+"""Offsets: how far the log of each queue can be read, where in it a moment is, and how its bytes are spread.
 
 For those who read the log at their own pace, as Spark does. What `GET /v1/queues` shows is how the queues
 stand in the broker, the messages of the last milliseconds included; here it is what is in the files, synced,
@@ -8,6 +8,7 @@ and so can be read and will never be taken back.
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Final
@@ -16,12 +17,15 @@ from starlette.responses import Response
 
 from penstock.http import kinds, schema
 from penstock.http.app import Call, answer_json, answer_list
-from penstock.http.route import AFTER, LIMIT, QUEUE, Param, Role, Route
+from penstock.http.route import AFTER, LIMIT, QUEUE, Body, Field, Param, Role, Route
 from penstock.http.schema import Schema
 from penstock.log.errors import LogRefused
 from penstock.log.reader import LogReader
 
 NAMES_MAX: Final = 1000
+RANGES_MAX: Final = 1000
+CUTS_MAX: Final = 1000
+CUTS_MAX_ALL: Final = 50_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
@@ -54,7 +58,15 @@ SCHEMAS: Final = {
             "event_end": schema.said(schema.OFFSET, "The events before this one are synced."),
             "identity": schema.IDENTITY,
         }
-    )
+    ),
+    "Cuts": schema.object_of(
+        {
+            "ends": schema.said(
+                schema.list_of(schema.OFFSET), "The ends of the pieces, exclusive, in order."
+            ),
+            "bytes": schema.said(schema.list_of(schema.OFFSET), "Bytes of payload in each piece."),
+        }
+    ),
 }
 
 
@@ -103,6 +115,34 @@ def _offset_at(reader: LogReader, queue: str, time_us: int, events: bool) -> int
         return None
 
 
+async def post_cuts(call: Call) -> Response:
+    fields = await call.fields()
+    return await answer_list("ranges", await call.site.readers.run(_cuts, fields["ranges"], fields["most"]))
+
+
+def _cuts(reader: LogReader, ranges: Sequence[dict[str, Any]], most: int) -> list[dict[str, list[int]]]:
+    rows: list[dict[str, list[int]]] = []
+    left = CUTS_MAX_ALL
+    for wanted in ranges:
+        queue, start, end, size = (wanted[name] for name in _RANGE.members)
+        cuts: list[tuple[int, int]] = []
+        if left and reader.queue(queue) is not None:
+            with suppress(LogRefused):  # The files were replaced, and it is not in the new ones.
+                cuts = reader.cuts(queue, start, end, size, min(most, left))
+        left -= len(cuts)
+        rows.append({"ends": [cut[0] for cut in cuts], "bytes": [cut[1] for cut in cuts]})
+    return rows
+
+
+_RANGE: Final = kinds.Record(
+    {
+        "queue": kinds.QueueName(),
+        "start": kinds.Whole(),
+        "end": kinds.Whole(),
+        "bytes": kinds.Whole(1),
+    }
+)
+
 ROUTES: Final = (
     Route(
         "GET /v1/offsets",
@@ -139,5 +179,28 @@ ROUTES: Final = (
             ),
         ),
         problems=("queue-not-found",),
+    ),
+    Route(
+        "POST /v1/cuts",
+        post_cuts,
+        Role.READ,
+        "Where to cut ranges of messages into pieces of about so many bytes, for several who read them.",
+        schema.object_of({"ranges": schema.list_of(schema.ref("Cuts"))}),
+        body=Body(
+            fields=(
+                Field(
+                    "ranges",
+                    kinds.ListOf(_RANGE, RANGES_MAX),
+                    "offsets of queues, the end exclusive; a piece has so many bytes at most, or one message",
+                    required=True,
+                ),
+                Field(
+                    "most",
+                    kinds.Whole(1, CUTS_MAX),
+                    f"pieces of each range, from the first on; {CUTS_MAX_ALL} of all together",
+                    default=CUTS_MAX,
+                ),
+            )
+        ),
     ),
 )
