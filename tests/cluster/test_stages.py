@@ -1,6 +1,7 @@
 """Transactions over the processes of a cluster: what was staged outlives every leader, and a commit is whole
 or absent, whoever dies when."""
 
+import shutil
 import threading
 from collections import Counter
 from contextlib import suppress
@@ -8,10 +9,21 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from penstock.log.jetstream.appender import Appender
+from penstock.log.jetstream.link_thread import LinkThread
+from penstock.log.jetstream.names import LogNames
+from penstock.log.jetstream.servers import parse_server
+from penstock.log.jetstream.stream_log import make_streams
 from penstock.log.reader import LogReader
 from tests.cluster.processes import FrontEnd, Site
 from tests.cluster.processes import site as site_of
 from tests.http.api import Api, Reply
+from tests.http.test_old_stages import (
+    check_what_had_begun,
+    check_what_was_open,
+    check_what_was_there,
+    unpacked,
+)
 from tests.http.test_transactions import stage
 from tests.server.harness import until
 
@@ -122,3 +134,45 @@ def read(front: FrontEnd, queue: str) -> "Counter[int]":
         found = [it for block in reader.messages(queue, 0) for it in block.messages()]
     assert found == sorted(set(found))
     return Counter(int(payload[:2]) for payload in found)
+
+
+def put_into_stream(site: Site, data: Path) -> None:
+    """The log of a folder as that of the cluster."""
+    names = LogNames()
+    nats = LinkThread.open(map(parse_server, site.nodes.urls))
+    nats.ask(make_streams(nats, names, 1))
+    appender = Appender(nats, names, 7, 0)
+    with LogReader(str(data)) as reader:
+        end = reader.position  # behind it there is room that was set aside
+    for path in sorted(data.iterdir()):
+        if path.suffix == ".seg":
+            appender.write(path.name, [(0, path.read_bytes()[: end - int(path.stem)])])
+        elif path.name.startswith("snapshot-"):
+            appender.send_file(path.name, path.read_bytes())
+    nats.close()
+
+
+def test_a_log_and_its_stages_from_an_earlier_version(tmp_path: Path) -> None:
+    """They are taken over by the front-end that has their files, as soon as it leads; then all have them."""
+    data = unpacked(tmp_path / "old")
+    site = Site(tmp_path, nodes=1, fronts=2)
+    try:
+        site.nodes.start()
+        put_into_stream(site, data)
+        (tmp_path / "a" / "data" / "log").mkdir(parents=True)
+        shutil.move(data / "stages", tmp_path / "a" / "data" / "log")
+        site.start_fronts()
+        for _ in range(2):
+            leader = site.leader(site.running[-1])
+            ask(site, "GET", "/v1/transactions/begun")
+            with Api(leader.ports["http"]) as api:
+                check_what_had_begun(api)
+                check_what_was_there(api)
+                check_what_was_open(api)
+                assert api.get("/v1/engine")["damage"] == []
+            until(lambda: not (tmp_path / "a" / "data" / "log" / "stages").exists(), "the folder to go")
+            if leader.name == "a":
+                leader.kill()
+        assert leader.name == "b"
+    finally:
+        site.end()
