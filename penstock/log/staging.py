@@ -1,9 +1,9 @@
 """Staging: stages on their way into the log, one after the other, a piece at a time.
 
 A stage may have a gigabyte. Everybody else's messages go on meanwhile: in one group there is about
-`GROUP_BYTES` of stages, and the next piece follows when that is synced: whatever is written and not synced,
-the next one who needs a sync would wait for. The rows of a stage follow upon each other, so that there is one
-at a time; those behind it wait with their messages in memory.
+`LogSettings.stage_group_bytes` of stages, and the next piece follows when that is synced: whatever is written
+and not synced, the next one who needs a sync would wait for. The rows of a stage follow upon each other, so
+that there is one at a time; those behind it wait with their messages in memory.
 """
 
 from array import array
@@ -24,7 +24,6 @@ from penstock.model.batch import Batch
 from penstock.model.ids import id_of
 from penstock.model.policy import QueueNameError, check_queue_name
 
-GROUP_BYTES: Final = 1 << 20
 PIECE_MESSAGES: Final = 20_000
 
 
@@ -109,7 +108,8 @@ class Staging:
             )
             for name, batch in parts
         ]
-        job = _Job(info, _pieces([batch for _, batch in parts]), todo, receipt)
+        pieces = _pieces([batch for _, batch in parts], self._state.settings.stage_group_bytes)
+        job = _Job(info, pieces, todo, receipt)
         job.stage = Stage(info, -1, -1, [], list(totals), was)
         self._jobs.append(job)
         self._bytes += size
@@ -148,7 +148,7 @@ class Staging:
                 job.receipt(error)
             self._jobs.clear()
             return
-        left = GROUP_BYTES
+        left = self._state.settings.stage_group_bytes
         while self._jobs and left > 0:
             job = self._jobs[0]
             piece = next(job.pieces, None)
@@ -211,7 +211,7 @@ class Staging:
         self._committer.when_synced(synced)
 
 
-def _pieces(batches: Sequence[Batch]) -> Iterator[tuple[int, Batch]]:
+def _pieces(batches: Sequence[Batch], bytes_max: int) -> Iterator[tuple[int, Batch]]:
     """Batches in pieces that are small enough for a group, each with the index of its batch.
 
     Behind those of repairs comes a message with the offsets of the letters, known by its `repairs`.
@@ -220,7 +220,7 @@ def _pieces(batches: Sequence[Batch]) -> Iterator[tuple[int, Batch]]:
         lo, count, bounds = 0, len(batch), batch.bounds
         while lo < count:
             hi = min(lo + PIECE_MESSAGES, count)
-            while hi - lo > 1 and bounds[hi] - bounds[lo] > GROUP_BYTES:
+            while hi - lo > 1 and bounds[hi] - bounds[lo] > bytes_max:
                 hi = (lo + hi + 1) // 2
             piece = batch if (lo, hi) == (0, count) else batch.cut(lo, hi)
             yield (

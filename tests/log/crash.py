@@ -17,6 +17,8 @@ What must hold after every end, as `crash_model.py` knows it:
     was: order of delivery, order and reasons of dead letters, attempts, retries, expiry, counts.
   * A transaction is there with all its parts or with none, and once for each key. Dead letters that it
     brings are dead from the beginning.
+  * A stage that had a receipt is there, whole, until its key is committed or it is given up; a commit that
+    is gone has left its stages, and can be said again.
   * No id ever names two payloads, not even one whose message was delivered and then lost.
   * A crash is no damage: nothing is reported.
 """
@@ -58,6 +60,8 @@ class Run(Steps):
             block_bytes=rng.choice((64, 200, 1000)),
             interval_us=SECOND_US // 2,
             snapshot_blocks=rng.randint(5, 20),
+            stage_group_bytes=rng.choice((100, 1000, 1 << 20)),
+            stage_seconds=30,
         )
 
     def run(self) -> None:

@@ -1,12 +1,12 @@
 """The checks of a crash run: a log beside its model. See `crash.py` for what must hold."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from penstock.log.errors import LogError
 from penstock.log.info import QueueInfo
 from penstock.log.log import Log
 from penstock.log.results import TransactionDone
-from penstock.model.batch import RETRIES_NONE, Slice
+from penstock.model.batch import RETRIES_NONE, Batch, Slice
 from penstock.model.life import Event, Reason
 from tests.log.crash_model import GONE, READY, Hold, Model, QueueModel, Transaction
 
@@ -91,9 +91,13 @@ class Checker:
                 assert not known or ranges == transaction.ranges, f"{ranges} instead of {transaction}"
 
         before = [(name, engine.describe(name).offset_end) for name in engine.queues()]
-        engine.transact(transaction.key, transaction.parts, self._model.now_us, receipt)
+        if transaction.stages is None:
+            engine.transact(transaction.key, transaction.parts, self._model.now_us, receipt)
+        else:
+            engine.commit(transaction.key, transaction.stages, self._model.now_us, receipt)
         after = [(name, engine.describe(name).offset_end) for name in engine.queues()]
-        assert (before == after) == known, f"{transaction}, known: {known}: {before}, then {after}"
+        changes = bool(transaction.ranges) and not known
+        assert (before != after) == changes, f"{transaction}, known: {known}: {before}, then {after}"
 
     # --- after the end of a life -------------------------------------------------------------------
 
@@ -115,6 +119,7 @@ class Checker:
             self._repair_queue(engine, queue)
         for queue in there:
             self._drain(engine, queue)
+        self._open_stages(engine, {transaction.key for transaction in lost})
         for transaction in model.transactions:
             self.repeat(engine, transaction, known=bool(transaction.key))
         for transaction in lost:
@@ -155,7 +160,68 @@ class Checker:
             queue.cut(messages, possible[0])
         assert turn_kept <= turn_lost, f"turn {turn_lost} is lost, but something of turn {turn_kept} is there"
         self._cut_controls(engine, safe_turn)
-        return self._cut_transactions()
+        self._cut_stages(engine, safe_turn)
+        return self._cut_transactions(engine)
+
+    def _cut_stages(self, engine: Log, safe_turn: int) -> None:
+        """What was confirmed is there, and what was given up is gone, as far as somebody was told."""
+        model = self._model
+        keys = {*model.stages, *(it.key for it in model.ended), *(it.key for it in model.staging)}
+        found = {key: {info.stage: info for info in engine.stages(key)} for key in keys}
+        assert sum(map(len, found.values())) == engine.stages_count, f"{found}: others are there too"
+        for key, infos in found.items():
+            ended = [it for it in model.ended if it.key == key]
+            told = {stage for it in ended for stage in it.stages} | {*model.stages.get(key, ())}
+            while {*model.stages.get(key, ())} != infos.keys() & told:
+                assert ended, (
+                    f"LOST: {key} has {list(infos)}, {list(model.stages.get(key, ()))} were promised"
+                )
+                last = ended.pop()
+                may_be_back = last.turn > safe_turn and not last.is_safe
+                assert may_be_back, f"stages of {key} are back: {list(infos)}"
+                model.stages[key] = {**last.stages, **model.stages.get(key, {})}
+                model.ended.remove(last)
+            for stage, info in infos.items():
+                if stage not in told:  # Its receipt was on its way.
+                    size = info.messages, info.payload_bytes
+                    mine = next(it for it in model.staging if it.key == key and it.size == size)
+                    model.staging.remove(mine)
+                    mine.stage = stage
+                    model.stages.setdefault(key, {})[stage] = mine
+            if not model.stages.get(key, True):
+                del model.stages[key]
+        model.staging.clear()
+
+    def _open_stages(self, engine: Log, but: set[str]) -> None:
+        """Every stage has what was put into it. Everything that was there before is taken."""
+        model = self._model
+        for key, stages in model.stages.items():
+            if key in but or engine.transaction(key) is not None:
+                continue
+            engine.commit(key, list(stages), model.now_us)
+            parts = [part for it in stages.values() for part in it.parts if part[1].repairs is None]
+            for name in {name for name, _ in parts}:
+                engine.pause(name, False, model.now_us)
+                its = [batch for queue, batch in parts if queue == name]
+                assert self._taken(engine, name, dead=False) == [
+                    it for batch in its if not batch.dead for it in attributes_of(batch)
+                ], f"{name}: what was staged for {key}"
+                buries = engine.policies.for_queue(name).dead_letters
+                assert self._taken(engine, name, dead=True) == [
+                    it for batch in its if batch.dead and buries for it in attributes_of(batch)
+                ], f"{name}: dead letters that were staged for {key}"
+
+    def _taken(self, engine: Log, name: str, *, dead: bool) -> list[tuple[bytes, int, int, str]]:
+        """Everything that can be taken: payload, retries, TTL, door."""
+        found: list[tuple[bytes, int, int, str]] = []
+        while more := engine.take(name, "drain", 50, self._model.now_us, bytes_max=500, dead=dead):
+            for piece in more:
+                for i, payload in zip(range(piece.lo, piece.hi), piece.messages(), strict=True):
+                    expires_us = max(piece.expires_us[i], 0) if piece.expires_us is not None else 0
+                    ttl_us = expires_us and expires_us - piece.time_us
+                    retries = piece.retries[i] if piece.retries is not None else RETRIES_NONE
+                    found.append((payload, retries, ttl_us // 1_000_000, piece.protocol))
+        return found
 
     def _cut_controls(self, engine: Log, safe_turn: int) -> None:
         controls = self._model.controls
@@ -165,13 +231,18 @@ class Checker:
             gone = controls.pop()
             assert gone.turn > safe_turn, f"paused {paused}, readers {readers}: {gone} is forgotten"
 
-    def _cut_transactions(self) -> list[Transaction]:
+    def _cut_transactions(self, engine: Log) -> list[Transaction]:
         lost: list[Transaction] = []
         model = self._model
         for transaction in model.transactions:
             sizes = [len(model.queues[name].messages) for name, _, _ in transaction.ranges]
             ranges = zip(sizes, transaction.ranges, strict=True)
             whole = {size >= end if size > first else None for size, (_, first, end) in ranges}
+            for name, before, then in transaction.redriven:
+                happened = len(model.queues[name].happenings)
+                whole.add(happened >= then if happened > before else None)
+            if transaction.key:
+                whole.add(True if engine.transaction(transaction.key) is not None else None)
             assert whole in ({True}, {None}), (
                 f"transaction {transaction.key} is there in part: {transaction.ranges}, {sizes}"
             )
@@ -236,3 +307,14 @@ class Checker:
                 model.happen(model.queues[name], [fate])
         left = [m.offset for m in queue.messages if m.hold is None and m.life.room != GONE]
         assert not left, f"{queue.name}: {left} are alive, and nobody gets them"
+
+
+def attributes_of(batch: Batch) -> Iterator[tuple[bytes, int, int, str]]:
+    """What consumers see of messages that were sent so: payload, retries, TTL, door."""
+    for i, payload in enumerate(batch.messages()):
+        yield (
+            payload,
+            batch.retries[i] if batch.retries is not None else RETRIES_NONE,
+            batch.ttl_seconds[i] if batch.ttl_seconds is not None else 0,
+            batch.protocol,
+        )

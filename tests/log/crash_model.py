@@ -226,6 +226,37 @@ class Transaction(NamedTuple):
     key: str
     parts: list[tuple[str, Batch]]
     ranges: list[tuple[str, int, int]]
+    stages: list[str] | None = None  # it is a commit of these
+    redriven: tuple[tuple[str, int, int], ...] = ()  # happenings of queues that it has brought
+
+
+class Staged:
+    """A part of a transaction; `stage` is its id, which comes with the receipt."""
+
+    __slots__ = ("key", "parts", "stage", "time_us")
+
+    def __init__(self, key: str, parts: list[tuple[str, Batch]], time_us: int) -> None:
+        self.key = key
+        self.parts = parts
+        self.time_us = time_us
+        self.stage = ""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Messages and bytes."""
+        return sum(len(batch) for _, batch in self.parts), sum(len(batch.payload) for _, batch in self.parts)
+
+
+class Ended:
+    """The end of all stages of a key: a commit, or somebody has given them up."""
+
+    __slots__ = ("is_safe", "key", "stages", "turn")
+
+    def __init__(self, turn: int, key: str, stages: dict[str, Staged]) -> None:
+        self.turn = turn
+        self.key = key
+        self.stages = stages
+        self.is_safe = False  # somebody was told
 
 
 class Controls(NamedTuple):
@@ -259,16 +290,25 @@ class Model:
         self.safe_turn = -1  # everything up to this turn was promised to survive a power cut
         self.written_turn = -1  # and a crash of the process
         self.transactions: list[Transaction] = []
+        self.stages: dict[str, dict[str, Staged]] = {}  # that are open, by key and id
+        self.staging: list[Staged] = []  # of which nobody has heard yet
+        self.ended: list[Ended] = []
         self.controls = [Controls(-1, frozenset(), {})]  # the present ones last
         self.ids = Ids()
         self.counts: Counter[str] = Counter()  # what has happened, for people
 
-    def accept(self, queue: QueueModel, batch: Batch) -> tuple[int, int]:
+    def accept(self, queue: QueueModel, batch: Batch, time_us: int = 0) -> tuple[int, int]:
         """The log takes these in; their first offset and the end."""
         first = len(queue.messages)
         for i, payload in enumerate(batch.messages()):
-            queue.messages.append(Message(first + i, batch, i, payload, self.now_us, self.turn))
+            queue.messages.append(Message(first + i, batch, i, payload, time_us or self.now_us, self.turn))
         return first, first + len(batch)
+
+    def end_stages(self, key: str) -> Ended:
+        """All of a key are over."""
+        ended = Ended(self.turn, key, self.stages.pop(key, {}))
+        self.ended.append(ended)
+        return ended
 
     def confirm(self, queue: QueueModel, end: int, turn: int, *, safe: bool) -> None:
         """A receipt for what was accepted in that turn: synced (`safe`), or written at least."""

@@ -3,19 +3,28 @@
 import random
 from array import array
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
-from penstock.log.errors import DiskFull, LogError, LogFailed
+from penstock.log.errors import DiskFull, LogError, LogFailed, StageUnknown
 from penstock.log.info import ReaderInfo
 from penstock.log.log import Log
 from penstock.log.readers import FORGET_AFTER_US
-from penstock.log.results import Fate, Stored, TransactionDone
+from penstock.log.results import Fate, StageInfo, Stored, TransactionDone
 from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason
 from penstock.model.pending import Mark
 from penstock.model.policy import Policies, at_birth
 from penstock.model.words import Outcome, Ranges, Where
 from tests.log.crash_check import EVERYTHING, Checker
-from tests.log.crash_model import SECOND_US, Controls, Message, Model, QueueModel, Transaction
+from tests.log.crash_model import (
+    SECOND_US,
+    Controls,
+    Message,
+    Model,
+    QueueModel,
+    Staged,
+    Transaction,
+)
 from tests.log.inline import InlineWorker
 from tests.log.simdisk import SimDisk
 
@@ -52,6 +61,9 @@ class Steps:
             (14, self.settle),
             (4, self.give_back),
             (3, self.transact),
+            (5, self.stage),
+            (5, self.commit),
+            (1, self.abort),
             (3, self.expire),
             (2, self.redrive),
             (3, self.repair),
@@ -74,6 +86,13 @@ class Steps:
             self.weighted += ((12, self.go_on),)
         if rng.random() < 0.3:  # a life of small messages, whose segments are compacted all the time
             self.weighted += ((30, self.scatter), (30, self.trim_all))
+        if rng.random() < 0.4:  # a life of stages
+            self.weighted += (
+                (20, self.stage_whole),
+                (25, self.commit),
+                (12, self.drain),
+                (15, self.trim_all),
+            )
 
     @property
     def now_us(self) -> int:
@@ -188,6 +207,208 @@ class Steps:
                 self.flush()
                 self.disk.cut_after(rng.randint(1, 5))
                 self.writer.wait()
+
+    # --- stages ----------------------------------------------------------------------------------
+
+    def staged_batch(self) -> Batch:
+        rng = self.rng
+        count = rng.choice((1, 2, 5, 20, 60)) if rng.random() < 0.9 else 300
+        payloads = [b"%d:" % (self.sent + i) + b"s" * rng.choice((0, 3, 40, 90)) for i in range(count)]
+        self.sent += count
+        batch = Batch.of(
+            payloads,
+            ttl_seconds=[rng.choice((0, 1, 3, 60)) for _ in payloads] if rng.random() < 0.3 else None,
+            retries=[rng.choice((-1, 0, 1, 2, 255)) for _ in payloads] if rng.random() < 0.3 else None,
+            protocol=rng.choice(("", "http", "http", "spark")),
+        )
+        batch.dead = rng.choice((Reason.NONE, Reason.NONE, Reason.NONE, Reason.BAD_RECORD))
+        return batch
+
+    def stage(self) -> None:
+        rng, model, engine = self.rng, self.model, self.engine
+        committed = [it.key for it in model.transactions if it.stages is not None]
+        key = rng.choice([*model.stages, *committed[-1:], f"stage-{self.sent}"])
+        parts = [(rng.choice(list(model.queues)), self.staged_batch()) for _ in range(rng.randint(1, 4))]
+        if (queue := self.queue()) is not None and (letters := queue.dead()):
+            batch = Batch.of([b"%d. staged repair of %d" % (self.sent, m.offset) for m in letters])
+            batch.repairs = array("q", [m.offset for m in letters])
+            batch.identity = rng.choice(("", engine.describe(queue.name).identity))
+            parts.insert(rng.randint(0, len(parts)), (queue.name, batch))
+        staged, turn, ends = Staged(key, parts, self.now_us), model.turn, len(model.ended)
+
+        def receipt(result: StageInfo | LogError) -> None:
+            if isinstance(result, LogError):
+                assert isinstance(result, LogFailed), result
+                return
+            model.staging.remove(staged)
+            staged.stage = result.stage
+            assert (result.messages, result.payload_bytes) == staged.size
+            assert all(result.stage not in it for it in model.stages.values()), f"{result}: an id for two"
+            model.counts["stages"] += 1
+            model.written_turn = max(model.written_turn, turn - 1)
+            model.safe_turn = max(model.safe_turn, turn - 1)
+            if any(it.stage == result.stage for it in engine.stages(key)):
+                model.stages[key] = {**model.stages.pop(key, {}), result.stage: staged}
+            else:
+                ended = [it for it in model.ended[ends:] if it.key == key]
+                lapsed = model.latest_us - staged.time_us >= engine._settings.stage_seconds * SECOND_US
+                assert ended or lapsed, f"{result} is not there"
+                if not ended:
+                    ended.append(model.end_stages(key))
+                ended[-1].stages[result.stage] = staged
+
+        model.staging.append(staged)
+        try:
+            engine.stage(key, parts, self.now_us, receipt)
+        except LogError as error:
+            model.staging.remove(staged)
+            self.refused(error)
+        else:
+            self.cut_soon()
+
+    def stage_whole(self) -> None:
+        """With its receipt."""
+        self.stage()
+        self.flush()
+        self.engine.wait()
+
+    def drain(self) -> None:
+        """Most of what a queue has is acknowledged, so that segments are compacted."""
+        rng = self.rng
+        queue = self.queue()
+        if queue is None or queue.name in self.model.controls[-1].paused:
+            return
+        consumer = rng.choice(CONSUMERS)
+        slices = self.engine.take(queue.name, consumer, rng.choice((50, 500)), self.now_us)
+        self.checker.delivery(queue, slices, consumer, dead=False)
+        self.expire()
+        held = [m for m in queue.held_by(consumer) if m.hold is not None and not m.hold.dead]
+        settled = [m for m in held if rng.random() < 0.9]
+        fates = self.engine.settle(queue.name, consumer, Outcome.ACK, ranges_of(settled), self.now_us)
+        touched(queue, fates, settled)
+        self.model.happen(queue, fates)
+
+    def cut_soon(self) -> None:
+        """The moment that matters: the power fails while it is written."""
+        if self.rng.random() < 0.2:
+            self.flush()
+            self.disk.cut_after(self.rng.randint(1, 8))
+            self.writer.wait()
+
+    def commit(self) -> None:
+        rng, model = self.rng, self.model
+        if not model.stages:
+            return
+        key = rng.choice(list(model.stages))
+        staged = list(model.stages[key].values())
+        rng.shuffle(staged)
+        del staged[1 : rng.choice((1, 99, 99))]
+        stages = [it.stage for it in staged]
+        if any(it.key == key for it in model.transactions):
+            (done,) = [it for it in model.transactions if it.key == key]
+            self.checker.repeat(self.engine, done._replace(stages=stages), known=True)
+            return
+        if rng.random() < 0.1:
+            other = next((it for its in model.stages.values() for it in its if it not in stages), "0" * 32)
+            try:
+                self.engine.commit(f"{key}?", [*stages, other], self.now_us)
+            except StageUnknown:
+                return
+            raise AssertionError(f"{key}: a stage of another key was committed")
+        parts = [part for it in staged for part in it.parts]
+        time_us, redriven = self.now_us, 0
+        if any(batch.repairs is not None for _, batch in parts):
+            time_us = max(time_us, self.engine._committer.active.time_max_us)
+        turn = model.turn
+        ranges: list[tuple[str, int, int]] = []
+
+        def receipt(result: TransactionDone | LogError) -> None:
+            if isinstance(result, LogError):
+                assert isinstance(result, LogFailed), result
+                return
+            assert not result.repeated
+            assert result.redriven == redriven, f"{result}: {redriven}"
+            assert [part[:3] for part in result.stored] == ranges, f"{result} instead of {ranges}"
+            ended.is_safe = True
+            model.counts["commits"] += 1
+            for name, first, end, origin in result.stored:
+                model.show(model.queues[name], origin, first, end)
+                model.confirm(model.queues[name], end, turn, safe=True)
+
+        try:
+            self.engine.commit(key, stages, self.now_us, receipt)
+        except LogError as error:
+            self.refused(error)
+            return
+        happened = {name: len(queue.happenings) for name, queue in model.queues.items()}
+        for name, batch in parts:
+            if batch.repairs is not None:
+                redriven += self.redriven(model.queues[name], batch)
+        doors: list[tuple[str, Batch]] = []
+        by_queue: dict[str, list[Batch]] = {}
+        for name, batch in parts:
+            if batch.repairs is None:
+                by_queue.setdefault(name, []).append(batch)
+        for name, batches in by_queue.items():
+            for (_, dead), group in groupby(batches, key=lambda batch: (batch.protocol, batch.dead)):
+                queue, its = model.queues[name], list(group)
+                first = len(queue.messages)
+                for batch in its:
+                    model.accept(queue, batch, time_us)
+                ranges.append((name, first, len(queue.messages)))
+                doors.append((name, its[0]))
+                if dead:
+                    event, reason = at_birth(POLICIES.for_queue(name), dead)
+                    model.happen(queue, [Fate(first, len(queue.messages), event, reason)])
+        brought = tuple(
+            (name, before, len(model.queues[name].happenings))
+            for name, before in happened.items()
+            if before < len(model.queues[name].happenings)
+        )
+        model.transactions.append(Transaction(key, doors, ranges, stages, brought))
+        ended = model.end_stages(key)
+        self.cut_soon()
+
+    def redriven(self, queue: QueueModel, batch: Batch) -> int:
+        """Dead letters go back with these payloads, as far as they are dead; how many."""
+        dead = {message.offset: message for message in queue.dead()}
+        count = 0
+        for offset, payload in zip(batch.repairs or (), batch.messages(), strict=True):
+            message = dead.pop(offset, None)
+            if message is not None:
+                count += 1
+                reason = message.life.reason
+                queue.happens(message, Event.REDRIVEN, reason, self.model.turn, payload=payload)
+        return count
+
+    def abort(self) -> None:
+        if not self.model.stages:
+            return
+        key = self.rng.choice(list(self.model.stages))
+        self.engine.abort(key, self.now_us)
+        ended = self.model.end_stages(key)
+
+        def confirmed(error: LogError | None) -> None:
+            ended.is_safe = error is None
+
+        if self.rng.random() < 0.5:
+            self.engine.confirm(self.now_us, confirmed)
+        self.cut_soon()
+
+    def lapse(self) -> None:
+        """Stages that nobody has ended for long may be gone."""
+        model, limit_us = self.model, self.engine._settings.stage_seconds * SECOND_US
+        old = {
+            key: self.now_us - max(it.time_us for it in stages.values()) >= limit_us
+            for key, stages in model.stages.items()
+        }
+        for key, is_old in old.items():
+            if not self.engine.stages(key):
+                assert is_old, f"the stages of {key} are gone, too soon"
+                model.end_stages(key)
+                model.counts["stages lapsed"] += 1
+        if not model.staging and self.engine.failed is None:  # One of those may be young.
+            assert not (model.stages and all(old.values())), f"{[*model.stages]} were there for too long"
 
     # --- out -------------------------------------------------------------------------------------
 
@@ -457,6 +678,7 @@ class Steps:
 
     def tick(self) -> None:
         self.engine.tick(self.now_us)
+        self.lapse()
         self.end_turn()
 
     def flush(self) -> None:

@@ -25,6 +25,7 @@ from tests.log.crash import Broken, run
 
 FIXED_SEEDS = 200
 NEW_SEEDS = 50
+CANARY_SEEDS = 1500
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +58,9 @@ def test_nothing_confirmed_is_lost() -> None:
         "remove .seg": 50,
         "scattered": 500,
         "slices": 100,
+        "stages": 200,
+        "commits": 50,
+        "stages lapsed": 3,
     }.items():
         assert total[what] >= least, f"{what}: {total[what]} times, new seeds from {base}: {total}"
 
@@ -67,14 +71,14 @@ def test_nothing_confirmed_is_lost() -> None:
 def assert_caught(sign: str = "seed") -> None:
     """The runs must notice, and say what it is about, where that can be foreseen."""
     complaints = []
-    for seed in range(FIXED_SEEDS):
+    for seed in range(CANARY_SEEDS):
         try:
             run(seed)
         except Broken as broken:
             complaints.append(str(broken))
             if sign in str(broken):
                 return
-    pytest.fail(f"the canary sings: {FIXED_SEEDS} runs, {len(complaints)} complaints, none says {sign!r}")
+    pytest.fail(f"the canary sings: {CANARY_SEEDS} runs, {len(complaints)} complaints, none says {sign!r}")
 
 
 @interpreted_only  # The fault is put in place of a method, which compiled callers do not look up.

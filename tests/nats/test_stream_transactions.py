@@ -23,7 +23,7 @@ from penstock.log.jetstream.replica import Replica
 from penstock.log.log import Log
 from penstock.log.reader import LogReader
 from penstock.log.results import StageInfo, TransactionDone
-from penstock.log.staging import GROUP_BYTES
+from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.life import Reason
 from penstock.model.words import Outcome
@@ -339,5 +339,5 @@ def test_a_large_stage_goes_in_small_pieces(
     led.log.wait()
     assert isinstance(stages[0], StageInfo)
     assert sum(sizes) > 9_000_000
-    assert max(sizes) < 2.1 * GROUP_BYTES
+    assert max(sizes) < 2.1 * LogSettings().stage_group_bytes
     led.abandon()
