@@ -16,7 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.http.reading.letters import DeadRun, matching
 from penstock.http.reading.looking import look_at, look_at_one, payloads_at
+from penstock.http.where.condition import parse
 from penstock.log.adoption import Run, adoption_parts
 from penstock.log.arrow import messages_batches
 from penstock.log.block import (
@@ -39,6 +41,8 @@ from penstock.log.reader import LogReader, OffsetsMissing
 from penstock.log.repairs import STAGE_QUEUE, repair_queue_of
 from penstock.log.segments import segment_name
 from penstock.model.ids import id_of, origin_of
+from penstock.model.life import Reason
+from penstock.model.pending import AS_STORED
 
 LOG, STAGES, ORDERS, REPAIRS = 7, 1, 2, 3
 STAGED_US, COMMITTED_US = 1_800_000_000_000_000, 1_800_000_060_000_000
@@ -256,6 +260,13 @@ def check_looks(reader: LogReader, told: list[dict[str, object]], start: int, en
         for first, behind in ranges
         for offset, its in enumerate(told[first:behind], first)
     ]
+    letters = [DeadRun(*run, 0, AS_STORED, 0, AS_STORED, Reason.REJECTED) for run in ranges]
+    for offset, its in enumerate(told[start:end], start):
+        value = its["value"]
+        assert isinstance(value, bytes)
+        condition = parse(f"value = '{value.decode()}' and id = '{its['id']}'")
+        found = list(matching(reader, "orders", letters, condition, COMMITTED_US, {}))
+        assert found == [[(offset, offset + 1)] if any(a <= offset < b for a, b in ranges) else []]
     for offset in range(start, end):
         assert reader.kept_from("orders", offset) == offset
         one = look_at_one(reader, "orders", offset)
