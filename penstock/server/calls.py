@@ -208,11 +208,15 @@ def _stage(context: Context, fields: Fields, body: memoryview, answer: Answer) -
         if isinstance(result, LogError):
             context.refuse(answer, result)
         else:
-            answer({"stage": result.stage, "count": result.messages, "bytes": result.payload_bytes})
+            answer(_stage_fields(result))
 
     context.operator.stage(
         fields["key"], parts, context.server.arrival_us(), receipt, totals=fields["totals"], was=fields["was"]
     )
+
+
+def _stage_fields(stage: StageInfo) -> Fields:
+    return {"stage": stage.stage, "count": stage.messages, "bytes": stage.payload_bytes}
 
 
 def _commit(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
@@ -255,7 +259,7 @@ def _tell(context: Context, key: str, answer: Answer, *, synced: bool) -> None:
     told = {
         "stored": _stored(stored) if stored is not None else None,
         "steps": context.log.transaction_steps(key),
-        "stages": [[it.stage, it.messages, it.payload_bytes] for it in context.log.stages(key)],
+        "stages": [_stage_fields(stage) for stage in context.log.stages(key)],
     }
 
     def tell(error: LogError | None = None) -> None:

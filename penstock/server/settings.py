@@ -212,13 +212,13 @@ _MONTH_SECONDS = 30 * 86_400
 _PEM: Final = Text("a file in PEM form", "FILE")
 
 
-def _of(section: str, name: str, kind: Kind, text: str) -> Setting:
-    """A row of a section whose defaults are those of the class behind it."""
-    attribute = name.replace("-", "_")
-    default = getattr(_DEFAULTS[section], attribute)
+def _of(section: str, name: str, kind: Kind, text: str, keeper: str = "") -> Setting:
+    """A row of a section whose defaults are those of the class behind it, or of that of another section."""
+    attribute, keeper = name.replace("-", "_"), keeper or section
+    default = getattr(_DEFAULTS[keeper], attribute)
     if not isinstance(default, int):
         default = str(default) if default else None
-    return Setting(name, kind, default, text, section, f"{section}.{attribute}")
+    return Setting(name, kind, default, text, section, f"{keeper}.{attribute}")
 
 
 TABLE: Final[tuple[Setting, ...]] = (
@@ -335,21 +335,19 @@ TABLE: Final[tuple[Setting, ...]] = (
         Whole(0, 1_000_000),
         "queues with metrics of their own; those of the others are added up",
     ),
-    Setting(
+    _of(
+        "http",
         "stage-seconds",
         Whole(1, _MONTH_SECONDS),
-        LogSettings().stage_seconds,
         "how long a staged part of a transaction waits for its commit",
-        section="http",
-        field="log.stage_seconds",
+        keeper="log",
     ),
-    Setting(
+    _of(
+        "http",
         "stages-bytes-max",
         Whole(1024, 1 << 50),
-        LogSettings().stages_bytes_max,
         "bytes of all staged parts together",
-        section="http",
-        field="log.stages_bytes_max",
+        keeper="log",
     ),
     _of("http", "lease-seconds-max", Whole(1, _MONTH_SECONDS), "the longest lease that a reader can ask for"),
     _of("http", "readers-max", Whole(0, 1_000_000), "readers that hold retention at a time"),

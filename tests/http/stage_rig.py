@@ -15,7 +15,7 @@ from typing import Any, cast
 from penstock.broker.broker import Broker
 from penstock.control.frames import Buffer, Fields, Frame
 from penstock.http.link import CallRefused, Link
-from penstock.http.stages.stages import Stage, Stages
+from penstock.http.stages.stages import Stages
 from penstock.log.disk import RealDisk
 from penstock.log.errors import LogFailed
 from penstock.log.log import Log
@@ -161,7 +161,7 @@ class Rig:
 
     # --- for stories ---
 
-    async def stage(self, key: str, *parts: tuple[str, list[bytes]]) -> Stage:
+    async def stage(self, key: str, *parts: tuple[str, list[bytes]]) -> Fields:
         return await self.stages.stage(key, [(queue, Batch.of(it, protocol="http")) for queue, it in parts])
 
     def stored(self) -> dict[str, list[bytes]]:

@@ -271,7 +271,7 @@ def test_a_stage_is_one_call_or_several(caller: Caller) -> None:
     for number, messages in ((7, [b"4"]), (8, [b"x"]), (7, [b"5"])):
         assert caller.stage("k", ("a", messages), number=number, more=True) == {}
     assert caller.ask("stage", {"number": 8, "gone": True}) == {}
-    assert caller.ask("transaction", {"key": "k"})["stages"] == [[whole["stage"], 3, 3]]
+    assert caller.ask("transaction", {"key": "k"})["stages"] == [whole]
     pieces = caller.stage("k", ("b", [b"6"]), number=7)
     assert pieces["count"] == 3
     assert caller.context.staged == {}

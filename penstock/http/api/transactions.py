@@ -4,8 +4,7 @@ The two steps of a sink whose tasks are tried again. A task stages what it has t
 whoever knows which tries count commits these, and may do so again until it has an answer.
 """
 
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from starlette.responses import Response
 
@@ -15,7 +14,6 @@ from penstock.http.bodies.media import BATCH_BODY, read_parts
 from penstock.http.problems import Problem
 from penstock.http.route import Body, Field, Param, Role, Route
 from penstock.http.schema import Schema
-from penstock.http.stages.stages import Range, Stage
 from penstock.model.batch import Batch
 from penstock.model.life import Reason
 from penstock.model.policy import QueueNameError, check_queue_name
@@ -79,21 +77,14 @@ async def post_stage(call: Call) -> Response:
             answer = await call.site.link.call("queue", {"queue": its_queue})
             batch.identity = answer.fields["row"]["identity"]
         parts.append((its_queue, batch))
-    return answer_json(_stage_fields(await call.site.stages.stage(call["transaction"], parts)))
+    return answer_json(await call.site.stages.stage(call["transaction"], parts))
 
 
 async def post_transaction(call: Call) -> Response:
     fields = await call.fields()
     key: str = fields["transaction"]
     stored, repeated = await call.site.stages.commit(key, fields["stages"])
-    return answer_json(
-        {
-            "transaction": key,
-            "state": "committed",
-            "repeated": repeated,
-            "stored": _range_fields(stored),
-        }
-    )
+    return answer_json({"transaction": key, "state": "committed", "repeated": repeated, "stored": stored})
 
 
 async def get_transaction(call: Call) -> Response:
@@ -103,8 +94,8 @@ async def get_transaction(call: Call) -> Response:
             "transaction": call["key"],
             "state": "open" if stored is None else "committed",
             "committing": False,
-            "stages": [_stage_fields(stage) for stage in stages],
-            "stored": _range_fields(stored or ()),
+            "stages": stages,
+            "stored": stored or [],
         }
     )
 
@@ -112,14 +103,6 @@ async def get_transaction(call: Call) -> Response:
 async def delete_transaction(call: Call) -> Response:
     committed = await call.site.stages.abort(call["key"])
     return answer_json({"transaction": call["key"], "state": "committed" if committed else "aborted"})
-
-
-def _stage_fields(stage: Stage) -> dict[str, Any]:
-    return {"stage": stage.id, "count": stage.messages, "bytes": stage.payload_bytes}
-
-
-def _range_fields(stored: Sequence[Range]) -> list[dict[str, Any]]:
-    return [{"queue": it.queue, "offset_start": it.first, "offset_end": it.end} for it in stored]
 
 
 _KEY_IN_PATH: Final = Param("key", _KEY, "the key of the transaction", "path", required=True)

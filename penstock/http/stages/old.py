@@ -37,7 +37,7 @@ import struct
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import BinaryIO, Final, NamedTuple, Protocol
+from typing import BinaryIO, Final, NamedTuple
 
 from penstock.control.batches import column_bytes, unpack_batch
 from penstock.control.frames import Fields, FrameError
@@ -81,23 +81,15 @@ class Leftover:
         self.intent: Fields | None = None
         self.intent_path = ""
         self.is_over = False  # The log has it all.
+        self.is_broken = False  # Nobody can finish it.
         self.steps = 0  # of a commit that has begun: chunks that the log has
         self.staged: list[str] | None = None  # of the others: ids of new stages, one each
         self.tried = asyncio.Event()
         self.problem: Problem | None = None  # what is in the way
 
-    @property
-    def is_broken(self) -> bool:
-        return self.problem is not None and self.problem.name == "conflict"
 
-
-class Call(Protocol):
-    """Asks the first process about a key."""
-
-    def __call__(self, name: str, key: str, fields: Fields | None = None) -> Awaitable[Fields]: ...
-
-
-Stage = Callable[[str, Parts, str], Awaitable[tuple[str, int, int]]]
+Call = Callable[[str, str, Fields], Awaitable[Fields]]  # about a key
+Stage = Callable[[str, Parts, str], Awaitable[Fields]]
 
 
 class TakeOver:
@@ -114,7 +106,7 @@ class TakeOver:
         """Find out what there is, before anything else is committed: so far, the log remembers all."""
         self._left = await asyncio.to_thread(_look, self._path)
         for key, left in list(self._left.items()):
-            known = await self._call("transaction", key)
+            known = await self._call("transaction", key, {})
             left.steps = known["steps"]
             forgotten = left.intent is not None and left.intent["begun"] and not left.steps
             left.is_over = known["stored"] is not None or forgotten
@@ -143,7 +135,7 @@ class TakeOver:
                     await self._take_over(key, left)
                 except OldDamaged as error:
                     told = f"transaction {key!r} cannot be finished: {error}. A part of it is in the log"
-                    left.problem = Problem("conflict", told)
+                    left.problem, left.is_broken = Problem("conflict", told), True
                 except (PenstockError, OSError, MemoryError) as error:
                     left.problem = _waits(key, error)
                 else:
@@ -188,7 +180,7 @@ class TakeOver:
         plan = await asyncio.to_thread(_plan_chunks, paths, intent["chunk_bytes"], intent["chunk_messages"])
         for chunk in plan[left.steps + len(left.staged) :]:
             parts = await asyncio.to_thread(_read_chunk, chunk)
-            left.staged.append((await self._stage(key, parts, ""))[0])
+            left.staged.append((await self._stage(key, parts, ""))["stage"])
         fingerprint = intent.get("fingerprint", "")
         try:
             await self._call("commit", key, {**begun, "stages": left.staged, "fingerprint": fingerprint})

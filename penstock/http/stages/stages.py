@@ -37,6 +37,9 @@ from penstock.model.batch import Batch
 
 ON_THEIR_WAY_BYTES: Final = 32 << 20
 PIECE_BYTES: Final = 2 << 20
+MESSAGE_BYTES: Final = 16
+"""What a message takes besides its payload, about."""
+
 SLOW_BYTES: Final = 1 << 20
 """A disk, or a cluster, takes at least so much in a second."""
 
@@ -48,34 +51,11 @@ COPIED: Final = (
 Parts = Sequence[tuple[str, Batch]]
 
 
-class Range(NamedTuple):
-    """Where messages of a transaction are."""
-
-    queue: str
-    first: int
-    end: int
-
-
-class Stage(NamedTuple):
-    """One part of a transaction."""
-
-    id: str
-    messages: int
-    payload_bytes: int
-
-
 class Committed(NamedTuple):
     """The outcome of a commit."""
 
-    stored: list[Range]
+    stored: list[Fields]
     repeated: bool
-
-
-class Standing(NamedTuple):
-    """How a transaction stands."""
-
-    stored: list[Range] | None  # None: it is open
-    stages: list[Stage]
 
 
 class Stages:
@@ -98,10 +78,10 @@ class Stages:
 
     # --- what is done ----------------------------------------------------------------------------
 
-    async def stage(self, key: str, parts: Parts) -> Stage:
+    async def stage(self, key: str, parts: Parts) -> Fields:
         """Keep a part of a transaction; it is synced when this returns."""
         await self._old.check(key)
-        return Stage(*await self._stage(key, parts))
+        return await self._stage(key, parts)
 
     async def commit(self, key: str, stage_ids: Sequence[str]) -> Committed:
         """Store exactly these stages, once. Answered when they are durable."""
@@ -117,8 +97,8 @@ class Stages:
         await self._old.check(key)
         return (await self._call("abort", key))["stored"] is not None
 
-    async def standing(self, key: str) -> Standing:
-        """How a transaction stands; a Problem where there is none."""
+    async def standing(self, key: str) -> tuple[list[Fields] | None, list[Fields]]:
+        """What is stored, None where it is open, and what is staged; a Problem where there is neither."""
         await self._old.check(key)
         known = await self._call("transaction", key)
         if known["stored"] is None and not known["stages"]:
@@ -126,8 +106,7 @@ class Stages:
                 "transaction-not-found",
                 f"there is no transaction {key!r}: nothing is staged for it, and it was not committed lately",
             )
-        stored = None if known["stored"] is None else _ranges(known["stored"])
-        return Standing(stored, [Stage(*it) for it in known["stages"]])
+        return None if known["stored"] is None else _ranges(known["stored"]), known["stages"]
 
     # --- the first process -----------------------------------------------------------------------
 
@@ -151,33 +130,34 @@ class Stages:
                 told = f"transaction {key!r}: {told}"
             raise CallRefused(refusal.kind, told) from None
 
-    async def _stage(self, key: str, parts: Parts, was: str = "") -> tuple[str, int, int]:
-        """Its id, how many messages it has, and their bytes. `was`: its id in an earlier version."""
+    async def _stage(self, key: str, parts: Parts, was: str = "") -> Fields:
+        """What it has, and under which id. `was`: its id in an earlier version."""
         totals = await asyncio.to_thread(_totals, key, parts)
-        size = sum(len(batch.payload) for _, batch in parts)
+        size = sum(len(batch.payload) + MESSAGE_BYTES * len(batch) for _, batch in parts)
         async with self._door:
             while self._on_their_way and self._on_their_way + size > ON_THEIR_WAY_BYTES:
                 self._left.clear()
                 await self._left.wait()
             self._on_their_way += size
-        *pieces, last = _pieces(parts)
-        number = next(self._numbers) if pieces else 0
+        number = next(self._numbers)
+        pieces = _pieces(parts)
+        piece = next(pieces)
         try:
-            for piece in pieces:
+            for following in pieces:
                 await self._call("stage", key, {"number": number, "more": True}, piece)
+                piece = following
             fields = {"number": number, "totals": totals, "was": was}
-            done = await self._call("stage", key, fields, last, CALL_SECONDS + size / SLOW_BYTES)
+            done = await self._call("stage", key, fields, piece, CALL_SECONDS + size / SLOW_BYTES)
         except BaseException:
-            if number:
-                self._forget(number)
+            self._forget(number)
             raise
         finally:
             self._on_their_way -= size
             self._left.set()
-        return done["stage"], done["count"], done["bytes"]
+        return {name: done[name] for name in ("stage", "count", "bytes")}
 
     def _forget(self, number: int) -> None:
-        """The pieces of a stage that were sent are of no use. Who is gone need not be told."""
+        """Pieces of a stage that were sent are of no use. Who is gone need not be told."""
         gone = self._link.call("stage", {"number": number, "gone": True})
         asyncio.ensure_future(gone).add_done_callback(lambda told: told.cancelled() or told.exception())
 
@@ -205,14 +185,14 @@ def _totals(key: str, parts: Parts) -> Totals:
     return fingerprint.totals()
 
 
-def _ranges(stored: Iterable[Sequence[Any]]) -> list[Range]:
+def _ranges(stored: Iterable[Sequence[Any]]) -> list[Fields]:
     """Where messages are; ranges of a queue that follow upon each other as one."""
-    joined: list[Range] = []
+    joined: list[Fields] = []
     for queue, first, end, _ in stored:
-        if joined and (joined[-1].queue, joined[-1].end) == (queue, first):
-            joined[-1] = joined[-1]._replace(end=end)
+        if joined and (joined[-1]["queue"], joined[-1]["offset_end"]) == (queue, first):
+            joined[-1]["offset_end"] = end
         else:
-            joined.append(Range(queue, first, end))
+            joined.append({"queue": queue, "offset_start": first, "offset_end": end})
     return joined
 
 
@@ -220,7 +200,7 @@ def _ranges(stored: Iterable[Sequence[Any]]) -> list[Range]:
 
 
 def _check_same(
-    key: str, stage_ids: Sequence[str], stored: Sequence[Range], fingerprint: str, totals: Totals | None
+    key: str, stage_ids: Sequence[str], stored: list[Fields], fingerprint: str, totals: Totals | None
 ) -> None:
     """Whether these stages bring what is stored under their key already. `totals`: what they bring."""
     if totals is None:
@@ -235,22 +215,25 @@ def _check_same(
         return
     asked = Fingerprint.of_totals(KIND + key, [totals])
     if (KIND + key).startswith(OF_STREAMS):
-        queues = {it.queue for it in stored}
+        queues = {it["queue"] for it in stored}
         if queues and not queues.issuperset(asked.counts()):
             raise _reused(key, stored, asked, COPIED)
     elif fingerprint and stage_ids and not asked.is_of(fingerprint):
         raise _reused(key, stored, asked, "use a new key for what is new")
 
 
-def _reused(key: str, stored: Sequence[Range], asked: Fingerprint, advice: str) -> Problem:
+def _reused(key: str, stored: list[Fields], asked: Fingerprint, advice: str) -> Problem:
     counts = sorted(asked.counts().items())
-    there = [f"{it.end - it.first} in {it.queue!r} from offset {it.first} on" for it in stored]
+    there = [
+        f"{it['offset_end'] - it['offset_start']} in {it['queue']!r} from offset {it['offset_start']} on"
+        for it in stored
+    ]
     here = [f"{count} for {queue!r}" for queue, count in counts]
     return Problem(
         "key-reused",
         f"transaction {key!r} was committed for other messages ({_some(there)}) than are staged now "
         f"({_some(here)}), of which none is stored; {advice}",
-        stored=[{"queue": it.queue, "offset_start": it.first, "offset_end": it.end} for it in stored],
+        stored=stored,
         asked=[{"queue": queue, "count": count} for queue, count in counts],
     )
 
