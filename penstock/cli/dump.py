@@ -57,45 +57,24 @@ FLAGS = {
     if name.startswith("FLAG_")
 }
 
-# Column and width; the last of a table has none.
-MESSAGE_TABLE = {
-    "offset": 8,
-    "id": 32,
-    "time": 27,
-    "state": 24,
-    "attempts": 8,
-    "protocol": 8,
-    "expires": 27,
-    "retries": 7,
-    "bytes": 7,
-    "value": 0,
-}
-EVENT_TABLE = {
-    "event_offset": 12,
-    "event": 9,
-    "offset": 8,
-    "id": 32,
-    "reason": 19,
-    "attempt": 7,
-    "dispatched": 27,
-    "time": 27,
-    "consumer": 0,
-}
+
+def _table(text: str) -> dict[str, int]:
+    """Columns and their widths; the last one has none."""
+    return {name: int(width) for name, width in (column.split() for column in text.split(","))}
+
+
+MESSAGE_TABLE = _table(
+    "offset 8, id 32, time 27, state 24, attempts 8, protocol 8, expires 27, retries 7, bytes 7, value 0"
+)
+EVENT_TABLE = _table(
+    "event_offset 12, event 9, offset 8, id 32, reason 19, attempt 7, dispatched 27, time 27, consumer 0"
+)
+BLOCK_TABLE = _table(
+    "file 26, position 9, kind 11, queue 16, count 7, offsets 17, events 17, bytes 9, opening 7, time 27, "
+    "detail 0"
+)
 NUMBERS = {
     *("offset", "attempts", "retries", "bytes", "event_offset", "attempt", "position", "count", "opening")
-}
-BLOCK_TABLE = {
-    "file": 26,
-    "position": 9,
-    "kind": 11,
-    "queue": 16,
-    "count": 7,
-    "offsets": 17,
-    "events": 17,
-    "bytes": 9,
-    "opening": 7,
-    "time": 27,
-    "detail": 0,
 }
 
 

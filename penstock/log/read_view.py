@@ -16,12 +16,12 @@ from typing import Any
 
 from penstock.log.block import KIND_CONTROL, KIND_MESSAGES, Header, read_control
 from penstock.log.disk import Disk
-from penstock.log.errors import LogDamaged
+from penstock.log.errors import LogDamaged, LogRefused
 from penstock.log.mapped import MappedSegments
 from penstock.log.repairs import STAGE_QUEUE, repair_queue_of
 from penstock.log.segments import Index, Segment, Span, parse_segment_name
 from penstock.log.snapshot import read_snapshot, snapshot_positions
-from penstock.log.state import lost_name
+from penstock.log.state import FORMAT_STAGES, lost_name
 
 log = logging.getLogger("penstock.log")
 
@@ -311,6 +311,9 @@ class ReadView:
             self._declare(fields["number"], fields["name"])
         elif fields["op"] == "stage" and STAGE_QUEUE not in self.queues:
             self._declare(fields["queue"], STAGE_QUEUE)  # The block that did so is damaged.
+        elif fields["op"] == "format" and fields["format"] != FORMAT_STAGES:
+            where = self._files.where(segment)
+            raise LogRefused(f"{where}: the log has format {fields['format']}, of a newer version than this")
         elif fields["op"] == "delete":
             for number in fields["numbers"]:
                 self._delete(number)

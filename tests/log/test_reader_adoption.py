@@ -36,7 +36,7 @@ from penstock.log.block import (
     message_parts,
 )
 from penstock.log.disk import WATERMARK, Watermark
-from penstock.log.errors import LogDamaged
+from penstock.log.errors import LogDamaged, LogRefused
 from penstock.log.reader import LogReader, OffsetsMissing
 from penstock.log.repairs import STAGE_QUEUE, repair_queue_of
 from penstock.log.segments import segment_name
@@ -419,3 +419,13 @@ def test_the_stage_queue_is_known_by_its_stages(tmp_path: Path) -> None:
     with LogReader(str(tmp_path)) as reader:
         assert list(reader.queues()) == ["orders"]
         assert [row["value"] for row in read(reader, 0)] == values(range(3, 7))
+
+
+def test_a_format_that_is_not_known_is_not_read(tmp_path: Path) -> None:
+    pen = Pen(tmp_path)
+    pen.control({"op": "format", "format": 2})
+    with pen.done() as reader:
+        assert list(reader.queues()) == ["orders"]
+    pen.control({"op": "format", "format": 3})
+    with pytest.raises(LogRefused, match=r"\.seg: the log has format 3, of a newer version than this"):
+        pen.done()
