@@ -189,7 +189,7 @@ class Transactions:
                     self._accept(queue, count, [block], Reason(reason), work, now_us)
         text = begun.fingerprint
         if not steps:
-            text = Fingerprint.of_totals(key, self._totals(key, stage_ids)).text(stage_ids)
+            text = Fingerprint.of_totals(key, self._totals(stage_ids)).text(stage_ids)
         if not redrives:
             self._end(key, work, text, receipt, now_us)
             return
@@ -233,7 +233,7 @@ class Transactions:
         return True
 
     def _parts(self, key: str, stage_ids: Sequence[str]) -> list[StagePart]:
-        stages = [self._stage(key, stage_id) for stage_id in dict.fromkeys(stage_ids)]
+        stages = dict.fromkeys(self._stage(key, stage_id) for stage_id in stage_ids)  # one may have two ids
         found = [part for stage in stages for part in stage.parts]
         return [part for part in found if not self._is_gone(part.queue, part.identity)]
 
@@ -247,12 +247,14 @@ class Transactions:
 
     def _asked(self, key: str, stage_ids: Sequence[str]) -> list[Any] | None:
         """What these stages bring; None where one is not there."""
-        totals = self._totals(key, stage_ids)
-        return Fingerprint.of_totals(key, totals).totals() if len(totals) == len({*stage_ids}) else None
+        found = [self._state.stages.find(stage_id) for stage_id in stage_ids]
+        if any(stage is None or stage.info.key != key for stage in found):
+            return None
+        return Fingerprint.of_totals(key, self._totals(stage_ids)).totals()
 
-    def _totals(self, key: str, stage_ids: Sequence[str]) -> list[list[Any]]:
-        found = [self._state.stages.find(stage_id) for stage_id in {*stage_ids}]
-        return [stage.totals for stage in found if stage is not None and stage.info.key == key]
+    def _totals(self, stage_ids: Sequence[str]) -> list[list[Any]]:
+        found = {self._state.stages.find(stage_id) for stage_id in stage_ids}
+        return [stage.totals for stage in found if stage is not None]
 
     def _letters(self, key: str, parts: Sequence[StagePart]) -> Iterator[tuple[StagePart, "array[int]"]]:
         """Those parts that are payloads for dead letters, and for which."""

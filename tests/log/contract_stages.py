@@ -203,6 +203,30 @@ class Committing:
         assert payloads(rig.take("orders")) == ABC
         assert two not in (one, three)
 
+    def test_a_stage_that_is_named_by_both_its_ids_counts_once(self, rig: Rig) -> None:
+        """One that an earlier version has kept has two, and whoever asks how a key stands is told the new."""
+        rig.open()
+        totals = Fingerprint("key")
+        totals.add([("orders", Batch.of(ABC))])
+        came: list[StageInfo | LogError] = []
+
+        def stage(was: str) -> str:
+            batch = Batch.of(ABC)
+            rig.engine.stage(
+                "key", [("orders", batch)], rig.now_us, came.append, totals=totals.totals(), was=was
+            )
+            rig.turn()
+            info = came[-1]
+            assert isinstance(info, StageInfo)
+            return info.stage
+
+        done = rig.commit("key", stage("a" * 32), "a" * 32)
+        assert ranges(done) == [("orders", 0, 3)]
+        assert done.fingerprint.startswith(totals.text([]).partition("/")[0])
+        again = rig.commit("key", stage("b" * 32), "b" * 32)
+        assert (again.repeated, again.asked) == (True, totals.totals())
+        assert payloads(rig.take("orders")) == ABC
+
     def test_what_is_not_named_is_over_too(self, rig: Rig) -> None:
         rig.open()
         one, two = (rig.stage("key", ("orders", [it])) for it in (b"1", b"2"))
