@@ -112,9 +112,9 @@ def offset_of(positions: Positions, extents: Mapping[str, Extent]) -> Offset:
 
 def starting_positions(broker: Broker, options: ReadOptions, extents: Mapping[str, Extent]) -> Positions:
     """Where a new query begins in each queue that is there."""
-    if options.starting_timestamp is not None:
-        moment = options.starting_timestamp
-        return {queue: position_at(broker, options, queue, moment) for queue in extents}
+    times = options.starting_times
+    if times is not None:
+        return _positions_at(broker, "startingOffsetsByTimestamp", times, options, extents)
     return _positions("startingOffsets", options.starting_offsets, options, extents)
 
 
@@ -127,9 +127,26 @@ def position_at(broker: Broker, options: ReadOptions, queue: str, time_us: int) 
     return position
 
 
-def ending_positions(options: ReadOptions, extents: Mapping[str, Extent]) -> Positions:
+def ending_positions(broker: Broker, options: ReadOptions, extents: Mapping[str, Extent]) -> Positions:
     """Where a batch ends in each queue."""
+    times = options.ending_times
+    if times is not None:
+        return _positions_at(broker, "endingOffsetsByTimestamp", times, options, extents)
     return _positions("endingOffsets", options.ending_offsets, options, extents)
+
+
+def _positions_at(
+    broker: Broker, name: str, times: Bound, options: ReadOptions, extents: Mapping[str, Extent]
+) -> Positions:
+    """The first positions from certain times on, none behind what is there."""
+    if isinstance(times, int):
+        times = dict.fromkeys(extents, times)
+    else:
+        _check_names(name, times, options, extents, "a time for every queue")
+    return {
+        queue: min(position_at(broker, options, queue, times[queue]), extent.end)
+        for queue, extent in extents.items()
+    }
 
 
 def _positions(name: str, bound: Bound, options: ReadOptions, extents: Mapping[str, Extent]) -> Positions:
@@ -159,18 +176,20 @@ def _positions(name: str, bound: Bound, options: ReadOptions, extents: Mapping[s
 
 
 def _check_names(
-    name: str, given: Mapping[str, int], options: ReadOptions, extents: Mapping[str, Extent]
+    name: str,
+    given: Mapping[str, int],
+    options: ReadOptions,
+    extents: Mapping[str, Extent],
+    wanted_words: str = "every queue (-2: earliest, -1: latest)",
 ) -> None:
-    """Offsets for single queues must be there for each of them, and for no other."""
+    """What is said for single queues must be there for each of them, and for no other."""
     foreign = [queue for queue in given if not options.wants(queue)]
     if foreign:
         raise WrongOption(f"option {name!r} names {_listed(foreign)}, which this query does not read")
     wanted = options.subscribe if options.subscribe is not None else extents
     missing = [queue for queue in wanted if queue not in given]
     if missing:
-        raise WrongOption(
-            f"option {name!r} does not name {_listed(missing)}; name every queue (-2: earliest, -1: latest)"
-        )
+        raise WrongOption(f"option {name!r} does not name {_listed(missing)}; name {wanted_words}")
 
 
 def _listed(names: Sequence[str]) -> str:

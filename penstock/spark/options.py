@@ -30,6 +30,8 @@ from penstock.model.policy import QueueNameError, check_queue_name, door_of
 
 URL_DEFAULT: Final = "http://127.0.0.1:9180"
 RETRY_SECONDS_DEFAULT: Final = 30.0
+PARTITION_BYTES_DEFAULT: Final = 64 << 20
+TRIGGER_DELAY_DEFAULT: Final = 15 * 60.0
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -118,8 +120,28 @@ def _engine(text: str) -> str:
 
 
 _COUNT: Final = Whole(1, OFFSET_MAX).parse
+_SIZE: Final = re.compile(r"([0-9]{1,18}) ?(?:([kmgt])(?:i?b)?|b)?", re.IGNORECASE)
+_DELAY: Final = re.compile(r"([0-9]{1,12}) ?(us|ms|s|m|min|h|d)?", re.IGNORECASE)
+_DELAY_SECONDS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 _SECONDS: Final = Seconds(0, 999_999).parse
 _TRANSACTION_ID: Final = Fitting("1 to 200 printable ASCII characters", "[ -~]{1,200}").parse
+
+
+def _bytes(text: str) -> int:
+    """As Spark's own settings have sizes: every k is 1024."""
+    found = _SIZE.fullmatch(text.strip())
+    size = int(found[1]) << 10 * (" kmgt".index((found[2] or " ").lower())) if found else 0
+    if not 0 < size <= OFFSET_MAX:
+        raise WrongOption(f"{text!r} is no number of bytes; use one from 1 on, as in 1048576 or 64m")
+    return size
+
+
+def _delay(text: str) -> float:
+    """As Spark's own settings have times: without a unit, milliseconds."""
+    found = _DELAY.fullmatch(text.strip())
+    if found is None:
+        raise WrongOption(f"{text!r} is no time; use a number with its unit, as in 90s or 15m")
+    return int(found[1]) * _DELAY_SECONDS[(found[2] or "ms").lower()]
 
 
 def _flag(text: str) -> object:
@@ -137,11 +159,8 @@ def _bound(text: str) -> Bound:
     word = _BOUNDS.get(text.strip().lower())
     if word is not None:
         return word
-    try:
-        given = json.loads(text)
-    except ValueError:
-        given = None
-    if not isinstance(given, dict) or not given:
+    given = _by_queue(text)
+    if given is None:
         raise WrongOption(
             f"{text!r} is none of earliest, latest and JSON with a number for each queue, "
             '{"orders": 42} (-2: earliest, -1: latest)'
@@ -153,6 +172,31 @@ def _bound(text: str) -> Bound:
                 "use a whole number (-2: earliest, -1: latest)"
             )
     return {_queue(queue): offset for queue, offset in given.items()}
+
+
+def _by_queue(text: str) -> dict[str, Any] | None:
+    """A JSON object; None where it is none, or has nothing in it."""
+    try:
+        given = json.loads(text)
+    except ValueError:
+        return None
+    return given if isinstance(given, dict) and given else None
+
+
+def _times(text: str) -> Mapping[str, int]:
+    given = _by_queue(text)
+    if given is None:
+        raise WrongOption(
+            f'{text!r} is no JSON with a time for each queue, {{"orders": 1700000000000}} '
+            "(milliseconds since 1970, or ISO 8601)"
+        )
+    times: dict[str, int] = {}
+    for queue, time in given.items():
+        try:
+            times[_queue(queue)] = _time_us(time if isinstance(time, str) else json.dumps(time))
+        except WrongOption as error:
+            raise WrongOption(f"queue {queue!r}: {error}") from None
+    return times
 
 
 def _time_us(text: str) -> int:
@@ -184,6 +228,9 @@ class Option:
     refused: Mapping[str, str] | None = None
 
 
+_NO_END: Final = {STREAM: "a stream has no end; read a batch, or use the trigger availableNow"}
+_NO_TRIGGERS: Final = {BATCH: "a batch has no triggers; use endingOffsets to read less"}
+
 READING: Final = (
     Option("url", _url, URL_DEFAULT),
     Option("token", _text),
@@ -191,19 +238,17 @@ READING: Final = (
     Option("subscribePattern", _pattern),
     Option("view", _view, "messages"),
     Option("startingOffsets", _bound),
-    Option(
-        "endingOffsets",
-        _bound,
-        LATEST,
-        {STREAM: "a stream has no end; read a batch, or use the trigger availableNow"},
-    ),
+    Option("endingOffsets", _bound, refused=_NO_END),
     Option("startingTimestamp", _time_us),
-    Option(
-        "maxOffsetsPerTrigger",
-        _COUNT,
-        refused={BATCH: "a batch has no triggers; use endingOffsets to read less"},
-    ),
+    Option("endingTimestamp", _time_us, refused=_NO_END),
+    Option("startingOffsetsByTimestamp", _times),
+    Option("endingOffsetsByTimestamp", _times, refused=_NO_END),
+    Option("maxOffsetsPerTrigger", _COUNT, refused=_NO_TRIGGERS),
+    Option("maxBytesPerTrigger", _bytes, refused=_NO_TRIGGERS),
+    Option("minOffsetsPerTrigger", _COUNT, refused=_NO_TRIGGERS),
+    Option("maxTriggerDelay", _delay, refused=_NO_TRIGGERS),
     Option("minPartitions", _COUNT),
+    Option("maxBytesPerPartition", _bytes),
     Option("pushFilters", _flag, False, {STREAM: "Spark pushes filters into batches only; leave it out"}),
     Option("failOnDataLoss", _flag, True),
     Option(
@@ -257,9 +302,16 @@ class ReadOptions:
     view: str
     starting_offsets: Bound
     ending_offsets: Bound
-    starting_timestamp: int | None  # µs since the epoch
+    starting_timestamp: int | None  # times are µs since the epoch
+    ending_timestamp: int | None
+    starting_offsets_by_timestamp: Mapping[str, int] | None
+    ending_offsets_by_timestamp: Mapping[str, int] | None
     max_offsets_per_trigger: int | None
+    max_bytes_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay: float  # seconds
     min_partitions: int | None
+    max_bytes_per_partition: int
     push_filters: bool
     fail_on_data_loss: bool
     reader: str | None
@@ -276,9 +328,23 @@ class ReadOptions:
         return self.engine is not None and self.view == "messages"
 
     @property
+    def starting_times(self) -> Bound | None:
+        """From which time on a new query reads, all queues or each; None: it goes by offsets."""
+        if self.starting_timestamp is not None:
+            return self.starting_timestamp
+        return self.starting_offsets_by_timestamp
+
+    @property
+    def ending_times(self) -> Bound | None:
+        """Before which time a batch ends, likewise."""
+        return (
+            self.ending_timestamp if self.ending_timestamp is not None else self.ending_offsets_by_timestamp
+        )
+
+    @property
     def begins_at_ends(self) -> bool:
         """Whether a new query begins at the end of a queue, or of several."""
-        return self.starting_timestamp is None and _says(self.starting_offsets, LATEST)
+        return self.starting_times is None and _says(self.starting_offsets, LATEST)
 
     def wants(self, queue: str) -> bool:
         """Whether a queue is one of those to read."""
@@ -316,8 +382,9 @@ def read_options(options: Mapping[str, str], kind: str) -> ReadOptions:
             "option 'view': the state of messages is a picture of one moment, so view 'state' is read as a "
             "batch; a stream can read view 'events', which says how it changes"
         )
-    if values["starting_timestamp"] is not None and values["starting_offsets"] is not None:
-        raise WrongOption("startingOffsets and startingTimestamp both say where to begin; leave one out")
+    _check_bounds(values)
+    _check_rates(values)
+    values["ending_offsets"] = LATEST if values["ending_offsets"] is None else values["ending_offsets"]
     if values["starting_offsets"] is None:
         values["starting_offsets"] = EARLIEST if kind == BATCH else LATEST
     elif kind == BATCH and _says(values["starting_offsets"], LATEST):
@@ -336,6 +403,54 @@ def read_options(options: Mapping[str, str], kind: str) -> ReadOptions:
     if (values["tls_certificate"] is None) != (values["tls_key"] is None):
         raise WrongOption("tlsCertificate and tlsKey belong together; name both files, or none")
     return ReadOptions(**values)
+
+
+def _check_bounds(values: dict[str, Any]) -> None:
+    """One beginning and one end at most, and these in order."""
+    for prefix, what in (("starting", "begin"), ("ending", "end")):
+        names = [f"{prefix}{it}" for it in ("Offsets", "Timestamp", "OffsetsByTimestamp")]
+        said = [name for name in names if values[_spelled(name)] is not None]
+        if len(said) > 1:
+            raise WrongOption(f"{said[0]} and {said[1]} both say where to {what}; leave one out")
+    for name in ("Timestamp", "OffsetsByTimestamp"):
+        starts, ends = values[_spelled(f"starting{name}")], values[_spelled(f"ending{name}")]
+        if starts is None or ends is None:
+            continue
+        pairs = (
+            [("", starts, ends)]
+            if isinstance(starts, int)
+            else [(f"queue {queue!r}: ", starts[queue], ends[queue]) for queue in starts.keys() & ends.keys()]
+        )
+        for where, start, end in pairs:
+            if start > end:
+                raise WrongOption(
+                    f"{where}starting{name} is later than ending{name}; nothing is between them"
+                )
+
+
+def _check_rates(values: dict[str, Any]) -> None:
+    """How much is read at a time; what was not said gets its default."""
+    for name, instead in (
+        ("maxBytesPerTrigger", "maxOffsetsPerTrigger"),
+        ("maxBytesPerPartition", "minPartitions"),
+    ):
+        if values["view"] == "events" and values[_spelled(name)] is not None:
+            raise WrongOption(f"option {name!r} counts payloads, and events have none; use {instead}")
+    least, most = values["min_offsets_per_trigger"], values["max_offsets_per_trigger"]
+    if least is not None and most is not None and least > most:
+        raise WrongOption(
+            f"minOffsetsPerTrigger is {least}, which is more than maxOffsetsPerTrigger, {most}; "
+            "no batch can have so many"
+        )
+    if least is None and values["max_trigger_delay"] is not None:
+        raise WrongOption(
+            "maxTriggerDelay is how long a stream waits for minOffsetsPerTrigger; say both, or neither"
+        )
+    for name, default in (
+        ("max_trigger_delay", TRIGGER_DELAY_DEFAULT),
+        ("max_bytes_per_partition", PARTITION_BYTES_DEFAULT),
+    ):
+        values[name] = default if values[name] is None else values[name]
 
 
 def _says(bound: Bound, word: int) -> bool:

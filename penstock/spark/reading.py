@@ -26,6 +26,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import PenstockError
 from penstock.spark.api import Body, Broker, Interrupted, Patience, Refused
+from penstock.spark.cuts import cut
 from penstock.spark.filters import Where, is_taken
 from penstock.spark.offsets import (
     Extent,
@@ -77,7 +78,7 @@ class Scan:
         first_us, end_us = self.where.times()
         narrow: list[Range] = []
         for whole in ranges:
-            queue, start, end, _ = whole
+            queue, start, end, *_ = whole
             if queue not in wanted or not self.where.spans(self._counter, start, end):
                 continue
             # Time does not go back in a log.
@@ -89,8 +90,12 @@ class Scan:
             narrow += (whole._replace(start=first, end=stop) for first, stop in spans)
         return narrow
 
-    def pieces(self, broker: Broker, tasks: Sequence[tuple[Range, ...]]) -> list[Piece]:
+    def pieces(self, broker: Broker, ranges: Sequence[Range]) -> list[Piece]:
         """What each task is told, on the driver."""
+        options = self._options
+        if options.view != "events":
+            ranges = cut(broker, ranges, options.max_bytes_per_partition)
+        tasks = split(ranges, options.min_partitions, options.max_bytes_per_partition)
         if not self._options.is_direct:
             return [Piece(task) for task in tasks]
         return [Piece(task, tuple(self._plan(broker, part) for part in task)) for task in tasks]
@@ -249,11 +254,11 @@ class BatchReader(DataSourceReader):
         extents = extents_of(broker, options)
         self._check_there(broker, extents)
         starts = starting_positions(broker, options, extents)
-        ends = ending_positions(options, extents)
+        ends = ending_positions(broker, options, extents)
         ranges: list[Range] = []
         for queue, extent in extents.items():
             start, end = starts[queue], ends[queue]
-            if start > end and options.starting_timestamp is None:
+            if start > end and options.starting_times is None and options.ending_times is None:
                 raise WrongOption(
                     f"queue {queue!r}: startingOffsets is {start}, which is behind endingOffsets, {end}"
                 )
@@ -261,7 +266,7 @@ class BatchReader(DataSourceReader):
                 start = kept_position(options, queue, start, extent)
                 ranges.append(Range(queue, start, max(start, end), extent.identity))
         ranges = self._scan.narrowed(broker, ranges)
-        return self._scan.pieces(broker, split(ranges, options.min_partitions))
+        return self._scan.pieces(broker, ranges)
 
     def _check_there(self, broker: Broker, extents: dict[str, Extent]) -> None:
         """A queue that does not exist is a mistake in a batch: it cannot wait for it."""

@@ -15,6 +15,7 @@ Rules that always hold:
     do for the last answer: with very many queues that is something.
 """
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -23,12 +24,15 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
+    ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
 
 from penstock.spark.api import Broker
+from penstock.spark.cuts import within_bytes
 from penstock.spark.lease import Lease
 from penstock.spark.offsets import (
     Extent,
@@ -43,10 +47,12 @@ from penstock.spark.offsets import (
 )
 from penstock.spark.options import ReadOptions
 from penstock.spark.reading import Piece, Scan
-from penstock.spark.splits import Range, shares, split
+from penstock.spark.splits import Range, shares
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+log = logging.getLogger("penstock.spark")
 
 IDLE_SHARE: Final = 5
 IDLE_SECONDS_MAX: Final = 1.0
@@ -64,6 +70,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._starts: Positions = {}  # as of the last look
         self._ends: Positions | None = None  # likewise
         self._target: Positions | None = None  # of the trigger availableNow
+        self._gathers_since: float | None = None  # there is something, but not enough
         self._idle_seconds = 0.0
         self._lease: Lease | None = None
 
@@ -83,8 +90,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        most = self._options.max_offsets_per_trigger
-        return ReadMaxRows(most) if most is not None else ReadAllAvailable()
+        # Spark hands back one of these, or says that everything shall be read; the options say the rest.
+        options = self._options
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        if options.min_offsets_per_trigger is not None:
+            return ReadMinRows(options.min_offsets_per_trigger)
+        return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = {queue: extent.end for queue, extent in self._look().items()}
@@ -107,21 +121,59 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             for queue, extent in extents.items()
         }
-        for queue in before.keys() - extents.keys():
-            # One that is not subscribed to any more is forgotten: should it come back, it is a new one.
+        for queue in sorted(before.keys() - extents.keys()):
             if self._options.wants(queue):
                 kept_position(self._options, queue, before[queue], None)
+            else:
+                log.warning(
+                    "queue %r is not subscribed to any more, and that it was read up to %d is forgotten: "
+                    "should it come back, it is read from its first message on",
+                    queue,
+                    before[queue],
+                )
         self._hold(positions)
-        waiting = {queue: self._end(queue, extents) - position for queue, position in positions.items()}
-        if isinstance(limit, ReadMaxRows):
-            waiting = shares(waiting, limit.max_rows)
-        end = offset_of(
-            {queue: position + max(waiting.get(queue, 0), 0) for queue, position in positions.items()},
-            extents,
-        )
+        waiting = {
+            queue: max(self._end(queue, extents) - position, 0) for queue, position in positions.items()
+        }
+        end = start
+        if isinstance(limit, ReadAllAvailable) or not self._gathers(sum(waiting.values())):
+            if not isinstance(limit, ReadAllAvailable):
+                waiting = self._limited(positions, waiting)
+            end = offset_of(
+                {queue: position + waiting.get(queue, 0) for queue, position in positions.items()}, extents
+            )
         took = time.monotonic() - began
         self._idle_seconds = min(IDLE_SHARE * took, IDLE_SECONDS_MAX) if end == start else 0.0
         return end
+
+    def _gathers(self, count: int) -> bool:
+        """Whether to wait until there is more than that, for the sake of larger batches."""
+        least = self._options.min_offsets_per_trigger
+        # With the trigger availableNow nobody knows whether more will come.
+        if least is None or not 0 < count < least or self._target is not None:
+            self._gathers_since = None
+            return False
+        now = time.monotonic()
+        if self._gathers_since is None:
+            self._gathers_since = now
+        if now - self._gathers_since < self._options.max_trigger_delay:
+            return True
+        self._gathers_since = None
+        return False
+
+    def _limited(self, positions: Positions, waiting: dict[str, int]) -> dict[str, int]:
+        """How much of what waits in each queue is read now."""
+        most, bytes_max = self._options.max_offsets_per_trigger, self._options.max_bytes_per_trigger
+        if most is not None:
+            waiting = shares(waiting, most)
+        if bytes_max is not None:
+            ranges = [
+                Range(queue, positions[queue], positions[queue] + count)
+                for queue, count in waiting.items()
+                if count
+            ]
+            waiting = within_bytes(self._broker, ranges, bytes_max)
+        return waiting
 
     def reportLatestOffset(self) -> Positions | None:
         return dict(sorted(self._ends.items())) if self._ends is not None else None
@@ -152,7 +204,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             Range(queue, self._begin(queue, before.get(queue, 0), stop), stop, identities.get(queue, ""))
             for queue, stop in ends.items()
         ]
-        return self._scan.pieces(self._broker, split(ranges, self._options.min_partitions))
+        return self._scan.pieces(self._broker, ranges)
 
     def _begin(self, queue: str, start: int, end: int) -> int:
         """Where to begin in a queue: where the query is, unless something is lost and it may go on."""

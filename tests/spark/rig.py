@@ -174,7 +174,7 @@ class Cutter:
 
     def asked(self, path: str) -> list[dict[str, str]]:
         """The parameters of all requests so far to paths that end like that."""
-        targets = re.findall(rb"^[A-Z]+ (\S+) HTTP/1.1\r$", bytes(self._asked), re.MULTILINE)
+        targets = re.findall(rb"(?:GET|PUT|POST|DELETE) (/\S*) HTTP/1.1\r\n", bytes(self._asked))
         parts = [urlsplit(target.decode()) for target in targets]
         return [dict(parse_qsl(part.query)) for part in parts if part.path.endswith(path)]
 

@@ -42,9 +42,9 @@ def test_where_a_query_begins(said: str, positions: dict[str, int]) -> None:
 
 
 def test_where_a_batch_ends() -> None:
-    assert ending_positions(options(BATCH), EXTENTS) == {"a": 10, "b": 3}
+    assert ending_positions(NOBODY, options(BATCH), EXTENTS) == {"a": 10, "b": 3}
     said = options(BATCH, endingOffsets='{"a": 6, "b": -1, "c": -1}')
-    assert ending_positions(said, EXTENTS) == {"a": 6, "b": 3}
+    assert ending_positions(NOBODY, said, EXTENTS) == {"a": 6, "b": 3}
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_offsets_that_cannot_be_meant(said: str, words: str) -> None:
 def test_with_a_pattern_a_query_that_may_go_on_does_without_a_queue_that_is_gone() -> None:
     said = {"subscribePattern": "[abc]", "endingOffsets": '{"a": 7, "b": 3, "c": 5}'}
     with pytest.raises(WrongOption, match="queue 'c': 5 is behind the end of what can be read, 0"):
-        ending_positions(read_options(said, BATCH), EXTENTS)
+        ending_positions(NOBODY, read_options(said, BATCH), EXTENTS)
     going_on = read_options({**said, "failOnDataLoss": "false"}, BATCH)
-    assert ending_positions(going_on, EXTENTS) == {"a": 7, "b": 3}
+    assert ending_positions(NOBODY, going_on, EXTENTS) == {"a": 7, "b": 3}
 
 
 def test_with_a_pattern_every_queue_that_is_there_must_be_named() -> None:

@@ -38,6 +38,7 @@ def test_a_batch_begins_at_the_earliest_and_ends_at_the_latest() -> None:
     assert options.fail_on_data_loss
     assert options.retry_seconds == 30
     assert (options.max_offsets_per_trigger, options.min_partitions, options.reader) == (None, None, None)
+    assert options.max_bytes_per_partition == 64 << 20
 
 
 def test_a_stream_begins_at_the_latest() -> None:
@@ -56,6 +57,8 @@ def test_every_option_can_be_said() -> None:
         "view": "EVENTS",
         "startingOffsets": '{"orders": 42}',
         "maxOffsetsPerTrigger": "1000",
+        "minOffsetsPerTrigger": "10",
+        "maxTriggerDelay": "90s",
         "minPartitions": "8",
         "failOnDataLoss": "False",
         "reader": "nightly",
@@ -72,6 +75,7 @@ def test_every_option_can_be_said() -> None:
     assert options.view == "events"
     assert options.starting_offsets == {"orders": 42}
     assert options.max_offsets_per_trigger == 1000
+    assert (options.min_offsets_per_trigger, options.max_trigger_delay) == (10, 90)
     assert options.min_partitions == 8
     assert not options.fail_on_data_loss
     assert options.reader == "nightly"
@@ -80,8 +84,19 @@ def test_every_option_can_be_said() -> None:
     assert (options.credentials, options.tls_ca) == ("/etc/ann.creds", "/etc/ca.pem")
     assert (options.tls_certificate, options.tls_key) == ("/etc/ann.pem", "/etc/ann.key")
     assert "secret" not in repr(options)
-    only_batch = {"endingOffsets", "startingTimestamp", "subscribe", "subscribePattern", "pushFilters"}
-    assert {option.name for option in READING} - said.keys() == only_batch
+    rest = {option.name for option in READING} - said.keys() - {"subscribe", "subscribePattern"}
+    assert rest == {
+        "endingOffsets",
+        "startingTimestamp",
+        "endingTimestamp",
+        "startingOffsetsByTimestamp",
+        "endingOffsetsByTimestamp",
+        "maxBytesPerTrigger",
+        "maxBytesPerPartition",
+        "pushFilters",
+    }
+    messages = read_options(given(maxBytesPerTrigger="10m", maxBytesPerPartition="1048576"), STREAM)
+    assert (messages.max_bytes_per_trigger, messages.max_bytes_per_partition) == (10 << 20, 1 << 20)
 
 
 # --- what to read ----------------------------------------------------------------------------------
@@ -182,6 +197,23 @@ REFUSED = [
         "true",
         "'pushFilters' is not for a stream: Spark pushes filters into batches only",
     ),
+    (STREAM, "endingTimestamp", "0", "'endingTimestamp' is not for a stream: a stream has no end"),
+    (STREAM, "endingOffsetsByTimestamp", "{}", "'endingOffsetsByTimestamp' is not for a stream"),
+    (BATCH, "startingOffsetsByTimestamp", "7", "'7' is no JSON with a time for each queue"),
+    (BATCH, "endingOffsetsByTimestamp", "{}", "'{}' is no JSON with a time for each queue"),
+    (BATCH, "endingOffsetsByTimestamp", '{"orders": -1}', "queue 'orders': '-1' is no time"),
+    (BATCH, "endingOffsetsByTimestamp", '{"orders": {"0": 5}}', "queue 'orders': '{\"0\": 5}' is no time"),
+    (BATCH, "maxBytesPerTrigger", "5", "'maxBytesPerTrigger' is not for a batch"),
+    (BATCH, "minOffsetsPerTrigger", "5", "'minOffsetsPerTrigger' is not for a batch"),
+    (BATCH, "maxTriggerDelay", "5", "'maxTriggerDelay' is not for a batch"),
+    (STREAM, "maxBytesPerTrigger", "0", "option 'maxBytesPerTrigger': '0' is no number of bytes"),
+    (BATCH, "maxBytesPerPartition", "1.5m", "option 'maxBytesPerPartition': '1.5m' is no number of bytes"),
+    (
+        STREAM,
+        "maxTriggerDelay",
+        "soon",
+        "option 'maxTriggerDelay': 'soon' is no time; use a number with its unit",
+    ),
     (BATCH, "reader", "x", "'reader' is not for a batch: only a stream lives on"),
     (BATCH, "retrySeconds", "-1", "option 'retrySeconds' is '-1': use a number of seconds from 0"),
     (BATCH, "startingTimestamp", "yesterday", "option 'startingTimestamp': 'yesterday' is no time"),
@@ -200,9 +232,96 @@ def test_a_reason_that_is_none_is_refused() -> None:
         write_options({"queue": "q", "dead": "expired"}, STREAM)
 
 
-def test_two_beginnings_are_refused() -> None:
-    with pytest.raises(WrongOption, match="both say where to begin"):
-        read_options(given(startingOffsets="earliest", startingTimestamp="0"), BATCH)
+BY_TIME = '{"orders": 1700000000000}'
+TOGETHER = [
+    (
+        {"startingOffsets": "earliest", "startingTimestamp": "0"},
+        BATCH,
+        "both say where to begin; leave one out",
+    ),
+    (
+        {"startingTimestamp": "0", "startingOffsetsByTimestamp": BY_TIME},
+        STREAM,
+        "startingTimestamp and startingOffsetsByTimestamp both say where to begin",
+    ),
+    ({"endingOffsets": "latest", "endingTimestamp": "0"}, BATCH, "both say where to end; leave one out"),
+    (
+        {"endingOffsets": "latest", "endingOffsetsByTimestamp": BY_TIME},
+        BATCH,
+        "endingOffsets and endingOffsetsByTimestamp both say where to end",
+    ),
+    (
+        {"startingTimestamp": "2024-01-02", "endingTimestamp": "2024-01-01"},
+        BATCH,
+        "startingTimestamp is later than endingTimestamp; nothing is between them",
+    ),
+    (
+        {"startingOffsetsByTimestamp": BY_TIME, "endingOffsetsByTimestamp": '{"orders": 5}'},
+        BATCH,
+        "queue 'orders': startingOffsetsByTimestamp is later than endingOffsetsByTimestamp",
+    ),
+    (
+        {"minOffsetsPerTrigger": "11", "maxOffsetsPerTrigger": "10"},
+        STREAM,
+        "minOffsetsPerTrigger is 11, which is more than maxOffsetsPerTrigger, 10",
+    ),
+    (
+        {"maxTriggerDelay": "5m"},
+        STREAM,
+        "how long a stream waits for minOffsetsPerTrigger; say both, or neither",
+    ),
+    (
+        {"view": "events", "maxBytesPerTrigger": "5m"},
+        STREAM,
+        "option 'maxBytesPerTrigger' counts payloads, and events have none; use maxOffsetsPerTrigger",
+    ),
+    ({"view": "events", "maxBytesPerPartition": "5m"}, BATCH, "events have none; use minPartitions"),
+]
+
+
+@pytest.mark.parametrize(("said", "kind", "words"), TOGETHER)
+def test_what_does_not_go_together_is_one_sentence(said: dict[str, str], kind: str, words: str) -> None:
+    with pytest.raises(WrongOption, match=re.escape(words)) as refusal:
+        read_options(given(**said), kind)
+    assert "\n" not in str(refusal.value)
+
+
+def test_times_by_queue() -> None:
+    said = given(startingOffsetsByTimestamp='{"orders": 1700000000123}')
+    assert read_options(said, STREAM).starting_times == {"orders": 1_700_000_000_123_000}
+    said = given(endingOffsetsByTimestamp='{"orders": "2023-11-14T22:13:20Z"}')
+    assert read_options(said, BATCH).ending_times == {"orders": 1_700_000_000_000_000}
+    assert not read_options(given(startingTimestamp="5"), STREAM).begins_at_ends
+    assert not read_options(given(startingOffsetsByTimestamp=BY_TIME), STREAM).begins_at_ends
+    assert (read_options(given(), BATCH).starting_times, read_options(given(), BATCH).ending_times) == (
+        None,
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1", 1),
+        ("7b", 7),
+        ("2k", 2048),
+        ("64m", 64 << 20),
+        ("64 MiB", 64 << 20),
+        ("1GB", 1 << 30),
+        ("1t", 1 << 40),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert read_options(given(maxBytesPerPartition=text), BATCH).max_bytes_per_partition == size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("500", 0.5), ("500ms", 0.5), ("90s", 90), ("15 m", 900), ("2min", 120), ("1h", 3600)],
+)
+def test_delays(text: str, seconds: float) -> None:
+    said = given(minOffsetsPerTrigger="5", maxTriggerDelay=text)
+    assert read_options(said, STREAM).max_trigger_delay == pytest.approx(seconds)
 
 
 def test_a_pattern_that_is_none_is_refused() -> None:

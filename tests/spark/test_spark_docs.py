@@ -54,6 +54,11 @@ def test_the_options_are_those_that_there_are() -> None:
     assert defaults["url"] == f"`{options.url}`"
     assert defaults["view"] == f"`{options.view}`"
     assert defaults["retrySeconds"] == f"`{options.retry_seconds:g}`"
+    assert (
+        read_options({"subscribe": "x", "maxBytesPerPartition": defaults["maxBytesPerPartition"]}, BATCH)
+        == options
+    )
+    assert options.max_trigger_delay == 60 * int(defaults["maxTriggerDelay"].removesuffix("m"))
     assert defaults["failOnDataLoss"] == f"`{str(options.fail_on_data_loss).lower()}`"
 
 

@@ -59,6 +59,17 @@ def test_sizes(sizes: list[int], wanted: int | None, tasks: list[int]) -> None:
     assert [sum(piece.size for piece in task) for task in split(ranges, wanted)] == tasks
 
 
+def test_small_queues_share_a_task_as_long_as_their_bytes_do() -> None:
+    ranges = [Range(f"q{n}", 0, 10, bytes=weight) for n, weight in enumerate([40, 50, 20, 0, 100, 1])]
+    assert [len(task) for task in split(ranges, bytes_max=100)] == [2, 2, 1, 1]
+    assert [len(task) for task in split(ranges, bytes_max=10**9)] == [6]
+
+
+def test_a_part_of_a_range_has_a_part_of_its_bytes() -> None:
+    tasks = split([Range("q", 0, 2 * PIECE_MAX, bytes=100)], bytes_max=1000)
+    assert [piece.bytes for task in tasks for piece in task] == [50, 50]
+
+
 # --- shares ----------------------------------------------------------------------------------------
 
 
