@@ -49,6 +49,7 @@ class Checker:
                 piece.reply[i] if piece.reply is not None else None,
                 piece.time_us,
                 piece.protocol,
+                piece.origin,
             )
             expected = (
                 message.payload if life.payload is None else life.payload,
@@ -58,6 +59,7 @@ class Checker:
                 message.reply,
                 message.time_us,
                 message.protocol,
+                message.origin or piece.origin,
             )
             assert found == expected, f"{queue.name}, offset {offset}: {found} instead of {expected}"
 

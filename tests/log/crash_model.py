@@ -51,7 +51,7 @@ class Hold(NamedTuple):
 class Message:
     """One message and all its lives, the present one last."""
 
-    __slots__ = ("hold", "lives", "offset", "payload", "protocol", "reply", "time_us", "turn")
+    __slots__ = ("hold", "lives", "offset", "origin", "payload", "protocol", "reply", "time_us", "turn")
 
     def __init__(self, offset: int, batch: Batch, i: int, payload: bytes, time_us: int, turn: int) -> None:
         ttl = batch.ttl_seconds[i] if batch.ttl_seconds is not None else 0
@@ -63,6 +63,7 @@ class Message:
         self.protocol = batch.protocol
         self.time_us = time_us
         self.turn = turn  # in which it was accepted
+        self.origin = b""  # when somebody was told
         self.hold: Hold | None = None
         self.lives = [Life(READY, 0, retries, expires_us, (offset, 1, 0), self.reply is not None)]
 
@@ -323,6 +324,7 @@ class Model:
         """Somebody is told the ids of these messages."""
         for offset in range(first, end):
             self.ids.shown(origin, offset, queue.messages[offset].payload)
+            queue.messages[offset].origin = origin
 
     def happen(self, queue: QueueModel, fates: Sequence[Fate], expires_us: int | None = None) -> None:
         for fate in fates:
