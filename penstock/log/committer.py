@@ -125,6 +125,7 @@ class Committer:
         self.failed: LogFailed | None = None
         self.blocks_since_snapshot = 0
         self.bytes_in_flight = 0
+        self.promised_bytes = 0  # of stages that were accepted, and are not added yet
         self.syncs = SyncInfo()
 
     # --- taking in -------------------------------------------------------------------------------
@@ -148,9 +149,10 @@ class Committer:
         for everybody.
         """
         waiting = self.waits_for_room
-        if not waiting and self.position + length <= self._granted:
+        wanted = length + self.promised_bytes
+        if not waiting and self.position + wanted <= self._granted:
             return
-        refused = waiting or not self._grant(max(length, self._segment_bytes) if self._refused else length)
+        refused = waiting or not self._grant(max(wanted, self._segment_bytes) if self._refused else wanted)
         self._refused = refused
         if refused:
             self._granted = 0

@@ -30,7 +30,7 @@ PIECE_MESSAGES: Final = 20_000
 class _Job:
     """A stage, as far as it is written."""
 
-    __slots__ = ("info", "parts", "pieces", "receipt", "stage")
+    __slots__ = ("info", "left_bytes", "parts", "pieces", "receipt", "stage")
 
     def __init__(
         self,
@@ -43,6 +43,7 @@ class _Job:
         self.parts = parts  # whose rows are not known yet
         self.pieces = pieces  # messages for one of the parts
         self.receipt = receipt
+        self.left_bytes = info.stored_bytes  # of what is not written yet
         self.stage: Stage | None = None  # when its first row is written
 
 
@@ -113,6 +114,7 @@ class Staging:
         job.stage = Stage(info, -1, -1, [], list(totals), was)
         self._jobs.append(job)
         self._bytes += size
+        self._committer.promised_bytes += size
         if len(self._jobs) == 1:
             self._go_on(None)
 
@@ -138,7 +140,7 @@ class Staging:
             raise StagesFull(
                 f"there are {STAGES_MAX} stages; commit or abort some transactions, or stage more at a time"
             )
-        self._committer.check_room(self._state.gathered_bytes + self._bytes + size)
+        self._committer.check_room(self._state.gathered_bytes + size)
         return size
 
     def _go_on(self, error: LogFailed | None) -> None:
@@ -155,11 +157,19 @@ class Staging:
             if piece is None:
                 self._end(job)
             else:
-                left -= self._write(job, *piece)
+                size = self._write(job, *piece)
+                left -= size
+                self._fulfil(job, size)
         if self._jobs:
             self._committer.want_sync()
             self._committer.when_synced(self._go_on)
         self._committer.push()
+
+    def _fulfil(self, job: _Job, size: int) -> None:
+        """So much of the room that was promised to it is used."""
+        size = min(size, job.left_bytes)
+        job.left_bytes -= size
+        self._committer.promised_bytes -= size
 
     def _queue(self, now_us: int) -> LogQueue:
         queue = self._state.queues.get(STAGE_QUEUE)
@@ -195,6 +205,7 @@ class Staging:
         """All rows are written: with the block that says so the stage is there."""
         self._jobs.popleft()
         self._bytes -= job.info.stored_bytes
+        self._fulfil(job, job.left_bytes)
         stage, now_us = job.stage, job.info.time_us
         assert stage is not None
         queue = self._queue(now_us)

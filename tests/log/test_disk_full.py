@@ -20,7 +20,7 @@ import pytest
 from penstock.log.disk import Watermark
 from penstock.log.errors import DiskFull, LogError, LogFailed, LogRefused
 from penstock.log.log import Log, open_log
-from penstock.log.results import Stored, TransactionDone
+from penstock.log.results import StageInfo, Stored, TransactionDone
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.policy import Policies
@@ -725,6 +725,34 @@ def test_room_is_asked_for_by_what_is_written_and_for_a_whole_turn(attributes: b
         assert rig.engine._committer._stalled is None, f"{accepted} batches"
     assert accepted
     fill(rig)
+    assert rig.engine._committer._stalled is None
+
+
+def test_room_for_a_stage_that_is_on_its_way_is_nobody_else_s() -> None:
+    """It is written piece by piece, and whoever sends meanwhile does not take what was found for it."""
+    segment_bytes = 16 * 1024
+    settings = LogSettings(
+        segment_bytes, cache_bytes=0, block_bytes=2000, snapshot_blocks=1000, stage_group_bytes=1000
+    )
+    disk = SimDisk(capacity_bytes=12 * segment_bytes)
+    writer, keeper = InlineWorker(), InlineWorker()
+    rig = Rig(lambda now_us: Log.open(disk, now_us, settings=settings, writer=writer, keeper=keeper))
+    came: list[object] = []
+    rig.engine.stage("key", [("orders", Batch.of([b"x" * 100] * 600))], rig.now_us, came.append)
+    while not came:
+        with suppress(DiskFull):
+            for _ in range(9):
+                rig.append(9)
+        rig.now_us += 1000
+        rig.engine.flush(rig.now_us)
+        assert writer.step()
+        rig.engine.poll()
+        keeper.wait()
+        assert rig.engine._committer._stalled is None
+    assert (isinstance(came[0], StageInfo), rig.engine._committer.promised_bytes) == (True, 0)
+    fill(rig)
+    assert rig.consume(10)
+    rig.turn()
     assert rig.engine._committer._stalled is None
 
 
