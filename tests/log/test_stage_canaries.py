@@ -8,7 +8,14 @@ import pytest
 
 from penstock.log import adoption, retention, sealer
 from penstock.log.adoption import Run, adoption_parts
-from penstock.log.block import Buffer, Header
+from penstock.log.block import (
+    FLAG_ELSEWHERE,
+    KIND_CONTROL,
+    KIND_MESSAGES,
+    Buffer,
+    Header,
+    control_parts,
+)
 from penstock.log.committer import Committer
 from penstock.log.errors import LogError
 from penstock.log.recovery import _Recovery
@@ -64,8 +71,8 @@ def test_a_stage_that_is_confirmed_before_the_sync_is_caught(monkeypatch: pytest
 
 
 def unsynced(self: Sealer, fields: dict[str, object], now_us: int) -> None:
-    parts = sealer.control_parts(fields)
-    header = self.header(sealer.KIND_CONTROL, 0, 0, 0, parts, now_us)
+    parts = control_parts(fields)
+    header = self.header(KIND_CONTROL, 0, 0, 0, parts, now_us)
     self._committer.add(header, parts, sync=False)
 
 
@@ -130,7 +137,7 @@ def test_rows_that_go_before_the_segment_that_names_them_are_caught(
         rows = rows_of_open_stages(state)
         for segment in state.segments.all:
             for header in state.segments.headers(segment) if segment.names else ():
-                if header.kind == retention.KIND_MESSAGES and header.flags & retention.FLAG_ELSEWHERE:
+                if header.kind == KIND_MESSAGES and header.flags & FLAG_ELSEWHERE:
                     found = state.segments._find(segment, header.position)
                     assert isinstance(found, adoption.Adoption)
                     pending = state.by_number[header.queue].pending
