@@ -12,7 +12,8 @@ Rules that always hold:
   * A round of `changed_rows` ends too: what changes while its rows are handed out is for the next one.
 
 How it fails: `QueueNameError` and `LogError` as the log raises them; `Draining` where the broker
-is about to stop and takes nothing new in; `TooFast` where it is asked for too many queues at once.
+is about to stop and takes nothing new in; `TooFast` where it is asked for too many queues at once, or for
+stages while the log does not take those that came before.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -39,6 +40,10 @@ MESSAGES_A_STEP: Final = 10_000
 
 READER_QUEUES_MAX: Final = 1000
 
+STAGES_BYTES_WAITING: Final = 64 << 20
+"""With so much of stages in memory, no more come in. Callers ask for less, unless some have given up waiting
+for a disk that is slow, or were ended: what they have sent is still there."""
+
 DRAINING: Final = "the broker is stopping and accepts nothing new; try again when it is back"
 
 
@@ -47,7 +52,7 @@ class Draining(PenstockError):
 
 
 class TooFast(PenstockError):
-    """Queues are made faster than `queues-new-per-second`: try again in a second."""
+    """More is asked for than can be done now: try again in a second."""
 
 
 class QueueRow(NamedTuple):
@@ -100,6 +105,11 @@ class Operator:
         if self._broker.is_draining:
             raise Draining(DRAINING)
         self._broker.doors.check_names({queue for queue, _ in parts})
+        if self._log.stages_waiting_bytes > STAGES_BYTES_WAITING:
+            raise TooFast(
+                f"transaction {key!r}: {self._log.stages_waiting_bytes} bytes of stages that came before are "
+                f"not in the log yet; try again in a second"
+            )
         self._log.stage(key, parts, now_us, receipt, totals=totals, was=was)
         self._broker.wake()
 

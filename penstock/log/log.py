@@ -569,6 +569,11 @@ class Log:
         """What these take, about."""
         return self._staging.stored_bytes
 
+    @property
+    def stages_waiting_bytes(self) -> int:
+        """Of those that are on their way, and so in memory."""
+        return self._staging.waiting_bytes
+
     def _end_stages(self, now_us: int) -> None:
         """Let go of what nobody has committed or aborted for too long."""
         state = self._state

@@ -53,7 +53,7 @@ class Staging:
         self._committer = committer
         self._sealer = sealer
         self._jobs: deque[_Job] = deque()
-        self._bytes = 0  # of these
+        self.waiting_bytes = 0  # of these, in memory
 
     @property
     def count(self) -> int:
@@ -62,7 +62,7 @@ class Staging:
 
     @property
     def stored_bytes(self) -> int:
-        return self._state.stages.stored_bytes + self._bytes
+        return self._state.stages.stored_bytes + self.waiting_bytes
 
     def rows(self) -> list[tuple[int, int]]:
         """The rows that are written of a stage which is not whole yet."""
@@ -113,7 +113,7 @@ class Staging:
         job = _Job(info, pieces, todo, receipt)
         job.stage = Stage(info, -1, -1, [], list(totals), was)
         self._jobs.append(job)
-        self._bytes += size
+        self.waiting_bytes += size
         self._committer.promised_bytes += size
         if len(self._jobs) == 1:
             self._go_on(None)
@@ -204,7 +204,7 @@ class Staging:
     def _end(self, job: _Job) -> None:
         """All rows are written: with the block that says so the stage is there."""
         self._jobs.popleft()
-        self._bytes -= job.info.stored_bytes
+        self.waiting_bytes -= job.info.stored_bytes
         self._fulfil(job, job.left_bytes)
         stage, now_us = job.stage, job.info.time_us
         assert stage is not None

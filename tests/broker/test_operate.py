@@ -620,3 +620,26 @@ def test_queues_that_are_made_too_fast_are_refused_for_a_second(office: Office) 
     office.now += 1_001_000
     office.append("late", b"")
     assert office.log.queue_count == 112
+
+
+def test_stages_that_the_log_does_not_take_do_not_pile_up(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk that is slow, when callers give up and try again."""
+    monkeypatch.setattr(operate, "STAGES_BYTES_WAITING", 5000)
+    monkeypatch.setattr(office.log._settings, "stage_group_bytes", 1000)
+    came: list[object] = []
+
+    def stage() -> None:
+        parts = [("orders", Batch.of([b"x" * 500] * 4))]
+        office.operator.stage("key", parts, office.now, came.append, totals=[])
+
+    with pytest.raises(TooFast, match=r"transaction 'key': \d+ bytes of stages.* try again"):
+        for _ in range(100):
+            stage()
+    count = office.log.stages_count
+    assert (5000 < office.log.stages_waiting_bytes < 9000, came) == (True, [])
+    while len(came) < count:
+        office.turn()
+    assert office.log.stages_waiting_bytes == 0
+    stage()

@@ -140,9 +140,9 @@ class Stages:
                 await self._left.wait()
             self._on_their_way += size
         number = next(self._numbers)
-        pieces = _pieces(parts)
-        piece = next(pieces)
         try:
+            pieces = _pieces(parts)
+            piece = next(pieces)
             for following in pieces:
                 await self._call("stage", key, {"number": number, "more": True}, piece)
                 piece = following
