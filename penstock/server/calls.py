@@ -237,41 +237,31 @@ def _commit(context: Context, fields: Fields, body: memoryview, answer: Answer) 
 
 
 def _abort(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
-    key, now_us = fields["key"], context.server.arrival_us()
+    key = fields["key"]
     steps = context.log.transaction_steps(key)
     if steps != fields.get("steps", 0):
         raise CallRefused(
             f"transaction {key!r} has begun, in an earlier version: {steps} chunks of it are in the log"
         )
-    context.log.abort(key, now_us)
-    _tell(context, key, answer, synced=False)
+    context.log.abort(key, context.server.arrival_us())
+    _when_safe(context, answer, _standing(context.log, key))
 
 
 def _transaction(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
-    # What is staged is synced. What is committed may have been so a moment ago.
-    key = fields["key"]
-    _tell(context, key, answer, synced=context.log.transaction(key) is None)
-
-
-def _tell(context: Context, key: str, answer: Answer, *, synced: bool) -> None:
-    """How a key stands, said when no power cut can undo that."""
-    stored = context.log.transaction(key)
-    told = {
-        "stored": _stored(stored) if stored is not None else None,
-        "steps": context.log.transaction_steps(key),
-        "stages": [_stage_fields(stage) for stage in context.log.stages(key)],
-    }
-
-    def tell(error: LogError | None = None) -> None:
-        if error is not None:
-            context.refuse(answer, error)
-        else:
-            answer(told)
-
-    if synced:
-        tell()
+    told = _standing(context.log, fields["key"])
+    if told["stored"] is None:
+        answer(told)  # What is staged is synced.
     else:
-        context.log.confirm(context.server.arrival_us(), tell)
+        _when_safe(context, answer, told)
+
+
+def _standing(log: Log, key: str) -> Fields:
+    stored = log.transaction(key)
+    return {
+        "stored": _stored(stored) if stored is not None else None,
+        "steps": log.transaction_steps(key),
+        "stages": [_stage_fields(stage) for stage in log.stages(key)],
+    }
 
 
 def _stored(stored: list[Stored]) -> list[list[object]]:

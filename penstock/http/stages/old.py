@@ -204,7 +204,13 @@ def _waits(key: str, why: object) -> Problem:
 def _look(folder: str) -> dict[str, Leftover]:
     """What there is, by its key. What cannot be read is told, and left where it is."""
     found: dict[str, Leftover] = {}
-    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    try:
+        names = sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return found
+    except OSError as error:
+        log.warning("transactions of an earlier version are not taken over: %s", error)
+        return found
     for name in names:
         path = os.path.join(folder, name)
         magic = {".stage": b"PSTG", ".intent": b"PSTI"}.get(os.path.splitext(name)[1])
