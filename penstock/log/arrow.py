@@ -39,7 +39,10 @@ from penstock.model.life import Event, Reason
 
 ROWS_MAX = 65_536
 JOIN_BYTES_MAX = 64 * 1024
-"""Blocks with less payload than this are joined with their neighbours, up to about this size."""
+"""Blocks with less payload than this are joined with their neighbours ..."""
+
+JOINED_BYTES_MAX = 1024 * 1024
+"""... up to about this size. For Spark a batch costs as much as a hundred messages, whatever is in it."""
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 _LAST_US = 253_402_300_799_999_999  # the end of the year 9999
@@ -255,7 +258,7 @@ class MessageGroup:
 
     def offsets(self) -> Numbers:
         firsts = [block.header.first_offset + lo for block, lo, _ in self.parts]
-        if len(firsts) == 1:
+        if self._has_no_gap():
             return np.arange(firsts[0], firsts[0] + self.rows)
         row = 0
         for at, (_, lo, hi) in enumerate(self.parts):
@@ -264,14 +267,19 @@ class MessageGroup:
         return self.repeated(firsts, np.int64) + np.arange(self.rows)
 
     def id(self) -> pa.Array:
-        if len(self.parts) == 1:
-            block, lo, hi = self.parts[0]
-            first = block.header.first_offset
-            ids = _ids_of_run(block.origin, first + lo, first + hi)
+        block, lo, _ = self.parts[0]
+        if self._has_no_gap() and all(other.origin == block.origin for other, _, _ in self.parts):
+            first = block.header.first_offset + lo
+            ids = _ids_of_run(block.origin, first, first + self.rows)
         else:
             ids = ids_of(*self.origins(), self.offsets())
         bounds = self.constants.id_bounds(self.rows)
         return pa.Array.from_buffers(_STRING, self.rows, [None, bounds, pa.py_buffer(ids)])
+
+    def _has_no_gap(self) -> bool:
+        """Whether all its offsets follow each other, as they do unless something was compacted."""
+        (first, lo, _), (last, _, hi) = self.parts[0], self.parts[-1]
+        return last.header.first_offset + hi - first.header.first_offset - lo == self.rows
 
     def origins(self) -> tuple[list[bytes], Numbers]:
         """The origins of ids, and which of them each row has."""
@@ -345,17 +353,19 @@ class MessageGroup:
 
 def groups_of(blocks: Iterator[Block], constants: Constants, rows_max: int) -> Iterator[MessageGroup]:
     """Blocks in groups of a good size for a batch."""
-    group = MessageGroup(constants)
+    group, joins = MessageGroup(constants), True
     for block in blocks:
         small = block.header.extra < JOIN_BYTES_MAX
+        joins = joins and small and group.payload_bytes < JOINED_BYTES_MAX
         lo = block.lo
         while lo < block.hi:
-            if group.rows and (not small or group.rows == rows_max or group.payload_bytes >= JOIN_BYTES_MAX):
+            if group.rows and (not joins or group.rows == rows_max):
                 yield group
                 group = MessageGroup(constants)
             hi = min(block.hi, lo + rows_max - group.rows)
             group.add(block, lo, hi)
             lo = hi
+        joins = small
     if group.rows:
         yield group
 

@@ -398,13 +398,19 @@ def test_ids_of_runs(first: int, count: int, opening: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    runs=st.lists(
-        st.tuples(st.integers(0, OFFSET_MAX - 100), st.integers(1, 20), st.integers(1, 3)),
+    first=st.integers(0, 1 << 55),
+    steps=st.lists(
+        st.tuples(st.sampled_from([0, 0, 0, 1, 1 << 17, 1 << 50]), st.integers(1, 20), st.integers(1, 2)),
         min_size=2,
         max_size=30,
-    )
+    ),
 )
-def test_ids_and_offsets_of_joined_blocks(runs: list[tuple[int, int, int]]) -> None:
+def test_ids_and_offsets_of_joined_blocks(first: int, steps: list[tuple[int, int, int]]) -> None:
+    """Some of them follow each other, others have gaps between them, as compacting leaves them."""
+    runs = []
+    for gap, count, opening in steps:
+        runs.append((first + gap, count, opening))
+        first += gap + count
     blocks = [made_up_block(first, count, opening) for first, count, opening in runs]
     schema = pa.schema([MESSAGES_SCHEMA.field("id"), MESSAGES_SCHEMA.field("offset")])
     (group,) = arrow.groups_of(iter(blocks), arrow.Constants("q"), 1 << 20)

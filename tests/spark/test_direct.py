@@ -261,7 +261,7 @@ def test_no_front_end_is_needed_to_read(lone: Site) -> None:
 
 def test_one_node_is_enough_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranges, "READ_BYTES", 1)  # one record at a time, so that there is a middle
-    sent = values(20_000)
+    sent = [value + b"x" * 250 for value in values(20_000)]  # of several batches
     with site(tmp_path, fronts=1) as brokers:
         front, nodes = brokers.fronts[0], brokers.nodes
         for first in range(0, 20_000, 1000):
