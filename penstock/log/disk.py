@@ -20,6 +20,7 @@ import errno
 import fcntl
 import mmap
 import os
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -31,6 +32,7 @@ WATERMARK = "watermark"
 STAGES = "stages"
 """A folder among the log's files that is not the log's: parts of transactions wait there."""
 
+LOCK_BYTES_MAX = 256
 IOV_MAX = 1024
 JOIN_BYTES_MAX = 64 * 1024
 """Below this, joining buffers in memory is cheaper than handing them to the kernel one by one."""
@@ -237,16 +239,16 @@ class RealDisk:
                 if isinstance(error, BlockingIOError):
                     raise
         except BlockingIOError:
-            owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            owner = _lines(os.pread(fd, LOCK_BYTES_MAX, 0))[0] or "unknown"
             os.close(fd)
             os.close(folder)
             raise LogInUse(
                 f"data folder {self.path!r} is in use by another broker (process {owner}): "
                 f"stop it, or give this one a folder of its own with --data"
             ) from None
-        with suppress(OSError):  # A full disk has no room even for this, and it is for people only.
+        with suppress(OSError):  # A full disk has no room even for this, and nothing here needs it.
             os.ftruncate(fd, 0)
-            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+            os.pwrite(fd, b"%d\n%s\n" % (os.getpid(), secrets.token_hex(16).encode()), 0)
         self._lock_fd, self._folder_fd = fd, folder
 
     def publish(self, position: int) -> None:
@@ -263,6 +265,24 @@ class RealDisk:
             if fd >= 0:
                 os.close(fd)
         self._lock_fd = self._folder_fd = -1
+
+
+def mark_of(path: str) -> str:
+    """What only this folder has, as the broker left it that opened it last; empty: nobody has marked it.
+
+    Another log, and a copy of this one that somebody else has opened since, have other marks. So a process
+    that a broker has told its mark knows whether a folder is that broker's.
+    """
+    try:
+        with open(os.path.join(path, RealDisk.LOCK), "rb") as file:
+            return _lines(file.read(LOCK_BYTES_MAX))[1]
+    except FileNotFoundError:
+        return ""
+
+
+def _lines(content: bytes) -> list[str]:
+    """Of a lock: who holds it, and the mark."""
+    return [*content.decode(errors="replace").splitlines(), "", ""]
 
 
 class SyncFailed(Exception):

@@ -33,6 +33,7 @@ NEEDS = {
         ("GET", "/v1/queues/q/offset?time=2026-01-01"),
         ("GET", "/v1/offsets?queues=q"),
         ("POST", "/v1/cuts"),
+        ("GET", "/v1/folder"),
         ("GET", "/v1/readers"),
         ("GET", "/v1/readers/r"),
         ("GET", "/v1/connections"),

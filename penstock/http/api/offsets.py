@@ -1,10 +1,12 @@
 """Offsets: how far the log of each queue can be read, where in it a moment is, and how its bytes are spread.
 
-For those who read the log at their own pace, as Spark does. What `GET /v1/queues` shows is how the queues
-stand in the broker, the messages of the last milliseconds included; here it is what is in the files, synced,
-and so can be read and will never be taken back.
+For those who read the log at their own pace, as Spark does; and where its files are, for those who may read
+these themselves. What `GET /v1/queues` shows is how the queues stand in the broker, the messages of the last
+milliseconds included; here it is what is in the files, synced, and so can be read and will never be taken
+back.
 """
 
+import asyncio
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ from penstock.http import kinds, schema
 from penstock.http.app import Call, answer_json, answer_list
 from penstock.http.route import AFTER, LIMIT, QUEUE, Body, Field, Param, Role, Route
 from penstock.http.schema import Schema
+from penstock.log.disk import mark_of
 from penstock.log.errors import LogRefused
 from penstock.log.reader import LogReader
 
@@ -143,7 +146,29 @@ _RANGE: Final = kinds.Record(
     }
 )
 
+
+async def get_folder(call: Call) -> Response:
+    path = call.site.data
+    return answer_json({"path": path, "mark": await asyncio.to_thread(mark_of, path)})
+
+
 ROUTES: Final = (
+    Route(
+        "GET /v1/folder",
+        get_folder,
+        Role.READ,
+        "Where the files of the log are, for those who read them on the same machine.",
+        schema.object_of(
+            {
+                "path": schema.said(schema.STRING, "The folder, where the broker runs."),
+                "mark": schema.said(
+                    schema.STRING,
+                    "The second line of its file `lock`, by which it can be told from any other folder; "
+                    "empty: there is none.",
+                ),
+            }
+        ),
+    ),
     Route(
         "GET /v1/offsets",
         get_offsets,
