@@ -117,6 +117,10 @@ class MappedSegments:
         self._rows.pop(segment, None)
         self._maps.pop(segment.name, None)
 
+    def unmap(self) -> None:
+        """Let go of the files, and keep the indexes."""
+        self._maps.clear()
+
     def close(self) -> None:
         self._maps.clear()
         self._rows.clear()

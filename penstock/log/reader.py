@@ -175,6 +175,11 @@ class LogReader:
             self._watermark.close()
             self._watermark = None
 
+    def rest(self) -> None:
+        """Let go of the segments and remember what is in them, until something is asked again. A map keeps
+        the room of a file that retention has removed."""
+        self._files.unmap()
+
     # --- what there is -----------------------------------------------------------------------------
 
     def queues(self, *, hidden: bool = False) -> dict[str, ReaderQueue]:

@@ -47,7 +47,6 @@ def link_for(options: ReadOptions) -> "LinkThread":
     from penstock.log.jetstream.link_thread import LinkThread
     from penstock.log.jetstream.servers import parse_servers
 
-    assert options.engine is not None
     key = (os.getpid(), *_WHICH(options))
     with _lock:
         nats = _links.get(key)

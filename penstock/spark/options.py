@@ -14,6 +14,7 @@ How it fails: `WrongOption`, one sentence that names the option and says what wo
 
 import difflib
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -41,6 +42,11 @@ OFFSET_MAX: Final = (1 << 56) - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 TIME_US_MAX: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
 """What is later than a date can be is the last moment there is."""
+
+AUTO: Final = "auto"
+HTTP: Final = "http"
+FILE: Final = "file:"
+"""What `engine` says, beside servers of NATS."""
 
 BATCH: Final = "batch"
 STREAM: Final = "stream"
@@ -107,8 +113,19 @@ def _pattern(text: str) -> str:
 
 
 def _engine(text: str) -> str:
-    if text.strip().lower() == "log":
+    word = text.strip().lower()
+    if word in (AUTO, HTTP):
+        return word
+    if word == "log":
         raise WrongOption("'log' is the broker's own; leave the option out to read from the broker")
+    if word.startswith(FILE):
+        folder = text.strip()[len(FILE) :]
+        if not os.path.isabs(folder):
+            raise WrongOption(
+                f"{text!r} names no folder from the root on: tasks run in folders of their own; "
+                "use file:/DIR, the broker's setting data as the executors see it"
+            )
+        return FILE + os.path.normpath(folder)
     # Whoever has no cluster loads nothing of it.
     from penstock.log.jetstream.servers import ServerListError, parse_servers
 
@@ -257,7 +274,7 @@ READING: Final = (
         refused={BATCH: "only a stream lives on to hold retention; PUT /v1/readers/NAME does it by hand"},
     ),
     Option("retrySeconds", _SECONDS, RETRY_SECONDS_DEFAULT),
-    Option("engine", _engine),
+    Option("engine", _engine, AUTO),
     Option("credentials", _text),
     Option("tlsCa", _text),
     Option("tlsCertificate", _text),
@@ -316,7 +333,7 @@ class ReadOptions:
     fail_on_data_loss: bool
     reader: str | None
     retry_seconds: float
-    engine: str | None = field(repr=False)  # NATS servers to read messages from; None: the broker sends them
+    engine: str = field(repr=False)  # AUTO, HTTP, FILE with a folder, or NATS servers to read messages from
     credentials: str | None  # files on the executors
     tls_ca: str | None
     tls_certificate: str | None
@@ -325,7 +342,17 @@ class ReadOptions:
     @property
     def is_direct(self) -> bool:
         """Whether messages come from NATS, and not through the broker."""
-        return self.engine is not None and self.view == "messages"
+        return _names_nats(self.engine) and self.view == "messages"
+
+    @property
+    def may_read_files(self) -> bool:
+        """Whether tasks may read the files of the log. How messages stand is known to the broker alone."""
+        return (self.engine == AUTO or self.engine.startswith(FILE)) and self.view != "state"
+
+    @property
+    def folder(self) -> str | None:
+        """Where the files are, as the tasks see them; None: where the broker says."""
+        return self.engine.removeprefix(FILE) if self.engine.startswith(FILE) else None
 
     @property
     def starting_times(self) -> Bound | None:
@@ -396,7 +423,7 @@ def read_options(options: Mapping[str, str], kind: str) -> ReadOptions:
             "option 'endingOffsets': a batch that ends at the earliest offset is empty; use latest"
         )
     for option in _FOR_NATS:
-        if values[_spelled(option)] is not None and values["engine"] is None:
+        if values[_spelled(option)] is not None and not _names_nats(values["engine"]):
             raise WrongOption(
                 f"option {option!r} is for NATS; name its servers with the option engine, as in nats://HOST:4222"
             )
@@ -451,6 +478,10 @@ def _check_rates(values: dict[str, Any]) -> None:
         ("max_bytes_per_partition", PARTITION_BYTES_DEFAULT),
     ):
         values[name] = default if values[name] is None else values[name]
+
+
+def _names_nats(engine: str) -> bool:
+    return engine not in (AUTO, HTTP) and not engine.startswith(FILE)
 
 
 def _says(bound: Bound, word: int) -> bool:

@@ -1,8 +1,10 @@
 """Reading: ranges of queues as Arrow batches, on an executor; and the plan of a batch, on the driver.
 
 An executor asks the broker for a range and hands on what comes, batch by batch, without looking at a single
-row. Where the connection breaks in the middle it asks again, from behind the last batch that was whole. With
-the option `engine` it asks nobody but NATS (`records.py`): the driver has planned where everything is.
+row. Where the connection breaks in the middle it asks again, from behind the last batch that was whole. Where
+it has the broker's files before it, it reads these (`files.py`), and asks for what it does not find there.
+With servers in the option `engine` it asks nobody but NATS (`records.py`): the driver has planned where
+everything is.
 
 Rules that always hold:
   * Every row once: the column that counts is always read along, also where the user does not want it, so
@@ -17,6 +19,7 @@ How it fails: `Unreachable` after `retrySeconds` without an answer, `DataLost`, 
 """
 
 import http.client
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -27,6 +30,8 @@ from pyspark.sql.types import StructType
 from penstock.errors import PenstockError
 from penstock.spark.api import Body, Broker, Interrupted, Patience, Refused
 from penstock.spark.cuts import cut
+from penstock.spark.files import Folder, NoFiles, folder_of
+from penstock.spark.files import batches as file_batches
 from penstock.spark.filters import Where, is_taken
 from penstock.spark.offsets import (
     Extent,
@@ -45,6 +50,9 @@ from penstock.spark.splits import Range, split
 if TYPE_CHECKING:
     import pyarrow as pa
 
+log = logging.getLogger("penstock.spark")
+log.setLevel(logging.INFO)  # Which no handler shows unless it is asked to.
+
 NATS_ADVICE: Final = "Are the NATS servers running, and does the option engine name them?"
 
 
@@ -57,7 +65,8 @@ class Piece(InputPartition):
     """What one task reads."""
 
     ranges: tuple[Range, ...] = ()
-    plans: tuple[Plan, ...] = ()  # of each range, where NATS is read; none: the broker is asked
+    plans: tuple[Plan, ...] = ()  # of each range, where NATS is read
+    folder: Folder | None = None  # where the files are, if the task has them; the broker is asked otherwise
 
 
 class Scan:
@@ -97,7 +106,8 @@ class Scan:
             ranges = cut(broker, ranges, options.max_bytes_per_partition)
         tasks = split(ranges, options.min_partitions, options.max_bytes_per_partition)
         if not self._options.is_direct:
-            return [Piece(task) for task in tasks]
+            folder = folder_of(broker, self._options) if tasks else None
+            return [Piece(task, folder=folder) for task in tasks]
         return [Piece(task, tuple(self._plan(broker, part) for part in task)) for task in tasks]
 
     def _plan(self, broker: Broker, part: Range) -> Plan:
@@ -120,7 +130,12 @@ class Scan:
         schema = to_arrow_schema(self._schema, timezone="UTC")
         try:
             for number, part in enumerate(piece.ranges):
-                rows = self._direct(part, piece.plans[number]) if piece.plans else self._range(part)
+                if piece.plans:
+                    rows = self._direct(part, piece.plans[number])
+                elif piece.folder is not None:
+                    rows = self._files(part, piece.folder)
+                else:
+                    rows = self._range(part)
                 for whole in rows:
                     batch = self.where.rows(whole, self._columns)
                     if batch.num_rows:
@@ -158,6 +173,21 @@ class Scan:
                 continue
             break
         self._check_end(part, at)
+
+    def _files(self, part: Range, folder: Folder) -> Iterator["pa.RecordBatch"]:
+        """A range from the broker's files, as far as they are here, and the rest from the broker."""
+        at, missing = part.start, ""
+        try:
+            for batch in file_batches(folder, part, self._options.view, self._columns):
+                at = self._follow(part.queue, at, batch)
+                yield batch
+        except NoFiles as error:
+            missing = f"; {at} to {part.end - 1} over HTTP: {error}"
+        tell = log.warning if missing and self._options.folder is not None else log.info
+        what = f"queue {part.queue!r}, {counted(self._options)} {part.start} to {part.end - 1}"
+        tell("%s: %d from the files in %r%s", what, at - part.start, folder.path, missing)
+        if at < part.end:
+            yield from self._range(part._replace(start=at))
 
     def _range(self, part: Range) -> Iterator["pa.RecordBatch"]:
         """A range from the broker."""

@@ -69,7 +69,7 @@ class Both:
 
     def rows(self, subscribe: str, schema: str | None = None, **options: object) -> list[Row]:
         """The rows, which must be the same."""
-        over_http = in_order(self.queues.batch(subscribe, schema, **options))
+        over_http = in_order(self.queues.batch(subscribe, schema, engine="http", **options))
         direct = in_order(self.queues.batch(subscribe, schema, engine=self.engine, **options))
         assert direct == over_http
         return direct
@@ -257,6 +257,28 @@ def test_no_front_end_is_needed_to_read(lone: Site) -> None:
     assert len(files) > 3
     front.kill()
     assert query.values() == sent
+
+
+def test_the_copy_of_the_front_end_that_leads_is_read_like_any_log(lone: Site) -> None:
+    """What is told as synced there is stored in the stream."""
+    front = lone.fronts[0]
+    sent = values(5000)
+    for first in range(0, 5000, 1000):
+        send(front, "q", sent[first : first + 1000])
+    query = Query(front, lone.nodes, "q", engine="auto", retrySeconds="0")
+    front.kill()
+    assert query.values() == sent
+
+
+def test_one_that_follows_tells_the_folder_of_the_one_that_leads(brokers: Site) -> None:
+    follower = brokers.follower()
+    (leader,) = (front for front in brokers.fronts if front is not follower)
+    send(follower, "direct.folder", values(100))
+    query = Query(follower, brokers.nodes, "direct.folder", engine="auto")
+    (piece,) = query.pieces
+    assert piece.folder is not None
+    assert piece.folder.path.startswith(str(leader.folder))
+    assert query.values() == values(100)
 
 
 def test_one_node_is_enough_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -367,6 +367,9 @@ def test_only_messages_are_read_from_nats() -> None:
     [
         ({"engine": "http://a"}, "option 'engine': NATS server 'http://a': is no address"),
         ({"engine": "log"}, "option 'engine': 'log' is the broker's own"),
+        ({"engine": "file:data"}, "option 'engine': 'file:data' names no folder from the root on"),
+        ({"engine": "auto", "tlsCa": "x"}, "option 'tlsCa' is for NATS"),
+        ({"engine": "file:/data", "credentials": "x"}, "option 'credentials' is for NATS"),
         ({"credentials": "x"}, "option 'credentials' is for NATS; name its servers with the option engine"),
         ({"tlsCa": "x"}, "option 'tlsCa' is for NATS"),
         ({"engine": "a", "tlsCertificate": "x"}, "tlsCertificate and tlsKey belong together"),
@@ -376,6 +379,25 @@ def test_only_messages_are_read_from_nats() -> None:
 def test_what_does_not_go_together_for_nats(options: dict[str, str], words: str) -> None:
     with pytest.raises(WrongOption, match=re.escape(words)):
         read_options(given(**options), BATCH)
+
+
+@pytest.mark.parametrize(
+    ("engine", "files", "folder"),
+    [
+        (None, True, None),
+        (" AUTO ", True, None),
+        ("http", False, None),
+        ("file:/srv/Penstock/", True, "/srv/Penstock"),
+        ("nats://a:4222", False, None),
+    ],
+)
+def test_who_may_read_files(engine: str | None, files: bool, folder: str | None) -> None:
+    said = given(**({} if engine is None else {"engine": engine}))
+    for view in ("messages", "events"):
+        options = read_options({**said, "view": view}, BATCH)
+        assert (options.may_read_files, options.folder) == (files, folder)
+        assert options.is_direct == (engine == "nats://a:4222" and view == "messages")
+    assert not read_options({**said, "view": "state"}, BATCH).may_read_files
 
 
 # --- schemas ---------------------------------------------------------------------------------------

@@ -291,6 +291,7 @@ def test_a_connection_that_breaks_in_the_middle_loses_and_repeats_nothing(
             frame = (
                 spark.read.format("penstock")
                 .options(url=f"http://127.0.0.1:{cutter.port}", subscribe="batch.cut", minPartitions="2")
+                .option("engine", "http")
                 .schema(schema)
                 .load()
             )
@@ -306,5 +307,5 @@ def test_a_broker_that_goes_in_the_middle_is_told_in_one_line(
     with Cutter(broker.ports["http"], [500_000] * 1000) as cutter:
         url = f"http://127.0.0.1:{cutter.port}"
         frame = spark.read.format("penstock").options(url=url, subscribe="batch.gone", retrySeconds="0")
-        text = said_by(frame.load)
+        text = said_by(frame.option("engine", "http").load)
     assert re.search(f"api.Unreachable: {url}: no broker answers there \\(.*\\); tried for 0 s", text)

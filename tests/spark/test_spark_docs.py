@@ -12,7 +12,7 @@ from tests.server.harness import ROOT, BrokerProcess
 from tests.spark.rig import send, url_of
 
 PAGE = (ROOT / "docs" / "spark.md").read_text()
-READING_PART = PAGE[: PAGE.index("## How fast")]
+READING_PART = PAGE[: PAGE.index("## Straight from NATS")]
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", READING_PART, re.MULTILINE | re.DOTALL)
 
 
@@ -26,6 +26,7 @@ def orders(broker: BrokerProcess) -> str:
 def test_the_examples_run(
     block: tuple[str, str],
     orders: str,
+    broker: BrokerProcess,
     spark: SparkSession,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -34,6 +35,7 @@ def test_the_examples_run(
     kind, text = block
     monkeypatch.chdir(tmp_path)
     text = text.replace("http://127.0.0.1:9180", orders).replace('"out/', f'"{tmp_path}/out/')
+    text = text.replace("/mnt/penstock/data", str(broker.folder / "data"))
     if kind == "sql":
         spark.sql(text)
         assert spark.sql("select * from orders").count() == 2
@@ -52,6 +54,7 @@ def test_the_options_are_those_that_there_are() -> None:
     assert list(defaults) == [option.name for option in READING]
     options = read_options({"subscribe": "x"}, BATCH)
     assert defaults["url"] == f"`{options.url}`"
+    assert defaults["engine"] == f"`{options.engine}`"
     assert defaults["view"] == f"`{options.view}`"
     assert defaults["retrySeconds"] == f"`{options.retry_seconds:g}`"
     assert (
