@@ -355,7 +355,8 @@ class Log:
     def report_rot(self, name: str, hole: Hole, why: str = "") -> None:
         """The same of somebody who has read a sealed segment. It may be gone by now: then nothing is wrong.
 
-        No message is given up for it: that is for whoever needs one and cannot read it.
+        No message is given up for it: that is for whoever needs one and cannot read it. A stage is, as long
+        as whoever has staged it can do so again.
         """
         for segment in self._state.segments.all:
             if segment.name != name:
@@ -374,6 +375,8 @@ class Log:
             if not any(it.file == where and it.position == found.position for it in self._state.damage):
                 text = f"{where}: {f'cannot be read: {why}' if why else found.text}"
                 self._state.tell(Damage(where, found.position, "", 0, 0, text))
+                rows = self._state.segments.rows_between(segment, hole.start, hole.end)
+                self._state.stages.lose(*rows, text)
 
     @property
     def is_safe(self) -> bool:

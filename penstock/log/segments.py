@@ -580,6 +580,17 @@ class Segments:
                     if lo < hi:
                         yield header.queue, start + lo - run.row, start + hi - run.row
 
+    def rows_between(self, segment: Segment, start: int, end: int) -> tuple[int, int]:
+        """The rows of stages that stand between two log positions, perhaps in blocks that are damaged."""
+        span = segment.spans.get(self.stage_queue)
+        if span is None or start == end:
+            return 0, 0
+        its = [
+            it for it in self.headers(segment) if it.queue == self.stage_queue and it.kind == KIND_MESSAGES
+        ]
+        first = max((it.offset_end for it in its if it.position < start), default=span.first_offset)
+        return first, min((it.first_offset for it in its if it.position >= end), default=span.end_offset)
+
     def header_at(self, segment: Segment, position: int) -> Header:
         block = self._cache.get((segment, position)) or self._adoptions.get((segment, position))
         if block is not None:

@@ -124,7 +124,7 @@ class OpenStages:
 
     def lose(self, first: int, end: int, why: str) -> None:
         """These rows cannot be read."""
-        for stage in self:
+        for stage in self if first < end else ():
             if stage.first < end and first < stage.end:
                 stage.damage = stage.damage or why
 

@@ -560,6 +560,9 @@ class LogState:
             self.release(fields["name"], fields.get("queue"))
         elif operation == "transaction":
             parts = [(q, first, end, header.opening) for q, first, end in fields["parts"]]
+            for name, _, end, _ in parts:  # Nothing of the block with them may be left, and none behind it.
+                if name in self.queues:
+                    self._go_on_at(self.queues[name], header.position, end)
             fingerprint = fields.get("fingerprint", "")
             if fields["key"]:
                 self.stages.drop(fields["key"])
