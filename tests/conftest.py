@@ -29,6 +29,8 @@ TOGETHER = {
         "spark/test_direct.py",
         "spark/test_spark_docs.py",
         "spark/test_writing_docs.py",
+        "spark/test_tables.py",
+        "spark/test_sql_docs.py",
     ),
     "another Spark session": (
         "report/test_numbers.py",

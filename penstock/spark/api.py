@@ -27,7 +27,7 @@ from penstock.client.errors import reason_of
 from penstock.client.http_connection import HttpConnection, target_of_request
 from penstock.client.url import parse_url
 from penstock.errors import PenstockError
-from penstock.spark.options import RETRY_SECONDS_DEFAULT
+from penstock.spark.options import RETRY_SECONDS_DEFAULT, TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -218,7 +218,7 @@ class Broker:
         if status in BUSY:
             return Interrupted(f"{self.url}: {detail}")
         if status in (401, 403):
-            detail += "; the option token says who you are"
+            detail += f"; the option token says who you are, or {TOKEN_VARIABLE} where the driver runs"
         name = str(fields.get("type", "")).removeprefix(_URN) if isinstance(fields, dict) else ""
         return Refused(f"{self.url}: {detail}", status, name, fields)
 

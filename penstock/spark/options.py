@@ -33,6 +33,8 @@ URL_DEFAULT: Final = "http://127.0.0.1:9180"
 RETRY_SECONDS_DEFAULT: Final = 30.0
 PARTITION_BYTES_DEFAULT: Final = 64 << 20
 TRIGGER_DELAY_DEFAULT: Final = 15 * 60.0
+TOKEN_VARIABLE: Final = "PENSTOCK_TOKEN"
+"""In the environment of the driver: the token, where no option says one. Options can be seen by others."""
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -302,10 +304,12 @@ WRITING: Final = (
 _FOR_NATS: Final = ("credentials", "tlsCa", "tlsCertificate", "tlsKey")
 """Options that say how to connect to the servers of `engine`."""
 
-_SPARK_S_OWN: Final = frozenset({"checkpointlocation", "queryname"})
+SPARK_S_OWN: Final = frozenset({"checkpointlocation", "queryname"})
 """Options of a stream's writer that Spark hands on to the sink, though they are meant for itself."""
 
-_INSTEAD: Final = {"path": "name queues with the option subscribe (reading) or queue (writing)"}
+_INSTEAD: Final = dict.fromkeys(
+    ("path", "queue"), "name queues with the option subscribe (reading) or queue (writing)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,7 +494,7 @@ def _says(bound: Bound, word: int) -> bool:
 
 def write_options(options: Mapping[str, str], kind: str) -> WriteOptions:
     """The options of a batch or a stream that writes, likewise."""
-    known = {name: value for name, value in options.items() if name.lower() not in _SPARK_S_OWN}
+    known = {name: value for name, value in options.items() if name.lower() not in SPARK_S_OWN}
     values = _values(known, WRITING, kind)
     if values["redrive"] and values["dead"] is not None:
         raise WrongOption("option 'dead' is not for redriving; leave one of the two out")
@@ -514,6 +518,7 @@ def _values(options: Mapping[str, str], table: tuple[Option, ...], kind: str | N
             raise WrongOption(f"option {option.name!r}: {error}") from None
         except WrongValue as error:
             raise WrongOption(f"option {option.name!r} is {text!r:.250}: {error}") from None
+    values["token"] = values["token"] or os.environ.get(TOKEN_VARIABLE) or None
     return values
 
 

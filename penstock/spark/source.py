@@ -32,7 +32,15 @@ from pyspark.sql.types import (
 
 from penstock.errors import PenstockError
 from penstock.log.tables import VIEWS
-from penstock.spark.options import BATCH, STREAM, read_options, view_of, write_options
+from penstock.spark.options import (
+    BATCH,
+    STREAM,
+    ReadOptions,
+    WriteOptions,
+    read_options,
+    view_of,
+    write_options,
+)
 
 
 class WrongSchema(PenstockError):
@@ -86,23 +94,39 @@ class PenstockDataSource(DataSource):
         return "penstock"
 
     def schema(self) -> StructType:
+        from penstock.spark.tables import is_table, is_written, table_schema, written_schema
+
+        if is_table(self.options):
+            return table_schema(self.options)
+        if is_written(self.options):
+            return written_schema(self.options)
         return schema_of(view_of(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from penstock.spark.reading import BatchReader, FilteringReader
 
-        options = read_options(self.options, BATCH)
+        options = self._to_read(schema, BATCH)
         kind = FilteringReader if options.push_filters else BatchReader
         return kind(options, check_schema(options.view, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from penstock.spark.streaming import StreamReader
 
-        options = read_options(self.options, STREAM)
+        options = self._to_read(schema, STREAM)
         return StreamReader(options, check_schema(options.view, schema))
 
+    def _to_read(self, schema: StructType, kind: str) -> ReadOptions:
+        from penstock.spark.tables import options_to_read
+
+        return read_options(options_to_read(self.options, schema), kind)
+
+    def _to_write(self, schema: StructType, kind: str) -> WriteOptions:
+        from penstock.spark.tables import options_to_write
+
+        return write_options(options_to_write(self.options, schema), kind)
+
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        options = write_options(self.options, BATCH)
+        options = self._to_write(schema, BATCH)
         if options.redrive and "value" not in schema.fieldNames():
             from penstock.spark.writing_redrive import RedriveWriter
 
@@ -114,4 +138,4 @@ class PenstockDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from penstock.spark.writing import StreamWriter
 
-        return StreamWriter(write_options(self.options, STREAM), schema, overwrite)
+        return StreamWriter(self._to_write(schema, STREAM), schema, overwrite)
