@@ -51,6 +51,7 @@ FIRST = (
     "cli/test_messaging.py",
     # From here, what has many processes (Spark, a browser) and what has few take turns.
     "pipeline/test_command.py",
+    "spark/test_sql_commands.py",
     "log/test_walks.py",
     "http/test_transactions.py",
     "dashboard/test_queue_page.py",

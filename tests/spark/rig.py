@@ -14,10 +14,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.http.api import ARROW, Api
-from tests.server.harness import BrokerProcess, until
+from tests.server.harness import ROOT, BrokerProcess, until
 
 PATIENCE_SECONDS = 60.0
 """For what Spark does: on a machine that has much else to do, its first steps take a while."""
+
+
+def examples(page: str, kind: str) -> list[str]:
+    """The blocks of that kind on a page of docs/."""
+    text = (ROOT / "docs" / page).read_text()
+    return re.findall(rf"^```{kind}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def url_of(broker: BrokerProcess) -> str:
