@@ -584,12 +584,12 @@ class Log:
             key, time_us = oldest
             if now_us - time_us < state.settings.stage_seconds * 1_000_000:
                 return
-            log.warning(
-                "transaction %r was not committed for %d s: its %d stages are removed",
-                key.removeprefix(KIND),
-                (now_us - time_us) // 1_000_000,
-                len(state.stages.of(key)),
-            )
+            seconds, count = (now_us - time_us) // 1_000_000, len(state.stages.of(key))
+            text = f"was not committed for {seconds} s: its {count} stages are removed"
+            level = logging.INFO if key in state.transactions else logging.WARNING
+            if level == logging.INFO:
+                text = f"is committed: {count} stages that came after that are removed"
+            log.log(level, "transaction %r %s", key.removeprefix(KIND), text)
             self.abort(key, now_us)
 
     def transaction(self, key: str) -> list[Stored] | None:

@@ -519,7 +519,7 @@ def _engine(context: Context, fields: Fields, body: memoryview, answer: Answer) 
             "stages": {
                 "count": stages.count,
                 "bytes": stages.bytes,
-                "oldest_seconds": (context.server.now_us() - stages.since_us) / SECOND_US
+                "oldest_seconds": max(context.server.now_us() - stages.since_us, 0) / SECOND_US
                 if stages.since_us
                 else None,
             },

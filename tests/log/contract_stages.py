@@ -578,6 +578,28 @@ class EndingStages:
         rig.commit("key", rig.stage("key", ("orders", [b"again"])))
         assert payloads(rig.take("orders")) == [b"o", b"again"]
 
+    def test_what_is_said_of_those_that_nobody_ends(self, rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+        """That of a key which is committed nothing is lost."""
+        rig.open()
+        for key in ("committed", "given up"):
+            rig.stage(f"transaction/{key}", ("orders", ABC))
+        rig.commit("transaction/committed")
+        for _ in range(2):  # a second try, and what was on its way when the first was committed
+            rig.stage("transaction/committed", ("orders", ABC))
+        rig.later(seconds=STAGE_SECONDS)
+        with caplog.at_level("INFO"):
+            rig.engine.tick(rig.now_us)
+        assert [
+            (it.levelname, it.getMessage()) for it in caplog.records if "transaction" in it.getMessage()
+        ] == [
+            (
+                "WARNING",
+                f"transaction 'given up' was not committed for {STAGE_SECONDS} s: its 1 stages are removed",
+            ),
+            ("INFO", "transaction 'committed' is committed: 2 stages that came after that are removed"),
+        ]
+        assert rig.engine.stages_count == 0
+
     @pytest.mark.parametrize("how", HOW)
     def test_what_waits_too_long_goes(self, rig: Rig, how: str) -> None:
         rig.open()

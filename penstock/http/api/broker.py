@@ -104,7 +104,8 @@ SCHEMAS: Final = {
                     "count": schema.said(schema.COUNT, "Parts of transactions that wait for their commit."),
                     "bytes": schema.said(schema.COUNT, "What they take of stages-bytes-max."),
                     "oldest_seconds": schema.said(
-                        schema.or_null(schema.POSITIVE), "How long the oldest waits; null: there is none."
+                        schema.or_null(schema.POSITIVE),
+                        "Since the last part of the one that waits longest; null: there is none.",
                     ),
                 }
             ),

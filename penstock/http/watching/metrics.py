@@ -196,7 +196,7 @@ def _engine_families(scrape: Scrape) -> Iterator[Metric]:
         ("stages_bytes", "What these take of stages-bytes-max.", engine["stages"]["bytes"]),
         (
             "stages_oldest_seconds",
-            "How long the oldest of these waits; 0: there is none.",
+            "Since the last part of the one that waits longest; 0: there is none.",
             engine["stages"]["oldest_seconds"] or 0,
         ),
     ):
