@@ -187,7 +187,7 @@ class Listened:
         self._told = 0
 
     def frame(self, subscribe: str, **options: Any) -> DataFrame:
-        options |= {"url": f"http://127.0.0.1:{self.cutter.port}", "pushFilters": "true"}
+        options |= {"url": f"http://127.0.0.1:{self.cutter.port}", "pushFilters": "true", "engine": "http"}
         return self._queues.batch(subscribe, **options)
 
     def ranges(self) -> list[tuple[str, int, int]]:
