@@ -51,7 +51,7 @@ reported in `damage`, its messages are out of reach and are said to be, the rest
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -538,13 +538,18 @@ class Log:
         now_us: int,
         receipt: TransactionReceipt | None = None,
         begun: Begun = NOT_BEGUN,
-    ) -> Iterator[None]:
-        """See `Transactions.commit`."""
+    ) -> Generator[None, None, None]:
+        """See `Transactions.commit`. To be closed by whoever does not go through it to its end."""
         self._check()
-        with self._reading():
-            for _ in self._transactions.commit(key, stage_ids, now_us, receipt, begun):
-                self._gone_end = self._committer.position
-                yield
+        steps = self._transactions.commit(key, stage_ids, now_us, receipt, begun)
+        try:
+            with self._reading():
+                for _ in steps:
+                    self._gone_end = self._committer.position
+                    yield
+                    self._check()  # It may have failed, or been closed, in between.
+        finally:
+            steps.close()
         self._gone_end = self._committer.position
 
     def abort(self, key: str, now_us: int) -> None:

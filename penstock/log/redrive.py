@@ -11,6 +11,7 @@ Between the last two, memory is behind the log: no snapshot may be taken (`LogSt
 """
 
 from array import array
+from itertools import islice
 
 from penstock.log.ledger import Ledger
 from penstock.log.queue import LogQueue
@@ -26,6 +27,7 @@ class Redrive:
         self.queue = queue
         self._consumer = MARK + key  # no consumer can be called so
         self._left = runs_of(offsets)
+        self._run: tuple[int, int, int] | None = None  # of these, the one that is looked at
         self._pieces: list[tuple[int, int]] = []  # that are held
         self.rows = Ledger()
         self.taken: list[tuple[int, int]] = []
@@ -36,8 +38,14 @@ class Redrive:
     def hold(self, runs_max: int) -> bool:
         """Take some more of those that are dead, and that nobody holds; whether that was all."""
         pending = self.queue.pending
-        for row, first, end in self._left:
-            for a, b, place in pending.dead.places.find(first, end):
+        for _ in range(runs_max):
+            run = self._run or next(self._left, None)
+            if run is None:
+                return True
+            row, first, end = run
+            self._run = None
+            # Neighbours may have died one by one.
+            for a, b, place in islice(pending.dead.places.walk(first, end), 1):
                 pending.resume(a, b, Hold(self._consumer, 0, b"", place, dead=True))
                 self._pieces.append((a, b))
                 self.rows.add(Event.REDRIVEN, a, b, place.reason, "", REDRIVEN.attempts, 0, REDRIVEN)
@@ -46,10 +54,8 @@ class Redrive:
                     self.taken[-1] = self.taken[-1][0], hi
                 else:
                     self.taken.append((lo, hi))
-            runs_max -= 1
-            if not runs_max:
-                return False
-        return True
+                self._run = (hi, b, end) if b < end else None
+        return False
 
     def give_up(self) -> None:
         """They are dead letters as before."""

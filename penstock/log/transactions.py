@@ -7,7 +7,7 @@ here in one call, between the blocks of the turn before and its own.
 
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final
 
@@ -81,10 +81,7 @@ class Transactions:
         """
         known = self.stored(key)
         if known is not None:
-            if receipt is not None:
-                # It may have been committed a moment ago: the answer waits for the same sync.
-                self._answer(receipt, TransactionDone(key, known, repeated=True))
-                self._committer.want_sync()
+            self._answer(receipt, TransactionDone(key, known, repeated=True))
             return
         parts = [(name, batch) for name, batch in parts if not self._is_gone(name, batch.identity)]
         self._check(key, parts)
@@ -104,8 +101,8 @@ class Transactions:
                     assert queue.repair_queue is not None
                     work.blocks += self._split(queue.repair_queue, payloads, now_us)
                     self._redriven(redrive, len(payloads), work, now_us)
-                    redrive.release(sys.maxsize)
-        self._end(key, work, fingerprint, receipt, now_us)
+                    self._release(redrive, sys.maxsize)
+        self._answer(receipt, self._end(key, work, fingerprint, now_us))
 
     def commit(
         self,
@@ -114,7 +111,7 @@ class Transactions:
         now_us: int,
         receipt: TransactionReceipt | None = None,
         begun: Begun = NOT_BEGUN,
-    ) -> Iterator[None]:
+    ) -> Generator[None, None, None]:
         """What is staged under these ids becomes messages, in this order, all of it or nothing, once.
 
         All stages of the key are over with it. Where it is committed already, nothing changes: the answer
@@ -190,22 +187,22 @@ class Transactions:
         text = begun.fingerprint
         if not steps:
             text = Fingerprint.of_totals(key, self._totals(stage_ids)).text(stage_ids)
-        if not redrives:
-            self._end(key, work, text, receipt, now_us)
-            return
-        self._end(key, work, text, None, now_us)
-        state.redriving += 1
-        self._committer.push()
-        try:
-            for _, redrive in redrives:
-                while not redrive.release(REDRIVE_RUNS):
-                    yield
-        finally:  # Whoever goes through this may stop, and the log has it.
-            for _, redrive in redrives:
-                redrive.release(sys.maxsize)
-            state.redriving -= 1
+        done = self._end(key, work, text, now_us)
+        if redrives:
+            state.redriving += 1
+            self._committer.push()
+            try:
+                for _, redrive in redrives:
+                    while not self._release(redrive, REDRIVE_RUNS):
+                        yield
+            finally:  # Whoever goes through this may stop, and the log has it.
+                for _, redrive in redrives:
+                    self._release(redrive, sys.maxsize)
+                state.redriving -= 1
         # What was redriven is there when this is answered.
-        self._answer_repeated(key, stage_ids, receipt, work)
+        self._answer(receipt, done)
+        if redrives:
+            self._committer.push()
 
     def abort(self, key: str, now_us: int) -> None:
         """Whatever is staged for a key goes."""
@@ -213,23 +210,15 @@ class Transactions:
             self._sealer.control({"op": "stage-gone", "key": key}, now_us)
 
     def _answer_repeated(
-        self,
-        key: str,
-        stage_ids: Sequence[str],
-        receipt: TransactionReceipt | None,
-        work: "_Work | None" = None,
+        self, key: str, stage_ids: Sequence[str], receipt: TransactionReceipt | None
     ) -> bool:
-        """Whether a key is committed; then it is answered, for the first time where its `work` is told."""
+        """Whether a key is committed; then it is answered."""
         known = self.stored(key)
         if known is None:
             return False
-        if receipt is not None:
-            text, asked = self._state.fingerprints.get(key, ""), self._asked(key, stage_ids)
-            redriven = work.redriven if work is not None else 0
-            self._answer(receipt, TransactionDone(key, known, work is None, redriven, text, asked))
-            # It may have been committed a moment ago: the answer waits for the same sync.
-            self._committer.want_sync()
-            self._committer.push()
+        text, asked = self._state.fingerprints.get(key, ""), self._asked(key, stage_ids)
+        self._answer(receipt, TransactionDone(key, known, True, 0, text, asked))
+        self._committer.push()
         return True
 
     def _parts(self, key: str, stage_ids: Sequence[str]) -> list[StagePart]:
@@ -302,8 +291,11 @@ class Transactions:
         work.blocks.append(block)
         self._redriven(redrive, block.header.count, work, now_us)
 
-    def _answer(self, receipt: TransactionReceipt, done: TransactionDone) -> None:
-        self._committer.when_synced(lambda error: receipt(error or done))
+    def _answer(self, receipt: TransactionReceipt | None, done: TransactionDone) -> None:
+        """When it is synced, also where it was committed a moment ago and by somebody else."""
+        if receipt is not None:
+            self._committer.when_synced(lambda error: receipt(error or done))
+            self._committer.want_sync()
 
     def _is_gone(self, name: str, identity: str) -> bool:
         """Whether these are repairs of a queue that is no more."""
@@ -376,12 +368,15 @@ class Transactions:
         block = self._sealer.repair_block(queue, redrive.rows, redrive.payload_first, now_us, FLAG_PART)
         work.blocks.append(block)
         work.redriven += count
-        # Payloads of earlier repairs are let go of behind this transaction.
-        self._mark(queue)
 
-    def _end(
-        self, key: str, work: "_Work", fingerprint: str, receipt: TransactionReceipt | None, now_us: int
-    ) -> None:
+    def _release(self, redrive: Redrive, runs_max: int) -> bool:
+        """Some letters come behind the tail; payloads of earlier repairs are let go of behind that."""
+        is_all = redrive.release(runs_max)
+        if self._state.by_number.get(redrive.queue.number) is redrive.queue:  # It may have been deleted.
+            self._mark(redrive.queue)
+        return is_all
+
+    def _end(self, key: str, work: "_Work", fingerprint: str, now_us: int) -> TransactionDone:
         """All blocks and their end into one segment, one behind the other."""
         state = self._state
         fields: dict[str, object] = {"op": "transaction", "key": key, "parts": [it[:3] for it in work.stored]}
@@ -406,9 +401,8 @@ class Transactions:
             stored = state.remember_step(key, Step(steps, last=True), stored, fingerprint)
         elif key:
             state.remember(key, stored, fingerprint)
-        if receipt is not None:
-            told = [self._stored(part) for part in stored]
-            self._answer(receipt, TransactionDone(key, told, False, work.redriven, fingerprint))
+        told = [self._stored(part) for part in stored]
+        return TransactionDone(key, told, False, work.redriven, fingerprint)
 
     def stored(self, key: str) -> list[Stored] | None:
         """Where a committed transaction's messages are; None where the key is not known (any more).

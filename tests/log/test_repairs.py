@@ -1,5 +1,6 @@
 """Repaired payloads in the embedded log: the repair queue beside its queue, over time and through damage."""
 
+import errno
 import os
 import random
 from array import array
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.log.block import HEADER_BYTES, KIND_MESSAGES, MAGIC
-from penstock.log.errors import LogError, StageUnknown
+from penstock.log.errors import LogError, LogFailed, LogRefused, StageUnknown
 from penstock.log.inspect import inspect_log
 from penstock.log.reader import LogReader
 from penstock.log.repairs import cut_batch, left_over, repair_queue_of, runs_of
@@ -19,7 +20,7 @@ from penstock.log.transactions import REDRIVE_RUNS
 from penstock.model.batch import Batch
 from penstock.model.ranges import RangeMap
 from penstock.model.words import Outcome
-from tests.log.contract_rig import open_slices
+from tests.log.contract_rig import named, open_slices
 from tests.log.test_retention import KEEP_NOTHING, Rig
 
 
@@ -310,7 +311,7 @@ def test_a_commit_that_is_left_behind_its_blocks_is_carried_out(tmp_path: Path) 
     steps = log.engine.committing("k", [stage], log.now_us)
     for _ in range(MANY // REDRIVE_RUNS + 1):
         next(steps)
-    del steps
+    steps.close()
     assert ready(log, "orders") == repaired
 
 
@@ -370,3 +371,66 @@ def test_a_queue_that_is_deleted_between_the_turns_of_a_commit_and_made_again(tm
     assert not log.engine.damage
     found = log.engine.describe("orders")
     assert (found.ready, found.dead, found.offset_end) == (0, 1, 1)
+
+
+def test_letters_that_died_one_by_one_and_are_neighbours_are_redriven_in_turns(tmp_path: Path) -> None:
+    log = Rig(tmp_path, {}, LogSettings())
+    log.send("orders", named("m", MANY))
+    log.take("orders")
+    for offset in range(MANY):
+        log.now_us += 1
+        log.engine.settle("orders", "ann", Outcome.REJECT, [(offset, offset + 1)], log.now_us)
+    repaired = {i: b"repaired %d" % i for i in range(MANY)}
+    stage = staged_repairs(log, "k", "orders", repaired)
+    steps = log.engine.committing("k", [stage], log.now_us)
+    next(steps)
+    _, held = log.engine._state.queues["orders"].pending.held_counts()
+    assert held == REDRIVE_RUNS
+    for _ in steps:
+        log.turn()
+    assert ready(log, "orders") == repaired
+
+
+def test_what_a_commit_redrives_turn_by_turn_is_told_and_lets_go_of_earlier_payloads(tmp_path: Path) -> None:
+    log = Rig(tmp_path, {}, LogSettings())
+    stage, repaired = scattered(log)
+    log.engine.commit("k", [stage], log.now_us)
+    log.settle("orders", Outcome.REJECT, log.take("orders"))
+    log.turn()
+    stage = staged_repairs(log, "again", "orders", dict.fromkeys(repaired, b"again"))
+    steps = log.engine.committing("again", [stage], log.now_us)
+    log.engine.changed()
+    before = 0
+    for _ in steps:
+        log.turn()
+        found = log.engine.describe("orders").ready
+        assert log.engine.changed() == (["orders"] if before < found else [])
+        before = found
+    log.turn()
+    assert log.engine.changed() == ["orders"]
+    payloads = log.engine._state.queues[repair_queue_of("orders")].pending
+    assert sum(end - first for first, end in payloads.unsettled(0, payloads.tail)) == MANY
+    assert set(ready(log, "orders").values()) == {b"again"}
+
+
+@pytest.mark.parametrize("turns", [1, MANY // REDRIVE_RUNS + 2])
+@pytest.mark.parametrize("end", ["fails", "closes"])
+def test_a_log_that_ends_between_the_turns_of_a_commit_says_so(tmp_path: Path, turns: int, end: str) -> None:
+    log = Rig(tmp_path, {}, LogSettings())
+    stage, _ = scattered(log)
+    came: list[TransactionDone | LogError] = []
+    steps = log.engine.committing("k", [stage], log.now_us, came.append)
+    for _ in range(turns):
+        next(steps)
+    log.writer.wait()
+    if end == "fails":
+        log.engine._committer.fail(OSError(errno.EIO, "broken"))
+    else:
+        log.engine.close(log.now_us)
+    with pytest.raises(LogFailed if end == "fails" else LogRefused):
+        list(steps)
+    assert not came
+    log.engine.abandon()
+    log.open()
+    found = log.engine.describe("orders")
+    assert (found.ready, found.dead) == ((0, 2 * MANY) if turns == 1 else (MANY, MANY))
