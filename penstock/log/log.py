@@ -140,7 +140,6 @@ class Log:
         self._ticked_us = 0
         self._unsynced_us = 0  # how long, by ticks
         self._closed = False
-        self._gone_end = 0  # behind the last block that says that a queue, or a stage, is no more
         self.deleted: deque[str] = deque(maxlen=DELETED_MAX)
         """Names of queues that were deleted, for whoever shows queues, and clears it."""
         # Of those who want to hear when all is synced, while settlements wait for room.
@@ -443,7 +442,7 @@ class Log:
         for number in self._state.delete(numbers):
             self._dirty.pop(number, None)
         self.deleted += queues
-        self._gone_end = self._committer.position
+        self._state.gone_end = self._committer.position
 
     def append(self, queue: str, batch: Batch, now_us: int, receipt: Receipt | None = None) -> None:
         """Messages for a queue, which is made where there is none."""
@@ -545,18 +544,15 @@ class Log:
         try:
             with self._reading():
                 for _ in steps:
-                    self._gone_end = self._committer.position
                     yield
                     self._check()  # It may have failed, or been closed, in between.
         finally:
             steps.close()
-        self._gone_end = self._committer.position
 
     def abort(self, key: str, now_us: int) -> None:
         """Whatever is staged for a key goes; `confirm` tells when it has."""
         self._check()
         self._transactions.abort(key, now_us)
-        self._gone_end = self._committer.position
 
     def stages(self, key: str) -> list[StageInfo]:
         """What is staged for a key, and synced."""
@@ -1024,9 +1020,11 @@ class Log:
         """
         self._seal_all(now_us)
         if self._committer.waits_for_room:
-            by_number = self._state.by_number
-            if self._committer.synced < self._gone_end or not all(
-                by_number[it].is_settled_for_good(span.end_offset) for it, span in spans.items()
+            state = self._state
+            has_rows = state.segments.stage_queue in spans
+            gone_end = max(state.gone_end, state.rows_gone_end if has_rows else 0)
+            if self._committer.synced < gone_end or not all(
+                state.by_number[it].is_settled_for_good(span.end_offset) for it, span in spans.items()
             ):
                 return False
             call(None)
@@ -1065,7 +1063,8 @@ class Log:
             self._unsynced_us = 0
             self._sealer.lazy_us = 0
             self._committer.want_sync()
-        self._end_stages(now_us)
+        if not self._committer.waits_for_room:  # It could not be synced, and retention would wait for it.
+            self._end_stages(now_us)
         self._committer.tick()
         self.flush(now_us)
 

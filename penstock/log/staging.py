@@ -145,6 +145,7 @@ class Staging:
 
     def _go_on(self, error: LogFailed | None) -> None:
         """Some more of what waits, when what went before is synced."""
+        error = error or self._committer.failed  # Somebody else has just found out.
         if error is not None:
             for job in self._jobs:
                 job.receipt(error)

@@ -135,6 +135,8 @@ class LogState:
         self._keys: dict[str, Keys] = {}  # by their kinds
         self.unfinished: dict[str, tuple[int, list[StoredPart]]] = {}  # steps that are stored, and where
         self.stages = OpenStages()
+        self.gone_end = 0  # behind the last block that says that a queue is no more
+        self.rows_gone_end = 0  # the same of a stage, and its rows
         self.redriving = 0  # commits that the log has and the rooms have not: no snapshot is taken
         self._rows_lost: list[tuple[int, int, str]] = []  # of the stage queue, and why
         self.readers: dict[ReaderKey, ReaderInfo] = {}

@@ -208,6 +208,7 @@ class Transactions:
         """Whatever is staged for a key goes."""
         if self._state.stages.drop(key):
             self._sealer.control({"op": "stage-gone", "key": key}, now_us)
+            self._state.rows_gone_end = self._committer.position
 
     def _answer_repeated(
         self, key: str, stage_ids: Sequence[str], receipt: TransactionReceipt | None
@@ -395,7 +396,8 @@ class Transactions:
         for block in work.blocks:
             self._sealer.add(block, sync=True)
         self._committer.add(end, control, sync=True)
-        state.stages.drop(key)
+        if state.stages.drop(key):
+            state.rows_gone_end = self._committer.position
         stored = work.stored
         if steps:
             stored = state.remember_step(key, Step(steps, last=True), stored, fingerprint)

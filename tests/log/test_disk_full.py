@@ -25,6 +25,7 @@ from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.policy import Policies
 from penstock.model.words import Outcome
+from tests.log.folders import no_receipt
 from tests.log.inline import InlineWorker
 from tests.log.simdisk import SimDisk, SimFile
 
@@ -580,7 +581,9 @@ def test_a_watermark_for_which_there_is_no_room_is_an_error(tmp_path: Path) -> N
 class Stalled(Rig):
     """A log whose last group waits for room, though some of its segments could go."""
 
-    def __init__(self, disk: SimDisk, retention_seconds: int, free_bytes: int) -> None:
+    def __init__(
+        self, disk: SimDisk, retention_seconds: int, free_bytes: int, *, staged: bool = False
+    ) -> None:
         self.disk = disk
         self.writer, self.keeper = InlineWorker(), InlineWorker()
         policies = Policies({"*": {"retention-seconds": retention_seconds}})
@@ -598,6 +601,8 @@ class Stalled(Rig):
             )
 
         super().__init__(opener)
+        if staged:
+            self.engine.stage("key", [("orders", Batch.of([b"staged"]))], self.now_us, no_receipt)
         for _ in range(12):
             self.append(20)
             self.consume(20)
@@ -640,6 +645,30 @@ def test_a_full_disk_frees_itself() -> None:
     rig.disk = after
     rig.reopen()
     assert rig.drain() == rig.sent - rig.settled
+
+
+@pytest.mark.parametrize("end", ["nobody commits it", "aborted", "commit refused"])
+def test_a_stage_that_ends_while_the_disk_is_full_does_not_keep_it_so(end: str) -> None:
+    """That it is over cannot be synced before there is room, and only its own rows have to wait for that."""
+    rig = Stalled(SimDisk(), retention_seconds=7200, free_bytes=100, staged=True)
+    (stage,) = rig.engine.stages("key")
+    if end == "aborted":
+        rig.engine.abort("key", rig.now_us)
+    elif end == "commit refused":
+        with pytest.raises(DiskFull):
+            rig.engine.commit("key", [stage.stage], rig.now_us)
+    for _ in range(2):
+        rig.now_us += 3600 * 1_000_000
+        rig.try_for(10)
+    assert not rig.engine.full
+    assert not rig.engine.stages("key")
+    rig.append(3)
+    rig.turn()
+    assert not rig.waiting
+    rig.disk = rig.disk.crash(random.Random(1))
+    rig.disk.capacity_bytes = None
+    rig.reopen()
+    rig.assert_nothing_lost()
 
 
 def test_a_round_of_trimming_that_had_begun_before_the_disk_was_full_does_not_stop_the_next() -> None:
