@@ -110,6 +110,17 @@ def test_bounds_of_a_body_and_of_all_stages(start_broker: StartBroker) -> None:
         assert stage(api, "d", lines({"value": "x" * 3000}), queue="q").problem == "body-too-large"
 
 
+def test_queues_that_there_may_not_be_are_refused_at_once(start_broker: StartBroker) -> None:
+    broker = start_broker("--limits-queues-max", "1")
+    with Api(broker.ports["http"]) as api:
+        api.send("there", b"x")
+        assert stage(api, "a", lines({"value": "x"}), queue="there").status == 200
+        refused = stage(api, "a", lines({"value": "x"}), queue="one-too-many")
+        assert (refused.problem, "queues-max" in refused.json["detail"]) == ("conflict", True)
+        told = api.get("/openapi.json")["paths"]["/v1/stages"]["post"]["responses"]
+        assert "(conflict)" in told[str(refused.status)]["description"]
+
+
 def test_the_bound_counts_what_was_there_before_a_restart(start_broker: StartBroker) -> None:
     broker = start_broker("--http-stages-bytes-max", "4000")
     with Api(broker.ports["http"]) as api:

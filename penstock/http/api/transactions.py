@@ -139,7 +139,7 @@ ROUTES: Final = (
             help=f'{BATCH_BODY.help} Without the parameter queue, each message has "queue" beside these. '
             'With redrive, each has "offset", and no "ttl" and "retries".',
         ),
-        problems=("unsupported-media-type", "not-installed", "disk-full", "queue-not-found"),
+        problems=("unsupported-media-type", "not-installed", "conflict", "disk-full", "queue-not-found"),
     ),
     Route(
         "POST /v1/transactions",
@@ -175,7 +175,7 @@ ROUTES: Final = (
         "How a transaction stands.",
         schema.ref("Transaction"),
         params=(_KEY_IN_PATH,),
-        problems=("transaction-not-found",),
+        problems=("transaction-not-found", "conflict"),
     ),
     Route(
         "DELETE /v1/transactions/{key}",
