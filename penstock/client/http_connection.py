@@ -34,7 +34,6 @@ class HttpConnection:
         """Connect, after which there is no other connection."""
         self.close()
         sock = open_socket(address, context, self._connect_seconds)
-        sock.settimeout(self._answer_seconds)
         host, port = ("localhost", None) if isinstance(address, UnixAddress) else (address.host, address.port)
         self._http = http.client.HTTPConnection(host, port)
         self._http.auto_open = 0  # connections are made here only
@@ -43,10 +42,17 @@ class HttpConnection:
         self._hangup.register(sock, HANGUP)
 
     def ask(
-        self, method: str, target: str, body: bytes | memoryview | None, headers: Mapping[str, str]
+        self,
+        method: str,
+        target: str,
+        body: bytes | memoryview | None,
+        headers: Mapping[str, str],
+        answer_seconds: float | None = None,
     ) -> http.client.HTTPResponse:
         """What is answered to a request; its body is still to be read."""
         assert self._http is not None
+        if self._http.sock is not None:
+            self._http.sock.settimeout(answer_seconds or self._answer_seconds)
         words = dict(headers)
         pieces: bytes | memoryview | Iterable[memoryview] | None = body
         if body is not None and len(body) > PIECE_BYTES:

@@ -1,7 +1,7 @@
 """URLs: which protocol, which addresses, with TLS or without.
 
     phpmq://127.0.0.1:9100             TCP; without a port, the protocol's own
-    rq://a:13700,b:13700,c             several, in order of preference
+    rq://a:13700,b:13700,c             several, in order of preference; each may have its scheme: rq://a,rq://b
     phpmqs://broker.example            TLS
     phpmq+unix:///run/penstock.sock    a Unix socket
     http://127.0.0.1:9180              the HTTP API, likewise; https:// with TLS
@@ -55,10 +55,12 @@ def target_of(url: str) -> Target:
     if "@" in rest:
         # Said without the URL: what stands before the sign may be a password.
         raise NotSupported(f"a {scheme} URL has no user and no password; use {scheme}://HOST:PORT")
-    hosts = rest.removesuffix("/")
-    if any(sign in hosts for sign in "/?#"):
+    hosts = [text.strip().removeprefix(f"{scheme}://").removesuffix("/") for text in rest.split(",")]
+    if any("://" in text for text in hosts):
+        raise NotSupported(f"{url!r}: several addresses have one scheme; use {scheme}://HOST:PORT for all")
+    if any(sign in text for text in hosts for sign in "/?#"):
         raise NotSupported(f"{url!r}: nothing can follow the addresses; use {scheme}://HOST:PORT")
-    addresses = (_tcp(url, text, PORTS[protocol]) for text in hosts.split(","))
+    addresses = (_tcp(url, text, PORTS[protocol]) for text in hosts)
     return Target(protocol, tuple(dict.fromkeys(addresses)), tls)
 
 

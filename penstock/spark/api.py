@@ -4,6 +4,10 @@ A call is made again where the connection breaks or the broker says that it cann
 that grow, until `retry_seconds` have passed since it last answered: a broker that restarts does not end a
 query. Every call here may be repeated: reading changes nothing, and what writes is idempotent by its key.
 
+Where the URL names several front-ends of a cluster, the first that answers is asked. One that does not, or
+says that it cannot, is passed over: at once where the connection is refused, otherwise after `PASS_SECONDS`,
+and for `AVOID_SECONDS` all of this process ask the others first.
+
 Rules that always hold:
   * One connection, used by one thread at a time and kept open between calls. One that the broker has closed
     meanwhile is found out before anything is written.
@@ -26,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.client.errors import reason_of
 from penstock.client.http_connection import HttpConnection, target_of_request
 from penstock.client.url import parse_url
+from penstock.common.address import Address
 from penstock.errors import PenstockError
 from penstock.spark.options import RETRY_SECONDS_DEFAULT, TOKEN_VARIABLE
 
@@ -38,6 +43,14 @@ ANSWER_SECONDS: Final = 60.0
 
 PAUSE_SECONDS_MIN: Final = 0.1
 PAUSE_SECONDS_MAX: Final = 2.0
+PASS_SECONDS: Final = 3.0
+"""How long one of several brokers has to take a connection, and to say something then."""
+
+PASS_ANSWER_SECONDS: Final = 10.0
+"""And to answer a question that asks for little. Only questions: what writes may take longer, and no other is
+asked to do it while it may be done yet."""
+
+AVOID_SECONDS: Final = 30.0
 FIRST_CONTACT_SECONDS: Final = 5.0
 """Nobody who has mistyped a URL should wait longer than this to be told so."""
 
@@ -51,6 +64,8 @@ _URN: Final = "urn:penstock:"
 Answer = Any  # what the JSON of an answer says; docs/http.md has every shape
 
 log = logging.getLogger("penstock.spark")
+
+_failed_at: dict[str, float] = {}  # by address: when it did not answer; for all of this process
 
 
 class BrokerError(PenstockError):
@@ -124,7 +139,9 @@ class Broker:
         self.token = token
         self.retry_seconds = retry_seconds
         self._target = parse_url(url, "http")
-        self._http = HttpConnection(CONNECT_SECONDS, ANSWER_SECONDS)
+        self._is_several = len(self._target.addresses) > 1
+        self._at = self._target.addresses[0]  # who is asked
+        self._http = HttpConnection(PASS_SECONDS if self._is_several else CONNECT_SECONDS, ANSWER_SECONDS)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Broker, (self.url, self.token, self.retry_seconds)
@@ -161,10 +178,11 @@ class Broker:
     ) -> Answer:
         """The JSON of the answer (None where it has no body), however often it takes to get one."""
         target = _target(segments, query)
+        seconds = PASS_ANSWER_SECONDS if self._is_several and method == "GET" else ANSWER_SECONDS
         patience = Patience(self.retry_seconds)
         while True:
             try:
-                with self._exchange(method, target, body, media) as response:
+                with self._exchange(method, target, body, media, seconds) as response:
                     content = response.read()
             except Interrupted as error:
                 patience.failed(error)
@@ -181,7 +199,12 @@ class Broker:
 
     @contextmanager
     def _exchange(
-        self, method: str, target: str, body: bytes | memoryview | None, media: str
+        self,
+        method: str,
+        target: str,
+        body: bytes | memoryview | None,
+        media: str,
+        seconds: float = ANSWER_SECONDS,
     ) -> Iterator[http.client.HTTPResponse]:
         """A request and the answer to it, if that is not a no. Leaving before its end ends the connection."""
         headers = {"Content-Type": media} if body is not None else {}
@@ -189,38 +212,71 @@ class Broker:
             headers["Authorization"] = f"Bearer {self.token}"
         whole = False
         try:
-            response = self._present().ask(method, target, body, headers)
+            response = self._present().ask(method, target, body, headers, seconds)
             if response.status >= 400:
                 raise self._no(response.status, response.read())
             yield response
             whole = response.isclosed()
         except ssl.SSLCertVerificationError as error:
             raise BrokerError(
-                f"{self.url}: the certificate there cannot be trusted ({error.verify_message}); "
+                f"{self._where}: the certificate there cannot be trusted ({error.verify_message}); "
                 "SSL_CERT_FILE can name a file with who has signed it"
             ) from None
         except (OSError, http.client.HTTPException) as error:
-            raise Interrupted(f"{self.url}: no broker answers there ({_why(error)})") from None
+            _failed_at[str(self._at)] = time.monotonic()
+            raise Interrupted(f"{self._where}: no broker answers there ({_why(error, seconds)})") from None
+        except Interrupted:
+            _failed_at[str(self._at)] = time.monotonic()
+            raise
         finally:
             if not whole:
                 self.close()
 
+    @property
+    def _where(self) -> str:
+        """Who is asked, as people write it."""
+        return self._name_of(self._at) if self._is_several else self.url
+
+    def _name_of(self, address: Address) -> str:
+        return f"{'https' if self._target.tls else 'http'}://{address}"
+
     def _present(self) -> HttpConnection:
         """A connection that is there, as far as can be seen."""
-        if not self._http.is_open:
-            (address,) = self._target.addresses
-            self._http.open(address, ssl.create_default_context() if self._target.tls else None)
-        return self._http
+        if self._http.is_open:
+            return self._http
+        if not self._is_several:
+            self._open(self._at)
+            return self._http
+        whys: list[str] = []
+        for address in sorted(self._target.addresses, key=_is_avoided):
+            try:
+                self._open(address)
+                # Whoever takes a connection need not be alive enough to say something.
+                self._http.ask("GET", "/healthz", None, {}, PASS_SECONDS).read()
+            except ssl.SSLCertVerificationError:
+                raise
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                _failed_at[str(address)] = time.monotonic()
+                whys.append(f"{self._name_of(address)} ({_why(error, PASS_SECONDS)})")
+                continue
+            _failed_at.pop(str(address), None)
+            return self._http
+        raise Interrupted(f"no broker answers: {', '.join(whys)}")
+
+    def _open(self, address: Address) -> None:
+        self._at = address
+        self._http.open(address, ssl.create_default_context() if self._target.tls else None)
 
     def _no(self, status: int, content: bytes) -> BrokerError:
         fields = self._json(status, content)
         detail = str(fields.get("detail", f"status {status}")) if isinstance(fields, dict) else ""
         if status in BUSY:
-            return Interrupted(f"{self.url}: {detail}")
+            return Interrupted(f"{self._where}: {detail}")
         if status in (401, 403):
             detail += f"; the option token says who you are, or {TOKEN_VARIABLE} where the driver runs"
         name = str(fields.get("type", "")).removeprefix(_URN) if isinstance(fields, dict) else ""
-        return Refused(f"{self.url}: {detail}", status, name, fields)
+        return Refused(f"{self._where}: {detail}", status, name, fields)
 
     def _json(self, status: int, content: bytes) -> Answer:
         try:
@@ -229,7 +285,7 @@ class Broker:
             if status in BUSY:
                 return {}
             raise BrokerError(
-                f"{self.url}: whoever answers there is no Penstock broker's HTTP API (status {status}); "
+                f"{self._where}: whoever answers there is no Penstock broker's HTTP API (status {status}); "
                 "say with the option url where that is"
             ) from None
 
@@ -272,9 +328,14 @@ def _target(segments: tuple[str, ...], query: dict[str, object]) -> str:
     return target_of_request(("v1", *segments), query)
 
 
-def _why(error: Exception) -> str:
+def _is_avoided(address: Address) -> bool:
+    failed_at = _failed_at.get(str(address))
+    return failed_at is not None and time.monotonic() - failed_at < AVOID_SECONDS
+
+
+def _why(error: Exception, seconds: float) -> str:
     if isinstance(error, (http.client.RemoteDisconnected, http.client.IncompleteRead)):
         return "it has closed the connection"
     if isinstance(error, TimeoutError) and not error.errno:
-        return f"nothing came for {ANSWER_SECONDS:g} s"
+        return f"nothing came for {seconds:g} s"
     return reason_of(error)

@@ -69,11 +69,9 @@ class WrongOption(PenstockError):
 
 def _url(text: str) -> str:
     try:
-        target = parse_url(text, "http")
+        parse_url(text, "http")
     except NotSupported as error:
         raise WrongOption(str(error)) from None
-    if len(target.addresses) > 1:
-        raise WrongOption("name one broker, as in http://HOST:9180")
     return text
 
 

@@ -1,0 +1,222 @@
+"""Several addresses: whoever answers is asked, to plan, to read and to write; nobody is waited for long."""
+
+import pickle
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.spark import api
+from penstock.spark.api import Broker, Refused, Unreachable
+from penstock.spark.options import BATCH, read_options
+from penstock.spark.reading import BatchReader, Piece
+from penstock.spark.source import schema_of
+from penstock.spark.writing_transaction import Transaction
+from tests.cluster.processes import site
+from tests.http.api import Api
+from tests.server.harness import BrokerProcess, until
+from tests.spark.rig import PATIENCE_SECONDS, Cutter, Gathering, Queues, send, values
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_known() -> Iterator[None]:
+    api._failed_at.clear()
+    yield
+    api._failed_at.clear()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def urls(*ports: int) -> str:
+    return ",".join(f"http://127.0.0.1:{port}" for port in ports)
+
+
+def test_one_that_is_not_there_is_passed_over(broker: BrokerProcess) -> None:
+    send(broker, "addresses.one", values(3))
+    dead, alive = free_port(), broker.ports["http"]
+    for url in (urls(dead, alive), urls(alive, dead), f"http://127.0.0.1:{dead},127.0.0.1:{alive}"):
+        asking = Broker(url, retry_seconds=0)
+        there = pickle.loads(pickle.dumps(asking))
+        for one in (asking, there, asking.in_haste()):
+            assert one.get("offsets", queues="addresses.one")["queues"][0]["offset_end"] == 3
+            one.close()
+    asking = Broker(urls(dead, alive))
+    with pytest.raises(Refused, match=f"^http://127.0.0.1:{alive}: there is no queue 'nowhere'"):
+        asking.get("queues", "nowhere")
+    asking.close()
+
+
+def test_one_that_says_nothing_is_passed_over(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "PASS_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        asking = Broker(urls(port, broker.ports["http"]), retry_seconds=0)
+        assert asking.get("offsets", queues="nowhere") == {"queues": [], "next": None}
+        asking.close()
+        # Who comes next asks the other one first.
+        taken, _ = silent.accept()
+        taken.close()
+        silent.settimeout(0)
+        another = Broker(asking.url, retry_seconds=0)
+        assert another.get("offsets", queues="nowhere") == {"queues": [], "next": None}
+        another.close()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+        alone = Broker(urls(port, free_port()), retry_seconds=0)
+        with pytest.raises(Unreachable, match=r"nothing came for 0.2 s"):
+            alone.get("offsets")
+
+
+def test_all_down_is_one_error_that_names_them() -> None:
+    first, second = free_port(), free_port()
+    with pytest.raises(Unreachable) as ending:
+        Broker(urls(first, second), retry_seconds=0.1).get("offsets")
+    assert str(ending.value) == (
+        f"no broker answers: http://127.0.0.1:{first} (Connection refused), "
+        f"http://127.0.0.1:{second} (Connection refused); tried for 0.1 s. "
+        "Is the broker running, and is the option url right?"
+    )
+
+
+class Unable(BaseHTTPRequestHandler):
+    """A front-end that is there, and cannot do it now."""
+
+    protocol_version = "HTTP/1.1"
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        body = b'{"detail": "this front-end has no leader"}'
+        self.send_response(200 if self.path == "/healthz" else 503)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_one_that_says_that_it_cannot_is_passed_over(broker: BrokerProcess) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Unable) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        asking = Broker(urls(server.server_port, broker.ports["http"]), retry_seconds=20)
+        try:
+            assert asking.get("offsets", queues="nowhere") == {"queues": [], "next": None}
+            assert Unable.asked == ["/healthz", "/v1/offsets?queues=nowhere"]
+        finally:
+            asking.close()
+            server.shutdown()
+            serving.join()
+
+
+def test_one_that_goes_while_it_is_read_from_is_replaced(broker: BrokerProcess) -> None:
+    sent = [b"%06d" % n + b"x" * 94 for n in range(20_000)]
+    for at in range(0, len(sent), 1000):
+        send(broker, "addresses.read", sent[at : at + 1000])
+    with Cutter(broker.ports["http"], [900_000]) as first, Cutter(broker.ports["http"], []) as second:
+        said = {"url": urls(first.port, second.port), "subscribe": "addresses.read", "engine": "http"}
+        reading = BatchReader(read_options(said, BATCH), schema_of("messages"))
+        (piece,) = reading.partitions()
+        assert len(first.asked("/offsets")) == 1
+        offsets = [offset for batch in reading.read(piece) for offset in batch.column("offset").to_pylist()]
+        assert first.cut == 1
+        assert len(second.asked("/log")) == 1
+    assert offsets == list(range(20_000))
+
+
+def test_front_ends_of_a_cluster_replace_each_other(tmp_path: Path) -> None:
+    with site(tmp_path) as brokers:
+        follower = brokers.follower()
+        (leader,) = (front for front in brokers.fronts if front is not follower)
+        send(leader, "addresses.cluster", values(500))
+        url = urls(leader.ports["http"], follower.ports["http"])
+        asking = Broker(url)
+        transaction = Transaction(asking, "addresses/1")
+        stage = transaction.stage(memoryview(arrow(values(10, 500))), "addresses.cluster")
+        reading, pieces = planned(url)
+        leader.kill()
+        # What was planned there is read here, and what was staged there is committed here.
+        assert read(reading, pieces) == values(500)
+        transaction.commit([stage], "do it again, and they are")
+        assert read(*planned(url)) == values(510)
+        asking.close()
+
+
+def arrow(payloads: list[bytes]) -> bytes:
+    batch = pa.record_batch({"value": pa.array(payloads, pa.binary())})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def planned(url: str) -> tuple[BatchReader, Sequence[Piece]]:
+    reading = BatchReader(
+        read_options({"url": url, "subscribe": "addresses.cluster"}, BATCH), schema_of("messages")
+    )
+    return reading, reading.partitions()
+
+
+def read(reading: BatchReader, pieces: Sequence[Piece]) -> list[bytes]:
+    return [row for piece in pieces for it in reading.read(piece) for row in it.column("value").to_pylist()]
+
+
+# --- with Spark ------------------------------------------------------------------------------------
+
+
+def test_spark_reads_and_writes_with_a_list(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    queues = Queues(spark, broker)
+    queues.send("addresses.spark", values(100))
+    with Cutter(broker.ports["http"], []) as second:
+        with Cutter(broker.ports["http"], []) as first:
+            queues.url = urls(free_port(), first.port, second.port)
+            assert queues.values("addresses.spark") == Counter(values(100))
+            rows = spark.createDataFrame([(value,) for value in values(20)], "value binary")
+            writing = rows.write.format("penstock").option("url", queues.url)
+            writing.option("queue", "addresses.written").mode("append").save()
+            query = (
+                queues.stream("addresses.spark", startingOffsets="earliest", reader="addresses")
+                .select("value")
+                .writeStream.format("penstock")
+                .options(url=queues.url, queue="addresses.copied", checkpointLocation=str(tmp_path / "copy"))
+                .start()
+            )
+            gathering = Gathering(
+                queues.stream("addresses.spark", startingOffsets="earliest"), "list", tmp_path / "list"
+            )
+            gathering.wait(100)
+            until(lambda: copied(broker) == 100, "the first copies", PATIENCE_SECONDS)
+            assert not second.asked("/offsets")
+        # The one that was asked is gone: reading, planning, committing and holding go on with the other one.
+        queues.send("addresses.spark", values(100, 100))
+        try:
+            gathering.wait(200)
+            assert gathering.of("addresses.spark") == Counter(values(200))
+            until(lambda: copied(broker) == 200, "the copies", PATIENCE_SECONDS)
+            assert second.asked("/offsets")
+        finally:
+            gathering.query.stop()
+            query.stop()
+    queues.url = f"http://127.0.0.1:{broker.ports['http']}"
+    assert queues.values("addresses.written") == Counter(values(20))
+    assert queues.values("addresses.copied") == Counter(values(200))
+
+
+def copied(broker: BrokerProcess) -> int:
+    with Api(broker.ports["http"]) as api:
+        rows = api.get("/v1/offsets", queues="addresses.copied")["queues"]
+    return int(rows[0]["offset_end"]) if rows else 0
