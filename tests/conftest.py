@@ -62,6 +62,7 @@ FIRST = (
     "log/test_contract.py",
     "log/test_damage.py",
     "spark/test_speculation.py",
+    "spark/test_cluster.py",
     "cluster/test_rules.py",
     "dashboard/test_readers_page.py",
     "top/test_top.py",

@@ -1,4 +1,4 @@
-"""Cluster: Spark's own standalone cluster on this machine, as far as speculative tasks need one.
+"""Cluster: Spark's own standalone cluster on this machine.
 
 Spark never runs a second try of a task on the host of the first. So neither `local[2]` nor
 `local-cluster[2,1,1024]`, whose workers share one host name, ever has a speculative task; two workers that
@@ -25,7 +25,7 @@ class Cluster:
     """A master and a worker of one core on each of `HOSTS`, while the block runs."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> "Cluster":
@@ -34,7 +34,7 @@ class Cluster:
             self.url = self._said(master, r"Starting Spark master at (spark://\S+)")
             for host in HOSTS:
                 arguments = ("--host", host, "--cores", "1", "--memory", "1g", "--webui-port", "0")
-                work = ("--work-dir", str(self._folder / host))
+                work = ("--work-dir", str(self.folder / host))
                 log = self._start(f"worker-{host}", WORKER, *arguments, *work, self.url)
                 self._said(log, r"(Successfully registered) with master")
         except BaseException:
@@ -51,7 +51,7 @@ class Cluster:
     def _start(self, name: str, *command: str) -> Path:
         home = Path(pyspark.__file__).parent
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}
-        log = self._folder / f"{name}.log"
+        log = self.folder / f"{name}.log"
         with log.open("wb") as output:
             self._processes.append(
                 subprocess.Popen(

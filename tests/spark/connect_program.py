@@ -3,19 +3,25 @@ and copies it to two others, QUEUE.batch and QUEUE.stream.
 
     python connect_program.py URL QUEUE CHECKPOINT TABLE
 
-Nothing is registered. What it has read it prints as JSON.
+Nothing is registered. What it has read it prints as JSON. Spark's event log is in CHECKPOINT.events.
 """
 
 import json
 import sys
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 
 def main(url: str, queue: str, checkpoint: str, table: str) -> None:
+    events = Path(f"{checkpoint}.events")
+    events.mkdir()
     spark = (
         SparkSession.builder.remote("local[2]")
         .config("spark.ui.enabled", "false")
+        .config("spark.eventLog.enabled", "true")
+        .config("spark.eventLog.compress", "false")
+        .config("spark.eventLog.dir", events.as_uri())
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.python.unix.domain.socket.enabled", "true")
         .getOrCreate()

@@ -39,7 +39,14 @@ def restart(broker: BrokerProcess) -> None:
     broker.start()
 
 
-def send(broker: BrokerProcess, queue: str, values: Iterable[bytes], **columns: Sequence[int | None]) -> None:
+def send(
+    broker: BrokerProcess,
+    queue: str,
+    values: Iterable[bytes],
+    *,
+    token: str | None = None,
+    **columns: Sequence[int | None],
+) -> None:
     """Messages in one batch; `columns` are `ttl` and `retries`."""
     arrays = {"value": pa.array(list(values), pa.binary())}
     arrays |= {name: pa.array(column, pa.int64()) for name, column in columns.items()}
@@ -47,7 +54,7 @@ def send(broker: BrokerProcess, queue: str, values: Iterable[bytes], **columns: 
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
-    with Api(broker.ports["http"]) as api:
+    with Api(broker.ports["http"], token) as api:
         reply = api.ask(
             "POST",
             f"/v1/queues/{quote(queue, safe='')}/batch",
@@ -71,7 +78,7 @@ class Queues:
         self.url = url_of(broker)
 
     def send(self, queue: str, payloads: Iterable[bytes], **columns: Sequence[int | None]) -> None:
-        send(self.broker, queue, payloads, **columns)
+        send(self.broker, queue, payloads, token=None, **columns)
 
     def batch(self, subscribe: str | None = None, schema: str | None = None, **options: object) -> DataFrame:
         reading = self.spark.read.format("penstock").option("url", self.url)

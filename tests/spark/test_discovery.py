@@ -11,7 +11,8 @@ from pathlib import Path
 import pyspark_penstock
 from penstock.spark import PenstockDataSource
 from tests.http.api import Api
-from tests.server.harness import ROOT, BrokerProcess
+from tests.server.harness import ROOT
+from tests.spark.conftest import StartBroker
 from tests.spark.rig import send, url_of, values
 
 RUN_SECONDS = 180
@@ -51,14 +52,23 @@ def test_it_can_be_found_where_pyarrow_is_missing() -> None:
     assert (done.returncode, done.stdout) == (0, "penstock\n"), done.stderr
 
 
-def test_spark_connect_reads_and_writes(broker: BrokerProcess, api: Api, tmp_path: Path) -> None:
-    send(broker, "connect", values(100))
+def test_spark_connect_reads_and_writes(start_broker: StartBroker, tmp_path: Path) -> None:
+    """With the token in the environment of the server: what a client says is in Spark's event log."""
+    token = "kept-to-ourselves-0123456789"
+    broker = start_broker(config=f'[[http.tokens]]\nname = "spark"\nrole = "admin"\ntoken = "{token}"\n')
+    send(broker, "connect", values(100), token=token)
     arguments = [url_of(broker), "connect", str(tmp_path / "checkpoint"), str(tmp_path / "table")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}
     done = subprocess.run(
         [sys.executable, Path(__file__).with_name("connect_program.py"), *arguments],
         cwd=tmp_path,
-        env={**environment, "PYSPARK_PYTHON": sys.executable},
+        env={
+            **environment,
+            "PYSPARK_PYTHON": sys.executable,
+            "PENSTOCK_TOKEN": token,
+            # Otherwise Connect's port is always the same, and whoever tests beside us has it, too.
+            "SPARK_TESTING": "1",
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -71,6 +81,10 @@ def test_spark_connect_reads_and_writes(broker: BrokerProcess, api: Api, tmp_pat
     assert read["batch"] == sent
     assert read["stream"] == sent
     assert "no option 'subscrib'; did you mean 'subscribe'?" in read["refusal"]
-    for copy in ("connect.batch", "connect.stream"):
-        messages = api.get(f"/v1/queues/{copy}/messages", limit=1000)["messages"]
-        assert [base64.b64decode(message["value_base64"]).decode() for message in messages] == sent
+    with Api(broker.ports["http"], token) as api:
+        for copy in ("connect.batch", "connect.stream"):
+            messages = api.get(f"/v1/queues/{copy}/messages", limit=1000)["messages"]
+            assert [base64.b64decode(message["value_base64"]).decode() for message in messages] == sent
+    events = b"".join(path.read_bytes() for path in tmp_path.glob("*.events/**/events_*"))
+    assert b"connect.stream" in events
+    assert token.encode() not in events
