@@ -24,7 +24,7 @@ Rules that always hold:
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -74,9 +74,9 @@ class Adoption:
             yield start + skip, run.row + skip, run.row + min(run.length, end - start)
 
 
-def adoption_parts(runs: Iterable[Run]) -> list[Buffer]:
+def adoption_parts(runs: Sequence[Run]) -> list[Buffer]:
     """The body of an adoption block."""
-    return [memoryview(array("q", column)).cast("B") for column in zip(*runs, strict=True)]
+    return [memoryview(array("q", [run[at] for run in runs])).cast("B") for at in range(4)]
 
 
 def read_adoption(header: Header, body: memoryview) -> Adoption:

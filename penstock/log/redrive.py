@@ -13,6 +13,7 @@ Between the last two, memory is behind the log: no snapshot may be taken (`LogSt
 from array import array
 from itertools import islice
 
+from penstock.log.adoption import Run
 from penstock.log.ledger import Ledger
 from penstock.log.queue import LogQueue
 from penstock.log.repairs import MARK, runs_of
@@ -32,6 +33,7 @@ class Redrive:
         self.rows = Ledger()
         self.taken: list[tuple[int, int]] = []
         """Which of the offsets these are, as ranges of their indexes: their payloads come in that order."""
+        self.staged: list[Run] = []  # where these are, if they were staged
         self.payload_first = 0  # where the first of these is in the repair queue
         self._tail = 0
 

@@ -268,6 +268,8 @@ class Segment:
         """The block that has been put at the end has messages whose columns are elsewhere."""
         header = adoption.header
         named = [(run.row, run.row + run.length) for run in adoption.runs]
+        if len(named) > 10 * NAMES_MAX:  # To look for the smallest gaps among them would take too long.
+            named = [(min(named)[0], max(end for _, end in named))]
         self.names = merged([*self.names, *named], NAMES_MAX)
         count, size = self.adopted.get(header.queue, (0, 0))
         self.adopted = {**self.adopted, header.queue: (count + header.count, size + header.extra)}

@@ -136,7 +136,7 @@ class Transactions:
         receipt: TransactionReceipt | None,
         begun: Begun,
     ) -> Iterator[None]:
-        state = self._state
+        state, segments = self._state, self._state.segments
         if self._answer_repeated(key, stage_ids, receipt):
             return
         steps = state.steps_of(key)
@@ -149,9 +149,15 @@ class Transactions:
         can_be_made = False
         try:
             for part, letters in self._letters(key, self._parts(key, stage_ids)):
-                redrives.append((part, Redrive(state.queues[part.queue], letters, key)))
-                while not redrives[-1][1].hold(REDRIVE_RUNS):
+                redrive = Redrive(state.queues[part.queue], letters, key)
+                redrives.append((part, redrive))
+                while not redrive.hold(REDRIVE_RUNS):
                     yield
+                for lo, hi in redrive.taken:
+                    size = segments.bytes_of(segments.stage_queue, [(part.first + lo, part.first + hi)])
+                    redrive.staged.append(Run(part.first + lo, hi - lo, size, 0))
+                    if not len(redrive.staged) % REDRIVE_RUNS:
+                        yield
             # Some time has gone by: of what was found before, nothing need be as it was.
             if self._answer_repeated(key, stage_ids, receipt):
                 return
@@ -172,7 +178,13 @@ class Transactions:
         work = _Work()
         for part, redrive in redrives:
             redrive.commit()
-            self._adopt_payloads(part, redrive, work, now_us)
+            repair_queue = redrive.queue.repair_queue
+            assert repair_queue is not None
+            block = self._sealer.adoption_block(
+                repair_queue, redrive.staged, part.protocol, now_us, FLAG_PART
+            )
+            work.blocks.append(block)
+            self._redriven(redrive, block.header.count, work, now_us)
         by_queue: dict[str, list[StagePart]] = {}
         for part in parts:
             if part.letters < 0:
@@ -278,19 +290,6 @@ class Transactions:
             check_queue(self._state, name, more)
         # Two blocks for each part, and a row for each letter, at most.
         self._committer.check_room(self._state.gathered_bytes + HEADER_BYTES * (3 * len(parts) + letters + 1))
-
-    def _adopt_payloads(self, part: StagePart, redrive: Redrive, work: "_Work", now_us: int) -> None:
-        """Payloads of dead letters that were staged."""
-        segments, repair_queue = self._state.segments, redrive.queue.repair_queue
-        assert repair_queue is not None
-        runs: list[Run] = []
-        for lo, hi in redrive.taken:
-            first, end = part.first + lo, part.first + hi
-            size = segments.bytes_of(segments.stage_queue, [(first, end)])
-            runs.append(Run(first, end - first, size, 0))
-        block = self._sealer.adoption_block(repair_queue, runs, part.protocol, now_us, FLAG_PART)
-        work.blocks.append(block)
-        self._redriven(redrive, block.header.count, work, now_us)
 
     def _answer(self, receipt: TransactionReceipt | None, done: TransactionDone) -> None:
         """When it is synced, also where it was committed a moment ago and by somebody else."""

@@ -407,7 +407,8 @@ class Steps:
                 assert is_old, f"the stages of {key} are gone, too soon"
                 model.end_stages(key)
                 model.counts["stages lapsed"] += 1
-        if not model.staging and self.engine.failed is None:  # One of those may be young.
+        waits = self.engine.failed is not None or self.engine._committer.waits_for_room
+        if not model.staging and not waits:  # One of those may be young.
             assert not (model.stages and all(old.values())), f"{[*model.stages]} were there for too long"
 
     # --- out -------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Stages and commits that are broken on purpose: what looks for that must find it."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -179,8 +179,8 @@ def test_snapshots_that_leave_something_out_are_caught(
 
 
 def test_runs_that_are_exchanged_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def exchanged(runs: Iterable[Run]) -> list[Buffer]:
-        return adoption_parts(list(runs)[::-1])
+    def exchanged(runs: Sequence[Run]) -> list[Buffer]:
+        return adoption_parts(runs[::-1])
 
     monkeypatch.setattr(sealer, "adoption_parts", exchanged)
     assert_scene_catches("commit")
