@@ -309,11 +309,11 @@ class ReadView:
             self.log = fields["log"]
         elif fields["op"] == "queue":
             self._declare(fields["number"], fields["name"])
-        elif fields["op"] == "stage" and STAGE_QUEUE not in self.queues:
-            self._declare(fields["queue"], STAGE_QUEUE)  # The block that did so is damaged.
         elif fields["op"] == "format" and fields["format"] != FORMAT_STAGES:
             where = self._files.where(segment)
             raise LogRefused(f"{where}: the log has format {fields['format']}, of a newer version than this")
+        elif fields["op"] in ("stage", "format") and STAGE_QUEUE not in self.queues:
+            self._declare(fields["queue"], STAGE_QUEUE)  # The block that did so is damaged, or not there.
         elif fields["op"] == "delete":
             for number in fields["numbers"]:
                 self._delete(number)

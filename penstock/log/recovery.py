@@ -230,7 +230,9 @@ class _Recovery:
                 if header.position != segment.end:
                     self._tell_bytes(segment, segment.end, header.position)
                 segment.note(header)
-                self._adopt(segment, file, header)
+                body = self._runs_of(segment, file, header)
+                if body:
+                    segment.adopt(read_adoption(header, body))
             if segment.size != size:
                 self._tell_bytes(segment, segment.end, base + size)
             segment.size = size
@@ -239,17 +241,15 @@ class _Recovery:
         segment.limit = segment.size
         return segment
 
-    def _adopt(self, segment: Segment, file: File, header: Header) -> memoryview:
-        """Which rows of stages a block of a compacted segment names; the body of such a block. Where that is
-        damaged, whoever wants its messages finds out."""
+    def _runs_of(self, segment: Segment, file: File, header: Header) -> memoryview:
+        """The body of an adoption block of a compacted segment; empty for any other. Where it is damaged,
+        whoever wants its messages finds out."""
         if header.kind != KIND_MESSAGES or not header.flags & FLAG_ELSEWHERE:
             return memoryview(b"")
         try:
-            body = read_body(file, segment.base, header, self._disk.where(segment.name))
+            return read_body(file, segment.base, header, self._disk.where(segment.name))
         except LogDamaged:
             return memoryview(b"")
-        segment.adopt(read_adoption(header, body))
-        return body
 
     # --- blocks ----------------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class _Recovery:
             known = len(state.damage)
             for header in find_headers(file, described.base, described.base, described.end):
                 # Of messages only the header counts, and where they are if that is elsewhere.
-                state.apply(header, self._adopt(described, file, header))
+                state.apply(header, self._runs_of(described, file, header))
             self._name_file(known, described)
         finally:
             file.close()

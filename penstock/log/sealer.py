@@ -72,8 +72,10 @@ class Sealer:
 
     def format(self) -> None:
         """Whoever does not know stages is told so, where there are some, before he comes to anything else."""
-        if self._state.segments.stage_queue:
-            self.control({"op": "format", "format": FORMAT_STAGES}, self._committer.active.time_max_us)
+        number = self._state.segments.stage_queue
+        if number:
+            fields: dict[str, object] = {"op": "format", "format": FORMAT_STAGES, "queue": number}
+            self.control(fields, self._committer.active.time_max_us)
 
     def declare(self, name: str, now_us: int) -> LogQueue:
         """A queue that is there from now on."""

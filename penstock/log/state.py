@@ -437,7 +437,7 @@ class LogState:
         before = header.first_event + lost
         if header.first_event > queue.next_event and not self.begins_late:
             lost += header.first_event - queue.next_event
-        if lost:
+        if lost and queue.number != self.segments.stage_queue:  # Of rows, it is told whose they are.
             self.damage.append(
                 Damage(
                     "",
@@ -579,7 +579,7 @@ class LogState:
         elif operation == "stage-gone":
             self.stages.drop(fields["key"])
         elif operation == "format" and fields["format"] == FORMAT_STAGES:
-            pass
+            self._stage_queue(fields["queue"])
         elif operation == "step":
             self.step(fields["by_us"], header.position)
         elif operation == "damage":

@@ -423,7 +423,7 @@ def test_the_stage_queue_is_known_by_its_stages(tmp_path: Path) -> None:
 
 def test_a_format_that_is_not_known_is_not_read(tmp_path: Path) -> None:
     pen = Pen(tmp_path)
-    pen.control({"op": "format", "format": 2})
+    pen.control({"op": "format", "format": 2, "queue": STAGES})
     with pen.done() as reader:
         assert list(reader.queues()) == ["orders"]
     pen.control({"op": "format", "format": 3})

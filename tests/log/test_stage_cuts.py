@@ -233,7 +233,7 @@ class Scene:
             assert header is not None, f"{at}: no format stands there"
             assert header.kind == KIND_CONTROL, f"{at}: no format stands there"
             fields = read_control(memoryview(data)[header.end - header.body_bytes - base : header.end - base])
-            assert fields == {"op": "format", "format": FORMAT_STAGES}, at
+            assert fields == {"op": "format", "format": FORMAT_STAGES, "queue": fields["queue"]}, at
 
 
 Act = Callable[[Scene], None]

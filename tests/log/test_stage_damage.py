@@ -265,6 +265,8 @@ def test_rows(block: Block, at: int) -> None:
     rows = rows_of(block)
     for files, known in ((STORY.killed, True), (STORY.closed, False)):
         check(flipped(files, block, at), lost_with(rows))
+        told = [it.text for it in open_log(flipped(files, block, at)).damage]
+        assert not any("delivered again" in text for text in told), "nothing ever settles a row"
         check_open(flipped(files, block, at), rows, known=known)
 
 
