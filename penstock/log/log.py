@@ -341,6 +341,7 @@ class Log:
         self._check()
         self._seal_all(now_us)
         self._state.step(by_us, self._committer.position)
+        self._staging.step(by_us)
         self._sealer.control({"op": "step", "by_us": by_us}, now_us)
 
     @property

@@ -51,7 +51,7 @@ from penstock.log.workers import Worker
 log = logging.getLogger("penstock.log")
 
 COMPACT_BELOW = 0.5
-"""A segment is compacted when less than this part of it is left by that."""
+"""A segment is compacted when less than this part of it is left by that, as a rule."""
 
 RUNS_MAX = 5000
 """More than so many living runs of a segment are not listed before a count says that it is worth it."""
@@ -162,16 +162,30 @@ def _worth_compacting(segment: Segment, living: dict[int, tuple[int, int]], stag
     for number, span in segment.spans.items():
         events += span.end_event - span.first_event
         runs, count = living[number]
-        here = span.bytes
-        if number in segment.adopted and not segment.names_itself(stage_queue):
-            here -= segment.adopted[number][1]
+        here = span.bytes - (_elsewhere(segment, number, stage_queue) if number in segment.adopted else 0)
         if count:
             survivors += count
             # Counted in each room, neighbours are two; but there are no more gaps than messages are gone.
             runs = min(runs, span.end_offset - span.first_offset - count + 1)
             # A header for each run, a bound for each message and one more, and the payload.
             left += runs * (HEADER_BYTES + 4) + count * (4 + here / span.count)
-    return survivors < events and left < COMPACT_BELOW * segment.size
+    counts = {number: count for number, (_, count) in living.items()}
+    return survivors < events and left < _limit(segment, counts, stage_queue)
+
+
+def _elsewhere(segment: Segment, number: int, stage_queue: int) -> int:
+    """Bytes of a queue's messages that were staged and are not here, at least."""
+    rows = segment.spans[stage_queue].bytes if segment.names_itself(stage_queue) else 0
+    return max(segment.adopted[number][1] - rows, 0)
+
+
+def _limit(segment: Segment, living: dict[int, int], stage_queue: int) -> int:
+    """How much may be left of it: half; or nearly all, where rows of more bytes go in other segments."""
+    freed = 0.0
+    for number, (count, _) in segment.adopted.items():
+        gone = max(1 - living.get(number, 0) / count, 0)
+        freed += gone * _elsewhere(segment, number, stage_queue)
+    return int(segment.size * (max(COMPACT_BELOW, 1) if freed > segment.size else COMPACT_BELOW))
 
 
 def _bytes_after(state: LogState) -> list[dict[int, int]]:
@@ -378,7 +392,7 @@ class _TooLarge(Exception):
 def compact(disk: Disk, segment: Segment, living: Living, staged: Staged) -> Segment:
     """Write the living messages of a segment as its next generation, which has no name yet."""
     result = Segment(segment.base, segment.generation + 1, 0, 0, sealed=True)
-    result.limit = int(segment.size * COMPACT_BELOW)
+    result.limit = _limit(segment, {it: _total(runs) for it, runs in living.items()}, staged.queue)
     temporary = result.name + TEMPORARY
     target = disk.create(temporary, 0)
     try:

@@ -19,6 +19,7 @@ from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 
 from penstock.log.adoption import Adoption, adopted, read_adoption
@@ -207,7 +208,7 @@ class Segment:
         self.sealed = sealed
         self.spans: dict[int, Span] = {}
         # Messages whose columns are elsewhere: where, in rows of the stage queue; and by queue how many, and
-        # of how many bytes. Neither is changed in place, a snapshot may be about to write it.
+        # of how many bytes. The names are never changed in place, a snapshot may be about to write them.
         self.names: list[tuple[int, int]] = []
         self.adopted: dict[int, tuple[int, int]] = {}
         self.dropped = 0  # events of queues that were deleted, which are in no span any more
@@ -272,7 +273,7 @@ class Segment:
             named = [(min(named)[0], max(end for _, end in named))]
         self.names = merged([*self.names, *named], NAMES_MAX)
         count, size = self.adopted.get(header.queue, (0, 0))
-        self.adopted = {**self.adopted, header.queue: (count + header.count, size + header.extra)}
+        self.adopted[header.queue] = count + header.count, size + header.extra
 
     def names_itself(self, stage_queue: int) -> bool:
         """Whether rows of stages that its messages are made of are in this very segment."""
@@ -569,18 +570,25 @@ class Segments:
         for segment in self.all:
             if not any(a < end and first < b for a, b in segment.names):
                 continue
-            for header in self.headers(segment):
-                if header.kind != KIND_MESSAGES or not header.flags & FLAG_ELSEWHERE:
-                    continue
-                try:
-                    adoption = self._find(segment, header.position)
-                except LogDamaged:
-                    continue  # Told elsewhere: of these messages nothing is known but their offsets.
-                assert isinstance(adoption, Adoption)
+            for adoption in self._adoptions_in(segment):
                 for start, run in zip(adoption.ends, adoption.runs, strict=False):
                     lo, hi = max(first, run.row), min(end, run.row + run.length)
                     if lo < hi:
-                        yield header.queue, start + lo - run.row, start + hi - run.row
+                        yield adoption.header.queue, start + lo - run.row, start + hi - run.row
+
+    def _adoptions_in(self, segment: Segment) -> Iterator[Adoption]:
+        """Those that can be read. Of others nothing is known but the offsets, and that is told elsewhere."""
+        # What was committed a moment ago is not in the file yet, which need not even be there.
+        positions = {at for of, at in self._adoptions if of is segment}
+        with suppress(LogDamaged):
+            for header in self.headers(segment):
+                if header.kind == KIND_MESSAGES and header.flags & FLAG_ELSEWHERE:
+                    positions.add(header.position)
+        for position in sorted(positions):
+            with suppress(LogDamaged):
+                found = self._find(segment, position)
+                assert isinstance(found, Adoption)
+                yield found
 
     def rows_between(self, segment: Segment, start: int, end: int) -> tuple[int, int]:
         """The rows of stages that stand between two log positions, perhaps in blocks that are damaged."""

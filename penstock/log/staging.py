@@ -72,6 +72,11 @@ class Staging:
             return []
         return [(stage.first, queue.next_stored)]
 
+    def step(self, by_us: int) -> None:
+        """The time was put forward: those on their way have as long to wait as they had."""
+        for job in self._jobs:
+            job.info = job.info._replace(time_us=job.info.time_us + by_us)
+
     def stage(
         self,
         key: str,
