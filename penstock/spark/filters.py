@@ -2,8 +2,9 @@
 
 With the option `pushFilters`, Spark tells a batch what its rows must fulfil, all of it together: comparisons
 of one column with values, what it has joined by `or` it keeps to itself. Those on `COLUMNS` are taken over.
-Queues, offsets and times narrow the ranges that are asked for; whatever that leaves is sorted out row by row
-as it comes. What is not taken over, Spark looks at itself, as if nothing had been pushed.
+Queues, offsets and times narrow the ranges that are asked for, one state is asked for alone, and what that
+leaves is sorted out row by row as it comes. What is not taken over, Spark looks at itself, as if nothing had
+been pushed.
 
 Rules that always hold:
   * The same rows come out as without pushing. A value that is null fulfils no comparison, nor its opposite.
@@ -45,6 +46,9 @@ COLUMNS: Final = {
     "reason": str,
 }
 """What conditions may be about, and of which kind its values are. Only `reason` may be null."""
+
+STATES: Final = ("ready", "held", "dead")
+"""What the broker can be asked for of the view `state`."""
 
 GAP_MAX: Final = 2000
 """Rows that nobody wants between others, up to which both are read in one go: another request costs more."""
@@ -132,6 +136,15 @@ class Where:
             return 0, 0
         first, end = wanted[0][0], wanted[-1][1]
         return (None if first <= 0 else first), (None if end == _MOST else max(end, 0))
+
+    def state(self) -> str | None:
+        """How all rows stand, where a condition says that in one word that the broker knows."""
+        for condition in self._on("state"):
+            values: Any = getattr(condition, "value", None)
+            words = list(values) if isinstance(condition, In) else [values]
+            if isinstance(condition, (EqualTo, EqualNullSafe, In)) and len(words) == 1 and words[0] in STATES:
+                return str(words[0])
+        return None
 
     def rows(self, batch: "pa.RecordBatch", names: Sequence[str]) -> "pa.RecordBatch":
         """The rows of a batch that are wanted; `names` are those of its columns."""

@@ -225,6 +225,7 @@ class Scan:
             "identity": part.identity or None,
             "columns": ",".join(self._columns),
             "fail_on_loss": options.fail_on_data_loss,
+            "state": self.where.state() if options.view == "state" else None,
         }
 
     def _follow(self, queue: str, at: int, batch: "pa.RecordBatch") -> int:

@@ -199,6 +199,9 @@ def test_the_state_of_every_kind(broker: BrokerProcess, api: Api) -> None:
             assert row["expires"] == (datetime.fromisoformat(expires) if expires else None)
         assert rows[HELD]["consumer"] != rows[LOOKED_INTO]["consumer"]
         assert (rows[TTL]["retries"], rows[REQUEUED]["attempts"]) == (7, 1)
+        for state in ("ready", "held", "dead"):
+            only = table(api, queue, view="state", state=state).to_pylist()
+            assert only == [row for row in rows.values() if row["state"] == state]
         some = table(api, queue, view="state", start=2, end=6)
         assert some.to_pylist() == [rows[offset] for offset in (2, 3, 4, 5)]
 
@@ -456,7 +459,9 @@ def test_columns_in_the_order_of_the_question(api: Api, large: str, view: str, c
         ({"columns": "event"}, "the view messages has no column 'event'; it has queue, offset, id, value"),
         ({"view": "events", "columns": "offset,value"}, "the view events has no column 'value'"),
         ({"fail_on_loss": 1}, "fail_on_loss"),
-        ({"stat": 1}, "did you mean 'start'"),
+        ({"view": "state", "state": "gone"}, "use one of ready, held, dead"),
+        ({"view": "events", "state": "dead"}, "'state': the view events does not tell how messages stand"),
+        ({"strt": 1}, "did you mean 'start'"),
     ],
 )
 def test_wrong_parameters_are_named(api: Api, query: dict[str, Any], named: str) -> None:

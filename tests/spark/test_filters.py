@@ -149,6 +149,26 @@ def test_ranges(conditions: list[Filter], spans: list[tuple[int, int]]) -> None:
     assert Where(tuple(conditions)).spans("offset", 5, 100_000) == spans
 
 
+STATE = ("state",)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "state"),
+    [
+        ([], None),
+        ([EqualTo(STATE, "dead")], "dead"),
+        ([EqualTo(OFFSET, 1), IsNotNull(STATE), EqualNullSafe(STATE, "held")], "held"),
+        ([In(STATE, ("ready",))], "ready"),
+        ([In(STATE, ("ready", "dead"))], None),
+        ([Not(EqualTo(STATE, "dead"))], None),
+        ([EqualTo(STATE, "delayed")], None),
+        ([StringStartsWith(STATE, "dead")], None),
+    ],
+)
+def test_one_state_is_asked_for_alone(conditions: list[Filter], state: str | None) -> None:
+    assert Where(tuple(conditions)).state() == state
+
+
 @pytest.mark.parametrize(
     "condition",
     [
@@ -288,6 +308,7 @@ def test_the_columns_of_the_other_views_are_pushed(
     until(lambda: offsets(state.where("state = 'dead'")) == [1], "a dead letter")
     until(lambda: len(offsets(state.where("state = 'ready'"))) == 18, "the consumer has gone")
     listened.ranges()
+    assert {it.get("state") for it in listened.cutter.asked("/log")} == {"dead", "ready"}
     assert offsets(state.where("state in ('dead', 'held')")) == [1]
     assert offsets(state.where("state <> 'ready' and reason = 'rejected'")) == [1]
     assert offsets(state.where("reason is not null")) == [1]

@@ -75,6 +75,7 @@ class Wanted(NamedTuple):
     columns: tuple[str, ...]
     fail_on_loss: bool
     identity: str | None = None  # None: whatever has that name
+    state: str | None = None  # of the view state: how messages stand; None: any
 
 
 class Range(NamedTuple):
@@ -98,8 +99,10 @@ class Asking:
         if identity not in (None, answer.fields["row"]["identity"]):
             raise QueueDeleted(self._queue)
 
-    def states(self, start: int, end: int, identity: str) -> Runs:
-        return self._wait(ask_states(self._link, self._queue, start, end, STATE_RUNS_MAX, identity=identity))
+    def states(self, start: int, end: int, identity: str, only: str | None) -> Runs:
+        return self._wait(
+            ask_states(self._link, self._queue, start, end, STATE_RUNS_MAX, only, identity=identity)
+        )
 
     def _wait(self, question: Coroutine[Any, Any, T]) -> T:
         # The link has a bound of its own; this one is for a loop that has ended meanwhile.
@@ -107,6 +110,11 @@ class Asking:
 
 
 async def get_log(call: Call) -> Response:
+    if call["state"] is not None and call["view"] != "state":
+        raise Problem(
+            "bad-request",
+            f"query parameter 'state': the view {call['view']} does not tell how messages stand; use state",
+        )
     wanted = Wanted(
         call["queue"],
         call["view"],
@@ -115,6 +123,7 @@ async def get_log(call: Call) -> Response:
         _columns(call["view"], call["columns"]),
         call["fail_on_loss"],
         call["identity"],
+        call["state"],
     )
     stream = call.site.readers.stream(walk, wanted, Asking(call.site, wanted.queue))
     try:
@@ -235,7 +244,9 @@ def _batches(
     if wanted.view == "state":
         from penstock.http.reading.state import state_batches
 
-        batches = partial(state_batches, ask=lambda start: asking.states(start, served.end, identity))
+        batches = partial(
+            state_batches, ask=lambda start: asking.states(start, served.end, identity, wanted.state)
+        )
     else:
         batches = events_batches if wanted.view == "events" else messages_batches
     return schema, batches(
@@ -359,6 +370,7 @@ ROUTES: Final = (
             ),
             FAIL_ON_LOSS,
             IDENTITY,
+            Param("state", kinds.Word(("ready", "held", "dead")), "of the view state: only these"),
         ),
         problems=("queue-not-found", "queue-deleted", "offsets-missing", "not-installed"),
         answer_media=ARROW_MEDIA,
