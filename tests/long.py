@@ -44,6 +44,7 @@ RUNS = {
     "cut": PYTEST + "tests/client/test_cut.py",
     "streams": PYTEST + "tests/nats/test_stream_log.py tests/nats/test_replica.py",
     "faults": PYTEST + "tests/cluster/test_faults.py",
+    "spark": "python -m tests.spark.large {seed}",
 }
 """The commands, for a seed."""
 
