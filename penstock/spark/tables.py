@@ -81,7 +81,8 @@ def table_schema(properties: Mapping[str, str]) -> StructType:
         for name, text in properties.items()
         if name.lower().startswith(_OPTION)
     }
-    if "token" in options or "@" in options.get("engine", ""):
+    engine = options.get("engine", "")
+    if "token" in options or ("@" in engine and not engine.startswith("file:")):
         raise WrongOption(
             "a table's options stay in Spark's catalog, where others see them: leave the secret out, and set "
             f"{TOKEN_VARIABLE} where the driver runs; for the option engine there is credentials"

@@ -220,8 +220,11 @@ def test_a_table_is_judged_when_it_is_made(options: dict[str, str], words: str) 
     assert "'t'" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("options", [{"reader": "nightly"}, {"view": "state"}, {"maxOffsetsPerTrigger": "5"}])
-def test_a_table_may_be_for_streams_or_batches_alone(options: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{"reader": "nightly"}, {"view": "state"}, {"maxOffsetsPerTrigger": "5"}, {"engine": "file:/mnt/a@b"}],
+)
+def test_a_table_may_be_for_streams_or_batches_alone_or_for_both(options: dict[str, str]) -> None:
     schema = table_schema(properties(subscribe="orders", **options))
     lowered = {name.lower(): text for name, text in options.items()}
     assert options_to_read({}, schema) == {"subscribe": "orders", **lowered}
@@ -239,6 +242,25 @@ def test_a_table_keeps_its_options_and_nothing_else() -> None:
 
 
 # --- tokens ----------------------------------------------------------------------------------------
+
+
+def test_spark_shows_no_options_of_a_table(sql: Statements) -> None:
+    # Of a table with columns nobody asks us, so that Spark's catalog has the token. It does not tell.
+    secret = "token 'kept-to-ourselves'"
+    sql(f"create table tables_secret (value string) using penstock options (URL, queue 'x', {secret})")
+    for statement in (
+        "describe extended",
+        "describe table extended",
+        "show create table",
+        "show tblproperties",
+    ):
+        said = str(sql(f"{statement} tables_secret"))
+        assert "kept-to-ourselves" not in said, statement
+    said = sql.refusal("insert into tables_secret values ('a')") + sql.refusal("select * from tables_secret")
+    assert "kept-to-ourselves" not in said
+    refused = sql.refusal(f"create table tables_refused using penstock options (URL, queue 'x', {secret})")
+    assert "leave the secret out" in refused
+    assert "kept-to-ourselves" not in refused
 
 
 def test_a_token_comes_from_the_environment(

@@ -1,6 +1,7 @@
 """Batches into queues: what rows become, what is refused, and how rows become stages."""
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -95,6 +96,18 @@ def test_a_transaction_id_makes_a_write_count_once(queues: Queues, api: Api) -> 
     for _ in range(2):
         write(numbered(queues, 100), queues, queue="write.once")
     assert queues.values("write.once") == Counter(values(100) * 3)
+
+
+def test_a_thread_writes_that_has_been_given_a_session(queues: Queues) -> None:
+    frame = numbered(queues, 100)
+
+    def work() -> None:
+        queues.spark.createDataFrame([], "value string")
+        write(frame, queues, queue="write.thread")
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
+    assert queues.values("write.thread") == Counter(values(100))
 
 
 # --- what is refused -------------------------------------------------------------------------------
