@@ -285,12 +285,13 @@ class LogReader:
                 continue
             offset, tries = bounds(segment.spans[known.number], False)[1], 0
 
-    def offset_at(self, queue: str, time_us: int, *, events: bool = False) -> int:
+    def offset_at(self, queue: str, time_us: int, *, events: bool = False, living: bool = False) -> int:
         """The first offset (or event number) from that time on; the end of the queue where there is none.
 
+        With `living`, also of what compacting has left, from before the log is complete.
         Times are those of blocks, and taken to grow: a clock that was set back makes this less exact.
         """
-        return self._steadily(queue, lambda known: self._offset_at(known, time_us, events))
+        return self._steadily(queue, lambda known: self._offset_at(known, time_us, events, living))
 
     def _steadily(self, queue: str, look: Callable[[QueueView], T]) -> T:
         """What is seen of a queue when no file goes away meanwhile."""
@@ -302,7 +303,7 @@ class LogReader:
                 self.refresh()
         raise self._changing()
 
-    def _offset_at(self, known: QueueView, time_us: int, events: bool) -> int:
+    def _offset_at(self, known: QueueView, time_us: int, events: bool, living: bool) -> int:
         segments = known.segments(self._view.segments, events)
         row = bisect_left(segments, time_us, key=lambda segment: self._begins_us(segment, known, events))
         start, end = (
@@ -312,7 +313,8 @@ class LogReader:
         for segment in segments[max(row - 1, 0) :]:
             for header in self._rows(segment, known.number, -1, events):
                 if header.time_us >= time_us and (events or header.kind == KIND_MESSAGES):
-                    return max(start, header.first_event if events else header.first_offset)
+                    found = header.first_event if events else header.first_offset
+                    return found if living else max(start, found)
         return end
 
     def _begins_us(self, segment: Segment, known: QueueView, events: bool) -> int:

@@ -122,8 +122,7 @@ def position_at(broker: Broker, options: ReadOptions, queue: str, time_us: int) 
     """The first position from a time on; the end of the queue where there is none."""
     moment = _EPOCH + timedelta(microseconds=min(time_us, TIME_US_MAX))
     time = f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z"
-    view = "events" if options.view == "events" else "messages"
-    position: int = broker.get("queues", queue, "offset", time=time, view=view)["offset"]
+    position: int = broker.get("queues", queue, "offset", time=time, view=options.view)["offset"]
     return position
 
 

@@ -87,3 +87,28 @@ def test_what_retention_has_taken_is_not_named(engine: Log, tmp_path: Path) -> N
         assert 0 < start <= 200
         assert reader.offset_at("q", 0) == start
         assert reader.offset_at("q", time_of(25)) == 250
+
+
+def test_what_lives_on_before_the_log_is_complete_is_found_by_those_who_want_it(
+    engine: Log, tmp_path: Path
+) -> None:
+    later = time_of(COUNT)
+    taken = [(s.first_offset + s.lo, s.first_offset + s.hi) for s in engine.take("q", "me", 200, later)]
+    settled = [(max(first, 0), end) for first, end in taken if not first <= 15 < end]
+    (kept,) = [(first, end) for first, end in taken if first <= 15 < end]
+    settled += [(first, end) for first, end in ((kept[0], 15), (16, kept[1])) if first < end]
+    engine.settle("q", "me", Outcome.ACK, sorted(settled), later)
+    engine.flush(later)
+    engine.wait()
+    for step in range(6):
+        engine.trim(later + (step + 1) * SECOND_US)
+        engine.wait()
+    with LogReader(str(tmp_path)) as reader:
+        start = reader.queues()["q"].offset_start
+        assert 15 < start <= 200
+        assert reader.kept_from("q", 0) == 15
+        assert reader.offset_at("q", 0) == start
+        assert reader.offset_at("q", 0, living=True) == 15
+        assert reader.offset_at("q", time_of(1), living=True) == 15
+        assert 15 < reader.offset_at("q", time_of(1) + 1, living=True) <= 200
+        assert reader.offset_at("q", time_of(25), living=True) == 250

@@ -29,8 +29,14 @@ from pyspark.sql.datasource import (
 
 from penstock import connect
 from penstock.spark.filters import GAP_MAX, Where, is_taken
+from penstock.spark.options import BATCH, read_options
+from penstock.spark.reading import FilteringReader
+from penstock.spark.source import schema_of
+from tests.http.api import Api
 from tests.server.harness import BrokerProcess, until
-from tests.spark.rig import Cutter, Queues, send, values
+from tests.spark.conftest import StartBroker
+from tests.spark.rig import PATIENCE_SECONDS, Cutter, Queues, send, url_of, values
+from tests.spark.test_read_stream import KEEP_NOTHING, offset_start
 
 SETTING = "spark.sql.python.filterPushdown.enabled"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -186,6 +192,23 @@ def test_one_state_is_asked_for_alone(conditions: list[Filter], state: str | Non
 )
 def test_what_is_not_taken_over_stays_with_spark(condition: Filter) -> None:
     assert not is_taken(condition)
+
+
+def test_what_lives_is_found_by_its_time_however_old_it_is(start_broker: StartBroker) -> None:
+    broker = start_broker("--log-segment-bytes", "65536", config=KEEP_NOTHING)
+    send(broker, "old", values(1))
+    with connect(f"phpmq://127.0.0.1:{broker.ports['phpmq']}") as mq, Api(broker.ports["http"]) as api:
+        next(mq.consume("old", prefetch=1))
+        for first in range(1, 2001, 200):
+            send(broker, "old", [value + b"x" * 300 for value in values(200, first)])
+        api.post("/v1/queues/old/purge")
+        until(lambda: offset_start(api, "old") > 0, "retention takes something", PATIENCE_SECONDS)
+        for options in ({}, {"startingTimestamp": "2001-01-01"}):
+            said = {"url": url_of(broker), "subscribe": "old", "view": "state", **options}
+            reading = FilteringReader(read_options(said, BATCH), schema_of("state"))
+            assert reading.pushFilters([GreaterThan(TIME, EPOCH), EqualTo(("state",), "held")]) == []
+            rows = [it.to_pylist() for piece in reading.partitions() for it in reading.read(piece)]
+            assert [[row["offset"] for row in some] for some in rows] == [[0]]
 
 
 # --- with Spark ------------------------------------------------------------------------------------

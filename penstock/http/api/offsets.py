@@ -102,18 +102,18 @@ def _row(reader: LogReader, name: str) -> dict[str, Any]:
 
 
 async def get_offset(call: Call) -> Response:
-    offset = await call.site.readers.run(_offset_at, call["queue"], call["time"], call["view"] == "events")
+    offset = await call.site.readers.run(_offset_at, call["queue"], call["time"], call["view"])
     if offset is None:
         # Nothing of it is synced, so that its first offset is yet to come; or there is no such queue.
         await call.site.link.call("queue", {"queue": call["queue"]})
     return answer_json({"offset": offset or 0})
 
 
-def _offset_at(reader: LogReader, queue: str, time_us: int, events: bool) -> int | None:
+def _offset_at(reader: LogReader, queue: str, time_us: int, view: str) -> int | None:
     if reader.queue(queue) is None:
         return None
     try:
-        return reader.offset_at(queue, time_us, events=events)
+        return reader.offset_at(queue, time_us, events=view == "events", living=view == "state")
     except LogRefused:  # The files were replaced, and it is not in the new ones.
         return None
 
@@ -198,8 +198,9 @@ ROUTES: Final = (
             Param("time", Moment(), "the time", required=True),
             Param(
                 "view",
-                kinds.Word(("messages", "events")),
-                "whether to look among messages or among events",
+                kinds.Word(("messages", "events", "state")),
+                "whether to look among messages, among events, or among what lives, which is kept while "
+                "others of its time are not",
                 default="messages",
             ),
         ),
