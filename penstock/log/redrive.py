@@ -5,7 +5,8 @@ There may be a hundred thousand, each of them alone, and the loop must not stand
     hold      some of them in each turn are taken out of their room. To everybody they are dead letters that
               somebody looks at: nobody else gets them, a snapshot has them as dead, and so has the next start
     commit    the rows that say that they are redriven go into the log, in the group of their transaction
-    release   some of them in each turn come behind the tail, with their payloads
+    release   some of them in each turn come behind the tail, with their payloads, to the places that were
+              next when they were committed, as after a restart: whatever else has come there since then
 
 Between the last two, memory is behind the log: no snapshot may be taken (`LogState.redriving`).
 """
@@ -17,8 +18,8 @@ from penstock.log.adoption import Run
 from penstock.log.ledger import Ledger
 from penstock.log.queue import LogQueue
 from penstock.log.repairs import MARK, runs_of
-from penstock.model.life import Event, Reason, State
-from penstock.model.pending import REDRIVEN, Hold
+from penstock.model.life import Event
+from penstock.model.pending import NEAR, REDRIVEN, Hold, Place
 
 
 class Redrive:
@@ -35,7 +36,8 @@ class Redrive:
         """Which of the offsets these are, as ranges of their indexes: their payloads come in that order."""
         self.staged: list[Run] = []  # where these are, if they were staged
         self.payload_first = 0  # where the first of these is in the repair queue
-        self._tail = 0
+        self._place = Place(0, 0)
+        self._place_end = -NEAR
 
     def hold(self, runs_max: int) -> bool:
         """Take some more of those that are dead, and that nobody holds; whether that was all."""
@@ -72,8 +74,9 @@ class Redrive:
         repair_queue = self.queue.repair_queue
         assert repair_queue is not None
         self.payload_first = repair_queue.pending.tail
-        self._tail = self.queue.pending.tail
-        self.rows.move_behind(self._tail)
+        pending = self.queue.pending
+        self._place = Place(pending.tail, pending.reserve_places(len(self._pieces)) - 1)
+        self.rows.move_behind(pending.tail)
 
     def release(self, runs_max: int) -> bool:
         """Let some more of them go behind the tail; whether that was all."""
@@ -83,7 +86,10 @@ class Redrive:
         del self._pieces[:runs_max]
         for first, end in some:
             pending.release(first, end, self._consumer)
-            pending.move(State.DEAD, Event.REDRIVEN, first, end, None, Reason.NONE, 0, self._tail)
+            if not 0 <= first - self._place_end < NEAR:  # They share a place where they do after a restart.
+                self._place = self._place._replace(number=self._place.number + 1)
+            self._place_end = end
+            pending.back(first, end, self._place)
             pending.note(first, end, REDRIVEN)
             queue.weight.come_back(first, end)
             queue.put_repair(first, end, at - first)

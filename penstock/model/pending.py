@@ -438,6 +438,12 @@ class Pending:
         self._place_end = end
         return place
 
+    def reserve_places(self, count: int) -> int:
+        """So many places behind all others, for what comes there later: the number of the first."""
+        self._place = None
+        self._places_given += count
+        return self._places_given - count + 1
+
     def mark(self) -> Mark:
         """Where the queue stands: what comes, dies or is moved from now on is behind that."""
         self._place = None
