@@ -20,7 +20,7 @@ from penstock.log.errors import LogDamaged, LogRefused
 from penstock.log.mapped import MappedSegments
 from penstock.log.repairs import STAGE_QUEUE, repair_queue_of
 from penstock.log.segments import Index, Segment, Span, parse_segment_name
-from penstock.log.snapshot import read_snapshot, snapshot_positions
+from penstock.log.snapshot import positions_in, read_snapshot
 from penstock.log.state import FORMAT_STAGES, lost_name
 
 log = logging.getLogger("penstock.log")
@@ -125,11 +125,13 @@ class ReadView:
 
     # --- the first time ----------------------------------------------------------------------------
 
-    def begin(self, disk: Disk, on_disk: dict[int, int], end: int) -> None:
-        """What the newest readable snapshot before `end` says, and the blocks after it."""
-        for position in snapshot_positions(disk):
-            if position > end:
-                continue
+    def begin(self, disk: Disk, names: list[str], end: int) -> None:
+        """What the newest readable snapshot says, and the blocks after it, up to `end`, where none is behind.
+
+        Of what was there when the `names` were taken: later snapshots may have replaced all of these.
+        """
+        on_disk = newest_generations(names)
+        for position in positions_in(names):
             try:
                 meta, _ = read_snapshot(disk, position)
             except LogDamaged as error:

@@ -643,10 +643,9 @@ class LogReader:
     def _follow(self, synced: int) -> None:
         # The names are taken after the watermark: every segment before it has its name by then.
         names = self._disk.names()
-        on_disk = newest_generations(names)
         end = max([synced, *positions_in(names)])
-        if not self._view.follow(on_disk, end):
+        if not self._view.follow(newest_generations(names), end):
             self._files.close()
             view = ReadView(self._files)
-            view.begin(self._disk, on_disk, end)
+            view.begin(self._disk, names, end)
             self._view = view

@@ -30,7 +30,7 @@ from penstock.log.errors import LogDamaged, LogError, LogRefused
 from penstock.log.log import Log, open_log
 from penstock.log.overlay import LogChanging, OverlayDisk, replayed
 from penstock.log.reader import Block, LogReader, OffsetsMissing, ReaderQueue
-from penstock.log.results import StageInfo, Stored
+from penstock.log.results import StageInfo, Stored, TransactionDone
 from penstock.log.segments import parse_segment_name
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
@@ -218,6 +218,49 @@ def test_cuts_cover_a_range_in_pieces_of_so_many_bytes(tmp_path: Path, bytes_max
         with pytest.raises(LogRefused, match="no queue 'none'"):
             reader.cuts("none", 0, 1, 1, 1)
     engine.close(NOW_US + 400)
+
+
+def test_snapshots_that_come_while_the_first_look_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that were listed are gone when they are read, and the others are of later positions."""
+    policies = Policies({"*": {"retention-seconds": 0}})
+    engine = open_log(str(tmp_path), NOW_US, settings=SMALL, policies=policies)
+    sent, now_us = 0, NOW_US
+
+    def work() -> None:
+        nonlocal sent, now_us
+        for _ in range(60):
+            now_us += SECOND_US
+            engine.append("q", batch_of("q", sent, 10), now_us)
+            sent += 10
+            for piece in engine.take("q", "c", 10, now_us):
+                ranges = [(piece.offset_start, piece.offset_end)]
+                engine.settle("q", "c", Outcome.ACK, ranges, now_us)
+            engine.flush(now_us)
+            engine.wait()
+
+    work()
+    engine.trim(now_us)
+    engine.wait()
+    assert segments(tmp_path)[0].name != "00000000000000000000.seg"
+    before = sorted(path.name for path in tmp_path.glob("snapshot-*"))
+    real, looks = RealDisk.names, 0
+
+    def names(disk: RealDisk) -> list[str]:
+        nonlocal looks
+        found = real(disk)
+        looks += 1
+        if looks == 1:
+            work()
+        return found
+
+    monkeypatch.setattr(RealDisk, "names", names)
+    with LogReader(str(tmp_path)) as reader:
+        assert not {path.name for path in tmp_path.glob("snapshot-*")}.intersection(before)
+        assert list(reader.queues()) == ["q"]
+        assert reader.queues()["q"].offset_end == sent
+    engine.close(now_us)
 
 
 def test_a_queue_that_only_the_snapshot_knows_by_name(tmp_path: Path) -> None:
@@ -884,6 +927,12 @@ def staging_writer(folder: str, turns: int, ends: Connection) -> None:
     sent = confirmed = 0
     stages: list[str] = []
 
+    def committed(done: TransactionDone | LogError) -> None:
+        nonlocal confirmed
+        assert isinstance(done, TransactionDone)
+        assert [part.end for part in done.stored] == [done.stored[0].end] * 2
+        confirmed = done.stored[0].end
+
     def staged(info: StageInfo | LogError) -> None:
         assert isinstance(info, StageInfo)
         stages.append(info.stage)
@@ -900,7 +949,7 @@ def staging_writer(folder: str, turns: int, ends: Connection) -> None:
         while len(stages) < wanted:
             engine.wait()
         now_us += SECOND_US
-        engine.commit(key, stages, now_us)
+        engine.commit(key, stages, now_us, committed)
         sent += count
         for queue in ("q", "p"):
             for piece in engine.take(queue, "c", 40, now_us):
@@ -910,14 +959,13 @@ def staging_writer(folder: str, turns: int, ends: Connection) -> None:
         engine.flush(now_us)
         if turn % 3 == 0:
             engine.wait()
-            confirmed = sent
             engine.abort(f"abandoned-{turn - 3}", now_us)
             engine.trim(now_us)
         engine.poll()
         ends.send((confirmed, confirmed))
     engine.wait()
     engine.close(now_us)
-    ends.send((sent, sent))
+    ends.send((confirmed, confirmed))
     ends.close()
 
 
