@@ -102,10 +102,8 @@ def adopted_header(header: Header, stage: Header, offset: int, row: int) -> Head
     return found
 
 
-def moved(expires: Sequence[int] | None, by_us: int) -> "array[int] | None":
+def moved(expires: Sequence[int], by_us: int) -> "array[int]":
     """Expiries that count from another moment."""
-    if expires is None:
-        return None
     return array("q", [it + by_us if it > 0 else it for it in expires])
 
 
@@ -119,12 +117,12 @@ def adopted(adoption: Adoption, stage: Messages, offset: int) -> Messages:
     header.first_offset, header.first_event = header.first_offset + lo, header.first_event + lo
     header.count = header.event_count = hi - lo
     header.protocol = adoption.header.protocol
-    expires = stage.expires[lo:hi] if stage.expires is not None else None
+    later_us = header.time_us - its.time_us
     return Messages(
         header,
         stage.bounds[lo : hi + 1],
         stage.payload,
-        moved(expires, header.time_us - its.time_us),
+        moved(stage.expires[lo:hi], later_us) if stage.expires is not None else None,
         stage.retries[lo:hi] if stage.retries is not None else None,
         None,
     )

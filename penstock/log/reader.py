@@ -90,7 +90,7 @@ class Columns(NamedTuple):
 class Block:
     """A block of one queue, of which the messages (or events) from `lo` to `hi` were asked for."""
 
-    __slots__ = ("body", "header", "hi", "lo", "offset_end", "origin", "stored")
+    __slots__ = ("_expires", "body", "header", "hi", "lo", "offset_end", "origin", "stored")
 
     def __init__(
         self,
@@ -107,6 +107,7 @@ class Block:
         self.origin = origin  # the first digits of the ids of a message block, see ids.py
         self.lo = lo
         self.hi = hi
+        self._expires: memoryview | None = None  # of one that was adopted, when somebody has asked
         self.stored = stored or header  # as it is in the file: a stage block's own, where it was adopted
         self.offset_end = header.offset_end if offset_end is None else offset_end  # of what can be read here
 
@@ -122,9 +123,11 @@ class Block:
         payload = reader.raw(ends[count])
         expires = reader.raw(8 * count).cast("q") if flags & FLAG_EXPIRES else None
         retries = reader.raw(2 * count).cast("h") if flags & FLAG_RETRIES else None
-        if self.stored is not self.header:
-            later = moved(expires, self.header.time_us - self.stored.time_us)
-            expires = memoryview(later) if later is not None else None
+        if expires is not None and self.stored is not self.header:
+            # Once: whoever goes through a block by its runs asks for each of them.
+            if self._expires is None:
+                self._expires = memoryview(moved(expires, self.header.time_us - self.stored.time_us))
+            expires = self._expires
         return Columns(ends, payload, expires, retries)
 
     def messages(self) -> list[bytes]:

@@ -233,6 +233,8 @@ def read(
     found: list[dict[str, object]] = []
     for block in reader.messages("orders", start, end, fail_on_loss=not loss):
         bounds, payload, expires, retries = block.columns()
+        again = block.columns().expires
+        assert again is expires or block.stored is block.header, "expiries are moved once, not for each look"
         header = block.header
         assert header.first_offset + block.hi <= block.offset_end
         assert header.first_event == header.first_offset  # nothing has happened to them but that they came
