@@ -119,7 +119,7 @@ class OpenStages:
     def oldest(self) -> tuple[str, int] | None:
         """The key that nobody has staged anything for for longest, and since when."""
         for key, stages in self._by_key.items():
-            return key, max(stage.info.time_us for stage in stages.values())
+            return key, next(reversed(stages.values())).info.time_us
         return None
 
     def lose(self, first: int, end: int, why: str) -> None:
