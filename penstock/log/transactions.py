@@ -148,7 +148,8 @@ class Transactions:
         redrives: list[tuple[StagePart, Redrive]] = []
         can_be_made = False
         try:
-            for part, letters in self._letters(key, self._parts(key, stage_ids)):
+            parts = self._parts(key, stage_ids)
+            for part, letters in self._letters(key, parts):
                 redrive = Redrive(state.queues[part.queue], letters, key)
                 redrives.append((part, redrive))
                 while not redrive.hold(REDRIVE_RUNS):
@@ -158,10 +159,10 @@ class Transactions:
                     redrive.staged.append(Run(part.first + lo, hi - lo, size, 0))
                     if not len(redrive.staged) % REDRIVE_RUNS:
                         yield
-            # Some time has gone by: of what was found before, nothing need be as it was.
-            if self._answer_repeated(key, stage_ids, receipt):
-                return
-            parts = self._parts(key, stage_ids)
+            if redrives:  # Some time has gone by: of what was found before, nothing need be as it was.
+                if self._answer_repeated(key, stage_ids, receipt):
+                    return
+                parts = self._parts(key, stage_ids)
             self._check_parts(parts, sum(len(redrive.rows) for _, redrive in redrives), bounded=not steps)
             can_be_made = True
         finally:
