@@ -172,6 +172,9 @@ class Checker:
         found = {key: {info.stage: info for info in engine.stages(key)} for key in keys}
         assert sum(map(len, found.values())) == engine.stages_count, f"{found}: others are there too"
         for key, infos in found.items():
+            for stage, staged in list(model.stages.get(key, {}).items()):
+                if not staged.is_safe and stage not in infos:  # A killed process had left it, unsynced.
+                    del model.stages[key][stage]
             ended = [it for it in model.ended if it.key == key]
             told = {stage for it in ended for stage in it.stages} | {*model.stages.get(key, ())}
             while {*model.stages.get(key, ())} != infos.keys() & told:

@@ -234,13 +234,14 @@ class Transaction(NamedTuple):
 class Staged:
     """A part of a transaction; `stage` is its id, which comes with the receipt."""
 
-    __slots__ = ("key", "parts", "stage", "time_us")
+    __slots__ = ("is_safe", "key", "parts", "stage", "time_us")
 
     def __init__(self, key: str, parts: list[tuple[str, Batch]], time_us: int) -> None:
         self.key = key
         self.parts = parts
         self.time_us = time_us
         self.stage = ""
+        self.is_safe = False  # it was promised, or has survived a power cut
 
     @property
     def size(self) -> tuple[int, int]:
@@ -337,6 +338,9 @@ class Model:
 
     def all_safe(self) -> None:
         """Everything that is in the model now must survive."""
+        for stages in self.stages.values():
+            for staged in stages.values():
+                staged.is_safe = True
         self.safe_turn = self.turn
         self.turn += 1
 

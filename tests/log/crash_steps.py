@@ -241,7 +241,7 @@ class Steps:
                 assert isinstance(result, LogFailed), result
                 return
             model.staging.remove(staged)
-            staged.stage = result.stage
+            staged.stage, staged.is_safe = result.stage, True
             assert (result.messages, result.payload_bytes) == staged.size
             assert all(result.stage not in it for it in model.stages.values()), f"{result}: an id for two"
             model.counts["stages"] += 1
