@@ -18,6 +18,7 @@ COLUMNS: Final = (
     Column("position", "Position", "count", help="What it reads next"),
     Column("end", "End", "count", help="What comes next in the queue"),
     Column("lag", "Lag", "count", help="How much it has not read yet"),
+    Column("bytes", "Lag in bytes", "size", help="The payload of that", minor=True),
 )
 VIEWS: Final = {"messages": "Messages, by offset", "events": "Events, by number"}
 
@@ -117,5 +118,6 @@ def _row(queue: Fields) -> Row:
         "position": queue["position"],
         "end": queue["end"],
         "lag": queue["lag"],
+        "bytes": queue["lag_bytes"],
         "state": [["capped", "bad"]] if queue["capped"] else [],
     }

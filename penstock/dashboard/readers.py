@@ -22,6 +22,9 @@ COLUMNS: Final = (
     Column("view", "Reads", help="Messages, or the events of messages"),
     Column("queues", "Queues", "count", help="How many queues it reads"),
     Column("lag", "Lag", "count", help="How much it has not read yet, over all its queues"),
+    Column(
+        "bytes", "Lag in bytes", "size", help="The payload of the messages that it has not read", minor=True
+    ),
     Column("lease", "Lease left", "age", help="How long what it has not read is kept, unless it renews this"),
 )
 
@@ -51,6 +54,12 @@ READERS: Final = Poll(
 def lag_of(reader: Fields) -> int:
     """Over all its queues."""
     return sum(it["lag"] for it in reader["queues"])
+
+
+def lag_bytes_of(reader: Fields) -> int | None:
+    """Likewise; None: it reads events, which have no payload."""
+    sizes = [it["lag_bytes"] for it in reader["queues"] if it["lag_bytes"] is not None]
+    return sum(sizes) if sizes else None
 
 
 def is_capped(reader: Fields) -> bool:
@@ -133,6 +142,7 @@ def _row(reader: Fields, chosen: str) -> Row:
         "view": reader["view"],
         "queues": len(reader["queues"]),
         "lag": lag_of(reader),
+        "bytes": lag_bytes_of(reader),
         "lease": round(reader["lease_seconds_left"]) if holds(reader) else None,
         "row_class": "ps-row-chosen" if reader["name"] == chosen else "",
     }

@@ -79,6 +79,8 @@ def test_lag_is_the_apis_and_moves_with_the_reader(start_broker: StartBroker, vi
             until(same, "the page to show what the API says")
         assert chosen(page) == "nightly"  # which was the furthest behind
         assert cell(page, "Readers", "audit", "view") == "events"
+        assert cell(page, "Readers", "nightly", "bytes") == "1 B"
+        assert cell(page, "Readers", "audit", "bytes") in ("", "–")
         assert cell(page, "Readers", "nightly", "lease").endswith(" min")
         chart = page.get_by_role("img", name="Lag while this page is open: now Lag 1;")
         expect(chart).to_be_visible()

@@ -112,6 +112,7 @@ def test_readers_and_their_lag(broker: BrokerProcess, api: Api) -> None:
     assert api.ask("PUT", "/v1/readers/spark", body).status == 200
     scraped = scrape(api)
     assert scraped["penstock_reader_lag", {"reader": "spark", "queue": "read", "view": "messages"}] == 6
+    assert scraped["penstock_reader_lag_bytes", {"reader": "spark", "queue": "read"}] == 6
     assert 50 < scraped["penstock_reader_lease_seconds", {"reader": "spark"}] <= 60
     assert scraped["penstock_readers", {}] == 1
     assert api.ask("DELETE", "/v1/readers/spark").status == 204
@@ -132,6 +133,7 @@ def test_readers_beyond_the_bound_share_a_label(start_broker: StartBroker) -> No
     assert scraped.labelled("reader") == own | {"(others)"}
     others = {"reader": "(others)", "queue": "(others)", "view": "messages"}
     assert scraped["penstock_reader_lag", others] == 8
+    assert scraped["penstock_reader_lag_bytes", {"reader": "(others)", "queue": "(others)"}] == 8
     assert scraped["penstock_reader_lag", {"reader": "r0999", "queue": "read", "view": "messages"}] == 0
     assert scraped["penstock_readers", {}] == len(names)
 

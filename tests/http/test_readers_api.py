@@ -26,7 +26,7 @@ def without_lease(reader: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_reader_is_shown_with_its_lag(api: Api) -> None:
-    api.send("lag-a", b"1", b"2", b"3")
+    api.send("lag-a", b"1", b"22", b"333")
     api.send("lag-b", b"1")
     reader = held(api, "lag", {"lag-a": 1, "lag-b": 1}, lease_seconds=30)
     assert 25 < reader["lease_seconds_left"] <= 30
@@ -34,13 +34,13 @@ def test_a_reader_is_shown_with_its_lag(api: Api) -> None:
         "name": "lag",
         "view": "messages",
         "queues": [
-            {"queue": "lag-a", "position": 1, "end": 3, "lag": 2, "capped": False},
-            {"queue": "lag-b", "position": 1, "end": 1, "lag": 0, "capped": False},
+            {"queue": "lag-a", "position": 1, "end": 3, "lag": 2, "lag_bytes": 5, "capped": False},
+            {"queue": "lag-b", "position": 1, "end": 1, "lag": 0, "lag_bytes": 0, "capped": False},
         ],
     }
     api.send("lag-b", b"2")
     shown = api.get("/v1/readers/lag")
-    assert [it["lag"] for it in shown["queues"]] == [2, 1]
+    assert [(it["lag"], it["lag_bytes"]) for it in shown["queues"]] == [(2, 5), (1, 1)]
     (listed,) = [it for it in api.get("/v1/readers")["readers"] if it["name"] == "lag"]
     assert without_lease(listed) == without_lease(shown)
     assert api.ask("DELETE", "/v1/readers/lag").status == 204
@@ -62,7 +62,7 @@ def test_events_are_counted_by_their_numbers(api: Api) -> None:
     (queue,) = reader["queues"]
     assert reader["view"] == "events"
     assert queue["end"] == api.get("/v1/queues/told")["event_end"] > 2
-    assert queue["lag"] == queue["end"] - 1
+    assert (queue["lag"], queue["lag_bytes"]) == (queue["end"] - 1, None)
 
 
 def test_an_unknown_queue_is_named_and_nothing_changes(api: Api) -> None:

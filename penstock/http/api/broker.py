@@ -12,6 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 from penstock import __version__
 from penstock.control.frames import Fields
 from penstock.http import schema
+from penstock.http.api.readers import ask_readers
 from penstock.http.app import Call, answer_json, answer_list
 from penstock.http.link import CallRefused, Link
 from penstock.http.problems import Problem
@@ -232,7 +233,7 @@ async def get_metrics(call: Call) -> Response:
     site = call.site
     await site.mirror.refresh()
     engine, _ = await site.link.call("engine")
-    readers, _ = await site.link.call("readers")
+    readers = await ask_readers(site)
     scrape = Scrape(
         rows=list(site.mirror.rows.values()),
         now_us=site.mirror.now_us(),
@@ -240,7 +241,7 @@ async def get_metrics(call: Call) -> Response:
         version=__version__,
         engine=engine,
         connections=await _connections(site.link),
-        readers=readers["readers"],
+        readers=readers,
         requests=dict(site.requests),
         event_streams=site.mirror.subscriber_count,
         mirror_round_seconds=site.mirror.round_seconds,

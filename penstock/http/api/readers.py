@@ -7,18 +7,25 @@ is `capped`.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from starlette.responses import Response
 
+from penstock.control.frames import Fields
 from penstock.http import kinds, schema
 from penstock.http.app import Call, answer_json, answer_list
 from penstock.http.problems import Problem
 from penstock.http.route import Body, Field, Param, Role, Route
+from penstock.http.site import Site
+from penstock.log.errors import LogRefused
+from penstock.log.reader import LogReader
 
 VIEWS: Final = ("messages", "events")
 LEASE_SECONDS: Final = 60
 POSITIONS_MAX: Final = 1000
+BYTES_MAX: Final = 1 << 62
+"""More than any log has: all that a reader has not read is one piece."""
 
 SCHEMAS: Final = {
     "Reader": schema.object_of(
@@ -45,6 +52,11 @@ SCHEMAS: Final = {
                             "minimum": 0,
                             "description": "How much it has not read yet.",
                         },
+                        "lag_bytes": schema.said(
+                            schema.or_null(schema.COUNT),
+                            "The payload of that, as far as it is synced and kept: about, where it is in the "
+                            "middle of messages that were stored together. null: it reads events.",
+                        ),
                         "capped": schema.said(
                             schema.BOOLEAN, "Whether it is so far behind that not all of that is kept for it."
                         ),
@@ -56,9 +68,26 @@ SCHEMAS: Final = {
 }
 
 
+async def ask_readers(site: Site, fields: Fields | None = None) -> list[Fields]:
+    """All readers, or the one that `fields` name."""
+    answer, _ = await site.link.call("readers", fields or {})
+    return await site.readers.run(_weighed, answer["readers"])
+
+
+def _weighed(log: LogReader, readers: list[Fields]) -> list[Fields]:
+    """Readers, with the bytes that they have not read."""
+    for reader in readers:
+        for it in reader["queues"]:
+            it["lag_bytes"] = None if reader["view"] == "events" else 0
+            if it["lag"] and reader["view"] != "events" and log.queue(it["queue"]) is not None:
+                with suppress(LogRefused):  # The files were replaced, and it is not in the new ones.
+                    pieces = log.cuts(it["queue"], it["position"], it["end"], BYTES_MAX, 1)
+                    it["lag_bytes"] = sum(size for _, size in pieces)
+    return readers
+
+
 async def get_readers(call: Call) -> Response:
-    answer, _ = await call.site.link.call("readers")
-    return await answer_list("readers", sorted(answer["readers"], key=_name))
+    return await answer_list("readers", sorted(await ask_readers(call.site), key=_name))
 
 
 def _name(reader: Mapping[str, Any]) -> str:
@@ -67,13 +96,13 @@ def _name(reader: Mapping[str, Any]) -> str:
 
 
 async def get_reader(call: Call) -> Response:
-    answer, _ = await call.site.link.call("readers", {"name": call["name"]})
-    if not answer["readers"]:
+    readers = await ask_readers(call.site, {"name": call["name"]})
+    if not readers:
         raise Problem(
             "reader-not-found",
             f"there is no reader {call['name']!r} (any more); its lease has ended, or it was never there",
         )
-    return answer_json(answer["readers"][0])
+    return answer_json(readers[0])
 
 
 async def put_reader(call: Call) -> Response:
@@ -88,7 +117,8 @@ async def put_reader(call: Call) -> Response:
             "readers_max": call.site.hello["readers_max"],
         },
     )
-    return answer_json(answer["reader"])
+    (reader,) = await call.site.readers.run(_weighed, [answer["reader"]])
+    return answer_json(reader)
 
 
 async def delete_reader(call: Call) -> Response:

@@ -256,11 +256,17 @@ def _reader_families(scrape: Scrape) -> Iterator[Metric]:
         "Messages (or events) that a reader has not read yet.",
         labels=["reader", "queue", "view"],
     )
+    lag_bytes = GaugeMetricFamily(
+        "penstock_reader_lag_bytes",
+        "Payload of the messages that a reader has not read yet.",
+        labels=["reader", "queue"],
+    )
     lease = GaugeMetricFamily(
         "penstock_reader_lease_seconds", "How long a reader still holds retention.", labels=["reader"]
     )
     room = READER_ROWS_MAX
     hidden: dict[str, int] = {}  # by view: the largest lag of those that have no labels of their own
+    hidden_bytes = 0
     for reader in sorted(scrape.readers, key=lambda it: it["name"]):
         own = len(reader["queues"]) <= room and reader["name"] != OTHERS
         room -= len(reader["queues"]) if own else 0
@@ -269,11 +275,17 @@ def _reader_families(scrape: Scrape) -> Iterator[Metric]:
         for it in reader["queues"]:
             if own:
                 lag.add_metric([reader["name"], it["queue"], reader["view"]], it["lag"])
+                if it["lag_bytes"] is not None:
+                    lag_bytes.add_metric([reader["name"], it["queue"]], it["lag_bytes"])
             else:
                 hidden[reader["view"]] = max(it["lag"], hidden.get(reader["view"], 0))
+                hidden_bytes = max(it["lag_bytes"] or 0, hidden_bytes)
     for view, largest in hidden.items():
         lag.add_metric([OTHERS, OTHERS, view], largest)
+    if "messages" in hidden:
+        lag_bytes.add_metric([OTHERS, OTHERS], hidden_bytes)
     yield lag
+    yield lag_bytes
     yield lease
 
 
