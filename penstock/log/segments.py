@@ -289,7 +289,13 @@ class Segment:
         for number in numbers:
             span = self.spans.pop(number)
             self.dropped += span.end_event - span.first_event
-        self.adopted = {number: it for number, it in self.adopted.items() if number not in numbers}
+        # Rows that they name are kept until this is compacted, and so they count: as of no queue.
+        counts: dict[int, tuple[int, int]] = {}
+        for number, (count, size) in self.adopted.items():
+            of = 0 if number in numbers else number
+            before = counts.get(of, (0, 0))
+            counts[of] = before[0] + count, before[1] + size
+        self.adopted = counts
 
 
 class Segments:

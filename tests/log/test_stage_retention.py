@@ -116,3 +116,29 @@ def test_a_stage_on_its_way_waits_as_long_as_any_though_the_clock_steps(tmp_path
     log.engine.settle("orders", "ann", Outcome.REQUEUE, [(0, 20)], log.now_us, ttl_seconds=1)
     log.now_us += SECOND
     assert not log.take("orders")
+
+
+@pytest.mark.parametrize("how", ["open", "crash", "reopen"])
+def test_rows_of_a_queue_that_is_deleted_go_though_others_live_in_the_segment_of_the_commit(
+    tmp_path: Path, how: str
+) -> None:
+    log = Rig(tmp_path, {**KEEP_NOTHING})
+    staged = stage(log, "key", ("orders", Batch.of(MESSAGES)))
+    log.send("filler", [b"." * 3000])
+    log.send("mails", [b"." * 2500])
+    log.engine.commit("key", [staged], log.now_us)
+    log.turn()
+    log.engine.delete(["orders"], log.now_us)
+    log.turn()
+    if how != "open":
+        getattr(log, how)()
+    before = sum(log.segments().values())
+    log.roll()
+    for _ in range(3):
+        log.now_us += SECOND
+        log.trim()
+    assert sum(log.segments().values()) < before / 3
+    assert [it.payload for it in log.take("mails")] == [b"." * 2500]
+    log.crash()
+    assert not log.engine.damage
+    assert not any(segment.names for segment in log.engine._state.segments.all)
