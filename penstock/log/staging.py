@@ -30,21 +30,13 @@ PIECE_MESSAGES: Final = 20_000
 class _Job:
     """A stage, as far as it is written."""
 
-    __slots__ = ("info", "left_bytes", "parts", "pieces", "receipt", "stage")
+    __slots__ = ("left_bytes", "pieces", "receipt", "stage")
 
-    def __init__(
-        self,
-        info: StageInfo,
-        pieces: Iterator[tuple[int, Batch]],
-        parts: list[StagePart],
-        receipt: StageReceipt,
-    ) -> None:
-        self.info = info
-        self.parts = parts  # whose rows are not known yet
+    def __init__(self, stage: Stage, pieces: Iterator[tuple[int, Batch]], receipt: StageReceipt) -> None:
+        self.stage = stage  # without an id, and rows that are not known yet are -1
         self.pieces = pieces  # messages for one of the parts
         self.receipt = receipt
-        self.left_bytes = info.stored_bytes  # of what is not written yet
-        self.stage: Stage | None = None  # when its first row is written
+        self.left_bytes = stage.info.stored_bytes  # of what is not written yet
 
 
 class Staging:
@@ -66,16 +58,15 @@ class Staging:
 
     def rows(self) -> list[tuple[int, int]]:
         """The rows that are written of a stage which is not whole yet."""
-        queue = self._state.queues.get(STAGE_QUEUE)
-        stage = self._jobs[0].stage if self._jobs else None
-        if stage is None or queue is None or stage.first < 0:
+        if not self._jobs or self._jobs[0].stage.first < 0:
             return []
-        return [(stage.first, queue.next_stored)]
+        return [(self._jobs[0].stage.first, self._state.queues[STAGE_QUEUE].next_stored)]
 
     def step(self, by_us: int) -> None:
         """The time was put forward: those on their way have as long to wait as they had."""
         for job in self._jobs:
-            job.info = job.info._replace(time_us=job.info.time_us + by_us)
+            info = job.stage.info
+            job.stage.info = info._replace(time_us=info.time_us + by_us)
 
     def stage(
         self,
@@ -115,9 +106,7 @@ class Staging:
             for name, batch in parts
         ]
         pieces = _pieces([batch for _, batch in parts], self._state.settings.stage_group_bytes)
-        job = _Job(info, pieces, todo, receipt)
-        job.stage = Stage(info, -1, -1, [], list(totals), was)
-        self._jobs.append(job)
+        self._jobs.append(_Job(Stage(info, -1, -1, todo, list(totals), was), pieces, receipt))
         self.waiting_bytes += size
         self._committer.promised_bytes += size
         if len(self._jobs) == 1:
@@ -186,8 +175,7 @@ class Staging:
 
     def _write(self, job: _Job, index: int, batch: Batch) -> int:
         """A piece of a part; how many bytes it has."""
-        stage, now_us = job.stage, job.info.time_us
-        assert stage is not None
+        stage, now_us = job.stage, job.stage.info.time_us
         queue = self._queue(now_us)
         first = queue.next_stored
         if stage.first < 0:
@@ -199,26 +187,25 @@ class Staging:
             size += block.header.body_bytes
         queue.pending.tail = queue.next_stored
         self._state.changed[queue.number] = queue
-        part = job.parts[index]
+        part = stage.parts[index]
         if batch.repairs is not None:  # The offsets of the letters, see `_pieces`.
             part = part._replace(letters=first)
         else:
             part = part._replace(first=first if part.first < 0 else part.first, end=queue.next_stored)
-        job.parts[index] = part
+        stage.parts[index] = part
         return size
 
     def _end(self, job: _Job) -> None:
         """All rows are written: with the block that says so the stage is there."""
         self._jobs.popleft()
-        self.waiting_bytes -= job.info.stored_bytes
         self._fulfil(job, job.left_bytes)
-        stage, now_us = job.stage, job.info.time_us
-        assert stage is not None
-        queue = self._queue(now_us)
-        stage.end, stage.parts = queue.next_stored, job.parts
+        stage, queue = job.stage, self._state.queues[STAGE_QUEUE]
+        self.waiting_bytes -= stage.info.stored_bytes
+        stage.end = queue.next_stored
         origin = queue.origin(self._state.opening)
-        info = stage.info = job.info._replace(stage=id_of(origin, stage.first).decode())
-        self._sealer.control({"op": "stage", "queue": queue.number, "stage": stage.fields()}, now_us)
+        info = stage.info = stage.info._replace(stage=id_of(origin, stage.first).decode())
+        fields: dict[str, object] = {"op": "stage", "queue": queue.number, "stage": stage.fields()}
+        self._sealer.control(fields, info.time_us)
         self._state.stages.put(stage)
 
         def synced(error: LogFailed | None) -> None:
