@@ -395,7 +395,7 @@ class Steps:
             self.engine.confirm(self.now_us, confirmed)
         self.cut_soon()
 
-    def lapse(self) -> None:
+    def lapse(self, waits: bool) -> None:
         """Stages that nobody has ended for long may be gone."""
         model, limit_us = self.model, self.engine._settings.stage_seconds * SECOND_US
         old = {
@@ -407,7 +407,6 @@ class Steps:
                 assert is_old, f"the stages of {key} are gone, too soon"
                 model.end_stages(key)
                 model.counts["stages lapsed"] += 1
-        waits = self.engine.failed is not None or self.engine._committer.waits_for_room
         if not model.staging and not waits:  # One of those may be young.
             assert not (model.stages and all(old.values())), f"{[*model.stages]} were there for too long"
 
@@ -678,8 +677,9 @@ class Steps:
         self.engine.wait()
 
     def tick(self) -> None:
+        waits = self.engine._committer.waits_for_room
         self.engine.tick(self.now_us)
-        self.lapse()
+        self.lapse(waits or self.engine.failed is not None)
         self.end_turn()
 
     def flush(self) -> None:
