@@ -13,11 +13,13 @@ block, or before a compacted segment, was synced. If it is not valid any more it
 rest of a last group that nobody was promised, or that a broker is just writing.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import chain
+from functools import cached_property
+from itertools import accumulate, chain
 
-from penstock.log.adoption import Adoption, read_adoption
+from penstock.log.adoption import Adoption, Run, read_adoption
 from penstock.log.block import (
     FLAG_ELSEWHERE,
     FLAG_END,
@@ -569,8 +571,7 @@ class _Inspection:
 
     def _check_rows(self, rows: _Coverage, tail: int, now: LogState) -> None:
         """Whatever somebody needs of the stage queue must be there."""
-        named = (run.row + run.length for it in self._every_adoption() for run in it.runs)
-        end = max([tail, *named])
+        end = max([tail, *self._named[1][-1:]])
         rows.add(end, end, "", 0)
         for first, behind, file, position in rows.gaps:
             for what, name, a, b in self._users(first, behind, now):
@@ -586,19 +587,30 @@ class _Inspection:
 
     def _users(self, first: int, end: int, now: LogState) -> Iterator[tuple[str, str, int, int]]:
         """Who needs these rows of the stage queue: in words, and of a queue its name and the offsets."""
-        for adoption in self._every_adoption():
-            header = adoption.header
-            for offset, run in zip(adoption.ends, adoption.runs, strict=False):
-                a, b = offset + max(first - run.row, 0), offset + min(end - run.row, run.length)
-                if a < b and header.queue not in now.deleted:
-                    name = self._name_of(header)
-                    yield f"queue {name!r}, offsets {a} to {b - 1}", name, a, b
+        named, ends = self._named
+        for at in range(bisect_right(ends, first), len(named)):
+            run, offset, header = named[at]
+            if run.row >= end:
+                break
+            a, b = offset + max(first - run.row, 0), offset + min(end - run.row, run.length)
+            if a < b and header.queue not in now.deleted:
+                name = self._name_of(header)
+                yield f"queue {name!r}, offsets {a} to {b - 1}", name, a, b
         for stage in now.stages:
             if stage.first < end and first < stage.end:
                 yield f"transaction {stage.info.key!r}, stage {stage.info.stage!r}", "", 0, 0
 
-    def _every_adoption(self) -> Iterator[Adoption]:
-        return chain.from_iterable(self._adoptions.values())
+    @cached_property
+    def _named(self) -> tuple[list[tuple[Run, int, Header]], list[int]]:
+        """All rows that are messages, with the offset of each run, in order; and the highest end so far.
+        Not to be asked for before everything has been read."""
+        runs = [
+            (run, offset, it.header)
+            for it in chain.from_iterable(self._adoptions.values())
+            for offset, run in zip(it.ends, it.runs, strict=False)
+        ]
+        runs.sort(key=lambda it: it[0].row)
+        return runs, list(accumulate((run.row + run.length for run, _, _ in runs), max))
 
     def _tell_known_damage(self) -> None:
         if self._snapshots:
