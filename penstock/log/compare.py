@@ -4,7 +4,9 @@ For `inspect.py`. A checksum tells that bytes are as they were written; here is 
 what was written makes sense, which only a fault of the broker can spoil.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Any
 
 from penstock.log.adoption import Adoption, read_adoption
@@ -122,7 +124,8 @@ def missing_names(segment: Segment, adoptions: Iterable[Adoption]) -> Iterator[s
     for adoption in adoptions:
         for run in adoption.runs if adoption.header.queue in segment.spans else ():  # It may be deleted.
             first, end = run.row, run.row + run.length
-            if not any(a <= first and end <= b for a, b in segment.names):
+            at = bisect_right(segment.names, first, key=itemgetter(0)) - 1
+            if at < 0 or segment.names[at][1] < end:
                 yield f"rows {first} to {end - 1} of the stages are not among those that {segment.name} names"
 
 
