@@ -11,7 +11,7 @@ that nobody names, which goes away with the commit. Where the broker has no room
 Rules that always hold:
   * A commit that returns is durable. One that raises is not known to have failed, unless the broker said so;
     the text says how to have the rows once all the same.
-  * A large commit that the broker has begun is waited for, however long it takes.
+  * One that takes longer than an answer may is asked about, and waited for.
   * An abort raises nothing: whoever aborts has an error already, and the broker tidies up by itself.
 """
 

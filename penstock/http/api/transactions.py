@@ -22,7 +22,8 @@ PROTOCOL: Final = "http"
 PROTOCOL_OF_DEAD: Final = "pipeline"
 """The door of dead letters: whoever reads the log can tell copies of bad records from what was sent."""
 
-STAGES_MAX: Final = 100_000
+STAGES_MAX: Final = 10_000
+"""Of one commit: about as many as are done in one turn of the broker's loop while nobody notices."""
 
 _KEY: Final = kinds.Text("1 to 200 printable ASCII characters", 200, "[ -~]+")
 _STAGE_ID: Final = kinds.Text("the id of a stage, 32 hex digits", 32, "[0-9a-f]{32}")
