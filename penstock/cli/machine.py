@@ -165,7 +165,7 @@ def owner_of(folder: Path) -> int | None:
     """The process that has the log in a folder open, as the kernel's list of locks has it; None: nobody."""
     lock = folder / RealDisk.LOCK
     try:
-        inode, pid = lock.stat().st_ino, int(lock.read_text())
+        inode, pid = lock.stat().st_ino, int(lock.read_text().partition("\n")[0])  # a mark follows
         locks = Path("/proc/locks").read_text()
     except (OSError, ValueError):
         return None
