@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.log.jetstream.cluster import Cluster
+from tests.nats.streams import link_at, new_log
 
 Start = Callable[..., Cluster]
 
@@ -30,6 +31,10 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One server for all tests of a module that do it no harm."""
     cluster = Cluster(tmp_path_factory.mktemp("nats"), 1)
     try:
-        yield cluster.start()
+        cluster.start()
+        with link_at(cluster.nodes[0].url) as nats:
+            # With its last stream a server takes the folder of all of them away, also while the next is made.
+            new_log(nats)
+        yield cluster
     finally:
         cluster.stop()
