@@ -5,6 +5,9 @@ whole log of a queue as Arrow, again and again, and throws the bytes away: it pu
 Paced traffic (PHPMQ, 2,000 messages a second) is measured without it, with it, and without it again, in one
 run; the quotient of the p99 is what the design promises to keep within 2. "Other core" pins the reader and
 the process of the API to one core, and leaves the other one to the broker and the load generator.
+
+A transaction of about a gigabyte is staged by two connections, while a third sends a message now and then and
+notes how long each receipt takes; then it is committed, and the same is noted.
 """
 
 import http.client
@@ -13,6 +16,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +36,8 @@ BATCHES = 20
 BATCH_MESSAGES = 20_000
 LOG_MESSAGES = 1_000_000
 LOG_SIZE_BYTES = 200
+STAGES = 128
+STAGE_MESSAGES = 40_000
 PACED_PER_SECOND = 2_000
 PACED_MESSAGES = 6_000
 NDJSON = "application/x-ndjson"
@@ -66,19 +72,20 @@ class Caller:
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port)
 
-    def post(self, path: str, body: bytes, media: str = "application/octet-stream") -> None:
+    def post(self, path: str, body: bytes, media: str = "application/octet-stream") -> bytes:
         self._connection.request("POST", path, body, {"Content-Type": media})
         response = self._connection.getresponse()
         answer = response.read()
         if response.status != 200:
             raise RuntimeError(f"{path}: {response.status} {answer.decode()}")
+        return answer
 
 
 def run() -> list[Row]:
     """See the module's docstring."""
     with disk_folder() as folder, peers.penstock(folder, http=True) as server:
         port = server.ports["http"]
-        return [*_sending(port), *_reading(port), *_beside_a_reader(server)]
+        return [*_sending(port), *_transaction(port), *_reading(port), *_beside_a_reader(server)]
 
 
 def _sending(port: int) -> Iterator[Row]:
@@ -112,14 +119,54 @@ def _sending(port: int) -> Iterator[Row]:
         yield f"{name} batches of {BATCH_MESSAGES:,} x 100 B, 1 connection", rate, "msg/s", 0
 
 
-def _reading(port: int) -> Iterator[Row]:
-    caller = Caller(port)
+def _arrow(messages: int) -> bytes:
     sink = io.BytesIO()
-    column = pa.array([b"x" * LOG_SIZE_BYTES] * BATCH_MESSAGES, pa.binary())
+    column = pa.array([b"x" * LOG_SIZE_BYTES] * messages, pa.binary())
     with pa.ipc.new_stream(sink, pa.schema({"value": pa.binary()})) as writer:
         writer.write_batch(pa.record_batch([column], names=["value"]))
+    return sink.getvalue()
+
+
+def _transaction(port: int) -> Iterator[Row]:
+    body, over = _arrow(STAGE_MESSAGES), threading.Event()
+    receipts: list[float] = []
+
+    def send_beside() -> None:
+        caller = Caller(port)
+        while not over.is_set():
+            began = time.perf_counter()
+            caller.post("/v1/queues/beside/messages", b"x")
+            receipts.append(time.perf_counter() - began)
+            over.wait(0.005)
+
+    def stage(count: int) -> list[str]:
+        caller = Caller(port)
+        path = "/v1/stages?transaction=bench&queue=staged"
+        return [json.loads(caller.post(path, body, ARROW))["stage"] for _ in range(count)]
+
+    with ThreadPoolExecutor(3) as pool:
+        beside = pool.submit(send_beside)
+        try:
+            began = time.perf_counter()
+            stages = [it for some in pool.map(stage, [STAGES // 2] * 2) for it in some]
+            staged = time.perf_counter()
+            fields = json.dumps({"transaction": "bench", "stages": stages}).encode()
+            Caller(port).post("/v1/transactions", fields, "application/json")
+            committed = time.perf_counter()
+        finally:
+            over.set()
+        beside.result()
+    size = f"{STAGES * STAGE_MESSAGES / 1e6:.1f} M x {LOG_SIZE_BYTES} B"
+    yield f"transaction of {size}, staged", STAGES * STAGE_MESSAGES / (staged - began), "msg/s", 0
+    yield f"transaction of {size}, its commit", 1000 * (committed - staged), "ms", 100
+    yield f"transaction of {size}, longest receipt of others", 1000 * max(receipts), "ms", 50
+
+
+def _reading(port: int) -> Iterator[Row]:
+    caller = Caller(port)
+    body = _arrow(BATCH_MESSAGES)
     for _ in range(LOG_MESSAGES // BATCH_MESSAGES):
-        caller.post("/v1/queues/bulk/batch", sink.getvalue(), ARROW)
+        caller.post("/v1/queues/bulk/batch", body, ARROW)
     seconds: list[float] = []
     total = 0
     for _ in range(RUNS):
