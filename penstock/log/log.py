@@ -99,6 +99,7 @@ from penstock.model.batch import Batch, Slice
 from penstock.model.life import Event, Reason, State
 from penstock.model.pending import Mark
 from penstock.model.policy import Policies
+from penstock.model.timers import SECOND_US
 from penstock.model.words import Outcome, Ranges, Where
 
 TAKE_BYTES = 1024 * 1024
@@ -497,13 +498,11 @@ class Log:
         parts: Sequence[tuple[str, Batch]],
         now_us: int,
         receipt: TransactionReceipt | None = None,
-        *,
-        fingerprint: str = "",
     ) -> None:
         """See `Transactions.transact`."""
         self._check()
         with self._reading():
-            self._transactions.transact(key, parts, now_us, receipt, fingerprint=fingerprint)
+            self._transactions.transact(key, parts, now_us, receipt)
 
     def stage(
         self,
@@ -527,7 +526,7 @@ class Log:
         receipt: TransactionReceipt | None = None,
         begun: Begun = NOT_BEGUN,
     ) -> None:
-        """The same in one go."""
+        """`committing` in one go, for callers without a loop."""
         for _ in self.committing(key, stage_ids, now_us, receipt, begun):
             pass
 
@@ -584,14 +583,17 @@ class Log:
         state = self._state
         while (oldest := state.stages.oldest()) is not None:
             key, time_us = oldest
-            if now_us - time_us < state.settings.stage_seconds * 1_000_000:
+            if now_us - time_us < state.settings.stage_seconds * SECOND_US:
                 return
-            seconds, count = (now_us - time_us) // 1_000_000, len(state.stages.of(key))
-            text = f"was not committed for {seconds} s: its {count} stages are removed"
-            level = logging.INFO if key in state.transactions else logging.WARNING
-            if level == logging.INFO:
-                text = f"is committed: {count} stages that came after that are removed"
-            log.log(level, "transaction %r %s", key.removeprefix(KIND), text)
+            name, count = key.removeprefix(KIND), len(state.stages.of(key))
+            if key in state.transactions:
+                log.info(
+                    "transaction %r is committed: %d stages that came after that are removed", name, count
+                )
+            else:
+                seconds = (now_us - time_us) // SECOND_US
+                text = "transaction %r was not committed for %d s: its %d stages are removed"
+                log.warning(text, name, seconds, count)
             self.abort(key, now_us)
 
     def transaction(self, key: str) -> list[Stored] | None:
@@ -600,10 +602,6 @@ class Log:
         It may have been committed a moment ago: only a receipt says that it is safe.
         """
         return self._transactions.stored(key)
-
-    def transaction_fingerprint(self, key: str) -> str:
-        """What was said of a committed transaction's contents; empty where nothing was."""
-        return self._state.fingerprints.get(key, "")
 
     def transaction_newest(self, series: str) -> str | None:
         """The key that was committed last of those that are `series`, which ends with a slash, and one more

@@ -28,9 +28,7 @@ class StagePart(NamedTuple):
     ttl_min_us: int  # the shortest of its messages; 0: none has one
     protocol: str
     reason: int  # of dead letters; 0: they are messages for consumers
-    letters: (
-        int  # the row with the offsets of the dead letters that these are payloads for; -1: they are none
-    )
+    letters: int  # the row with the offsets of the dead letters whose payloads these are; -1: of none
     identity: str  # of the queue whose letters they are
 
 

@@ -23,6 +23,7 @@ from penstock.log.state import LogState
 from penstock.model.batch import Batch
 from penstock.model.ids import id_of
 from penstock.model.policy import QueueNameError, check_queue_name
+from penstock.model.timers import SECOND_US
 
 PIECE_MESSAGES: Final = 20_000
 
@@ -97,7 +98,7 @@ class Staging:
                 -1,
                 -1,
                 len(batch.payload),
-                min(filter(None, batch.ttl_seconds), default=0) * 1_000_000 if batch.ttl_seconds else 0,
+                min(filter(None, batch.ttl_seconds), default=0) * SECOND_US if batch.ttl_seconds else 0,
                 batch.protocol,
                 batch.dead,
                 -1 if batch.repairs is None else 0,

@@ -68,13 +68,10 @@ class Transactions:
         parts: Sequence[tuple[str, Batch]],
         now_us: int,
         receipt: TransactionReceipt | None = None,
-        *,
-        fingerprint: str = "",
     ) -> None:
         """All of these messages or none, once for each key, whatever happens meanwhile.
 
         Without a key nothing is remembered: said again, the messages are stored again.
-        A fingerprint is remembered with its key, for those who want to know whether it was the same.
         A batch that is `dead` becomes dead letters, which nobody has had before. One of `repairs` is no new
         messages: the dead letters that it names go back into their queue with these payloads, as far as
         they are dead and nobody holds them. Where that queue has been deleted, none of them is.
@@ -102,7 +99,7 @@ class Transactions:
                     work.blocks += self._split(queue.repair_queue, payloads, now_us)
                     self._redriven(redrive, len(payloads), work, now_us)
                     self._release(redrive, sys.maxsize)
-        self._answer(receipt, self._end(key, work, fingerprint, now_us))
+        self._answer(receipt, self._end(key, work, "", now_us))
 
     def commit(
         self,
