@@ -21,6 +21,9 @@ from typing import Final
 
 from penstock.model.life import Reason
 
+DELAY_SECONDS_MAX: Final = 315_576_000
+"""Ten years."""
+
 NOT_DEAD: Final = Reason.NONE
 
 RETRIES_NONE = -1
@@ -47,6 +50,10 @@ class Batch:
     repairs: "array[int] | None" = None
     """Typecode "q"; in `transact` only. No new messages: payloads for the dead letters at these offsets."""
     identity: str = ""  # of the queue whose letters these are; empty: of the one that has its name
+    delay_us: "array[int] | None" = (
+        None  # typecode "q": not handed out before so long after arrival; 0: at once
+    )
+    headers: "Sequence[bytes] | None" = None  # as `headers.py` encodes them; b"": this message has none
 
     def __init__(
         self,
@@ -58,6 +65,8 @@ class Batch:
         protocol: str = "",
         dead: Reason = NOT_DEAD,
         repairs: "array[int] | None" = None,
+        delay_us: "array[int] | None" = None,
+        headers: "Sequence[bytes] | None" = None,
     ) -> None:
         self.payload = payload
         self.bounds = bounds
@@ -68,6 +77,8 @@ class Batch:
         self.dead = dead
         self.repairs = repairs
         self.identity = ""
+        self.delay_us = delay_us
+        self.headers = headers
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -84,6 +95,8 @@ class Batch:
             self.protocol,
             self.dead,
             self.repairs[lo:hi] if self.repairs is not None else None,
+            self.delay_us[lo:hi] if self.delay_us is not None else None,
+            self.headers[lo:hi] if self.headers is not None else None,
         )
         cut.identity = self.identity
         return cut
@@ -102,6 +115,8 @@ class Batch:
         retries: Sequence[int] | None = None,
         reply: Sequence[bytes] | None = None,
         protocol: str = "",
+        delay_us: Sequence[int] | None = None,
+        headers: Sequence[bytes] | None = None,
     ) -> "Batch":
         """A batch from single payloads, for callers that have them one by one."""
         parts = list(messages)
@@ -117,6 +132,8 @@ class Batch:
             array("h", retries) if retries is not None else None,
             reply,
             protocol,
+            delay_us=array("q", delay_us) if delay_us is not None else None,
+            headers=headers,
         )
 
 
@@ -141,6 +158,8 @@ class Slice:
     attempts: Sequence[int] | None = None  # deliveries before this one; None: none before
     reply: Sequence[bytes] | None = None
     protocol: str = ""
+    headers: Sequence[bytes] | None = None  # b"": this message has none
+    reason: Reason = NOT_DEAD  # why they are dead letters, where they are
 
     def __init__(
         self,
@@ -156,6 +175,8 @@ class Slice:
         attempts: Sequence[int] | None = None,
         reply: Sequence[bytes] | None = None,
         protocol: str = "",
+        headers: Sequence[bytes] | None = None,
+        reason: Reason = NOT_DEAD,
     ) -> None:
         self.payload = payload
         self.bounds = bounds
@@ -169,6 +190,8 @@ class Slice:
         self.attempts = attempts
         self.reply = reply
         self.protocol = protocol
+        self.headers = headers
+        self.reason = reason
 
     def __len__(self) -> int:
         return self.hi - self.lo
