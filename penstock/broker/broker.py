@@ -13,6 +13,7 @@ a clock or touches a socket; `wants_turn` asks the server for the next turn.
     claims.py      who holds what, after another broker has led
     settling.py    the ends of deliveries
     publishing.py  messages to the log, those that wait for room, receipts
+    taking.py      callers over HTTP, who hold what they took for a time (`leases.py`)
     expiring.py    empty queues that nobody uses
 
 Rules that always hold, beside those of the parts:
@@ -33,6 +34,7 @@ from penstock.broker.ports import Attached, Ports
 from penstock.broker.publishing import Publishing
 from penstock.broker.requests import Requests
 from penstock.broker.settling import Settling
+from penstock.broker.taking import Taking
 from penstock.log.log import Log
 from penstock.log.results import Fate
 from penstock.model import words
@@ -60,6 +62,7 @@ class Broker:
         self.claims = Claims(log, doors, hand_out)
         self.settling = Settling(log, hand_out, requests, wants_turn)
         self.publishing = Publishing(log, ports, doors, hand_out, requests, wants_turn)
+        self.taking = Taking(self, log, ports, self.settling)
         self._expiring = Expiring(log, doors, self.delete)
         self._suspended = False
         # Any: each takes the one command that it stands under. `handle` knows the two that are missing.
@@ -214,6 +217,7 @@ class Broker:
         self._log.delete(queues, now_us)
         for queue in queues:
             self.requests.queue_gone(queue)
+            self.taking.queue_gone(queue)
         self.hand_out.queues_gone(set(queues))
         self._wants_turn()
 
@@ -288,9 +292,15 @@ class Broker:
             self.requests.withdraw_some(now_us)
             if self.hand_out.draining or not (self.claims.awaited or self._suspended):
                 self.hand_out.turn(now_us)
+            self.taking.turn(now_us)
         finally:
             self._log.flush(now_us)
             self.publishing.confirm(now_us)
+
+    def due(self, now_us: int) -> None:
+        """What was delayed until now can be handed out."""
+        for queue in self._log.due(now_us):
+            self.stir(queue)
 
     def tick(self, now_us: int, step_us: int = 0) -> None:
         """Several times a second: expiry, time-outs, and those for whom there was no room.
@@ -300,12 +310,15 @@ class Broker:
         if step_us:
             self.requests.stepped(step_us)
             self.publishing.stepped(step_us)
+            self.taking.stepped(step_us)
             self._log.step(step_us, now_us)
         # What somebody holds does not expire, and who holds what is not known yet.
         for queue, fate in self._log.expire(now_us) if not self.claims.awaited else ():
             self.requests.end_without_answer(queue, [fate])
             if fate.event is Event.DEAD:
                 self.hand_out.stir(queue)
+        self.due(now_us)
+        self.taking.tick(now_us)
         self.requests.expire(now_us)
         self._expiring.tick(now_us)
         self._log.tick(now_us)

@@ -30,7 +30,7 @@ from penstock.log.log import Log
 from penstock.log.results import Fate, Receipt, Stored
 from penstock.model import words
 from penstock.model.batch import Batch, Slice
-from penstock.model.life import Event, Reason
+from penstock.model.life import LIVES_ON, Reason
 from penstock.model.ranges import RangeMap
 from penstock.model.timers import SECOND_US
 from penstock.model.words import Ranges, ranges_of
@@ -275,7 +275,7 @@ class Requests:
         requests = self.by_queue.get(queue)
         if requests is None:
             return
-        ended = [(f.first, f.end) for f in fates if f.event not in (Event.RETURNED, Event.REQUEUED)]
+        ended = [(f.first, f.end) for f in fates if f.event not in LIVES_ON]
         if requests.outgoing:
             # These carry their way back, which is known before the log has told their offsets.
             for asked, (indexes, _) in self.find_open(requests.outgoing.take(ended)).items():

@@ -13,6 +13,7 @@ from penstock.log.errors import LogRefused
 from penstock.log.log import Log
 from penstock.log.results import Fate
 from penstock.model import words
+from penstock.model.life import Reason
 from penstock.model.words import Outcome, Ranges, ranges_of
 
 RUNS_A_TURN = 200
@@ -30,7 +31,8 @@ class Settling:
         # Queues, who had messages of them, where these go, and when it was lost.
         self._leaving: deque[tuple[str, str, words.Where, int]] = deque()
 
-    def settle(self, attached: Attached, command: words.Settle, now_us: int) -> None:
+    def settle(self, attached: Attached, command: words.Settle, now_us: int) -> Sequence[Fate]:
+        """What has become of those that it held."""
         try:
             fates = self._log.settle(
                 command.queue,
@@ -41,10 +43,12 @@ class Settling:
                 origin=command.origin,
                 ttl_seconds=command.ttl_seconds,
                 dead=command.dead,
+                delay_us=command.delay_us,
+                why=command.why,
             )
         except LogRefused as error:  # A new TTL that no message can have: it holds them still.
             attached.port.log(f"refused: {error}", sum(end - first for first, end in command.ranges))
-            return
+            return ()
         settled = self._freed(attached, command.queue, command.dead, fates, command.ranges)
         named = 0
         for first, end in command.ranges:
@@ -56,11 +60,12 @@ class Settling:
             )
         requests = self._requests.by_queue.get(command.queue)
         if requests is None or command.dead or not requests.outgoing:
-            return
+            return fates
         if command.outcome is Outcome.ACK:
             self._requests.answer_empty(requests, fates)
         else:
             self._requests.end_without_answer(command.queue, fates)
+        return fates
 
     def reply(self, attached: Attached, command: words.Reply, now_us: int) -> None:
         ranges = ranges_of(command.offsets)
@@ -70,8 +75,18 @@ class Settling:
         self._freed(attached, command.queue, False, fates, ranges)
         self._requests.answer(command, fates)
 
-    def take_back(self, attached: Attached, queue: str, dead: bool, ranges: Ranges, now_us: int) -> None:
-        fates = self._log.give_back(queue, attached.port.name, now_us, ranges=ranges, lost=False)
+    def take_back(
+        self,
+        attached: Attached,
+        queue: str,
+        dead: bool,
+        ranges: Ranges,
+        now_us: int,
+        why: Reason | None = None,
+    ) -> None:
+        """Messages that a port holds no more, because it never saw them; or `why` they count as lost."""
+        lost, reason = why is not None, why or Reason.CONSUMER_LOST
+        fates = self._log.give_back(queue, attached.port.name, now_us, ranges=ranges, lost=lost, why=reason)
         self._freed(attached, queue, dead, fates, ranges)
         self._given_back(queue, fates)
 

@@ -102,9 +102,9 @@ def adopted_header(header: Header, stage: Header, offset: int, row: int) -> Head
     return found
 
 
-def moved(expires: Sequence[int], by_us: int) -> "array[int]":
-    """Expiries that count from another moment."""
-    return array("q", [it + by_us if it > 0 else it for it in expires])
+def moved(moments: Sequence[int], by_us: int) -> "array[int]":
+    """Moments that count from another one."""
+    return array("q", [it + by_us if it > 0 else it for it in moments])
 
 
 def adopted(adoption: Adoption, stage: Messages, offset: int) -> Messages:
@@ -125,4 +125,6 @@ def adopted(adoption: Adoption, stage: Messages, offset: int) -> Messages:
         moved(stage.expires[lo:hi], later_us) if stage.expires is not None else None,
         stage.retries[lo:hi] if stage.retries is not None else None,
         None,
+        moved(stage.due[lo:hi], later_us) if stage.due is not None else None,
+        stage.headers[lo:hi] if stage.headers is not None else None,
     )

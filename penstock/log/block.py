@@ -31,6 +31,8 @@ Message bodies are columns in Arrow's buffer layout, each padded to 8:
     payload   bytes
     expires   int64[count]      FLAG_EXPIRES; µs since the epoch, 0: never
     retries   int16[count]      FLAG_RETRIES; -1: came without a counter
+    due       int64[count]      FLAG_DELAYED; µs since the epoch, 0: not delayed
+    headers   int32[count + 1], bytes     FLAG_HEADERS; laid out as the payload, JSON of an object or nothing
     reply     int32[count + 1], bytes     FLAG_REPLY; reply addresses, laid out as the payload
 
 Of messages that were staged, the body says where their columns are (FLAG_ELSEWHERE, `adoption.py`).
@@ -59,9 +61,12 @@ FLAG_EXPIRES = 1
 FLAG_RETRIES = 2
 FLAG_REPLY = 4
 FLAG_MOVED = 8  # settlements: the columns tail, expires and retries are there
+FLAG_HEADERS = 8  # messages: the same bit
+FLAG_WHY = 1  # settlements: there is a text with some rows
 FLAG_PART = 16  # part of a transaction: void without the block that has FLAG_END
 FLAG_END = 32  # the last block of a transaction
 FLAG_REPAIRED = 64  # settlements: the messages have other payloads from now on, see repairs.py
+FLAG_DELAYED = 64  # messages: the same bit
 FLAG_ELSEWHERE = 128  # messages: the columns are in blocks of the stage queue, see adoption.py
 
 PROTOCOLS = ("", "sspq", "phpmq", "rq", "http", "spark", "pipeline")
@@ -204,16 +209,18 @@ def body_checksum(parts: Sequence[Buffer]) -> int:
 class Messages:
     """The columns of a message block, in memory. `retries` and the others as in the layout."""
 
-    __slots__ = ("bounds", "expires", "header", "payload", "reply", "retries")
+    __slots__ = ("bounds", "due", "expires", "header", "headers", "payload", "reply", "retries")
 
     def __init__(
         self,
         header: Header,
         bounds: Sequence[int],
         payload: bytes | memoryview,
-        expires: Sequence[int] | None,
-        retries: Sequence[int] | None,
-        reply: Sequence[bytes] | None,
+        expires: Sequence[int] | None = None,
+        retries: Sequence[int] | None = None,
+        reply: Sequence[bytes] | None = None,
+        due: Sequence[int] | None = None,
+        headers: Sequence[bytes] | None = None,
     ) -> None:
         self.header = header
         self.bounds = bounds
@@ -221,6 +228,8 @@ class Messages:
         self.expires = expires
         self.retries = retries
         self.reply = reply
+        self.due = due
+        self.headers = headers
 
 
 def message_parts(
@@ -229,6 +238,8 @@ def message_parts(
     expires: "array[int] | None",
     retries: "array[int] | None",
     reply: Sequence[bytes] | None,
+    due: "array[int] | None" = None,
+    headers: Sequence[bytes] | None = None,
 ) -> list[Buffer]:
     """The body of a message block, as buffers to be written one after the other."""
     column = memoryview(bounds).cast("B")
@@ -238,6 +249,10 @@ def message_parts(
     if retries is not None:
         column = memoryview(retries).cast("B")
         parts += [column, PAD[len(column) % 8]]
+    if due is not None:
+        parts.append(memoryview(due).cast("B"))
+    if headers is not None:
+        parts += _binary_parts(headers)
     if reply is not None:
         parts += _binary_parts(reply)
     return [part for part in parts if len(part)]
@@ -289,8 +304,10 @@ def read_messages(header: Header, body: memoryview) -> Messages:
     payload = reader.raw(bounds[count])
     expires = reader.column(count, "q", 8) if header.flags & FLAG_EXPIRES else None
     retries = reader.column(count, "h", 2) if header.flags & FLAG_RETRIES else None
+    due = reader.column(count, "q", 8) if header.flags & FLAG_DELAYED else None
+    headers = reader.binary(count) if header.flags & FLAG_HEADERS else None
     reply = reader.binary(count) if header.flags & FLAG_REPLY else None
-    return Messages(header, bounds, payload, expires, retries, reply)
+    return Messages(header, bounds, payload, expires, retries, reply, due, headers)
 
 
 def protocol_number(name: str) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from penstock.build import COMPILED
 from penstock.log.block import HEADER_BYTES, PROTOCOLS, Messages
 from penstock.log.errors import LogRefused
-from penstock.model.batch import RETRIES_ENDLESS, RETRIES_NONE, Batch, Slice
+from penstock.model.batch import DELAY_SECONDS_MAX, RETRIES_ENDLESS, RETRIES_NONE, Batch, Slice
 
 if COMPILED:
     from penstock.log import loops
@@ -20,7 +20,7 @@ TTL_SECONDS_MAX = 10**12
 class Columns:
     """The columns of one message block to be."""
 
-    __slots__ = ("bounds", "expires", "payload", "reply", "retries")
+    __slots__ = ("bounds", "due", "expires", "headers", "payload", "reply", "retries")
 
     def __init__(
         self,
@@ -29,12 +29,16 @@ class Columns:
         expires: "array[int] | None",
         retries: "array[int] | None",
         reply: Sequence[bytes] | None,
+        due: "array[int] | None" = None,
+        headers: Sequence[bytes] | None = None,
     ) -> None:
         self.bounds = bounds
         self.payload = payload
         self.expires = expires
         self.retries = retries
         self.reply = reply
+        self.due = due
+        self.headers = headers
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -55,10 +59,24 @@ def check_batch(queue: str, batch: Batch) -> None:
         raise LogRefused(
             f"queue {queue!r}: a batch of {len(batch.payload)} bytes; at most {BATCH_BYTES_MAX} at once"
         )
-    if batch.ttl_seconds is not None or batch.retries is not None or batch.reply is not None:
+    if (
+        batch.ttl_seconds is not None
+        or batch.retries is not None
+        or batch.reply is not None
+        or batch.delay_us is not None
+        or batch.headers is not None
+    ):
         _check_columns(queue, batch)
+    if batch.dead and batch.delay_us is not None:
+        raise LogRefused(f"queue {queue!r}: dead letters have no delay")
     if batch.repairs is not None and (
-        len(batch.repairs) != count or batch.dead or batch.ttl_seconds or batch.retries or batch.reply
+        len(batch.repairs) != count
+        or batch.dead
+        or batch.ttl_seconds
+        or batch.retries
+        or batch.reply
+        or batch.delay_us
+        or batch.headers
     ):
         raise LogRefused(f"queue {queue!r}: repairs are offsets and payloads, one for one, and no more")
     if batch.protocol not in PROTOCOLS:
@@ -68,7 +86,13 @@ def check_batch(queue: str, batch: Batch) -> None:
 
 def _check_columns(queue: str, batch: Batch) -> None:
     count = len(batch)
-    for name, column in (("TTL", batch.ttl_seconds), ("retries", batch.retries), ("reply", batch.reply)):
+    for name, column in (
+        ("TTL", batch.ttl_seconds),
+        ("retries", batch.retries),
+        ("reply", batch.reply),
+        ("delay", batch.delay_us),
+        ("headers", batch.headers),
+    ):
         if column is not None and len(column) != count:
             raise LogRefused(f"queue {queue!r}: {count} messages, but {len(column)} values for {name}")
     if batch.retries is not None and not are_counters(batch.retries):
@@ -79,6 +103,9 @@ def _check_columns(queue: str, batch: Batch) -> None:
     if batch.ttl_seconds is not None:
         check_ttl(queue, min(batch.ttl_seconds))
         check_ttl(queue, max(batch.ttl_seconds))
+    if batch.delay_us is not None:
+        check_delay(queue, min(batch.delay_us))
+        check_delay(queue, max(batch.delay_us))
 
 
 def stored_bytes(batch: Batch) -> int:
@@ -89,8 +116,11 @@ def stored_bytes(batch: Batch) -> int:
         size += 8 * count
     if batch.retries is not None:
         size += 2 * count
-    if batch.reply is not None:
-        size += 16 + 4 * count + sum(map(len, batch.reply))
+    if batch.delay_us is not None:
+        size += 8 * count
+    for texts in (batch.reply, batch.headers):
+        if texts is not None:
+            size += 16 + 4 * count + sum(map(len, texts))
     return size
 
 
@@ -98,6 +128,13 @@ def check_ttl(queue: str, ttl_seconds: int) -> None:
     if not 0 <= ttl_seconds <= TTL_SECONDS_MAX:
         raise LogRefused(
             f"queue {queue!r}: a TTL of {ttl_seconds} seconds; use 0 (none) to {TTL_SECONDS_MAX}"
+        )
+
+
+def check_delay(queue: str, delay_us: int) -> None:
+    if not 0 <= delay_us <= DELAY_SECONDS_MAX * 1_000_000:
+        raise LogRefused(
+            f"queue {queue!r}: a delay of {delay_us / 1_000_000} seconds; use 0 (none) to {DELAY_SECONDS_MAX}"
         )
 
 
@@ -112,7 +149,15 @@ def join_batches(batches: list[Batch], now_us: int) -> Columns:
     """What has come for one queue in one turn, as one set of columns. TTLs become moments."""
     if len(batches) == 1:
         batch = batches[0]
-        return Columns(batch.bounds, batch.payload, _expiries(batch, now_us), batch.retries, batch.reply)
+        return Columns(
+            batch.bounds,
+            batch.payload,
+            _expiries(batch, now_us),
+            batch.retries,
+            batch.reply,
+            _due(batch, now_us),
+            batch.headers,
+        )
     bounds = (
         array("i", loops.joined_bounds([batch.bounds.tobytes() for batch in batches]))
         if COMPILED
@@ -131,7 +176,18 @@ def join_batches(batches: list[Batch], now_us: int) -> Columns:
     reply: list[bytes] | None = None
     if batches[0].reply is not None:
         reply = [address for batch in batches for address in batch.reply or ()]
-    return Columns(bounds, b"".join([batch.payload for batch in batches]), expires, retries, reply)
+    due: array[int] | None = None
+    if any(batch.delay_us is not None for batch in batches):
+        due = array("q")
+        for batch in batches:
+            due.extend(_due(batch, now_us) or array("q", bytes(8 * len(batch))))
+    headers: list[bytes] | None = None
+    if any(batch.headers is not None for batch in batches):
+        headers = []
+        for batch in batches:
+            headers += batch.headers if batch.headers is not None else [b""] * len(batch)
+    payload = b"".join([batch.payload for batch in batches])
+    return Columns(bounds, payload, expires, retries, reply, due, headers)
 
 
 def _joined_bounds(batches: list[Batch]) -> "array[int]":
@@ -153,14 +209,23 @@ def _expiries(batch: Batch, now_us: int) -> "array[int] | None":
     return array("q", [now_us + ttl * 1_000_000 if ttl else 0 for ttl in ttls])
 
 
+def _due(batch: Batch, now_us: int) -> "array[int] | None":
+    delays = batch.delay_us
+    if delays is None:
+        return None
+    return array("q", [now_us + delay if delay else 0 for delay in delays])
+
+
 def split_columns(columns: Columns, block_bytes: int) -> Iterator[Columns]:
     """Pieces of about that many bytes, so that no reader must load a giant for one message."""
     bounds = columns.bounds
     count = len(columns)
     # An empty message takes something too.
-    each = 4 + 8 * (columns.expires is not None) + 2 * (columns.retries is not None)
-    if columns.reply is not None:
-        each += 4 + sum(map(len, columns.reply)) // count
+    each = 4 + 2 * (columns.retries is not None)
+    each += 8 * ((columns.expires is not None) + (columns.due is not None))
+    for texts in (columns.reply, columns.headers):
+        if texts is not None:
+            each += 4 + sum(map(len, texts)) // count
     if bounds[count] + each * count <= 2 * block_bytes:
         yield columns
         return
@@ -189,6 +254,8 @@ def cut_columns(source: Columns | Messages, lo: int, hi: int) -> Columns:
         array("q", source.expires[lo:hi]) if source.expires is not None else None,
         array("h", source.retries[lo:hi]) if source.retries is not None else None,
         source.reply[lo:hi] if source.reply is not None else None,
+        array("q", source.due[lo:hi]) if source.due is not None else None,
+        source.headers[lo:hi] if source.headers is not None else None,
     )
 
 
@@ -208,4 +275,5 @@ def slice_of(block: Messages, lo: int, hi: int, origin: bytes) -> Slice:
         None,
         block.reply,
         PROTOCOLS[header.protocol],
+        block.headers,
     )

@@ -21,7 +21,7 @@ from penstock.log.block import (
 )
 from penstock.log.ledger import read_rows
 from penstock.log.queue import LogQueue
-from penstock.log.segments import Segment
+from penstock.log.segments import Segment, merged
 from penstock.log.stages import stage_of
 from penstock.log.state import LogState
 from penstock.model.pending import Line
@@ -136,7 +136,9 @@ def _facts(queue: LogQueue) -> dict[str, Any]:
         "tail": pending.tail,
         "next event": queue.next_event,
         "paused": queue.paused,
-        "ready": [(a, b) for a, b, _ in pending.ready],
+        # When the time of what is delayed has come is told by a clock, not by blocks.
+        "ready or delayed": merged((a, b) for room in (pending.ready, pending.delayed) for a, b, _ in room),
+        "whys": list(queue.whys),
         "moved": _in_order(pending.waiting),
         "dead": _in_order(pending.dead),
         "notes": [(a, b, tuple(note)) for a, b, note in pending.notes],

@@ -12,6 +12,7 @@ class QueueInfo:
 
     name: str
     ready: int
+    delayed: int
     held: int
     dead: int
     offset_start: int
@@ -63,6 +64,7 @@ class StateRuns:
         "state",
         "steps",
         "time_us",
+        "whys",
     )
 
     def __init__(self) -> None:
@@ -70,9 +72,10 @@ class StateRuns:
         # Tails when the clock was put forward, and how far: moments of expiry before these are so much later.
         self.steps: tuple[tuple[int, int], ...] = ()
         self.consumers: list[str] = []
+        self.whys: list[tuple[int, int, str]] = []  # first, end, what was said when these were rejected
         self.first = array("q")
         self.end = array("q")
-        self.time_us = array("q")  # held: of dispatch; dead: of death; otherwise 0
+        self.time_us = array("q")  # held: of dispatch; dead: of death; delayed: until when, -2: as stored
         self.expires_us = array("q")  # 0: never, -2: as stored
         self.attempts = array("i")  # deliveries that have ended
         self.retries = array("i")  # what is left, -1: no counter, -2: as stored

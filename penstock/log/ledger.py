@@ -13,17 +13,23 @@ A row is a run of messages that share everything but the offset. Columns, each p
 
 and when the block has FLAG_MOVED, what the message has from now on:
 
-    tail        int64[rows]     its place is behind this tail
+    tail        int64[rows]     its place is behind this tail; of one that is delayed: until when, µs
     expires     int64[rows]     µs since the epoch, 0: never, -2: as stored
     retries     int16[rows]     what is left, -2: as stored
     attempts    int32[rows]     what counts from now on (a redrive starts again at 0)
+
+and with FLAG_WHY, what was said with it:
+
+    why         int32[rows]     index into the texts, of which the first is empty
+    texts       int64, how many; int32[texts + 1], bytes
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import Final, NamedTuple
 
-from penstock.log.block import FLAG_MOVED, PAD, BodyReader, Buffer, Header
+from penstock.log.block import FLAG_MOVED, FLAG_WHY, PAD, BodyReader, Buffer, Header
 from penstock.model.life import Event, Reason
 from penstock.model.pending import AS_STORED, Note
 
@@ -43,6 +49,7 @@ class Row(NamedTuple):
     dispatched_us: int
     note: Note
     tail: int
+    why: str = ""
 
 
 class Ledger:
@@ -62,7 +69,10 @@ class Ledger:
         "_reason",
         "_retries",
         "_tail",
+        "_texts",
+        "_why",
         "event_count",
+        "has_delays",
         "lowest",
         "more_than_acks",
     )
@@ -81,6 +91,9 @@ class Ledger:
         self._retries = array("h")
         self._attempts = array("i")
         self._moved = False
+        self._why = array("i")
+        self._texts = _NO_TEXTS
+        self.has_delays = False
         self.more_than_acks = False
         self.event_count = 0
         self.lowest = 0
@@ -94,7 +107,7 @@ class Ledger:
 
     @property
     def flags(self) -> int:
-        return FLAG_MOVED if self._moved else 0
+        return (FLAG_MOVED if self._moved else 0) | (FLAG_WHY if self._texts else 0)
 
     def add(
         self,
@@ -107,13 +120,16 @@ class Ledger:
         dispatched_us: int,
         note: Note | None = None,
         tail: int = 0,
+        why: str = "",
     ) -> None:
-        """A row; with a `note` where the message lives on."""
+        """A row; with a `note` where the message lives on, and what was said with it."""
         rows = self._first
         if (
             rows
             and note is None
             and not self._moved
+            and not self._texts
+            and not why
             and rows[-1] + self._length[-1] == first
             and self._event[-1] == event
             and self._dispatched[-1] == dispatched_us
@@ -129,6 +145,12 @@ class Ledger:
             self.lowest = first
         if event is not Event.ACKED:
             self.more_than_acks = True
+            self.has_delays = self.has_delays or event is Event.DELAYED
+        if why and not self._texts:
+            self._texts = {"": 0}
+            self._why = array("i", bytes(4 * len(rows)))
+        if self._texts:
+            self._why.append(self._texts.setdefault(why, len(self._texts)))
         rows.append(first)
         self._length.append(end - first)
         self._dispatched.append(dispatched_us)
@@ -169,7 +191,7 @@ class Ledger:
     def pieces(self, events_max: int) -> "Iterator[Ledger]":
         """The same rows in ledgers with at most so many events, long ones in parts. For the very rare."""
         piece = Ledger()
-        names = list(self._names)
+        names, texts = list(self._names), list(self._texts)
         for row, at in enumerate(self._first):
             end = at + self._length[row]
             while at < end:
@@ -187,6 +209,7 @@ class Ledger:
                     self._dispatched[row],
                     note,
                     self._tail[row] if self._moved else 0,
+                    texts[self._why[row]] if texts else "",
                 )
                 at = stop
                 if piece.event_count == events_max:
@@ -197,12 +220,6 @@ class Ledger:
 
     def parts(self) -> list[Buffer]:
         """The body of the block."""
-        names = [name.encode() for name in self._names]
-        name_bounds = array("i", [0])
-        end = 0
-        for name in names:
-            end += len(name)
-            name_bounds.append(end)
         columns = [
             self._first.tobytes(),
             self._length.tobytes(),
@@ -211,8 +228,7 @@ class Ledger:
             self._consumer.tobytes(),
             self._event.tobytes(),
             self._reason.tobytes(),
-            name_bounds.tobytes(),
-            b"".join(names),
+            *_texts_parts(self._names),
         ]
         if self._moved:
             columns += [
@@ -221,9 +237,19 @@ class Ledger:
                 self._retries.tobytes(),
                 self._attempts.tobytes(),
             ]
+        if self._texts:
+            columns += [self._why.tobytes(), array("q", [len(self._texts)]).tobytes()]
+            columns += _texts_parts(self._texts)
         return [b"".join(column + PAD[len(column) % 8] for column in columns)]
 
 
+def _texts_parts(texts: Iterable[str]) -> tuple[bytes, bytes]:
+    """A column of texts: where each ends, and all of them."""
+    encoded = [text.encode() for text in texts]
+    return array("i", accumulate(map(len, encoded), initial=0)).tobytes(), b"".join(encoded)
+
+
+_NO_TEXTS: Final[dict[str, int]] = {}
 NO_ROWS: Final = Ledger()
 """That of all queues of which nothing is to be written: nobody adds to it."""
 
@@ -246,6 +272,10 @@ def read_rows(header: Header, body: memoryview) -> Iterator[Row]:
         expires = reader.column(count, "q", 8)
         retries = reader.column(count, "h", 2)
         attempts = reader.column(count, "i", 4)
+    texts: list[str] = []
+    if header.flags & FLAG_WHY:
+        why = reader.column(count, "i", 4)
+        texts = [text.decode() for text in reader.binary(reader.column(1, "q", 8)[0])]
     for i in range(count):
         if moved:
             note = Note(attempts[i], retries[i], expires[i])
@@ -261,4 +291,5 @@ def read_rows(header: Header, body: memoryview) -> Iterator[Row]:
             dispatched[i],
             note,
             tail[i] if moved else 0,
+            texts[why[i]] if texts else "",
         )

@@ -21,6 +21,7 @@ Everything is shaped for batches, and nothing here waits: what takes time is ans
     purge       everything that nobody holds taken out, living or dead
     redrive     dead letters back behind the tail
     expire      what its TTL has ended by now
+    due         what was delayed until now
     read        a range of offsets, whatever state the messages are in; synced ones only
     events      a range of events, likewise
     states      where the living messages of a range are, in runs
@@ -56,14 +57,14 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from penstock.log import views
-from penstock.log.columns import check_batch, check_ttl, stored_bytes
+from penstock.log.columns import check_batch, check_delay, check_ttl, stored_bytes
 from penstock.log.committer import Committer
 from penstock.log.disk import Disk, RealDisk, is_final, is_full
 from penstock.log.errors import LogFailed, LogRefused, QueueDeleted, ReaderUnknown
 from penstock.log.findings import NOBODY_S_ROWS, rot
 from penstock.log.fingerprint import KIND
 from penstock.log.info import LogInfo, QueueInfo, ReaderInfo, StagesInfo, StateRuns
-from penstock.log.queue import LogQueue
+from penstock.log.queue import RETRY_DELAYS, LogQueue
 from penstock.log.readers import Readers
 from penstock.log.recovery import recover
 from penstock.log.repairs import left_over, shown
@@ -97,13 +98,15 @@ from penstock.log.weight import NOTES_MAX
 from penstock.log.workers import ThreadWorker, Worker
 from penstock.model.batch import Batch, Slice
 from penstock.model.life import Event, Reason, State
-from penstock.model.pending import Mark
+from penstock.model.pending import AS_STORED, Mark
 from penstock.model.policy import Policies
 from penstock.model.timers import SECOND_US
 from penstock.model.words import Outcome, Ranges, Where
 
 TAKE_BYTES = 1024 * 1024
 DELETED_MAX = 100_000
+LOOKS_MAX = 200  # at delayed messages in one go
+KEEP_TTL = -1
 Found = TypeVar("Found")
 
 log = logging.getLogger("penstock.log")
@@ -228,7 +231,8 @@ class Log:
                 queue.let_go = left_over(queue.repairs, repaired.unsettled(0, repaired.tail))
                 if queue.let_go:
                     self._dirty[queue.number] = queue
-            if len(queue.pending.ready) + len(queue.pending.waiting.places) > NOTES_MAX:
+            rooms = queue.pending
+            if len(rooms.ready) + len(rooms.waiting.places) + len(rooms.delayed) > NOTES_MAX:
                 views.weigh_early(state.segments, queue)  # Later, clients would wait for it.
         self.flush(now_us)
 
@@ -451,6 +455,8 @@ class Log:
         self._check()
         if batch.dead or batch.repairs is not None:
             raise LogRefused(f"queue {queue!r}: dead letters and their repairs are sent in a transaction")
+        if batch.reply is not None and batch.delay_us is not None:
+            raise LogRefused(f"queue {queue!r}: who waits for an answer cannot ask for a delay")
         check_batch(queue, batch)
         try:
             views.check_queue(self._state, queue, len(batch.payload))
@@ -490,7 +496,10 @@ class Log:
         self._state.gathered_bytes += size
         queue.parts_time_us = now_us
         self._dirty[queue.number] = self._changed[queue.number] = queue
-        return queue.pending.accept(len(batch))
+        first = queue.pending.accept(len(batch))
+        if batch.delay_us is not None:
+            queue.delay_new(first, batch.delay_us)
+        return first
 
     def transact(
         self,
@@ -707,10 +716,19 @@ class Log:
         origin: bytes | None = None,
         ttl_seconds: int = 0,
         dead: bool = False,
+        delay_us: int = RETRY_DELAYS,
+        why: str = "",
     ) -> list[Fate]:
-        """A verdict on held messages. What this consumer does not hold is not in the answer."""
+        """A verdict on held messages. What this consumer does not hold is not in the answer.
+
+        Of a requeue: `ttl_seconds` from now on, 0 for none, KEEP_TTL for what it has; a delay of its own, or
+        what the queue has for messages that come again. Of a rejection: what to remember with the letter.
+        """
         self._check()
-        check_ttl(queue, ttl_seconds)
+        if ttl_seconds != KEEP_TTL:
+            check_ttl(queue, ttl_seconds)
+        if delay_us != RETRY_DELAYS:
+            check_delay(queue, delay_us)
         found = self._state.queues.get(queue)
         if found is None:
             return []
@@ -720,10 +738,12 @@ class Log:
                 if outcome is Outcome.ACK:
                     fates += found.acknowledge(first, end, consumer, origin, dead)
                 elif outcome is Outcome.REJECT:
-                    fates += found.reject(first, end, consumer, origin, dead, now_us)
+                    fates += found.reject(first, end, consumer, origin, dead, now_us, why)
                 else:
                     expires_us = now_us + ttl_seconds * 1_000_000 if ttl_seconds else 0
-                    fates += found.requeue(first, end, consumer, origin, dead, expires_us, now_us)
+                    if ttl_seconds == KEEP_TTL:
+                        expires_us = AS_STORED
+                    fates += found.requeue(first, end, consumer, origin, dead, expires_us, now_us, delay_us)
         except OSError as error:  # as in `take`
             raise self._unreadable(error) from error
         if fates:
@@ -740,8 +760,9 @@ class Log:
         where: Where = Where.PLACE,
         lost: bool = True,
         runs_max: int | None = None,
+        why: Reason = Reason.CONSUMER_LOST,
     ) -> list[Fate]:
-        """What a consumer leaves behind. `lost`: a delivery that failed, which counts.
+        """What a consumer leaves behind. `lost`: a delivery that failed, which counts, and `why` it did.
 
         Without ranges all that it holds, or about `runs_max` runs of it, the lowest offsets first.
         """
@@ -750,7 +771,7 @@ class Log:
         if found is None:
             return []
         with self._reading():
-            fates = found.give_back(consumer, ranges, where, lost, now_us, runs_max)
+            fates = found.give_back(consumer, ranges, where, lost, now_us, runs_max, why)
         if fates:
             self._dirty[found.number] = self._changed[found.number] = found
         return fates
@@ -867,7 +888,39 @@ class Log:
         self._ended.clear()
         return fates
 
+    @property
+    def due_us(self) -> int:
+        """When to call `due` again, where that is soon; 0: whenever there is a tick."""
+        return self._state.delays.next_us
+
+    def due(self, now_us: int) -> list[str]:
+        """What was delayed until now is ready: the queues where there is some."""
+        self._check()
+        found: dict[str, None] = {}
+        for number, first, end in self._state.delays.due(now_us, LOOKS_MAX):
+            queue = self._state.by_number.get(number)
+            if queue is None:  # It was deleted.
+                continue
+            if queue.parts:
+                self._sealer.messages(queue)
+            with self._reading():
+                if queue.look(first, end, now_us):
+                    found[queue.name] = None
+                    self._changed[number] = queue
+        return list(found)
+
     # --- looking ---------------------------------------------------------------------------------
+
+    def deliveries(self, queue: str, first: int, end: int) -> list[tuple[int, int, int]]:
+        """How many deliveries of the messages of a range have ended, in runs."""
+        found = self._state.queues.get(queue)
+        noted = found.pending.noted(first, end) if found is not None else ()
+        return [(a, b, note.attempts) for a, b, note in noted]
+
+    def whys(self, queue: str, first: int, end: int) -> list[tuple[int, int, str]]:
+        """What was said when letters of a range were rejected."""
+        found = self._state.queues.get(queue)
+        return found.whys.find(first, end) if found is not None else []
 
     def _known(self, queue: str) -> LogQueue:
         return views.known_queue(self._state, queue)
@@ -896,10 +949,12 @@ class Log:
         return self._read(views.read_events(self._state, self._known(queue), start, end))
 
     def states(self, queue: str, start: int, end: int, runs_max: int, only: State | None = None) -> StateRuns:
-        """Where the living messages of a range are; `only` is READY, HELD or DEAD."""
+        """Where the living messages of a range are; `only` is READY, DELAYED, HELD or DEAD."""
         found = self._known(queue)
         runs = living_runs(found.pending, start, end, runs_max, only)
         runs.steps = found.steps
+        if found.whys:
+            runs.whys = found.whys.find(start, runs.next)
         for first, stop, distance in found.repairs.walk(start, runs.next):
             if len(runs.repair_first) == runs_max:
                 runs.end_at(first)

@@ -6,8 +6,9 @@ end, what ends without a consumer. The arrows themselves, and the record of them
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from heapq import nsmallest
 from itertools import groupby, repeat
-from typing import Final
+from typing import Any, Final
 
 from penstock.log.block import Messages
 from penstock.log.columns import slice_of
@@ -16,11 +17,12 @@ from penstock.log.ledger import Ledger
 from penstock.log.queue_state import (
     ACKED,
     DEAD_HELD,
+    DELAYED,
     HELD,
     NO_REASON,
+    READY,
     QueueState,
     Schedule,
-    state_with,
 )
 from penstock.log.repairs import up_to, with_payload
 from penstock.log.results import Fate
@@ -34,9 +36,17 @@ from penstock.model.policy import (
     after_reject,
     after_requeue,
     at_birth,
+    retry_delay_us,
 )
 from penstock.model.ranges import RangeMap
 from penstock.model.words import Where
+
+RETRY_DELAYS: Final = -1
+"""A delay of a requeue: the one that the queue has for messages that come again."""
+
+BLOCKS_A_LOOK: Final = 16
+RUNS_A_LOOK: Final = 256
+"""Blocks that are read to see which of their messages are due, and runs of one that are filed at once."""
 
 COUNT_A_RUN: Final = 50
 """Messages that take as long as a run, where each is looked at."""
@@ -56,9 +66,10 @@ class LogQueue(QueueState):
         log: int,
         lookup: Lookup,
         schedule: Schedule,
+        look_at: Schedule,
         unreadable: Unreadable,
     ) -> None:
-        super().__init__(number, name, policy, log, schedule)
+        super().__init__(number, name, policy, log, schedule, look_at)
         self._lookup = lookup
         self._unreadable = unreadable
         self._last_hold: Hold | None = None
@@ -104,6 +115,8 @@ class LogQueue(QueueState):
                 bytes_max -= size
                 count -= stop - first
                 slices.append(self._slice(block, lo, hi))
+                if dead and place is not None:
+                    slices[-1].reason = place.reason
                 self._hold(first, stop, consumer, now_us, block, place, dead)
                 first = stop
                 if bytes_max <= 0 and first < end:
@@ -273,12 +286,12 @@ class LogQueue(QueueState):
         return fates
 
     def reject(
-        self, first: int, end: int, consumer: str, origin: bytes | None, dead: bool, now_us: int
+        self, first: int, end: int, consumer: str, origin: bytes | None, dead: bool, now_us: int, why: str
     ) -> list[Fate]:
         fates: list[Fate] = []
         for a, b, hold in self.pending.release(first, end, consumer, origin, dead):
             event, reason = after_reject(self.policy)
-            fates += self._end(a, b, hold, event, reason, now_us)
+            fates += self._end(a, b, hold, event, reason, now_us, why=why)
         return fates
 
     def requeue(
@@ -290,12 +303,14 @@ class LogQueue(QueueState):
         dead: bool,
         expires_us: int,
         now_us: int,
+        delay_us: int,
     ) -> list[Fate]:
-        """Behind the tail, with a new TTL; a dead letter goes behind the other dead ones."""
+        """Behind the tail, with a new expiry (AS_STORED: the one that it has), or delayed; a dead letter goes
+        behind the other dead ones."""
         fates: list[Fate] = []
         for tail, _ in self.steps:
             if first < tail < end:  # What came before a step of the clock is put off by it, the rest is not.
-                fates += self.requeue(first, tail, consumer, origin, dead, expires_us, now_us)
+                fates += self.requeue(first, tail, consumer, origin, dead, expires_us, now_us, delay_us)
                 first = tail
         for a, b, hold in self.pending.release(first, end, consumer, origin, dead):
             if hold.dead:
@@ -303,25 +318,36 @@ class LogQueue(QueueState):
                 continue
             for c, d, note in self.pending.noted(a, b):
                 if note.attempts + 1 >= self.policy.max_deliveries > 0:
-                    fates += self._requeued_often(c, d, hold, expires_us, now_us)
+                    fates += self._requeued_often(c, d, hold, expires_us, now_us, delay_us)
                 else:
-                    fates.append(self._requeued(c, d, hold, note, expires_us))
+                    fates.append(self._requeued(c, d, hold, note, expires_us, now_us, delay_us))
         return fates
 
-    def _requeued(self, first: int, end: int, hold: Hold, note: Note, expires_us: int) -> Fate:
-        # Steps of the clock before now put off all that is stored of the message: not this TTL.
-        after = Note(note.attempts + 1, note.retries, _put_off(expires_us, -self.late_us(first)))
-        self._move_to_tail(first, end, Event.REQUEUED, Reason.NONE, hold, after)
-        return Fate(first, end, Event.REQUEUED, Reason.NONE)
+    def _requeued(
+        self, first: int, end: int, hold: Hold, note: Note, expires_us: int, now_us: int, delay_us: int
+    ) -> Fate:
+        attempts = note.attempts + 1
+        if expires_us == AS_STORED:
+            expires_us = note.expires_us
+        else:  # Steps of the clock before now put off all that is stored of the message: not this TTL.
+            expires_us = _put_off(expires_us, -self.late_us(first))
+        after = Note(attempts, note.retries, expires_us)
+        if delay_us == RETRY_DELAYS:
+            delay_us = retry_delay_us(self.policy, attempts)
+        if delay_us:
+            self._delay(first, end, NO_REASON, hold, after, now_us + delay_us)
+            return Fate(first, end, Event.DELAYED, NO_REASON)
+        self._move_to_tail(first, end, Event.REQUEUED, NO_REASON, hold, after)
+        return Fate(first, end, Event.REQUEUED, NO_REASON)
 
     def _requeued_often(
-        self, first: int, end: int, hold: Hold, expires_us: int, now_us: int
+        self, first: int, end: int, hold: Hold, expires_us: int, now_us: int, delay_us: int
     ) -> Iterator[Fate]:
         """So often that those without a retry counter have come to their end."""
         for a, b, note, retries, _ in self._attributes(first, end):
             event, reason = after_requeue(retries, note.attempts + 1, self.policy)
             if event is Event.REQUEUED:
-                yield self._requeued(a, b, hold, note, expires_us)
+                yield self._requeued(a, b, hold, note, expires_us, now_us, delay_us)
             else:
                 yield from self._end_or_withdraw(a, b, hold, event, reason, now_us)
 
@@ -333,6 +359,7 @@ class LogQueue(QueueState):
         lost: bool,
         now_us: int,
         runs_max: int | None,
+        why: Reason,
     ) -> list[Fate]:
         """What a consumer leaves behind: everything that it holds, some of it, or some ranges."""
         fates: list[Fate] = []
@@ -344,10 +371,10 @@ class LogQueue(QueueState):
             for a, b, hold in self.pending.release(first, end, consumer):
                 if hold.dead:
                     event = Event.REQUEUED if lost else Event.RETURNED
-                    reason = Reason.CONSUMER_LOST if lost else Reason.CONSUMER_CANCELLED
+                    reason = why if lost else Reason.CONSUMER_CANCELLED
                     fates += self._dead_back(a, b, hold, event, reason)
                 elif lost:
-                    fates += self._lost(a, b, hold, where, now_us)
+                    fates += self._lost(a, b, hold, where, now_us, why)
                 else:
                     fates += self._unsent(a, b, hold, where, now_us)
         return fates
@@ -365,7 +392,9 @@ class LogQueue(QueueState):
                 self._back_to_place(a, b, reason, hold, note)
                 yield Fate(a, b, Event.RETURNED, reason)
 
-    def _lost(self, first: int, end: int, hold: Hold, where: Where, now_us: int) -> Iterator[Fate]:
+    def _lost(
+        self, first: int, end: int, hold: Hold, where: Where, now_us: int, why: Reason
+    ) -> Iterator[Fate]:
         for a, b, note, retries, expires_us in self._attributes(first, end):
             attempts = note.attempts + 1
             event, reason, retries_left = after_loss(retries, attempts, self.policy, where)
@@ -377,11 +406,13 @@ class LogQueue(QueueState):
                 after = Note(
                     attempts, AS_STORED if retries_left == RETRIES_NONE else retries_left, note.expires_us
                 )
-                if event is Event.REQUEUED:
-                    self._move_to_tail(a, b, event, reason, hold, after)
+                if event is Event.DELAYED:
+                    self._delay(a, b, why, hold, after, now_us + retry_delay_us(self.policy, attempts))
+                elif event is Event.REQUEUED:
+                    self._move_to_tail(a, b, event, why, hold, after)
                 else:
-                    self._back_to_place(a, b, reason, hold, after)
-                yield Fate(a, b, event, reason)
+                    self._back_to_place(a, b, why, hold, after)
+                yield Fate(a, b, event, why)
 
     def _attributes(self, first: int, end: int) -> Iterator[tuple[int, int, Note, int, int]]:
         """The range in runs of equal note, retries left and expiry."""
@@ -432,7 +463,9 @@ class LogQueue(QueueState):
         pending = self.pending
         for first, end in ranges:
             for a, b, _ in (*pending.ready.cut(first, end), *pending.waiting.cut(first, end)):
-                fates.append(self._withdrawn(a, b, reason, None, lived=True))
+                fates.append(self._withdrawn(a, b, reason, None, READY))
+            for a, b, _ in pending.delayed.cut(first, end):
+                fates.append(self._withdrawn(a, b, reason, None, DELAYED))
         if not pending.held or not ranges:
             return fates
         wanted: RangeMap[None] = RangeMap()
@@ -446,12 +479,12 @@ class LogQueue(QueueState):
             for first, end, _ in holds.find(low, high):
                 for a, b, _ in wanted.find(first, end):
                     for c, d, hold in pending.release(a, b, consumer, dead=False):
-                        fates.append(self._withdrawn(c, d, reason, hold, lived=True))
+                        fates.append(self._withdrawn(c, d, reason, hold, HELD))
         return fates
 
-    def _withdrawn(self, first: int, end: int, reason: Reason, hold: Hold | None, *, lived: bool) -> Fate:
+    def _withdrawn(self, first: int, end: int, reason: Reason, hold: Hold | None, was: State) -> Fate:
         self._record_end(Event.WITHDRAWN, first, end, reason, hold)
-        self._gone(state_with(hold) if lived else State.DEAD, Event.WITHDRAWN, first, end)
+        self._gone(was, Event.WITHDRAWN, first, end)
         return Fate(first, end, Event.WITHDRAWN, reason, hold.consumer if hold is not None else "")
 
     def purge(self, dead: bool, limit: int | None, runs_max: int | None, mark: Mark) -> list[Fate]:
@@ -462,14 +495,18 @@ class LogQueue(QueueState):
         runs_left = runs_max if runs_max is not None else pending.tail
         fates: list[Fate] = []
         while left > 0 and len(fates) < runs_left:
-            run: tuple[int, int, Place | None] | None
+            run: tuple[int, int, Any] | None
+            was = State.DEAD
             if dead:
                 run = pending.pick_dead(left, None, number)
             else:
+                was = READY
                 run = pending.ready.pop_front(left, tail) or pending.waiting.pick(left, None, number)
+                if run is None:
+                    was, run = DELAYED, pending.delayed.pop_front(left, tail)
             if run is None:
                 break
-            fates.append(self._withdrawn(run[0], run[1], Reason.PURGED, None, lived=not dead))
+            fates.append(self._withdrawn(run[0], run[1], Reason.PURGED, None, was))
             left -= run[1] - run[0]
         return fates
 
@@ -569,9 +606,10 @@ class LogQueue(QueueState):
         """
         pending = self.pending
         fates: list[Fate] = []
-        runs = [(a, b) for a, b, _ in pending.ready.find(first, end)]
-        runs += [(a, b) for a, b, _ in pending.waiting.places.find(first, end)]
-        for run_first, run_end in runs:
+        runs = [(a, b, READY) for a, b, _ in pending.ready.find(first, end)]
+        runs += [(a, b, READY) for a, b, _ in pending.waiting.places.find(first, end)]
+        runs += [(a, b, DELAYED) for a, b, _ in pending.delayed.find(first, end)]
+        for run_first, run_end, was in runs:
             at = run_first
             while at < run_end:
                 try:
@@ -583,7 +621,7 @@ class LogQueue(QueueState):
                 for a, b, expires_us in list(self._expiries(block, at, stop)):
                     if 0 < expires_us <= now_us:
                         pending.lift(a, b)
-                        fates += self._end(a, b, None, *after_expiry(self.policy), now_us)
+                        fates += self._end(a, b, None, *after_expiry(self.policy), now_us, was=was)
                     elif expires_us:
                         self._schedule(expires_us, self.number, a, b)
                 at = stop
@@ -600,6 +638,64 @@ class LogQueue(QueueState):
                         self._schedule(expires_us, self.number, a, b)
                 at = stop
         return fates
+
+    # --- delays ----------------------------------------------------------------------------------
+
+    def look(self, first: int, end: int, now_us: int) -> bool:
+        """Delayed messages of that range whose time has come are ready; whether there were any. Of the others
+        it is said when to look again."""
+        found = False
+        blocks_left = BLOCKS_A_LOOK
+        for a, b, due_us in self.pending.delayed.find(first, end):
+            if due_us != AS_STORED:
+                at_us = due_us + self.late_us(a)
+                if at_us <= now_us:
+                    found = self.pending.due(a, b)
+                else:
+                    self._look_at(at_us, self.number, a, b)
+                continue
+            at = a
+            while at < b and blocks_left:
+                blocks_left -= 1
+                try:
+                    block = self._block(at)
+                except LogDamaged as error:
+                    at = self._unreadable(self, at, b, error)
+                    continue
+                stop = min(b, block.header.offset_end)
+                found = self._look_into(block, at, stop, now_us) or found
+                at = stop
+            if at < b:
+                self._look_at(now_us, self.number, at, b)
+        return found
+
+    def _look_into(self, block: Messages, first: int, end: int, now_us: int) -> bool:
+        """The same of messages that are delayed as their block says. Those whose turn is next get a time of
+        their own: the block is looked at again when that is over, not for each."""
+        base, pending = block.header.first_offset, self.pending
+        late_us = self.late_us(base)
+        runs: list[tuple[int, int, int]] = []
+        at = first
+        for due_us, run in groupby(block.due[first - base : end - base] if block.due is not None else ()):
+            stop = at + sum(1 for _ in run)
+            runs.append((due_us, at, stop))
+            at = stop
+        if at < end:  # Nobody can say until when: now.
+            runs.append((0, at, end))
+        *soon, last = nsmallest(RUNS_A_LOOK, runs)
+        if len(runs) < RUNS_A_LOOK:
+            soon.append(last)
+        else:
+            self._look_at(last[0] + late_us, self.number, first, end)
+        found = False
+        for due_us, a, b in soon:
+            if due_us + late_us <= now_us or not due_us:
+                found = pending.due(a, b)
+            else:
+                pending.delayed.cut(a, b)
+                pending.delayed.add(a, b, due_us)
+                self._look_at(due_us + late_us, self.number, a, b)
+        return found
 
 
 def _put_off(expires_us: int, late_us: int) -> int:

@@ -6,6 +6,7 @@ it is, and for which messages, is decided by `queue.py`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from typing import Final
 
 from penstock.log.errors import LogFailed
@@ -15,7 +16,7 @@ from penstock.log.weight import Weight
 from penstock.model.batch import Batch
 from penstock.model.ids import IDENTITY_DIGITS, origin_of
 from penstock.model.life import Event, Reason, State
-from penstock.model.pending import Hold, Note, Pending
+from penstock.model.pending import AS_STORED, Hold, Note, Pending
 from penstock.model.policy import QueuePolicy
 from penstock.model.ranges import RangeMap
 
@@ -25,12 +26,15 @@ READY: Final = State.READY
 HELD: Final = State.HELD
 DEAD_HELD: Final = State.DEAD_HELD
 
+DELAYED: Final = State.DELAYED
+
 Schedule = Callable[[int, int, int, int], None]  # at_us, queue, first, end
 
 
 _NOT_ASKING: Final[RangeMap[None]] = RangeMap()
 _NO_REPAIRS: Final[RangeMap[int]] = RangeMap()
-"""Of all queues that have had neither: nobody adds to these."""
+_NO_WHYS: Final[RangeMap[str]] = RangeMap()
+"""Of all queues that have had none of these: nobody adds to them."""
 
 
 class QueueState:
@@ -38,6 +42,7 @@ class QueueState:
 
     __slots__ = (
         "_log",
+        "_look_at",
         "_origin",
         "_origin_opening",
         "_schedule",
@@ -72,6 +77,7 @@ class QueueState:
         "synced_offset",
         "tail_opened",
         "weight",
+        "whys",
     )
 
     def __init__(
@@ -81,12 +87,14 @@ class QueueState:
         policy: QueuePolicy,
         log: int,
         schedule: Schedule,
+        look_at: Schedule,
     ) -> None:
         self.number = number
         self.name = name
         self.policy = policy
         self._log = log
         self._schedule = schedule
+        self._look_at = look_at  # the same for those that are delayed
         self._origin_opening, self._origin = -1, b""
         self.pending = Pending()
         self.tail_opened = 0  # the first offset of this opening
@@ -94,6 +102,7 @@ class QueueState:
         self.recorded: dict[int, int] | None = None  # this opening's settlements that were no acks
         self.asking = _NOT_ASKING  # unsettled requests that want a reply
         self.repairs = _NO_REPAIRS  # how far off payloads are in the repair queue
+        self.whys = _NO_WHYS  # what was said when letters were rejected
         self.steps: tuple[tuple[int, int], ...] = ()  # tails when the time was put forward, and how far
         self.let_go: list[tuple[int, int]] | None = None  # of those, when what ended them here is in a block
         self.ledger = NO_ROWS
@@ -167,7 +176,9 @@ class QueueState:
 
     # --- arrows ----------------------------------------------------------------------------------
 
-    def _record_end(self, event: Event, first: int, end: int, reason: Reason, hold: Hold | None) -> None:
+    def _record_end(
+        self, event: Event, first: int, end: int, reason: Reason, hold: Hold | None, why: str = ""
+    ) -> None:
         """Rows for messages that do not live on."""
         for a, b, note in self.pending.noted(first, end):
             attempt = note.attempts + (hold is not None)
@@ -179,16 +190,19 @@ class QueueState:
                 hold.consumer if hold else "",
                 attempt,
                 hold.dispatched_us if hold else 0,
+                why=why,
             )
 
     def _gone(self, was: State, event: Event, first: int, end: int) -> None:
         self.pending.move(was, event, first, end)
-        if was is READY or was is HELD:
+        if was is READY or was is HELD or was is DELAYED:
             self.weight.leave(first, end)
         if self.asking:
             self.asking.cut(first, end)
         if self.repairs:
             self.let_go_of_repairs(first, end)
+        if self.whys:
+            self.whys.cut(first, end)
 
     def let_go_of_repairs(self, first: int, end: int) -> None:
         """What their payloads in the repair queue were kept for is over."""
@@ -197,20 +211,33 @@ class QueueState:
         self.let_go += [(a + distance, b + distance) for a, b, distance in self.repairs.cut(first, end)]
 
     def _end(
-        self, first: int, end: int, hold: Hold | None, event: Event, reason: Reason, now_us: int
+        self,
+        first: int,
+        end: int,
+        hold: Hold | None,
+        event: Event,
+        reason: Reason,
+        now_us: int,
+        *,
+        was: State | None = None,
+        why: str = "",
     ) -> Iterator[Fate]:
-        """The end of a life, or its continuation as a dead letter."""
+        """The end of a life, or its continuation as a dead letter. `was` says how it stood, where nobody held
+        it and it was not ready."""
+        was = was or state_with(hold)
         if event is not Event.DEAD:
-            self._record_end(event, first, end, reason, hold)
-            self._gone(state_with(hold), event, first, end)
+            self._record_end(event, first, end, reason, hold, why)
+            self._gone(was, event, first, end)
         else:
             if hold is None or not hold.dead:
                 self.weight.leave(first, end)
             for a, b, note in self.pending.noted(first, end):
                 after = Note(note.attempts + (hold is not None), note.retries, note.expires_us)
-                self._row(Event.DEAD, a, b, reason, hold, after)
-                self.pending.move(state_with(hold), event, a, b, None, reason, now_us)
+                self._row(Event.DEAD, a, b, reason, hold, after, why=why)
+                self.pending.move(was, event, a, b, None, reason, now_us)
                 self.pending.note(a, b, after)
+            if why:
+                self.put_why(first, end, why)
             if self.asking:
                 self.asking.cut(first, end)
         yield Fate(first, end, event, reason)
@@ -231,8 +258,29 @@ class QueueState:
         was = State.DEAD if hold is None else HELD
         self.pending.move(was, event, first, end, None, NO_REASON, 0, tail)
         self.pending.note(first, end, after)
+        if self.whys:
+            self.whys.cut(first, end)
         if after.expires_us > 0:
             self._schedule(after.expires_us, self.number, first, end)
+
+    def _delay(self, first: int, end: int, reason: Reason, hold: Hold, after: Note, due_us: int) -> None:
+        """Nobody gets them before a time."""
+        # Steps of the clock before now put off all that is stored of the message: not this.
+        stored_us = due_us - self.late_us(first)
+        self._row(Event.DELAYED, first, end, reason, hold, after, stored_us)
+        self.pending.move(HELD, Event.DELAYED, first, end, due_us=stored_us)
+        self.pending.note(first, end, after)
+        self._look_at(due_us, self.number, first, end)
+        if after.expires_us > 0:
+            self._schedule(after.expires_us, self.number, first, end)
+
+    def delay_new(self, first: int, moments: Iterable[int]) -> None:
+        """Of new messages, those are delayed that have a delay, or a moment, which is not 0."""
+        for is_delayed, run in groupby(moments, bool):
+            end = first + sum(1 for _ in run)
+            if is_delayed:
+                self.pending.delay(first, end, AS_STORED)
+            first = end
 
     def _back_to_place(self, first: int, end: int, reason: Reason, hold: Hold, after: Note) -> None:
         self._row(Event.RETURNED, first, end, reason, hold, after)
@@ -257,6 +305,7 @@ class QueueState:
         hold: Hold | None,
         after: Note,
         tail: int = 0,
+        why: str = "",
     ) -> None:
         """A row for messages that live on; `after` is what is to be remembered of them."""
         self.rows().add(
@@ -269,7 +318,15 @@ class QueueState:
             hold.dispatched_us if hold else 0,
             after,
             tail,
+            why,
         )
+
+    def put_why(self, first: int, end: int, why: str) -> None:
+        """What was said when these letters were rejected."""
+        if self.whys is _NO_WHYS:
+            self.whys = RangeMap()
+        self.whys.cut(first, end)
+        self.whys.add(first, end, why)
 
     def put_repair(self, first: int, end: int, distance: int) -> None:
         """The payloads of these messages are in the repair queue from now on."""

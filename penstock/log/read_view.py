@@ -21,7 +21,7 @@ from penstock.log.mapped import MappedSegments
 from penstock.log.repairs import STAGE_QUEUE, repair_queue_of
 from penstock.log.segments import Index, Segment, Span, parse_segment_name
 from penstock.log.snapshot import positions_in, read_snapshot
-from penstock.log.state import FORMAT_STAGES, lost_name
+from penstock.log.state import FORMAT_DELAYS, lost_name
 
 log = logging.getLogger("penstock.log")
 
@@ -311,10 +311,10 @@ class ReadView:
             self.log = fields["log"]
         elif fields["op"] == "queue":
             self._declare(fields["number"], fields["name"])
-        elif fields["op"] == "format" and fields["format"] != FORMAT_STAGES:
+        elif fields["op"] == "format" and fields["format"] > FORMAT_DELAYS:
             where = self._files.where(segment)
             raise LogRefused(f"{where}: the log has format {fields['format']}, of a newer version than this")
-        elif fields["op"] in ("stage", "format") and STAGE_QUEUE not in self.queues:
+        elif fields["op"] in ("stage", "format") and fields["queue"] and STAGE_QUEUE not in self.queues:
             self._declare(fields["queue"], STAGE_QUEUE)  # The block that did so is damaged, or not there.
         elif fields["op"] == "delete":
             for number in fields["numbers"]:

@@ -97,6 +97,8 @@ def with_payload(block: Messages, payloads: Messages, first: int, end: int, dist
         block.expires[lo:hi] if block.expires is not None else None,
         block.retries[lo:hi] if block.retries is not None else None,
         block.reply[lo:hi] if block.reply is not None else None,
+        block.due[lo:hi] if block.due is not None else None,
+        block.headers[lo:hi] if block.headers is not None else None,
     )
 
 
@@ -104,7 +106,16 @@ def up_to(block: Messages, end: int) -> Messages:
     """The messages of a block before an offset."""
     header = block.header.copy()
     header.count = end - header.first_offset
-    return Messages(header, block.bounds, block.payload, block.expires, block.retries, block.reply)
+    return Messages(
+        header,
+        block.bounds,
+        block.payload,
+        block.expires,
+        block.retries,
+        block.reply,
+        block.due,
+        block.headers,
+    )
 
 
 def left_over(repairs: RangeMap[int], living: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -482,7 +482,13 @@ class _Copy:
         old = block.header
         columns = cut_columns(block, first - old.first_offset, end - old.first_offset)
         parts = message_parts(
-            columns.bounds, columns.payload, columns.expires, columns.retries, columns.reply
+            columns.bounds,
+            columns.payload,
+            columns.expires,
+            columns.retries,
+            columns.reply,
+            columns.due,
+            columns.headers,
         )
         header = _cut(old, first, end)
         header.extra = len(columns.payload)
@@ -526,7 +532,7 @@ class _Copy:
                 for header, body in walk_blocks(file, segment.base, segment.base, segment.end):
                     if header.kind == KIND_MESSAGES and header.queue == self._staged.queue:
                         bounds = array("i", read_messages(header, body).bounds)
-                        blocks.append(Messages(header, bounds, b"", None, None, None))
+                        blocks.append(Messages(header, bounds, b""))
             self._sizes = segment, blocks
         return self._sizes[1]
 

@@ -9,29 +9,31 @@ from collections.abc import Iterator
 from heapq import merge
 
 from penstock.log.info import StateRuns
-from penstock.model.life import State
+from penstock.model.life import Reason, State
 from penstock.model.pending import NO_NOTE, Hold, Note, Pending, Place
 
 Run = tuple[int, int, State, Place | None, Hold | None]
 
 ROOMS = {
-    None: ("ready", "held", "dead"),
+    None: ("ready", "delayed", "held", "dead"),
     State.READY: ("ready",),
+    State.DELAYED: ("delayed",),
     State.HELD: ("held",),
     State.DEAD: ("dead", "held"),
 }
 """Where to look for what was asked for: a dead letter that somebody holds is among the held ones."""
 
 STATES = {
-    None: frozenset({State.READY, State.HELD, State.DEAD, State.DEAD_HELD}),
+    None: frozenset({State.READY, State.DELAYED, State.HELD, State.DEAD, State.DEAD_HELD}),
     State.READY: frozenset({State.READY}),
+    State.DELAYED: frozenset({State.DELAYED}),
     State.HELD: frozenset({State.HELD}),
     State.DEAD: frozenset({State.DEAD, State.DEAD_HELD}),
 }
 
 
 def living_runs(pending: Pending, start: int, end: int, runs_max: int, only: State | None) -> StateRuns:
-    """Up to `runs_max` runs between two offsets: all, or READY, HELD or DEAD ones `only`.
+    """Up to `runs_max` runs between two offsets: all, or READY, DELAYED, HELD or DEAD ones `only`.
 
     No more than that are looked at either, so the answer may have none and end early all the same.
     """
@@ -71,6 +73,8 @@ def _by_offset(pending: Pending, start: int, end: int, rooms: tuple[str, ...]) -
     sources: list[Iterator[Run]] = []
     if "ready" in rooms:
         sources += [_ready(pending, start, end), _moved(pending, start, end)]
+    if "delayed" in rooms and pending.delayed:
+        sources.append(_delayed(pending, start, end))
     if "dead" in rooms:
         sources.append(_dead(pending, start, end))
     if "held" in rooms:
@@ -86,6 +90,12 @@ def _ready(pending: Pending, start: int, end: int) -> Iterator[Run]:
 def _moved(pending: Pending, start: int, end: int) -> Iterator[Run]:
     for a, b, _ in pending.waiting.places.walk(start, end):
         yield a, b, State.READY, None, None
+
+
+def _delayed(pending: Pending, start: int, end: int) -> Iterator[Run]:
+    """Until when is told as the time of a place."""
+    for a, b, due_us in pending.delayed.walk(start, end):
+        yield a, b, State.DELAYED, Place(0, 0, Reason.NONE, due_us), None
 
 
 def _dead(pending: Pending, start: int, end: int) -> Iterator[Run]:

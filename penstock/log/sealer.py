@@ -4,11 +4,14 @@ from collections.abc import Sequence
 
 from penstock.log.adoption import Adoption, Run, adoption_parts
 from penstock.log.block import (
+    FLAG_DELAYED,
     FLAG_ELSEWHERE,
     FLAG_EXPIRES,
+    FLAG_HEADERS,
     FLAG_REPAIRED,
     FLAG_REPLY,
     FLAG_RETRIES,
+    FLAG_WHY,
     HEADER_BYTES,
     KIND_CONTROL,
     KIND_MESSAGES,
@@ -24,7 +27,7 @@ from penstock.log.columns import Columns, join_batches, split_columns
 from penstock.log.committer import Committer
 from penstock.log.ledger import EVENTS_MAX, NO_ROWS, Ledger
 from penstock.log.queue import LogQueue
-from penstock.log.state import FORMAT_STAGES, LogState
+from penstock.log.state import FORMAT_DELAYS, FORMAT_STAGES, LogState
 
 BACKGROUND_SYNC_US = 1_000_000
 """durability = none: nobody waits, but readers of the log want to see something."""
@@ -33,7 +36,7 @@ BACKGROUND_SYNC_US = 1_000_000
 class SealedBlock:
     """A block that has its offsets or event numbers, but not yet its place in the log."""
 
-    __slots__ = ("adoption", "buffers", "columns", "header")
+    __slots__ = ("adoption", "buffers", "columns", "format", "header")
 
     def __init__(
         self,
@@ -41,11 +44,13 @@ class SealedBlock:
         buffers: list[Buffer],
         columns: Columns | None = None,
         adoption: Adoption | None = None,
+        format_number: int = 0,
     ) -> None:
         self.header = header
         self.buffers = buffers
         self.columns = columns  # of messages
         self.adoption = adoption  # where those are; neither: settlements
+        self.format = format_number  # whoever reads it must know that one
 
 
 class Sealer:
@@ -71,11 +76,20 @@ class Sealer:
         self._committer.add(self.header(KIND_CONTROL, 0, 0, 0, parts, now_us), parts, sync=True)
 
     def format(self) -> None:
-        """Whoever does not know stages is told so, where there are some, before he comes to anything else."""
-        number = self._state.segments.stage_queue
-        if number:
-            fields: dict[str, object] = {"op": "format", "format": FORMAT_STAGES, "queue": number}
+        """Whoever does not know what there may be in this log is told so before he comes to anything else."""
+        state = self._state
+        number = state.segments.stage_queue
+        state.format = max(state.format, FORMAT_STAGES if number else 0)
+        if state.format:
+            fields: dict[str, object] = {"op": "format", "format": state.format, "queue": number}
             self.control(fields, self._committer.active.time_max_us)
+
+    def announce(self, blocks: Sequence[SealedBlock]) -> None:
+        """The same before blocks that are the first of their kind."""
+        for block in blocks:
+            if block.format > self._state.format:
+                self._state.format = block.format
+                self.format()
 
     def declare(self, name: str, now_us: int) -> LogQueue:
         """A queue that is there from now on."""
@@ -114,8 +128,19 @@ class Sealer:
     ) -> SealedBlock:
         count = len(columns)
         buffers = message_parts(
-            columns.bounds, columns.payload, columns.expires, columns.retries, columns.reply
+            columns.bounds,
+            columns.payload,
+            columns.expires,
+            columns.retries,
+            columns.reply,
+            columns.due,
+            columns.headers,
         )
+        format_number = 0
+        if columns.due is not None or columns.headers is not None:
+            format_number = FORMAT_DELAYS
+            flags |= FLAG_DELAYED if columns.due is not None else 0
+            flags |= FLAG_HEADERS if columns.headers is not None else 0
         if columns.expires is not None:
             flags |= FLAG_EXPIRES
         if columns.retries is not None:
@@ -139,7 +164,10 @@ class Sealer:
                 )
         if columns.reply is not None:
             queue.ask(header.first_offset, header.offset_end)
-        return SealedBlock(header, buffers, columns)
+        if columns.due is not None and queue.number != self._state.segments.stage_queue:
+            due_us = min(filter(None, columns.due), default=0)
+            self._state.delays.add(due_us, queue.number, header.first_offset, header.offset_end)
+        return SealedBlock(header, buffers, columns, format_number=format_number)
 
     def adoption_block(
         self, queue: LogQueue, runs: Sequence[Run], protocol: str, now_us: int, flags: int
@@ -164,11 +192,15 @@ class Sealer:
             if run.expires_us:
                 # One for each: all of them at once would have to be read when the first is due.
                 self._state.timers.add(run.expires_us, queue.number, first, first + run.length)
+        if flags & FLAG_DELAYED:
+            self._state.delays.add(now_us, queue.number, header.first_offset, header.offset_end)
         return SealedBlock(header, buffers, adoption=adoption)
 
     def add(self, block: SealedBlock, sync: bool) -> None:
         """Give a block its place; messages are kept at hand for those who take them next."""
         header, columns = block.header, block.columns
+        if block.format > self._state.format:
+            self.announce((block,))
         self._committer.add(header, block.buffers, sync=sync)
         if block.adoption is not None:
             self._committer.active.adopt(block.adoption)
@@ -190,6 +222,8 @@ class Sealer:
                     columns.expires,
                     columns.retries,
                     columns.reply,
+                    columns.due,
+                    columns.headers,
                 ),
             )
         self._show_when_synced(header)
@@ -239,7 +273,8 @@ class Sealer:
             if queue.recorded is None:
                 queue.recorded = {}
             ledger.count(queue.recorded)
-        return SealedBlock(header, buffers)
+        is_new = ledger.has_delays or flags & FLAG_WHY
+        return SealedBlock(header, buffers, format_number=FORMAT_DELAYS if is_new else 0)
 
     def _show_when_synced(self, header: Header) -> None:
         queue = self._state.by_number[header.queue]

@@ -39,7 +39,7 @@ from penstock.log.state import (
     reader_fields,
 )
 from penstock.log.workers import Worker
-from penstock.model.life import Reason
+from penstock.model.life import Event, Reason, State
 from penstock.model.pending import Note, Pending, Place
 from penstock.model.ranges import RangeMap
 
@@ -78,7 +78,7 @@ def positions_in(names: list[str]) -> list[int]:
 class _Rooms:
     """Where the messages of a queue will be after a crash: a copy, for queues with more than one run."""
 
-    __slots__ = ("asking", "dead", "facts", "held", "moved", "notes", "number", "ready", "repairs")
+    __slots__ = ("asking", "dead", "delayed", "facts", "held", "moved", "notes", "number", "ready", "repairs")
 
     def __init__(self, queue: LogQueue, facts: dict[str, Any]) -> None:
         pending = queue.pending
@@ -91,6 +91,9 @@ class _Rooms:
         self.notes = pending.notes.copy()
         self.asking = queue.asking.copy()
         self.repairs = queue.repairs.copy()
+        self.delayed = pending.delayed.copy()
+        if queue.whys:
+            facts["whys"] = list(queue.whys)
 
     def put(self, numbers: "array[int]") -> bytes:
         """Its ranges behind the others; what stands of it in the JSON part. Can be done once."""
@@ -104,7 +107,8 @@ class _Rooms:
         counts += [_put_ranges(numbers, line, 4) for line in (self.moved, self.dead)]
         counts.append(_put_ranges(numbers, self.notes, 3))
         counts.append(_put_ranges(numbers, self.asking))
-        return _json({**self.facts, "counts": counts, "repairs": _put(numbers, self.repairs)})
+        repairs, delayed = _put(numbers, self.repairs), _put(numbers, self.delayed)
+        return _json({**self.facts, "counts": counts, "repairs": repairs, "delayed": delayed})
 
 
 def _image(queue: LogQueue, active: Segment) -> bytes | _Rooms:
@@ -131,6 +135,7 @@ def _image(queue: LogQueue, active: Segment) -> bytes | _Rooms:
         or pending.waiting.places
         or pending.dead.places
         or pending.notes
+        or pending.delayed
         or queue.asking
         or queue.repairs
         or len(pending.ready) > 1
@@ -406,6 +411,12 @@ def load_snapshot(state: LogState, position: int) -> None:
             queue.ask(next(source), next(source))
         for _ in range(entry.get("repairs", 0)):  # older versions wrote none
             queue.put_repair(next(source), next(source), next(source))
+        for _ in range(entry.get("delayed", 0)):  # likewise
+            first, end, due_us = next(source), next(source), next(source)
+            queue.pending.move(State.READY, Event.DELAYED, first, end, due_us=due_us)
+            state.delays.add(max(due_us, 0), queue.number, first, end)
+        for first, end, why in entry.get("whys", ()):
+            queue.put_why(first, end, why)
     for _ in range(meta["timers"]):
         state.timers.add(next(source), next(source), next(source), next(source))
     dropped = dict(meta.get("dropped", ()))  # older versions wrote none

@@ -30,6 +30,7 @@ class StagePart(NamedTuple):
     reason: int  # of dead letters; 0: they are messages for consumers
     letters: int  # the row with the offsets of the dead letters whose payloads these are; -1: of none
     identity: str  # of the queue whose letters they are
+    delayed: bool = False  # some of its messages are
 
 
 class Stage:

@@ -103,6 +103,7 @@ class Staging:
                 batch.dead,
                 -1 if batch.repairs is None else 0,
                 batch.identity,
+                batch.delay_us is not None,
             )
             for name, batch in parts
         ]
@@ -230,7 +231,15 @@ def _pieces(batches: Sequence[Batch], bytes_max: int) -> Iterator[tuple[int, Bat
             piece = batch if (lo, hi) == (0, count) else batch.cut(lo, hi)
             yield (
                 index,
-                Batch(piece.payload, piece.bounds, piece.ttl_seconds, piece.retries, protocol=batch.protocol),
+                Batch(
+                    piece.payload,
+                    piece.bounds,
+                    piece.ttl_seconds,
+                    piece.retries,
+                    protocol=batch.protocol,
+                    delay_us=piece.delay_us,
+                    headers=piece.headers,
+                ),
             )
             lo = hi
         if batch.repairs is not None:

@@ -7,10 +7,12 @@ one. Whatever changes the state in a way that must outlive the process is a bloc
 import os
 from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import repeat
 from typing import Any
 
 from penstock.log.adoption import Adoption, read_adoption
 from penstock.log.block import (
+    FLAG_DELAYED,
     FLAG_ELSEWHERE,
     FLAG_REPAIRED,
     FLAG_REPLY,
@@ -19,6 +21,7 @@ from penstock.log.block import (
     KIND_SETTLEMENTS,
     Header,
     read_control,
+    read_messages,
 )
 from penstock.log.disk import Disk
 from penstock.log.errors import LogDamaged
@@ -38,13 +41,17 @@ from penstock.log.repairs import (
 from penstock.log.results import Fate, Step
 from penstock.log.segments import Segment, Segments
 from penstock.log.stages import OpenStages, stage_of
-from penstock.model.life import Event, Reason
+from penstock.model.delays import Delays
+from penstock.model.life import LIVES_ON, Event, Reason
 from penstock.model.policy import Policies, QueuePolicy
 from penstock.model.timers import Timers
 
 FORMAT = 1
 FORMAT_STAGES = 2
 """From the first stage on. Behind every snapshot a control block says so: whoever does not know it stops."""
+
+FORMAT_DELAYS = 3
+"""From the first message on that is delayed, has headers, or was rejected with a reason in words."""
 
 STEPS_MAX = 100  # of the clock, that a queue remembers
 
@@ -123,7 +130,10 @@ class LogState:
         """Nothing is known."""
         self.segments = Segments(self.disk, self.settings.cache_bytes)
         self.timers: Timers[int] = Timers()
-        self._asked = (self.segments.block_at, self.timers.add, self.unreadable)  # by all queues: made once
+        self.delays = Delays()
+        # By all queues: made once.
+        self._asked = (self.segments.block_at, self.timers.add, self.delays.add, self.unreadable)
+        self.format = 0  # that is said in the log; 0: none
         self.queues: dict[str, LogQueue] = {}
         self.by_number: dict[int, LogQueue] = {}
         self.begins_late = False  # what is missing cannot be told from what retention took
@@ -280,7 +290,8 @@ class LogState:
     def step(self, by_us: int, position: int) -> None:
         """The time was put forward: TTLs, leases and what retention keeps last as long as they would have."""
         self.steps = (*self.steps[-STEPS_MAX:], (position, by_us))
-        for number in self.by_number.keys() & set(self.timers.owners()):  # some may have been deleted
+        timed = self.delays.owners().union(self.timers.owners())
+        for number in self.by_number.keys() & timed:  # some may have been deleted
             queue = self.changed[number] = self.by_number[number]
             queue.steps = (*queue.steps[-STEPS_MAX:], (queue.pending.tail, by_us))
         self.stages.step(by_us)
@@ -494,6 +505,8 @@ class LogState:
             return
         pending.accept(header.count)
         queue.next_stored = pending.tail
+        if header.flags & FLAG_DELAYED:
+            self._apply_delays(queue, header, body)
         if header.flags & FLAG_ELSEWHERE:
             adoption = read_adoption(header, body) if body else Adoption(header, [])
             for first, run in zip(adoption.ends, adoption.runs, strict=False):
@@ -504,6 +517,15 @@ class LogState:
             queue.ask(header.first_offset, header.offset_end)
         if header.expires_min_us:
             self.timers.add(header.expires_min_us, queue.number, header.first_offset, header.offset_end)
+
+    def _apply_delays(self, queue: LogQueue, header: Header, body: memoryview) -> None:
+        """Where the block does not say which of its messages are delayed, a look at them will."""
+        due: Sequence[int] | None = None
+        if body and not header.flags & FLAG_ELSEWHERE:
+            due = read_messages(header, body).due
+        queue.delay_new(header.first_offset, due if due is not None else repeat(1, header.count))
+        at_us = min(filter(None, due or ()), default=0)
+        self.delays.add(at_us, queue.number, header.first_offset, header.offset_end)
 
     def _apply_settlements(self, header: Header, body: memoryview) -> None:
         queue = self._queue_of(header)
@@ -516,10 +538,17 @@ class LogState:
             )
             if row.note.expires_us > 0:
                 self.timers.add(row.note.expires_us, queue.number, row.first, row.end)
-            if queue.asking and row.event not in (Event.RETURNED, Event.REQUEUED):
+            if row.event is Event.DELAYED:
+                self.delays.add(row.tail, queue.number, row.first, row.end)
+            if queue.asking and row.event not in LIVES_ON:
                 queue.asking.cut(row.first, row.end)
             if queue.repairs and row.event in _ENDS:
                 queue.repairs.cut(row.first, row.end)
+            if queue.whys and row.event in (*_ENDS, Event.REDRIVEN):
+                queue.whys.cut(row.first, row.end)
+            if row.why and row.event is Event.DEAD:
+                for first, end, _ in queue.pending.dead.places.find(row.first, row.end):
+                    queue.put_why(first, end, row.why)
         if header.flags & FLAG_REPAIRED:
             at = header.expires_min_us
             for row in read_rows(header, body):
@@ -578,8 +607,10 @@ class LogState:
             self.stages.put(stage)
         elif operation == "stage-gone":
             self.stages.drop(fields["key"])
-        elif operation == "format" and fields["format"] == FORMAT_STAGES:
-            self._stage_queue(fields["queue"])
+        elif operation == "format" and fields["format"] <= FORMAT_DELAYS:
+            self.format = max(self.format, fields["format"])
+            if fields["queue"]:
+                self._stage_queue(fields["queue"])
         elif operation == "step":
             self.step(fields["by_us"], header.position)
         elif operation == "damage":

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from penstock.log.adoption import ADOPTED_BYTES_MAX, Run
-from penstock.log.block import FLAG_END, FLAG_PART, HEADER_BYTES, KIND_CONTROL, control_parts
+from penstock.log.block import FLAG_DELAYED, FLAG_END, FLAG_PART, HEADER_BYTES, KIND_CONTROL, control_parts
 from penstock.log.columns import check_batch, join_batches, split_columns, stored_bytes
 from penstock.log.committer import Committer
 from penstock.log.errors import LogDamaged, LogRefused, StageDamaged, StageUnknown
@@ -27,6 +27,7 @@ from penstock.log.state import LogState, StoredPart
 from penstock.log.views import check_queue, known_queue
 from penstock.model.batch import Batch
 from penstock.model.life import Reason
+from penstock.model.pending import AS_STORED
 
 REDRIVE_RUNS = 200
 """Runs of dead letters that are redriven in one turn: a few milliseconds."""
@@ -89,6 +90,8 @@ class Transactions:
             queue = queues[name]
             if batch.repairs is None:
                 self._accept(queue, len(batch), self._split(queue, batch, now_us), batch.dead, work, now_us)
+                if batch.delay_us is not None:
+                    queue.delay_new(queue.pending.tail - len(batch), batch.delay_us)
             else:
                 redrive = Redrive(queue, batch.repairs, key)
                 redrive.hold(sys.maxsize)
@@ -188,12 +191,16 @@ class Transactions:
             if part.letters < 0:
                 by_queue.setdefault(part.queue, []).append(part)
         for name, its in by_queue.items():
-            for (protocol, reason), group in groupby(its, key=lambda part: (part.protocol, part.reason)):
+            alike = groupby(its, key=lambda part: (part.protocol, part.reason, part.delayed))
+            for (protocol, reason, delayed), group in alike:
                 for runs in _runs(group, now_us):
                     queue = queues[name]
                     count = sum(run.length for run in runs)
-                    block = self._sealer.adoption_block(queue, runs, protocol, now_us, FLAG_PART)
+                    flags = FLAG_PART | FLAG_DELAYED if delayed else FLAG_PART
+                    block = self._sealer.adoption_block(queue, runs, protocol, now_us, flags)
                     self._accept(queue, count, [block], Reason(reason), work, now_us)
+                    if delayed:
+                        queue.pending.delay(queue.pending.tail - count, queue.pending.tail, AS_STORED)
         text = begun.fingerprint
         if not steps:
             text = Fingerprint.of_totals(key, self._totals(stage_ids)).text(stage_ids)
@@ -383,6 +390,7 @@ class Transactions:
             fields |= {"step": steps, "last": True}
         if fingerprint:
             fields["fingerprint"] = fingerprint
+        self._sealer.announce(work.blocks)
         control = control_parts(fields)
         end = self._sealer.header(KIND_CONTROL, FLAG_PART | FLAG_END, 0, 0, control, now_us)
         self._committer.reserve(

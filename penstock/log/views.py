@@ -127,6 +127,7 @@ def describe(state: LogState, queue: LogQueue) -> QueueInfo:
     return QueueInfo(
         name=queue.name,
         ready=pending.ready_count,
+        delayed=pending.delayed.total,
         held=held,
         dead=pending.dead.places.total + dead_held,
         offset_start=queue.offset_start,
@@ -172,9 +173,10 @@ def weigh_early(segments: Segments, queue: LogQueue) -> None:
 def _living_runs(queue: LogQueue) -> Iterator[tuple[int, int]]:
     """The living messages that are in blocks."""
     pending = queue.pending
-    for a, b, _ in pending.ready:
-        if a < queue.next_stored:
-            yield a, min(b, queue.next_stored)
+    for room in (pending.ready, pending.delayed):
+        for a, b, _ in room:
+            if a < queue.next_stored:
+                yield a, min(b, queue.next_stored)
     for a, b, _ in pending.waiting.places:
         yield a, b
     for holds in pending.held.values():

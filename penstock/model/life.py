@@ -1,6 +1,7 @@
 """The life of a message: one drawing, one table. Everything else obeys it.
 
-                        ┌──────────── returned, requeued ───────────┐
+                        ┌────── due ─────── delayed ◄─── delayed ───┐
+                        ├──────────── returned, requeued ───────────┤
                         ▼                                           │
     accepted ───────► ready ──────────── held ───────────────────► held ──── acked ────► gone
                        │ ▲                                          │
@@ -14,10 +15,12 @@
                                                            ▼ │
                                                         dead-held ── acked, rejected ──► gone
 
-A state says where a message is, an event is an arrow. Every arrow is recorded with its time,
-offset and reason, except `held`: a delivery is written down with its ending, which carries
-the moment of dispatch. A crash therefore forgets who held what, and no more: after it, what
-was held is ready (or dead) again, in its old place.
+What is delayed may expire, die or be withdrawn as what is ready may, and a message that is sent with a delay
+is delayed from the beginning. A state says where a message is, an
+event is an arrow. Every arrow is recorded with its time, offset and reason, except two. A delivery (`held`)
+is written down with its ending, which carries the moment of dispatch: a crash forgets who held what, and no
+more; after it, what was held is ready (or dead) again, in its old place. And that a delay is over (`due`) is
+told by the clock: when it was to be is stored.
 
 Rules that always hold:
   * `gone` is final. No event leaves it, and no offset is given twice within one opening.
@@ -38,6 +41,7 @@ class State(IntEnum):
     DEAD = 3
     DEAD_HELD = 4  # taken through the dead-letter door
     GONE = 5  # settled for good; still in the log until retention takes it
+    DELAYED = 6  # living, and nobody gets it before its time
 
 
 class Event(IntEnum):
@@ -53,6 +57,8 @@ class Event(IntEnum):
     DEAD = 8
     REDRIVEN = 9  # from the dead letters back behind the tail
     WITHDRAWN = 10  # taken out by its sender or an operator
+    DELAYED = 11  # not before a time: sent so, given back so, or lost where the queue has retry-delays
+    DUE = 12  # that time has come
 
 
 class Reason(IntEnum):
@@ -71,6 +77,7 @@ class Reason(IntEnum):
     TIMEOUT = 10
     PURGED = 11
     OPERATOR = 12
+    LEASE_ENDED = 13  # whoever took it neither settled it nor asked for more time
 
     @property
     def label(self) -> str:
@@ -98,15 +105,24 @@ DEAD_REASONS = frozenset(
 )
 """The reasons a dead letter can have."""
 
+LIVES_ON = frozenset({Event.RETURNED, Event.REQUEUED, Event.DELAYED})
+"""Ends of a delivery after which the message is there for the next one."""
+
 TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.NEW, Event.ACCEPTED): State.READY,
     (State.READY, Event.HELD): State.HELD,
     (State.READY, Event.EXPIRED): State.GONE,
     (State.READY, Event.DEAD): State.DEAD,
     (State.READY, Event.WITHDRAWN): State.GONE,
+    (State.READY, Event.DELAYED): State.DELAYED,
+    (State.DELAYED, Event.DUE): State.READY,
+    (State.DELAYED, Event.EXPIRED): State.GONE,
+    (State.DELAYED, Event.DEAD): State.DEAD,
+    (State.DELAYED, Event.WITHDRAWN): State.GONE,
     (State.HELD, Event.ACKED): State.GONE,
     (State.HELD, Event.RETURNED): State.READY,
     (State.HELD, Event.REQUEUED): State.READY,
+    (State.HELD, Event.DELAYED): State.DELAYED,
     (State.HELD, Event.REJECTED): State.GONE,
     (State.HELD, Event.EXPIRED): State.GONE,
     (State.HELD, Event.DEAD): State.DEAD,

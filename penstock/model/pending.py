@@ -1,9 +1,10 @@
 """Pending: where every unsettled message of one queue is. What is not here is gone.
 
-A message is in exactly one of four rooms:
+A message is in exactly one of five rooms:
 
     ready     in its own place; a range, usually one for the whole backlog
     waiting   ready, but moved: requeued or redriven, with a place behind the tail of that moment
+    delayed   not before a time, which the room knows or the message's block says; then ready in its own place
     held      with a consumer; remembers which, since when, and where it goes back to
     dead      a dead letter, in the order of death
 
@@ -148,6 +149,7 @@ class Line:
 
 
 _NO_LINE: Final = Line()
+_NOT_DELAYED: Final[RangeMap[int]] = RangeMap()
 _NOT_HELD: Final[dict[str, RangeMap[Hold]]] = {}
 _NO_DEATHS: Final[dict[int, int]] = {}
 _NO_NOTES: Final[RangeMap[Note]] = RangeMap()
@@ -165,6 +167,7 @@ class Pending:
         "_places_given",
         "_released",
         "dead",
+        "delayed",
         "held",
         "notes",
         "ready",
@@ -177,6 +180,7 @@ class Pending:
         self.tail = tail  # the next offset to be given
         self.ready: RangeMap[None] = RangeMap()
         self.waiting = _NO_LINE
+        self.delayed = _NOT_DELAYED  # until when, µs since the epoch; or AS_STORED
         self.held = _NOT_HELD  # by consumer; none is empty
         self.taken = 0  # messages that were ever handed to a consumer, living ones and dead letters
         self._released = 0  # of these, how many were taken from it again
@@ -211,6 +215,7 @@ class Pending:
     def unsettled(self, first: int, end: int) -> list[tuple[int, int]]:
         """The runs between `first` and `end` that are not gone, in order."""
         runs = [(a, b) for a, b, _ in self.ready.find(first, end)]
+        runs += [(a, b) for a, b, _ in self.delayed.find(first, end)]
         for line in (self.waiting, self.dead):
             runs += [(a, b) for a, b, _ in line.places.find(first, end)]
         for holds in self.held.values():
@@ -226,7 +231,7 @@ class Pending:
 
     def count_unsettled(self, first: int, end: int) -> tuple[int, int]:
         """How many runs these are, at most, and how many messages; quickly."""
-        counts = [self.ready.count(first, end)]
+        counts = [self.ready.count(first, end), self.delayed.count(first, end)]
         counts += [line.places.count(first, end) for line in (self.waiting, self.dead)]
         counts += [holds.count(first, end) for holds in self.held.values()]
         return sum(runs for runs, _ in counts), sum(messages for _, messages in counts)
@@ -234,9 +239,9 @@ class Pending:
     def oldest_living(self) -> int:
         """The lowest offset that is neither gone nor dead; the tail where there is none."""
         lowest = self.tail
-        for room in (self.ready, self.waiting.places):
-            if room.first is not None:
-                lowest = min(lowest, room.first)
+        for lowest_there in (self.ready.first, self.waiting.places.first, self.delayed.first):
+            if lowest_there is not None:
+                lowest = min(lowest, lowest_there)
         for holds in self.held.values():
             if holds.first is None or holds.first >= lowest:
                 continue
@@ -253,6 +258,8 @@ class Pending:
         place = self.waiting.places.get(offset)
         if place is not None:
             return State.READY, place, None
+        if self.delayed.get(offset) is not None:
+            return State.DELAYED, None, None
         place = self.dead.places.get(offset)
         if place is not None:
             return State.DEAD, place, None
@@ -285,6 +292,18 @@ class Pending:
         self.tail = first + count
         self.ready.add(first, self.tail, None)
         return first
+
+    def delay(self, first: int, end: int, due_us: int) -> None:
+        """Ready messages that nobody gets before a time; AS_STORED: the one that their block says."""
+        for a, b, _ in self.ready.cut(first, end):
+            self.move(State.READY, Event.DELAYED, a, b, due_us=due_us)
+
+    def due(self, first: int, end: int) -> bool:
+        """The time of what is delayed in that range has come; whether there was any."""
+        pieces = self.delayed.cut(first, end)
+        for a, b, _ in pieces:
+            self.move(State.DELAYED, Event.DUE, a, b)
+        return bool(pieces)
 
     def pick(self, count: int) -> tuple[int, int, Place | None] | None:
         """Take the next run of at most `count` ready messages out of its room.
@@ -398,11 +417,12 @@ class Pending:
         reason: Reason = Reason.NONE,
         time_us: int = 0,
         tail: int = 0,
+        due_us: int = 0,
     ) -> State:
         """To where the table of a message's life says; the state that they are in then.
 
         `place` is where they were before somebody took them, `reason` and `time_us` are of a death, `tail` is
-        what requeued and redriven ones go behind.
+        what requeued and redriven ones go behind, `due_us` until when those are delayed that are.
         """
         to = after(was, event)
         if to is State.GONE:
@@ -410,6 +430,12 @@ class Pending:
                 self.notes.cut(first, end)
         elif event is Event.RETURNED:
             self.back(first, end, place, to is State.DEAD)
+        elif to is State.DELAYED:
+            if self.delayed is _NOT_DELAYED:
+                self.delayed = RangeMap()
+            self.delayed.add(first, end, due_us)
+        elif event is Event.DUE:
+            self.back(first, end, None)
         elif to is State.READY:
             self.back(first, end, self._place_for(first, end, tail, Reason.NONE, 0))
         else:
@@ -468,6 +494,8 @@ class Pending:
         lifted: list[tuple[int, int, Place | None]] = [(a, b, None) for a, b, _ in self.ready.cut(first, end)]
         if self.waiting.places:
             lifted += [(a, b, None) for a, b, _ in self.waiting.cut(first, end)]
+        if self.delayed:
+            lifted += [(a, b, None) for a, b, _ in self.delayed.cut(first, end)]
         if self.dead.places:
             lifted += self.lift_dead(first, end)
         return lifted
@@ -484,15 +512,18 @@ class Pending:
     ) -> None:
         """A recorded event, at a time when nobody holds anything.
 
-        What is gone already stays gone: a record about it changes nothing.
+        What is gone already stays gone: a record about it changes nothing. Of delayed ones `tail` is when
+        they are due. That others were due has no record: it has come to pass before anything else did.
         """
+        if self.delayed:
+            self.due(first, end)
         if event is Event.RETURNED:
             for a, b in self.unsettled(first, end):
                 self.note(a, b, note)
             return
         for a, b, death in self.lift(first, end):
             was = _before(event, State.READY if death is None else State.DEAD)
-            if self.move(was, event, a, b, death, reason, time_us, tail) is not State.GONE:
+            if self.move(was, event, a, b, death, reason, time_us, tail, tail) is not State.GONE:
                 self.note(a, b, note)
 
 

@@ -24,7 +24,7 @@ from reprlib import repr as short_repr
 from typing import Any, Final, NamedTuple
 
 from penstock.errors import PenstockError
-from penstock.model.batch import RETRIES_ENDLESS, RETRIES_NONE
+from penstock.model.batch import DELAY_SECONDS_MAX, RETRIES_ENDLESS, RETRIES_NONE
 from penstock.model.life import Event, Reason
 from penstock.model.words import Where
 
@@ -94,10 +94,35 @@ class _Switch:
         return "on or off"
 
 
+@dataclass(frozen=True, slots=True)
+class _Seconds:
+    """A list of seconds, as numbers (file) or as numbers with commas between them (anywhere)."""
+
+    count_max: int = 100
+
+    def read(self, value: object) -> object:
+        if isinstance(value, str):
+            try:
+                value = [float(text) for text in value.split(",")] if value.strip() else []
+            except ValueError:
+                return value
+        return tuple(value) if isinstance(value, list) else value
+
+    def holds(self, value: object) -> bool:
+        return (
+            isinstance(value, tuple)
+            and len(value) <= self.count_max
+            and all(type(it) in (int, float) and 0 <= it <= DELAY_SECONDS_MAX for it in value)
+        )
+
+    def wanted(self) -> str:
+        return f"a list of at most {self.count_max} numbers of seconds, each from 0 to {DELAY_SECONDS_MAX}"
+
+
 _INT32_MAX = 2**31 - 1  # seconds: 68 years, so that microseconds since the epoch stay within 64 bits
 _INT64_MAX = 2**63 - 1
 
-_RULES: Final[dict[str, _Number | _Choice | _Switch]] = {
+_RULES: Final[dict[str, _Number | _Choice | _Switch | _Seconds]] = {
     "retention-seconds": _Number(_INT32_MAX, "keep nothing that is settled"),
     "retention-bytes": _Number(_INT64_MAX, "no cap"),
     "max-deliveries": _Number(_INT32_MAX, "no limit"),
@@ -106,6 +131,7 @@ _RULES: Final[dict[str, _Number | _Choice | _Switch]] = {
     "durability": _Choice(("commit", "interval", "none")),
     "dead-letters": _Switch(),
     "expire-seconds": _Number(_INT32_MAX, "never"),
+    "retry-delays": _Seconds(),
 }
 """Every setting under the name that users type. The field's name is the same with underscores."""
 
@@ -126,6 +152,7 @@ class QueuePolicy:
     durability: str = "commit"  # "commit", "interval" or "none"
     dead_letters: bool = True
     expire_seconds: int = 0  # an empty queue that nobody has used for so long is deleted; 0: never
+    retry_delays: tuple[float, ...] = ()  # seconds before the 2nd, 3rd, … delivery; the last for all others
 
     def __post_init__(self) -> None:
         for setting, rule in _RULES.items():
@@ -311,7 +338,8 @@ def after_loss(retries_left: int, attempts: int, policy: QueuePolicy, where: Whe
         return Verdict(_end(policy), Reason.TOO_MANY_DELIVERIES, RETRIES_NONE)
     if RETRIES_NONE < retries_left < RETRIES_ENDLESS:
         retries_left -= 1
-    return Verdict(_BACK[where], Reason.CONSUMER_LOST, retries_left)
+    back = Event.DELAYED if retry_delay_us(policy, attempts) else _BACK[where]
+    return Verdict(back, Reason.CONSUMER_LOST, retries_left)
 
 
 def after_requeue(retries_left: int, attempts: int, policy: QueuePolicy) -> tuple[Event, Reason]:
@@ -322,6 +350,12 @@ def after_requeue(retries_left: int, attempts: int, policy: QueuePolicy) -> tupl
     if retries_left == RETRIES_NONE and attempts >= policy.max_deliveries > 0:
         return _end(policy), Reason.TOO_MANY_DELIVERIES
     return Event.REQUEUED, Reason.NONE
+
+
+def retry_delay_us(policy: QueuePolicy, attempts: int) -> int:
+    """How long a message waits of which so many deliveries have ended."""
+    delays = policy.retry_delays
+    return round(delays[min(attempts, len(delays)) - 1] * 1_000_000) if delays else 0
 
 
 def after_reject(policy: QueuePolicy) -> tuple[Event, Reason]:

@@ -101,8 +101,10 @@ class Settle:
     outcome: Outcome
     origin: bytes
     ranges: Ranges
-    ttl_seconds: int = 0  # REQUEUE only: the new TTL; 0: none
+    ttl_seconds: int = 0  # REQUEUE only: the new TTL; 0: none, -1: as it is
     dead: bool = False  # held through the dead-letter door
+    delay_us: int = -1  # REQUEUE only: not again before so long; -1: as the queue's retry-delays say
+    why: str = ""  # REJECT only: what to remember with the letter
 
     def __init__(
         self,
@@ -112,6 +114,8 @@ class Settle:
         ranges: Ranges,
         ttl_seconds: int = 0,
         dead: bool = False,
+        delay_us: int = -1,
+        why: str = "",
     ) -> None:
         self.queue = queue
         self.outcome = outcome
@@ -119,6 +123,8 @@ class Settle:
         self.ranges = ranges
         self.ttl_seconds = ttl_seconds
         self.dead = dead
+        self.delay_us = delay_us
+        self.why = why
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """Calls: what the second process may ask of the first, a handler for each.
 
     append, transact                       messages in
+    take, untake, settle                   messages out, for a time, and what becomes of them
     stage, commit, abort, transaction      transactions whose parts come one by one
     queues, queue, states                  looking at queues
     pause, purge, redrive, delete          knobs
@@ -27,9 +28,11 @@ from typing import Final, Protocol, cast
 
 from penstock import __version__
 from penstock.broker.broker import Broker
-from penstock.broker.operate import Draining, Operator, QueueRow, TooFast
+from penstock.broker.operate import DRAINING, Draining, Operator, QueueRow, TooFast
+from penstock.broker.taking import Ruling, Taker
 from penstock.control.batches import unpack_batch
 from penstock.control.frames import Buffer, Fields
+from penstock.control.takes import pack_taken, unpack_verdicts
 from penstock.log.block import read_header
 from penstock.log.errors import (
     DiskFull,
@@ -47,11 +50,12 @@ from penstock.log.info import QueueInfo, ReaderInfo
 from penstock.log.log import Log
 from penstock.log.results import Begun, StageInfo, Stored, TransactionDone, TransactionReceipt
 from penstock.log.scan import Hole
-from penstock.model.batch import Batch
+from penstock.model.batch import Batch, Slice
 from penstock.model.life import Event, Reason, State
 from penstock.model.pending import Mark
 from penstock.model.policy import QueueNameError
 from penstock.model.timers import SECOND_US
+from penstock.model.words import Consume, Outcome
 from penstock.server.connection import Connection
 from penstock.server.memory import Account
 
@@ -189,6 +193,52 @@ def _committed(context: Context, answer: Answer) -> TransactionReceipt:
     return receipt
 
 
+# --- messages out --------------------------------------------------------------------------------
+
+
+def _take(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    queue, dead = fields["queue"], fields["dead"]
+    log = context.log
+
+    def done(ends_us: int, slices: list[Slice]) -> None:
+        taken = [(it, log.whys(queue, it.offset_start, it.offset_end) if it.reason else []) for it in slices]
+        its_fields, buffers = pack_taken(ends_us, taken)
+        answer(its_fields, *buffers)
+
+    if context.server.broker.is_draining:
+        raise Draining(DRAINING)
+    context.server.broker.taking.take(
+        fields["take"],
+        fields["consumer"],
+        time.monotonic(),
+        Consume(queue, fields["max"], dead),
+        fields["wait_us"],
+        fields["lease_us"],
+        context.server.arrival_us(),
+        done,
+    )
+
+
+def _untake(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    context.server.broker.taking.untake(fields["take"], context.server.arrival_us())
+    answer({})
+
+
+_OUTCOMES: Final = {"extend": None, **{outcome.value: outcome for outcome in Outcome}}
+
+
+def _settle(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    now_us, queue = context.server.arrival_us(), fields["queue"]
+    done: list[int] = []
+    gone: list[list[int]] = []
+    for verdict in unpack_verdicts(fields, body):
+        ruling = Ruling(_OUTCOMES[verdict.outcome], *verdict[1:])
+        count, others = context.server.broker.taking.settle(queue, ruling, now_us)
+        done.append(count)
+        gone.append(others)
+    _when_safe(context, answer, {"done": done, "gone": gone})
+
+
 # --- transactions whose parts come one by one ------------------------------------------------------
 
 
@@ -308,7 +358,13 @@ def _queue(context: Context, fields: Fields, body: memoryview, answer: Answer) -
     )
 
 
-_ONLY: Final = {None: None, "ready": State.READY, "held": State.HELD, "dead": State.DEAD}
+_ONLY: Final = {
+    None: None,
+    "ready": State.READY,
+    "delayed": State.DELAYED,
+    "held": State.HELD,
+    "dead": State.DEAD,
+}
 
 
 def _states(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
@@ -324,6 +380,7 @@ def _states(context: Context, fields: Fields, body: memoryview, answer: Answer) 
             "time_us": context.server.now_us(),
             "repairs": len(runs.repair_first),
             "steps": runs.steps,
+            "whys": runs.whys,
         },
         runs.repair_first.tobytes(),
         runs.repair_end.tobytes(),
@@ -491,8 +548,8 @@ def _connections(context: Context, fields: Fields, body: memoryview, answer: Ans
         consumes += len(info.consumes)
         if rows and (len(rows) == ROWS_MAX or consumes > CONSUMES_MAX):
             break
-        # The server makes no other ports.
-        connection = cast(Connection, info.port)
+        # The server makes no other ports; those of other front-ends look like one.
+        connection = cast(Connection | Taker, info.port)
         after = info.number
         rows.append(
             {
@@ -563,6 +620,9 @@ def _health(context: Context, fields: Fields, body: memoryview, answer: Answer) 
 
 
 CALLS: Final[dict[str, Handler]] = {
+    "take": _take,
+    "untake": _untake,
+    "settle": _settle,
     "append": _append,
     "transact": _transact,
     "stage": _stage,

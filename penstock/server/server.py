@@ -386,6 +386,7 @@ class Server:
             if step_us and self._arrival_us:
                 self._arrival_us = now_us  # What still comes in this turn comes after the step.
             self.home.tick(now_us, step_us)
+            self._wait_for_delayed(now_us)
             if self.ticks % TRIM_TICKS == 0 and self._log is not None:
                 self._log.trim(now_us)
         except LogFailed as error:
@@ -403,6 +404,19 @@ class Server:
         for connection in self._ticking[-self._tick_at_once :]:
             connection.tick(now_us)
         del self._ticking[-self._tick_at_once :]
+
+    def _wait_for_delayed(self, now_us: int) -> None:
+        """Before the next tick, a delay may be over."""
+        due_us = self._log.due_us if self._log is not None else 0
+        if 0 < due_us < now_us + TICK_SECONDS * 1_000_000:
+            self._loop.call_later(max(due_us - now_us, 1000) / 1_000_000, self._delayed)
+
+    def _delayed(self) -> None:
+        if isinstance(self.home, Broker) and not self._done.is_set():
+            try:
+                self.home.due(self.now_us())
+            except LogFailed as error:
+                self.fail(error)
 
     def _tell_of_the_disk(self) -> None:
         """A line before it is full, when it is, and when it is not any more: most senders get no word."""

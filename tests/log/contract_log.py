@@ -255,6 +255,7 @@ class Describing:
         assert info == QueueInfo(
             name="orders",
             ready=1,
+            delayed=0,
             held=2,
             dead=1,
             offset_start=0,
