@@ -106,7 +106,7 @@ from penstock.model.words import Outcome, Ranges, Where
 TAKE_BYTES = 1024 * 1024
 DELETED_MAX = 100_000
 LOOKS_MAX = 200  # at delayed messages in one go
-KEEP_TTL = -1
+KEEP_TTL = -2
 Found = TypeVar("Found")
 
 log = logging.getLogger("penstock.log")

@@ -91,6 +91,8 @@ class Redrive:
             self._place_end = end
             pending.back(first, end, self._place)
             pending.note(first, end, REDRIVEN)
+            if self.queue.whys:
+                self.queue.whys.cut(first, end)
             queue.weight.come_back(first, end)
             queue.put_repair(first, end, at - first)
             at += end - first

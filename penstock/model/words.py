@@ -101,7 +101,7 @@ class Settle:
     outcome: Outcome
     origin: bytes
     ranges: Ranges
-    ttl_seconds: int = 0  # REQUEUE only: the new TTL; 0: none, -1: as it is
+    ttl_seconds: int = 0  # REQUEUE only: the new TTL; 0: none, KEEP_TTL: as it is
     dead: bool = False  # held through the dead-letter door
     delay_us: int = -1  # REQUEUE only: not again before so long; -1: as the queue's retry-delays say
     why: str = ""  # REJECT only: what to remember with the letter

@@ -150,6 +150,7 @@ class Run(Steps):
                 self.end("cut")
         self.disk.cut_after(-1)
         self.model.opened()
+        self.checker.due(self.engine)
 
 
 def kind_of_file(name: str) -> str:

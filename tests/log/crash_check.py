@@ -8,7 +8,7 @@ from penstock.log.log import Log
 from penstock.log.results import TransactionDone
 from penstock.model.batch import RETRIES_NONE, Batch, Slice
 from penstock.model.life import Event, Reason
-from tests.log.crash_model import GONE, READY, Hold, Model, QueueModel, Transaction
+from tests.log.crash_model import DEAD, GONE, READY, Hold, Model, QueueModel, Transaction
 
 EVERYTHING = 1 << 50
 
@@ -47,6 +47,7 @@ class Checker:
                 piece.retries[i] if piece.retries is not None else RETRIES_NONE,
                 max(piece.expires_us[i], 0) if piece.expires_us is not None else 0,  # or it came without
                 piece.reply[i] if piece.reply is not None else None,
+                piece.headers[i] if piece.headers is not None else b"",
                 piece.time_us,
                 piece.protocol,
                 piece.origin,
@@ -57,6 +58,7 @@ class Checker:
                 life.retries,
                 life.expires_us,
                 message.reply,
+                message.headers,
                 message.time_us,
                 message.protocol,
                 message.origin or piece.origin,
@@ -65,11 +67,14 @@ class Checker:
 
     def counts(self, engine: Log, queue: QueueModel) -> None:
         info = engine.describe(queue.name)
-        found = (info.ready, info.held, info.dead)
+        found = (info.ready, info.delayed, info.held, info.dead)
         assert found == queue.counts(), f"{queue.name}: {found} instead of {queue.counts()}"
         ends = (info.offset_end, info.event_end)
         expected = (len(queue.messages), len(queue.messages) + len(queue.happenings))
         assert ends == expected, f"{queue.name}: ends at {ends} instead of {expected}"
+        said = {i: why for a, b, why in engine.whys(queue.name, 0, EVERYTHING) for i in range(a, b)}
+        whys = {m.offset: m.life.why for m in queue.messages if m.life.room == DEAD and m.life.why}
+        assert said == whys, f"{queue.name}: {said} was said instead of {whys}"
         living = [m for m in queue.messages if m.life.room == READY]
         assert info.bytes == sum(len(m.payload) for m in living), f"{queue.name}: {info}"
         assert info.oldest_us == (living[0].time_us if living else 0), f"{queue.name}: {info}"
@@ -109,6 +114,7 @@ class Checker:
         The model becomes what is there: what was not promised may be gone.
         """
         model = self._model
+        self.due(engine)
         lost = self._cut_back(engine, killed)
         assert not engine.damage, f"a crash is no damage: {engine.damage}"
         happened = {queue.name: len(queue.happenings) for queue in model.queues.values()}
@@ -121,6 +127,9 @@ class Checker:
             self._repair_queue(engine, queue)
         for queue in there:
             self._drain(engine, queue)
+        all_due(engine, 1 << 60)
+        for queue in there:
+            self._drain_delayed(engine, queue)
         self._open_stages(engine, {transaction.key for transaction in lost})
         for transaction in model.transactions:
             self.repeat(engine, transaction, known=bool(transaction.key))
@@ -130,6 +139,12 @@ class Checker:
         engine.wait()
         for queue in model.queues.values():
             queue.cut(len(queue.messages), happened[queue.name])
+
+    def due(self, engine: Log) -> None:
+        """All that was delayed until now is ready."""
+        all_due(engine, self._model.latest_us)
+        for queue in self._model.queues.values():
+            queue.due(self._model.latest_us)
 
     def _cut_back(self, engine: Log, killed: bool) -> list[Transaction]:
         """Find out what the crash has taken, and whether it had the right to; which transactions are gone."""
@@ -204,6 +219,7 @@ class Checker:
             if key in but or engine.transaction(key) is not None:
                 continue
             engine.commit(key, list(stages), model.now_us)
+            all_due(engine, 1 << 60)
             parts = [part for it in stages.values() for part in it.parts if part[1].repairs is None]
             for name in {name for name, _ in parts}:
                 engine.pause(name, False, model.now_us)
@@ -304,14 +320,36 @@ class Checker:
         model = self._model
         engine.pause(queue.name, False, model.now_us)
         for dead in (False, True):
-            slices: list[Slice] = []
-            while more := engine.take(queue.name, "drain", 50, model.now_us, bytes_max=500, dead=dead):
-                slices += more
+            slices = self._all(engine, queue, dead)
             self.delivery(queue, slices, "drain", dead)
             for name, fate in engine.expire(model.now_us):
                 model.happen(model.queues[name], [fate])
-        left = [m.offset for m in queue.messages if m.hold is None and m.life.room != GONE]
+
+    def _drain_delayed(self, engine: Log, queue: QueueModel) -> None:
+        """What was left because it is delayed, when it is not any more. The model's time does not go on."""
+        delayed = [m for m in queue.delayed() if not self._model.is_over(m)]
+        slices = self._all(engine, queue, dead=False)
+        taken = [offset for piece in slices for offset in range(piece.offset_start, piece.offset_end)]
+        assert taken == [m.offset for m in delayed], f"{queue.name}: offsets {taken} were delayed"
+        for piece in slices:
+            self.content(queue, piece, as_stored=False)
+        for name, fate in engine.expire(self._model.now_us):
+            self._model.happen(self._model.queues[name], [fate])
+        left = {m.offset for m in queue.messages if m.hold is None and m.life.room != GONE} - {*taken}
         assert not left, f"{queue.name}: {left} are alive, and nobody gets them"
+
+    def _all(self, engine: Log, queue: QueueModel, dead: bool) -> list[Slice]:
+        slices: list[Slice] = []
+        while more := engine.take(queue.name, "drain", 50, self._model.now_us, bytes_max=500, dead=dead):
+            slices += more
+        return slices
+
+
+def all_due(engine: Log, now_us: int) -> None:
+    """As often as it takes: in one go the log does not look at everything."""
+    engine.due(now_us)
+    while 0 < engine.due_us <= now_us:
+        engine.due(now_us)
 
 
 def attributes_of(batch: Batch) -> Iterator[tuple[bytes, int, int, str]]:

@@ -20,7 +20,8 @@ from penstock.log.info import ReaderInfo
 from penstock.log.results import Fate
 from penstock.model.batch import RETRIES_ENDLESS, RETRIES_NONE, Batch
 from penstock.model.ids import id_of
-from penstock.model.life import Event, Reason
+from penstock.model.life import LIVES_ON, Event, Reason
+from penstock.model.policy import QueuePolicy, retry_delay_us
 
 SECOND_US = 1_000_000
 READY, DEAD, GONE = "ready", "dead", "gone"
@@ -38,6 +39,8 @@ class Life(NamedTuple):
     died: int = 0  # compares in the order of death
     reason: Reason = Reason.NONE
     payload: bytes | None = None  # None: the one that it came with
+    due_us: int = 0  # it is delayed until then; 0: it is not, or not any more
+    why: str = ""  # what was said when it was rejected
 
 
 class Hold(NamedTuple):
@@ -51,7 +54,18 @@ class Hold(NamedTuple):
 class Message:
     """One message and all its lives, the present one last."""
 
-    __slots__ = ("hold", "lives", "offset", "origin", "payload", "protocol", "reply", "time_us", "turn")
+    __slots__ = (
+        "headers",
+        "hold",
+        "lives",
+        "offset",
+        "origin",
+        "payload",
+        "protocol",
+        "reply",
+        "time_us",
+        "turn",
+    )
 
     def __init__(self, offset: int, batch: Batch, i: int, payload: bytes, time_us: int, turn: int) -> None:
         ttl = batch.ttl_seconds[i] if batch.ttl_seconds is not None else 0
@@ -65,7 +79,10 @@ class Message:
         self.turn = turn  # in which it was accepted
         self.origin = b""  # when somebody was told
         self.hold: Hold | None = None
-        self.lives = [Life(READY, 0, retries, expires_us, (offset, 1, 0), self.reply is not None)]
+        self.headers = batch.headers[i] if batch.headers is not None else b""
+        delay_us = batch.delay_us[i] if batch.delay_us is not None else 0
+        life = Life(READY, 0, retries, expires_us, (offset, 1, 0), self.reply is not None)
+        self.lives = [life._replace(due_us=time_us + delay_us if delay_us else 0)]
 
     @property
     def life(self) -> Life:
@@ -84,9 +101,10 @@ class Happening(NamedTuple):
 class QueueModel:
     """One queue: its messages by offset, and its events in order."""
 
-    def __init__(self, name: str, durability: str) -> None:
+    def __init__(self, name: str, policy: QueuePolicy) -> None:
         self.name = name
-        self.durability = durability
+        self.policy = policy
+        self.durability = policy.durability
         self.messages: list[Message] = []
         self.happenings: list[Happening] = []  # every event but acceptance
         self.safe_offset = 0  # every message below it was promised to survive a power cut
@@ -104,9 +122,11 @@ class QueueModel:
         turn: int,
         expires_us: int | None = None,
         payload: bytes | None = None,
+        due_us: int = 0,
+        why: str = "",
     ) -> None:
         """An arrow of the message's life. `expires_us`: a consumer gave it a new one; `payload`: likewise,
-        whoever has redriven it."""
+        whoever has redriven it; `due_us`: until when it is delayed; `why`: what was said with it."""
         life, hold = message.life, message.hold
         self.sequence += 1
         delivered = hold is not None and not hold.dead and reason is not Reason.CONSUMER_CANCELLED
@@ -115,21 +135,24 @@ class QueueModel:
             if hold is not None and hold.dead:
                 attempts += 1
             after = life._replace(room=DEAD, attempts=attempts, asks=False, died=self.sequence, reason=reason)
+            after = after._replace(due_us=0, why=why or life.why)
         elif event is Event.REDRIVEN:
             stored = message.lives[0]
             after = Life(READY, 0, stored.retries, 0, self._behind_tail(), asks=False)
             after = after._replace(payload=life.payload if payload is None else payload)
         elif hold is not None and hold.dead and event in (Event.REQUEUED, Event.RETURNED):
             after = life._replace(died=self.sequence) if event is Event.REQUEUED else life
-        elif event in (Event.REQUEUED, Event.RETURNED):
+        elif event in LIVES_ON:
             counts_down = reason is Reason.CONSUMER_LOST and RETRIES_NONE < life.retries < RETRIES_ENDLESS
             after = life._replace(attempts=attempts, retries=life.retries - counts_down)
             if expires_us is not None:
                 after = after._replace(expires_us=expires_us)
             if event is Event.REQUEUED:
                 after = after._replace(place=self._behind_tail())
+            elif event is Event.DELAYED:
+                after = after._replace(place=(message.offset, 1, 0), due_us=due_us)
         else:
-            after = life._replace(room=GONE, asks=False)
+            after = life._replace(room=GONE, asks=False, due_us=0)
         message.hold = None
         message.lives.append(after)
         self.happenings.append(Happening(message, turn, event, reason))
@@ -141,8 +164,18 @@ class QueueModel:
 
     def ready(self) -> list[Message]:
         """What can be taken, in the order in which it must come."""
-        free = [m for m in self.messages if m.hold is None and m.life.room == READY]
+        free = [m for m in self.messages if m.hold is None and m.life.room == READY and not m.life.due_us]
         return sorted(free, key=lambda m: m.life.place)
+
+    def delayed(self) -> list[Message]:
+        return [m for m in self.messages if m.life.due_us]
+
+    def due(self, now_us: int) -> None:
+        """Whatever was delayed until now is not, also where a crash takes back what came after that."""
+        for message in self.messages:
+            for at, life in enumerate(message.lives):
+                if 0 < life.due_us <= now_us:
+                    message.lives[at] = life._replace(due_us=0)
 
     def dead(self) -> list[Message]:
         free = [m for m in self.messages if m.hold is None and m.life.room == DEAD]
@@ -151,18 +184,20 @@ class QueueModel:
     def held_by(self, consumer: str) -> list[Message]:
         return [m for m in self.messages if m.hold is not None and m.hold.consumer == consumer]
 
-    def counts(self) -> tuple[int, int, int]:
-        """Ready, held, dead, as `describe` gives them."""
-        ready = held = dead = 0
+    def counts(self) -> tuple[int, int, int, int]:
+        """Ready, delayed, held, dead, as `describe` gives them."""
+        ready = delayed = held = dead = 0
         for message in self.messages:
             hold, room = message.hold, message.life.room
             if hold is not None and not hold.dead:
                 held += 1
+            elif message.life.due_us:
+                delayed += 1
             elif room == READY:
                 ready += 1
             elif room == DEAD:
                 dead += 1
-        return ready, held, dead
+        return ready, delayed, held, dead
 
     # --- a crash -----------------------------------------------------------------------------------
 
@@ -285,8 +320,8 @@ class Ids:
 class Model:
     """A whole log: its queues, its clock, and what was promised."""
 
-    def __init__(self, durabilities: Iterable[tuple[str, str]]) -> None:
-        self.queues = {name: QueueModel(name, durability) for name, durability in durabilities}
+    def __init__(self, policies: Iterable[tuple[str, QueuePolicy]]) -> None:
+        self.queues = {name: QueueModel(name, policy) for name, policy in policies}
         self.now_us = self.latest_us = 1_700_000_000 * SECOND_US
         self.turn = 0
         self.safe_turn = -1  # everything up to this turn was promised to survive a power cut
@@ -327,11 +362,22 @@ class Model:
             self.ids.shown(origin, offset, queue.messages[offset].payload)
             queue.messages[offset].origin = origin
 
-    def happen(self, queue: QueueModel, fates: Sequence[Fate], expires_us: int | None = None) -> None:
+    def happen(
+        self,
+        queue: QueueModel,
+        fates: Sequence[Fate],
+        expires_us: int | None = None,
+        delay_us: int | None = None,
+        why: str = "",
+    ) -> None:
+        """`delay_us`: what a consumer wanted; None: the queue has one for it."""
         for fate in fates:
             self.counts[fate.event.name.lower()] += fate.end - fate.first
             for offset in range(fate.first, fate.end):
-                queue.happens(queue.messages[offset], fate.event, fate.reason, self.turn, expires_us)
+                message = queue.messages[offset]
+                after_us = retry_delay_us(queue.policy, message.life.attempts + 1)
+                due_us = self.now_us + (after_us if delay_us is None else delay_us)
+                queue.happens(message, fate.event, fate.reason, self.turn, expires_us, None, due_us, why)
 
     def is_over(self, message: Message) -> bool:
         return 0 < message.life.expires_us <= self.now_us

@@ -7,7 +7,8 @@ from itertools import groupby
 
 from penstock.log.errors import DiskFull, LogError, LogFailed, StageUnknown
 from penstock.log.info import ReaderInfo
-from penstock.log.log import Log
+from penstock.log.log import KEEP_TTL, Log
+from penstock.log.queue import RETRY_DELAYS
 from penstock.log.readers import FORGET_AFTER_US
 from penstock.log.results import Fate, StageInfo, Stored, TransactionDone
 from penstock.model.batch import Batch
@@ -32,7 +33,7 @@ SECTIONS: dict[str, dict[str, object]] = {
     "orders": {"retention-seconds": 3},
     "mails": {"durability": "interval", "max-deliveries": 2, "retention-bytes": 500},
     "logs": {"durability": "none", "retention-seconds": 0},
-    "tasks": {"max-deliveries": 3, "retention-seconds": 0},
+    "tasks": {"max-deliveries": 3, "retention-seconds": 0, "retry-delays": [1, 2.5]},
     "drops": {"on-expiry": "drop", "dead-letters": "off", "retention-seconds": 0},
 }
 POLICIES = Policies(SECTIONS)
@@ -49,7 +50,7 @@ class Steps:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.model = Model((name, POLICIES.for_queue(name).durability) for name in SECTIONS)
+        self.model = Model((name, POLICIES.for_queue(name)) for name in SECTIONS)
         self.checker = Checker(self.model)
         self.sent = 0
         self.full_allowed = False  # DiskFull would be no surprise
@@ -65,6 +66,7 @@ class Steps:
             (5, self.commit),
             (1, self.abort),
             (3, self.expire),
+            (6, self.due),
             (2, self.redrive),
             (3, self.repair),
             (1, self.withdraw),
@@ -108,13 +110,22 @@ class Steps:
             self.sent += 1
             filling = rng.choice((b"a", b"-", b"\0")) * rng.choice((0, 3, 40, 200))
             payloads.append(b"%d:" % self.sent + filling)
+        asks = rng.random() < 0.1
         return Batch.of(
             payloads,
             ttl_seconds=[rng.choice((0, 1, 3, 60)) for _ in payloads] if rng.random() < 0.3 else None,
             retries=[rng.choice((-1, 0, 1, 2, 255)) for _ in payloads] if rng.random() < 0.3 else None,
-            reply=[b"to-%d" % rng.randint(0, 99) for _ in payloads] if rng.random() < 0.1 else None,
+            reply=[b"to-%d" % rng.randint(0, 99) for _ in payloads] if asks else None,
             protocol=rng.choice(("", "sspq", "phpmq", "rq")),
+            delay_us=self.delays(count) if not asks and rng.random() < 0.2 else None,
+            headers=self.headers(count) if rng.random() < 0.2 else None,
         )
+
+    def delays(self, count: int) -> list[int]:
+        return [self.rng.choice((0, 1, SECOND_US, 2 * SECOND_US, 30 * SECOND_US)) for _ in range(count)]
+
+    def headers(self, count: int) -> list[bytes]:
+        return [self.rng.choice((b"", b'{"a":"1"}', b'{"long":"%b"}' % (b"x" * 50))) for _ in range(count)]
 
     def scatter(self) -> None:
         """Many small messages in one block, of which some live on, here and there: compacted, with a header
@@ -175,7 +186,8 @@ class Steps:
         key = rng.choice((f"key-{self.sent}", f"key-{self.sent}", ""))  # without a key: not remembered
         parts = [(rng.choice(list(model.queues)), self.batch()) for _ in range(rng.randint(1, 4))]
         for _, batch in parts:
-            batch.dead = rng.choice((Reason.NONE, Reason.NONE, Reason.BAD_RECORD))
+            if batch.delay_us is None:
+                batch.dead = rng.choice((Reason.NONE, Reason.NONE, Reason.BAD_RECORD))
         sizes = {name: len(queue.messages) for name, queue in model.queues.items()}
         ranges = [(name, *model.accept(model.queues[name], batch)) for name, batch in parts]
         turn = model.turn
@@ -220,8 +232,11 @@ class Steps:
             ttl_seconds=[rng.choice((0, 1, 3, 60)) for _ in payloads] if rng.random() < 0.3 else None,
             retries=[rng.choice((-1, 0, 1, 2, 255)) for _ in payloads] if rng.random() < 0.3 else None,
             protocol=rng.choice(("", "http", "http", "spark")),
+            delay_us=self.delays(count) if rng.random() < 0.2 else None,
+            headers=self.headers(count) if rng.random() < 0.2 else None,
         )
-        batch.dead = rng.choice((Reason.NONE, Reason.NONE, Reason.NONE, Reason.BAD_RECORD))
+        if batch.delay_us is None:
+            batch.dead = rng.choice((Reason.NONE, Reason.NONE, Reason.NONE, Reason.BAD_RECORD))
         return batch
 
     def stage(self) -> None:
@@ -350,7 +365,8 @@ class Steps:
             if batch.repairs is None:
                 by_queue.setdefault(name, []).append(batch)
         for name, batches in by_queue.items():
-            for (_, dead), group in groupby(batches, key=lambda batch: (batch.protocol, batch.dead)):
+            alike = groupby(batches, key=lambda it: (it.protocol, it.dead, it.delay_us is not None))
+            for (_, dead, _), group in alike:
                 queue, its = model.queues[name], list(group)
                 first = len(queue.messages)
                 for batch in its:
@@ -367,6 +383,7 @@ class Steps:
         )
         model.transactions.append(Transaction(key, doors, ranges, stages, brought))
         ended = model.end_stages(key)
+        self.due()  # Which of a staged part are delayed is found by looking at them.
         self.cut_soon()
 
     def redriven(self, queue: QueueModel, batch: Batch) -> int:
@@ -444,7 +461,9 @@ class Steps:
         assert hold is not None
         origin = rng.choice((None, hold.origin))
         outcome = rng.choice((Outcome.ACK,) * 4 + (Outcome.REJECT, Outcome.REQUEUE))
-        ttl = rng.choice((0, 0, 1, 30))
+        ttl = rng.choice((0, 0, 1, 30, KEEP_TTL))
+        delay_us = rng.choice((None, 0, SECOND_US, 25 * SECOND_US))
+        why = rng.choice(("", "broken", "é\n"))
         mine = [m for m in held if m.hold is not None and m.hold.dead == hold.dead]
         fates = self.engine.settle(
             queue.name,
@@ -455,10 +474,18 @@ class Steps:
             origin=origin,
             ttl_seconds=ttl,
             dead=hold.dead,
+            delay_us=RETRY_DELAYS if delay_us is None else delay_us,
+            why=why,
         )
         touched(queue, fates, [m for m in mine if m.hold is not None and origin in (None, m.hold.origin)])
-        expires_us = (self.now_us + ttl * SECOND_US if ttl else 0) if outcome is Outcome.REQUEUE else None
-        self.model.happen(queue, fates, expires_us)
+        expires_us = None
+        if outcome is Outcome.REQUEUE and ttl != KEEP_TTL:
+            expires_us = self.now_us + ttl * SECOND_US if ttl else 0
+        self.model.happen(queue, fates, expires_us, delay_us, why if outcome is Outcome.REJECT else "")
+
+    def due(self) -> None:
+        self.flush()  # What is in no block yet is looked at later.
+        self.checker.due(self.engine)
 
     def some_held(self) -> tuple[QueueModel | None, str, list[Message]]:
         """Some messages that one consumer holds."""
@@ -576,7 +603,7 @@ class Steps:
         if (queue := self.queue()) is None:
             return
         dead = self.rng.random() < 0.5
-        chosen = queue.dead() if dead else queue.ready()
+        chosen = queue.dead() if dead else queue.ready() + queue.delayed()
         fates = self.engine.purge(queue.name, self.now_us, dead=dead)
         touched(queue, fates, sorted(chosen, key=lambda message: message.offset))
         self.model.happen(queue, fates)
@@ -601,7 +628,7 @@ class Steps:
         else:
             own = [m for m in queue.ready() if m.life.place[1] and m.offset < tail]
             moved = [m for m in queue.ready() if not m.life.place[1] and m.life.place[2] <= sequence]
-            chosen = own + moved
+            chosen = own + moved + [m for m in queue.delayed() if m.offset < tail]
             fates = self.engine.purge(queue.name, self.now_us, limit=limit, mark=mark)
         touched(queue, fates, sorted(chosen[:limit], key=lambda message: message.offset))
         self.model.happen(queue, fates)
