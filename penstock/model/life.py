@@ -37,11 +37,11 @@ class State(IntEnum):
 
     NEW = 0  # on its way in, not yet accepted
     READY = 1
-    HELD = 2
-    DEAD = 3
-    DEAD_HELD = 4  # taken through the dead-letter door
-    GONE = 5  # settled for good; still in the log until retention takes it
-    DELAYED = 6  # living, and nobody gets it before its time
+    DELAYED = 2  # nobody gets it before its time
+    HELD = 3
+    DEAD = 4
+    DEAD_HELD = 5  # taken through the dead-letter door
+    GONE = 6  # settled for good; still in the log until retention takes it
 
 
 class Event(IntEnum):

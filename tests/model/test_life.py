@@ -15,17 +15,19 @@ from penstock.model.life import DEAD_REASONS, TRANSITIONS, Event, Reason, Refuse
 from penstock.model.policy import QueuePolicy, after_expiry, after_loss
 
 GRID = """
-    event       new     ready   held    dead        dead-held   gone
-    accepted    ready   -       -       -           -           -
-    held        -       held    -       dead-held   -           -
-    acked       -       -       gone    -           gone        -
-    returned    -       -       ready   -           dead        -
-    requeued    -       -       ready   -           dead        -
-    rejected    -       -       gone    -           gone        -
-    expired     -       gone    gone    -           -           -
-    dead        -       dead    dead    -           dead        -
-    redriven    -       -       -       ready       -           -
-    withdrawn   -       gone    gone    gone        -           -
+    event       new     ready    delayed  held     dead        dead-held   gone
+    accepted    ready   -        -        -        -           -           -
+    held        -       held     -        -        dead-held   -           -
+    acked       -       -        -        gone     -           gone        -
+    returned    -       -        -        ready    -           dead        -
+    requeued    -       -        -        ready    -           dead        -
+    rejected    -       -        -        gone     -           gone        -
+    expired     -       gone     gone     gone     -           -           -
+    dead        -       dead     dead     dead     -           dead        -
+    redriven    -       -        -        -        ready       -           -
+    withdrawn   -       gone     gone     gone     gone        -           -
+    delayed     -       delayed  -        delayed  -           -           -
+    due         -       -        ready    -        -           -           -
 """
 
 EVENT_NUMBERS = {
@@ -39,6 +41,8 @@ EVENT_NUMBERS = {
     "dead": 8,
     "redriven": 9,
     "withdrawn": 10,
+    "delayed": 11,
+    "due": 12,
 }
 
 REASON_NUMBERS = {
@@ -55,6 +59,7 @@ REASON_NUMBERS = {
     "timeout": 10,
     "purged": 11,
     "operator": 12,
+    "lease-ended": 13,
 }
 
 PAGE = Path(__file__).parents[2] / "docs" / "message-life.md"
@@ -151,7 +156,7 @@ def test_a_reason_is_found_by_its_label(reason: Reason) -> None:
 
 def test_an_unknown_reason_is_answered_with_the_known_ones() -> None:
     with pytest.raises(
-        ValueError, match=r"no reason 'bored': one of retries-exhausted, expired, .*operator$"
+        ValueError, match=r"no reason 'bored': one of retries-exhausted, expired, .*lease-ended$"
     ):
         Reason.of("bored")
 
@@ -200,7 +205,7 @@ def test_the_page_shows_the_same_drawing() -> None:
 
 
 def test_the_page_has_the_same_table() -> None:
-    assert cells(page_tables()["event new ready held dead dead-held gone"], refused="–") == CELLS
+    assert cells(page_tables()["event new ready delayed held dead dead-held gone"], refused="–") == CELLS
 
 
 def test_the_page_explains_every_state_and_event() -> None:
