@@ -101,13 +101,49 @@ def test_columns_of_nulls_are_none() -> None:
     assert (batch.ttl_seconds, batch.retries) == (None, None)
 
 
+@pytest.mark.parametrize(
+    "type_", [pa.int8(), pa.uint64(), pa.float16(), pa.float32(), pa.float64(), pa.decimal128(22, 2)], ids=str
+)
+def test_delays_of_any_type(type_: pa.DataType) -> None:
+    batch = only(pa.table({"value": [b"a", b"b", b"c"], "delay": pa.array([None, 0, 100]).cast(type_)}))
+    assert batch.delay_us == array("q", [0, 0, 100_000_000])
+    none = only(pa.table({"value": [b"a", b"b"], "delay": pa.array([None, 0]).cast(type_)}))
+    assert none.delay_us is None
+
+
+@pytest.mark.parametrize("text", [pa.string(), pa.large_string()], ids=str)
+def test_headers(text: pa.DataType) -> None:
+    pairs = [None, [], [("traceparent", "00-é"), ("x", "")], [("y", "1")]]
+    table = pa.table({"value": [b"a", b"b", b"c", b"d"], "headers": pa.array(pairs, pa.map_(text, text))})
+    assert only(table).headers == [b"", b"", '{"traceparent":"00-é","x":""}'.encode(), b'{"y":"1"}']
+    assert only(table.slice(2, 1)).headers == ['{"traceparent":"00-é","x":""}'.encode()]
+    assert only(table.slice(0, 2)).headers is None
+    ordered = table.append_column("queue", pa.array(["p", "q", "p", "q"]))
+    parts = read(stream(ordered), queues=True)
+    assert [(name, batch.headers) for name, batch in parts] == [
+        ("p", [b"", '{"traceparent":"00-é","x":""}'.encode()]),
+        ("q", [b"", b'{"y":"1"}']),
+    ]
+
+
+def test_headers_count_as_bytes() -> None:
+    """What is one byte of a column may be six of a text."""
+    headers = pa.array([[("a", "\x01" * 10_000)]] * 2, pa.map_(pa.string(), pa.string()))
+    problem = problem_of(stream(pa.table({"value": [b"", b""], "headers": headers})))
+    assert problem.detail.startswith(
+        "the messages up to row 1 have 120016 bytes, and the limit of [http] body"
+    )
+
+
 def test_a_column_that_begins_late_is_filled_up() -> None:
-    schema = pa.schema({"value": pa.binary(), "ttl": pa.int32()})
+    schema = pa.schema({"value": pa.binary(), "ttl": pa.int32(), "delay": pa.float32(), "headers": MAP})
     batch = only(
-        pa.table({"value": [b"a"], "ttl": [None]}, schema=schema),
-        pa.table({"value": [b"b"], "ttl": [9]}, schema=schema),
+        pa.table({"value": [b"a"], "ttl": [None], "delay": [None], "headers": [None]}, schema=schema),
+        pa.table({"value": [b"b"], "ttl": [9], "delay": [0.5], "headers": [{"k": "v"}]}, schema=schema),
     )
     assert batch.ttl_seconds == array("q", [0, 9])
+    assert batch.delay_us == array("q", [0, 500_000])
+    assert batch.headers == [b"", b'{"k":"v"}']
 
 
 @pytest.mark.parametrize(
@@ -174,12 +210,19 @@ def table_with(**columns: Any) -> pa.Table:
     return pa.table({"value": [b"a", b"b", b"c"], **columns})
 
 
+MAP = pa.map_(pa.string(), pa.string())
+
+
+def with_headers(pairs: list[tuple[str, str | None]]) -> pa.Table:
+    return table_with(headers=pa.array([None, pairs, []], MAP))
+
+
 WRONG = [
     (pa.table({"ttl": [1]}), "the column 'value' is missing"),
     (table_with(key=[1, 2, 3]), "there is no column 'key' here; there are value, ttl, retries"),
     (
         table_with(queue=["a", "b", "c"]),
-        "there is no column 'queue' here; there are value, ttl, retries; the queue is the one of the address",
+        "there is no column 'queue' here; there are value, ttl, retries, delay, headers; the queue is the",
     ),
     (pa.table([[b"a"], [b"b"]], names=["value", "value"]), "there are 2 columns 'value'; send one"),
     (pa.table({"value": [1]}), "column 'value' is of type int64; use binary, string, large_binary or large_"),
@@ -197,6 +240,26 @@ WRONG = [
     ),
     (table_with(retries=[0, 256, 1]), "row 1, column 'retries': it is 256; use a whole number from 0 to 255"),
     (table_with(retries=[0, None, -1]), "row 2, column 'retries': it is -1; use"),
+    (table_with(delay=["1", "2", "3"]), "column 'delay' is of type string; use any type of numbers"),
+    (table_with(delay=[0, None, -1]), "row 2, column 'delay': it is -1; use a number of seconds from 0 to"),
+    (table_with(delay=[0.5, float("nan"), 1]), "row 1, column 'delay': it is nan; use"),
+    (table_with(delay=[1, 2, 315_576_001]), "row 2, column 'delay': it is 315576001; use"),
+    (table_with(headers=["a", "b", "c"]), "column 'headers' is of type string; use map<string, string>"),
+    (
+        table_with(headers=pa.array([None, [("a", 1)], None], pa.map_(pa.string(), pa.int8()))),
+        "column 'headers' is of type map<string, int8",
+    ),
+    (with_headers([("a", None)]), "row 1, column 'headers': header 'a': names and values are texts"),
+    (with_headers([("a", "1"), ("a", "2")]), "row 1, column 'headers': a name is there twice"),
+    (with_headers([("", "1")]), "row 1, column 'headers': header '': a name has 1 to 255 bytes"),
+    (
+        with_headers([(f"{n}", "") for n in range(65)]),
+        "row 1, column 'headers': 65 headers; a message has at",
+    ),
+    (
+        with_headers([("a", "x" * 16384)]),
+        "row 1, column 'headers': headers of 16385 bytes; those of a message",
+    ),
     (pa.table({"value": [b"a", None]}), "row 1, column 'value': it is null; every row is a message"),
     (
         pa.table({"value": pa.array([b"a", None]).dictionary_encode()}),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.http.bodies import ndjson
 from penstock.http.bodies.ndjson import read_ndjson
 from penstock.http.problems import Problem
+from penstock.model.headers import decode_headers
 
 LIMIT = 1000
 
@@ -52,6 +53,25 @@ def test_columns_are_there_where_a_message_has_them() -> None:
     )
     assert batch.ttl_seconds == array("q", [0, 60, 0, 0])
     assert batch.retries == array("h", [-1, -1, 0, 255])
+    assert (batch.delay_us, batch.headers) == (None, None)
+
+
+def test_delays_and_headers() -> None:
+    batch = only(
+        lines(
+            {"value": "a", "delay": 1, "headers": {}},
+            {"value": "b", "delay": 0.0000014, "headers": {"traceparent": "00-é", "x": "}\n{"}},
+            {"value": "c", "delay": None, "headers": None},
+            {"value": "d", "delay": 315_576_000},
+        )
+    )
+    assert batch.delay_us == array("q", [1_000_000, 1, 0, 315_576_000_000_000])
+    assert [decode_headers(text) for text in batch.headers] == [
+        {}, {"traceparent": "00-é", "x": "}\n{"}, {}, {}
+    ]  # fmt: skip
+    assert batch.headers[0] == b""
+    nothing = only(lines({"value": "a", "delay": 0, "headers": {}}))
+    assert (nothing.delay_us, nothing.headers) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +92,12 @@ def test_the_same_in_other_forms(body: bytes) -> None:
 
 def test_a_column_that_begins_late_is_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ndjson, "CHUNK_BYTES", 1)  # every line is a chunk of its own
-    batch = only(lines({"value": "a"}, {"value": "b", "ttl": 5}, {"value": "c"}))
+    late = {"value": "b", "ttl": 5, "delay": 0.5, "headers": {"k": "v"}}
+    batch = only(lines({"value": "a"}, late, {"value": "c"}))
     assert batch.messages() == [b"a", b"b", b"c"]
     assert batch.ttl_seconds == array("q", [0, 5, 0])
+    assert batch.delay_us == array("q", [0, 500_000, 0])
+    assert batch.headers == [b"", b'{"k":"v"}', b""]
 
 
 def test_a_body_of_many_chunks() -> None:
@@ -86,7 +109,7 @@ def test_a_body_of_many_chunks() -> None:
 def test_queues_in_order_of_first_appearance() -> None:
     body = lines(
         {"queue": "b", "value": "1"},
-        {"queue": "a", "value": "2", "ttl": 7},
+        {"queue": "a", "value": "2", "ttl": 7, "headers": {"k": "v"}, "delay": 1},
         {"value": "3", "queue": "b"},
         {"queue": "a", "value_base64": "NA=="},
     )
@@ -94,6 +117,9 @@ def test_queues_in_order_of_first_appearance() -> None:
     assert [(queue, batch.messages()) for queue, batch in parts] == [("b", [b"1", b"3"]), ("a", [b"2", b"4"])]
     assert parts[0][1].ttl_seconds is None
     assert parts[1][1].ttl_seconds == array("q", [7, 0])
+    assert (parts[0][1].headers, parts[0][1].delay_us) == (None, None)
+    assert parts[1][1].headers == [b'{"k":"v"}', b""]
+    assert parts[1][1].delay_us == array("q", [1_000_000, 0])
     assert {batch.protocol for _, batch in parts} == {"spark"}
 
 
@@ -138,12 +164,35 @@ WRONG = [
     (b'{"value":"a","ttl":NaN}', "line 1: field 'ttl' is nan; use"),
     (b'{"value":"a","ttl":1000000000001}', "line 1: field 'ttl' is 1000000000001; use"),
     (b'{"value":"a","ttl":' + b"9" * 5000 + b"}", "line 1: this is no JSON: Exceeds the limit"),
+    (b'{"value":"a","delay":-1}', "line 1: field 'delay' is -1; use a number of seconds from 0 to 315576000"),
+    (b'{"value":"a","delay":315576000.1}', "line 1: field 'delay' is 315576000.1; use"),
+    (b'{"value":"a","delay":NaN}', "line 1: field 'delay' is nan; use"),
+    (b'{"value":"a","delay":1e999}', "line 1: field 'delay' is inf; use"),
+    (b'{"value":"a","delay":true}', "line 1: field 'delay' is a Boolean; use"),
+    (b'{"value":"a","delay":"5"}', "line 1: field 'delay' is a text; use"),
+    (GOOD + b'{"value":"a","headers":[]}', "line 2: field 'headers' is a list; use an object of texts"),
+    (b'{"value":"a","headers":"a: b"}', "line 1: field 'headers' is a text; use an object of texts"),
+    (b'{"value":"a","headers":{"a":1}}', "line 1: field 'headers': header 'a': names and values are texts"),
+    (b'{"value":"a","headers":{"a":null}}', "line 1: field 'headers': header 'a': names and values are"),
+    (b'{"value":"a","headers":{"a":["b"]}}', "line 1: field 'headers': header 'a': names and values are"),
+    (b'{"value":"a","headers":{"":"b"}}', "line 1: field 'headers': header '': a name has 1 to 255 bytes"),
+    (b'{"value":"a","headers":{"a":"\\ud800"}}', "line 1: field 'headers': header 'a': it has half of"),
+    (
+        lines({"value": "a", "headers": {f"{n}": "" for n in range(65)}}),
+        "line 1: field 'headers': 65 headers;",
+    ),
+    (
+        lines({"value": "a", "headers": {"a": "x" * 16384}}),
+        "line 1: field 'headers': headers of 16385 bytes;",
+    ),
+    (b'{"value":"a","headers":{"a":"b"}', "line 1: this is no JSON: Expecting ',' delimiter"),
+    (b'{"value":"a","headers":{"a":"b"}\n{"c":"d"}}', "line 1: this is no JSON"),
     (b'{"value":"a","retries":256}', "line 1: field 'retries' is 256; use a whole number from 0 to 255"),
     (b'{"value":"a","retries":-1}', "line 1: field 'retries' is -1; use"),
     (b'{"value":"a","retries":[[1]]}', "line 1: field 'retries' is a list; use"),
     (
         GOOD + b'{"value":"a","tll":5}',
-        "line 2: there is no field 'tll'; there are retries, ttl, value, value_base64",
+        "line 2: there is no field 'tll'; there are delay, headers, retries, ttl, value, value_base64",
     ),
     (
         b'{"value":"a","queue":"q"}',
@@ -172,7 +221,10 @@ def test_what_is_wrong_is_named(body: bytes, detail: str) -> None:
         ({"value": "a", "queue": ""}, "line 2: field 'queue': a queue name cannot be empty"),
         ({"value": "a", "queue": "q.dead"}, "line 2: field 'queue': queue 'q.dead' cannot be sent to"),
         ({"value": "a", "queue": "a\n"}, "line 2: field 'queue': queue 'a\\n': character 1"),
-        ({"value": "a", "queues": "a"}, "line 2: there is no field 'queues'; there are queue, retries, ttl"),
+        (
+            {"value": "a", "queues": "a"},
+            "line 2: there is no field 'queues'; there are delay, headers, queue",
+        ),
     ],
 )
 def test_wrong_queues_are_named(row: object, detail: str) -> None:

@@ -7,6 +7,7 @@ How it fails: as every call; and where the first process does not answer, nobody
 which the problem says together with what to do.
 """
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple, NoReturn
 
 from starlette.responses import Response
@@ -15,16 +16,20 @@ from penstock.control.batches import pack_batch
 from penstock.http import kinds, schema
 from penstock.http.app import Call, answer_json
 from penstock.http.bodies.media import BATCH_BODY, read_parts
-from penstock.http.bodies.parts import too_large
+from penstock.http.bodies.parts import DELAY, too_large
 from penstock.http.link import CallRefused
 from penstock.http.problems import Problem
 from penstock.http.route import QUEUE, Body, Param, Role, Route
 from penstock.http.stages.idempotency import HEADER, KEY, check_same, transaction_key
 from penstock.log.columns import TTL_SECONDS_MAX, stored_bytes
 from penstock.model.batch import Batch
+from penstock.model.headers import encode_headers
 from penstock.model.ids import id_of
+from penstock.model.timers import SECOND_US
 
 PROTOCOL: Final = "http"
+HEADER_PREFIX: Final = b"penstock-header-"
+"""What stands before the names of a message's headers; names arrive in lower case."""
 
 IN_DOUBT: Final = ("unavailable", "failed")
 """Kinds of no that leave it open what was stored."""
@@ -56,12 +61,15 @@ async def send_message(call: Call) -> Response:
     body = await call.body()
     if len(body) > call.site.payload_bytes_max:
         raise too_large(f"queue {call['queue']!r}", len(body), call.site.payload_bytes_max)
-    ttl, retries = call["ttl"], call["retries"]
+    ttl, retries, delay_us = call["ttl"], call["retries"], round(call["delay"] * SECOND_US)
+    headers = _headers(call.request.headers.raw)
     batch = Batch.of(
         [body],
         ttl_seconds=None if ttl is None else [ttl],
         retries=None if retries is None else [retries],
         protocol=PROTOCOL,
+        delay_us=[delay_us] if delay_us else None,
+        headers=[headers] if headers else None,
     )
     stored = await _store(call, batch)
     return answer_json(
@@ -71,6 +79,28 @@ async def send_message(call: Call) -> Response:
             "repeated": stored.repeated,
         }
     )
+
+
+def _headers(sent: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The headers of the message among those of the request, encoded."""
+    headers: dict[str, str] = {}
+    for name, value in sent:
+        if name.startswith(HEADER_PREFIX):
+            try:
+                named, text = name.removeprefix(HEADER_PREFIX).decode(), value.decode()
+            except UnicodeDecodeError:
+                raise Problem(
+                    "bad-request", f"header {name.decode(errors='replace')!r} is not UTF-8"
+                ) from None
+            if named in headers:
+                raise Problem(
+                    "bad-request", f"header {name.decode()!r} is there twice; a message has it once"
+                )
+            headers[named] = text
+    try:
+        return encode_headers(headers)
+    except ValueError as error:
+        raise Problem("bad-request", str(error)) from None
 
 
 async def send_batch(call: Call) -> Response:
@@ -138,7 +168,8 @@ ROUTES: Final = (
         "POST /v1/queues/{queue}/messages",
         send_message,
         Role.OPERATE,
-        "Send one message: the body, whatever it is. Answered when it is durable.",
+        "Send one message: the body, whatever it is, and headers as Penstock-Header-NAME: value. Answered "
+        "when it is durable.",
         schema.ref("Receipt"),
         params=(
             QUEUE,
@@ -148,6 +179,7 @@ ROUTES: Final = (
                 kinds.Whole(0, 255),
                 "delivered at most 1 + so many times; 255: no bound; without: max-deliveries of the queue",
             ),
+            Param("delay", DELAY, "seconds until it is handed out", default=0),
             KEY,
         ),
         body=Body({"*/*": {}}, required=False, help="The message, as it is."),

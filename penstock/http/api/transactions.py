@@ -65,6 +65,8 @@ async def post_stage(call: Call) -> Response:
         raise Problem("bad-request", "dead and redrive exclude each other; leave one of the two out")
     protocol = PROTOCOL_OF_DEAD if dead else PROTOCOL
     for name, batch in await read_parts(call, queues=queue is None, repairs=repairs, protocol=protocol):
+        if dead and batch.delay_us is not None:
+            raise Problem("bad-request", "a dead letter is not handed out, now or later: leave 'delay' out")
         batch.dead = dead
         its_queue = queue if name is None else name
         assert its_queue is not None, "a body without a queue in each message has one for all"
@@ -138,7 +140,7 @@ ROUTES: Final = (
         body=Body(
             BATCH_BODY.media,
             help=f'{BATCH_BODY.help} Without the parameter queue, each message has "queue" beside these. '
-            'With redrive, each has "offset", and no "ttl" and "retries".',
+            'With redrive, each has "offset", and nothing else beside its value.',
         ),
         problems=("unsupported-media-type", "not-installed", "conflict", "disk-full", "queue-not-found"),
     ),

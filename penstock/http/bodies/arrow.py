@@ -2,11 +2,13 @@
 
     value             binary, string, or the large ones of these; also as a dictionary
     ttl, retries      any integers; null is none
+    delay             any numbers, likewise
+    headers           a map of strings; null is none
     queue             a string, where the caller allows it
-    offset            integers, where messages are payloads for dead letters; then no ttl and no retries
+    offset            integers, where messages are payloads for dead letters; nothing else then
 
 The buffers are taken as they are: what is done per message is done by numpy, and a batch of the stream
-costs a few calls whatever its size.
+costs a few calls whatever its size. Headers are an exception: they become a text for each message.
 
 Rules that always hold:
   * Nothing in the stream is believed. Every batch is checked in full before anything in it is looked at:
@@ -28,10 +30,13 @@ import pyarrow as pa
 from pyarrow import types
 
 from penstock.http.bodies.parts import (
+    DELAY_RULE,
+    NO_DELAY,
     NO_TTL,
     OFFSET_RULE,
     RETRIES_RULE,
     TTL_RULE,
+    Others,
     Parts,
     PartsBuilder,
     too_large,
@@ -39,12 +44,14 @@ from penstock.http.bodies.parts import (
 from penstock.http.kinds import OFFSET_MAX
 from penstock.http.problems import Problem
 from penstock.log.columns import TTL_SECONDS_MAX
-from penstock.model.batch import RETRIES_ENDLESS, RETRIES_NONE
+from penstock.model.batch import DELAY_SECONDS_MAX, RETRIES_ENDLESS, RETRIES_NONE
+from penstock.model.headers import encode_headers
 from penstock.model.policy import QueueNameError, check_queue_name
+from penstock.model.timers import SECOND_US
 
 Numbers = Any  # a numpy array; numpy's own types say less here than the names do
 
-COLUMNS: Final = ("value", "ttl", "retries")
+COLUMNS: Final = ("value", "ttl", "retries", "delay", "headers")
 REPAIR_COLUMNS: Final = ("value", "offset")
 VALUE_RULE: Final = "binary, string, large_binary or large_string"
 
@@ -96,9 +103,24 @@ class _Others(NamedTuple):
     ttl: Numbers | None
     retries: Numbers | None
     repairs: Numbers | None
+    delay_us: Numbers | None
+    headers: Numbers | None  # of objects: a text for each
 
     def at(self, order: Numbers) -> "_Others":
         return _Others(*(column[order] if column is not None else None for column in self))
+
+    def columns(self, lo: int, hi: int) -> Others:
+        """Those of some rows."""
+        ttl, retries, repairs, delay_us, headers = (
+            column[lo:hi] if column is not None else None for column in self
+        )
+        return Others(
+            _array("q", ttl) if ttl is not None else None,
+            _array("h", retries) if retries is not None else None,
+            _array("q", repairs) if repairs is not None else None,
+            _array("q", delay_us) if delay_us is not None else None,
+            headers.tolist() if headers is not None else None,
+        )
 
 
 class _Reader:
@@ -135,8 +157,13 @@ class _Reader:
                 fits, rule = _is_binary(plain), VALUE_RULE
             elif field.name == "queue":
                 fits, rule = types.is_string(plain) or types.is_large_string(plain), "string or large_string"
+            elif field.name == "headers":
+                fits, rule = types.is_null(field.type) or _is_map(field.type), "map<string, string>"
             else:
                 fits, rule = types.is_integer(field.type) or types.is_null(field.type), "any type of integers"
+                if field.name == "delay":
+                    more = types.is_floating(field.type) or types.is_decimal(field.type)
+                    fits, rule = fits or more, "any type of numbers"
             if not fits:
                 raise _wrong(f"column {field.name!r} is of type {field.type!s:.100}; use {rule}")
 
@@ -151,7 +178,9 @@ class _Reader:
         if self._repairs:
             self._refuse_nulls(columns["offset"], "offset", "every row is for a dead letter")
             repairs = self._numbers(columns["offset"], "offset", 0, OFFSET_MAX, 0, "q", OFFSET_RULE)
-        others = _Others(ttl, retries, repairs)
+        others = _Others(
+            ttl, retries, repairs, self._delay_us(columns.get("delay")), self._headers(columns.get("headers"))
+        )
         value = columns["value"]
         self._refuse_nulls(value, "value", "every row is a message")
         self._measure(value)
@@ -191,9 +220,7 @@ class _Reader:
         part.add(
             values.data[first:end],  # copied once, when all of the part is there
             _array("i", (offsets[1:] + (part.end - first)).astype(np.int32)),
-            _array("q", others.ttl[lo:hi]) if others.ttl is not None else None,
-            _array("h", others.retries[lo:hi]) if others.retries is not None else None,
-            _array("q", others.repairs[lo:hi]) if others.repairs is not None else None,
+            others.columns(lo, hi),
         )
 
     # --- columns -----------------------------------------------------------------------------------
@@ -223,11 +250,15 @@ class _Reader:
         longest = int(lengths.argmax())
         if lengths[longest] > self._payload_bytes_max:
             raise too_large(f"row {self._rows + longest}", int(lengths[longest]), self._payload_bytes_max)
-        self._bytes += int(lengths.sum())
+        self._count(int(lengths.sum()), len(value) - 1)
+
+    def _count(self, more: int, row: int) -> None:
+        """So many bytes more; a Problem where they are too many."""
+        self._bytes += more
         if self._bytes > self._bytes_max:
             raise Problem(
                 "body-too-large",
-                f"the messages up to row {self._rows + len(value) - 1} have {self._bytes} bytes, and the "
+                f"the messages up to row {self._rows + row} have {self._bytes} bytes, and the "
                 f"limit of [http] body-bytes-max is {self._bytes_max}; send less at a time",
             )
 
@@ -256,6 +287,32 @@ class _Reader:
             )
         return numbers.astype(typecode)
 
+    def _delay_us(self, column: pa.Array | None) -> Numbers | None:
+        if column is None or column.null_count == len(column):
+            return None
+        seconds = column.cast(pa.float64(), safe=False).fill_null(NO_DELAY).to_numpy(zero_copy_only=False)
+        wrong = ~((seconds >= 0) & (seconds <= DELAY_SECONDS_MAX))  # what is no number is neither
+        if wrong.any():
+            row = int(wrong.argmax())
+            found = column[row].as_py()
+            raise _wrong(f"row {self._rows + row}, column 'delay': it is {found}; use {DELAY_RULE}, or null")
+        return np.rint(seconds * SECOND_US).astype("q") if seconds.any() else None
+
+    def _headers(self, column: pa.Array | None) -> Numbers | None:
+        if column is None or column.null_count == len(column):
+            return None
+        texts: Numbers = np.empty(len(column), object)
+        for row, pairs in enumerate(column.to_pylist()):
+            headers = dict(pairs or ())
+            try:
+                if pairs and len(headers) < len(pairs):
+                    raise ValueError("a name is there twice")  # noqa: TRY301 - as the others
+                texts[row] = encode_headers(headers)
+            except ValueError as error:
+                raise _wrong(f"row {self._rows + row}, column 'headers': {error}") from None
+            self._count(len(texts[row]), row)
+        return texts if texts.any() else None
+
     def _refuse_nulls(self, column: pa.Array, name: str, why: str) -> None:
         valid = column.is_valid()
         if types.is_dictionary(column.type) and column.dictionary.null_count:
@@ -280,6 +337,13 @@ def _is_binary(type_: pa.DataType) -> bool:
         or types.is_string(type_)
         or types.is_large_binary(type_)
         or types.is_large_string(type_)
+    )
+
+
+def _is_map(type_: pa.DataType) -> bool:
+    return bool(
+        types.is_map(type_)
+        and all(types.is_string(it) or types.is_large_string(it) for it in (type_.key_type, type_.item_type))
     )
 
 

@@ -31,9 +31,10 @@ BATCH_BODY: Final = Body(
     _MEDIA,
     help=(
         'NDJSON: a line for each message, {"value": text} or {"value_base64": base64}, and where wanted '
-        '"ttl" (seconds) and "retries" (0 to 255; 255: without end). '
+        '"ttl" (seconds), "retries" (0 to 255; 255: without end), "delay" (seconds until it is handed out), '
+        '"headers" (an object of texts). '
         "Arrow: a stream with the column value (binary or string), and where wanted ttl and retries "
-        "(integers, or null)."
+        "(integers, or null), delay (numbers, or null), headers (a map of strings, or null)."
     ),
 )
 

@@ -10,16 +10,19 @@ Rules that always hold:
 """
 
 from array import array
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
+from penstock.http.kinds import Seconds
 from penstock.http.problems import Problem
 from penstock.log.columns import TTL_SECONDS_MAX
-from penstock.model.batch import RETRIES_NONE, Batch
+from penstock.model.batch import DELAY_SECONDS_MAX, RETRIES_NONE, Batch
 
 Parts = list[tuple[str | None, Batch]]
 """What a body is for: messages for each queue; the queue is None where the body does not name one."""
 
 NO_TTL: Final = 0
+NO_DELAY: Final = 0
 
 ROWS_MAX: Final = 1_000_000
 """An empty message is 4 bytes of an Arrow stream, and ten times that on its way into the log."""
@@ -29,13 +32,28 @@ QUEUES_MAX: Final = 10_000
 
 TTL_RULE: Final = f"a whole number of seconds from 1 to {TTL_SECONDS_MAX}"
 RETRIES_RULE: Final = "a whole number from 0 to 255 (255: without end)"
+DELAY: Final = Seconds(0, DELAY_SECONDS_MAX)
+DELAY_RULE: Final = DELAY.wanted()
 OFFSET_RULE: Final = "the offset of a dead letter, a whole number from 0 on"
+
+
+class Others(NamedTuple):
+    """What messages have beside their payloads; None where none of them has it."""
+
+    ttl: "array[int] | None" = None
+    retries: "array[int] | None" = None
+    repairs: "array[int] | None" = None
+    delay_us: "array[int] | None" = None
+    headers: Sequence[bytes] | None = None
+
+
+NOTHING: Final = Others()
 
 
 class Part:
     """The messages of one queue."""
 
-    __slots__ = ("_bounds", "_pieces", "_repairs", "_retries", "_ttl", "end")
+    __slots__ = ("_bounds", "_delay_us", "_headers", "_pieces", "_repairs", "_retries", "_ttl", "end")
 
     def __init__(self) -> None:
         self.end = 0  # of the payload so far
@@ -44,24 +62,24 @@ class Part:
         self._ttl: array[int] | None = None
         self._retries: array[int] | None = None
         self._repairs: array[int] | None = None
+        self._delay_us: array[int] | None = None
+        self._headers: list[bytes] | None = None
 
-    def add(
-        self,
-        payload: bytes | memoryview,
-        ends: "array[int]",
-        ttl: "array[int] | None" = None,
-        retries: "array[int] | None" = None,
-        repairs: "array[int] | None" = None,
-    ) -> None:
+    def add(self, payload: bytes | memoryview, ends: "array[int]", others: Others = NOTHING) -> None:
         """More messages. `ends` are where each of them ends, counted from the beginning of the whole part.
 
         Either all of them are `repairs`, or none is.
         """
-        before = len(self._bounds) - 1
-        self._ttl = _joined(self._ttl, ttl, "q", NO_TTL, before, len(ends))
-        self._retries = _joined(self._retries, retries, "h", RETRIES_NONE, before, len(ends))
-        if repairs is not None:
-            self._repairs = repairs if self._repairs is None else self._repairs + repairs
+        before, count = len(self._bounds) - 1, len(ends)
+        self._ttl = _joined(self._ttl, others.ttl, "q", NO_TTL, before, count)
+        self._retries = _joined(self._retries, others.retries, "h", RETRIES_NONE, before, count)
+        self._delay_us = _joined(self._delay_us, others.delay_us, "q", NO_DELAY, before, count)
+        if others.repairs is not None:
+            self._repairs = others.repairs if self._repairs is None else self._repairs + others.repairs
+        if others.headers is not None and self._headers is None:
+            self._headers = [b""] * before
+        if self._headers is not None:
+            self._headers += others.headers or [b""] * count
         self._pieces.append(payload)
         self._bounds.extend(ends)
         self.end += len(payload)
@@ -74,6 +92,8 @@ class Part:
             self._retries,
             protocol=protocol,
             repairs=self._repairs,
+            delay_us=self._delay_us,
+            headers=self._headers,
         )
 
 

@@ -133,7 +133,10 @@ class Stages:
     async def _stage(self, key: str, parts: Parts, was: str = "") -> Fields:
         """What it has, and under which id. `was`: its id in an earlier version."""
         totals = await asyncio.to_thread(_totals, key, parts)
-        size = sum(len(batch.payload) + MESSAGE_BYTES * len(batch) for _, batch in parts)
+        size = sum(
+            len(batch.payload) + MESSAGE_BYTES * len(batch) + sum(map(len, batch.headers or ()))
+            for _, batch in parts
+        )
         async with self._door:
             while self._on_their_way and self._on_their_way + size > ON_THEIR_WAY_BYTES:
                 self._left.clear()
