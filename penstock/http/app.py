@@ -114,17 +114,22 @@ class Call:
 
     async def fields(self) -> dict[str, Any]:
         """The members of a JSON body, checked by the route's row; defaults where they are absent."""
+        given = await self.json()
+        assert self.route.body is not None
+        return check_fields(given, self.route.body.fields)
+
+    async def json(self) -> object:
+        """What a JSON body says; an empty object where there is none and need not be one."""
         assert self.route.body is not None
         raw = await self.body()
         if self.media not in ("", JSON_MEDIA) and raw:
             raise Problem("unsupported-media-type", f"the body is {self.media!r}; send {JSON_MEDIA}")
-        given: object = {}
-        if raw or self.route.body.required:
-            try:
-                given = json.loads(raw)
-            except (ValueError, RecursionError) as error:
-                raise Problem("bad-request", f"the body is not JSON: {error}") from None
-        return check_fields(given, self.route.body.fields)
+        if not raw and not self.route.body.required:
+            return {}
+        try:
+            return json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise Problem("bad-request", f"the body is not JSON: {error}") from None
 
 
 async def _discard(stream: AsyncIterator[bytes]) -> None:

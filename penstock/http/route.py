@@ -81,6 +81,7 @@ class Route:
     body: Body | None = None
     problems: tuple[str, ...] = ()  # beyond those that every call can have
     answer_media: str = JSON_MEDIA  # "" where the answer has no body (204)
+    other_media: Mapping[str, Schema] = field(default_factory=dict)  # that `Accept` can ask for instead
     answer_headers: Mapping[str, str] = field(default_factory=dict)  # name: what it says
     streams: bool = False  # the answer has no end that is known beforehand; HEAD is not offered
 

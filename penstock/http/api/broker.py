@@ -66,7 +66,7 @@ SCHEMAS: Final = {
     "Connection": schema.object_of(
         {
             "name": schema.said(schema.STRING, "Its name in the log and in the events."),
-            "protocol": schema.words("sspq", "phpmq", "rq"),
+            "protocol": schema.words("sspq", "phpmq", "rq", "http"),
             "peer": schema.said(schema.STRING, "Where it comes from."),
             "connected_seconds": schema.POSITIVE,
             "consumes": schema.said(

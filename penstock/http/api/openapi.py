@@ -126,7 +126,8 @@ def _responses(route: Route) -> dict[str, Any]:
         responses["204"] = {"description": "Done."}
     else:
         content: dict[str, Any] = {} if route.answer is None else {"schema": route.answer}
-        responses["200"] = {"description": "Done.", "content": {route.answer_media: content}}
+        others = {media: {"schema": its_schema} for media, its_schema in route.other_media.items()}
+        responses["200"] = {"description": "Done.", "content": {route.answer_media: content, **others}}
         if route.answer_headers:
             responses["200"]["headers"] = {
                 name: {"description": text, "schema": {"type": "string"}}

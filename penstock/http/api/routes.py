@@ -4,6 +4,7 @@ from typing import Final
 
 from starlette.responses import Response
 
+from penstock.control.frames import Fields
 from penstock.http.api import (
     broker,
     log,
@@ -15,6 +16,7 @@ from penstock.http.api import (
     redrive,
     samples,
     sending,
+    taking,
     transactions,
 )
 from penstock.http.api.openapi import document
@@ -25,6 +27,7 @@ from penstock.http.schema import Schema
 _PARTS: Final = {
     "queues": (queues, samples, offsets),
     "sending": (sending,),
+    "taking": (taking,),
     "messages": (messages, log, records),
     "dead letters": (redrive,),
     "readers": (readers,),
@@ -34,15 +37,19 @@ _PARTS: Final = {
 """By their tags in the document."""
 
 
-def all_routes(lease_seconds_max: int) -> tuple[Route, ...]:
-    """Every route, that of the document itself included."""
+def all_routes(hello: Fields) -> tuple[Route, ...]:
+    """Every route, that of the document itself included; `hello`: the settings of the broker."""
 
     async def openapi(call: Call) -> Response:
         return answer_json(text)
 
     own = Route("GET /openapi.json", openapi, Role.ANYONE, "This document.", {"type": "object"})
-    tagged = {tag: [route for part in parts for route in part.ROUTES] for tag, parts in _PARTS.items()}
-    tagged["readers"].append(readers.put_route(lease_seconds_max))
+    tagged = {
+        tag: [route for part in parts for route in getattr(part, "ROUTES", ())]
+        for tag, parts in _PARTS.items()
+    }
+    tagged["readers"].append(readers.put_route(hello["lease_seconds_max"]))
+    tagged["taking"] += taking.routes(hello["take_lease_seconds_max"])
     tagged["broker"].append(own)
     schemas: dict[str, Schema] = {}
     for parts in _PARTS.values():

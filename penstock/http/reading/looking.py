@@ -52,14 +52,14 @@ STATES: Final = ("ready", "held", "dead", GONE)
 
 MICROSECONDS: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
 
 Fields = dict[str, Any]  # an object of an answer, as JSON has it
 
 
 def iso_time(time_us: int) -> str:
     """A moment as the API writes it; what is later than a date can be is the last moment there is."""
-    moment = _EPOCH + timedelta(microseconds=min(time_us, _LAST_US))
+    moment = _EPOCH + timedelta(microseconds=min(time_us, LAST_US))
     return f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z"
 
 

@@ -1,0 +1,229 @@
+"""Taking: any program that speaks HTTP is a worker. It takes messages, holds them by a lease, settles them.
+
+The first process does both (`control/takes.py`). Here stands what it means to a caller that may go away:
+
+    while it waits             `untake`: nothing is taken
+    before it has the answer   likewise: what was taken goes back, and no delivery is counted
+    afterwards                 the lease ends
+
+Rules that always hold:
+  * Whoever does not get an answer has taken nothing, as far as that can be known: the last piece of an answer
+    counts as got when it is on its way.
+  * A broker that stops keeps nobody waiting.
+
+How it fails: as every call; input that is wrong changes nothing.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import Final
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from penstock.control.frames import Frame
+from penstock.control.takes import Taken, pack_verdicts, unpack_taken
+from penstock.http import kinds, schema
+from penstock.http.app import Call, answer_json, client_left
+from penstock.http.bodies.media import ARROW, NDJSON
+from penstock.http.bodies.taken import encode_taken, form_of
+from penstock.http.bodies.verdicts import OUTCOMES, read_verdicts, verdicts_schema
+from penstock.http.link import CALL_SECONDS
+from penstock.http.problems import Problem
+from penstock.http.route import JSON_MEDIA, Body, Param, Role, Route
+from penstock.http.site import Site
+from penstock.model.ids import id_of
+from penstock.model.life import DEAD_REASONS
+from penstock.model.policy import door_of
+from penstock.model.timers import SECOND_US
+
+MESSAGES_MAX: Final = 1000
+WAIT_SECONDS_MAX: Final = 30
+LEASE_SECONDS: Final = 60
+
+THREAD_BYTES: Final = 256 * 1024
+"""Of payload: from here on it becomes text in a thread, which takes more than a millisecond."""
+
+PIECE_BYTES: Final = 256 * 1024
+"""Of an answer: behind each it can be seen whether the caller is still there."""
+
+_numbers: Final = count(1)  # of takes, which `untake` names
+
+_MESSAGE: Final = {
+    "offset": schema.OFFSET,
+    "id": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
+    "value": schema.said(schema.STRING, "The payload, where it is UTF-8."),
+    "value_base64": {"type": "string", "contentEncoding": "base64", "description": "Where it is not."},
+    "attempts": schema.said(schema.COUNT, "Deliveries, this one included."),
+    "headers": {"type": "object", "additionalProperties": schema.STRING},
+    "timestamp": schema.said(schema.TIME, "When it was accepted."),
+    "expires": schema.said(schema.or_null(schema.TIME), "When it expires; null: never."),
+    "lease_ends": schema.said(schema.TIME, "Until when it is held: settle it before, or extend the lease."),
+    "retries": schema.said(schema.or_null(schema.COUNT), "What is left of its retry counter; null: none."),
+    "reason": schema.said(
+        schema.words(*sorted(reason.label for reason in DEAD_REASONS)), "Why it died; of dead letters."
+    ),
+    "why": schema.said(
+        schema.or_null(schema.STRING), "What was said when it was rejected, or null; of dead letters."
+    ),
+}
+
+SCHEMAS: Final = {
+    "TakenMessage": schema.object_of(_MESSAGE, optional=("value", "value_base64", "reason", "why")),
+    "Settled": schema.object_of(
+        {
+            **dict.fromkeys(OUTCOMES, schema.COUNT),
+            "gone": schema.said(
+                schema.list_of(schema.STRING),
+                "Ids of messages that nobody holds (any more), or somebody else does: of these, nothing was "
+                "settled.",
+            ),
+        }
+    ),
+}
+
+
+async def take(call: Call) -> Response:
+    site, client = call.site, call.request.client
+    media = form_of(call.request.headers.get("accept", ""))
+    queue, dead = door_of(call["queue"])
+    dead = dead or call["dead"]
+    number = next(_numbers)
+    asked = {
+        "take": number,
+        "queue": queue,
+        "dead": dead,
+        "max": call["max"],
+        "wait_us": round(call["wait"] * SECOND_US),
+        "lease_us": round(call["lease"] * SECOND_US),
+        "consumer": f"{client.host}:{client.port}" if client is not None else "",
+    }
+    calling = asyncio.ensure_future(site.link.call("take", asked, seconds=call["wait"] + CALL_SECONDS))
+    leaving = asyncio.ensure_future(client_left(call.request.receive))
+
+    def undo() -> None:
+        calling.cancel()
+        leaving.cancel()
+        # Whoever asked is gone, and nobody else hears how it went.
+        told = asyncio.ensure_future(site.link.call("untake", {"take": number}))
+        told.add_done_callback(lambda it: it.cancelled() or it.exception())
+
+    try:
+        taken = await _taken(site, calling, leaving)
+        if media != ARROW and sum(len(part.payload) for part in taken.parts) < THREAD_BYTES:
+            body = encode_taken(taken, media, dead=dead)
+        else:
+            # Arrow always: the first one waits for a large library.
+            body = await asyncio.to_thread(encode_taken, taken, media, dead=dead)
+    except BaseException:
+        undo()
+        raise
+    return TakenResponse(body, media, leaving, undo)
+
+
+async def _taken(site: Site, calling: "asyncio.Task[Frame]", leaving: "asyncio.Task[None]") -> Taken:
+    """What the first process has for a caller that waits."""
+    stopping = asyncio.ensure_future(site.stopping.wait())
+    try:
+        await asyncio.wait((calling, leaving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+    if leaving.done():
+        raise ClientDisconnect
+    if not calling.done():
+        raise Problem("unavailable", "the broker stops; nothing was taken", headers={"Retry-After": "1"})
+    return unpack_taken(*calling.result())
+
+
+class TakenResponse(Response):
+    """Hands over what was taken, or gives it back."""
+
+    def __init__(
+        self, body: bytes, media: str, leaving: "asyncio.Task[None]", undo: Callable[[], None]
+    ) -> None:
+        super().__init__(body, media_type=media)
+        self._leaving = leaving
+        self._undo = undo
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = memoryview(self.body)
+        is_sent = False
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            for at in range(0, len(body), PIECE_BYTES):
+                piece = body[at : at + PIECE_BYTES]
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            is_sent = not self._leaving.done()  # When an answer is on its way, this is told a moment later.
+        finally:
+            if not is_sent:
+                self._undo()
+
+
+async def settle(call: Call, lease: kinds.Seconds) -> Response:
+    queue, _ = door_of(call["queue"])
+    verdicts = read_verdicts(await call.json(), lease)
+    counts, gone = dict.fromkeys(OUTCOMES, 0), []
+    if verdicts:
+        fields, buffers = pack_verdicts(queue, verdicts)
+        done = (await call.site.link.call("settle", fields, *buffers)).fields
+        for verdict, settled, missed in zip(verdicts, done["done"], done["gone"], strict=True):
+            counts[verdict.outcome] += settled
+            gone += [id_of(verdict.origin, offset).decode() for offset in missed]
+    return answer_json({**counts, "gone": gone})
+
+
+_DOOR: Final = Param(
+    "queue",
+    kinds.QueueName(doors=True),
+    "the queue; with .dead behind it, its dead letters",
+    "path",
+    required=True,
+)
+
+
+def routes(lease_seconds_max: int) -> tuple[Route, ...]:
+    """With the longest lease that somebody can ask for, which is a setting of the broker."""
+    lease = kinds.Seconds(1, lease_seconds_max)
+    return (
+        Route(
+            "POST /v1/queues/{queue}/take",
+            take,
+            Role.OPERATE,
+            "Take messages: they are held until they are settled, or the lease ends. Answered when there is "
+            "one, with what is there then.",
+            schema.object_of({"messages": schema.list_of(schema.ref("TakenMessage"))}),
+            params=(
+                _DOOR,
+                Param("max", kinds.Whole(1, MESSAGES_MAX), "at most so many", default=1),
+                Param(
+                    "wait",
+                    kinds.Seconds(0, WAIT_SECONDS_MAX),
+                    "how many seconds to wait for the first one",
+                    default=0,
+                ),
+                Param(
+                    "lease",
+                    lease,
+                    "for how many seconds they are held",
+                    default=min(LEASE_SECONDS, lease_seconds_max),
+                ),
+                Param("dead", kinds.Flag(), "dead letters instead", default=False),
+            ),
+            problems=("not-installed",),
+            other_media={NDJSON: {"type": "string"}, ARROW: {"type": "string", "format": "binary"}},
+        ),
+        Route(
+            "POST /v1/queues/{queue}/settle",
+            partial(settle, lease=lease),
+            Role.OPERATE,
+            "Say what becomes of messages that were taken, or hold them longer. Answered when it is durable.",
+            schema.ref("Settled"),
+            params=(_DOOR,),
+            body=Body({JSON_MEDIA: verdicts_schema(lease)}),
+            problems=("unsupported-media-type",),
+        ),
+    )

@@ -1,0 +1,167 @@
+"""Messages that were taken, as their taker gets them: JSON, a line of it for each, or Arrow.
+
+    offset, id      as everywhere
+    value           the payload where it is UTF-8, `value_base64` where it is not; in Arrow always the bytes
+    attempts        deliveries, this one included
+    headers         an object of texts, without members where there are none
+    timestamp       when it was accepted
+    expires         or null
+    lease_ends      until when it is the taker's
+    retries         what is left of its retry counter, or null
+    reason, why     of dead letters: why they died, and what was said with the rejection, or null
+
+JSON is written by hand, a line of text for each message: 0.7 µs each of 100 bytes with CPython 3.11, against
+4 µs for dictionaries that `json` walks over.
+"""
+
+import json
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise, repeat
+from typing import Any, Final
+
+from penstock.control.takes import Taken, TakenPart
+from penstock.http.bodies.media import ARROW, NDJSON
+from penstock.http.problems import Problem
+from penstock.http.reading.looking import LAST_US, iso_time
+from penstock.http.route import JSON_MEDIA
+from penstock.model.headers import decode_headers
+from penstock.model.ids import id_of
+
+FORMS: Final = (JSON_MEDIA, NDJSON, ARROW)
+
+_quoted: Final = json.JSONEncoder(ensure_ascii=False).encode
+_time: Final = lru_cache(256)(iso_time)  # Messages that came together often expire together.
+
+
+def form_of(accept: str) -> str:
+    """The form that a caller wants: the first that it names, else JSON."""
+    named = (part.partition(";")[0].strip().lower() for part in accept.split(","))
+    return next((media for media in named if media in FORMS), JSON_MEDIA)
+
+
+def encode_taken(taken: Taken, media: str, *, dead: bool) -> bytes:
+    """The body of an answer."""
+    if media == ARROW:
+        return _arrow(taken, dead)
+    lease_ends = iso_time(taken.lease_ends_us)
+    rows = [row for part in taken.parts for row in _rows(part, lease_ends, dead)]
+    if media == NDJSON:
+        return "".join(f"{row}\n" for row in rows).encode()
+    return f'{{"messages":[{",".join(rows)}]}}'.encode()
+
+
+# --- JSON --------------------------------------------------------------------------------------------
+
+
+def _rows(part: TakenPart, lease_ends: str, dead: bool) -> Iterable[str]:
+    first, count = part.first, len(part.bounds) - 1
+    origin, accepted = part.origin.decode(), iso_time(part.time_us)
+    attempts = repeat(1) if part.attempts is None else [before + 1 for before in part.attempts]
+    headers: Iterable[str] = repeat("{}")
+    if part.headers is not None:
+        headers = [text.decode() or "{}" for text in part.headers]
+    expires: Iterable[str] = repeat("null")
+    if part.expires_us is not None:
+        expires = [f'"{_time(at)}"' if at > 0 else "null" for at in part.expires_us]
+    retries: Iterable[object] = repeat("null")
+    if part.retries is not None:
+        retries = ["null" if left < 0 else left for left in part.retries]
+    ends: Iterable[str] = repeat("")
+    if dead:
+        reason, whys = _quoted(part.reason.label), _whys(part)
+        ends = [
+            f',"reason":{reason},"why":{_quoted(whys[at]) if at in whys else "null"}'
+            for at in range(first, first + count)
+        ]
+    return [
+        f'{{"offset":{offset},"id":"{origin}{offset:014x}",{value},"attempts":{attempt},"headers":{header},'
+        f'"timestamp":"{accepted}","expires":{expiry},"lease_ends":"{lease_ends}","retries":{left}{end}}}'
+        for offset, value, attempt, header, expiry, left, end in zip(
+            range(first, first + count),
+            _values(part),
+            attempts,
+            headers,
+            expires,
+            retries,
+            ends,
+            strict=False,
+        )
+    ]
+
+
+def _values(part: TakenPart) -> Sequence[str]:
+    """The member of each message that has its payload."""
+    payload = part.payload
+    if payload.isascii():
+        text = payload.decode()
+        return [f'"value":{_quoted(text[lo:hi])}' for lo, hi in pairwise(part.bounds)]
+    return [_value(payload[lo:hi]) for lo, hi in pairwise(part.bounds)]
+
+
+def _value(payload: bytes) -> str:
+    try:
+        return f'"value":{_quoted(payload.decode())}'
+    except UnicodeDecodeError:
+        return f'"value_base64":"{b64encode(payload).decode()}"'
+
+
+def _whys(part: TakenPart) -> Mapping[int, str]:
+    return {offset: text for first, end, text in part.whys for offset in range(first, end)}
+
+
+# --- Arrow -------------------------------------------------------------------------------------------
+
+
+def _arrow(taken: Taken, dead: bool) -> bytes:
+    try:
+        import pyarrow as pa  # here, because not every broker has it
+    except ImportError:
+        raise Problem(
+            "not-installed",
+            "the broker has no pyarrow to write Arrow with: pip install 'penstock[arrow]' there, or accept "
+            f"{JSON_MEDIA} or {NDJSON}",
+        ) from None
+
+    moment = pa.timestamp("us", tz="UTC")
+    types = {
+        "offset": pa.int64(),
+        "id": pa.string(),
+        "value": pa.binary(),
+        "attempts": pa.int32(),
+        "headers": pa.map_(pa.string(), pa.string()),
+        "timestamp": moment,
+        "expires": moment,
+        "lease_ends": moment,
+        "retries": pa.int32(),
+        **({"reason": pa.string(), "why": pa.string()} if dead else {}),
+    }
+    columns: dict[str, list[Any]] = {name: [] for name in types}
+    for part in taken.parts:
+        for name, its in _columns(part, taken.lease_ends_us).items():
+            if name in columns:
+                columns[name] += its
+    batch = pa.record_batch([pa.array(columns[name], types[name]) for name in types], names=list(types))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def _columns(part: TakenPart, lease_ends_us: int) -> Mapping[str, list[Any]]:
+    count = len(part.bounds) - 1
+    offsets, whys = range(part.first, part.first + count), _whys(part)
+    return {
+        "offset": list(offsets),
+        "id": [id_of(part.origin, offset).decode() for offset in offsets],
+        "value": [part.payload[lo:hi] for lo, hi in pairwise(part.bounds)],
+        "attempts": [before + 1 for before in part.attempts or bytes(count)],
+        "headers": [list(decode_headers(text).items()) for text in part.headers or [b""] * count],
+        "timestamp": [part.time_us] * count,
+        "expires": [min(at, LAST_US) if at > 0 else None for at in part.expires_us or bytes(count)],
+        "lease_ends": [lease_ends_us] * count,
+        "retries": [left if left >= 0 else None for left in part.retries or [-1] * count],
+        "reason": [part.reason.label or None] * count,
+        "why": [whys.get(offset) for offset in offsets],
+    }
