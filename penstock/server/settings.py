@@ -55,6 +55,7 @@ class Limits:
     memory_bytes_max: int = 512 << 20  # that all connections together make the process hold
     frame_seconds: int = 30  # that an unfinished message may stay so
     handshake_seconds: int = 10  # of TLS
+    lease_seconds_max: int = 43_200  # of messages that are taken over HTTP
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +317,12 @@ TABLE: Final[tuple[Setting, ...]] = (
         "how long an unfinished message may stay unfinished while nothing more of it comes",
     ),
     _of("limits", "handshake-seconds", Whole(1, 3600), "how long a TLS handshake may take"),
+    _of(
+        "limits",
+        "lease-seconds-max",
+        Whole(1, _MONTH_SECONDS),
+        "the longest lease of messages that are taken over HTTP",
+    ),
     _of(
         "http",
         "body-bytes-max",
