@@ -49,7 +49,7 @@ async def serve(link_fd: int, listen_fd: int, extend: Extend | None) -> None:
     hello = await link.hello
     start_logging(hello["log_level"], hello["log_format"])
     site = Site(link, hello)
-    app = App(site, all_routes(hello))
+    app = App(site, all_routes(hello["lease_seconds_max"]))
     extension = extend(site, app) if extend is not None else None
     if extension is not None:
         app.door = extension.door

@@ -240,7 +240,6 @@ class SecondProcess:
             "payload_bytes_max": limits.payload_bytes_max,
             "queue_name_bytes_max": limits.queue_name_bytes_max,
             "frame_seconds": limits.frame_seconds,
-            "take_lease_seconds_max": limits.lease_seconds_max,
         }
 
 

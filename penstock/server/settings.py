@@ -55,7 +55,6 @@ class Limits:
     memory_bytes_max: int = 512 << 20  # that all connections together make the process hold
     frame_seconds: int = 30  # that an unfinished message may stay so
     handshake_seconds: int = 10  # of TLS
-    lease_seconds_max: int = 43_200  # of messages that are taken over HTTP
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,12 +317,6 @@ TABLE: Final[tuple[Setting, ...]] = (
     ),
     _of("limits", "handshake-seconds", Whole(1, 3600), "how long a TLS handshake may take"),
     _of(
-        "limits",
-        "lease-seconds-max",
-        Whole(1, _MONTH_SECONDS),
-        "the longest lease of messages that are taken over HTTP",
-    ),
-    _of(
         "http",
         "body-bytes-max",
         Whole(1024, 1 << 30),
@@ -356,7 +349,12 @@ TABLE: Final[tuple[Setting, ...]] = (
         "bytes of all staged parts together",
         keeper="log",
     ),
-    _of("http", "lease-seconds-max", Whole(1, _MONTH_SECONDS), "the longest lease that a reader can ask for"),
+    _of(
+        "http",
+        "lease-seconds-max",
+        Whole(1, _MONTH_SECONDS),
+        "the longest lease that a reader, or a worker that takes messages, can ask for",
+    ),
     _of("http", "readers-max", Whole(0, 1_000_000), "readers that hold retention at a time"),
     _of(
         "log",

@@ -4,7 +4,6 @@ from typing import Final
 
 from starlette.responses import Response
 
-from penstock.control.frames import Fields
 from penstock.http.api import (
     broker,
     log,
@@ -37,8 +36,8 @@ _PARTS: Final = {
 """By their tags in the document."""
 
 
-def all_routes(hello: Fields) -> tuple[Route, ...]:
-    """Every route, that of the document itself included; `hello`: the settings of the broker."""
+def all_routes(lease_seconds_max: int) -> tuple[Route, ...]:
+    """Every route, that of the document itself included."""
 
     async def openapi(call: Call) -> Response:
         return answer_json(text)
@@ -48,8 +47,8 @@ def all_routes(hello: Fields) -> tuple[Route, ...]:
         tag: [route for part in parts for route in getattr(part, "ROUTES", ())]
         for tag, parts in _PARTS.items()
     }
-    tagged["readers"].append(readers.put_route(hello["lease_seconds_max"]))
-    tagged["taking"] += taking.routes(hello["take_lease_seconds_max"])
+    tagged["readers"].append(readers.put_route(lease_seconds_max))
+    tagged["taking"] += taking.routes(lease_seconds_max)
     tagged["broker"].append(own)
     schemas: dict[str, Schema] = {}
     for parts in _PARTS.values():
