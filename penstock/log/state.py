@@ -85,6 +85,7 @@ class Damage:
 
 
 _ENDS = frozenset({Event.ACKED, Event.REJECTED, Event.EXPIRED, Event.WITHDRAWN})
+_NO_LETTER_MORE = _ENDS | {Event.REDRIVEN}
 
 StoredPart = tuple[str, int, int, int]  # queue, first, end, opening
 ReaderKey = tuple[str, str]  # its name, a queue
@@ -544,7 +545,7 @@ class LogState:
                 queue.asking.cut(row.first, row.end)
             if queue.repairs and row.event in _ENDS:
                 queue.repairs.cut(row.first, row.end)
-            if queue.whys and row.event in (*_ENDS, Event.REDRIVEN):
+            if queue.whys and row.event in _NO_LETTER_MORE:
                 queue.whys.cut(row.first, row.end)
             if row.why and row.event is Event.DEAD:
                 for first, end, _ in queue.pending.dead.places.find(row.first, row.end):
