@@ -146,6 +146,11 @@ class Taking:
         self._looked_at: dict[Taker, None] = {}
         self._swept_us = 0
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether some caller has messages."""
+        return len(self._leases) > 0
+
     # --- calls -----------------------------------------------------------------------------------
 
     def take(

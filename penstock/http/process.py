@@ -74,7 +74,9 @@ async def serve(link_fd: int, listen_fd: int, extend: Extend | None) -> None:
     server = uvicorn.Server(config)
 
     def told(fields: Fields) -> None:
-        if "stop" in fields:
+        if "drain" in fields:
+            site.stopping.set()
+        elif "stop" in fields:
             config.timeout_graceful_shutdown = max(int(fields["stop"]), 1)
             site.stopping.set()
             server.should_exit = True

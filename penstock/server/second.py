@@ -197,6 +197,11 @@ class SecondProcess:
             self._socket.close()
             self._socket = None
 
+    def drain(self) -> None:
+        """The broker stops: nobody waits any more, but callers may still settle what they hold."""
+        if self._control is not None:
+            self._control.tell({"drain": True})
+
     def ask_to_stop(self, seconds: float) -> None:
         if not self._stopping.is_set():
             self._stopping.set()

@@ -238,7 +238,10 @@ class Server:
         for connection in list(self.connections):
             connection.say_closing()
         if self.second is not None:
-            self.second.ask_to_stop(self.settings.drain_seconds)
+            if isinstance(self.home, Broker) and self.home.taking.is_holding:
+                self.second.drain()
+            else:
+                self.second.ask_to_stop(self.settings.drain_seconds)
         self._backend.drain()
         self._loop.call_later(self.settings.drain_seconds, self._done.set)
         self._loop.call_later(GRACE_SECONDS, self._dismiss)

@@ -12,7 +12,7 @@ from penstock.log import weight
 from penstock.log.errors import LogError, LogRefused, QueueFull, QueueUnknown
 from penstock.log.results import Stored, TransactionDone
 from penstock.model.batch import Batch
-from penstock.model.life import Event, Reason
+from penstock.model.life import Event, Reason, State
 from penstock.model.policy import Policies, QueueNameError
 from penstock.model.words import Cancel, Consume, Outcome, Settle
 from tests.broker.test_broker import FakePort, House, send, settle
@@ -378,7 +378,7 @@ def test_ranges_are_redriven_in_portions_whatever_they_look_like(
     assert sum(office.operator.redrive("q", office.now, ranges=ranges)) == 2
     assert sum(office.operator.redrive("q", office.now, ranges=ranges)) == 0
     left = office.log.states("q", 0, 100, 100)
-    dead = [o for o, state in zip(left.first, left.state, strict=True) if state == 3]
+    dead = [o for o, state in zip(left.first, left.state, strict=True) if state == State.DEAD]
     assert dead == [0, 4, 12, 14, 16, 18]
     office.turn()
     worker = office.port("w")

@@ -367,6 +367,7 @@ def test_rows_have_everything_and_come_when_they_change(caller: Caller) -> None:
         {
             "name": "q",
             "ready": 0,
+            "delayed": 0,
             "held": 1,
             "dead": 1,
             "offset_start": 0,
@@ -416,6 +417,7 @@ def test_one_queue_with_its_deaths_and_its_policy(tmp_path: Path) -> None:
         "on_expiry": "dead",
         "dead_letters": True,
         "expire_seconds": 0,
+        "retry_delays": [],
     }
     caller.log.close(caller.now)
 
