@@ -6,6 +6,10 @@ Paced traffic (PHPMQ, 2,000 messages a second) is measured without it, with it, 
 run; the quotient of the p99 is what the design promises to keep within 2. "Other core" pins the reader and
 the process of the API to one core, and leaves the other one to the broker and the load generator.
 
+A worker takes and settles batches of 100 over one connection; beside it stands what the broker's own process,
+not that of the API, took of the CPU for each message, and what it takes where a PHPMQ client consumes as many
+with a window of 100 and acknowledges them.
+
 A transaction of about a gigabyte is staged by two connections, while a third sends a message now and then and
 notes how long each receipt takes; then it is committed, and the same is noted.
 """
@@ -21,6 +25,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from statistics import median
 
 import pyarrow as pa
@@ -29,11 +34,13 @@ from bench import peers
 from bench.cores import children, pinned
 from bench.loadgen import Spread, drive
 from bench.server import Server, disk_folder
+from penstock import connect
 
 RUNS = 3
 SINGLE_MESSAGES = 2_000
 BATCHES = 20
 BATCH_MESSAGES = 20_000
+TAKEN_MESSAGES = 100_000
 LOG_MESSAGES = 1_000_000
 LOG_SIZE_BYTES = 200
 STAGES = 128
@@ -85,7 +92,8 @@ def run() -> list[Row]:
     """See the module's docstring."""
     with disk_folder() as folder, peers.penstock(folder, http=True) as server:
         port = server.ports["http"]
-        return [*_sending(port), *_transaction(port), *_reading(port), *_beside_a_reader(server)]
+        rows = [*_sending(port), *_taking(server)]
+        return [*rows, *_transaction(port), *_reading(port), *_beside_a_reader(server)]
 
 
 def _sending(port: int) -> Iterator[Row]:
@@ -106,11 +114,7 @@ def _sending(port: int) -> Iterator[Row]:
     yield "one message a call, 16 connections", total / (time.perf_counter() - began), "msg/s", 0
 
     lines = b"".join(json.dumps({"value": "x" * 100}).encode() + b"\n" for _ in range(BATCH_MESSAGES))
-    sink = io.BytesIO()
-    column = pa.array([payload] * BATCH_MESSAGES, pa.binary())
-    with pa.ipc.new_stream(sink, pa.schema({"value": pa.binary()})) as writer:
-        writer.write_batch(pa.record_batch([column], names=["value"]))
-    for name, body, media in (("NDJSON", lines, NDJSON), ("Arrow", sink.getvalue(), ARROW)):
+    for name, body, media in (("NDJSON", lines, NDJSON), ("Arrow", _arrow(BATCH_MESSAGES, 100), ARROW)):
         caller = Caller(port)
         began = time.perf_counter()
         for _ in range(BATCHES):
@@ -119,9 +123,38 @@ def _sending(port: int) -> Iterator[Row]:
         yield f"{name} batches of {BATCH_MESSAGES:,} x 100 B, 1 connection", rate, "msg/s", 0
 
 
-def _arrow(messages: int) -> bytes:
+def _taking(server: Server) -> Iterator[Row]:
+    port = server.ports["http"]
+    caller = Caller(port)
+    for queue in ("taken", "dispatched"):
+        for _ in range(TAKEN_MESSAGES // BATCH_MESSAGES):
+            caller.post(f"/v1/queues/{queue}/batch", _arrow(BATCH_MESSAGES, 100), ARROW)
+    before, began, left = _own_cpu_seconds(server.pid), time.perf_counter(), TAKEN_MESSAGES
+    while left:
+        found = json.loads(caller.post("/v1/queues/taken/take?max=100&wait=1", b""))["messages"]
+        verdict = json.dumps({"ack": [message["id"] for message in found]}).encode()
+        left -= json.loads(caller.post("/v1/queues/taken/settle", verdict, "application/json"))["ack"]
+    rate = TAKEN_MESSAGES / (time.perf_counter() - began)
+    yield "taken and settled in batches of 100, 1 connection", rate, "msg/s", 50_000
+    spent = (_own_cpu_seconds(server.pid) - before) / TAKEN_MESSAGES
+    yield "the same, CPU of the broker's own process", spent * 1e6, "µs/msg", 0
+    before = _own_cpu_seconds(server.pid)
+    with connect(f"phpmq://127.0.0.1:{server.ports['phpmq']}") as client:
+        for message in client.consume("dispatched", prefetch=100, count=TAKEN_MESSAGES):
+            message.ack()
+    spent = (_own_cpu_seconds(server.pid) - before) / TAKEN_MESSAGES
+    yield "PHPMQ with a window of 100, CPU of the broker's own process", spent * 1e6, "µs/msg", 0
+
+
+def _own_cpu_seconds(pid: int) -> float:
+    """Of all threads of one process."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _arrow(messages: int, size_bytes: int = LOG_SIZE_BYTES) -> bytes:
     sink = io.BytesIO()
-    column = pa.array([b"x" * LOG_SIZE_BYTES] * messages, pa.binary())
+    column = pa.array([b"x" * size_bytes] * messages, pa.binary())
     with pa.ipc.new_stream(sink, pa.schema({"value": pa.binary()})) as writer:
         writer.write_batch(pa.record_batch([column], names=["value"]))
     return sink.getvalue()
