@@ -18,7 +18,7 @@ import difflib
 import json
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -40,6 +40,7 @@ DISCARD_BYTES_MAX: Final = 1 << 30
 DISCARD_SECONDS_MAX: Final = 10.0
 NO_ROUTE: Final = "(none)"
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
+_ANY: Final = "{}"
 LIST_PART: Final = 200
 """Items of a long list whose JSON is made in one go: about a millisecond."""
 
@@ -216,9 +217,11 @@ class App:
         self.door: Door | None = None
         """Takes what is for the dashboard; None where that is not installed."""
 
-        self._routes: dict[int, list[Route]] = {}  # by the number of segments
+        self._routes: dict[tuple[int, str], list[Route]] = {}  # by how many segments there are, and the last
         for route in routes:
-            self._routes.setdefault(len(route.segments), []).append(route)
+            last = route.segments[-1] if route.segments else ""
+            key = (len(route.segments), _ANY if last.startswith("{") else last)
+            self._routes.setdefault(key, []).append(route)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.door is not None and self.door.takes(scope):
@@ -264,7 +267,9 @@ class App:
         segments = _segments(raw)
         method = "GET" if request.method == "HEAD" else request.method
         allowed: list[str] = []
-        for route in self._routes.get(len(segments), ()):
+        last = segments[-1] if segments else ""
+        alike = (self._routes.get((len(segments), it), ()) for it in (last, _ANY))
+        for route in chain.from_iterable(alike):
             texts = _match(route, segments)
             if texts is None:
                 continue

@@ -17,6 +17,7 @@ import ipaddress
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -121,6 +122,7 @@ def _check_local(headers: Headers) -> None:
         )
 
 
+@lru_cache(64)
 def _is_local(host: str) -> bool:
     """Whether a Host header names this machine itself."""
     name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]

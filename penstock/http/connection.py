@@ -15,6 +15,8 @@ from penstock.http.problems import MEDIA, Problem
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 HEAD_SECONDS_MAX: Final = 30.0
+CONNECTION: Final = "penstock.connection"
+"""Where the scope of a request has its connection."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -27,6 +29,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._ended = 0  # requests that have come as a whole
         self._deadline: asyncio.TimerHandle | None = None
+        self.lost: asyncio.Future[None] = self.loop.create_future()
+        """Done when nobody is there any more."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
@@ -40,9 +44,15 @@ class BoundedProtocol(HttpToolsProtocol):
                 )
             )
 
+    @property
+    def peer(self) -> str:
+        """Where it comes from; through a socket of this machine, which has no names, a number."""
+        return "{}:{}".format(*self.client) if self.client is not None else f"unix#{id(self)}"
+
     def connection_lost(self, exc: Exception | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
+        self.lost.set_result(None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -62,6 +72,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         super().on_message_begin()
+        self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]  # beside what ASGI has there
 
     def on_headers_complete(self) -> None:
         self._in_head = False

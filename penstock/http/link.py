@@ -28,6 +28,10 @@ class CallRefused(PenstockError):
         self.kind = kind
 
 
+class CallLeft(PenstockError):
+    """What was asked for is not wanted any more."""
+
+
 class LinkLost(PenstockError):
     """The first process is gone."""
 
@@ -85,9 +89,14 @@ class Link(asyncio.Protocol):
     # --- calls -----------------------------------------------------------------------------------
 
     async def call(
-        self, name: str, fields: Fields | None = None, *buffers: Buffer, seconds: float = CALL_SECONDS
+        self,
+        name: str,
+        fields: Fields | None = None,
+        *buffers: Buffer,
+        seconds: float = CALL_SECONDS,
+        unless: "asyncio.Future[None] | None" = None,
     ) -> Frame:
-        """The first process's answer; CallRefused where it is no."""
+        """The first process's answer; CallRefused where it is no, CallLeft where `unless` is done before."""
         if self._transport is None:
             raise LinkLost("the broker is gone")
         number = next(self._numbers)
@@ -96,6 +105,13 @@ class Link(asyncio.Protocol):
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out += encode_frame({"n": number, "call": name, **(fields or {})}, *buffers)
+
+        def leave(_: "asyncio.Future[None]") -> None:
+            if not waiting.done():
+                waiting.set_exception(CallLeft(f"nobody waits for the answer to {name!r} any more"))
+
+        if unless is not None:
+            unless.add_done_callback(leave)
         try:
             async with asyncio.timeout(seconds):
                 frame = await waiting
@@ -105,6 +121,8 @@ class Link(asyncio.Protocol):
             ) from None
         finally:
             self._open.pop(number, None)
+            if unless is not None:
+                unless.remove_done_callback(leave)
         error = frame.fields.get("error")
         if error is not None:
             raise CallRefused(error["kind"], error["detail"])

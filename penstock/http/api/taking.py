@@ -24,17 +24,15 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from penstock.control.frames import Frame
-from penstock.control.takes import Taken, pack_verdicts, unpack_taken
+from penstock.control.takes import pack_verdicts, unpack_taken
 from penstock.http import kinds, schema
-from penstock.http.app import Call, answer_json, client_left
+from penstock.http.app import Call, answer_json
 from penstock.http.bodies.media import ARROW, NDJSON
 from penstock.http.bodies.taken import encode_taken, form_of
 from penstock.http.bodies.verdicts import OUTCOMES, read_verdicts, verdicts_schema
-from penstock.http.link import CALL_SECONDS
-from penstock.http.problems import Problem
+from penstock.http.connection import CONNECTION, BoundedProtocol
+from penstock.http.link import CALL_SECONDS, CallLeft
 from penstock.http.route import JSON_MEDIA, Body, Param, Role, Route
-from penstock.http.site import Site
 from penstock.model.ids import id_of
 from penstock.model.life import DEAD_REASONS
 from penstock.model.policy import door_of
@@ -87,65 +85,52 @@ SCHEMAS: Final = {
 
 
 async def take(call: Call) -> Response:
-    site, client = call.site, call.request.client
+    connection: BoundedProtocol = call.request.scope[CONNECTION]
     media = form_of(call.request.headers.get("accept", ""))
     queue, dead = door_of(call["queue"])
     dead = dead or call["dead"]
-    number = next(_numbers)
     asked = {
-        "take": number,
+        "take": next(_numbers),
         "queue": queue,
         "dead": dead,
         "max": call["max"],
         "wait_us": round(call["wait"] * SECOND_US),
         "lease_us": round(call["lease"] * SECOND_US),
-        "consumer": f"{client.host}:{client.port}" if client is not None else "",
+        "consumer": connection.peer,
     }
-    calling = asyncio.ensure_future(site.link.call("take", asked, seconds=call["wait"] + CALL_SECONDS))
-    leaving = asyncio.ensure_future(client_left(call.request.receive))
 
     def undo() -> None:
-        calling.cancel()
-        leaving.cancel()
         # Whoever asked is gone, and nobody else hears how it went.
-        told = asyncio.ensure_future(site.link.call("untake", {"take": number}))
+        told = asyncio.ensure_future(call.site.link.call("untake", {"take": asked["take"]}))
         told.add_done_callback(lambda it: it.cancelled() or it.exception())
 
     try:
-        taken = await _taken(site, calling, leaving)
+        frame = await call.site.link.call(
+            "take", asked, seconds=call["wait"] + CALL_SECONDS, unless=connection.lost
+        )
+        taken = unpack_taken(*frame)
         if media != ARROW and sum(len(part.payload) for part in taken.parts) < THREAD_BYTES:
             body = encode_taken(taken, media, dead=dead)
         else:
             # Arrow always: the first one waits for a large library.
             body = await asyncio.to_thread(encode_taken, taken, media, dead=dead)
+    except CallLeft:
+        undo()
+        raise ClientDisconnect from None
     except BaseException:
         undo()
         raise
-    return TakenResponse(body, media, leaving, undo)
-
-
-async def _taken(site: Site, calling: "asyncio.Task[Frame]", leaving: "asyncio.Task[None]") -> Taken:
-    """What the first process has for a caller that waits."""
-    stopping = asyncio.ensure_future(site.stopping.wait())
-    try:
-        await asyncio.wait((calling, leaving, stopping), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        stopping.cancel()
-    if leaving.done():
-        raise ClientDisconnect
-    if not calling.done():
-        raise Problem("unavailable", "the broker stops; nothing was taken", headers={"Retry-After": "1"})
-    return unpack_taken(*calling.result())
+    return TakenResponse(body, media, connection.lost, undo)
 
 
 class TakenResponse(Response):
     """Hands over what was taken, or gives it back."""
 
     def __init__(
-        self, body: bytes, media: str, leaving: "asyncio.Task[None]", undo: Callable[[], None]
+        self, body: bytes, media: str, lost: "asyncio.Future[None]", undo: Callable[[], None]
     ) -> None:
         super().__init__(body, media_type=media)
-        self._leaving = leaving
+        self._lost = lost
         self._undo = undo
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -157,7 +142,7 @@ class TakenResponse(Response):
                 piece = body[at : at + PIECE_BYTES]
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-            is_sent = not self._leaving.done()  # When an answer is on its way, this is told a moment later.
+            is_sent = not self._lost.done()
         finally:
             if not is_sent:
                 self._undo()

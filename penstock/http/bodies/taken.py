@@ -31,8 +31,8 @@ from penstock.model.ids import id_of
 
 FORMS: Final = (JSON_MEDIA, NDJSON, ARROW)
 
-_quoted: Final = json.JSONEncoder(ensure_ascii=False).encode
-_time: Final = lru_cache(256)(iso_time)  # Messages that came together often expire together.
+_quoted: Final = json.encoder.encode_basestring
+_time: Final = lru_cache(256)(iso_time)  # Messages that came together often are taken, and expire, together.
 
 
 def form_of(accept: str) -> str:
@@ -57,7 +57,7 @@ def encode_taken(taken: Taken, media: str, *, dead: bool) -> bytes:
 
 def _rows(part: TakenPart, lease_ends: str, dead: bool) -> Iterable[str]:
     first, count = part.first, len(part.bounds) - 1
-    origin, accepted = part.origin.decode(), iso_time(part.time_us)
+    origin, accepted = part.origin.decode(), _time(part.time_us)
     attempts = repeat(1) if part.attempts is None else [before + 1 for before in part.attempts]
     headers: Iterable[str] = repeat("{}")
     if part.headers is not None:

@@ -119,6 +119,10 @@ def _plain(entries: list[Any]) -> tuple[list[str], list[int]] | None:
 
 
 def _cut(outcome: str, ids: Sequence[str], attempts: Sequence[int]) -> list[Verdict]:
+    origins = {it[:ORIGIN_DIGITS] for it in ids}
+    if len(origins) == 1:
+        offsets = [int(it[ORIGIN_DIGITS:], 16) for it in ids]
+        return [Verdict(outcome, origins.pop().encode(), array("q", offsets), array("i", attempts))]
     found: dict[str, tuple[list[int], list[int]]] = {}
     for it, attempt in zip(ids, attempts, strict=True):
         offsets, its_attempts = found.setdefault(it[:ORIGIN_DIGITS], ([], []))
