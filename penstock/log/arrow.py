@@ -297,7 +297,7 @@ class MessageGroup:
             )
         pieces: list[memoryview] = []
         ends, total = [np.zeros(1, np.int32)], 0
-        for (_, lo, hi), (bounds, payload, _, _) in zip(self.parts, columns, strict=True):
+        for (_, lo, hi), (bounds, payload, *_) in zip(self.parts, columns, strict=True):
             first = bounds[lo]
             pieces.append(payload[first : bounds[hi]])
             ends.append(np.frombuffer(bounds, np.int32)[lo + 1 : hi + 1] + np.int32(total - first))

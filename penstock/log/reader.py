@@ -32,8 +32,10 @@ from typing import NamedTuple, NoReturn, TypeVar
 from penstock.log import views
 from penstock.log.adoption import adopted_header, moved, read_adoption
 from penstock.log.block import (
+    FLAG_DELAYED,
     FLAG_ELSEWHERE,
     FLAG_EXPIRES,
+    FLAG_HEADERS,
     FLAG_RETRIES,
     KIND_MESSAGES,
     PROTOCOLS,
@@ -78,6 +80,16 @@ class ReaderQueue(NamedTuple):
     event_end: int
 
 
+class Texts(NamedTuple):
+    """A column of texts: number i is data[bounds[i]:bounds[i + 1]]."""
+
+    bounds: memoryview
+    data: memoryview
+
+    def at(self, number: int) -> bytes:
+        return bytes(self.data[self.bounds[number] : self.bounds[number + 1]])
+
+
 class Columns(NamedTuple):
     """The columns of a message block, as windows on the mapped file; see `block.py`."""
 
@@ -85,12 +97,14 @@ class Columns(NamedTuple):
     payload: memoryview
     expires: memoryview | None
     retries: memoryview | None
+    due: memoryview | None = None
+    headers: Texts | None = None
 
 
 class Block:
     """A block of one queue, of which the messages (or events) from `lo` to `hi` were asked for."""
 
-    __slots__ = ("_expires", "body", "header", "hi", "lo", "offset_end", "origin", "stored")
+    __slots__ = ("_moved", "body", "header", "hi", "lo", "offset_end", "origin", "stored")
 
     def __init__(
         self,
@@ -107,7 +121,8 @@ class Block:
         self.origin = origin  # the first digits of the ids of a message block, see ids.py
         self.lo = lo
         self.hi = hi
-        self._expires: memoryview | None = None  # of one that was adopted, when somebody has asked
+        # Expiries and delays of one that was adopted, when somebody has asked.
+        self._moved: list[memoryview | None] = []
         self.stored = stored or header  # as it is in the file: a stage block's own, where it was adopted
         self.offset_end = header.offset_end if offset_end is None else offset_end  # of what can be read here
 
@@ -123,16 +138,25 @@ class Block:
         payload = reader.raw(ends[count])
         expires = reader.raw(8 * count).cast("q") if flags & FLAG_EXPIRES else None
         retries = reader.raw(2 * count).cast("h") if flags & FLAG_RETRIES else None
-        if expires is not None and self.stored is not self.header:
+        due = reader.raw(8 * count).cast("q") if flags & FLAG_DELAYED else None
+        headers: Texts | None = None
+        if flags & FLAG_HEADERS:
+            bounds = reader.raw(4 * count + 4).cast("i")
+            headers = Texts(bounds, reader.raw(bounds[count]))
+        if self.stored is not self.header and flags & (FLAG_EXPIRES | FLAG_DELAYED):
             # Once: whoever goes through a block by its runs asks for each of them.
-            if self._expires is None:
-                self._expires = memoryview(moved(expires, self.header.time_us - self.stored.time_us))
-            expires = self._expires
-        return Columns(ends, payload, expires, retries)
+            if not self._moved:
+                by_us = self.header.time_us - self.stored.time_us
+                self._moved = [
+                    memoryview(moved(column, by_us)) if column is not None else None
+                    for column in (expires, due)
+                ]
+            expires, due = self._moved
+        return Columns(ends, payload, expires, retries, due, headers)
 
     def messages(self) -> list[bytes]:
         """The payloads that were asked for, one by one. For tests and tools."""
-        ends, payload, _, _ = self.columns()
+        ends, payload, *_ = self.columns()
         return [bytes(payload[ends[i] : ends[i + 1]]) for i in range(self.lo, self.hi)]
 
 

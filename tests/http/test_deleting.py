@@ -57,6 +57,7 @@ def test_a_queue_is_gone_with_all_that_is_in_it(broker: BrokerProcess, api: Api)
         "name": "gone",
         "identity": before["identity"],
         "ready": 2,
+        "delayed": 0,
         "held": 0,
         "dead": 1,
     }

@@ -164,6 +164,8 @@ def test_what_retention_has_removed_counts_as_the_same(tmp_path: Path) -> None:
         [{"value": "ab"}, {"value": "c"}, {"value": ""}],
         [{"value": "ab"}, {"value": "c", "ttl": 5}],
         [{"value": "ab", "retries": 0}, {"value": "c"}],
+        [{"value": "ab"}, {"value": "c", "delay": 5}],
+        [{"value": "ab", "headers": {"a": "b"}}, {"value": "c"}],
     ],
 )
 def test_another_body_is_refused(api: Api, rows: list[dict[str, Any]]) -> None:
@@ -180,9 +182,23 @@ def test_another_body_is_refused(api: Api, rows: list[dict[str, Any]]) -> None:
 
 
 def test_other_terms_are_another_body(api: Api) -> None:
-    send(api, "terms", b"x", "k", ttl=60, retries=3)
-    for terms in ({"ttl": 61, "retries": 3}, {"ttl": 60, "retries": 4}, {"ttl": 60}, {"retries": 3}, {}):
-        assert send(api, "terms", b"x", "k", **terms).status == 409
+    terms = {"ttl": 60, "retries": 3, "delay": 0.5}
+    assert send(api, "terms", b"x", "k", **terms).status == 200
+    assert send(api, "terms", b"x", "k", **terms).json["repeated"]
+    for other in (
+        {"ttl": 61},
+        {"retries": 4},
+        {"delay": 0.6},
+        {"ttl": None},
+        {"retries": None},
+        {"delay": None},
+    ):
+        assert send(api, "terms", b"x", "k", **{**terms, **other}).status == 409
+    rows = [{"value": "x", "delay": 1, "headers": {"a": "b"}}, {"value": "y", "ttl": 5}]
+    assert send_lines(api, "terms", "many", *rows).status == 200
+    assert send_lines(api, "terms", "many", *rows).json["repeated"]
+    rows[0]["headers"] = {"a": "c"}
+    assert send_lines(api, "terms", "many", *rows).status == 409
 
 
 def test_the_same_key_for_another_queue_is_another_key(api: Api) -> None:

@@ -128,6 +128,49 @@ def test_every_state_is_shown_as_it_is(broker: BrokerProcess, api: Api, queue: s
         assert counts(api, queue) == (4, 1, 3)
 
 
+def test_delayed_messages(api: Api) -> None:
+    """Sent so, and given back so."""
+    api.send("delayed", b"sent", delay=600)
+    api.send("delayed", b"given back", b"ready")
+    (message,) = api.post(path_of("delayed", "take"))["messages"]
+    api.post(path_of("delayed", "settle"), {"requeue": [{"id": message["id"], "delay": 60}]})
+    messages, _ = page(api, "delayed")
+    assert [(it["state"], it["attempts"]) for it in messages] == [
+        ("delayed", 0),
+        ("delayed", 1),
+        ("ready", 0),
+    ]
+    sent, given_back, ready = messages
+    assert moment(sent["due"]) - moment(sent["time"]) == timedelta(seconds=600)
+    left = moment(given_back["due"]) - datetime.now(UTC)
+    assert timedelta(seconds=60 - WAIT_SECONDS) < left < timedelta(seconds=60)
+    assert ready["due"] is None
+    assert page(api, "delayed", state="delayed") == ([sent, given_back], None)
+    assert page(api, "delayed", state="ready") == ([ready], None)
+    one = api.get(path_of("delayed", "messages/1"))
+    assert events(one) == ["accepted", "delayed"]
+    assert one["due"] == given_back["due"]
+    row = api.get(path_of("delayed"))
+    assert (row["ready"], row["delayed"], row["held"]) == (1, 2, 0)
+    assert api.get("/v1/queues", match="delayed")["queues"][0]["delayed"] == 2
+
+
+def test_what_was_said_with_a_rejection(api: Api) -> None:
+    api.send("why", b"a", b"b", b"c")
+    first, second, _ = (it["id"] for it in api.post(path_of("why", "take"), max=3)["messages"])
+    api.post(path_of("why", "settle"), {"reject": [{"id": first, "reason": "größer"}, second]})
+    messages, _ = page(api, "why")
+    assert [(it["state"], it["reason"], it["why"]) for it in messages] == [
+        ("dead", "rejected", "größer"),
+        ("dead", "rejected", None),
+        ("held", None, None),
+    ]
+    assert api.get(path_of("why", "messages/0"))["why"] == "größer"
+    assert api.post(path_of("why", "redrive"), {})["redriven"] == 2
+    messages, _ = page(api, "why", state="ready")
+    assert [(it["reason"], it["why"]) for it in messages] == [(None, None), (None, None)]
+
+
 @pytest.mark.parametrize("state", ["ready", "held", "dead", "gone"])
 def test_one_state_only(broker: BrokerProcess, api: Api, state: str) -> None:
     queue = f"only/{state}"

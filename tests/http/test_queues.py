@@ -16,6 +16,7 @@ from tests.server.harness import BrokerProcess, until
 FIELDS = {
     "name",
     "ready",
+    "delayed",
     "held",
     "dead",
     "offset_start",
@@ -150,7 +151,7 @@ def test_the_policy_is_shown(start_broker: StartBroker, tmp_path: Path) -> None:
     config.write_text(
         '[queue."orders.*"]\nmax-deliveries = 5\nretention-seconds = 60\nretention-bytes = 7\n'
         'max-bytes = 1000\non-expiry = "drop"\ndurability = "interval"\ndead-letters = "off"\n'
-        "expire-seconds = 30\n"
+        "expire-seconds = 30\nretry-delays = [1, 2.5]\n"
     )
     broker = start_broker("--config", str(config))
     with Api(broker.ports["http"]) as api:
@@ -165,6 +166,7 @@ def test_the_policy_is_shown(start_broker: StartBroker, tmp_path: Path) -> None:
             "on_expiry": "drop",
             "dead_letters": False,
             "expire_seconds": 30,
+            "retry_delays": [1, 2.5],
         }
         assert api.get(path_of("plain"))["policy"] == {
             "durability": "commit",
@@ -175,6 +177,7 @@ def test_the_policy_is_shown(start_broker: StartBroker, tmp_path: Path) -> None:
             "on_expiry": "dead",
             "dead_letters": True,
             "expire_seconds": 0,
+            "retry_delays": [],
         }
 
 

@@ -25,7 +25,7 @@ from penstock.log.block import FLAG_PART
 from penstock.log.reader import LogReader
 from tests.http.api import ARROW, NDJSON, Api
 from tests.http.conftest import StartBroker
-from tests.server.harness import BrokerProcess
+from tests.server.harness import BrokerProcess, until
 
 
 def lines(*rows: object) -> bytes:
@@ -124,6 +124,9 @@ def test_names_with_anything_in_them(api: Api) -> None:
         ({"ttl": "1.5"}, "query parameter 'ttl': use a whole number"),
         ({"retries": 256}, "query parameter 'retries': use a whole number from 0 to 255"),
         ({"tll": 5}, "there is no parameter 'tll' here; did you mean 'ttl'?"),
+        ({"delay": -1}, "query parameter 'delay': use a number of seconds from 0 to 315576000"),
+        ({"delay": 315_576_001}, "query parameter 'delay': use a number of seconds from 0 to 315576000"),
+        ({"delay": "soon"}, "query parameter 'delay': use a number of seconds from 0 to 315576000"),
     ],
 )
 def test_wrong_parameters_are_named(api: Api, query: dict[str, Any], detail: str) -> None:
@@ -131,6 +134,91 @@ def test_wrong_parameters_are_named(api: Api, query: dict[str, Any], detail: str
     assert (reply.status, reply.problem) == (400, "bad-request")
     assert reply.json["detail"].startswith(detail)
     assert api.ask("GET", "/v1/queues/refused").problem == "queue-not-found"
+
+
+# --- delays and headers ------------------------------------------------------------------------------
+
+
+def delay_of(message: Any) -> float | None:
+    """How long a message is delayed, from its arrival on, in seconds."""
+    if message["due"] is None:
+        return None
+    accepted, due = (datetime.fromisoformat(message[name]) for name in ("time", "due"))
+    return (due - accepted).total_seconds()
+
+
+def test_a_message_with_a_delay_and_headers(api: Api) -> None:
+    headers = {"Penstock-Header-TraceParent": "00-abc", "penstock-header-empty": "", "X-Other": "no"}
+    api.ask("POST", "/v1/queues/later/messages", b"x", headers, delay=600.5, ttl=3600)
+    api.ask("POST", "/v1/queues/later/messages", b"y", delay="1e-7")
+    later, now = stored(api, "later")
+    assert (later["state"], delay_of(later), lifetime(later)) == ("delayed", 600.5, 3600)
+    assert later["headers"] == {"traceparent": "00-abc", "empty": ""}
+    assert (now["state"], now["due"], now["headers"]) == ("ready", None, {})
+    row = api.get("/v1/queues/later")
+    assert (row["ready"], row["delayed"], row["held"]) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("media", [NDJSON, ARROW])
+def test_a_batch_with_delays_and_headers(api: Api, media: str) -> None:
+    rows: list[dict[str, Any]] = [
+        {"value": "a", "delay": 600, "headers": {"k": "größe"}},
+        {"value": "b"},
+        {"value": "c", "headers": {"a": "1", "b": "2"}},
+        {"value": "d", "delay": 0.25},
+    ]
+    body = lines(*rows)
+    if media == ARROW:
+        columns = {name: [row.get(name) for row in rows] for name in ("value", "delay")}
+        maps = pa.array([row.get("headers") for row in rows], pa.map_(pa.string(), pa.string()))
+        body = arrow(**columns, headers=maps)
+    queue = f"attributes {media}"
+    assert batch(api, queue, body, media).status == 200
+    messages = stored(api, queue)
+    assert [message["headers"] for message in messages] == [{"k": "größe"}, {}, {"a": "1", "b": "2"}, {}]
+    assert delay_of(messages[0]) == 600
+    until(lambda: api.get(f"/v1/queues/{quote(queue, safe='')}")["ready"] == 3, "the last one to be due")
+    assert [message["state"] for message in stored(api, queue)] == ["delayed", "ready", "ready", "ready"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "detail"),
+    [
+        ({f"Penstock-Header-{n}": "" for n in range(65)}, "65 headers; a message has at most 64"),
+        ({"Penstock-Header-A": "x" * 16384}, "headers of 16385 bytes; those of a message have at most 16384"),
+        ({"Penstock-Header-": "x"}, "header '': a name has 1 to 255 bytes"),
+        ({"Penstock-Header-" + "n" * 256: "x"}, "header 'nnn"),
+        ({"Penstock-Header-A": "größe"}, "header 'penstock-header-a' is not UTF-8"),  # sent as Latin-1
+        ({"Penstock-Header-A": "1", "penstock-header-a": "2"}, "header 'penstock-header-a' is there twice"),
+    ],
+)
+def test_wrong_headers_are_named(api: Api, headers: dict[str, str], detail: str) -> None:
+    reply = api.ask("POST", "/v1/queues/refused/messages", b"x", headers)
+    assert (reply.status, reply.problem) == (400, "bad-request")
+    assert reply.json["detail"].startswith(detail)
+    assert api.ask("GET", "/v1/queues/refused").problem == "queue-not-found"
+
+
+def test_so_many_headers_and_no_more(api: Api) -> None:
+    headers = {f"Penstock-Header-{n:02d}": "v" * 254 for n in range(64)}  # 64 times 256 bytes
+    assert api.ask("POST", "/v1/queues/headers/messages", b"x", headers).status == 200
+    (message,) = stored(api, "headers")
+    assert message["headers"] == {f"{n:02d}": "v" * 254 for n in range(64)}
+
+
+def test_stages_carry_delays_and_headers(api: Api) -> None:
+    body = lines({"value": "a", "delay": 600, "headers": {"k": "v"}, "ttl": 3600}, {"value": "b"})
+    where = {"transaction": "attributes", "queue": "staged"}
+    stage = api.ask("POST", "/v1/stages", body, {"Content-Type": NDJSON}, **where).json["stage"]
+    api.post("/v1/transactions", {"transaction": "attributes", "stages": [stage]})
+    until(lambda: api.get("/v1/queues/staged")["ready"] == 1, "the other one to be ready")
+    first, second = stored(api, "staged")
+    assert (first["state"], first["headers"]) == ("delayed", {"k": "v"})
+    assert (delay_of(first), lifetime(first)) == (600, 3600), "both count from the commit"
+    assert (second["state"], second["headers"]) == ("ready", {})
+    dead = {**where, "dead": "bad-record"}
+    reply = api.ask("POST", "/v1/stages", body, {"Content-Type": NDJSON}, **dead)
+    assert (reply.status, reply.problem) == (400, "bad-request")
 
 
 def test_dead_letters_are_not_sent(api: Api) -> None:

@@ -214,7 +214,10 @@ _MESSAGE: Final[Mapping[str, Schema]] = {
         schema.or_null(schema.COUNT),
         "Deliveries so far; null where it is gone and its history was not asked for.",
     ),
+    "due": schema.said(schema.or_null(schema.TIME), "Until when it is delayed; null: it is not."),
+    "headers": {"type": "object", "additionalProperties": schema.STRING},
     "reason": schema.said(_REASON, "Why it is dead; null: it is not."),
+    "why": schema.said(schema.or_null(schema.STRING), "What was said when it was rejected; null: nothing."),
     "consumer": schema.said(schema.or_null(schema.STRING), "Who holds it; null: nobody."),
     "protocol": schema.said(schema.words(*PROTOCOLS), "The door that it came through."),
     "repaired": schema.said(

@@ -25,6 +25,7 @@ NAMES_PART: Final = 2000
 QUEUE_FIELDS: Final = {
     "name": schema.STRING,
     "ready": schema.said(schema.COUNT, "Messages that wait for a consumer."),
+    "delayed": schema.said(schema.COUNT, "Messages that nobody gets before their time."),
     "held": schema.said(schema.COUNT, "Messages that a consumer has and has not settled."),
     "dead": schema.said(schema.COUNT, "Dead letters, also those that somebody holds."),
     "offset_start": schema.said(schema.OFFSET, "The log of messages is complete from here on."),
@@ -64,6 +65,7 @@ SCHEMAS: Final = {
                     "on_expiry": schema.words("dead", "drop"),
                     "dead_letters": schema.BOOLEAN,
                     "expire_seconds": schema.COUNT,
+                    "retry_delays": schema.list_of(schema.POSITIVE),
                 }
             ),
         }
@@ -148,7 +150,7 @@ async def delete_queue(call: Call) -> Response:
     return answer_json({field: answer[field] for field in DELETED})
 
 
-DELETED: Final = ("name", "identity", "ready", "held", "dead")
+DELETED: Final = ("name", "identity", "ready", "delayed", "held", "dead")
 """What is said of a queue that was there."""
 
 _PAUSED: Final = schema.object_of({"paused": schema.BOOLEAN})

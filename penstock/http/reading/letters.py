@@ -233,7 +233,7 @@ def _rows(
     """The letters of a run in one block, as far as is asked."""
     header, attempts, reason, died_us = block.header, run.attempts, run.reason.label, run.died_us
     protocol, time_us, base = block.protocol, header.time_us, header.first_offset
-    bounds, payload, expires, retries = block.columns() if asked & _OF_BODIES else _NO_COLUMNS
+    bounds, payload, expires, retries, *_ = block.columns() if asked & _OF_BODIES else _NO_COLUMNS
     asks_id = "id" in asked
     expires_us, retries_left, later_us = run.expires_us, run.retries, late_us(run.steps, first)
     for offset in range(first, end):

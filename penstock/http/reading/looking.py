@@ -1,8 +1,9 @@
 """Looking at messages without taking them: what the log has of each, and how each stands right now.
 
-Two sources are put together. Payload, time, door and id come from the log, through a reader; they never
-change. State, attempts, what is left of retries and TTL, the reason of a death and who holds it come from
-the first process, as *runs*: neighbours that share everything. What is in no run is gone.
+Two sources are put together. Payload, headers, time, door and id come from the log, through a reader; they
+never change. State, attempts, what is left of retries, TTL and delay, the reason of a death and what was said
+with it, and who holds it come from the first process, as *runs*: neighbours that share everything. What is in
+no run is gone.
 
 Rules that always hold:
   * What is not synced is not shown.
@@ -27,6 +28,7 @@ from penstock.control.frames import Frame
 from penstock.http.link import Link
 from penstock.log.reader import Block, LogReader, OffsetsMissing
 from penstock.log.repairs import repair_queue_of
+from penstock.model.headers import decode_headers
 from penstock.model.ids import id_of
 from penstock.model.life import Reason, State
 from penstock.model.pending import AS_STORED
@@ -43,12 +45,13 @@ SYNC_PAUSE_SECONDS: Final = 0.01
 
 STATE_WORDS: Final = {
     State.READY: "ready",
+    State.DELAYED: "delayed",
     State.HELD: "held",
     State.DEAD: "dead",
     State.DEAD_HELD: "dead",  # with a consumer
 }
 GONE: Final = "gone"
-STATES: Final = ("ready", "held", "dead", GONE)
+STATES: Final = ("ready", "delayed", "held", "dead", GONE)
 
 MICROSECONDS: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -77,6 +80,8 @@ class Seen(NamedTuple):
     expires_us: int  # 0: never
     retries: int  # -1: none
     value: bytes
+    due_us: int = 0  # 0: it came without a delay
+    headers: bytes = b""
     repaired: bool = False  # the value is not the one that it came with
 
 
@@ -142,7 +147,7 @@ def _block_from(reader: LogReader, queue: str, offset: int) -> Block | None:
 def _messages_of(block: Block, start: int, end: int, bytes_max: int = VALUES_BYTES_MAX) -> list[Seen]:
     """The messages of a block between two offsets, one at least; the one that fills the bytes is the last."""
     header, origin = block.header, block.origin
-    bounds, payload, expires, retries = block.columns()
+    bounds, payload, expires, retries, due, headers = block.columns()
     base = header.first_offset
     lo, hi = start - base, end - base
     hi = bisect_left(bounds, bounds[lo] + bytes_max, lo + 1, hi)
@@ -156,6 +161,8 @@ def _messages_of(block: Block, start: int, end: int, bytes_max: int = VALUES_BYT
             expires[i] if expires is not None else 0,
             retries[i] if retries is not None else -1,
             bytes(payload[bounds[i] : bounds[i + 1]]),
+            due[i] if due is not None else 0,
+            headers.at(i) if headers is not None else b"",
         )
         for i in range(lo, hi)
     ]
@@ -189,7 +196,7 @@ def payloads_at(reader: LogReader, queue: str, offsets: Sequence[int]) -> dict[i
         block = _block_from(reader, repair_queue, wanted[row])
         if block is None:
             break
-        bounds, payload, _, _ = block.columns()
+        bounds, payload, *_ = block.columns()
         base = block.header.first_offset
         while row < len(wanted) and wanted[row] < block.offset_end:
             i = wanted[row] - base
@@ -230,8 +237,8 @@ def with_repairs(reader: LogReader, queue: str, seen: Sequence[Seen], parts: Seq
 class Runs:
     """What the first process says about the offsets from `start` to `end`; what is in no run is gone.
 
-    Columns, a row each: `first`, `end`, `time_us` (of the death or the dispatch), `expires_us`,
-    `attempts`, `retries`, `consumer` (an index), `state`, `reason`.
+    Columns, a row each: `first`, `end`, `time_us` (of the death or the dispatch; until when it is
+    delayed), `expires_us`, `attempts`, `retries`, `consumer` (an index), `state`, `reason`.
     """
 
     COLUMNS: Final = (
@@ -253,8 +260,10 @@ class Runs:
         self.consumers: list[str] = answer.fields["consumers"]
         self.count: int = answer.fields["count"]
         self.steps: Sequence[Sequence[int]] = answer.fields.get("steps", ())
-        """Tails when the clock was put forward, and how far: what came before expires so much later than is
-        written of it."""
+        """Tails when the clock was put forward, and how far: what came before expires, and is due, so much
+        later than is written of it."""
+        self.whys: Sequence[tuple[int, int, str]] = answer.fields.get("whys", ())
+        """What was said when letters were rejected: first offset, end, text."""
         self.repairs: list[memoryview] = []
         """Messages with repaired payloads, in order: first offsets, ends, and how far off payloads are."""
         self.columns: dict[str, memoryview] = {}
@@ -331,7 +340,10 @@ def message_fields(message: Seen, runs: Runs) -> Fields:
         "expires": None,
         "retries": None,
         "attempts": None,
+        "due": None,
+        "headers": decode_headers(message.headers),
         "reason": None,
+        "why": None,
         "consumer": None,
         "protocol": message.protocol,
         "repaired": message.repaired,
@@ -346,8 +358,14 @@ def message_fields(message: Seen, runs: Runs) -> Fields:
     fields["state"] = word
     fields["attempts"] = columns["attempts"][row]
     fields["reason"] = Reason(columns["reason"][row]).label or None
+    fields["why"] = next((text for first, end, text in runs.whys if first <= message.offset < end), None)
+    later_us = late_us(runs.steps, message.offset)
+    if word == "delayed":
+        due_us = columns["time_us"][row]
+        due_us = message.due_us if due_us == AS_STORED else due_us
+        fields["due"] = iso_time(due_us + later_us) if due_us else None  # None: it is about to be ready
     if expires_us > 0:
-        expires_us += late_us(runs.steps, message.offset)
+        expires_us += later_us
         fields["expires"] = iso_time(expires_us)
         if word != "dead":  # A dead letter waits for ever.
             fields["ttl"] = max(-((runs.now_us - expires_us) // MICROSECONDS), 0)

@@ -12,14 +12,13 @@ Rules that always hold:
 
 The log remembers the last 10,000 of these keys, of all queues together, across restarts.
 
-How it fails: the problem `key-reused`, where the messages, their TTLs or their retries are others.
+How it fails: the problem `key-reused`, where the messages, or what they have beside their values, are others.
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeVar
 
-from penstock.http.bodies.parts import NO_TTL
 from penstock.http.kinds import Text
 from penstock.http.problems import Problem
 from penstock.http.reading.pool import ReaderPool
@@ -27,6 +26,7 @@ from penstock.http.route import Param
 from penstock.log.errors import LogDamaged
 from penstock.log.reader import Block, LogReader, OffsetsMissing
 from penstock.model.batch import RETRIES_NONE, Batch
+from penstock.model.timers import SECOND_US
 
 HEADER: Final = "Idempotency-Key"
 KEY: Final = Param(
@@ -35,7 +35,8 @@ KEY: Final = Param(
     "makes a repetition safe: the same key again stores nothing, and is answered as the first time",
     "header",
 )
-_SECOND_US: Final = 1_000_000
+
+T = TypeVar("T")
 
 
 def transaction_key(queue: str, key: str) -> str:
@@ -72,17 +73,20 @@ def _is_same_block(block: Block, batch: Batch, at: int) -> bool:
         return False
     if _lengths(stored.bounds[lo : hi + 1]) != _lengths(batch.bounds[at : end + 1]):
         return False
-    nothing = [RETRIES_NONE] * (end - at)
-    if [*(stored.retries[lo:hi] if stored.retries is not None else nothing)] != [
-        *(batch.retries[at:end] if batch.retries is not None else nothing)
-    ]:
-        return False
-    never = [NO_TTL] * (end - at)
+    headers = [*map(stored.headers.at, range(lo, hi))] if stored.headers is not None else [b""] * (hi - lo)
     time_us = block.header.time_us
-    return [*(stored.expires[lo:hi] if stored.expires is not None else never)] == [
-        time_us + ttl * _SECOND_US if ttl else 0
-        for ttl in (batch.ttl_seconds[at:end] if batch.ttl_seconds is not None else never)
-    ]
+    return (
+        _rows(stored.retries, lo, hi, RETRIES_NONE) == _rows(batch.retries, at, end, RETRIES_NONE)
+        and headers == _rows(batch.headers, at, end, b"")
+        and _rows(stored.expires, lo, hi, 0)
+        == [time_us + ttl * SECOND_US if ttl else 0 for ttl in _rows(batch.ttl_seconds, at, end, 0)]
+        and _rows(stored.due, lo, hi, 0)
+        == [time_us + delay_us if delay_us else 0 for delay_us in _rows(batch.delay_us, at, end, 0)]
+    )
+
+
+def _rows(column: Sequence[T] | None, lo: int, hi: int, absent: T) -> list[T]:
+    return [*column[lo:hi]] if column is not None else [absent] * (hi - lo)
 
 
 def _lengths(bounds: Sequence[int]) -> list[int]:

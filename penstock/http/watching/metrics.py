@@ -66,6 +66,7 @@ _COUNTED: Final[Mapping[str, tuple[str, str]]] = {
     "acked": ("acked", "Messages that a consumer acknowledged."),
     "returned": ("returned", "Deliveries that ended with the message back in its place."),
     "requeued": ("requeued", "Deliveries that ended with the message behind the tail."),
+    "delayed": ("delayed", "Deliveries that ended with the message delayed."),
     "rejected": ("rejected", "Messages thrown away by a consumer or for its loss, without dead letters."),
     "expired": ("expired", "Messages thrown away by their TTL."),
     "redriven": ("redriven", "Dead letters that were put back into the queue."),
@@ -86,6 +87,7 @@ class _Gauge:
 
 _GAUGES: Final = (
     _Gauge("ready_messages", "Messages that wait for a consumer.", lambda row, _: row["ready"]),
+    _Gauge("delayed_messages", "Messages that nobody gets before their time.", lambda row, _: row["delayed"]),
     _Gauge("held_messages", "Messages that a consumer has and has not settled.", lambda row, _: row["held"]),
     _Gauge("dead_messages", "Dead letters, also those that somebody holds.", lambda row, _: row["dead"]),
     _Gauge("bytes", "Payload from the oldest unsettled message on.", lambda row, _: row["bytes"]),

@@ -47,6 +47,7 @@ RATE_SECONDS_MIN: Final = 1.0
 SHOWN: Final = (
     "name",
     "ready",
+    "delayed",
     "held",
     "dead",
     "offset_start",
