@@ -13,6 +13,8 @@ from tests.http.conftest import StartBroker
 from tests.server.harness import ROOT
 
 PAGE = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
+AN_ID = "5e7c1a00000100000100000000000000"
+"""What stands on the page for the message that was taken last."""
 
 
 def sent_by(command: str, api: Api) -> Reply:
@@ -56,8 +58,11 @@ def test_every_line_of_the_page(start_broker: StartBroker) -> None:
     commands = list(examples())
     assert len(commands) > 15
     with Api(broker.ports["http"]) as api:
+        taken = AN_ID
         for command, shown in commands:
-            reply = sent_by(command, api)
+            reply = sent_by(command.replace(AN_ID, taken), api)
+            if "/take?" in command:
+                taken = reply.json["messages"][0]["id"]
             if "no-such-queue" in command:
                 assert reply.problem == "queue-not-found"
             else:
