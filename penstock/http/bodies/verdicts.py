@@ -51,7 +51,7 @@ class _Reason(kinds.Kind):
         return f"a text of at most {REASON_BYTES_MAX} bytes"
 
     def schema(self) -> Schema:
-        return {"type": "string", "maxLength": REASON_BYTES_MAX // 4}  # of the longest characters
+        return {"type": "string", "maxLength": REASON_BYTES_MAX}
 
 
 class _Option(NamedTuple):
