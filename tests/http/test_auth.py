@@ -45,6 +45,8 @@ NEEDS = {
     "operate": [
         ("POST", "/v1/queues/q/messages"),
         ("POST", "/v1/queues/q/batch"),
+        ("POST", "/v1/queues/q/take"),
+        ("POST", "/v1/queues/q/settle"),
         ("POST", "/v1/queues/q/pause"),
         ("POST", "/v1/queues/q/resume"),
         ("POST", "/v1/queues/q/redrive"),

@@ -481,21 +481,7 @@ def test_a_letter_has_what_its_message_had(api: Api) -> None:
     assert (letter["headers"], letter["timestamp"]) == ({"kind": "order"}, message["timestamp"])
 
 
-# --- who may, and what is wrong ----------------------------------------------------------------------
-
-
-def test_roles(start_broker: StartBroker) -> None:
-    tokens = [
-        f'[[http.tokens]]\nname = "{it}"\nrole = "{it}"\ntoken = "{it * 8}"\n' for it in ("read", "operate")
-    ]
-    port = start_broker(config="".join(tokens)).ports["http"]
-    with Api(port, "read" * 8) as reader, Api(port, "operate" * 8) as worker, Api(port) as nobody:
-        worker.send("q", b"x")
-        (message,) = take(worker, "q")
-        for what in ("take", "settle"):
-            assert reader.ask("POST", path_of("q", what), {}).problem == "forbidden"
-            assert nobody.ask("POST", path_of("q", what), {}).problem == "unauthorized"
-        assert settle(worker, "q", ack=[message["id"]]) == done(ack=1)
+# --- what is wrong -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
