@@ -100,7 +100,7 @@ class Call:
         parts.clear()
         self.let_go()
         await _discard(stream)
-        raise _too_large(most) if gathered > most else _too_many(self.site.bodies_bytes_max)
+        raise _too_large(most) if gathered > most else too_many(self.site.bodies_bytes_max)
 
     def _hold(self, count: int) -> bool:
         has_room = self.site.hold_body(count)
@@ -176,7 +176,8 @@ def _too_large(most: int) -> Problem:
     )
 
 
-def _too_many(most: int) -> Problem:
+def too_many(most: int) -> Problem:
+    """No room in the account of bodies."""
     return Problem(
         "unavailable",
         f"the bodies of all requests together are over {most} bytes, the limit of [http] bodies-bytes-max; "

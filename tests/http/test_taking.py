@@ -285,6 +285,39 @@ def test_a_broker_that_stops_keeps_nobody_waiting(start_broker: StartBroker) -> 
     assert broker.wait() == 0
 
 
+def test_a_worker_may_settle_while_the_broker_stops(start_broker: StartBroker) -> None:
+    broker = start_broker("--drain-seconds", str(WAIT_SECONDS))
+    with Api(broker.ports["http"]) as api, Api(broker.ports["http"]) as other:
+        api.send("q", b"x")
+        (message,) = take(api, "q")
+        broker.signal(signal.SIGTERM)
+        until(lambda: other.ask("POST", path_of("q", "take")).status == 503, "the broker to drain")
+        assert settle(api, "q", ack=[message["id"]]) == done(ack=1)
+    assert broker.wait() == 0
+    assert "not stopped" not in broker.log()
+    broker.start()
+    with Api(broker.ports["http"]) as api:
+        assert counts(api, "q") == (0, 0, 0)
+
+
+def test_who_does_not_read_its_answer_is_closed_and_counts_until_then(start_broker: StartBroker) -> None:
+    room = str(16 << 20)
+    broker = start_broker(
+        "--limits-frame-seconds", "4", "--http-bodies-bytes-max", room, "--http-body-bytes-max", room
+    )
+    with Api(broker.ports["http"]) as api, socket.socket() as deaf:
+        api.send("q", b"x" * 9_000_000)
+        api.send("q", b"y" * 9_000_000)
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", broker.ports["http"]))
+        deaf.sendall(b"POST /v1/queues/q/take HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n\r\n")
+        until(lambda: counts(api, "q") == (1, 1, 0), "it to have one")
+        assert api.ask("POST", path_of("q", "take")).problem == "unavailable"
+        until(lambda: counts(api, "q") == (2, 0, 0), "it to be closed")
+        assert "took nothing of its messages for 4 s: closed" in broker.log()
+        assert attempts(take(api, "q")) == [1]
+
+
 def test_a_broker_stops_at_once_where_takers_have_left(start_broker: StartBroker) -> None:
     broker = start_broker("--drain-seconds", "60")
     with Api(broker.ports["http"]) as api, waiting(broker, "left") as (asked, other):

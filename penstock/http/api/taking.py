@@ -15,6 +15,7 @@ How it fails: as every call; input that is wrong changes nothing.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -26,13 +27,14 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.control.takes import pack_verdicts, unpack_taken
 from penstock.http import kinds, schema
-from penstock.http.app import Call, answer_json
+from penstock.http.app import Call, answer_json, too_many
 from penstock.http.bodies.media import ARROW, NDJSON
 from penstock.http.bodies.taken import encode_taken, form_of
 from penstock.http.bodies.verdicts import OUTCOMES, read_verdicts, verdicts_schema
 from penstock.http.connection import CONNECTION, BoundedProtocol
 from penstock.http.link import CALL_SECONDS, CallLeft
 from penstock.http.route import JSON_MEDIA, Body, Param, Role, Route
+from penstock.http.site import Site
 from penstock.model.ids import id_of
 from penstock.model.life import DEAD_REASONS
 from penstock.model.policy import door_of
@@ -47,6 +49,8 @@ THREAD_BYTES: Final = 256 * 1024
 
 PIECE_BYTES: Final = 256 * 1024
 """Of an answer: behind each it can be seen whether the caller is still there."""
+
+log = logging.getLogger("penstock.http")
 
 _numbers: Final = count(1)  # of takes, which `untake` names
 
@@ -120,16 +124,20 @@ async def take(call: Call) -> Response:
     except BaseException:
         undo()
         raise
-    return TakenResponse(body, media, connection.lost, undo)
+    if not call.site.hold_body(len(body)):
+        undo()
+        raise too_many(call.site.bodies_bytes_max)
+    return TakenResponse(call.site, body, media, connection.lost, undo)
 
 
 class TakenResponse(Response):
-    """Hands over what was taken, or gives it back."""
+    """Hands over what was taken, or gives it back. Until then it is in the account of bodies."""
 
     def __init__(
-        self, body: bytes, media: str, lost: "asyncio.Future[None]", undo: Callable[[], None]
+        self, site: Site, body: bytes, media: str, lost: "asyncio.Future[None]", undo: Callable[[], None]
     ) -> None:
         super().__init__(body, media_type=media)
+        self._site = site
         self._lost = lost
         self._undo = undo
 
@@ -140,10 +148,15 @@ class TakenResponse(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             for at in range(0, len(body), PIECE_BYTES):
                 piece = body[at : at + PIECE_BYTES]
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                async with asyncio.timeout(self._site.frame_seconds):
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             is_sent = not self._lost.done()
+        except TimeoutError:
+            # An answer without an end: the server closes the connection.
+            log.warning("a worker took nothing of its messages for %d s: closed", self._site.frame_seconds)
         finally:
+            self._site.let_body_go(len(body))
             if not is_sent:
                 self._undo()
 
