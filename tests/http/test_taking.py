@@ -256,7 +256,7 @@ def test_many_who_come_and_go_lose_nothing(broker: BrokerProcess, api: Api) -> N
                 wire.sendall(b"POST /v1/queues/fickle/take?max=3&wait=5 HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 over.wait(pause)
 
-    total = 300
+    total = 100
     with ThreadPoolExecutor(4) as pool:
         running = [pool.submit(come_and_go, pause) for pause in (0, 0.001, 0.003, 0.01)]
         seen: list[str] = []

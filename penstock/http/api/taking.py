@@ -47,8 +47,8 @@ LEASE_SECONDS: Final = 60
 THREAD_BYTES: Final = 256 * 1024
 """Of payload: from here on it becomes text in a thread, which takes more than a millisecond."""
 
-PIECE_BYTES: Final = 256 * 1024
-"""Of an answer: behind each it can be seen whether the caller is still there."""
+PIECE_BYTES: Final = 64 * 1024
+"""Of an answer. One that is larger is on its way only when the caller has read most of it."""
 
 log = logging.getLogger("penstock.http")
 
@@ -143,14 +143,16 @@ class TakenResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = memoryview(self.body)
+        pieces = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)]
+        if len(pieces) != 1:
+            pieces.append(body[:0])  # which waits until the others are on their way
         is_sent = False
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            for at in range(0, len(body), PIECE_BYTES):
-                piece = body[at : at + PIECE_BYTES]
+            for number, piece in enumerate(pieces, 1):
                 async with asyncio.timeout(self._site.frame_seconds):
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    more = number < len(pieces)
+                    await send({"type": "http.response.body", "body": piece, "more_body": more})
             is_sent = not self._lost.done()
         except TimeoutError:
             # An answer without an end: the server closes the connection.

@@ -10,8 +10,8 @@
     retries         what is left of its retry counter, or null
     reason, why     of dead letters: why they died, and what was said with the rejection, or null
 
-JSON is written by hand, a line of text for each message: 0.7 µs each of 100 bytes with CPython 3.11, against
-4 µs for dictionaries that `json` walks over.
+JSON is written by hand, a line of text for each message: 1 µs each of 100 bytes with CPython 3.11, against
+4 µs for dictionaries that `json` walks over. What is the same for all messages of a part is written once.
 """
 
 import json
@@ -32,7 +32,6 @@ from penstock.model.ids import id_of
 FORMS: Final = (JSON_MEDIA, NDJSON, ARROW)
 
 _quoted: Final = json.encoder.encode_basestring
-_time: Final = lru_cache(256)(iso_time)  # Messages that came together often are taken, and expire, together.
 
 
 def form_of(accept: str) -> str:
@@ -55,40 +54,48 @@ def encode_taken(taken: Taken, media: str, *, dead: bool) -> bytes:
 # --- JSON --------------------------------------------------------------------------------------------
 
 
-def _rows(part: TakenPart, lease_ends: str, dead: bool) -> Iterable[str]:
-    first, count = part.first, len(part.bounds) - 1
-    origin, accepted = part.origin.decode(), _time(part.time_us)
-    attempts = repeat(1) if part.attempts is None else [before + 1 for before in part.attempts]
-    headers: Iterable[str] = repeat("{}")
-    if part.headers is not None:
-        headers = [text.decode() or "{}" for text in part.headers]
-    expires: Iterable[str] = repeat("null")
-    if part.expires_us is not None:
-        expires = [f'"{_time(at)}"' if at > 0 else "null" for at in part.expires_us]
-    retries: Iterable[object] = repeat("null")
-    if part.retries is not None:
-        retries = ["null" if left < 0 else left for left in part.retries]
-    ends: Iterable[str] = repeat("")
+def _rows(part: TakenPart, lease_ends: str, dead: bool) -> list[str]:
+    origin = part.origin.decode()
+    return [
+        f'{{"offset":{offset},"id":"{origin}{offset:014x}",{value},{others}}}'
+        for offset, (value, others) in enumerate(
+            zip(_values(part), _others(part, lease_ends, dead), strict=False), part.first
+        )
+    ]
+
+
+def _others(part: TakenPart, lease_ends: str, dead: bool) -> Iterable[str]:
+    """What stands behind the value of each message."""
+    columns = (part.attempts, part.headers, part.expires_us, part.retries)
+    alike = not dead and columns == (None, None, None, None)
+    count = 1 if alike else len(part.bounds) - 1
+    accepted, ends = _time(part.time_us), [""] * count
     if dead:
         reason, whys = _quoted(part.reason.label), _whys(part)
         ends = [
-            f',"reason":{reason},"why":{_quoted(whys[at]) if at in whys else "null"}'
-            for at in range(first, first + count)
+            f',"reason":{reason},"why":{_quoted(whys[offset]) if offset in whys else "null"}'
+            for offset in range(part.first, part.first + count)
         ]
-    return [
-        f'{{"offset":{offset},"id":"{origin}{offset:014x}",{value},"attempts":{attempt},"headers":{header},'
-        f'"timestamp":"{accepted}","expires":{expiry},"lease_ends":"{lease_ends}","retries":{left}{end}}}'
-        for offset, value, attempt, header, expiry, left, end in zip(
-            range(first, first + count),
-            _values(part),
-            attempts,
-            headers,
-            expires,
-            retries,
+    texts = [
+        f'"attempts":{before + 1},"headers":{headers.decode() or "{}"},"timestamp":"{accepted}",'
+        f'"expires":{_quoted(_time(expires)) if expires > 0 else "null"},"lease_ends":"{lease_ends}",'
+        f'"retries":{retries if retries >= 0 else "null"}{end}'
+        for before, headers, expires, retries, end in zip(
+            part.attempts or bytes(count),
+            part.headers or [b""] * count,
+            part.expires_us or bytes(count),
+            part.retries or [-1] * count,
             ends,
-            strict=False,
+            strict=True,
         )
     ]
+    return repeat(texts[0]) if alike else texts
+
+
+@lru_cache(256)
+def _time(time_us: int) -> str:
+    """As it is written; messages that came together are often taken, and expire, together."""
+    return iso_time(time_us)
 
 
 def _values(part: TakenPart) -> Sequence[str]:

@@ -63,7 +63,7 @@ Fields = dict[str, Any]  # an object of an answer, as JSON has it
 def iso_time(time_us: int) -> str:
     """A moment as the API writes it; what is later than a date can be is the last moment there is."""
     moment = _EPOCH + timedelta(microseconds=min(time_us, LAST_US))
-    return f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z"
+    return f"{moment.isoformat(timespec='microseconds')[:-6]}Z"  # without +00:00
 
 
 # --- the log's part --------------------------------------------------------------------------------
