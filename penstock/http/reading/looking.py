@@ -21,6 +21,7 @@ from base64 import b64encode
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from struct import calcsize
 from typing import Any, Final, NamedTuple
 
@@ -263,7 +264,7 @@ class Runs:
         """Tails when the clock was put forward, and how far: what came before expires, and is due, so much
         later than is written of it."""
         self.whys: Sequence[tuple[int, int, str]] = answer.fields.get("whys", ())
-        """What was said when letters were rejected: first offset, end, text."""
+        """What was said when letters were rejected, in order: first offset, end, text."""
         self.repairs: list[memoryview] = []
         """Messages with repaired payloads, in order: first offsets, ends, and how far off payloads are."""
         self.columns: dict[str, memoryview] = {}
@@ -295,6 +296,11 @@ class Runs:
         firsts, ends, distances = self.repairs
         row = bisect_right(firsts, offset) - 1
         return distances[row] if row >= 0 and offset < ends[row] else None
+
+    def why_of(self, offset: int) -> str | None:
+        """What was said when a message was rejected; None: nothing."""
+        at = bisect_right(self.whys, offset, key=itemgetter(0)) - 1
+        return self.whys[at][2] if at >= 0 and offset < self.whys[at][1] else None
 
     def row_of(self, offset: int) -> int:
         """The run that an offset is in; -1 where it is gone."""
@@ -358,7 +364,7 @@ def message_fields(message: Seen, runs: Runs) -> Fields:
     fields["state"] = word
     fields["attempts"] = columns["attempts"][row]
     fields["reason"] = Reason(columns["reason"][row]).label or None
-    fields["why"] = next((text for first, end, text in runs.whys if first <= message.offset < end), None)
+    fields["why"] = runs.why_of(message.offset)
     later_us = late_us(runs.steps, message.offset)
     if word == "delayed":
         due_us = columns["time_us"][row]
