@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ import pytest
 from tests.http.api import ARROW, NDJSON, Api, Reply
 from tests.http.conftest import StartBroker
 from tests.http.morgue import path_of, phpmq
-from tests.server.harness import WAIT_SECONDS, BrokerProcess, until
+from tests.server.harness import WAIT_SECONDS, BrokerProcess, Wire, until
 
 Message = dict[str, Any]
 
@@ -274,6 +275,22 @@ def test_many_who_come_and_go_lose_nothing(broker: BrokerProcess, api: Api) -> N
     ready, held, dead = counts(api, "fickle")
     assert len(seen) == len(set(seen)) == total - ready - held
     assert dead == 0
+
+
+def test_callers_through_a_socket_of_the_machine(start_broker: StartBroker, tmp_path: Path) -> None:
+    """They have no address, and yet each is one."""
+    start_broker("--http", f"unix:{tmp_path / 'http'}")
+    wires = [Wire(str(tmp_path / "http")) for _ in range(3)]
+    for wire in wires[:2]:
+        wire.say(b"POST /v1/queues/q/take?wait=20 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    body = b'{"value": "x"}\n' * 2
+    wires[2].say(
+        b"POST /v1/queues/q/batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    for wire in wires:
+        assert wire.hear(15) == b"HTTP/1.1 200 OK"
+        wire.socket.close()
 
 
 def test_a_broker_that_stops_keeps_nobody_waiting(start_broker: StartBroker) -> None:
