@@ -52,7 +52,7 @@ class Expiring:
         if not seconds or not self._log.has_queue(name):
             return False
         info = self._log.describe(name)
-        in_use = is_read or info.ready or info.held or info.dead or info.paused
+        in_use = is_read or info.ready or info.delayed or info.held or info.dead or info.paused
         identity, event, since_us = self._idle.get(name, ("", 0, 0))
         if in_use or self._doors.consumer_count(name) or (identity, event) != (info.identity, info.event_end):
             self._idle[name] = info.identity, info.event_end, self._clock_us

@@ -239,6 +239,13 @@ def test_whoever_uses_it_keeps_it(brief: Office) -> None:
     assert sorted(brief.log.queues()) == ["brief.consumed", "brief.letters"]
 
 
+def test_so_does_what_comes_later(brief: Office) -> None:
+    batch = Batch.of([b"x"], delay_us=[1000 * SECOND])
+    brief.log.append("brief.later", batch, brief.now)
+    wait(brief, 130)
+    assert brief.log.describe("brief.later").delayed == 1
+
+
 def test_a_leap_of_the_clock_is_no_rest(brief: Office) -> None:
     brief.append("brief.a", b"x")
     drain(brief, "brief.a")
