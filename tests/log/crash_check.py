@@ -335,6 +335,8 @@ class Checker:
             self.content(queue, piece, as_stored=False)
         for name, fate in engine.expire(self._model.now_us):
             self._model.happen(self._model.queues[name], [fate])
+        # While they were delayed nobody came who would have seen that their time was over.
+        self.delivery(queue, self._all(engine, queue, dead=True), "drain", dead=True)
         left = {m.offset for m in queue.messages if m.hold is None and m.life.room != GONE} - {*taken}
         assert not left, f"{queue.name}: {left} are alive, and nobody gets them"
 
