@@ -20,13 +20,12 @@ from penstock.broker.leases import Lease, Leases
 from penstock.broker.ports import Ports
 from penstock.broker.settling import Settling
 from penstock.log.errors import LogRefused
-from penstock.log.log import KEEP_TTL, Log
-from penstock.log.queue import RETRY_DELAYS
+from penstock.log.log import Log
 from penstock.model import words
 from penstock.model.batch import Batch, Slice
 from penstock.model.life import Reason
 from penstock.model.timers import SECOND_US
-from penstock.model.words import Outcome, Ranges, Where, ranges_of
+from penstock.model.words import KEEP_TTL, RETRY_DELAYS, Outcome, Ranges, Where, ranges_of
 
 if TYPE_CHECKING:
     from penstock.broker.broker import Broker

@@ -64,7 +64,7 @@ from penstock.log.errors import LogFailed, LogRefused, QueueDeleted, ReaderUnkno
 from penstock.log.findings import NOBODY_S_ROWS, rot
 from penstock.log.fingerprint import KIND
 from penstock.log.info import LogInfo, QueueInfo, ReaderInfo, StagesInfo, StateRuns
-from penstock.log.queue import RETRY_DELAYS, LogQueue
+from penstock.log.queue import LogQueue
 from penstock.log.readers import Readers
 from penstock.log.recovery import recover
 from penstock.log.repairs import left_over, shown
@@ -101,12 +101,11 @@ from penstock.model.life import Event, Reason, State
 from penstock.model.pending import AS_STORED, Mark
 from penstock.model.policy import Policies
 from penstock.model.timers import SECOND_US
-from penstock.model.words import Outcome, Ranges, Where
+from penstock.model.words import KEEP_TTL, RETRY_DELAYS, Outcome, Ranges, Where
 
 TAKE_BYTES = 1024 * 1024
 DELETED_MAX = 100_000
 LOOKS_MAX = 200  # at delayed messages in one go
-KEEP_TTL = -2
 Found = TypeVar("Found")
 
 log = logging.getLogger("penstock.log")

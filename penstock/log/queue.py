@@ -39,10 +39,7 @@ from penstock.model.policy import (
     retry_delay_us,
 )
 from penstock.model.ranges import RangeMap
-from penstock.model.words import Where
-
-RETRY_DELAYS: Final = -1
-"""A delay of a requeue: the one that the queue has for messages that come again."""
+from penstock.model.words import RETRY_DELAYS, Where
 
 BLOCKS_A_LOOK: Final = 16
 RUNS_A_LOOK: Final = 256

@@ -11,10 +11,17 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from penstock.model.batch import Batch
 
 Ranges = list[tuple[int, int]]
+
+KEEP_TTL: Final = -2
+"""For a new TTL: the one that the message has."""
+
+RETRY_DELAYS: Final = -1
+"""For a delay: the one that the queue has for messages that come again."""
 
 
 class Where(Enum):
@@ -101,9 +108,9 @@ class Settle:
     outcome: Outcome
     origin: bytes
     ranges: Ranges
-    ttl_seconds: int = 0  # REQUEUE only: the new TTL; 0: none, KEEP_TTL: as it is
+    ttl_seconds: int = 0  # REQUEUE only: the new TTL; 0: none, or KEEP_TTL
     dead: bool = False  # held through the dead-letter door
-    delay_us: int = -1  # REQUEUE only: not again before so long; -1: as the queue's retry-delays say
+    delay_us: int = RETRY_DELAYS  # REQUEUE only: not again before so long
     why: str = ""  # REJECT only: what to remember with the letter
 
     def __init__(
@@ -114,7 +121,7 @@ class Settle:
         ranges: Ranges,
         ttl_seconds: int = 0,
         dead: bool = False,
-        delay_us: int = -1,
+        delay_us: int = RETRY_DELAYS,
         why: str = "",
     ) -> None:
         self.queue = queue

@@ -7,15 +7,14 @@ from itertools import groupby
 
 from penstock.log.errors import DiskFull, LogError, LogFailed, StageUnknown
 from penstock.log.info import ReaderInfo
-from penstock.log.log import KEEP_TTL, Log
-from penstock.log.queue import RETRY_DELAYS
+from penstock.log.log import Log
 from penstock.log.readers import FORGET_AFTER_US
 from penstock.log.results import Fate, StageInfo, Stored, TransactionDone
 from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason
 from penstock.model.pending import Mark
 from penstock.model.policy import Policies, at_birth
-from penstock.model.words import Outcome, Ranges, Where
+from penstock.model.words import KEEP_TTL, RETRY_DELAYS, Outcome, Ranges, Where
 from tests.log.crash_check import EVERYTHING, Checker
 from tests.log.crash_model import (
     SECOND_US,
