@@ -291,10 +291,13 @@ class LogState:
     def step(self, by_us: int, position: int) -> None:
         """The time was put forward: TTLs, leases and what retention keeps last as long as they would have."""
         self.steps = (*self.steps[-STEPS_MAX:], (position, by_us))
-        timed = self.delays.owners().union(self.timers.owners())
-        for number in self.by_number.keys() & timed:  # some may have been deleted
-            queue = self.changed[number] = self.by_number[number]
-            queue.steps = (*queue.steps[-STEPS_MAX:], (queue.pending.tail, by_us))
+        for number, queue in self.by_number.items():
+            # By what is in no doubt when this is replayed: what is filed for a time was looked at meanwhile.
+            lowest, tail = queue.pending.lowest(), queue.pending.tail
+            if lowest < tail:
+                self.changed[number] = queue
+                steps = [it for it in queue.steps[-STEPS_MAX:] if lowest < it[0]]
+                queue.steps = (*steps, (tail, by_us))
         self.stages.step(by_us)
         for reader in list(self.readers.values()):
             self.hold(replace(reader, lease_until_us=reader.lease_until_us + by_us))

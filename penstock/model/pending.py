@@ -21,7 +21,7 @@ says by `move` what has happened to them; recovery knows nobody who holds, and r
 in their old rooms again.
 """
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from penstock.model.life import TRANSITIONS, Event, Reason, State, after
 from penstock.model.ranges import Piece, RangeMap
@@ -235,6 +235,12 @@ class Pending:
         counts += [line.places.count(first, end) for line in (self.waiting, self.dead)]
         counts += [holds.count(first, end) for holds in self.held.values()]
         return sum(runs for runs, _ in counts), sum(messages for _, messages in counts)
+
+    def lowest(self) -> int:
+        """The lowest offset that is not gone; the tail where there is none."""
+        rooms: list[RangeMap[Any]] = [self.ready, self.delayed, self.waiting.places, self.dead.places]
+        rooms += self.held.values()
+        return min([room.first for room in rooms if room.first is not None], default=self.tail)
 
     def oldest_living(self) -> int:
         """The lowest offset that is neither gone nor dead; the tail where there is none."""

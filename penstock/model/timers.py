@@ -122,10 +122,6 @@ class Timers(Generic[Key]):
                 for after, owner, first, end in bucket.rows():
                     yield (bucket.start + after) * SECOND_US, self._keys[owner], first, end
 
-    def owners(self) -> list[Key]:
-        """The keys of which something is filed."""
-        return list(self._numbers)
-
     def copy(self) -> "Timers[Key]":
         """The same, for somebody who looks at it later. Keys are not copied."""
         other: Timers[Key] = Timers()
