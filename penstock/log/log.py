@@ -105,7 +105,8 @@ from penstock.model.words import KEEP_TTL, RETRY_DELAYS, Outcome, Ranges, Where
 
 TAKE_BYTES = 1024 * 1024
 DELETED_MAX = 100_000
-LOOKS_MAX = 200  # at delayed messages in one go
+LOOKS_MAX = 500  # at delayed messages in one go: some milliseconds
+LOOKS_A_BLOCK = 50  # that one into a block counts for
 Found = TypeVar("Found")
 
 log = logging.getLogger("penstock.log")
@@ -896,16 +897,22 @@ class Log:
         """What was delayed until now is ready: the queues where there is some."""
         self._check()
         found: dict[str, None] = {}
-        for number, first, end in self._state.delays.due(now_us, LOOKS_MAX):
-            queue = self._state.by_number.get(number)
-            if queue is None:  # It was deleted.
-                continue
-            if queue.parts:
-                self._sealer.messages(queue)
-            with self._reading():
-                if queue.look(first, end, now_us):
+        left = LOOKS_MAX
+        for number, first, end in self._state.delays.due(now_us):
+            queue = self._state.by_number.get(abs(number))
+            if queue is not None:  # Otherwise it was deleted.
+                delayed = queue.pending.delayed.total
+                if number > 0:
+                    queue.look(first, end, now_us)
+                else:
+                    with self._reading():
+                        left -= LOOKS_A_BLOCK * queue.look_into(first, end, now_us)
+                if queue.pending.delayed.total < delayed:
                     found[queue.name] = None
-                    self._changed[number] = queue
+                    self._changed[queue.number] = queue
+            left -= 1
+            if left <= 0:  # The others in the next call.
+                break
         return list(found)
 
     # --- looking ---------------------------------------------------------------------------------

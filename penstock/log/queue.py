@@ -5,9 +5,10 @@ end, what ends without a consumer. The arrows themselves, and the record of them
 """
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from heapq import nsmallest
-from itertools import groupby, repeat
+from itertools import groupby, pairwise, repeat
 from typing import Any, Final
 
 from penstock.log.block import Messages
@@ -43,7 +44,9 @@ from penstock.model.words import RETRY_DELAYS, Where
 
 BLOCKS_A_LOOK: Final = 16
 RUNS_A_LOOK: Final = 256
-"""Blocks that are read to see which of their messages are due, and runs of one that are filed at once."""
+LOOKS_A_BLOCK: Final = 16
+"""Blocks that are read to see which of their messages are due. So many runs of one are filed at once, or that
+part of those that are left, so that what it costs does not grow with the size of blocks."""
 
 COUNT_A_RUN: Final = 50
 """Messages that take as long as a run, where each is looked at."""
@@ -638,61 +641,67 @@ class LogQueue(QueueState):
 
     # --- delays ----------------------------------------------------------------------------------
 
-    def look(self, first: int, end: int, now_us: int) -> bool:
-        """Delayed messages of that range whose time has come are ready; whether there were any. Of the others
-        it is said when to look again."""
-        found = False
-        blocks_left = BLOCKS_A_LOOK
+    def look(self, first: int, end: int, now_us: int) -> None:
+        """Delayed messages of that range whose time has come are ready. Of the others it is said when to look
+        again. All of them are messages that have a time of their own."""
         for a, b, due_us in self.pending.delayed.find(first, end):
-            if due_us != AS_STORED:
-                at_us = due_us + self.late_us(a)
-                if at_us <= now_us:
-                    found = self.pending.due(a, b)
-                else:
-                    self._look_at(at_us, self.number, a, b)
-                continue
-            at = a
-            while at < b and blocks_left:
-                blocks_left -= 1
-                try:
-                    block = self._block(at)
-                except LogDamaged as error:
-                    at = self._unreadable(self, at, b, error)
-                    continue
-                stop = min(b, block.header.offset_end)
-                found = self._look_into(block, at, stop, now_us) or found
-                at = stop
-            if at < b:
-                self._look_at(now_us, self.number, at, b)
-        return found
+            at_us = due_us + self.late_us(a)
+            if at_us > now_us:
+                self._look_at(at_us, self.number, a, b)
+            elif due_us != AS_STORED:
+                self.pending.due(a, b)
 
-    def _look_into(self, block: Messages, first: int, end: int, now_us: int) -> bool:
-        """The same of messages that are delayed as their block says. Those whose turn is next get a time of
-        their own: the block is looked at again when that is over, not for each."""
+    def look_into(self, first: int, end: int, now_us: int) -> int:
+        """The same of those whose blocks say until when; how many blocks were read for it."""
+        stored = deque(
+            (a, b) for a, b, due_us in self.pending.delayed.find(first, end) if due_us == AS_STORED
+        )
+        for blocks in range(BLOCKS_A_LOOK):
+            if not stored:
+                return blocks
+            at, b = stored[0]
+            block: Messages | None = None
+            try:
+                block = self._block(at)
+                stop = block.header.offset_end
+            except LogDamaged as error:
+                stop = self._unreadable(self, at, b, error)
+            runs: list[tuple[int, int]] = []
+            while stored and stored[0][0] < stop:
+                a, b = stored.popleft()
+                if b > stop:
+                    stored.appendleft((stop, b))
+                runs.append((a, min(b, stop)))
+            if block is not None:
+                self._look_into(block, runs, now_us)
+        if stored:
+            self._look_at(now_us, -self.number, stored[0][0], end)
+        return BLOCKS_A_LOOK
+
+    def _look_into(self, block: Messages, runs: list[tuple[int, int]], now_us: int) -> None:
+        """Those whose turn is next get a time of their own: the block is looked at again when that is over,
+        not for each."""
         base, pending = block.header.first_offset, self.pending
         late_us = self.late_us(base)
-        runs: list[tuple[int, int, int]] = []
-        at = first
-        for due_us, run in groupby(block.due[first - base : end - base] if block.due is not None else ()):
-            stop = at + sum(1 for _ in run)
-            runs.append((due_us, at, stop))
-            at = stop
-        if at < end:  # Nobody can say until when: now.
-            runs.append((0, at, end))
-        *soon, last = nsmallest(RUNS_A_LOOK, runs)
-        if len(runs) < RUNS_A_LOOK:
-            soon.append(last)
-        else:
-            self._look_at(last[0] + late_us, self.number, first, end)
-        found = False
-        for due_us, a, b in soon:
-            if due_us + late_us <= now_us or not due_us:
-                found = pending.due(a, b)
-            else:
-                pending.delayed.cut(a, b)
-                pending.delayed.add(a, b, due_us)
-                self._look_at(due_us + late_us, self.number, a, b)
-        return found
+        later: list[tuple[int, int, int]] = []
+        for first, end in runs:
+            # Where nobody can say until when: now.
+            column = block.due[first - base : end - base] if block.due is not None else ()
+            moments = [it if it + late_us > now_us else 0 for it in column] or [0] * (end - first)
+            changes = [first + i for i, (one, other) in enumerate(pairwise(moments), 1) if one != other]
+            for a, b in pairwise((first, *changes, end)):
+                if moments[a - first]:
+                    later.append((moments[a - first], a, b))
+                else:
+                    pending.due(a, b)
+        count = max(RUNS_A_LOOK, len(later) // LOOKS_A_BLOCK)
+        if len(later) > count:
+            *later, (next_us, _, _) = nsmallest(count + 1, later)
+            self._look_at(next_us + late_us, -self.number, runs[0][0], runs[-1][1])
+        for due_us, a, b in later:
+            pending.delayed.cut(a, b)
+            pending.delayed.add(a, b, due_us)
+            self._look_at(due_us + late_us, self.number, a, b)
 
 
 def _put_off(expires_us: int, late_us: int) -> int:

@@ -166,7 +166,8 @@ class Sealer:
             queue.ask(header.first_offset, header.offset_end)
         if columns.due is not None and queue.number != self._state.segments.stage_queue:
             due_us = min(filter(None, columns.due), default=0)
-            self._state.delays.add(due_us, queue.number, header.first_offset, header.offset_end)
+            if due_us:
+                self._state.delays.add(due_us, -queue.number, header.first_offset, header.offset_end)
         return SealedBlock(header, buffers, columns, format_number=format_number)
 
     def adoption_block(
@@ -193,7 +194,7 @@ class Sealer:
                 # One for each: all of them at once would have to be read when the first is due.
                 self._state.timers.add(run.expires_us, queue.number, first, first + run.length)
         if flags & FLAG_DELAYED:
-            self._state.delays.add(now_us, queue.number, header.first_offset, header.offset_end)
+            self._state.delays.add(now_us, -queue.number, header.first_offset, header.offset_end)
         return SealedBlock(header, buffers, adoption=adoption)
 
     def add(self, block: SealedBlock, sync: bool) -> None:

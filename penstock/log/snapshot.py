@@ -32,6 +32,7 @@ from penstock.log.queue import LogQueue
 from penstock.log.segments import Segment, Span
 from penstock.log.stages import stage_of
 from penstock.log.state import (
+    AT_ONCE_US,
     FORMAT,
     Damage,
     LogState,
@@ -49,7 +50,6 @@ PREFIX = "snapshot-"
 MAGIC = b"PSKS"
 _HEAD = struct.Struct("<4sII")
 SNAPSHOTS_KEPT = 2
-AT_ONCE_US = 1  # a moment that is over in any case
 
 SLICE_QUEUES = 200  # a millisecond or two
 SLICES_MAX = 2000
@@ -78,7 +78,19 @@ def positions_in(names: list[str]) -> list[int]:
 class _Rooms:
     """Where the messages of a queue will be after a crash: a copy, for queues with more than one run."""
 
-    __slots__ = ("asking", "dead", "delayed", "facts", "held", "moved", "notes", "number", "ready", "repairs")
+    __slots__ = (
+        "asking",
+        "dead",
+        "delayed",
+        "facts",
+        "held",
+        "moved",
+        "notes",
+        "number",
+        "ready",
+        "repairs",
+        "whys",
+    )
 
     def __init__(self, queue: LogQueue, facts: dict[str, Any]) -> None:
         pending = queue.pending
@@ -92,8 +104,7 @@ class _Rooms:
         self.asking = queue.asking.copy()
         self.repairs = queue.repairs.copy()
         self.delayed = pending.delayed.copy()
-        if queue.whys:
-            facts["whys"] = list(queue.whys)
+        self.whys = queue.whys.copy()
 
     def put(self, numbers: "array[int]") -> bytes:
         """Its ranges behind the others; what stands of it in the JSON part. Can be done once."""
@@ -108,7 +119,10 @@ class _Rooms:
         counts.append(_put_ranges(numbers, self.notes, 3))
         counts.append(_put_ranges(numbers, self.asking))
         repairs, delayed = _put(numbers, self.repairs), _put(numbers, self.delayed)
-        return _json({**self.facts, "counts": counts, "repairs": repairs, "delayed": delayed})
+        texts = {text: index for index, text in enumerate(dict.fromkeys(why for _, _, why in self.whys))}
+        whys = _put(numbers, ((first, end, texts[why]) for first, end, why in self.whys))
+        facts = {**self.facts, "counts": counts, "repairs": repairs, "delayed": delayed, "whys": whys}
+        return b'%b,"texts":[%b]}' % (_json(facts)[:-1], b",".join(map(_json, texts)))
 
 
 def _image(queue: LogQueue, active: Segment) -> bytes | _Rooms:
@@ -193,6 +207,7 @@ class Capture:
         """Everything before `position`, and nothing else, must be in the state."""
         self._queues = images.take()
         self._timers = state.timers.copy()
+        self._delays = state.delays.copy()
         *sealed, active = state.segments.all
         self._sealed = [(segment, segment.spans) for segment in sealed]  # which a deletion replaces
         self._active = _json([*_segment_facts(active), []])  # its spans are told with the queues
@@ -218,6 +233,7 @@ class Capture:
         # One by one: a single call for all would keep the interpreter from the loop for its whole length.
         queues = b",".join([it if isinstance(it, bytes) else it.put(numbers) for it in self._queues])
         self._meta["timers"] = _put(numbers, self._all_timers())
+        self._meta["delays"] = _put(numbers, self._delays)
         segments = b",".join([*(_segment_image(*it) for it in self._sealed), self._active])
         text = [_json(self._meta)[:-1], b',"queues":[', queues, b'],"segments":[', segments, b"]}"]
         length = struct.pack("<I", sum(map(len, text)))
@@ -412,13 +428,14 @@ def load_snapshot(state: LogState, position: int) -> None:
         for _ in range(entry.get("repairs", 0)):  # older versions wrote none
             queue.put_repair(next(source), next(source), next(source))
         for _ in range(entry.get("delayed", 0)):  # likewise
-            first, end, due_us = next(source), next(source), next(source)
-            queue.pending.move(State.READY, Event.DELAYED, first, end, due_us=due_us)
-            state.delays.add(max(due_us, 0), queue.number, first, end)
-        for first, end, why in entry.get("whys", ()):
-            queue.put_why(first, end, why)
+            first, end = next(source), next(source)
+            queue.pending.move(State.READY, Event.DELAYED, first, end, due_us=next(source))
+        for _ in range(entry.get("whys", 0)):  # likewise
+            queue.put_why(next(source), next(source), entry["texts"][next(source)])
     for _ in range(meta["timers"]):
         state.timers.add(next(source), next(source), next(source), next(source))
+    for _ in range(meta.get("delays", 0)):  # older versions wrote none
+        state.delays.add(next(source), next(source), next(source), next(source))
     dropped = dict(meta.get("dropped", ()))  # older versions wrote none
     for base, generation, size, time_max_us, spans in meta["segments"]:
         segment = Segment(base, generation, size, size, sealed=True)

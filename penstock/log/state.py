@@ -54,6 +54,7 @@ FORMAT_DELAYS = 3
 """From the first message on that is delayed, has headers, or was rejected with a reason in words."""
 
 STEPS_MAX = 100  # of the clock, that a queue remembers
+AT_ONCE_US = 1  # a moment that is over in any case
 
 
 @dataclass(slots=True)
@@ -528,8 +529,9 @@ class LogState:
         if body and not header.flags & FLAG_ELSEWHERE:
             due = read_messages(header, body).due
         queue.delay_new(header.first_offset, due if due is not None else repeat(1, header.count))
-        at_us = min(filter(None, due or ()), default=0)
-        self.delays.add(at_us, queue.number, header.first_offset, header.offset_end)
+        at_us = min(filter(None, due), default=0) if due is not None else AT_ONCE_US
+        if at_us:
+            self.delays.add(at_us, -queue.number, header.first_offset, header.offset_end)
 
     def _apply_settlements(self, header: Header, body: memoryview) -> None:
         queue = self._queue_of(header)

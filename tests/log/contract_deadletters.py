@@ -65,7 +65,7 @@ class DeadLetters:
         (living,) = rig.take("orders")
         rig.settle("orders", Outcome.REJECT, [living])
         (dead,) = rig.take("orders", dead=True)
-        assert dead == living._replace(attempts=1)
+        assert dead == living._replace(attempts=1, reason=Reason.REJECTED)
 
     def test_held_by_one_it_is_not_there_for_others_and_still_counts(self, rig: Rig) -> None:
         rig.open()

@@ -20,7 +20,7 @@ from penstock.model.batch import RETRIES_NONE, Batch, Slice
 from penstock.model.ids import id_of
 from penstock.model.life import Event, Reason
 from penstock.model.policy import Policies
-from penstock.model.words import Outcome, Ranges, Where
+from penstock.model.words import RETRY_DELAYS, Outcome, Ranges, Where
 
 SECOND = 1_000_000
 START_US = 1_700_000_000 * SECOND
@@ -68,6 +68,8 @@ class Got(NamedTuple):
     reply: bytes | None
     protocol: str
     origin: bytes
+    headers: bytes
+    reason: Reason  # of a dead letter
 
 
 class Told(NamedTuple):
@@ -96,6 +98,8 @@ def open_slices(slices: Iterable[Slice]) -> list[Got]:
             piece.reply[i] if piece.reply is not None else None,
             piece.protocol,
             piece.origin,
+            piece.headers[i] if piece.headers is not None else b"",
+            piece.reason,
         )
         for piece in slices
         for i, payload in zip(range(piece.lo, piece.hi), piece.messages(), strict=True)
@@ -163,6 +167,13 @@ class Rig:
     def later(self, *, seconds: int = 0, us: int = 0) -> None:
         self.now_us += seconds * SECOND + us
 
+    def due(self) -> set[str]:
+        """What was delayed until now is ready: where there was some. As often as it takes."""
+        found = set(self.engine.due(self.now_us))
+        while 0 < self.engine.due_us <= self.now_us:
+            found.update(self.engine.due(self.now_us))
+        return found
+
     def drive(self, until: Callable[[], bool] = lambda: False) -> bool:
         return self.harness.drive(until, PATIENCE_SECONDS)
 
@@ -182,15 +193,20 @@ class Rig:
         retries: int | Sequence[int] | None = None,
         reply: Sequence[bytes] | None = None,
         protocol: str = "http",
+        delay: float | Sequence[float] | None = None,
+        headers: Sequence[bytes] | None = None,
     ) -> Stored:
-        """Append, and wait for the receipt."""
+        """Append, and wait for the receipt. A delay is in seconds."""
         count = len(messages)
+        delays = [delay] * count if isinstance(delay, int | float) else delay
         batch = Batch.of(
             messages,
             ttl_seconds=[ttl] * count if isinstance(ttl, int) else ttl,
             retries=[retries] * count if isinstance(retries, int) else retries,
             reply=reply,
             protocol=protocol,
+            delay_us=[round(it * SECOND) for it in delays] if delays is not None else None,
+            headers=headers,
         )
         receipts, receipt = self.receipts()
         self.engine.append(queue, batch, self.now_us, receipt)
@@ -285,9 +301,19 @@ class Rig:
         consumer: str = "ann",
         ttl: int = 0,
         dead: bool = False,
+        delay: float | None = None,
+        why: str = "",
     ) -> list[Fate]:
         return self.engine.settle(
-            queue, consumer, outcome, ranges_of(messages), self.now_us, ttl_seconds=ttl, dead=dead
+            queue,
+            consumer,
+            outcome,
+            ranges_of(messages),
+            self.now_us,
+            ttl_seconds=ttl,
+            dead=dead,
+            delay_us=RETRY_DELAYS if delay is None else round(delay * SECOND),
+            why=why,
         )
 
     def ack(self, queue: str, messages: Sequence[Got], *, consumer: str = "ann") -> list[Fate]:
@@ -312,10 +338,10 @@ class Rig:
         info = self.engine.describe(queue)
         return info.ready, info.held, info.dead
 
-    def has(self, queue: str, *, ready: int = 0, held: int = 0, dead: int = 0) -> None:
+    def has(self, queue: str, *, ready: int = 0, delayed: int = 0, held: int = 0, dead: int = 0) -> None:
         """Assert how many messages are where."""
         self.drive(lambda: self.counts(queue) == (ready, held, dead))
-        assert self.counts(queue) == (ready, held, dead)
+        assert (*self.counts(queue), self.engine.describe(queue).delayed) == (ready, held, dead, delayed)
         assert self.engine.ready(queue) == ready
 
     def read(self, queue: str, start: int = 0, end: int = EVERYTHING) -> list[Got]:
