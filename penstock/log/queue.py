@@ -213,6 +213,9 @@ class LogQueue(QueueState):
         pending = self.pending
         resumed: list[tuple[int, int]] = []
         for first, end in ranges:
+            if pending.delayed:  # That a time has come is in no block: nobody may have looked yet.
+                self.look(first, end, now_us)
+                self.look_into(first, end, now_us)
             runs: list[tuple[int, int, Place | None]] = []
             if dead:
                 runs += pending.dead.places.find(first, end)
