@@ -320,8 +320,8 @@ class LogQueue(QueueState):
                 fates += self._dead_back(a, b, hold, Event.REQUEUED, Reason.NONE)
                 continue
             for c, d, note in self.pending.noted(a, b):
-                if note.attempts + 1 >= self.policy.max_deliveries > 0:
-                    fates += self._requeued_often(c, d, hold, expires_us, now_us, delay_us)
+                if expires_us == AS_STORED or note.attempts + 1 >= self.policy.max_deliveries > 0:
+                    fates += self._requeued_or_ended(c, d, hold, expires_us, now_us, delay_us)
                 else:
                     fates.append(self._requeued(c, d, hold, note, expires_us, now_us, delay_us))
         return fates
@@ -343,16 +343,19 @@ class LogQueue(QueueState):
         self._move_to_tail(first, end, Event.REQUEUED, NO_REASON, hold, after)
         return Fate(first, end, Event.REQUEUED, NO_REASON)
 
-    def _requeued_often(
+    def _requeued_or_ended(
         self, first: int, end: int, hold: Hold, expires_us: int, now_us: int, delay_us: int
     ) -> Iterator[Fate]:
-        """So often that those without a retry counter have come to their end."""
-        for a, b, note, retries, _ in self._attributes(first, end):
+        """Some may have come to their end: by their TTL, if they keep it, or they were requeued too often and
+        have no retry counter."""
+        for a, b, note, retries, its_end_us in self._attributes(first, end):
             event, reason = after_requeue(retries, note.attempts + 1, self.policy)
-            if event is Event.REQUEUED:
-                yield self._requeued(a, b, hold, note, expires_us, now_us, delay_us)
-            else:
+            if event is not Event.REQUEUED:
                 yield from self._end_or_withdraw(a, b, hold, event, reason, now_us)
+            elif expires_us == AS_STORED and 0 < its_end_us <= now_us:
+                yield from self._end(a, b, hold, *after_expiry(self.policy), now_us)
+            else:
+                yield self._requeued(a, b, hold, note, expires_us, now_us, delay_us)
 
     def give_back(
         self,
