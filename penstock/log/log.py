@@ -959,8 +959,6 @@ class Log:
         found = self._known(queue)
         runs = living_runs(found.pending, start, end, runs_max, only)
         runs.steps = found.steps
-        if found.whys:
-            runs.whys = found.whys.find(start, runs.next)
         for first, stop, distance in found.repairs.walk(start, runs.next):
             if len(runs.repair_first) == runs_max:
                 runs.end_at(first)
@@ -968,6 +966,11 @@ class Log:
             runs.repair_first.append(first)
             runs.repair_end.append(stop)
             runs.repair_distance.append(distance)
+        for why in found.whys.walk(start, runs.next) if only in (None, State.DEAD) else ():
+            if len(runs.whys) == runs_max:
+                runs.end_at(why[0])
+                break
+            runs.whys.append(why)
         return runs
 
     def describe(self, queue: str) -> QueueInfo:

@@ -5,6 +5,7 @@ moves messages in `model/pending.py` and is a row of the ledger that goes out wi
 it is, and for which messages, is decided by `queue.py`.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import Final
@@ -326,7 +327,7 @@ class QueueState:
         if self.whys is _NO_WHYS:
             self.whys = RangeMap()
         self.whys.cut(first, end)
-        self.whys.add(first, end, why)
+        self.whys.add(first, end, sys.intern(why))  # A million letters may say the same.
 
     def put_repair(self, first: int, end: int, distance: int) -> None:
         """The payloads of these messages are in the repair queue from now on."""

@@ -361,6 +361,8 @@ class LogState:
         queue.weight.forget()
         if queue.repairs:
             queue.let_go_of_repairs(first, end)
+        if queue.whys:
+            queue.whys.cut(first, end)
 
     def messages_missing(self, queue: LogQueue, first: int, end: int) -> None:
         """A reader found no messages between two offsets: right, where they were settled and trimmed."""
