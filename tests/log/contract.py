@@ -15,6 +15,7 @@ import pytest
 
 from tests.log.contract_accept import Accepting, Steps, Transactions
 from tests.log.contract_deadletters import DeadLetters, Redriving, Removing, SentDead
+from tests.log.contract_delays import DelayedStages, Delays, DelaysAndRestarts, GivenBackLater, Headers, Whys
 from tests.log.contract_deleting import Deleting
 from tests.log.contract_delivery import GivingBack, Order, Settling, Taking
 from tests.log.contract_log import Describing, Events, ReadersAndPolicies, Reading
@@ -50,6 +51,12 @@ class EngineContract(
     ExpiryWhileHeld,
     NewTtl,
     ClockSteps,
+    Delays,
+    GivenBackLater,
+    DelayedStages,
+    DelaysAndRestarts,
+    Headers,
+    Whys,
     Reading,
     Events,
     Describing,
