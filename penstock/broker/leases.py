@@ -6,9 +6,9 @@ not with a connection but with a time, which it can put off.
 Rules that always hold:
   * A message is in one lease at most. What is settled or let go leaves it; one with nothing in it is gone.
   * A lease never ends early, and is named by `ended` within `STEP_US` of its end.
+  * What is kept follows the leases that there are, however many there were.
 """
 
-from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Final
 
@@ -16,7 +16,9 @@ from penstock.broker.port import Port
 from penstock.model.ranges import RangeMap
 
 STEP_US: Final = 100_000
-"""Leases that end within one are found together: so many places there are at most for those of an hour."""
+"""Leases that end within one are found together."""
+
+SPARE: Final = 1000
 
 
 class Lease:
@@ -55,7 +57,7 @@ class Leases:
         self._by_queue: dict[str, RangeMap[Lease]] = {}  # a message is taken through one door at a time
         self._by_step: dict[int, dict[Lease, None]] = {}
         self._steps: list[int] = []  # a heap; some may have nothing left
-        self._by_take: dict[int, list[Lease]] = {}
+        self._by_take: dict[int, dict[Lease, None]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._by_step.values()))
@@ -64,17 +66,18 @@ class Leases:
         held = self._by_queue.get(lease.queue)
         if held is None:
             held = self._by_queue[lease.queue] = RangeMap()
-        held.cut(lease.first, lease.end)  # Somebody else may have taken a message out of others' hands.
         held.add(lease.first, lease.end, lease)
         self._file(lease)
         if lease.take:
-            self._by_take.setdefault(lease.take, []).append(lease)
+            self._by_take.setdefault(lease.take, {})[lease] = None
 
     def _file(self, lease: Lease) -> None:
         leases = self._by_step.get(lease.step)
         if leases is None:
             leases = self._by_step[lease.step] = {}
             heappush(self._steps, lease.step)
+            if len(self._steps) > 2 * len(self._by_step) + SPARE:  # Most were settled long before their end.
+                self._steps = sorted(self._by_step)
         leases[lease] = None
 
     def find(self, queue: str, first: int, end: int) -> list[tuple[int, int, Lease]]:
@@ -84,12 +87,22 @@ class Leases:
 
     def of_take(self, take: int) -> list[Lease]:
         """What is left of those that came with a call."""
-        return self._by_take.get(take, [])
+        return list(self._by_take.get(take, ()))
 
-    def runs(self, lease: Lease) -> list[tuple[int, int]]:
-        """The messages that are left of it."""
+    def forget_takes(self) -> None:
+        """Nobody asks for them by their calls any more: other calls get the same numbers."""
+        for leases in self._by_take.values():
+            for lease in leases:
+                lease.take = 0
+        self._by_take.clear()
+
+    def end(self, lease: Lease) -> list[tuple[int, int]]:
+        """It is no more; the messages that were left of it."""
         found = self.find(lease.queue, lease.first, lease.end)
-        return [(first, end) for first, end, its in found if its is lease]
+        runs = [(first, end) for first, end, its in found if its is lease]
+        for first, end in runs:
+            self.let_go(lease, first, end)
+        return runs
 
     def let_go(self, lease: Lease, first: int, end: int) -> None:
         """These messages are in it no more."""
@@ -102,32 +115,25 @@ class Leases:
             self._forget(lease)
 
     def _forget(self, lease: Lease) -> None:
-        leases = self._by_step.get(lease.step, {})
-        leases.pop(lease, None)
-        if not leases:
-            self._by_step.pop(lease.step, None)
-        others = self._by_take.get(lease.take)
-        if others is not None:
-            others.remove(lease)
-            if not others:
-                del self._by_take[lease.take]
+        for leases, key in ((self._by_step, lease.step), (self._by_take, lease.take)):
+            if key in leases:
+                leases[key].pop(lease, None)
+                if not leases[key]:
+                    del leases[key]
 
     def extend(self, lease: Lease, first: int, end: int, ends_us: int) -> None:
         """These messages of it have another end."""
         self.let_go(lease, first, end)
         self.grant(Lease(lease.port, lease.queue, lease.dead, lease.origin, first, end, 0, ends_us))
 
-    def ended(self, now_us: int, most: int) -> Iterator[Lease]:
-        """At most so many that are over. Whoever asks lets go of them."""
+    def ended(self, now_us: int) -> Lease | None:
+        """One that is over. Whoever asks ends it."""
         steps, now = self._steps, now_us // STEP_US
-        while steps and steps[0] <= now and most > 0:
-            for lease in list(self._by_step.get(steps[0], ())):
-                if not most:
-                    return
-                most -= 1
-                yield lease
-            if steps[0] not in self._by_step:
-                heappop(steps)
+        while steps and steps[0] <= now:
+            for lease in self._by_step.get(steps[0], ()):
+                return lease
+            heappop(steps)
+        return None
 
     def stepped(self, by_us: int) -> None:
         """The time was put forward: each has as long as it had."""
@@ -138,6 +144,5 @@ class Leases:
             self._file(lease)
 
     def queue_gone(self, queue: str) -> None:
-        held = self._by_queue.pop(queue, None)
-        for _, _, lease in held or ():
+        for lease in {lease for _, _, lease in self._by_queue.pop(queue, ())}:
             self._forget(lease)

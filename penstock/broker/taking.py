@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.broker.leases import Lease, Leases
+from penstock.broker.leases import SPARE, Lease, Leases
 from penstock.broker.ports import Ports
 from penstock.broker.settling import Settling
 from penstock.log.errors import LogRefused
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 TAKE_BYTES: Final = 1024 * 1024
 """About how many bytes of messages a call is answered with; a first message that is larger comes alone."""
 
-LEASES_A_TICK: Final = 200
+LEASES_A_TURN: Final = 200
+SWEEP_US: Final = 10 * SECOND_US
 IDLE_US: Final = 60 * SECOND_US
 
 Done = Callable[[int, list[Slice]], None]
@@ -143,6 +144,7 @@ class Taking:
         self._waiting: dict[int, Taker] = {}  # by the number of the call
         self._ends: list[tuple[int, int]] = []  # a heap: until when which call waits
         self._looked_at: dict[Taker, None] = {}
+        self._leases_over = False  # some may be, and are not ended yet
         self._swept_us = 0
 
     @property
@@ -163,7 +165,9 @@ class Taking:
         now_us: int,
         done: Done,
     ) -> None:
-        """Up to `command.credit` messages for a caller, which is what `done` gets, now or later."""
+        """Up to `command.credit` messages for a caller, which is what `done` gets, now or later. Raises where
+        there can be no such queue."""
+        self._broker.doors.check_names((command.queue,))
         taker = self._takers.get(caller)
         if taker is None:
             taker = Taker(f"http:{caller}", caller, connected, self._looked_at)
@@ -176,6 +180,8 @@ class Taking:
         self._waiting[number] = taker
         if wait_us:
             heappush(self._ends, (ends_us, number))
+            if len(self._ends) > 2 * len(self._waiting) + SPARE:  # Most got something before.
+                self._ends = sorted(it for it in self._ends if it[1] in self._waiting)
         else:
             self._looked_at[taker] = None
         # What it holds from earlier calls is its own business.
@@ -191,8 +197,14 @@ class Taking:
             ranges = [(piece.offset_start, piece.offset_end) for piece in wait.slices]
             if ranges:
                 self._give_back(taker, wait.queue, wait.dead, ranges, now_us, None)
-        for lease in list(self._leases.of_take(number)):
+        for lease in self._leases.of_take(number):
             self._end(lease, now_us, None)
+
+    def link_lost(self, now_us: int) -> None:
+        """All who wait are gone. Of those who were answered nothing is known: their leases go on."""
+        for number in list(self._waiting):
+            self.untake(number, now_us)
+        self._leases.forget_takes()
 
     def settle(self, queue: str, ruling: Ruling, now_us: int) -> tuple[int, list[int]]:
         """How many messages were found, and the offsets of those that were not."""
@@ -245,6 +257,8 @@ class Taking:
 
     def turn(self, now_us: int) -> None:
         """Answer those who got something, or who do not wait."""
+        if self._leases_over:
+            self._end_leases(now_us)
         if not self._looked_at:
             return
         looked_at = list(self._looked_at)
@@ -294,19 +308,26 @@ class Taking:
             taker = self._waiting.get(number)
             if taker is not None and taker.wait is not None:
                 self._answer(taker, taker.wait, now_us)
-        for lease in self._leases.ended(now_us, LEASES_A_TICK):
-            self._end(lease, now_us, Reason.LEASE_ENDED)
-        if now_us - self._swept_us >= SECOND_US:
+        self._end_leases(now_us)
+        if not 0 <= now_us - self._swept_us < SWEEP_US:
             self._swept_us = now_us
             self._sweep(now_us)
 
+    def _end_leases(self, now_us: int) -> None:
+        """Those that are over; where there are many, some in each turn."""
+        self._leases_over = False
+        for _ in range(LEASES_A_TURN):
+            lease = self._leases.ended(now_us)
+            if lease is None:
+                return
+            self._end(lease, now_us, Reason.LEASE_ENDED)
+        self._leases_over = True
+        self._broker.wake()
+
     def _end(self, lease: Lease, now_us: int, why: Reason | None) -> None:
         """What is left of a lease goes back."""
-        runs = self._leases.runs(lease)
-        for first, end in runs:
-            self._leases.let_go(lease, first, end)
         assert isinstance(lease.port, Taker)
-        self._give_back(lease.port, lease.queue, lease.dead, runs, now_us, why)
+        self._give_back(lease.port, lease.queue, lease.dead, self._leases.end(lease), now_us, why)
 
     def _give_back(
         self, taker: Taker, queue: str, dead: bool, ranges: Ranges, now_us: int, why: Reason | None
@@ -334,4 +355,9 @@ class Taking:
                 taker.wait.ends_us += by_us
 
     def queue_gone(self, queue: str) -> None:
+        """It was deleted: nobody holds anything of it. Who waits gets what the next of that name has."""
         self._leases.queue_gone(queue)
+        for taker in self._waiting.values():
+            wait = taker.wait
+            if wait is not None and wait.queue == queue:
+                wait.slices, wait.taken, wait.seen, wait.bytes = [], 0, 0, 0

@@ -166,8 +166,10 @@ def send(queue: str, *messages: bytes, tickets: Sequence[int] | None = None, **o
     return Publish(queue, batch, array("I", tickets) if tickets is not None else None, wants_reply, timeout)
 
 
-def settle(port: FakePort, queue: str, offset: int, outcome: Outcome = Outcome.ACK, **more: bool) -> Settle:
-    return Settle(queue, outcome, port.origins[offset], [(offset, offset + 1)], **more)
+def settle(
+    port: FakePort, queue: str, offset: int, outcome: Outcome = Outcome.ACK, dead: bool = False
+) -> Settle:
+    return Settle(queue, outcome, port.origins[offset], [(offset, offset + 1)], dead=dead)
 
 
 def test_a_window_is_filled_and_refilled(house: House) -> None:
