@@ -15,12 +15,15 @@ the second process starts it again. Messages that were accepted stay accepted.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
+from penstock.broker.broker import Broker
 from penstock.control.frames import Buffer, Fields, Frame, FrameDecoder, FrameError, encode_frame
+from penstock.log.errors import LogError
 from penstock.server.calls import CALLS, Context
 
 if TYPE_CHECKING:
@@ -101,6 +104,9 @@ class Control(asyncio.BufferedProtocol):
         self._transport = None
         self._frames.clear()  # Nobody waits for an answer any more.
         self._server.not_throttled(self)
+        if isinstance(self._server.home, Broker):
+            with contextlib.suppress(LogError):  # The log may have ended before.
+                self._server.home.taking.link_lost(self._server.now_us())
         self._on_lost()
 
     def close(self) -> None:

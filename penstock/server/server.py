@@ -104,6 +104,7 @@ class Server:
         self._crowd_most = 0  # connections at a time, since then
         self._arrival_us = 0  # of what was received since the last turn; 0: nothing was
         self.ticks = 0  # so often has `TICK_SECONDS` gone by, or more
+        self._delayed_us = 0  # when a delay is looked after before the next tick; 0: nobody will
         self._position_seen = self._position_tidied = 0  # of the log
         self._disk_state = ""  # or "low", or "full"
         self._folder_found: list[tuple[int, int]] = []  # what the folder and its lock were, by number
@@ -349,6 +350,7 @@ class Server:
             self.fail(error)
         except Exception:  # noqa: BLE001 - it is told: a fault of ours must not stop the next turn
             log.exception("a turn failed")
+        self._wait_for_delayed()
         if self.memory.is_tight or self.rounds.is_sparing:
             self.memory.look()
             self.rounds.be_sparing(self.memory.is_tight)
@@ -389,7 +391,7 @@ class Server:
             if step_us and self._arrival_us:
                 self._arrival_us = now_us  # What still comes in this turn comes after the step.
             self.home.tick(now_us, step_us)
-            self._wait_for_delayed(now_us)
+            self._wait_for_delayed()
             if self.ticks % TRIM_TICKS == 0 and self._log is not None:
                 self._log.trim(now_us)
         except LogFailed as error:
@@ -408,18 +410,25 @@ class Server:
             connection.tick(now_us)
         del self._ticking[-self._tick_at_once :]
 
-    def _wait_for_delayed(self, now_us: int) -> None:
+    def _wait_for_delayed(self) -> None:
         """Before the next tick, a delay may be over."""
         due_us = self._log.due_us if self._log is not None else 0
-        if 0 < due_us < now_us + TICK_SECONDS * 1_000_000:
-            self._loop.call_later(max(due_us - now_us, 1000) / 1_000_000, self._delayed)
+        if not due_us or 0 < self._delayed_us <= due_us:
+            return
+        left_us = due_us - self.now_us()
+        if left_us < TICK_SECONDS * 1_000_000:
+            self._delayed_us = due_us
+            self._loop.call_later(max(left_us, 1000) / 1_000_000, self._delayed)
 
     def _delayed(self) -> None:
+        self._delayed_us = 0
         if isinstance(self.home, Broker) and not self._done.is_set():
             try:
                 self.home.due(self.now_us())
             except LogFailed as error:
                 self.fail(error)
+            else:
+                self._wait_for_delayed()
 
     def _tell_of_the_disk(self) -> None:
         """A line before it is full, when it is, and when it is not any more: most senders get no word."""

@@ -1,6 +1,7 @@
 """The second process: started, watched, started again, stopped; and messages that go on meanwhile."""
 
 import asyncio
+import http.client
 import os
 import resource
 import signal
@@ -246,3 +247,24 @@ def test_it_may_be_told_to_rest_at_any_moment_of_its_start(tmp_path: Path, loop:
                 assert children(os.getpid()) == before
 
     run(loop, test())
+
+
+def test_a_caller_that_waited_when_it_ended_takes_nothing(tmp_path: Path) -> None:
+    """Nobody is there any more who would get what comes, and the next process counts its calls anew."""
+    broker = started(tmp_path)
+    pid = second_of(broker)
+    with Api(broker.ports["http"]) as waiting:
+        take = "/v1/queues/q/take?wait=30"
+        waiting._connection.request("POST", take)
+        with Api(broker.ports["http"]) as api:
+            eventually(lambda: len(api.get("/v1/connections")["connections"]) == 1)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises((http.client.HTTPException, OSError)):
+            waiting._connection.getresponse()
+    eventually(lambda: bool(children(broker.pid)) and pid not in children(broker.pid))
+    with Api(broker.ports["http"]) as api:
+        api.send("q", b"x")
+        (message,) = api.post("/v1/queues/q/take")["messages"]
+        assert (message["value"], message["attempts"]) == ("x", 1)
+        assert api.post("/v1/queues/q/settle", {"ack": [message["id"]]})["ack"] == 1
+    assert broker.stop() == 0
