@@ -25,6 +25,7 @@ from penstock.model.policy import (
     after_requeue,
     check_queue_name,
     door_of,
+    retry_delay_us,
 )
 from penstock.model.words import Where
 
@@ -82,6 +83,24 @@ def test_settings_from_flags_and_environment_are_words() -> None:
     assert QueuePolicy.from_settings({"dead-letters": "on"}).dead_letters is True
 
 
+@pytest.mark.parametrize(
+    ("value", "delays"),
+    [
+        ([], ()),
+        ([1, 10.5, 0], (1, 10.5, 0)),
+        ([315_576_000] * 100, (315_576_000,) * 100),
+        ("", ()),
+        (" ", ()),
+        ("5", (5.0,)),
+        ("1, 10.5,0", (1.0, 10.5, 0.0)),
+    ],
+)
+def test_retry_delays_are_a_list_in_a_file_and_have_commas_anywhere(
+    value: object, delays: tuple[float, ...]
+) -> None:
+    assert QueuePolicy.from_settings({"retry-delays": value}).retry_delays == delays
+
+
 def test_every_field_is_a_setting() -> None:
     for field in fields(QueuePolicy):
         setting = field.name.replace("_", "-")
@@ -113,6 +132,20 @@ def test_every_field_is_a_setting() -> None:
         ("dead-letters", "yes", "on or off"),
         ("dead-letters", 1, "on or off"),
         ("dead-letters", "on\noff", "on or off"),
+        ("retry-delays", 5, "a list of at most 100 numbers of seconds, each from 0 to 315576000"),
+        ("retry-delays", "soon", "a list of at most 100 numbers of seconds"),
+        ("retry-delays", "1,,2", "a list of at most 100 numbers of seconds"),
+        ("retry-delays", "1;2", "a list of at most 100 numbers of seconds"),
+        ("retry-delays", "1,-1", "a list of at most 100 numbers of seconds"),
+        ("retry-delays", "nan", "a list of at most 100 numbers of seconds"),
+        ("retry-delays", "inf", "a list of at most 100 numbers of seconds"),
+        ("retry-delays", [315_576_001], "a list of at most 100 numbers of seconds"),
+        ("retry-delays", [float("nan")], "a list of at most 100 numbers of seconds"),
+        ("retry-delays", [True], "a list of at most 100 numbers of seconds"),
+        ("retry-delays", ["1"], "a list of at most 100 numbers of seconds"),
+        ("retry-delays", [[1]], "a list of at most 100 numbers of seconds"),
+        ("retry-delays", [1] * 101, "a list of at most 100 numbers of seconds"),
+        ("retry-delays", {"1": 2}, "a list of at most 100 numbers of seconds"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_place_and_what_is_right(
@@ -476,3 +509,36 @@ def test_every_verdict_is_an_arrow_of_the_life_table(
             assert why in DEAD_REASONS
     assert (left == RETRIES_NONE) == (retries_left == RETRIES_NONE)
     assert RETRIES_NONE <= left <= retries_left
+
+
+# --- Delays ---
+
+
+@pytest.mark.parametrize(
+    ("delays", "expected"),
+    [
+        ((), [0, 0, 0, 0]),
+        ((5,), [5, 5, 5, 5]),
+        ((1, 10, 60), [1, 10, 60, 60]),
+        ((0, 2.5), [0, 2.5, 2.5, 2.5]),
+        ((0.000_000_4, 0.000_000_6), [0, 0.000_001, 0.000_001, 0.000_001]),
+    ],
+)
+def test_how_long_a_message_waits_after_each_delivery(
+    delays: tuple[float, ...], expected: list[float]
+) -> None:
+    policy = QueuePolicy(retry_delays=delays, max_deliveries=0)
+    waits = [retry_delay_us(policy, attempts) for attempts in (1, 2, 3, 1000)]
+    assert waits == [round(it * 1_000_000) for it in expected]
+    for where, back in ((Where.PLACE, Event.RETURNED), (Where.TAIL, Event.REQUEUED)):
+        events = [after_loss(RETRIES_NONE, attempts, policy, where).event for attempts in (1, 2, 3, 1000)]
+        assert events == [Event.DELAYED if wait else back for wait in waits]
+
+
+def test_a_delay_saves_nobody() -> None:
+    policy = QueuePolicy(retry_delays=(1,), max_deliveries=3)
+    assert after_loss(RETRIES_NONE, 3, policy) == Verdict(
+        Event.DEAD, Reason.TOO_MANY_DELIVERIES, RETRIES_NONE
+    )
+    assert after_loss(0, 1, policy) == Verdict(Event.DEAD, Reason.RETRIES_EXHAUSTED, 0)
+    assert after_loss(2, 3, policy) == Verdict(Event.DELAYED, Reason.CONSUMER_LOST, 1)
