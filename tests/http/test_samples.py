@@ -28,6 +28,7 @@ def row(name: str = "q", accepted: int = 0, acked: int = 0, ready: int = 0, olde
         "counts": {"acked": acked},
         "ready": ready,
         "held": 1,
+        "delayed": 3,
         "dead": 2,
         "oldest_us": oldest_us,
     }
@@ -45,20 +46,20 @@ def test_each_step_has_what_came_in_it_and_how_it_ended() -> None:
     samples.put(row(accepted=151, acked=50, ready=1, oldest_us=9), 1045)
     # The slot of the first look is not known, the last one is not over, and 1020 to 1040 was at rest.
     assert steps(samples, 1059.9) == [
-        Sample(1020, 50, 50, 0, 1, 2, 0),
-        Sample(1030, 0, 0, 0, 1, 2, 0),
-        Sample(1040, 0, 0, 0, 1, 2, 0),
-        Sample(1050, 1, 0, 1, 1, 2, 9),
+        Sample(1020, 50, 50, 0, 1, 3, 2, 0),
+        Sample(1030, 0, 0, 0, 1, 3, 2, 0),
+        Sample(1040, 0, 0, 0, 1, 3, 2, 0),
+        Sample(1050, 1, 0, 1, 1, 3, 2, 9),
     ]
     assert [it.end for it in steps(samples, 1059.9, 20)] == [1040, 1050]
-    assert steps(samples, 1060)[-1] == Sample(1060, 0, 0, 1, 1, 2, 9)
+    assert steps(samples, 1060)[-1] == Sample(1060, 0, 0, 1, 1, 3, 2, 9)
     assert steps(samples, 1059.9, 20)[0].ready == 0
 
 
 def test_all_of_a_new_queue_came_in_its_first_step() -> None:
     samples = Samples()
     samples.put(row(accepted=5, ready=5, oldest_us=3), 1005, is_new=True)
-    assert steps(samples, 1010) == [Sample(1010, 5, 0, 5, 1, 2, 3)]
+    assert steps(samples, 1010) == [Sample(1010, 5, 0, 5, 1, 3, 2, 3)]
 
 
 def test_a_queue_has_its_hour_and_no_more() -> None:
@@ -92,7 +93,7 @@ def test_many_queues_have_less_than_an_hour(queues: int, slots_kept: int) -> Non
 
 def test_a_row_has_its_fields() -> None:
     assert len(Sample._fields) == FIELDS
-    assert array("q").itemsize * FIELDS == 56  # what the theory says about memory
+    assert array("q").itemsize * FIELDS == 64  # what the theory says about memory
 
 
 # --- the call ------------------------------------------------------------------------------------
@@ -103,6 +104,7 @@ def test_what_a_broker_tells_of_its_queue(start_broker: StartBroker) -> None:
     with Api(broker.ports["http"]) as api, connect(f"phpmq://127.0.0.1:{broker.ports['phpmq']}") as mq:
         api.get("/v1/queues")  # from now on, a queue is new
         api.send("orders", *[b"x"] * 6)
+        api.send("orders", b"later", delay=600)
         consumed = mq.consume("orders", prefetch=1)
         for _ in range(2):
             next(consumed).ack()
@@ -116,10 +118,10 @@ def test_what_a_broker_tells_of_its_queue(start_broker: StartBroker) -> None:
         answer = api.get("/v1/queues/orders/samples", seconds=60)
         assert answer["step_seconds"] == STEP_SECONDS
         samples = answer["samples"]
-        assert sum(it["rate_in"] for it in samples) * STEP_SECONDS == pytest.approx(6)
+        assert sum(it["rate_in"] for it in samples) * STEP_SECONDS == pytest.approx(7)
         assert sum(it["rate_out"] for it in samples) * STEP_SECONDS == pytest.approx(2)
         last = samples[-1]
-        assert (last["ready"], last["held"], last["dead"]) == (2, 1, 1)
+        assert (last["ready"], last["held"], last["delayed"], last["dead"]) == (2, 1, 1, 1)
         assert 0 <= last["oldest_seconds"] <= STEP_SECONDS * 3
         age = (datetime.now(UTC) - datetime.fromisoformat(last["time"])).total_seconds()
         assert -0.5 < age < STEP_SECONDS + 1

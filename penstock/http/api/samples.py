@@ -19,6 +19,7 @@ SCHEMAS: Final = {
             "rate_out": schema.said(schema.POSITIVE, "Messages acknowledged per second, in this step."),
             "ready": schema.said(schema.OFFSET, "As it was at the end of the step, as the following."),
             "held": schema.OFFSET,
+            "delayed": schema.OFFSET,
             "dead": schema.OFFSET,
             "oldest_seconds": schema.said(
                 schema.or_null(schema.POSITIVE),
@@ -52,6 +53,7 @@ def _fields(sample: Sample, began: float) -> dict[str, object]:
         "rate_out": max(sample.acked, 0) / STEP_SECONDS,
         "ready": sample.ready,
         "held": sample.held,
+        "delayed": sample.delayed,
         "dead": sample.dead,
         "oldest_seconds": None if oldest_us is None else round(oldest_us / MICROSECONDS, 1),
     }

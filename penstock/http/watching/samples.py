@@ -7,7 +7,7 @@ queue at rest costs nothing, and what stands in a row holds until the next one.
 Rules that always hold:
   * A slot that is over does not change any more.
   * Of what is older than `SECONDS_MAX` one row is kept: how the queue stood when that time began.
-  * There are at most `ROWS_MAX` rows, 28 MB: 1,000 queues that change all the time have their whole hour.
+  * There are at most `ROWS_MAX` rows, 32 MB: 1,000 queues that change all the time have their whole hour.
     Where there are more, all are cut to a shorter time, as often as needed, and never below a minute.
 
 How it fails: it does not. What was before this process was started is not known, and not shown.
@@ -25,7 +25,7 @@ SLOTS_MAX: Final = SECONDS_MAX // STEP_SECONDS
 SLOTS_MIN: Final = 60 // STEP_SECONDS
 ROWS_MAX: Final = 500_000
 
-FIELDS: Final = 7  # slot, accepted, acked, ready, held, dead, oldest_us; all of them int64
+FIELDS: Final = 8  # slot, accepted, acked, ready, held, delayed, dead, oldest_us; all of them int64
 _NOTHING: Final = (0,) * (FIELDS - 1)
 
 
@@ -37,6 +37,7 @@ class Sample(NamedTuple):
     acked: int
     ready: int
     held: int
+    delayed: int
     dead: int
     oldest_us: int  # when the oldest living message was accepted; 0: there is none
 
@@ -61,6 +62,7 @@ class Samples:
                 row["counts"].get("acked", 0),
                 row["ready"],
                 row["held"],
+                row["delayed"],
                 row["dead"],
                 row["oldest_us"],
             ),
