@@ -38,7 +38,7 @@ EVENT_COLUMNS: Final = (
 )
 FACT_COLUMNS: Final = (
     "queue string, event_kept bigint, unsynced_events bigint, ready_now bigint, held_now bigint, "
-    "dead_now bigint, consumers_now bigint, paused boolean, events_kept bigint"
+    "delayed_now bigint, dead_now bigint, consumers_now bigint, paused boolean, events_kept bigint"
 )
 
 Tables = dict[str, "pa.Table"]
@@ -220,7 +220,7 @@ class _Job:
             F.min("number").alias("read_first"),
             F.sum(F.when(later, measures.net()).otherwise(0)).alias("net_after"),
         )
-        living = F.col("ready_now") + F.col("held_now") + F.col("dead_now")
+        living = F.col("ready_now") + F.col("held_now") + F.col("delayed_now") + F.col("dead_now")
         # What is kept begins in the period or behind it, or nothing is: before that there may have been more.
         first = F.when(F.col("events_kept") > 0, F.col("read_first")).otherwise(F.col("event_kept"))
         return (

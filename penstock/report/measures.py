@@ -37,9 +37,9 @@ HOSTS_MAX: Final = 10_000
 OUTCOME: Final = """
     case
         when event in ('dead', 'rejected') then 'died'
-        when event in ('returned', 'requeued') then
+        when event in ('returned', 'requeued', 'delayed') then
             case
-                when reason = 'consumer-lost' then 'lost'
+                when reason in ('consumer-lost', 'lease-ended') then 'lost'
                 when reason = 'consumer-cancelled' then 'given_back'
                 else 'requeued'
             end
@@ -48,8 +48,8 @@ OUTCOME: Final = """
 """
 """How a delivery ended, see `tables.OUTCOMES`."""
 
-# A consumer's name is PROTOCOL:PEER#NUMBER; a peer is HOST:PORT, [HOST]:PORT, or the word `unix`. Every
-# delivery has one, so that these are plain functions and no regular expressions.
+# A consumer's name is PROTOCOL:PEER#NUMBER, over HTTP without a number; a peer is HOST:PORT, [HOST]:PORT, or
+# the word `unix`. Every delivery has one, so that these are plain functions and no regular expressions.
 PROTOCOL: Final = "substring_index(consumer, ':', 1)"
 PEER: Final = "substring_index(substring(consumer, instr(consumer, ':') + 1), '#', 1)"
 HOST: Final = """

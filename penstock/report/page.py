@@ -20,7 +20,7 @@ from penstock.report.page_parts import QUEUES_MAX, ROWS_MAX
 from penstock.report.page_queue import queue_part
 from penstock.report.period import Span, datetime_of
 from penstock.report.style import CSS
-from penstock.report.tables import EVENTS
+from penstock.report.tables import BACK, EVENTS
 
 
 class About(NamedTuple):
@@ -184,9 +184,12 @@ def _queues(figures: Figures, anchors: Mapping[str, str]) -> str:
 
 def _now(figures: Figures) -> str:
     """How the queues stood when the report was made, as the broker said."""
-    heads = [Head("Queue", number=False), *map(Head, ("Ready", "Held", "Dead letters", "Consumers"))]
+    heads = [
+        Head("Queue", number=False),
+        *map(Head, ("Ready", "Held", "Delayed", "Dead letters", "Consumers")),
+    ]
     heads.append(Head("", number=False))
-    names = ("ready_now", "held_now", "dead_now", "consumers_now")
+    names = ("ready_now", "held_now", "delayed_now", "dead_now", "consumers_now")
     rows = [
         [
             queue.name,
@@ -211,7 +214,7 @@ def _queue_numbers(totals: Row, grown: int) -> list[str]:
     return [
         units.count(totals["accepted"]),
         units.count(totals["acked"]),
-        units.count(totals["returned"] + totals["requeued"]),
+        units.count(sum(totals[event] for event in BACK)),
         bad(units.count(totals["dead"]), totals["dead"] > 0),
         units.count(totals["expired"] + totals["rejected"] + totals["withdrawn"]),
         units.count(totals["outstanding_end"]),

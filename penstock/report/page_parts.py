@@ -24,7 +24,7 @@ TERMS: Final = (
     (
         "Waiting",
         "From the moment a message was accepted to the moment it was first handed to a consumer. Known when "
-        "that delivery has ended; messages that never had a consumer are not in it.",
+        "that delivery has ended; messages that never had a consumer are not in it, delays are.",
     ),
     (
         "Working",
@@ -34,10 +34,14 @@ TERMS: Final = (
     (
         "Failed",
         "A delivery with which the work was not done: the consumer asked for it again (requeued), went away "
-        "(lost), or the message died or expired in its hands. What a consumer gave back when it stopped in "
-        "order is not a failure.",
+        "or let its lease end (lost), or the message died or expired in its hands. What a consumer gave back "
+        "when it stopped in order is not a failure.",
     ),
-    ("Outstanding", "Messages that are not settled: those that wait, those that are held, and dead letters."),
+    (
+        "Outstanding",
+        "Messages that are not settled: those that wait or are delayed, those that are held, and dead "
+        "letters.",
+    ),
     (
         "Percentiles",
         f"By rank. Up to {ACCURACY // 2:,} values (in a piece of time, {BUCKET_ACCURACY // 2:,}) they are "

@@ -9,7 +9,7 @@ from penstock.report.charts import Series, Values
 from penstock.report.figures import QueueFigures, Row
 from penstock.report.markup import Head, Safe, folded, table, tag, text
 from penstock.report.period import SECOND_US, Span, datetime_of
-from penstock.report.tables import ATTEMPTS_MAX
+from penstock.report.tables import ATTEMPTS_MAX, BACK
 
 REASON_COLOURS: Final = {
     "rejected": "c5",
@@ -153,7 +153,7 @@ def _attempts(queue: QueueFigures) -> list[str]:
 _NUMBERS: Final[tuple[tuple[str, Callable[[QueueFigures, int], str]], ...]] = (
     ("Accepted", lambda queue, at: units.count(queue.counts["accepted"][at])),
     ("Acked", lambda queue, at: units.count(queue.counts["acked"][at])),
-    ("Back", lambda queue, at: units.count(queue.counts["returned"][at] + queue.counts["requeued"][at])),
+    ("Back", lambda queue, at: units.count(sum(queue.counts[event][at] for event in BACK))),
     ("Dead", lambda queue, at: units.count(queue.counts["dead"][at])),
     ("Expired", lambda queue, at: units.count(queue.counts["expired"][at])),
     ("Withdrawn", lambda queue, at: units.count(queue.counts["withdrawn"][at])),

@@ -39,13 +39,14 @@ class Facts(NamedTuple):
     unsynced: int  # events behind the end, which cannot be read yet
     ready: int
     held: int
+    delayed: int
     dead: int
     consumers: int
     paused: bool
 
     @property
     def living(self) -> int:
-        return self.ready + self.held + self.dead
+        return self.ready + self.held + self.delayed + self.dead
 
     @property
     def events(self) -> int:
@@ -60,6 +61,7 @@ class Facts(NamedTuple):
             "unsynced_events": self.unsynced,
             "ready_now": self.ready,
             "held_now": self.held,
+            "delayed_now": self.delayed,
             "dead_now": self.dead,
             "consumers_now": self.consumers,
             "paused": self.paused,
@@ -81,7 +83,7 @@ def survey(asks: Asks, patterns: Sequence[str] = ()) -> list[Facts]:
             row["event_start"],
             min(row["event_end"], synced.get(name, row["event_start"])),
             max(row["event_end"] - synced.get(name, row["event_start"]), 0),
-            *(row[field] for field in ("ready", "held", "dead", "consumers", "paused")),
+            *(row[field] for field in ("ready", "held", "delayed", "dead", "consumers", "paused")),
         )
         for name, row in sorted(rows.items())
     ]

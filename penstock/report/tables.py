@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 
     from penstock.report.survey import Facts
 
-EVENTS: Final = tuple(event.name.lower() for event in Event if event is not Event.HELD)
-"""What is recorded: every arrow of a message's life but the delivery itself."""
+EVENTS: Final = tuple(event.name.lower() for event in Event if event not in (Event.HELD, Event.DUE))
+"""What is recorded: every arrow of a message's life but the delivery itself, and the end of a delay."""
 
 GONE: Final = ("acked", "rejected", "expired", "withdrawn")
 """The events that end a life."""
+
+BACK: Final = ("returned", "requeued", "delayed")
+"""Those that end a delivery with the message in the queue again."""
 
 OUTCOMES: Final = ("acked", "requeued", "lost", "died", "given_back", "expired", "withdrawn")
 """How a delivery ends, seen from the consumer."""
@@ -87,6 +90,7 @@ TABLES: Final[Mapping[str, tuple[Column, ...]]] = {
         Column("outstanding_end", "bigint", "messages that lived when it ended, dead letters included"),
         Column("ready_now", "bigint", "messages that waited when the report was made"),
         Column("held_now", "bigint", "messages that a consumer had then"),
+        Column("delayed_now", "bigint", "messages whose time had not come then"),
         Column("dead_now", "bigint", "dead letters then"),
         Column("consumers_now", "bigint", "consumers then"),
         Column("paused", "boolean", "whether it was paused then"),

@@ -16,7 +16,18 @@ from penstock.log.reader import LogReader
 Table = list[dict[str, Any]]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-EVENTS = ["accepted", "acked", "returned", "requeued", "rejected", "expired", "dead", "redriven", "withdrawn"]
+EVENTS = [
+    "accepted",
+    "acked",
+    "returned",
+    "requeued",
+    "rejected",
+    "expired",
+    "dead",
+    "redriven",
+    "withdrawn",
+    "delayed",
+]
 GONE = {"acked", "rejected", "expired", "withdrawn"}
 OUTCOMES = ["acked", "requeued", "lost", "died", "given_back", "expired", "withdrawn"]
 
@@ -80,8 +91,8 @@ def times(values: list[int]) -> dict[str, float]:
 def outcome(seen: Seen) -> str:
     if seen.event in ("dead", "rejected"):
         return "died"
-    if seen.event in ("returned", "requeued"):
-        if seen.reason == "consumer-lost":
+    if seen.event in ("returned", "requeued", "delayed"):
+        if seen.reason in ("consumer-lost", "lease-ended"):
             return "lost"
         return "given_back" if seen.reason == "consumer-cancelled" else "requeued"
     return seen.event
@@ -90,7 +101,7 @@ def outcome(seen: Seen) -> str:
 def place(consumer: str) -> tuple[str, str]:
     """Protocol and host."""
     protocol, _, rest = consumer.partition(":")
-    peer = rest.rpartition("#")[0]
+    peer = rest.partition("#")[0]
     if peer == "unix":
         return protocol, peer
     return protocol, peer.rpartition(":")[0].strip("[]")

@@ -52,7 +52,7 @@ def same(found: Table, expected: Table) -> None:
 
 def test_the_traffic_has_something_of_everything(by_hand: Reference) -> None:
     events = {seen.event for seen in by_hand.events}
-    assert events == {"accepted", "acked", "returned", "requeued", "dead", "redriven", "withdrawn"}
+    assert events == {"accepted", "acked", "returned", "requeued", "delayed", "dead", "redriven", "withdrawn"}
     reasons = {seen.reason for seen in by_hand.events}
     assert {
         "expired",

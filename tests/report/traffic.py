@@ -8,6 +8,7 @@ queues differ in what goes wrong in them:
     thumbnails    a consumer that cannot keep up for a while, so that a backlog grows and goes
     fragile       sspq, retries that run down; later an operator redrives the dead letters
     purged        nobody consumes, and somebody purges
+    retried       retry-delays, and a consumer over HTTP that fails often
     <script>…     a name that a careless report would run
 """
 
@@ -100,6 +101,7 @@ def queues() -> list[Queue]:
             protocol="sspq",
         ),
         Queue("purged", 0.1, [], protocol="http"),
+        Queue("retried", 0.3, [Worker("http:10.0.0.40:5123", 4, 0.3, 0.01, 0.1, 0.05)], protocol="http"),
         Queue(HOSTILE, 0.2, [Worker("rq:10.0.0.31:60001#6", 1, 0.2)], protocol="rq"),
     ]
 
@@ -120,7 +122,7 @@ class Simulation:
             str(folder),
             start_us,
             settings=LogSettings(segment_bytes=SEGMENT_BYTES),
-            policies=Policies(),
+            policies=Policies({"retried": {"retry-delays": [2, 30]}}),
         )
 
     def run(self) -> None:
@@ -137,6 +139,7 @@ class Simulation:
                 engine.flush(now_us)
                 engine.poll()
             engine.expire(now_us)
+            engine.due(now_us)
             if second == int(self._seconds * 0.7):
                 engine.redrive("fragile", now_us, reason=Reason.RETRIES_EXHAUSTED, limit=30)
                 engine.purge("purged", now_us)
