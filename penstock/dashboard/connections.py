@@ -21,7 +21,7 @@ QUEUES_SEARCHED: Final = 100
 PHPMQ_PORT: Final = 9100
 """Where PHPMQ listens unless a setting says otherwise."""
 
-PROTOCOLS: Final = {"phpmq": "PHPMQ", "sspq": "SSPQ", "rq": "RQ"}
+PROTOCOLS: Final = {"phpmq": "PHPMQ", "sspq": "SSPQ", "rq": "RQ", "http": "HTTP"}
 TROUBLES: Final = {"blocked": "Blocked", "held_back": "Held back"}
 
 COLUMNS: Final = (
@@ -83,7 +83,8 @@ async def build(view: View) -> None:
 def _totals(connections: list[Fields]) -> dict[str, tuple[str, ...]]:
     protocols = Counter(it["protocol"] for it in connections)
     spread = (f"{units.count(protocols[key])} {name}" for key, name in PROTOCOLS.items() if protocols[key])
-    consuming = sum(bool(it["consumes"]) for it in connections)
+    # Whoever takes over HTTP is a consumer also while it works, and asks for nothing.
+    consuming = sum(bool(it["consumes"] or it["held"]) for it in connections)
     others = len(connections) - consuming
     blocked = sum(it["blocked"] for it in connections)
     held_back = sum(it["held_back"] for it in connections)
@@ -163,4 +164,7 @@ def _first_steps(view: View) -> None:
             "ps-code",
             tabindex="0",
         )
-        tag("p", "Who connects appears here by itself. Calls over HTTP are no connections.")
+        tag(
+            "p",
+            "Who connects appears here by itself, and who takes messages over HTTP. Other calls are none.",
+        )

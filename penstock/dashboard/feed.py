@@ -39,6 +39,7 @@ LIST_ROWS: Final = 2000
 SHOWN: Final = (
     "ready",
     "held",
+    "delayed",
     "dead",
     "bytes",
     "consumers",
@@ -51,7 +52,7 @@ SHOWN: Final = (
 """What a row must differ in to be told again."""
 
 _DATA: Final = b"data: "
-SUMMED: Final = ("rate_in", "rate_out", "ready", "held", "dead", "consumers")
+SUMMED: Final = ("rate_in", "rate_out", "ready", "held", "delayed", "dead", "consumers")
 
 log = logging.getLogger("penstock.dashboard")
 
@@ -64,6 +65,7 @@ class Totals(NamedTuple):
     rate_out: float = 0.0
     ready: float = 0
     held: float = 0
+    delayed: float = 0
     dead: float = 0
     consumers: float = 0
     queues: int = 0

@@ -15,11 +15,12 @@ from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
 from penstock.common import units
+from penstock.common.text import printable
 from penstock.control.frames import Fields
 from penstock.dashboard import payload
 from penstock.dashboard.caller import ApiError, queue_path
 from penstock.dashboard.layout import badge, button, fact, facts, nothing_here, panel, tag
-from penstock.dashboard.message_life import Step, steps_of
+from penstock.dashboard.message_life import Step, because, steps_of
 from penstock.dashboard.pages import queue_href
 from penstock.dashboard.queue_blocks import Choice, crumbs, terminal
 from penstock.dashboard.queue_messages import STATE_KINDS
@@ -31,6 +32,9 @@ LOOK_SECONDS: Final = 3.0
 LOOK_BYTES_MAX: Final = 100_000
 LOOK_COST_MAX: Final = 0.2
 """A look that took longer than so many seconds is not repeated by itself."""
+
+WIDE_CHARACTERS: Final = 32
+"""A fact from here on has a line of its own."""
 
 FORMS: Final[Mapping[str, tuple[str, Callable[[bytes], payload.Shown | None]]]] = {
     "json": ("JSON", payload.as_json),
@@ -93,6 +97,9 @@ class _Message:
             with tag("div", classes="ps-message-main"):
                 with panel("Payload"):
                     self._payload = tag("div")
+                if self._message["headers"]:
+                    with panel("Headers"):
+                        _headers(self._message["headers"])
                 with panel("Facts", "ps-message-facts"):
                     self._facts = tag("div")
             with panel("Its life", "ps-life-panel"):
@@ -133,6 +140,9 @@ class _Message:
         self._facts.clear()
         with self._facts, facts():
             self._fact_texts = {label: fact(label, text) for label, text in facts_now}
+            for element in self._fact_texts.values():
+                if len(element.text) >= WIDE_CHARACTERS:
+                    element.classes("ps-fact-long")
         self._life.clear()
         with self._life:
             self._betweens = [_draw_step(step) for step in steps]
@@ -207,12 +217,22 @@ def _facts(message: Fields, size: int) -> Sequence[tuple[str, str]]:
         ("Attempts", units.count(message["attempts"] or 0)),
         ("Retries left", "without end" if message["retries"] == 255 else str(message["retries"])),
         ("Expires", _when(message["expires"])),
-        ("Dead because", message["reason"] or ""),
+        ("Delayed until", _when(message["due"])),
+        ("Dead because", because(message)),
         ("Held by", message["consumer"] or ""),
         ("Id", message["id"]),
     ]
     # What does not apply is left out.
     return [(label, text) for label, text in found if text not in ("", "None")]
+
+
+def _headers(headers: Mapping[str, str]) -> None:
+    """What came with the payload; what does not print is shown as escapes."""
+    with tag("table", classes="ps-table ps-headers", aria_label="Headers"), tag("tbody"):
+        for name, value in headers.items():
+            with tag("tr"):
+                tag("th", printable(name), scope="row")
+                tag("td", printable(value))
 
 
 def _when(moment: str | None) -> str:

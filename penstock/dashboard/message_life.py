@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from penstock.common import units
+from penstock.common.text import printable
 
 STEPS_FIRST: Final = 12
 STEPS_LAST: Final = 60
@@ -38,6 +39,7 @@ WORDS: Final[Mapping[str, Word]] = {
     "acked": Word("Acknowledged", "ok"),
     "returned": Word("Returned to its place", "warn", "waited"),
     "requeued": Word("Requeued behind the tail", "warn", "waited"),
+    "delayed": Word("Delayed", "warn", "waited"),
     "rejected": Word("Rejected and thrown away", "bad"),
     "expired": Word("Expired", "bad"),
     "dead": Word("Died", "bad", "dead"),
@@ -47,6 +49,7 @@ WORDS: Final[Mapping[str, Word]] = {
 NOW: Final[Mapping[str, Word]] = {
     "ready": Word("Waits for a consumer", "now"),
     "held": Word("Is with its consumer", "now"),
+    "delayed": Word("Waits for its time", "now"),
     "dead": Word("Is a dead letter", "now"),
 }
 BACK: Final = frozenset({"returned", "requeued"})
@@ -88,8 +91,23 @@ def steps_of(message: Message, now: float) -> list[Step]:
     if state in NOW:
         word = NOW[state]
         title = "Is held as a dead letter" if state == "dead" and consumer else word.title
-        steps.append(Step("now", title, word.color, now, facts=_facts(("by", consumer))))
+        steps.append(
+            Step("now", title, word.color, now, facts=_facts(("until", due_of(message)), ("by", consumer)))
+        )
     return _shortened(_with_times(steps))
+
+
+def due_of(message: Message) -> str:
+    """When the time of a delayed message comes: to the second today, else to the minute; empty for others."""
+    if message["due"] is None:
+        return ""
+    due, now = datetime.fromisoformat(message["due"]), datetime.now(UTC)
+    return f"{due:%H:%M:%S} UTC" if due.date() == now.date() else f"{due:%Y-%m-%d %H:%M} UTC"
+
+
+def because(message: Message) -> str:
+    """Why a letter is dead, with what was said when it was rejected; empty for others."""
+    return ": ".join(filter(None, (message["reason"], printable(message["why"] or ""))))
 
 
 Facts = tuple[tuple[str, str], ...]

@@ -23,6 +23,7 @@ COLUMNS: Final = (
     Column("rate_out", "Out", "rate", unit="/s", help="Messages acknowledged per second, lately"),
     Column("ready", "Ready", "count", help="Messages that wait for a consumer"),
     Column("held", "Held", "count", help="Messages that a consumer has and has not settled"),
+    Column("delayed", "Delayed", "count", help="Messages that nobody gets before their time"),
     Column("oldest_at", "Oldest", "since", help="Age of the oldest message that is not settled"),
     Column("dead", "Dead", "count", alarm="bad", help="Dead letters"),
     Column("consumers", "Consumers", "count"),
@@ -40,12 +41,13 @@ class Figure:
     color: str
     unit: str = ""
     alarm: bool = False  # anything but 0 stands out
+    aside: str = ""  # another total, told beside it where it is not 0
 
 
 FIGURES: Final = (
     Figure("rate_in", "In", units.rate, "rate", "in", "/s"),
     Figure("rate_out", "Out", units.rate, "rate", "out", "/s"),
-    Figure("ready", "Ready", units.count, "count", "ready"),
+    Figure("ready", "Ready", units.count, "count", "ready", aside="delayed"),
     Figure("held", "Held", units.count, "count", "muted"),
     Figure("oldest_seconds", "Oldest", units.age, "age", "warn"),
     Figure("dead", "Dead", units.count, "count", "dead", alarm=True),
@@ -58,7 +60,8 @@ class _Tile:
     def __init__(self, figure: Figure) -> None:
         self.figure = figure
         with tag("section", classes="ps-tile", aria_label=figure.label):
-            tag("h2", figure.label)
+            with tag("h2", figure.label):
+                self._aside = tag("span", "", data_total=figure.aside) if figure.aside else None
             with tag("p", classes="ps-tile-value"):
                 self._value: TextElement = tag("span", "–", data_total=figure.field)
                 if figure.unit:
@@ -79,6 +82,9 @@ class _Tile:
         self._value.set_text(self.figure.say(value))
         if self.figure.alarm:
             self._value.classes(**{"add" if value else "remove": "ps-text-bad"})
+        if self._aside is not None:
+            number = getattr(totals, self.figure.aside)
+            self._aside.set_text(f"{units.count(number)} {self.figure.aside}" if number else "")
 
     def point(self, totals: Totals) -> tuple[float, float | None]:
         return totals.at, getattr(totals, self.figure.field)

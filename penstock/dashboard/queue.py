@@ -40,6 +40,7 @@ NUMBERS: Final[Sequence[tuple[str, str, Callable[[Any], str], str]]] = (
     ("rate_out", "Out", units.rate, "/s"),
     ("ready", "Ready", units.count, ""),
     ("held", "Held", units.count, ""),
+    ("delayed", "Delayed", units.count, ""),
     ("oldest_seconds", "Oldest", units.age, ""),
     ("dead", "Dead", units.count, ""),
     ("consumers", "Consumers", units.count, ""),
@@ -152,8 +153,8 @@ class _Head:
             view.notify(f"Purged {units.counted(answer['purged'], 'message')} of {queue}")
 
         text = (
-            "{ready} will be thrown away: what waits for a consumer. What is held and what is dead stays. "
-            "This cannot be undone."
+            "{ready} will be thrown away: what waits for a consumer, or for its time. What is held and what "
+            "is dead stays. This cannot be undone."
         )
         if await self._is_wanted("Purge", text):
             await view.run(do)
@@ -180,6 +181,7 @@ class _Head:
 
         async def look() -> None:
             row = await self._view.api.get(queue_path(self._queue))
+            row["ready"] += row["delayed"]  # Both wait: the ones for a consumer, the others for their time.
             said.update({field: units.counted(row[field], noun) for field, noun in nouns.items()})
 
         title = f"{action} this queue"

@@ -17,6 +17,7 @@ from penstock.control.frames import Fields
 from penstock.dashboard import payload
 from penstock.dashboard.caller import Caller, queue_path
 from penstock.dashboard.layout import button, panel, tag
+from penstock.dashboard.message_life import because, due_of
 from penstock.dashboard.pages import queue_href
 from penstock.dashboard.queue_blocks import Choice, terminal, whole
 from penstock.dashboard.table import Column, LiveTable, Row
@@ -30,10 +31,17 @@ STATES: Final[Mapping[str, str]] = {
     "all": "All",
     "ready": "Ready",
     "held": "Held",
+    "delayed": "Delayed",
     "dead": "Dead",
     "gone": "Gone",
 }
-STATE_KINDS: Final[Mapping[str, str]] = {"ready": "ok", "held": "", "dead": "bad", "gone": ""}
+STATE_KINDS: Final[Mapping[str, str]] = {
+    "ready": "ok",
+    "held": "",
+    "delayed": "warn",
+    "dead": "bad",
+    "gone": "",
+}
 
 COLUMNS: Final = (
     Column("offset", "Offset", "link", head=True, sortable=False),
@@ -49,8 +57,10 @@ def message_row(queue: str, message: Mapping[str, Any]) -> Row:
     """A message of the API as a row of a table, the oldest first."""
     state, reason, consumer = message["state"], message["reason"], message["consumer"]
     badges = [[state, STATE_KINDS[state]]]
+    if message["due"]:
+        badges.append([f"until {due_of(message)}", ""])
     if reason:
-        badges.append([reason, ""])
+        badges.append([because(message), ""])
     if consumer and state == "dead":
         badges.append(["held", ""])
     if message["repaired"]:

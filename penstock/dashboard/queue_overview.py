@@ -55,10 +55,10 @@ GRAPHS: Final = (
     ),
     Graph(
         "Backlog",
-        ("ready", "held", "dead"),
-        (Series("Ready", "ready"), Series("Held", "out"), Series("Dead", "dead")),
+        ("ready", "held", "delayed", "dead"),
+        (Series("Ready", "ready"), Series("Held", "out"), Series("Delayed", "warn"), Series("Dead", "dead")),
         "count",
-        help="Messages that wait, that are held, that are dead",
+        help="Messages that wait, are held, delayed, dead",
     ),
     Graph(
         "Waiting time",
@@ -90,6 +90,7 @@ SETTINGS: Final[Sequence[tuple[str, str, Callable[[Any], str]]]] = (
     ("retention_seconds", "Retention", lambda it: units.duration(it) if it else "none"),
     ("retention_bytes", "Retention, at most", lambda it: units.size(it) if it else "no bound"),
     ("max_deliveries", "Max deliveries", lambda it: units.count(it) if it else "no bound"),
+    ("retry_delays", "Retry delays", lambda it: ", ".join(map(units.duration, it)) or "none"),
     ("max_bytes", "Max bytes", lambda it: units.size(it) if it else "no bound"),
     ("on_expiry", "What expires", lambda it: {"dead": "becomes dead", "drop": "is dropped"}[it]),
     ("dead_letters", "Dead letters", lambda it: "on" if it else "off"),

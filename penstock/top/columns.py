@@ -5,7 +5,7 @@ it needs, the trend what is left. Where the terminal is too narrow, the size goe
 then names are cut off; the numbers stay.
 
 Widths only grow while a table is shown (`grown`), so that columns do not jump each time a number gets
-shorter.
+shorter. What is delayed has a column from the first such message on: most brokers have none, and no room.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ NAME_HALVED: Final = 8
 
 CUT: Final = "…"
 
-NAME, TREND, SIZE = "name", "trend", "bytes"
+NAME, TREND, SIZE, DELAYED = "name", "trend", "bytes", "delayed"
 
 PLAIN: Final = Style()
 QUIET: Final = Style(dim=True)
@@ -59,6 +59,7 @@ COLUMNS: Final = (
     Column(NAME, "QUEUE"),
     Column("ready", "READY", 6),
     Column("held", "HELD", 5),
+    Column(DELAYED, "DELAYED", 7),
     Column("dead", "DEAD", 5),
     Column("rate_in", "IN/S", 5),
     Column("rate_out", "OUT/S", 5),
@@ -114,6 +115,8 @@ def grown(before: Widths, queues: Sequence[Answer]) -> Widths:
     for column in COLUMNS[1:-1]:
         field = column.field
         largest = max((queue[field] or 0 for queue in queues), default=0)
+        if field == DELAYED and not largest and field not in before:
+            continue
         # An arrow may stand behind any heading.
         least = max(column.width_min, len(column.title) + 1, before.get(field, 0))
         # The longest time is not the widest: times have their width by `width_min`.

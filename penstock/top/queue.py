@@ -26,7 +26,7 @@ from penstock.top.feed import Feed, Opened
 from penstock.top.state import State
 from penstock.top.wishes import Pause, Redrive
 
-STATE_STYLES: Final = {"ready": PLAIN, "held": WARN, "dead": BAD, "gone": QUIET}
+STATE_STYLES: Final = {"ready": PLAIN, "held": WARN, "delayed": QUIET, "dead": BAD, "gone": QUIET}
 LEFT_WIDTH: Final = 40
 MARGIN: Final = 3
 BODY_BYTES_SHOWN: Final = 999

@@ -168,8 +168,8 @@ class QueueTable(ScrollView, can_focus=True):
             self.post_message(Open(self.current["name"]))
 
     def action_sort(self) -> None:
-        at = c.SORTABLE.index(self.sort)
-        self.sort_by(c.SORTABLE[(at + 1) % len(c.SORTABLE)])
+        shown = [field for field in c.SORTABLE if field in self._widths or field == self.sort]
+        self.sort_by(shown[(shown.index(self.sort) + 1) % len(shown)])
 
     def action_reverse(self) -> None:
         self.reversed = not self.reversed

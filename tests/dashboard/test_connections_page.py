@@ -135,6 +135,13 @@ def test_find_sort_and_filter(start_broker: StartBroker, visit: Visit) -> None:
         page.get_by_role("button", name="Show all").click()
         assert len(names(page)) == 3
         mq.ack_many(held)
+        # Who takes over HTTP has no connection of its own, and is among them while it has something.
+        api.send("work", b"3")
+        api.post("/v1/queues/work/take")
+        until(lambda: len(names(page)) == 4, "a worker over HTTP")
+        page.get_by_role("combobox", name="Protocol").select_option("HTTP")
+        (worker,) = names(page)
+        assert cell(page, worker, "held") == "1"
 
 
 def test_who_does_not_read_is_marked_and_explained(start_broker: StartBroker, visit: Visit) -> None:

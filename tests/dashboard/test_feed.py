@@ -23,7 +23,7 @@ WAIT_SECONDS = 10.0
 
 
 def row(name: str, **more: object) -> dict[str, Any]:
-    counts = ("ready", "held", "dead", "bytes", "consumers", "rate_in", "rate_out", "offset_end")
+    counts = ("ready", "held", "delayed", "dead", "bytes", "consumers", "rate_in", "rate_out", "offset_end")
     fields = dict.fromkeys(counts, 0)
     told = {"paused": False, "oldest_seconds": None, "identity": "000001000001"}
     return {"name": name, **fields, **told, **more}

@@ -79,7 +79,7 @@ def event(name: str, at: int, **more: Any) -> dict[str, Any]:
 
 
 def life(state: str, *history: dict[str, Any], consumer: str | None = None) -> list[tuple[str, str]]:
-    message = {"state": state, "consumer": consumer, "attempts": 2, "protocol": "rq", "history": history}
+    message = {"state": state, "consumer": consumer, "protocol": "rq", "history": history, "due": None}
     return [(step.event, step.between) for step in steps_of(message, 1794787200.0)]
 
 
@@ -88,11 +88,14 @@ def test_what_was_between_two_steps() -> None:
     assert life(
         "gone",
         event("accepted", 0),
+        event("delayed", 540, reason="lease-ended", **{**held, "dispatched": "2026-11-15T08:00:00.500Z"}),
         event("dead", 602, reason="rejected", **held),
         event("returned", 720, consumer="d", attempt=1, dispatched="2026-11-15T11:00:00.500Z"),
         event("withdrawn", 780, reason="purged"),
     ) == [
-        ("accepted", "waited 10 h"),
+        ("accepted", "waited 8 h"),
+        ("held", "held for 1 h"),
+        ("delayed", "waited 1 h"),
         ("held", "held for 2 min"),
         ("dead", "dead for 58 min"),
         ("held", "held for 1 h"),
@@ -110,6 +113,35 @@ def test_a_very_long_life_is_shortened() -> None:
     assert len(drawn) == STEPS_FIRST + 1 + STEPS_LAST
     assert drawn[STEPS_FIRST][0] == "left-out"
     assert (drawn[0][0], drawn[-1][0]) == ("accepted", "now")
+
+
+def test_what_a_worker_over_http_has_said(broker: BrokerProcess, api: Api, visit: Visit) -> None:
+    """Headers that it was sent with, a delay, and the reason of a rejection: all of it stays text."""
+    said = "<img src=x onerror=alert(1)> \u202egnirts"
+    line = {"value": "x", "headers": {"<b>name</b>": said, "traceparent": "00-0af7651916cd43dd-01"}}
+    api.ask("POST", path_of("told", "batch"), json.dumps(line).encode(), {"Content-Type": NDJSON})
+    (message,) = api.post(path_of("told", "take"))["messages"]
+    api.post(path_of("told", "settle"), {"requeue": [{"id": message["id"], "delay": 0.05}]})
+    page = visit(broker, "/queue/told?offset=0")
+    (message,) = api.post(path_of("told", "take"), wait=10)["messages"]
+    api.post(path_of("told", "settle"), {"requeue": [{"id": message["id"], "delay": 90_000}]})
+    until(lambda: steps(page) == ["accepted", *["held", "delayed"] * 2, "now"], "both to be drawn")
+    due = api.get(path_of("told", "messages/0"))["due"]
+    expect(page.locator('[data-event="now"]')).to_contain_text(f"until {due[:10]} {due[11:16]} UTC")
+    expect(page.locator(".ps-queue-title .ps-badge")).to_have_text("delayed")
+    shown_said = said.replace("\u202e", "\\u202e")
+    expect(page.locator(".ps-headers tr")).to_have_text(
+        [f"<b>name</b>{shown_said}", "traceparent00-0af7651916cd43dd-01"]
+    )
+    api.send("told", b"y")
+    (message,) = api.post(path_of("told", "take"))["messages"]
+    api.post(path_of("told", "settle"), {"reject": [{"id": message["id"], "reason": said}]})
+    page = visit(broker, "/queue/told?offset=1")
+    expect(page.locator(".ps-fact-long").first).to_have_text(f"rejected: {shown_said}")
+    assert page.locator(".ps-headers").count() == 0
+    page = visit(broker, "/queue/told?part=dead")
+    expect(page.locator(".ps-messages tr .ps-badge")).to_have_text(["dead", f"rejected: {shown_said}"])
+    assert page.locator("main img:not([alt=''])").count() == 0
 
 
 # --- its payload -------------------------------------------------------------------------------------

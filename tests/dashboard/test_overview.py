@@ -10,7 +10,7 @@ from tests.dashboard.conftest import StartBroker, Visit, axe, everybody, fits, u
 from tests.http.api import NDJSON, Api
 from tests.server.harness import ROOT, BrokerProcess
 
-SHOWN = ("ready", "held", "dead", "consumers")
+SHOWN = ("ready", "held", "delayed", "dead", "consumers")
 
 
 def cell(page: Page, queue: str, column: str) -> str:
@@ -57,6 +57,7 @@ def test_the_numbers_are_the_apis_while_traffic_runs(start_broker: StartBroker, 
     with Api(broker.ports["http"]) as api, connect(f"phpmq://127.0.0.1:{broker.ports['phpmq']}") as mq:
         fill(api, "orders", 20)
         fill(api, "mail", 1234)
+        api.send("mail", b"later", delay=600)
         page = visit(broker)
         page.locator('tr[data-key="orders"]').wait_for()
         consumed = mq.consume("orders", prefetch=7)
@@ -77,6 +78,7 @@ def test_the_numbers_are_the_apis_while_traffic_runs(start_broker: StartBroker, 
             until(same, "the page to show what the API says")
         assert cell(page, "orders", "dead") == "5"
         assert cell(page, "mail", "ready") == "1,234"
+        assert total(page, "delayed") == "1 delayed"
         assert cell(page, "mail", "oldest_at").endswith(" s")
 
         def rates() -> bool:

@@ -19,7 +19,7 @@ from tests.http.api import NDJSON, Api
 from tests.http.morgue import path_of, reject, take
 from tests.server.harness import BrokerProcess
 
-SHOWN = ("ready", "held", "dead", "consumers")
+SHOWN = ("ready", "held", "delayed", "dead", "consumers")
 NOT_DONE = "Not done: the link to the broker is lost. Try again when this page is back."
 ROLES = ("read", "operate", "admin")
 NOBODY = ("WebSocket connection to", "ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET", "ERR_EMPTY_RESPONSE")
@@ -49,6 +49,7 @@ def offsets(page: Page) -> list[int]:
 
 def test_the_numbers_are_the_apis_while_traffic_runs(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     fill(api, "orders", 30)
+    api.send("orders", b"later", delay=600)
     page = visit(broker, "/queue/orders")
     expect(page.get_by_role("heading", name="orders", exact=True)).to_be_visible()
     with connect(f"phpmq://127.0.0.1:{broker.ports['phpmq']}") as mq:
@@ -83,7 +84,7 @@ def test_charts_begin_with_the_past(broker: BrokerProcess, api: Api, visit: Visi
     fill(api, "charted", 40)
     until(lambda: bool(api.get("/v1/queues/charted/samples")["samples"]), "a step to be over")
     page = visit(broker, "/queue/charted")
-    backlog = page.get_by_role("img", name="Messages that wait, that are held, that are dead")
+    backlog = page.get_by_role("img", name="Messages that wait, are held, delayed, dead")
     until(lambda: "Ready 40" in (backlog.get_attribute("aria-label") or ""), "the backlog to be drawn")
     rates = page.get_by_role("img", name="Messages accepted and acknowledged per second")
     # 40 within ten seconds: the API's sample knows, the rate of now has forgotten or soon will.
@@ -197,6 +198,11 @@ def test_messages_by_state_and_offset(broker: BrokerProcess, api: Api, visit: Vi
     expect(page.locator('tr[data-key="5"] .ps-badge')).to_have_text(["dead", "rejected"])
     page.get_by_role("button", name="Gone").click()
     until(lambda: offsets(page) == [0, 1, 2, 3, 4], "the gone")
+    api.send("many", b"tomorrow", delay=86400)
+    due = api.get(path_of("many", "messages/130"))["due"]
+    page.get_by_role("button", name="Delayed").click()
+    until(lambda: offsets(page) == [130], "the one whose time has not come")
+    expect(page.locator(".ps-badge", has_text="until")).to_have_text(f"until {due[:10]} {due[11:16]} UTC")
     page.get_by_role("button", name="Held").click()
     expect(page.get_by_text("There is no message here.")).to_be_visible()
     page.get_by_role("button", name="All", exact=True).click()
@@ -242,7 +248,8 @@ def test_pause_and_resume_by_click(broker: BrokerProcess, api: Api, visit: Visit
 
 
 def test_a_purge_wants_the_name(broker: BrokerProcess, api: Api, visit: Visit) -> None:
-    fill(api, "purged", 1234)
+    fill(api, "purged", 1233)
+    api.send("purged", b"later", delay=600)
     reject(broker, api, "purged-dead", [b"a", b"b"])
     page = visit(broker, "/queue/purged")
     page.get_by_role("button", name="Purge…").click()
@@ -255,7 +262,7 @@ def test_a_purge_wants_the_name(broker: BrokerProcess, api: Api, visit: Visit) -
     expect(go).to_be_disabled()
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
-    assert api.get("/v1/queues/purged")["ready"] == 1234
+    assert api.get("/v1/queues/purged")["ready"] == 1233
     page.get_by_role("button", name="Purge…").click()
     dialog.get_by_role("textbox").fill("purged")
     go.click()

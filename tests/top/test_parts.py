@@ -14,7 +14,8 @@ from penstock.top.sparks import spark
 
 
 def queue(name: str = "orders", **fields: object) -> Answer:
-    numbers = dict.fromkeys(("ready", "held", "dead", "rate_in", "rate_out", "consumers", "bytes"), 0)
+    names = ("ready", "held", "delayed", "dead", "rate_in", "rate_out", "consumers", "bytes")
+    numbers = dict.fromkeys(names, 0)
     return {"name": name, "oldest_seconds": None, "paused": False, **numbers, **fields}
 
 
@@ -98,6 +99,7 @@ BUSY = queue(
     "a.rather.long.name.of.a.queue" * 3,
     ready=10**9,
     held=123_456,
+    delayed=54_321,
     dead=999_999,
     rate_in=98_765.4,
     rate_out=98_765.4,
@@ -114,7 +116,8 @@ BUSY = queue(
 def test_columns_fit_the_terminal(width: int, rows: list[Answer]) -> None:
     shape = columns.layout(columns.grown({}, rows), width)
     assert sum(shape.values()) + columns.gap_of(width) * (len(shape) - 1) <= width
-    numbers = ["ready", "held", "dead", "rate_in", "rate_out", "oldest_seconds", "consumers"]
+    delayed = ["delayed"] if BUSY in rows else []  # which has a column where there is one
+    numbers = ["ready", "held", *delayed, "dead", "rate_in", "rate_out", "oldest_seconds", "consumers"]
     assert [field for field in shape if field not in ("name", "bytes", "trend")] == numbers
     for row in rows:
         for field in numbers:

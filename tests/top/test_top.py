@@ -166,6 +166,11 @@ def test_no_queue(start_broker: StartBroker) -> None:
             api.send("first", b"")
         screen.wait(lambda it: it.cells_of("first")[:1] == ["1"], "the first queue")
         screen.wait(lambda it: "there is no queue" not in it.text, "no word about it")
+        assert "DELAYED" not in screen.text
+        with Api(broker.ports["http"]) as api:
+            api.send("first", b"", b"", delay=600)
+        screen.wait(lambda it: it.cells_of("first")[:3] == ["1", "0", "2"], "a column for what is delayed")
+        assert "DELAYED" in screen.text
     with Screen("top", "none*", "--url", url_of(broker)) as screen:
         screen.wait_text("there is no queue named like none*")
 
