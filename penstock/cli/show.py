@@ -81,6 +81,7 @@ def policy(policy: Answer) -> list[str]:
         "on-expiry": policy["on_expiry"],
         "dead-letters": "on" if policy["dead_letters"] else "off",
         "expire-seconds": units.duration(policy["expire_seconds"]) if policy["expire_seconds"] else "never",
+        "retry-delays": ", ".join(map(units.duration, policy["retry_delays"])) or "none",
     }
     return tables.pairs(shown.items())
 
