@@ -206,10 +206,51 @@ def body_checksum(parts: Sequence[Buffer]) -> int:
     return checksum
 
 
-class Messages:
-    """The columns of a message block, in memory. `retries` and the others as in the layout."""
+class Columns:
+    """The columns of messages, as in the layout."""
 
-    __slots__ = ("bounds", "due", "expires", "header", "headers", "payload", "reply", "retries")
+    __slots__ = ("bounds", "due", "expires", "headers", "payload", "reply", "retries")
+
+    def __init__(
+        self,
+        bounds: Sequence[int],
+        payload: bytes | memoryview,
+        expires: Sequence[int] | None = None,
+        retries: Sequence[int] | None = None,
+        reply: Sequence[bytes] | None = None,
+        due: Sequence[int] | None = None,
+        headers: Sequence[bytes] | None = None,
+    ) -> None:
+        self.bounds = bounds
+        self.payload = payload
+        self.expires = expires
+        self.retries = retries
+        self.reply = reply
+        self.due = due
+        self.headers = headers
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def flags(self) -> int:
+        """What a header says of them."""
+        flags = FLAG_EXPIRES if self.expires is not None else 0
+        if self.retries is not None:
+            flags |= FLAG_RETRIES
+        if self.reply is not None:
+            flags |= FLAG_REPLY
+        if self.due is not None:
+            flags |= FLAG_DELAYED
+        if self.headers is not None:
+            flags |= FLAG_HEADERS
+        return flags
+
+
+class Messages(Columns):
+    """A message block, in memory."""
+
+    __slots__ = ("header",)
 
     def __init__(
         self,
@@ -222,40 +263,31 @@ class Messages:
         due: Sequence[int] | None = None,
         headers: Sequence[bytes] | None = None,
     ) -> None:
+        super().__init__(bounds, payload, expires, retries, reply, due, headers)
         self.header = header
-        self.bounds = bounds
-        self.payload = payload
-        self.expires = expires
-        self.retries = retries
-        self.reply = reply
-        self.due = due
-        self.headers = headers
 
 
-def message_parts(
-    bounds: "array[int]",
-    payload: bytes,
-    expires: "array[int] | None",
-    retries: "array[int] | None",
-    reply: Sequence[bytes] | None,
-    due: "array[int] | None" = None,
-    headers: Sequence[bytes] | None = None,
-) -> list[Buffer]:
+def with_header(header: Header, it: Columns) -> Messages:
+    """The same columns as a block of their own."""
+    return Messages(header, it.bounds, it.payload, it.expires, it.retries, it.reply, it.due, it.headers)
+
+
+def message_parts(columns: Columns) -> list[Buffer]:
     """The body of a message block, as buffers to be written one after the other."""
-    column = memoryview(bounds).cast("B")
-    parts: list[Buffer] = [column, PAD[len(column) % 8], payload, PAD[len(payload) % 8]]
-    if expires is not None:
-        parts.append(memoryview(expires).cast("B"))
-    if retries is not None:
-        column = memoryview(retries).cast("B")
-        parts += [column, PAD[len(column) % 8]]
-    if due is not None:
-        parts.append(memoryview(due).cast("B"))
-    if headers is not None:
-        parts += _binary_parts(headers)
-    if reply is not None:
-        parts += _binary_parts(reply)
+    parts = [*_padded(columns.bounds), columns.payload, PAD[len(columns.payload) % 8]]
+    for numbers in (columns.expires, columns.retries, columns.due):
+        if numbers is not None:
+            parts += _padded(numbers)
+    for texts in (columns.headers, columns.reply):
+        if texts is not None:
+            parts += _binary_parts(texts)
     return [part for part in parts if len(part)]
+
+
+def _padded(column: Sequence[int]) -> list[Buffer]:
+    # Whoever makes a block has arrays. The stub of `memoryview` knows no sequence that is a buffer.
+    raw = memoryview(column).cast("B")  # type: ignore[arg-type]
+    return [raw, PAD[len(raw) % 8]]
 
 
 def _binary_parts(values: Sequence[bytes]) -> list[Buffer]:

@@ -2,10 +2,10 @@
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from penstock.build import COMPILED
-from penstock.log.block import HEADER_BYTES, PROTOCOLS, Messages
+from penstock.log.block import HEADER_BYTES, PROTOCOLS, Columns, Messages
 from penstock.log.errors import LogRefused
 from penstock.model.batch import DELAY_SECONDS_MAX, RETRIES_ENDLESS, RETRIES_NONE, Batch, Slice
 
@@ -15,33 +15,6 @@ if COMPILED:
 BATCH_BYTES_MAX = 1 << 30
 TTL_SECONDS_MAX = 10**12
 """Any moment that many seconds from now, in microseconds since the epoch, fits in 64 bits."""
-
-
-class Columns:
-    """The columns of one message block to be."""
-
-    __slots__ = ("bounds", "due", "expires", "headers", "payload", "reply", "retries")
-
-    def __init__(
-        self,
-        bounds: "array[int]",
-        payload: bytes,
-        expires: "array[int] | None",
-        retries: "array[int] | None",
-        reply: Sequence[bytes] | None,
-        due: "array[int] | None" = None,
-        headers: Sequence[bytes] | None = None,
-    ) -> None:
-        self.bounds = bounds
-        self.payload = payload
-        self.expires = expires
-        self.retries = retries
-        self.reply = reply
-        self.due = due
-        self.headers = headers
-
-    def __len__(self) -> int:
-        return len(self.bounds) - 1
 
 
 def check_batch(queue: str, batch: Batch) -> None:
@@ -239,7 +212,7 @@ def split_columns(columns: Columns, block_bytes: int) -> Iterator[Columns]:
         lo = hi
 
 
-def cut_columns(source: Columns | Messages, lo: int, hi: int) -> Columns:
+def cut_columns(source: Columns, lo: int, hi: int) -> Columns:
     """The messages from `lo` to `hi` as columns of their own."""
     start = source.bounds[lo]
     part = source.bounds[lo : hi + 1]

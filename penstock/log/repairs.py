@@ -28,7 +28,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from penstock.log.block import Messages
+from penstock.log.block import Messages, with_header
 from penstock.model.batch import Batch
 from penstock.model.policy import QueuePolicy
 from penstock.model.ranges import RangeMap
@@ -106,16 +106,7 @@ def up_to(block: Messages, end: int) -> Messages:
     """The messages of a block before an offset."""
     header = block.header.copy()
     header.count = end - header.first_offset
-    return Messages(
-        header,
-        block.bounds,
-        block.payload,
-        block.expires,
-        block.retries,
-        block.reply,
-        block.due,
-        block.headers,
-    )
+    return with_header(header, block)
 
 
 def left_over(repairs: RangeMap[int], living: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

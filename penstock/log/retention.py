@@ -481,15 +481,7 @@ class _Copy:
         """One run of living messages as a block of its own."""
         old = block.header
         columns = cut_columns(block, first - old.first_offset, end - old.first_offset)
-        parts = message_parts(
-            columns.bounds,
-            columns.payload,
-            columns.expires,
-            columns.retries,
-            columns.reply,
-            columns.due,
-            columns.headers,
-        )
+        parts = message_parts(columns)
         header = _cut(old, first, end)
         header.extra = len(columns.payload)
         header.expires_min_us = min(filter(None, columns.expires or ()), default=0)

@@ -6,24 +6,22 @@ from penstock.log.adoption import Adoption, Run, adoption_parts
 from penstock.log.block import (
     FLAG_DELAYED,
     FLAG_ELSEWHERE,
-    FLAG_EXPIRES,
     FLAG_HEADERS,
     FLAG_REPAIRED,
-    FLAG_REPLY,
-    FLAG_RETRIES,
     FLAG_WHY,
     HEADER_BYTES,
     KIND_CONTROL,
     KIND_MESSAGES,
     KIND_SETTLEMENTS,
     Buffer,
+    Columns,
     Header,
-    Messages,
     control_parts,
     message_parts,
     protocol_number,
+    with_header,
 )
-from penstock.log.columns import Columns, join_batches, split_columns
+from penstock.log.columns import join_batches, split_columns
 from penstock.log.committer import Committer
 from penstock.log.ledger import EVENTS_MAX, NO_ROWS, Ledger
 from penstock.log.queue import LogQueue
@@ -127,26 +125,9 @@ class Sealer:
         self, queue: LogQueue, columns: Columns, protocol: str, now_us: int, flags: int = 0
     ) -> SealedBlock:
         count = len(columns)
-        buffers = message_parts(
-            columns.bounds,
-            columns.payload,
-            columns.expires,
-            columns.retries,
-            columns.reply,
-            columns.due,
-            columns.headers,
-        )
-        format_number = 0
-        if columns.due is not None or columns.headers is not None:
-            format_number = FORMAT_DELAYS
-            flags |= FLAG_DELAYED if columns.due is not None else 0
-            flags |= FLAG_HEADERS if columns.headers is not None else 0
-        if columns.expires is not None:
-            flags |= FLAG_EXPIRES
-        if columns.retries is not None:
-            flags |= FLAG_RETRIES
-        if columns.reply is not None:
-            flags |= FLAG_REPLY
+        buffers = message_parts(columns)
+        flags |= columns.flags
+        format_number = FORMAT_DELAYS if flags & (FLAG_DELAYED | FLAG_HEADERS) else 0
         header = self.header(KIND_MESSAGES, flags, queue.number, count, buffers, now_us)
         header.protocol = protocol_number(protocol)
         header.first_offset = queue.next_stored
@@ -214,19 +195,7 @@ class Sealer:
         elif (
             header.queue != self._state.segments.stage_queue
         ):  # Nobody takes these before they are committed.
-            self._state.segments.cache(
-                self._committer.active,
-                Messages(
-                    header,
-                    columns.bounds,
-                    columns.payload,
-                    columns.expires,
-                    columns.retries,
-                    columns.reply,
-                    columns.due,
-                    columns.headers,
-                ),
-            )
+            self._state.segments.cache(self._committer.active, with_header(header, columns))
         self._show_when_synced(header)
 
     def ledger(self, queue: LogQueue, now_us: int) -> bool:

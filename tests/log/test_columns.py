@@ -5,7 +5,8 @@ from array import array
 
 import pytest
 
-from penstock.log.columns import Columns, split_columns
+from penstock.log.block import Columns
+from penstock.log.columns import split_columns
 
 
 def drawn(chance: random.Random) -> Columns:

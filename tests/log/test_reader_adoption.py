@@ -30,6 +30,7 @@ from penstock.log.block import (
     KIND_CONTROL,
     KIND_MESSAGES,
     Buffer,
+    Columns,
     Header,
     body_checksum,
     control_parts,
@@ -98,7 +99,7 @@ class Pen:
         header = Header(
             KIND_MESSAGES, flags, 4, STAGES, count, 0, 0, first, first, count, 0, time_us, 0, 0, size, 0
         )
-        return self.put(header, message_parts(bounds, b"".join(payloads), expires, left, None))
+        return self.put(header, message_parts(Columns(bounds, b"".join(payloads), expires, left)))
 
     def adopt(self, runs: Sequence[tuple[int, int]], number: int = ORDERS) -> Header:
         """A transaction: rows (first, end) become messages."""
