@@ -3,7 +3,7 @@
 The layout of a block is Arrow's own, so the `value` column of a batch is a window on the mapped
 file. Everything else is made by a few numpy calls per batch: offsets count up, constants repeat,
 and an id is 18 digits that a whole block shares and 14 digits of the offset, looked up four at a
-time. Nothing here runs once per message.
+time. Nothing here runs once per message, but for those that have headers, where somebody asks for these.
 
 Rules that always hold:
   * A column that was not asked for costs nothing; where no column needs the body of a block, the
@@ -11,13 +11,14 @@ Rules that always hold:
   * A large block is a batch of its own, without a copy. Small ones, as a slow queue writes them,
     are joined, because a batch costs more than a few messages do.
   * Types are plain (not large) strings and binaries, timestamps are µs in UTC. What a message
-    does not have is null: `expires`, `retries`, `reason`, `consumer`, `dispatched`; and the `id`
+    does not have is null: `expires`, `retries`, `headers`, `reason`, `consumer`, `dispatched`; and the `id`
     of an event whose message has left the log. What expires later than a date can be, expires in the
     last moment there is: whoever makes dates of the column could not read it otherwise.
 
 Needs the extra that brings pyarrow and numpy; nothing else in the package may.
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ import pyarrow as pa
 
 from penstock.log.block import (
     FLAG_EXPIRES,
+    FLAG_HEADERS,
     FLAG_RETRIES,
     KIND_MESSAGES,
     PROTOCOLS,
@@ -33,13 +35,13 @@ from penstock.log.block import (
 )
 from penstock.log.errors import LogRefused
 from penstock.log.reader import Block, Columns, LogReader
-from penstock.log.tables import VIEWS
+from penstock.log.tables import VIEWS, columns_of
 from penstock.model.ids import ID_DIGITS, ORIGIN_DIGITS, id_of
 from penstock.model.life import Event, Reason
 
 ROWS_MAX = 65_536
 JOIN_BYTES_MAX = 64 * 1024
-"""Blocks with less payload than this are joined with their neighbours ..."""
+"""Blocks with less in them than this are joined with their neighbours ..."""
 
 JOINED_BYTES_MAX = 1024 * 1024
 """... up to about this size. For Spark a batch costs as much as a hundred messages, whatever is in it."""
@@ -47,6 +49,7 @@ JOINED_BYTES_MAX = 1024 * 1024
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 _LAST_US = 253_402_300_799_999_999  # the end of the year 9999
 _INT32, _INT64, _STRING, _BINARY = pa.int32(), pa.int64(), pa.string(), pa.binary()
+_MAP = pa.map_(_STRING, _STRING)
 
 _TYPES = {
     "string": pa.string(),
@@ -54,13 +57,24 @@ _TYPES = {
     "int": pa.int32(),
     "bigint": pa.int64(),
     "timestamp": TIMESTAMP,
+    "map<string,string>": _MAP,
 }
 
 
-def schema_of(view: str) -> pa.Schema:
-    """The whole schema of a view. Every field may be null as far as the type goes: so does a schema that is
-    written as "queue string, offset bigint, …", and schemas are compared."""
-    return pa.schema([(column.name, _TYPES[column.type]) for column in VIEWS[view]])
+def schema_of(view: str, columns: Sequence[str] | None = None, rows_max: int = ROWS_MAX) -> pa.Schema:
+    """The schema of batches with these columns of a view; None: all that come without being named.
+
+    Every field may be null as far as the type goes: so does a schema that is written as "queue string, offset
+    bigint, …", and schemas are compared.
+    """
+    if rows_max < 1:
+        raise LogRefused(f"rows_max {rows_max}: a batch has at least one row")
+    known = {column.name: _TYPES[column.type] for column in columns_of(view)}
+    names = [column.name for column in VIEWS[view]] if columns is None else columns
+    for name in names:
+        if name not in known:
+            raise LogRefused(f"there is no column {name!r}: one of {', '.join(known)}")
+    return pa.schema([(name, known[name]) for name in names])
 
 
 MESSAGES_SCHEMA = schema_of("messages")
@@ -81,15 +95,15 @@ def messages_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The messages from offset `start` to `end` (None: all that is synced), at most `rows_max` a batch.
 
-    `columns` names those to build, in that order; all by default.
+    `columns` names those to build, in that order; all by default but `headers`.
     """
-    schema = pruned(MESSAGES_SCHEMA, columns, rows_max)
+    schema = schema_of("messages", columns, rows_max)
     blocks = reader.messages(
         queue,
         start,
         end,
         fail_on_loss=fail_on_loss,
-        headers_only=not {"value", "expires", "retries"}.intersection(schema.names),
+        headers_only=not {"value", "expires", "retries", "headers"}.intersection(schema.names),
     )
     return (batch_of(group, schema) for group in groups_of(blocks, Constants(queue), rows_max))
 
@@ -105,21 +119,9 @@ def events_batches(
     fail_on_loss: bool = True,
 ) -> Iterator[pa.RecordBatch]:
     """The events from number `start` to `end`, likewise."""
-    schema = pruned(EVENTS_SCHEMA, columns, rows_max)
+    schema = schema_of("events", columns, rows_max)
     blocks = reader.event_blocks(queue, start, end, fail_on_loss=fail_on_loss)
     return _event_batches(reader, queue, blocks, schema, rows_max)
-
-
-def pruned(schema: pa.Schema, columns: Sequence[str] | None, rows_max: int = ROWS_MAX) -> pa.Schema:
-    """The schema of batches with these columns only."""
-    if rows_max < 1:
-        raise LogRefused(f"rows_max {rows_max}: a batch has at least one row")
-    if columns is None:
-        return schema
-    for name in columns:
-        if name not in schema.names:
-            raise LogRefused(f"there is no column {name!r}: one of {', '.join(schema.names)}")
-    return pa.schema([schema.field(name) for name in columns])
 
 
 # --- parts of columns ------------------------------------------------------------------------------
@@ -226,14 +228,14 @@ class MessageGroup:
         self.constants = constants
         self.parts: list[tuple[Block, int, int]] = []
         self.rows = 0
-        self.payload_bytes = 0
+        self.size = 0
         self._counts: Numbers = None
         self._columns: list[Columns] = []
 
     def add(self, block: Block, lo: int, hi: int) -> None:
         self.parts.append((block, lo, hi))
         self.rows += hi - lo
-        self.payload_bytes += block.header.extra
+        self.size += block.header.body_bytes
 
     def repeated(self, values: list[int], dtype: type) -> Numbers:
         """A number per block, repeated for each of its messages."""
@@ -339,6 +341,27 @@ class MessageGroup:
         """-1: none."""
         return self._optional([c.retries for c in self.columns()], np.int16, -1)
 
+    def headers(self) -> pa.Array:
+        if not self._have(FLAG_HEADERS):
+            return self.constants.nulls(_MAP, self.rows)
+        texts: list[bytes] = []
+        for (_, lo, hi), columns in zip(self.parts, self.columns(), strict=True):
+            stored = columns.headers
+            texts += map(stored.at, range(lo, hi)) if stored is not None else [b""] * (hi - lo)
+        # All in one go: 3 µs for a message with three headers, a third of what each by itself takes.
+        found: list[dict[str, str] | None] = json.loads(
+            b"[%s]" % b",".join(text or b"null" for text in texts)
+        )
+        names: list[str] = []
+        values: list[str] = []
+        starts: list[int | None] = []
+        for headers in found:
+            starts.append(len(names) if headers is not None else None)
+            names += headers or ()
+            values += headers.values() if headers is not None else ()
+        bounds = pa.array([*starts, len(names)], _INT32)
+        return pa.MapArray.from_arrays(bounds, pa.array(names, _STRING), pa.array(values, _STRING))
+
     def _have(self, flag: int) -> bool:
         return any(block.header.flags & flag for block, _, _ in self.parts)
 
@@ -355,8 +378,8 @@ def groups_of(blocks: Iterator[Block], constants: Constants, rows_max: int) -> I
     """Blocks in groups of a good size for a batch."""
     group, joins = MessageGroup(constants), True
     for block in blocks:
-        small = block.header.extra < JOIN_BYTES_MAX
-        joins = joins and small and group.payload_bytes < JOINED_BYTES_MAX
+        small = block.header.body_bytes < JOIN_BYTES_MAX
+        joins = joins and small and group.size < JOINED_BYTES_MAX
         lo = block.lo
         while lo < block.hi:
             if group.rows and (not joins or group.rows == rows_max):

@@ -35,3 +35,11 @@ VIEWS: Final[Mapping[str, tuple[Column, ...]]] = {
         "consumer string?, timestamp timestamp, expires timestamp?, retries int?, value binary"
     ),
 }
+
+HEADERS: Final = Column("headers", "map<string,string>", nullable=True)
+"""What messages have beside their payloads: a column of the view `messages` for those who name it."""
+
+
+def columns_of(view: str) -> tuple[Column, ...]:
+    """All columns of a view, with those that only come when they are named."""
+    return (*VIEWS[view], HEADERS) if view == "messages" else VIEWS[view]

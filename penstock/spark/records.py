@@ -66,13 +66,13 @@ def batches(
     options: ReadOptions, plan: Plan, whole: Range, columns: Sequence[str], *, step_over: bool
 ) -> Iterator["pa.RecordBatch"]:
     """The rows of a range. With `step_over`, what is missing or damaged is left out, with a warning."""
-    from penstock.log.arrow import MESSAGES_SCHEMA, ROWS_MAX, Constants, batch_of, groups_of, pruned
+    from penstock.log.arrow import ROWS_MAX, Constants, batch_of, groups_of, schema_of
     from penstock.log.jetstream.errors import JetStreamTrouble
     from penstock.log.jetstream.ranges import blocks
 
     if plan.source is None:
         return
-    schema = pruned(MESSAGES_SCHEMA, columns)
+    schema = schema_of("messages", columns)
     try:
         nats = link_for(options)
         found = blocks(nats, plan.source, plan.parts, whole.start, whole.end, step_over=step_over)

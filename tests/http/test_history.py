@@ -27,7 +27,7 @@ FINAL = {"acked", "rejected", "expired", "withdrawn"}
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A log with every kind of event, several openings, and what retention has left of it; still open."""
-    worker = Worker(tmp_path_factory.mktemp("busy"), 24, queues=QUEUES)
+    worker = Worker(tmp_path_factory.mktemp("busy"), 32, queues=QUEUES)
     for part in range(6):
         for _ in range(80):
             worker.turn()

@@ -375,7 +375,7 @@ def test_what_retention_has_removed_is_passed_over(tmp_path: Path, start_broker:
     """A log of which old segments are gone or compacted: what is alive is shown, wherever it lies."""
     folder = tmp_path / "broker"
     folder.mkdir()
-    worker = Worker(folder / "data", 24, queues=("brief", "lazy", "short"))
+    worker = Worker(folder / "data", 19, queues=("brief", "lazy", "short"))
     for part in range(6):
         for _ in range(80):
             worker.turn()

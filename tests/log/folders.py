@@ -10,6 +10,7 @@ from penstock.log.log import Log, open_log
 from penstock.log.results import Receipt, StageInfo
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch, Slice
+from penstock.model.headers import encode_headers
 from penstock.model.life import Reason
 from penstock.model.policy import Policies
 from penstock.model.words import Outcome, Where
@@ -77,17 +78,28 @@ class Worker:
     def batch(self) -> Batch:
         rng = self.rng
         count = rng.choice((1, 1, 2, 5, 20))
+        reply = [b"to-%d" % i for i in range(count)] if rng.random() < 0.1 else None
+        is_delayed = reply is None and rng.random() < 0.2
         return Batch.of(
             [rng.randbytes(rng.choice((0, 3, 40, 90))) for _ in range(count)],
             ttl_seconds=[rng.choice((0, 1, 30)) for _ in range(count)] if rng.random() < 0.3 else None,
             retries=[rng.choice((-1, 0, 2, 255)) for _ in range(count)] if rng.random() < 0.3 else None,
-            reply=[b"to-%d" % i for i in range(count)] if rng.random() < 0.1 else None,
+            reply=reply,
             protocol=rng.choice(PROTOCOLS),
+            delay_us=[rng.choice((0, SECOND_US // 2, 3 * SECOND_US)) for _ in range(count)]
+            if is_delayed
+            else None,
+            headers=[
+                encode_headers({f"né-{i}": '"é"' * i for i in range(rng.randrange(4))}) for _ in range(count)
+            ]
+            if rng.random() < 0.3
+            else None,
         )
 
     def turn(self) -> None:
         """A few things, then the end of a turn of the loop."""
         self.now_us += self.rng.choice((10, 1000, SECOND_US // 3))
+        self.engine.due(self.now_us)
         for _ in range(self.rng.randint(1, 4)):
             self.rng.choice((self._send, self._send, self._work, self._work, self._work, self._rare))()
         self.engine.flush(self.now_us)
@@ -122,6 +134,7 @@ class Worker:
         what = rng.random()
         if what < 0.1:
             batch.dead = Reason.BAD_RECORD
+            batch.delay_us = None
         elif what < 0.2 and queue in self.engine.queues():
             # Those of them that are dead letters are repaired.
             letters = range(self.engine.describe(queue).offset_end)
@@ -171,7 +184,8 @@ class Worker:
         if ending < 0.65:
             engine.settle(queue, consumer, Outcome.ACK, ranges, self.now_us, dead=dead)
         elif ending < 0.72:
-            engine.settle(queue, consumer, Outcome.REJECT, ranges, self.now_us, dead=dead)
+            text = rng.choice(("", "no such order"))
+            engine.settle(queue, consumer, Outcome.REJECT, ranges, self.now_us, dead=dead, why=text)
         elif ending < 0.8:
             engine.settle(
                 queue,
@@ -181,10 +195,12 @@ class Worker:
                 self.now_us,
                 dead=dead,
                 ttl_seconds=rng.choice((0, 5)),
+                delay_us=rng.choice((0, SECOND_US)),
             )
         elif ending < 0.95:
             where = rng.choice((Where.PLACE, Where.TAIL))
-            engine.give_back(queue, consumer, self.now_us, where=where, lost=rng.random() < 0.7)
+            why = rng.choice((Reason.CONSUMER_LOST, Reason.LEASE_ENDED))
+            engine.give_back(queue, consumer, self.now_us, where=where, lost=rng.random() < 0.7, why=why)
 
     def _rare(self) -> None:
         rng, engine = self.rng, self.engine

@@ -17,6 +17,7 @@ from penstock.log.arrow import (
     MESSAGES_SCHEMA,
     events_batches,
     messages_batches,
+    schema_of,
 )
 from penstock.log.block import KIND_MESSAGES, Header
 from penstock.log.errors import LogDamaged, LogRefused
@@ -25,6 +26,7 @@ from penstock.log.reader import Block, LogReader, OffsetsMissing
 from penstock.log.segments import parse_segment_name
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
+from penstock.model.headers import decode_headers
 from penstock.model.ids import OFFSET_MAX, id_of, origin_of
 from penstock.model.life import Reason
 from penstock.model.words import Outcome
@@ -32,6 +34,9 @@ from tests.log.contract_rig import count_of
 from tests.log.folders import NOW_US, QUEUES, SECOND_US, Worker
 
 Row = dict[str, Any]
+
+WHOLE = schema_of("messages", [*MESSAGES_SCHEMA.names, "headers"])
+"""All that there is of messages."""
 
 
 def moment(us: int) -> datetime | None:
@@ -50,6 +55,9 @@ def message_rows(engine: Log, queue: str, start: int, end: int) -> list[Row]:
             "protocol": piece.protocol,
             "expires": moment(piece.expires_us[i]) if piece.expires_us is not None else None,
             "retries": piece.retries[i] if piece.retries is not None and piece.retries[i] >= 0 else None,
+            "headers": [*decode_headers(piece.headers[i]).items()] or None
+            if piece.headers is not None
+            else None,
         }
         for piece in engine.read(queue, start, end)
         for i in range(piece.lo, piece.hi)
@@ -115,8 +123,8 @@ def test_messages_are_what_the_engine_reads(busy: Worker, queue: str, rows_max: 
         (known.offset_end - 1, known.offset_end),
         (known.offset_start, known.offset_start),
     ]:
-        batches = list(messages_batches(reader, queue, start, end, rows_max=rows_max))
-        assert rows_of(batches, MESSAGES_SCHEMA) == message_rows(busy.engine, queue, start, end)
+        batches = list(messages_batches(reader, queue, start, end, rows_max=rows_max, columns=WHOLE.names))
+        assert rows_of(batches, WHOLE) == message_rows(busy.engine, queue, start, end)
         assert all(batch.num_rows <= rows_max for batch in batches)
 
 
@@ -140,12 +148,12 @@ def test_events_are_what_the_engine_reads(busy: Worker, queue: str, rows_max: in
 def test_the_log_has_all_that_should_be_tested(busy: Worker) -> None:
     reader = LogReader(str(busy.folder))
     tables = [
-        pa.Table.from_batches(messages_batches(reader, queue, facts.offset_start))
+        pa.Table.from_batches(messages_batches(reader, queue, facts.offset_start, columns=WHOLE.names))
         for queue, facts in reader.queues().items()
     ]
     table = pa.concat_tables(tables)
     assert set(table["protocol"].to_pylist()) >= {"", "sspq", "phpmq", "rq", "http", "spark"}
-    for column in ("expires", "retries"):
+    for column in ("expires", "retries", "headers"):
         assert 0 < table[column].null_count < len(table)
     events = pa.concat_tables(
         pa.Table.from_batches(events_batches(reader, queue, facts.event_start))
@@ -158,7 +166,9 @@ def test_the_log_has_all_that_should_be_tested(busy: Worker) -> None:
         "requeued",
         "returned",
         "redriven",
+        "delayed",
     }
+    assert set(events["reason"].to_pylist()) >= {None, "rejected", "consumer-lost", "lease-ended"}
     assert set(events["consumer"].to_pylist()) == {None, "ann", "bob"}
     assert events["id"].null_count < len(events)
     assert len({identifier[12:18] for identifier in events["id"].to_pylist() if identifier}) >= 3
@@ -168,7 +178,7 @@ def test_the_log_has_all_that_should_be_tested(busy: Worker) -> None:
 
 
 @pytest.mark.parametrize(
-    "columns", [["value", "offset"], ["id"], ["retries", "expires"], ["queue", "timestamp"]]
+    "columns", [["value", "offset"], ["id"], ["retries", "expires"], ["queue", "timestamp"], ["headers"]]
 )
 def test_only_the_columns_that_were_asked_for(busy: Worker, columns: list[str]) -> None:
     reader = LogReader(str(busy.folder))
@@ -218,8 +228,9 @@ def test_columns_that_need_no_body_do_not_read_it(tmp_path: Path) -> None:
     reader = LogReader(str(tmp_path))
     columns = ["queue", "offset", "id", "timestamp", "protocol"]
     assert pa.Table.from_batches(messages_batches(reader, "q", 0, columns=columns)).num_rows == 50
-    with pytest.raises(LogDamaged, match="offsets 0 to 49"):
-        list(messages_batches(reader, "q", 0, columns=[*columns, "value"]))
+    for column in ("value", "headers"):
+        with pytest.raises(LogDamaged, match="offsets 0 to 49"):
+            list(messages_batches(reader, "q", 0, columns=[*columns, column]))
 
 
 # --- no copies, and joining ------------------------------------------------------------------------

@@ -20,11 +20,13 @@ from penstock.http.reading.letters import DeadRun, matching
 from penstock.http.reading.looking import look_at, look_at_one, payloads_at
 from penstock.http.where.condition import parse
 from penstock.log.adoption import Run, adoption_parts
-from penstock.log.arrow import messages_batches
+from penstock.log.arrow import MESSAGES_SCHEMA, messages_batches
 from penstock.log.block import (
+    FLAG_DELAYED,
     FLAG_ELSEWHERE,
     FLAG_END,
     FLAG_EXPIRES,
+    FLAG_HEADERS,
     FLAG_PART,
     FLAG_RETRIES,
     KIND_CONTROL,
@@ -41,6 +43,7 @@ from penstock.log.errors import LogDamaged, LogRefused
 from penstock.log.reader import LogReader, OffsetsMissing
 from penstock.log.repairs import STAGE_QUEUE, repair_queue_of
 from penstock.log.segments import segment_name
+from penstock.model.headers import encode_headers
 from penstock.model.ids import id_of, origin_of
 from penstock.model.life import Reason
 from penstock.model.pending import AS_STORED
@@ -48,6 +51,7 @@ from penstock.model.pending import AS_STORED
 LOG, STAGES, ORDERS, REPAIRS = 7, 1, 2, 3
 STAGED_US, COMMITTED_US = 1_800_000_000_000_000, 1_800_000_060_000_000
 MINUTE_US = COMMITTED_US - STAGED_US
+COLUMNS = (*MESSAGES_SCHEMA.names, "headers")
 
 
 def row_content(row: int) -> bytes:
@@ -57,6 +61,15 @@ def row_content(row: int) -> bytes:
 def row_expires_us(row: int) -> int:
     """As it is stored, of those blocks that have such a column; every third never does."""
     return STAGED_US + row * 1000 if row % 3 else 0
+
+
+def row_due_us(row: int) -> int:
+    """Likewise."""
+    return STAGED_US + row * 500 if row % 4 else 0
+
+
+def row_headers(row: int) -> bytes:
+    return encode_headers({"row": str(row), "é": "ü"}) if row % 5 else b""
 
 
 class Pen:
@@ -83,23 +96,25 @@ class Pen:
         header = Header(KIND_CONTROL, flags, 0, 0, 0, 0, 0, 0, 0, 0, 0, STAGED_US, 0, 0, 0, 0)
         self.put(header, control_parts(fields))
 
-    def rows(self, count: int, *, expire: bool = False, retries: bool = False) -> Header:
-        """A block of the stage queue."""
+    def rows(self, count: int, flags: int = 0) -> Header:
+        """A block of the stage queue; the flags say which columns it has."""
         first = self.next[STAGES]
         rows = range(first, first + count)
         payloads = [row_content(row) for row in rows]
         bounds = array("i", [0])
         for payload in payloads:
             bounds.append(bounds[-1] + len(payload))
-        expires = array("q", map(row_expires_us, rows)) if expire else None
-        left = array("h", [row % 5 for row in rows]) if retries else None
-        flags = FLAG_EXPIRES * expire | FLAG_RETRIES * retries
+        expires = array("q", map(row_expires_us, rows)) if flags & FLAG_EXPIRES else None
+        left = array("h", [row % 5 for row in rows]) if flags & FLAG_RETRIES else None
+        due = array("q", map(row_due_us, rows)) if flags & FLAG_DELAYED else None
+        headers = [*map(row_headers, rows)] if flags & FLAG_HEADERS else None
         self.next[STAGES] += count
         size, time_us = bounds[-1], STAGED_US
         header = Header(
             KIND_MESSAGES, flags, 4, STAGES, count, 0, 0, first, first, count, 0, time_us, 0, 0, size, 0
         )
-        return self.put(header, message_parts(Columns(bounds, b"".join(payloads), expires, left)))
+        columns = Columns(bounds, b"".join(payloads), expires, left, None, due, headers)
+        return self.put(header, message_parts(columns))
 
     def adopt(self, runs: Sequence[tuple[int, int]], number: int = ORDERS) -> Header:
         """A transaction: rows (first, end) become messages."""
@@ -140,9 +155,10 @@ class Pen:
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> tuple[list[tuple[int, bool, bool, bool]], list[list[tuple[int, int]]]]:
-    """Stage blocks (rows, with expiries, with retries, the last of a segment), and the runs of commits."""
-    block = st.tuples(st.integers(1, 9), st.booleans(), st.booleans(), st.booleans())
+def layouts(draw: st.DrawFn) -> tuple[list[tuple[int, int, bool]], list[list[tuple[int, int]]]]:
+    """Stage blocks (rows, flags, the last of a segment), and the runs of commits."""
+    flags = st.sets(st.sampled_from((FLAG_EXPIRES, FLAG_RETRIES, FLAG_DELAYED, FLAG_HEADERS))).map(sum)
+    block = st.tuples(st.integers(1, 9), flags, st.booleans())
     blocks = draw(st.lists(block, min_size=1, max_size=8))
     rows = sum(count for count, *_ in blocks)
     cuts = sorted(draw(st.sets(st.integers(0, rows), min_size=2, max_size=12)))
@@ -160,15 +176,15 @@ def layouts(draw: st.DrawFn) -> tuple[list[tuple[int, bool, bool, bool]], list[l
 @settings(max_examples=60, deadline=None)
 @given(layouts(), st.data())
 def test_messages_are_the_rows_that_were_adopted(
-    layout: tuple[list[tuple[int, bool, bool, bool]], list[list[tuple[int, int]]]], data: st.DataObject
+    layout: tuple[list[tuple[int, int, bool]], list[list[tuple[int, int]]]], data: st.DataObject
 ) -> None:
     blocks, commits = layout
     with TemporaryDirectory() as folder:
         pen = Pen(Path(folder))
-        flags: dict[int, tuple[bool, bool]] = {}
-        for count, expire, retries, is_last in blocks:
-            flags |= dict.fromkeys(range(pen.next[STAGES], pen.next[STAGES] + count), (expire, retries))
-            pen.rows(count, expire=expire, retries=retries)
+        flags: dict[int, int] = {}
+        for count, its_flags, is_last in blocks:
+            flags |= dict.fromkeys(range(pen.next[STAGES], pen.next[STAGES] + count), its_flags)
+            pen.rows(count, its_flags)
             if is_last:
                 pen.segment()
         expected: list[tuple[int, int]] = []  # row, opening
@@ -189,8 +205,12 @@ def test_messages_are_the_rows_that_were_adopted(
                     "value": row_content(row),
                     "time": COMMITTED_US,
                     "protocol": "http",
-                    "expires": row_expires_us(row) + MINUTE_US if flags[row][0] and row % 3 else 0,
-                    "retries": row % 5 if flags[row][1] else -1,
+                    "expires": row_expires_us(row) + MINUTE_US
+                    if flags[row] & FLAG_EXPIRES and row % 3
+                    else 0,
+                    "retries": row % 5 if flags[row] & FLAG_RETRIES else -1,
+                    "due": row_due_us(row) + MINUTE_US if flags[row] & FLAG_DELAYED and row % 4 else 0,
+                    "headers": row_headers(row) if flags[row] & FLAG_HEADERS else b"",
                 }
                 for offset, (row, opening) in enumerate(expected)
             ]
@@ -202,7 +222,9 @@ def test_messages_are_the_rows_that_were_adopted(
             for rows_max in (3, 1000):
                 table = [
                     row
-                    for batch in messages_batches(reader, "orders", start, end, rows_max=rows_max)
+                    for batch in messages_batches(
+                        reader, "orders", start, end, rows_max=rows_max, columns=COLUMNS
+                    )
                     for row in batch.to_pylist()
                 ]
                 for row, its in zip(table, told[start:end], strict=True):
@@ -212,6 +234,7 @@ def test_messages_are_the_rows_that_were_adopted(
                     assert us_of(row["timestamp"]) == COMMITTED_US
                     assert us_of(row["expires"]) == its["expires"]
                     assert row["retries"] == (None if its["retries"] == -1 else its["retries"])
+                    assert encode_headers(dict(row["headers"] or ())) == its["headers"]
             offsets = [
                 offset
                 for batch in messages_batches(reader, "orders", start, end, columns=("offset",))
@@ -233,9 +256,11 @@ def read(
 ) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     for block in reader.messages("orders", start, end, fail_on_loss=not loss):
-        bounds, payload, expires, retries = block.columns()
-        again = block.columns().expires
-        assert again is expires or block.stored is block.header, "expiries are moved once, not for each look"
+        bounds, payload, expires, retries, due, headers = block.columns()
+        again = block.columns()
+        if block.stored is not block.header:
+            assert again.expires is expires, "expiries are moved once, not for each look"
+            assert again.due is due
         header = block.header
         assert header.first_offset + block.hi <= block.offset_end
         assert header.first_event == header.first_offset  # nothing has happened to them but that they came
@@ -248,6 +273,8 @@ def read(
                 "protocol": block.protocol,
                 "expires": expires[i] if expires is not None else 0,
                 "retries": retries[i] if retries is not None else -1,
+                "due": due[i] if due is not None else 0,
+                "headers": headers.at(i) if headers is not None else b"",
             }
             for i in range(block.lo, block.hi)
         ]
@@ -291,7 +318,7 @@ def test_payloads_of_repairs_are_adopted_too(tmp_path: Path) -> None:
 
 def test_a_payload_is_a_window_on_the_file(tmp_path: Path) -> None:
     pen = Pen(tmp_path)
-    pen.rows(500, expire=True)
+    pen.rows(500, FLAG_EXPIRES)
     pen.adopt([(100, 400)])
     with pen.done() as reader:
         (block,) = reader.messages("orders", 10, 20)

@@ -23,7 +23,7 @@ QUEUES = ("brief", "lazy", "short")
 @pytest.fixture(scope="module")
 def thinned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A log of which retention has taken and compacted a lot; still open."""
-    worker = Worker(tmp_path_factory.mktemp("thinned"), 17, queues=QUEUES)
+    worker = Worker(tmp_path_factory.mktemp("thinned"), 19, queues=QUEUES)
     for part in range(6):
         for _ in range(80):
             worker.turn()

@@ -39,7 +39,7 @@ from penstock.http.route import IDENTITY, QUEUE, Param, Role, Route
 from penstock.http.site import Site
 from penstock.log.errors import LogDamaged, QueueDeleted
 from penstock.log.reader import LogReader, OffsetsMissing, ReaderQueue
-from penstock.log.tables import VIEWS
+from penstock.log.tables import VIEWS, columns_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,7 +55,7 @@ STALL_SECONDS_MAX: Final = 300.0
 STATE_RUNS_MAX: Final = 2000
 """Runs that the first process is asked for at a time: about a millisecond of its loop."""
 
-COLUMNS: Final = {view: tuple(column.name for column in columns) for view, columns in VIEWS.items()}
+COLUMNS: Final = {view: tuple(column.name for column in columns_of(view)) for view in VIEWS}
 
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
 
@@ -139,7 +139,7 @@ def _columns(view: str, names: list[str] | None) -> tuple[str, ...]:
     """The columns to build, in the order in which they were asked for."""
     known = COLUMNS[view]
     if names is None:
-        return known
+        return tuple(column.name for column in VIEWS[view])
     for name in names:
         if name not in known:
             raise Problem(
@@ -235,9 +235,9 @@ def _batches(
     reader: LogReader, wanted: Wanted, served: Range, asking: Asking, identity: str
 ) -> "tuple[pa.Schema, Iterator[pa.RecordBatch]]":
     """The schema of a view, and its batches. What makes them is imported here: it may not be installed."""
-    from penstock.log.arrow import events_batches, messages_batches, pruned, schema_of
+    from penstock.log.arrow import events_batches, messages_batches, schema_of
 
-    schema = pruned(schema_of(wanted.view), wanted.columns)
+    schema = schema_of(wanted.view, wanted.columns)
     if served.start == served.end:
         return schema, iter(())
     batches: Callable[..., Iterator[pa.RecordBatch]]
@@ -366,11 +366,11 @@ ROUTES: Final = (
             Param(
                 "columns",
                 kinds.ListOf(kinds.Word(tuple(dict.fromkeys(chain(*COLUMNS.values())))), items_max=32),
-                "only these columns, in this order",
+                "only these columns, in this order; headers only come where they are named",
             ),
             FAIL_ON_LOSS,
             IDENTITY,
-            Param("state", kinds.Word(("ready", "held", "dead")), "of the view state: only these"),
+            Param("state", kinds.Word(("ready", "delayed", "held", "dead")), "of the view state: only these"),
         ),
         problems=("queue-not-found", "queue-deleted", "offsets-missing", "not-installed"),
         answer_media=ARROW_MEDIA,

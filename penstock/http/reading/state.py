@@ -31,14 +31,12 @@ from penstock.log.arrow import (
     ids_of,
     nullable,
     plain,
-    pruned,
     schema_of,
 )
 from penstock.log.reader import Block, LogReader, OffsetsMissing
 from penstock.model.life import Reason, State
 from penstock.model.pending import AS_STORED
 
-STATE_SCHEMA: Final = schema_of("state")
 JOIN_ROWS: Final = 4096
 JOIN_BYTES: Final = 256 * 1024
 """Batches that have less of both are joined with their neighbours."""
@@ -65,7 +63,7 @@ def state_batches(
     fail_on_loss: bool = True,
 ) -> Iterator[pa.RecordBatch]:
     """The messages from offset `start` to `end` that are ready, held or dead."""
-    schema = pruned(STATE_SCHEMA, columns)
+    schema = schema_of("state", columns)
     return _joined(_batches(reader, queue, start, end, ask, schema, fail_on_loss))
 
 
