@@ -1,7 +1,8 @@
 """`penstock dump DIR`: shows what is in a data folder, as messages, events or blocks.
 
 Reads as any other process would: synced data only, no lock, nothing changed; so it may run beside
-a broker. The state of a message is what a start of the broker would find, so nobody holds one.
+a broker. The state of a message is what a start of the broker would find, so nobody holds one. One that was
+delayed is so until the moment `due`: only the clock ends it, and nobody writes that down.
 
 Whatever a message or a name holds, only printable characters reach the terminal: everything else
 is shown as an escape. What cannot be read is named on standard error, and the exit code is 1.
@@ -41,6 +42,7 @@ from penstock.log.reader import LogReader, ReaderQueue
 from penstock.log.scan import Hole, is_blank, walk
 from penstock.log.segments import segment_name
 from penstock.model.batch import RETRIES_NONE
+from penstock.model.headers import decode_headers, encode_headers
 from penstock.model.ids import id_of
 from penstock.model.life import State
 from penstock.model.pending import AS_STORED, NO_NOTE
@@ -52,10 +54,11 @@ Row = dict[str, Any]  # what one line says, by column
 
 KINDS = {KIND_MESSAGES: "messages", KIND_SETTLEMENTS: "settlements", KIND_CONTROL: "control"}
 FLAGS = {
-    value: name.removeprefix("FLAG_").lower()
-    for name, value in vars(layout).items()
-    if name.startswith("FLAG_")
+    KIND_MESSAGES: ("expires", "retries", "reply", "headers", "part", "end", "delayed", "elsewhere"),
+    KIND_SETTLEMENTS: ("why", "moved", "part", "end", "repaired"),
+    KIND_CONTROL: ("part", "end"),
 }
+"""Of each kind: the same bit may say another thing elsewhere."""
 
 
 def _table(text: str) -> dict[str, int]:
@@ -64,7 +67,8 @@ def _table(text: str) -> dict[str, int]:
 
 
 MESSAGE_TABLE = _table(
-    "offset 8, id 32, time 27, state 24, attempts 8, protocol 8, expires 27, retries 7, bytes 7, value 0"
+    "offset 8, id 32, time 27, state 24, attempts 8, protocol 8, expires 27, due 27, retries 7, headers 20, "
+    "bytes 7, value 0"
 )
 EVENT_TABLE = _table(
     "event_offset 12, event 9, offset 8, id 32, reason 19, attempt 7, dispatched 27, time 27, consumer 0"
@@ -178,6 +182,7 @@ class _Dump:
                 for i in range(block.lo, block.hi):
                     offset = header.first_offset + i
                     value = bytes(columns.payload[columns.bounds[i] : columns.bounds[i + 1]])
+                    headers = columns.headers.at(i) if columns.headers is not None else b""
                     yield {
                         "queue": name,
                         "offset": offset,
@@ -188,8 +193,10 @@ class _Dump:
                             offset,
                             columns.retries[i] if columns.retries is not None else RETRIES_NONE,
                             columns.expires[i] if columns.expires is not None else 0,
+                            columns.due[i] if columns.due is not None else 0,
                         ),
                         "protocol": block.protocol,
+                        "headers": decode_headers(headers),
                         "bytes": len(value),
                         "value": value,
                     }
@@ -263,19 +270,24 @@ class _Dump:
         return mine and header.position >= self._start
 
 
-def _state(queue: LogQueue, offset: int, retries: int, expires_us: int) -> Row:
+def _state(queue: LogQueue, offset: int, retries: int, expires_us: int, due_us: int) -> Row:
     """Where a message is, and what it has by now."""
     pending = queue.pending
     state, place, _ = pending.state_at(offset)
     note = pending.notes.get(offset) or NO_NOTE
     retries = retries if note.retries == AS_STORED else note.retries
     expires_us = expires_us if note.expires_us == AS_STORED else note.expires_us
+    delayed_us = pending.delayed.get(offset) or 0
+    due_us = due_us if delayed_us == AS_STORED else delayed_us
+    if state is State.DELAYED and not due_us:
+        state = State.READY  # One that came with others that are delayed.
     return {
         "state": state.name.lower(),
         "reason": place.reason.label if place is not None and state is State.DEAD else None,
         "attempts": note.attempts if state is not State.GONE else None,  # Forgotten when it ends.
         "retries": retries if retries != RETRIES_NONE else None,
         "expires": _time(expires_us) if expires_us > 0 else None,
+        "due": _time(due_us) if due_us else None,
     }
 
 
@@ -293,7 +305,7 @@ def _block_row(name: str, base: int, header: Header, body: memoryview, names: di
         "bytes": header.body_bytes,
         "opening": header.opening,
         "time": _time(header.time_us),
-        "flags": [label for flag, label in FLAGS.items() if header.flags & flag],
+        "flags": [name for name in FLAGS[header.kind] if header.flags & _flag(name)],
         "synced": header.synced,
     }
     if is_control:
@@ -301,6 +313,11 @@ def _block_row(name: str, base: int, header: Header, body: memoryview, names: di
     if header.flags & FLAG_ELSEWHERE:
         row["rows"] = [[run.row, run.row + run.length] for run in read_adoption(header, body).runs]
     return row
+
+
+def _flag(name: str) -> int:
+    flag: int = getattr(layout, f"FLAG_{name.upper()}")
+    return flag
 
 
 def _time(us: int) -> str:
@@ -349,6 +366,7 @@ def _cells(row: Row) -> Row:
             cells["detail"] += " rows " + ",".join(f"{first}-{end - 1}" for first, end in row["rows"])
     elif "value" in row:
         cells["value"] = preview(row["value"])
+        cells["headers"] = preview(encode_headers(row["headers"])) or None
         cells["state"] = f"{row['state']} ({row['reason']})" if row["reason"] else row["state"]
     return cells
 

@@ -19,6 +19,7 @@ from penstock.log.results import StageInfo
 from penstock.log.segments import parse_segment_name
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
+from penstock.model.headers import encode_headers
 from penstock.model.policy import Policies
 from penstock.model.words import Outcome
 from tests.log.folders import NOW_US, SECOND_US, Worker
@@ -40,7 +41,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         protocol="sspq",
     )
     engine.append("orders", orders, NOW_US + 1)
-    engine.append("mails", Batch.of([b"", b"{}"], protocol="http"), NOW_US + 2)
+    mails = Batch.of(
+        [b"", b"{}"],
+        protocol="http",
+        delay_us=[0, 90 * SECOND_US],
+        headers=[b"", encode_headers({"kind": "\x1bé"})],
+    )
+    engine.append("mails", mails, NOW_US + 2)
     engine.flush(NOW_US + 3)
     engine.take("orders", "ann", 3, NOW_US + 10)
     engine.settle("orders", "ann", Outcome.ACK, [(0, 1)], NOW_US + 20)
@@ -64,18 +71,18 @@ def rows(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[dict[st
 
 MESSAGES = """\
 queue 'orders'
-  offset  id                                time                         state                     attempts  protocol  expires                      retries    bytes  value
-       0  abcdef00000100000100000000000000  2027-01-15T08:00:00.000001Z  gone                             -  sspq      2027-01-15T08:01:00.000001Z        2        5  first
-       1  abcdef00000100000100000000000001  2027-01-15T08:00:00.000001Z  dead (rejected)                  1  sspq      -                                  -       19  \\x1b]0;owned\\x07\\x1b[2J\\r\\x00\\x7f\\x9b
-       2  abcdef00000100000100000000000002  2027-01-15T08:00:00.000001Z  ready                            1  sspq      2027-01-15T08:00:05.000022Z      255        9  caf\u00e9 \u2713
-       3  abcdef00000100000100000000000003  2027-01-15T08:00:00.000001Z  ready                            0  sspq      -                                  -       10  back\\\\slash
-       4  abcdef00000100000100000000000004  2027-01-15T08:00:00.000001Z  ready                            0  sspq      -                                  3        2  \\xff\\xfe
-       5  abcdef00000100000100000000000005  2027-01-15T08:00:00.000001Z  ready                            0  sspq      2027-01-15T09:00:00.000001Z        -      100  long long long long long long long long long lon...
+  offset  id                                time                         state                     attempts  protocol  expires                      due                          retries  headers                 bytes  value
+       0  abcdef00000100000100000000000000  2027-01-15T08:00:00.000001Z  gone                             -  sspq      2027-01-15T08:01:00.000001Z  -                                  2  -                           5  first
+       1  abcdef00000100000100000000000001  2027-01-15T08:00:00.000001Z  dead (rejected)                  1  sspq      -                            -                                  -  -                          19  \\x1b]0;owned\\x07\\x1b[2J\\r\\x00\\x7f\\x9b
+       2  abcdef00000100000100000000000002  2027-01-15T08:00:00.000001Z  ready                            1  sspq      2027-01-15T08:00:05.000022Z  -                                255  -                           9  caf\u00e9 \u2713
+       3  abcdef00000100000100000000000003  2027-01-15T08:00:00.000001Z  ready                            0  sspq      -                            -                                  -  -                          10  back\\\\slash
+       4  abcdef00000100000100000000000004  2027-01-15T08:00:00.000001Z  ready                            0  sspq      -                            -                                  3  -                           2  \\xff\\xfe
+       5  abcdef00000100000100000000000005  2027-01-15T08:00:00.000001Z  ready                            0  sspq      2027-01-15T09:00:00.000001Z  -                                  -  -                         100  long long long long long long long long long lon...
 
 queue 'mails'
-  offset  id                                time                         state                     attempts  protocol  expires                      retries    bytes  value
-       0  abcdef00000200000100000000000000  2027-01-15T08:00:00.000002Z  ready                            0  http      -                                  -        0
-       1  abcdef00000200000100000000000001  2027-01-15T08:00:00.000002Z  ready                            0  http      -                                  -        2  {}
+  offset  id                                time                         state                     attempts  protocol  expires                      due                          retries  headers                 bytes  value
+       0  abcdef00000200000100000000000000  2027-01-15T08:00:00.000002Z  ready                            0  http      -                            -                                  -  -                           0
+       1  abcdef00000200000100000000000001  2027-01-15T08:00:00.000002Z  delayed                          0  http      -                            2027-01-15T08:01:30.000002Z        -  {"kind":"\\\\u001b\u00e9"}         2  {}
 """  # noqa: E501 - the lines are as long as they are on a terminal
 
 EVENTS = """\
@@ -93,8 +100,10 @@ file                         position  kind         queue               count  o
 00000000000000000000.seg          136  control      -                       0  -                  -                         48        1  2027-01-15T08:00:00.000001Z  {"name": "orders", "number": 1, "op": "queue"}
 00000000000000000000.seg          264  control      -                       0  -                  -                         40        1  2027-01-15T08:00:00.000002Z  {"name": "mails", "number": 2, "op": "queue"}
 00000000000000000000.seg          384  messages     orders                  6  0-5                0-5                      248        1  2027-01-15T08:00:00.000001Z  expires,retries
-00000000000000000000.seg          712  messages     mails                   2  0-1                0-1                       24        1  2027-01-15T08:00:00.000002Z
-00000000000000000000.seg          816  settlements  orders                  3  -                  6-8                      208        1  2027-01-15T08:00:00.000030Z  moved
+00000000000000000000.seg          712  control      -                       0  -                  -                         40        1  2027-01-15T08:00:00.000002Z  {"format": 3, "op": "format", "queue": 0}
+00000000000000000000.seg          832  messages     mails                   2  0-1                0-1                       80        1  2027-01-15T08:00:00.000002Z  headers,delayed
+00000000000000000000.seg          992  settlements  orders                  3  -                  6-8                      208        1  2027-01-15T08:00:00.000030Z  moved
+00000000000000000000.seg         1280  control      -                       0  -                  -                         40        1  2027-01-15T08:00:00.000030Z  {"format": 3, "op": "format", "queue": 0}
 """  # noqa: E501
 
 
@@ -122,13 +131,18 @@ def test_messages_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
         "attempts": None,
         "retries": 2,
         "expires": "2027-01-15T08:01:00.000001Z",
+        "due": None,
         "protocol": "sspq",
+        "headers": {},
         "bytes": 5,
         "value_base64": "Zmlyc3Q=",
     }
     assert (second["state"], second["reason"], second["attempts"]) == ("dead", "rejected", 1)
     assert base64.b64decode(second["value_base64"]) == NASTY
     assert base64.b64decode(found[5]["value_base64"]) == b"long " * 20
+    assert (found[6]["state"], found[6]["due"], found[6]["headers"]) == ("ready", None, {})
+    last = found[7]["state"], found[7]["due"], found[7]["headers"]
+    assert last == ("delayed", "2027-01-15T08:01:30.000002Z", {"kind": "\x1bé"})
     assert [(row["queue"], row["offset"]) for row in found] == [
         *(("orders", offset) for offset in range(6)),
         *(("mails", offset) for offset in range(2)),
@@ -155,17 +169,17 @@ def test_events_and_blocks_as_json(folder: Path, capsys: pytest.CaptureFixture[s
     assert blocks == [
         {
             "file": "00000000000000000000.seg",
-            "position": 712,
+            "position": 832,
             "kind": "messages",
             "queue": "mails",
             "count": 2,
             "first_offset": 0,
             "first_event": 0,
             "event_count": 2,
-            "bytes": 24,
+            "bytes": 80,
             "opening": 1,
             "time": "2027-01-15T08:00:00.000002Z",
-            "flags": [],
+            "flags": ["headers", "delayed"],
             "synced": 136,
         }
     ]
@@ -286,8 +300,11 @@ def test_beside_a_broker_and_without_changing_anything(
         info = worker.engine.describe(queue)
         mine = [row for row in found if row["queue"] == queue]
         states = [row["state"] for row in mine]
-        # What somebody holds is ready again for whoever comes after a crash.
-        assert (states.count("ready"), states.count("dead")) == (info.ready + info.held, info.dead)
+        # What somebody holds is ready again for whoever comes after a crash; that a delay is over is not
+        # written down.
+        assert states.count("dead") == info.dead
+        assert states.count("ready") + states.count("delayed") == info.ready + info.held + info.delayed
+        assert all((row["due"] is not None) == (row["state"] == "delayed") for row in mine)
         complete = [row["offset"] for row in mine if row["offset"] >= info.offset_start]
         assert complete == [*range(info.offset_start, info.offset_end)]
     # Retention has left living messages alone before the start, and that is no loss.
