@@ -23,7 +23,7 @@ from penstock.pipeline.formats import DELTA, FORMATS, PENSTOCK
 from penstock.pipeline.model import Pipeline
 from penstock.pipeline.steps import StepFailed
 from penstock.spark.options import STREAM, write_options
-from penstock.spark.writing_columns import LETTERS, MESSAGES, REPAIRS, check_columns
+from penstock.spark.writing_columns import check_columns, columns_for
 
 NEAR: Final = 0.85
 """How alike two names are of which one is taken for the other, mistyped."""
@@ -127,8 +127,7 @@ def _sink(session: SparkSession, pipeline: Pipeline, frame: DataFrame, file: Fil
 
 def _check_messages(frame: DataFrame, options: dict[str, str]) -> None:
     said = write_options(options, STREAM)
-    letters = REPAIRS if "value" in frame.columns else LETTERS
-    check_columns(frame.schema, letters if said.redrive else MESSAGES, said.queue)
+    check_columns(frame.schema, columns_for(said, payloads="value" in frame.columns), said.queue)
 
 
 def _write_nothing(session: SparkSession, pipeline: Pipeline, frame: DataFrame) -> None:

@@ -47,7 +47,7 @@ COLUMNS: Final = {
 }
 """What conditions may be about, and of which kind its values are. Only `reason` may be null."""
 
-STATES: Final = ("ready", "held", "dead")
+STATES: Final = ("ready", "delayed", "held", "dead")
 """What the broker can be asked for of the view `state`."""
 
 GAP_MAX: Final = 2000

@@ -254,6 +254,7 @@ READING: Final = (
     Option("subscribe", _queues),
     Option("subscribePattern", _pattern),
     Option("view", _view, "messages"),
+    Option("includeHeaders", _flag, False),
     Option("startingOffsets", _bound),
     Option("endingOffsets", _bound, refused=_NO_END),
     Option("startingTimestamp", _time_us),
@@ -319,6 +320,7 @@ class ReadOptions:
     subscribe: tuple[str, ...] | None
     subscribe_pattern: str | None
     view: str
+    include_headers: bool
     starting_offsets: Bound
     ending_offsets: Bound
     starting_timestamp: int | None  # times are µs since the epoch
@@ -396,9 +398,12 @@ class WriteOptions:
     retry_seconds: float
 
 
-def view_of(options: Mapping[str, str]) -> str:
-    """The view alone: it decides the schema, which Spark asks for before it says what kind of query it is."""
-    return str(_values(options, READING, None)["view"])
+def view_of(options: Mapping[str, str]) -> tuple[str, bool]:
+    """The view, and whether it has headers: what decides the schema, which Spark asks for before it says what
+    kind of query it is."""
+    values = _values(options, READING, None)
+    _check_headers(values)
+    return values["view"], values["include_headers"]
 
 
 def read_options(options: Mapping[str, str], kind: str) -> ReadOptions:
@@ -411,6 +416,7 @@ def read_options(options: Mapping[str, str], kind: str) -> ReadOptions:
             "option 'view': the state of messages is a picture of one moment, so view 'state' is read as a "
             "batch; a stream can read view 'events', which says how it changes"
         )
+    _check_headers(values)
     _check_bounds(values)
     _check_rates(values)
     values["ending_offsets"] = LATEST if values["ending_offsets"] is None else values["ending_offsets"]
@@ -432,6 +438,14 @@ def read_options(options: Mapping[str, str], kind: str) -> ReadOptions:
     if (values["tls_certificate"] is None) != (values["tls_key"] is None):
         raise WrongOption("tlsCertificate and tlsKey belong together; name both files, or none")
     return ReadOptions(**values)
+
+
+def _check_headers(values: dict[str, Any]) -> None:
+    if values["include_headers"] and values["view"] != "messages":
+        raise WrongOption(
+            f"option 'includeHeaders': view {values['view']!r} has no headers; view 'messages' has them, and "
+            "the two join by queue and offset"
+        )
 
 
 def _check_bounds(values: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from pyspark.sql.types import (
     DataType,
     IntegerType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -31,7 +32,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import PenstockError
-from penstock.log.tables import VIEWS
+from penstock.log.tables import HEADERS, VIEWS, columns_of
 from penstock.spark.options import (
     BATCH,
     STREAM,
@@ -53,17 +54,19 @@ _TYPES: Final[Mapping[str, DataType]] = {
     "int": IntegerType(),
     "bigint": LongType(),
     "timestamp": TimestampType(),
+    "map<string,string>": MapType(StringType(), StringType()),
 }
 
 
-def schema_of(view: str) -> StructType:
+def schema_of(view: str, headers: bool = False) -> StructType:
     """The whole schema of a view. As in any schema that is written down, every column may be null."""
-    return StructType([StructField(column.name, _TYPES[column.type]) for column in VIEWS[view]])
+    columns = (*VIEWS[view], HEADERS) if headers else VIEWS[view]
+    return StructType([StructField(column.name, _TYPES[column.type]) for column in columns])
 
 
 def check_schema(view: str, schema: StructType) -> StructType:
     """The schema, where all of its columns are the view's own; WrongSchema otherwise."""
-    columns = {column.name: column for column in VIEWS[view]}
+    columns = {column.name: column for column in columns_of(view)}
     if not schema.fields:
         raise WrongSchema(f"the schema has no column; view {view!r} has {', '.join(columns)}")
     for number, field in enumerate(schema.fields):
@@ -72,7 +75,7 @@ def check_schema(view: str, schema: StructType) -> StructType:
             near = difflib.get_close_matches(field.name, columns, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(columns)}"
             raise WrongSchema(f"view {view!r} has no column {field.name!r}; {hint}")
-        if field.dataType != _TYPES[column.type]:
+        if field.dataType.simpleString() != column.type:
             raise WrongSchema(
                 f"column {field.name!r} of view {view!r} is {column.type}, not "
                 f"{field.dataType.simpleString()}; read it as that, and cast it afterwards"
@@ -100,7 +103,7 @@ class PenstockDataSource(DataSource):
             return table_schema(self.options)
         if is_written(self.options):
             return written_schema(self.options)
-        return schema_of(view_of(self.options))
+        return schema_of(*view_of(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from penstock.spark.reading import BatchReader, FilteringReader

@@ -40,10 +40,11 @@ from penstock.spark.options import (
     WRITING,
     WrongOption,
     read_options,
+    view_of,
     write_options,
 )
 from penstock.spark.source import schema_of
-from penstock.spark.writing_columns import LETTERS, MESSAGES, Writable
+from penstock.spark.writing_columns import columns_for
 
 READ: Final = "penstock.read"
 WRITE: Final = "penstock.write"
@@ -56,6 +57,10 @@ _OPTION: Final = "option."
 _READING: Final = {option.name.lower() for option in READING}
 _ONLY_WRITING: Final = {option.name.lower() for option in WRITING} - _READING
 _TYPES: Final[Mapping[str, DataType]] = {"offset": LongType(), "ttl": IntegerType(), "retries": IntegerType()}
+_TO_BE_NAMED: Final = ("delay", "headers")
+"""Columns that only a view has, which names its columns: rows are inserted by their places, and have to have
+as many columns as a table."""
+
 _TEXT: Final = VarcharType((1 << 31) - 1)
 
 _HOW: Final = (
@@ -90,7 +95,8 @@ def table_schema(properties: Mapping[str, str]) -> StructType:
     if is_written(options):
         schema, key = written_schema(options, _TEXT), WRITE
     elif options.keys() & {"subscribe", "subscribepattern"} or not options.keys() <= _READING:
-        schema, key = schema_of(_read_table(options)), READ
+        _check_read(options)
+        schema, key = schema_of(*view_of(options)), READ
     else:
         raise WrongOption(
             "say what to read, with subscribe or subscribePattern, or where to write to, with queue"
@@ -99,27 +105,23 @@ def table_schema(properties: Mapping[str, str]) -> StructType:
     return schema
 
 
-def _read_table(options: Mapping[str, str]) -> str:
-    """The view that a table shows. It is good for batches, for streams, or for both."""
+def _check_read(options: Mapping[str, str]) -> None:
+    """Whether a table is good for batches, for streams, or for both."""
     try:
-        return read_options(options, BATCH).view
+        read_options(options, BATCH)
     except WrongOption:
         with suppress(WrongOption):
-            return read_options(options, STREAM).view
+            read_options(options, STREAM)
+            return
         raise
 
 
 def written_schema(options: Mapping[str, str], text: DataType = StringType()) -> StructType:  # noqa: B008
-    """What a table or a view has that is written to: all that a row may say, and the options do not."""
+    """What a table or a view has that is written to: what a row may say, and the options do not."""
     said = write_options(options, BATCH)
-    columns: Mapping[str, Writable] = LETTERS if said.redrive else MESSAGES
-    return StructType(
-        [
-            StructField(name, _TYPES.get(name, text))
-            for name in columns
-            if name != "queue" or said.queue is None
-        ]
-    )
+    left_out = _TO_BE_NAMED if said.queue is None else (*_TO_BE_NAMED, "queue")
+    names = [name for name in columns_for(said, payloads=False) if name not in left_out]
+    return StructType([StructField(name, _TYPES.get(name, text)) for name in names])
 
 
 def options_to_read(options: Mapping[str, str], schema: StructType) -> Mapping[str, str]:

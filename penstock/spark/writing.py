@@ -38,7 +38,7 @@ from pyspark.sql.types import StructType
 from penstock.errors import PenstockError
 from penstock.spark.api import Broker
 from penstock.spark.options import WriteOptions
-from penstock.spark.writing_columns import MESSAGES, REPAIRS, check_columns, refuse_overwrite
+from penstock.spark.writing_columns import check_columns, columns_for, refuse_overwrite
 from penstock.spark.writing_stages import Stager
 from penstock.spark.writing_transaction import Transaction
 
@@ -68,7 +68,7 @@ class _Sink:
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise refuse_overwrite()
-        check_columns(schema, REPAIRS if options.redrive else MESSAGES, options.queue)
+        check_columns(schema, columns_for(options), options.queue)
         self._queue = options.queue
         self._dead = options.dead
         self._redrive = options.redrive

@@ -16,12 +16,14 @@ from pyspark.sql.types import (
     DataType,
     IntegerType,
     LongType,
+    MapType,
+    NumericType,
     ShortType,
     StringType,
     StructType,
 )
 
-from penstock.spark.options import WrongOption
+from penstock.spark.options import WriteOptions, WrongOption
 from penstock.spark.source import WrongSchema
 
 _WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
@@ -42,8 +44,13 @@ MESSAGES: Final[Mapping[str, Writable]] = {
     "queue": _QUEUE,
     "ttl": Writable(_WHOLE, "int (seconds)"),
     "retries": Writable(_WHOLE, "int"),
+    "delay": Writable((NumericType,), "double (seconds)"),
+    "headers": Writable((MapType,), "map<string,string>"),
 }
 """What a message is made of."""
+
+DEAD: Final = {name: column for name, column in MESSAGES.items() if name != "delay"}
+"""What one is made of that is a dead letter from the beginning."""
 
 LETTERS: Final[Mapping[str, Writable]] = {
     "offset": Writable(_WHOLE, "bigint", required=True),
@@ -54,6 +61,13 @@ LETTERS: Final[Mapping[str, Writable]] = {
 
 REPAIRS: Final[Mapping[str, Writable]] = {**LETTERS, "value": MESSAGES["value"]}
 """The same where it gets another payload."""
+
+
+def columns_for(options: WriteOptions, *, payloads: bool = True) -> Mapping[str, Writable]:
+    """The table for what is written; `payloads`: whether letters that are redriven get others."""
+    if options.redrive:
+        return REPAIRS if payloads else LETTERS
+    return MESSAGES if options.dead is None else DEAD
 
 
 def check_columns(schema: StructType, table: Mapping[str, Writable], queue: str | None) -> None:
@@ -69,7 +83,7 @@ def check_columns(schema: StructType, table: Mapping[str, Writable], queue: str 
             )
         if names.count(field.name) > 1:
             raise WrongSchema(f"there are {names.count(field.name)} columns {field.name!r}; select one")
-        if not isinstance(field.dataType, column.types):
+        if not _fits(field.dataType, column.types):
             raise WrongSchema(
                 f"column {field.name!r} is {field.dataType.simpleString()}; cast it to {column.words}"
             )
@@ -78,6 +92,14 @@ def check_columns(schema: StructType, table: Mapping[str, Writable], queue: str 
             raise WrongSchema(f"the column {name!r} ({column.words}) is missing; there are {_listed(names)}")
     if queue is None and "queue" not in names:
         raise WrongOption("say where to write to, with the option queue or a column queue (string)")
+
+
+def _fits(found: DataType, types: tuple[type[DataType], ...]) -> bool:
+    if isinstance(found, MapType) and not (
+        isinstance(found.keyType, StringType) and isinstance(found.valueType, StringType)
+    ):
+        return False
+    return isinstance(found, types)
 
 
 def _listed(names: list[str]) -> str:

@@ -202,13 +202,17 @@ def test_what_changes_to_a_queue_exactly_once(rig: Rig) -> None:
         "changing",
         from_queue("changing")
         + '[[step]]\npython = "tests.pipeline.steps_of_tests:counted"\n'
-        + "[[step]]\nsql = \"select concat(region, ' ', count) as value, 'changed' as queue from input\"\n"
+        + "[[step]]\nsql = \"select concat(region, ' ', count) as value, 'changed' as queue, "
+        + "3600 as delay, map('region', region) as headers from input\"\n"
         + '[sink]\nformat = "penstock"\nmode = "update"\n'
         + RUN,
     )
     rig.send("changing", orders(6))
     rig.run_once(pipeline)
-    assert sorted(rig.messages("changed")) == [b"north 2", b"south 2", b"west 2"]
+    assert sorted(rig.messages("changed", "delayed")) == [b"north 2", b"south 2", b"west 2"]
+    with rig.api() as api:
+        changed = api.get("/v1/queues/changed/messages")["messages"]
+    assert sorted(message["headers"]["region"] for message in changed) == ["north", "south", "west"]
     assert pipeline.checkpoint is not None
     rig.forget_last_batch(pipeline.checkpoint)
     rig.send("changing", orders(1))

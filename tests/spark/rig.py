@@ -45,11 +45,12 @@ def send(
     values: Iterable[bytes],
     *,
     token: str | None = None,
-    **columns: Sequence[int | None],
+    **columns: Sequence[object],
 ) -> None:
-    """Messages in one batch; `columns` are `ttl` and `retries`."""
+    """Messages in one batch; `columns` are whatever they may have beside their payloads."""
     arrays = {"value": pa.array(list(values), pa.binary())}
-    arrays |= {name: pa.array(column, pa.int64()) for name, column in columns.items()}
+    types = {"headers": pa.map_(pa.string(), pa.string())}
+    arrays |= {name: pa.array(column, types.get(name, pa.int64())) for name, column in columns.items()}
     batch = pa.record_batch(arrays)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
@@ -77,7 +78,7 @@ class Queues:
         self.broker = broker
         self.url = url_of(broker)
 
-    def send(self, queue: str, payloads: Iterable[bytes], **columns: Sequence[int | None]) -> None:
+    def send(self, queue: str, payloads: Iterable[bytes], **columns: Sequence[object]) -> None:
         send(self.broker, queue, payloads, token=None, **columns)
 
     def batch(self, subscribe: str | None = None, schema: str | None = None, **options: object) -> DataFrame:

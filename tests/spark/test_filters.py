@@ -167,7 +167,8 @@ STATE = ("state",)
         ([In(STATE, ("ready",))], "ready"),
         ([In(STATE, ("ready", "dead"))], None),
         ([Not(EqualTo(STATE, "dead"))], None),
-        ([EqualTo(STATE, "delayed")], None),
+        ([EqualTo(STATE, "delayed")], "delayed"),
+        ([EqualTo(STATE, "gone")], None),
         ([StringStartsWith(STATE, "dead")], None),
     ],
 )

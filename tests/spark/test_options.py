@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import LongType, MapType, StringType, StructField, StructType
 
 from penstock.log.tables import VIEWS
 from penstock.spark.options import (
@@ -20,6 +20,7 @@ from penstock.spark.options import (
     write_options,
 )
 from penstock.spark.source import WrongSchema, check_schema, schema_of
+from penstock.spark.writing_columns import columns_for
 
 
 def given(**options: str) -> Mapping[str, str]:
@@ -59,6 +60,7 @@ def test_every_option_can_be_said() -> None:
         "maxOffsetsPerTrigger": "1000",
         "minOffsetsPerTrigger": "10",
         "maxTriggerDelay": "90s",
+        "includeHeaders": "false",
         "minPartitions": "8",
         "failOnDataLoss": "False",
         "reader": "nightly",
@@ -233,6 +235,11 @@ def test_what_cannot_be_meant_is_refused_in_words(kind: str, name: str, text: st
     assert "\n" not in str(refusal.value)
 
 
+def test_dead_letters_are_not_delayed() -> None:
+    assert "delay" in columns_for(write_options({}, BATCH))
+    assert "delay" not in columns_for(write_options({"dead": "bad-record"}, BATCH))
+
+
 def test_a_reason_that_is_none_is_refused() -> None:
     with pytest.raises(WrongOption, match=r"option 'dead' is 'expired': use bad-record$"):
         write_options({"queue": "q", "dead": "expired"}, STREAM)
@@ -338,6 +345,11 @@ def test_a_pattern_that_is_none_is_refused() -> None:
 def test_wrong_names_are_refused_with_the_schema_already() -> None:
     with pytest.raises(WrongOption, match="did you mean 'subscribe'"):
         view_of({"subscrib": "orders"})
+    with pytest.raises(
+        WrongOption, match="'includeHeaders': view 'state' has no headers; view 'messages' has"
+    ):
+        view_of({"includeHeaders": "true", "view": "state"})
+    assert view_of({"includeheaders": "TRUE"}) == ("messages", True)
 
 
 # --- writing ---------------------------------------------------------------------------------------
@@ -412,6 +424,17 @@ def test_who_may_read_files(engine: str | None, files: bool, folder: str | None)
 @pytest.mark.parametrize("view", VIEWS)
 def test_the_whole_schema_is_right(view: str) -> None:
     assert check_schema(view, schema_of(view)) == schema_of(view)
+
+
+def test_headers_stand_behind_all_others() -> None:
+    whole = schema_of("messages", headers=True)
+    assert whole.fields == [
+        *schema_of("messages"),
+        StructField("headers", MapType(StringType(), StringType())),
+    ]
+    assert check_schema("messages", whole) is whole
+    with pytest.raises(WrongSchema, match="view 'events' has no column 'headers'"):
+        check_schema("events", StructType(whole.fields[-1:]))
 
 
 def test_some_columns_in_any_order() -> None:

@@ -75,6 +75,11 @@ def test_a_table_reads_queues(sql: Statements, queues: Queues) -> None:
     assert sql("select count(*) from tables_read") == [(3,)]
     described = [(row.col_name, row.data_type) for row in sql("describe tables_read")]
     assert described == [(field.name, field.dataType.simpleString()) for field in schema_of("messages")]
+    sql(
+        "create table tables_titled using penstock "
+        "options (URL, subscribe 'tables.read', includeHeaders 'true')"
+    )
+    assert sql("select offset from tables_titled where headers is null") == [(0,), (1,), (2,)]
 
 
 def test_a_table_is_read_as_a_stream(sql: Statements, queues: Queues, tmp_path: Path) -> None:
@@ -152,6 +157,13 @@ def test_a_temporary_view_is_written_to(sql: Statements, queues: Queues) -> None
     sql("create temporary view tables_named (value string, queue string) using penstock options (URL)")
     sql("insert into tables_named values ('c', 'tables.view')")
     assert queues.values("tables.view")[b"c"] == 1
+    sql(
+        "create temporary view tables_late (value string, delay double, headers map<string, string>) "
+        "using penstock options (URL, queue 'tables.late')"
+    )
+    sql("insert into tables_late values ('d', 0.5, map('to', 'ann')), ('e', null, null)")
+    rows = queues.batch("tables.late", "value binary, headers map<string, string>").collect()
+    assert [(bytes(row.value), row.headers) for row in rows] == [(b"d", {"to": "ann"}), (b"e", None)]
 
 
 def test_dead_letters_are_redriven_by_sql_alone(sql: Statements, broker: BrokerProcess, api: Api) -> None:

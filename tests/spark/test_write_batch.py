@@ -2,6 +2,7 @@
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 
 import pyarrow as pa
 import pytest
@@ -70,16 +71,33 @@ def test_each_row_can_name_its_queue(queues: Queues) -> None:
     assert queues.values(names[0]).total() == 200
 
 
-def test_ttl_and_retries(queues: Queues) -> None:
-    rows = [("a", 3600, 3), ("b", None, 0), ("c", 60, None), ("d", None, None)]
-    frame = queues.spark.createDataFrame(rows, "value string, ttl int, retries tinyint")
-    write(frame, queues, queue="write.ttl")
-    found = queues.batch("write.ttl").selectExpr(
+@pytest.mark.parametrize("engine", ["auto", "http"])
+def test_what_rows_may_say_beside_their_values(queues: Queues, api: Api, engine: str) -> None:
+    queue = f"write.beside.{engine}"
+    rows = [
+        ("a", 3600, 3, 7.5, {"é": "1", "b": ""}),
+        ("b", None, 0, None, None),
+        ("c", 60, None, 0.0, {}),
+        ("d", None, None, 3600.0, {"one": "only"}),
+    ]
+    columns = "value string, ttl int, retries tinyint, delay double, headers map<string, string>"
+    write(queues.spark.createDataFrame(rows, columns), queues, queue=queue)
+    found = queues.batch(queue, includeHeaders=True, engine=engine).selectExpr(
         "cast(value as string) as value",
         "cast(round(unix_micros(expires) / 1e6 - unix_micros(timestamp) / 1e6) as int) as ttl",
         "retries",
+        "headers",
     )
-    assert sorted(tuple(row) for row in found.collect()) == rows
+    written = [(value, ttl, retries, headers or None) for value, ttl, retries, _, headers in rows]
+    assert sorted((tuple(row) for row in found.collect()), key=lambda row: str(row[0])) == written
+    delayed = api.get(f"/v1/queues/{queue}/messages", state="delayed")["messages"]
+    seconds = [
+        (datetime.fromisoformat(it["due"]) - datetime.fromisoformat(it["time"])).total_seconds()
+        for it in delayed
+    ]
+    assert sorted(seconds) == [7.5, 3600]
+    states = queues.batch(queue, view="state").where("state = 'delayed'").selectExpr("cast(value as string)")
+    assert sorted(row[0] for row in states.collect()) == ["a", "d"]
 
 
 def test_a_batch_without_rows_is_no_transaction(queues: Queues, api: Api) -> None:
@@ -118,9 +136,16 @@ def test_a_thread_writes_that_has_been_given_a_session(queues: Queues) -> None:
     [
         (
             ["value", "1 as Ttl"],
-            "column 'Ttl' cannot be written: there are value, queue, ttl, retries; did you",
+            "column 'Ttl' cannot be written: there are value, queue, ttl, retries, delay, headers; did you",
         ),
         (["value", "1 as region"], "column 'region' cannot be written: there are value, queue, ttl, retries"),
+        (["value", "'1' as delay"], "column 'delay' is string; cast it to double (seconds)"),
+        (
+            ["value", "map('a', 1) as headers"],
+            "column 'headers' is map<string,int>; cast it to map<string,str",
+        ),
+        (["value", "'a' as headers"], "column 'headers' is string; cast it to map<string,string>"),
+        (["map('a', 'b') as value"], "column 'value' is map<string,string>; cast it to binary or string"),
         (["1 as ttl"], "the column 'value' (binary or string) is missing; there are 'ttl'"),
         (["1 as value"], "column 'value' is int; cast it to binary or string"),
         (["value", "'1' as ttl"], "column 'ttl' is string; cast it to int (seconds)"),
@@ -173,6 +198,11 @@ def test_what_makes_no_sense_is_refused(
         (["'x' as value", "if(id = 700, 'q.dead', 'q') as queue"], "door to the dead letters of 'q'"),
         (["'x' as value", "'q' as queue", "if(id = 700, 0, 1) as ttl"], "column 'ttl': it is 0; use"),
         (["'x' as value", "'q' as queue", "if(id = 700, 256, 1) as retries"], "column 'retries': it is 256"),
+        (["'x' as value", "'q' as queue", "if(id = 700, -0.5, 1) as delay"], "column 'delay': it is -0.5"),
+        (
+            ["'x' as value", "'q' as queue", "map('a', if(id = 700, null, '')) as headers"],
+            "column 'headers': header 'a': names and values are texts",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_written_leaves_nothing_behind(

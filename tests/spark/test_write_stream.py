@@ -18,8 +18,10 @@ def copying(
     queues: Queues, source: str, checkpoint: Path, url: str | None = None, **options: str
 ) -> StreamingQuery:
     """A query that copies a queue, as far as there is something, in batches of 1000 messages."""
-    frame = queues.stream(source, startingOffsets="earliest", maxOffsetsPerTrigger=1000, minPartitions=2)
-    return writing(frame.select("value"), url or queues.url, checkpoint, **options)
+    frame = queues.stream(
+        source, startingOffsets="earliest", maxOffsetsPerTrigger=1000, minPartitions=2, includeHeaders=True
+    )
+    return writing(frame.select("value", "headers"), url or queues.url, checkpoint, **options)
 
 
 def writing(frame: DataFrame, url: str, checkpoint: Path, **options: str) -> StreamingQuery:
@@ -35,10 +37,13 @@ def finish(query: StreamingQuery) -> None:
 
 
 def test_a_stream_is_copied_batch_by_batch(queues: Queues, tmp_path: Path, api: Api) -> None:
-    queues.send("copy.from", values(2500))
+    headers = [{"number": str(number)} if number % 2 else None for number in range(2500)]
+    queues.send("copy.from", values(2500), headers=headers)
     with Gate(queues.broker) as gate:
         finish(copying(queues, "copy.from", tmp_path, gate.url, queue="copy.to"))
         assert queues.values("copy.to") == Counter(values(2500))
+        copied = queues.batch("copy.to", "offset bigint, headers map<string, string>").orderBy("offset")
+        assert [row.headers for row in copied.collect()] == headers
         # One key for each batch: the query's id, which the checkpoint keeps, and the batch's number.
         query_id = json.loads((tmp_path / "metadata").read_text())["id"]
         assert list(dict.fromkeys(gate.keys)) == [f"spark/{query_id}/{number}" for number in range(3)]
