@@ -32,7 +32,7 @@ from penstock.model.ids import id_of
 from penstock.model.life import Event, Reason, State, after
 from penstock.model.pending import AS_STORED
 from penstock.model.policy import Policies
-from penstock.model.words import Outcome, Where
+from penstock.model.words import KEEP_TTL, RETRY_DELAYS, Outcome, Where
 from tests.log.contract_looking import all_states
 from tests.log.inline import InlineWorker
 
@@ -43,10 +43,12 @@ QUEUES = {
     "plain": {"retention-seconds": 0},
     "strict": {"retention-seconds": 1, "max-deliveries": 2, "on-expiry": "drop"},
     "careless": {"retention-seconds": 0, "dead-letters": "off"},
+    "patient": {"retention-seconds": 0, "retry-delays": [0.5, 0, 2]},
 }
 NEVER_DIES = {"careless"}
 DROPS_EXPIRED = {"strict", "careless"}
-DELIVERIES_MAX = {"plain": 20, "strict": 2, "careless": 20}
+DELIVERIES_MAX = {"plain": 20, "strict": 2, "careless": 20, "patient": 20}
+RETRIES_US = {"patient": [SECOND // 2, 0, 2 * SECOND]}
 CONSUMERS = ("ann", "bob")
 
 Place = tuple[int, int, int]  # (offset, 1, 0) in its own place; (tail, 0, number of the move) when moved
@@ -66,6 +68,7 @@ class Entry:
     attempts: int = 0
     reason: Reason = Reason.NONE
     death: int = 0  # when it died, among the dead
+    due_us: int = 0  # until when it is delayed, where it is
     consumer: str = ""
     message_id: bytes = b""
 
@@ -87,6 +90,23 @@ class Model:
             self.entries[offset] = Entry(
                 payload, retries, expires_us, batch.reply is not None, (offset, 1, 0), retries
             )
+            if batch.delay_us is not None and batch.delay_us[i]:
+                self.delay(offset, now_us + batch.delay_us[i])
+
+    def delay(self, offset: int, due_us: int) -> tuple[Event, Reason]:
+        entry = self.entries[offset]
+        entry.state, entry.due_us, entry.place = State.DELAYED, due_us, (offset, 1, 0)
+        return Event.DELAYED, Reason.NONE
+
+    def retry_us(self, entry: Entry) -> int:
+        """How long it waits after a delivery that has failed."""
+        delays = RETRIES_US.get(self.name, [0])
+        return delays[min(entry.attempts, len(delays)) - 1]
+
+    def due(self, now_us: int) -> None:
+        for offset in self.where(State.DELAYED):
+            if self.entries[offset].due_us <= now_us:
+                self.entries[offset].state = State.READY
 
     def where(self, *states: State) -> list[int]:
         return [offset for offset, entry in self.entries.items() if entry.state in states]
@@ -135,7 +155,9 @@ class Model:
         event = Event.REJECTED if self.name in NEVER_DIES else Event.DEAD
         return self.end(offset, Event.WITHDRAWN if self.entries[offset].asking else event, reason)
 
-    def requeue(self, offset: int, expires_us: int) -> tuple[Event, Reason]:
+    def requeue(
+        self, offset: int, expires_us: int | None, delay_us: int | None, now_us: int
+    ) -> tuple[Event, Reason]:
         entry = self.entries[offset]
         if entry.state is State.DEAD_HELD:
             self.end(offset, Event.DEAD, entry.reason)
@@ -143,7 +165,14 @@ class Model:
         entry.attempts += 1
         if self.is_worn_out(entry):
             return self.use_up(offset, Reason.TOO_MANY_DELIVERIES)
-        entry.expires_us = expires_us
+        if expires_us is not None:
+            entry.expires_us = expires_us
+        elif 0 < entry.expires_us <= now_us:
+            return self.expire(offset)
+        if delay_us is None:
+            delay_us = self.retry_us(entry)
+        if delay_us:
+            return self.delay(offset, now_us + delay_us)
         self.move(offset, len(self.entries))
         return Event.REQUEUED, Reason.NONE
 
@@ -166,6 +195,8 @@ class Model:
             return self.expire(offset)
         if lost and 0 < entry.retries < 255:
             entry.retries -= 1
+        if lost and self.retry_us(entry):
+            return self.delay(offset, now_us + self.retry_us(entry))[0], reason
         entry.state = State.READY
         if tail:
             self.move(offset, len(self.entries))
@@ -183,7 +214,7 @@ class Model:
                 entry.state = State.READY
             elif entry.state is State.DEAD_HELD:
                 entry.state = State.DEAD
-            if entry.asking and entry.state is State.READY:
+            if entry.asking and entry.state in (State.READY, State.DELAYED):
                 entry.state = State.GONE
 
 
@@ -206,8 +237,14 @@ def runs(offsets: Iterable[int]) -> list[tuple[int, int]]:
 payloads = st.one_of(
     st.binary(max_size=6).map(lambda half: half * 2), st.integers(50, 350).map(lambda n: b"xy" * n)
 )
+Row = tuple[bytes, int, int, int]
 messages = st.lists(
-    st.tuples(payloads, st.sampled_from([0, 1, 3, 30]), st.sampled_from([-1, 0, 1, 2, 255])),
+    st.tuples(
+        payloads,
+        st.sampled_from([0, 1, 3, 30]),
+        st.sampled_from([-1, 0, 1, 2, 255]),
+        st.sampled_from([0, 0, 1, SECOND // 3, 2 * SECOND, 5 * SECOND]),
+    ),
     min_size=1,
     max_size=6,
 )
@@ -215,18 +252,19 @@ queues = st.sampled_from(list(QUEUES))
 consumers = st.sampled_from(CONSUMERS)
 
 
-def batch_of(rows: list[tuple[bytes, int, int]], columns: str) -> Batch:
-    """`columns` says which attributes the batch has: t for TTL, r for retries, a for asking."""
+def batch_of(rows: list[Row], columns: str) -> Batch:
+    """`columns` says which attributes the batch has: t for TTL, r for retries, d for delays, a for asking."""
     return Batch.of(
-        [payload for payload, _, _ in rows],
-        ttl_seconds=[ttl for _, ttl, _ in rows] if "t" in columns else None,
-        retries=[retries for _, _, retries in rows] if "r" in columns else None,
+        [payload for payload, _, _, _ in rows],
+        ttl_seconds=[ttl for _, ttl, _, _ in rows] if "t" in columns else None,
+        retries=[retries for _, _, retries, _ in rows] if "r" in columns else None,
+        delay_us=[delay_us for _, _, _, delay_us in rows] if "d" in columns else None,
         reply=[b"to-%d" % i for i in range(len(rows))] if "a" in columns else None,
         protocol="rq" if "a" in columns else "http",
     )
 
 
-columns = st.sampled_from(["", "", "", "t", "r", "tr", "tr", "ar"])
+columns = st.sampled_from(["", "", "", "t", "r", "d", "tr", "tr", "td", "trd", "ar"])
 SELDOM = (
     "withdraw",
     "purge",
@@ -269,11 +307,12 @@ class LogAgainstModel(RuleBasedStateMachine):
             writer=self.writer,
             keeper=self.keeper,
         )
+        self.due()
 
     # --- in ----------------------------------------------------------------------------------
 
     @rule(name=queues, rows=messages, kinds=columns)
-    def append(self, name: str, rows: list[tuple[bytes, int, int]], kinds: str) -> None:
+    def append(self, name: str, rows: list[Row], kinds: str) -> None:
         batch = batch_of(rows, kinds)
         model = self.models.setdefault(name, Model(name))
         first = len(model.entries)
@@ -290,7 +329,7 @@ class LogAgainstModel(RuleBasedStateMachine):
         self.engine.append(name, batch, self.now_us, receipt)
         model.accept(batch, self.now_us)
 
-    def transact(self, key: str, parts: list[tuple[str, list[tuple[bytes, int, int]], str]]) -> None:
+    def transact(self, key: str, parts: list[tuple[str, list[Row], str]]) -> None:
         known = self.transactions.get(key)
         batches = [(name, batch_of(rows, kinds)) for name, rows, kinds in parts]
         answers: list[TransactionDone | LogError] = []
@@ -328,7 +367,7 @@ class LogAgainstModel(RuleBasedStateMachine):
     @rule(name=queues, consumer=consumers, every=st.sampled_from([2, 3, 7]))
     def scatter(self, name: str, consumer: str, every: int) -> None:
         """Small messages in one block, of which some live on, here and there: see `retention.py`."""
-        self.append(name, [(b"%06d" % (100 * self.sent + i), 0, RETRIES_NONE) for i in range(24)], "")
+        self.append(name, [(b"%06d" % (100 * self.sent + i), 0, RETRIES_NONE, 0) for i in range(24)], "")
         expected = self.foretell(name, 1 << 20, 1 << 30, dead=False)
         slices = self.engine.take(name, consumer, 1 << 20, self.now_us, bytes_max=1 << 30)
         self.compare(name, consumer, slices, expected, dead=False)
@@ -397,15 +436,29 @@ class LogAgainstModel(RuleBasedStateMachine):
         assert taken == expected
 
     @precondition(lambda self: self.holders())
-    @rule(data=st.data(), outcome=st.sampled_from(Outcome), ttl=st.sampled_from([0, 0, 2]))
-    def settle(self, data: st.DataObject, outcome: Outcome, ttl: int) -> None:
+    @rule(
+        data=st.data(),
+        outcome=st.sampled_from(Outcome),
+        ttl=st.sampled_from([0, 0, 2, KEEP_TTL]),
+        delay_us=st.sampled_from([None, None, 0, 700_000]),
+    )
+    def settle(self, data: st.DataObject, outcome: Outcome, ttl: int, delay_us: int | None) -> None:
         name, consumer, dead = data.draw(st.sampled_from(self.holders()))
         model = self.models[name]
         held = model.held_by(consumer, dead)
         ranges = data.draw(st.sampled_from([runs(held), runs(held[:1]), [(held[0] + 1, held[-1] + 3)]]))
         mine = [o for o in held if any(a <= o < b for a, b in ranges)]
-        fates = self.engine.settle(name, consumer, outcome, ranges, self.now_us, ttl_seconds=ttl, dead=dead)
-        expires_us = self.now_us + ttl * SECOND if ttl else 0
+        fates = self.engine.settle(
+            name,
+            consumer,
+            outcome,
+            ranges,
+            self.now_us,
+            ttl_seconds=ttl,
+            dead=dead,
+            delay_us=RETRY_DELAYS if delay_us is None else delay_us,
+        )
+        expires_us = None if ttl == KEEP_TTL else self.now_us + ttl * SECOND if ttl else 0
         expected = []
         for offset in mine:
             if outcome is Outcome.ACK:
@@ -413,7 +466,7 @@ class LogAgainstModel(RuleBasedStateMachine):
             elif outcome is Outcome.REJECT:
                 verdict = model.reject(offset)
             else:
-                verdict = model.requeue(offset, expires_us)
+                verdict = model.requeue(offset, expires_us, delay_us, self.now_us)
             expected.append((offset, *verdict))
         assert flat(fates) == expected
 
@@ -466,7 +519,7 @@ class LogAgainstModel(RuleBasedStateMachine):
 
     def withdraw(self, name: str, first: int) -> None:
         model, ranges = self.models[name], [(first, first + 2)]
-        living = model.where(State.READY, State.HELD)
+        living = model.where(State.READY, State.DELAYED, State.HELD)
         hit = [o for o in living if any(a <= o < b for a, b in ranges)]
         fates = self.engine.withdraw(name, ranges, Reason.OPERATOR, self.now_us)
         assert sorted(flat(fates)) == [(o, Event.WITHDRAWN, Reason.OPERATOR) for o in hit]
@@ -475,7 +528,7 @@ class LogAgainstModel(RuleBasedStateMachine):
 
     def purge(self, name: str, dead: bool) -> None:
         model = self.models[name]
-        hit = model.where(State.DEAD if dead else State.READY)
+        hit = model.where(*([State.DEAD] if dead else [State.READY, State.DELAYED]))
         assert sorted(flat(self.engine.purge(name, self.now_us, dead=dead))) == [
             (o, Event.WITHDRAWN, Reason.PURGED) for o in hit
         ]
@@ -514,9 +567,19 @@ class LogAgainstModel(RuleBasedStateMachine):
     @rule(step_us=st.sampled_from([1, 300_000, 300_000, SECOND, 4 * SECOND]), expire=st.booleans())
     def later(self, step_us: int, expire: bool) -> None:
         self.now_us += step_us
+        self.due()
         if expire:
             self.engine.flush(self.now_us)
             self.expire()
+
+    def due(self) -> None:
+        """That the time of some has come is in no block: after a restart, somebody has to look again."""
+        self.engine.flush(self.now_us)
+        self.engine.due(self.now_us)
+        while 0 < self.engine.due_us <= self.now_us:
+            self.engine.due(self.now_us)
+        for model in self.models.values():
+            model.due(self.now_us)
 
     def expire(self) -> None:
         told = [(n, *row) for n, fate in self.engine.expire(self.now_us) for row in flat([fate])]
@@ -525,12 +588,12 @@ class LogAgainstModel(RuleBasedStateMachine):
         self.untold = []
         for name, offset, event, reason in told:
             entry = self.models[name].entries[offset]
-            assert entry.state is State.READY
+            assert entry.state in (State.READY, State.DELAYED)
             assert 0 < entry.expires_us <= self.now_us
             assert self.models[name].expire(offset) == (event, reason)
         # A second after the moment, at the latest, nothing is left of it.
         for model in self.models.values():
-            for offset in model.where(State.READY):
+            for offset in model.where(State.READY, State.DELAYED):
                 expires_us = model.entries[offset].expires_us
                 assert not 0 < expires_us <= self.now_us - SECOND
 
@@ -602,6 +665,8 @@ class LogAgainstModel(RuleBasedStateMachine):
                     counts[run.event, run.reason] += run.end - run.first
                 number += run.end - run.first
                 for offset in range(run.first, run.end) if info.event_start == 0 else ():
+                    if run.dispatched_us and states[offset] is State.DELAYED:
+                        states[offset] = after(states[offset], Event.DUE)
                     if run.dispatched_us:
                         states[offset] = after(states[offset], Event.HELD)
                     states[offset] = after(states[offset], run.event)
@@ -610,17 +675,20 @@ class LogAgainstModel(RuleBasedStateMachine):
                 counts[Event.HELD, Reason.NONE] = self.delivered[name]
                 assert self.engine.counts(name) == +counts
             if info.event_start == 0:
-                unheld = {State.HELD: State.READY, State.DEAD_HELD: State.DEAD}
-                assert states == {o: unheld.get(e.state, e.state) for o, e in entries.items()}
+                # Neither who holds what nor that a time has come is an event.
+                told = {State.HELD: State.READY, State.DEAD_HELD: State.DEAD, State.DELAYED: State.READY}
+                found_in = {o: told.get(state, state) for o, state in states.items()}
+                assert found_in == {o: told.get(e.state, e.state) for o, e in entries.items()}
 
     @invariant()
     def counts_are_equal(self) -> None:
         assert not self.engine.damage
         for name in self.engine.queues():
             model, info = self.models[name], self.engine.describe(name)
-            living = model.where(State.READY, State.HELD)
-            assert (info.ready, info.held, info.dead, info.offset_end) == (
+            living = model.where(State.READY, State.DELAYED, State.HELD)
+            assert (info.ready, info.delayed, info.held, info.dead, info.offset_end) == (
                 len(model.where(State.READY)),
+                len(model.where(State.DELAYED)),
                 len(model.where(State.HELD)),
                 len(model.where(State.DEAD, State.DEAD_HELD)),
                 len(model.entries),
@@ -631,7 +699,7 @@ class LogAgainstModel(RuleBasedStateMachine):
 
     def states_are_equal(self, model: Model) -> None:
         found = all_states(self.engine, model.name, len(model.entries), runs_max=3)
-        assert list(found) == model.where(State.READY, State.HELD, State.DEAD, State.DEAD_HELD)
+        assert list(found) == [o for o, entry in model.entries.items() if entry.state is not State.GONE]
         deaths: Counter[Reason] = Counter()
         for offset, looked in found.items():
             entry = model.entries[offset]
@@ -643,6 +711,8 @@ class LogAgainstModel(RuleBasedStateMachine):
             assert looked.consumer == (entry.consumer if is_held else "")
             assert looked.retries in (entry.retries, AS_STORED)
             assert looked.expires_us in (entry.expires_us, AS_STORED)
+            if entry.state is State.DELAYED:
+                assert looked.time_us in (entry.due_us, AS_STORED)
         assert self.engine.deaths(model.name) == +deaths
 
     def teardown(self) -> None:
