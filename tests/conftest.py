@@ -52,7 +52,9 @@ FIRST = (
     # From here, what has many processes (Spark, a browser) and what has few take turns.
     "pipeline/test_command.py",
     "spark/test_sql_commands.py",
+    "celery/test_crashes.py",
     "log/test_walks.py",
+    "celery/test_workers.py",
     "http/test_transactions.py",
     "dashboard/test_queue_page.py",
     "cluster/test_faults.py",
@@ -104,6 +106,7 @@ FIRST = (
 
 SLOW = (
     "bench",
+    "celery",
     "cli",
     "client",
     "cluster",

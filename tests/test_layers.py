@@ -23,7 +23,8 @@ layers = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(layers)
 
 OF_COMPILED = () if COMPILED else ("librt", "mypy_extensions")
-OPTIONAL = ("nats", "nicegui", "nkeys", "numpy", "pyarrow", "pyspark", "textual", *OF_COMPILED)
+CELERY = ("celery", "kombu")
+OPTIONAL = ("nats", "nicegui", "nkeys", "numpy", "pyarrow", "pyspark", "textual", *CELERY, *OF_COMPILED)
 """What only an extra installs, or a wheel with compiled modules."""
 
 NEEDS_EXTRA = {

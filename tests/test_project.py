@@ -130,7 +130,7 @@ def test_a_package_page_says_who_and_where_and_all_its_links_lead_there(wheel: z
     addresses = dict(line.split(", ", 1) for line in about.get_all("Project-URL", []))
     assert addresses["Repository"] == repository
     assert {"Documentation", "Changelog"} < addresses.keys()
-    assert set(about.get_all("Provides-Extra", [])) == {"arrow", "dashboard", "nats", "spark"}
+    assert set(about.get_all("Provides-Extra", [])) == {"arrow", "celery", "dashboard", "nats", "spark"}
     links = re.findall(r"\]\(([^)]+)\)", wheel.read(place).decode())
     assert len(links) > 10
     assert [link for link in links if not link.startswith(f"{repository}/")] == []
@@ -364,7 +364,7 @@ def test_the_demo_needs_java_and_what_it_shows_and_tests_add_to_it(telling: Path
     assert calls_of(telling, "demo", **root) == (0, READY("demo"), ["venv", java, shown])
     assert calls_of(telling, "demo", **root) == (0, "", [])
     installed = [f"apt-get {name}" for name in ("openssl", "curl", "jq", "chromium")]
-    more = "--editable .[dashboard,spark,nats] --requirement .venv/dev.txt"
+    more = "--editable .[dashboard,spark,nats,celery] --requirement .venv/dev.txt"
     assert calls_of(telling, "test", **root) == (0, READY("test"), [*installed, more])
     assert calls_of(telling, "demo", **root) == (0, "", [])
 
