@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from penstock.cli.messaging import TOKEN_VARIABLE, URL_VARIABLE, find_url, token_of
 from penstock.client.errors import ConnectionLost, Refused, TimedOut
-from penstock.client.http import HttpLine
 from penstock.client.http_connection import target_of_request
 from penstock.client.http_core import Answer, HttpCore, Request
+from penstock.client.http_line import HttpLine
 from penstock.client.options import Options
 from penstock.client.url import PORTS, parse_url
 from penstock.common.text import printable

@@ -17,8 +17,11 @@ HELP = "show the dead letters of a queue, by reason and one by one"
 
 REASONS: Final = tuple(sorted(reason.label for reason in DEAD_REASONS))
 LIMIT_DEFAULT: Final = 20
+WHY_WIDTH: Final = 40
+"""So much is shown of what was said with a rejection; all of it with `--json`."""
 
-COLUMNS: Final = columns(">OFFSET", "REASON", ">AGE", ">ATTEMPTS", "HELD BY", "VALUE")
+COLUMNS: Final = columns(">OFFSET", "REASON", "WHY", ">AGE", ">ATTEMPTS", "HELD BY", "VALUE")
+WHY: Final = 2  # its place among them
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +58,12 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print("\n".join(deaths(queue["dead_reasons"])))
     if letters:
-        rows = tables.fitting([_cells(letter) for letter in letters], COLUMNS, width())
-        print("", *tables.table(COLUMNS, rows), sep="\n")
+        rows, headings = [_cells(letter) for letter in letters], list(COLUMNS)
+        if not any(letter["why"] for letter in letters):  # as when nobody has said anything
+            del headings[WHY]
+            for cells in rows:
+                del cells[WHY]
+        print("", *tables.table(headings, tables.fitting(rows, headings, width())), sep="\n")
     return 0
 
 
@@ -72,6 +79,7 @@ def _cells(letter: Answer) -> list[str]:
     return [
         str(letter["offset"]),
         letter["reason"],
+        tables.cut(tables.shown(letter["why"] or tables.NOTHING), WHY_WIDTH),
         units.since(letter["time"]),
         units.count(letter["attempts"]),
         letter["consumer"] or tables.NOTHING,

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     def what(queue: Answer) -> str:
-        messages = units.counted(queue["ready"] + queue["held"], "message")
+        messages = units.counted(queue["ready"] + queue["delayed"] + queue["held"], "message")
         return f"{tables.shown(args.queue)} with {messages} and {units.counted(queue['dead'], 'dead letter')}"
 
     def delete(admin: Admin) -> tuple[str, Answer]:

@@ -97,8 +97,8 @@ def find_url(args: argparse.Namespace) -> tuple[str, str]:
     if not given:
         return vias[0], f"{vias[0]}://127.0.0.1:{PORTS[vias[0]]}"
     protocol = target_of(given).protocol
-    if protocol == "http" and "http" not in vias:
-        return _listener(given, args, vias)
+    if protocol == "http" and vias[0] != "http":
+        return _listener(given, args, [via for via in vias if via != "http"])
     if protocol not in vias:
         source = "--url" if args.url else URL_VARIABLE
         via = f"--via {vias[0]} " if len(args.vias) > 1 and not args.via else ""
@@ -110,11 +110,11 @@ def find_url(args: argparse.Namespace) -> tuple[str, str]:
 
 def _listener(url: str, args: argparse.Namespace, vias: Sequence[str]) -> tuple[str, str]:
     """Protocol and URL of the listener that a broker, asked over HTTP, names for these protocols."""
-    from penstock.client.http import HttpLine
     from penstock.client.http_core import HttpCore
+    from penstock.client.http_line import HttpLine
 
     target = target_of(url)
-    options = Options.of(**client_options(args) | {"token": token_of(args)})
+    options = Options.of(**http_options(args))
     line = HttpLine(target, options)
     try:
         listeners = line.ask(HttpCore(options).get("v1", "engine"))["listeners"]
@@ -150,6 +150,10 @@ def client_options(args: argparse.Namespace) -> ClientOptions:
         "reconnect_seconds": args.wait,
         "receipts": not getattr(args, "no_receipts", False),
     }
+
+
+def http_options(args: argparse.Namespace) -> ClientOptions:
+    return {**client_options(args), "token": token_of(args)}
 
 
 def token_of(args: argparse.Namespace) -> str | None:

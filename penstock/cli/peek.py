@@ -28,7 +28,7 @@ LIMIT_DEFAULT: Final = 20
 PAGE: Final = 1000
 """How many the API gives at a time at most."""
 
-LIVING: Final = ("ready", "held")
+LIVING: Final = ("ready", "delayed", "held")
 STATES: Final = (*LIVING, "dead", "gone", "all")
 CHARACTERS: Final = 200
 """So much of a value is shown where no terminal is."""
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="at most so many (default: %(default)s)",
     )
     parser.add_argument(
-        "--state", choices=STATES, help=f"only messages in this state (default: {' and '.join(LIVING)})"
+        "--state", choices=STATES, help=f"only messages in this state (default: {', '.join(LIVING)})"
     )
     parser.add_argument("--full", action="store_true", help="do not shorten values")
     parser.add_argument("--history", action="store_true", help="with what has happened to each")
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
             shown = list(found)
             print("\n".join(_lines(shown, args.full)))
             if not shown and args.state is None:
-                print("no message is ready or held; --state dead, gone or all shows others", file=sys.stderr)
+                print("no message is alive; --state dead, gone or all shows others", file=sys.stderr)
     return 0
 
 
@@ -147,11 +147,12 @@ def cells(message: Answer) -> list[str]:
 
 
 def state_of(message: Answer) -> str:
-    """`ready`, `dead (expired)`, `held by 127.0.0.1:5123#7`."""
+    """`ready`, `dead (expired)`, `held by 127.0.0.1:5123#7`, `delayed until 2024-05-01T12:00:00.000000Z`."""
     reason = f" ({message['reason']})" if message["reason"] else ""
     holder = f" by {message['consumer']}" if message["state"] == "held" and message["consumer"] else ""
     taken = f", held by {message['consumer']}" if message["state"] == "dead" and message["consumer"] else ""
-    return f"{message['state']}{reason}{holder}{taken}"
+    due = f" until {message['due']}" if message["due"] else ""
+    return f"{message['state']}{reason}{holder}{taken}{due}"
 
 
 def _history(events: Sequence[Answer]) -> list[str]:

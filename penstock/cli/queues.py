@@ -23,12 +23,13 @@ HELP = "list the queues: what waits, what is held, what is dead, and how fast it
 WATCH_SECONDS: Final = 1.0
 
 COLUMNS: Final = columns(
-    "QUEUE", ">READY", ">HELD", ">DEAD", ">CONSUMERS", ">IN/S", ">OUT/S", ">OLDEST", ">SIZE", ""
+    "QUEUE", ">READY", ">DELAYED", ">HELD", ">DEAD", ">CONSUMERS", ">IN/S", ">OUT/S", ">OLDEST", ">SIZE", ""
 )
 
 SORTS: Final = (
     "name",
     "ready",
+    "delayed",
     "held",
     "dead",
     "consumers",
@@ -38,7 +39,7 @@ SORTS: Final = (
     "bytes",
 )
 
-SUMMED: Final = ("ready", "held", "dead", "consumers", "rate_in", "rate_out", "bytes")
+SUMMED: Final = ("ready", "delayed", "held", "dead", "consumers", "rate_in", "rate_out", "bytes")
 """What the totals are of, but for the oldest."""
 
 _HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -123,6 +124,7 @@ def _cells(name: str, queue: Answer) -> list[str]:
     return [
         name,
         units.count(queue["ready"]),
+        units.count(queue["delayed"]),
         units.count(queue["held"]),
         units.count(queue["dead"]),
         units.count(queue["consumers"]),

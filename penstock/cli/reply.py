@@ -13,12 +13,9 @@ The command ends with Ctrl-C, after `--count` answers, or when no broker can be 
 
 import argparse
 import asyncio
-import contextlib
-import os
-import signal
-import sys
 
 from penstock import client
+from penstock.cli.execute import shell
 from penstock.cli.messaging import (
     add_connection,
     client_options,
@@ -102,24 +99,11 @@ async def _serve(args: argparse.Namespace, url: str) -> None:
 
 async def run_command(command: str, stdin: bytes, seconds: float) -> bytes:
     """What a shell command writes to standard output. CommandFailed where it fails or takes too long."""
-    process = await asyncio.create_subprocess_shell(
-        command,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=sys.stderr,
-        start_new_session=True,  # so that everything it has started can be killed with it
-    )
-    output: bytes | None = None
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(seconds), shell(command, stdout=asyncio.subprocess.PIPE) as process:
             output, _ = await process.communicate(stdin)
     except TimeoutError:
         raise CommandFailed(f"{command!r}: no end within {seconds:g} s, killed") from None
-    finally:
-        if output is None:  # the shell may have ended, and what it has started not
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
     if process.returncode:
         raise CommandFailed(f"{command!r}: exit status {process.returncode}")
     return output

@@ -19,10 +19,10 @@ from penstock.cli.messaging import (
     check_only,
     client_options,
     find_url,
+    http_options,
     lines_of,
     progress,
     say_json,
-    token_of,
 )
 from penstock.errors import Misuse, PenstockError
 
@@ -32,6 +32,8 @@ VIAS = ("http", "phpmq", "sspq", "rq")
 ONLY = {
     "ttl": ("http", "phpmq"),
     "retries": ("http", "sspq", "rq"),
+    "delay": ("http",),
+    "header": ("http",),
 }
 """Options that not every protocol has a word for."""
 
@@ -48,6 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ttl", type=int, metavar="S", help="http, phpmq: expires after so many seconds")
     parser.add_argument(
         "--retries", type=int, metavar="N", help="http, sspq, rq: delivered at most 1 + N times"
+    )
+    parser.add_argument("--delay", type=float, metavar="S", help="http: nobody gets it for so many seconds")
+    parser.add_argument(
+        "--header", action="append", metavar="NAME=VALUE", help="http: goes with it; any number of them"
     )
     parser.add_argument("--count", type=int, default=1, metavar="N", help="each message so many times")
     parser.add_argument("--lines", action="store_true", help="each line is a message")
@@ -87,13 +93,13 @@ def _messages(args: argparse.Namespace) -> Iterator[list[bytes]]:
 
 @contextmanager
 def _http(args: argparse.Namespace, url: str) -> Iterator[Send]:
-    options = client_options(args)
-    options["token"] = token_of(args)
-    with client.HttpClient(url, **options) as api:
+    headers = dict(_header(text) for text in args.header or ())
+    terms = {"ttl": args.ttl, "retries": args.retries, "delay": args.delay, "headers": headers}
+    with client.HttpClient(url, **http_options(args)) as api:
 
         def send(messages: list[bytes]) -> int:
             try:
-                receipts = api.send_many(args.queue, messages, ttl=args.ttl, retries=args.retries)
+                receipts = api.send_many(args.queue, messages, **terms)
             except client.Refused as refusal:
                 if refusal.name == "body-too-large":
                     raise PenstockError(f"{refusal}, or use --via rq, which takes larger ones") from None
@@ -103,6 +109,13 @@ def _http(args: argparse.Namespace, url: str) -> Iterator[Send]:
             return sum(receipt.count for receipt in receipts)
 
         yield send
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, mark, value = text.partition("=")
+    if not mark:
+        raise Misuse(f"--header {text}: use NAME=VALUE")
+    return name, value
 
 
 @contextmanager

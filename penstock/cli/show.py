@@ -54,6 +54,7 @@ def facts(queue: Answer) -> list[str]:
         [
             ("queue", queue["name"] + (" (paused)" if queue["paused"] else "")),
             ("ready", units.count(queue["ready"])),
+            ("delayed", units.count(queue["delayed"])),
             ("held", units.count(queue["held"])),
             ("dead", units.count(queue["dead"])),
             ("oldest", tables.age(queue["oldest_seconds"])),

@@ -26,7 +26,7 @@ from penstock.client.url import target_of
 if TYPE_CHECKING:
     from penstock.client.async_http import AsyncHttpClient
     from penstock.client.async_rq import AsyncRqClient
-    from penstock.client.http import HttpClient
+    from penstock.client.http import AsyncHttpMessage, HttpClient, HttpMessage
     from penstock.client.http_core import BatchReceipt, PeekedMessage, QueueDetails, QueueInfo, Receipt
     from penstock.client.phpmq import AsyncPhpmqClient, AsyncPhpmqMessage, PhpmqClient, PhpmqMessage
     from penstock.client.rq import RqClient, RqServing
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncHttpClient",
+    "AsyncHttpMessage",
     "AsyncPhpmqClient",
     "AsyncPhpmqMessage",
     "AsyncRqClient",
@@ -47,6 +48,7 @@ __all__ = [
     "ConnectionLost",
     "Declined",
     "HttpClient",
+    "HttpMessage",
     "NotSupported",
     "PeekedMessage",
     "PhpmqClient",
@@ -68,6 +70,7 @@ __all__ = [
 
 _HOMES: Final = {
     "AsyncHttpClient": "async_http",
+    "AsyncHttpMessage": "http",
     "AsyncPhpmqClient": "phpmq",
     "AsyncPhpmqMessage": "phpmq",
     "AsyncRqClient": "async_rq",
@@ -76,6 +79,7 @@ _HOMES: Final = {
     "AsyncSspqMessage": "sspq",
     "BatchReceipt": "http_core",
     "HttpClient": "http",
+    "HttpMessage": "http",
     "PeekedMessage": "http_core",
     "PhpmqClient": "phpmq",
     "PhpmqMessage": "phpmq",

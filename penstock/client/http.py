@@ -1,23 +1,22 @@
-"""The HTTP clients: send with a receipt, look at queues and messages; and the one for threads.
+"""The HTTP clients: send with a receipt, look at queues and messages, and work: consume, and settle.
 
-One connection, kept open and used by one call at a time; any thread may call. It is made again when it was
-lost, with back-off, as by the other clients. One that the broker has closed while nobody used it is found
-out before anything is written. What breaks later leaves a send without a key in doubt, which is told; what
-is safe to repeat (`http_core.py`) is repeated once.
+The one for asyncio is the source, the one for threads is made from it (`blocking.py`). Calls go over one
+connection, kept open and used by one call at a time (`http_line.py`), so that any thread or task may call.
+A loop over `consume` has a connection of its own, and verdicts have another (`http_leases.py`): no call waits
+for a message.
+
+A connection is made again when it was lost, with back-off, as by the other clients. What breaks leaves a send
+without a key in doubt, which is told; what is safe to repeat (`http_core.py`) is repeated.
 """
 
-import http.client
-import threading
-import time
-from collections.abc import Iterable
-from typing import Unpack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
-from penstock.client.blocking import Latch, blocking
-from penstock.client.core import CLOSED_BY_BROKER
-from penstock.client.errors import ConnectionLost, reason_of
-from penstock.client.fork import begin_anew_after_fork
-from penstock.client.http_connection import HttpConnection
+from penstock.client.blocking import blocking
 from penstock.client.http_core import (
+    WHY_BYTES_MAX,
     Answer,
     BatchReceipt,
     HttpCore,
@@ -26,28 +25,131 @@ from penstock.client.http_core import (
     QueueInfo,
     Receipt,
     Request,
-    answer_of,
+    check_delay,
     details_of,
-    lost,
     message_of,
     page_of,
     queue_of,
     receipt_of,
     receipt_of_batch,
-    timed_out,
-    unreached,
 )
-from penstock.client.link import log
+from penstock.client.http_held import Held, Window
+from penstock.client.http_leases import Leases
+from penstock.client.http_line import HttpLine
 from penstock.client.managed import Managed
 from penstock.client.options import ClientOptions, Options, tls_context
-from penstock.client.plan import Plan
-from penstock.client.url import Target, parse_url
+from penstock.client.url import parse_url
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-class HttpCalls:
+class Keep:
+    """Extends the lease of a message as long as a block, `with` or `async with`, goes on."""
+
+    def __init__(self, message: "_Message") -> None:
+        self._message = message
+
+    def __enter__(self) -> Self:
+        self._message._client._leases.keep(self._message)
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        self._message._client._leases.unkeep(self._message)
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(self, *details: object) -> None:
+        self.__exit__(*details)
+
+
+class _Message(Held):
+    __slots__ = ("_client",)
+
+    def __init__(self, client: "_Client[Any]", window: Window[Any], answer: Answer, now: float) -> None:
+        super().__init__(window, answer, now)
+        self._client = client
+
+    def keep(self) -> Keep:
+        """While a block goes on, extend the lease by itself, whenever a third of it is over.
+
+        That ends with the block, and when the message is settled.
+        """
+        return Keep(self)
+
+
+class AsyncHttpMessage(_Message):
+    """A message that this client holds, by a lease, until it says what became of it.
+
+    What it says is gathered, and told a moment later; `flush` of the client waits for it.
+    """
+
+    __slots__ = ()
+
+    async def ack(self) -> bool:
+        """It is done. False: it was settled before, or is known to come again."""
+        return self._client._leases.settle(self, "ack")
+
+    async def requeue(self, delay: float | None = None) -> bool:
+        """Again, in so many seconds; None: as the queue's `retry-delays` say. False: see `ack`."""
+        check_delay(self.queue, delay)
+        return self._client._leases.settle(self, "requeue", delay=delay)
+
+    async def reject(self, reason: str = "") -> bool:
+        """Never again: it becomes a dead letter, whose `why` is the reason (1,000 bytes of it). False: see
+        `ack`."""
+        text = reason.encode("utf-8", "replace")[:WHY_BYTES_MAX].decode("utf-8", "ignore")
+        return self._client._leases.settle(self, "reject", reason=text or None)
+
+    async def extend(self, lease: float | None = None) -> bool:
+        """Hold it for so many seconds from now on; None: as long as before. False: nobody holds it for us."""
+        return await self._client._run(self._client._leases.extend, self, lease)
+
+
+class HttpMessage(_Message):
+    """A message that this client holds, by a lease, until it says what became of it.
+
+    What it says is gathered, and told a moment later; `flush` of the client waits for it.
+    """
+
+    __slots__ = ()
+
+    ack = blocking(AsyncHttpMessage.ack)
+    requeue = blocking(AsyncHttpMessage.requeue)
+    reject = blocking(AsyncHttpMessage.reject)
+    extend = blocking(AsyncHttpMessage.extend)
+
+
+M = TypeVar("M", bound=_Message)
+
+
+class _Client(Generic[M]):
+    """What both clients have."""
+
+    def __init__(self, message: type[M], url: str, options: ClientOptions) -> None:
+        chosen = Options.of(**options)
+        target = parse_url(url, "http")
+        # Certificates are read once for all the lines, and who has answered to one is no stranger to another.
+        chosen = replace(chosen, ssl_context=tls_context(target, chosen))
+        make_line = partial(HttpLine, target, chosen, set[str]())
+        self._core = HttpCore(chosen)
+        self._line = make_line()
+        self._leases: Leases[M] = Leases(self._core, chosen, make_line, partial(message, self))
+
+    async def _run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call what blocks."""
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        try:
+            self._leases.close()
+        finally:
+            self._line.close()
+
+
+class HttpCalls(_Client[M]):
     """What both clients can say; `_ask` is theirs."""
-
-    _core: HttpCore
 
     async def _ask(self, request: Request) -> Answer:
         raise NotImplementedError
@@ -60,13 +162,15 @@ class HttpCalls:
         ttl: int | None = None,
         retries: int | None = None,
         key: str | None = None,
+        delay: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Receipt:
         """Send a message; when this returns, it is stored.
 
-        It lives `ttl` seconds and is delivered at most 1 + `retries` times. The same `key` for the same
-        message stores it once, however often it is sent.
+        It lives `ttl` seconds, is delivered at most 1 + `retries` times, and not before `delay` seconds have
+        gone by. The same `key` for the same message stores it once, however often it is sent.
         """
-        return receipt_of(await self._ask(self._core.send(queue, body, ttl, retries, key)))
+        return receipt_of(await self._ask(self._core.send(queue, body, ttl, retries, key, delay, headers)))
 
     async def send_many(
         self,
@@ -76,12 +180,15 @@ class HttpCalls:
         ttl: int | None = None,
         retries: int | None = None,
         key: str | None = None,
+        delay: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> list[BatchReceipt]:
         """Send messages in batches, each of which is stored as a whole or not at all; their receipts.
 
-        With a `key` the call can be repeated as a whole: what is stored already is not stored again.
+        What can be said of a message is said of all. With a `key` the call can be repeated as a whole: what
+        is stored already is not stored again.
         """
-        requests = self._core.batches(queue, bodies, ttl, retries, key)
+        requests = self._core.batches(queue, bodies, ttl, retries, key, delay, headers)
         return [receipt_of_batch(await self._ask(request)) for request in requests]
 
     async def peek(
@@ -89,7 +196,7 @@ class HttpCalls:
     ) -> list[PeekedMessage]:
         """Look at messages without taking them, from an offset on (None: the first that is kept).
 
-        `state` shows only those that are ready, held, dead or gone.
+        `state` shows only those that are ready, delayed, held, dead or gone.
         """
         messages: list[PeekedMessage] = []
         while True:
@@ -113,14 +220,24 @@ class HttpCalls:
         """One queue, with its settings. Refused (`queue-not-found`) where there is none."""
         return details_of(await self._ask(self._core.queue(name)))
 
+    async def ack_many(self, messages: Iterable[M]) -> int:
+        """Acknowledge many messages; how many were not settled before, and are not known to come again."""
+        return sum([self._leases.settle(message, "ack") for message in messages])
 
-class HttpClient(Managed):
+    async def flush(self) -> int:
+        """Wait until everything that was said of messages is settled; how many of these verdicts came too
+        late since the last time, so that their messages come again.
+
+        ConnectionLost with `verdicts_in_doubt` where no broker could be told.
+        """
+        return await self._run(self._leases.flush)
+
+
+class HttpClient(_Client[HttpMessage], Managed):
     """A client of the HTTP API. A context manager: leaving it closes it."""
 
     def __init__(self, url: str, **options: Unpack[ClientOptions]) -> None:
-        chosen = Options.of(**options)
-        self._core = HttpCore(chosen)
-        self._line = HttpLine(parse_url(url, "http"), chosen)
+        super().__init__(HttpMessage, url, options)
         self._line.open()
 
     send = blocking(HttpCalls.send)
@@ -128,105 +245,38 @@ class HttpClient(Managed):
     peek = blocking(HttpCalls.peek)
     queues = blocking(HttpCalls.queues)
     queue = blocking(HttpCalls.queue)
+    ack_many = blocking(HttpCalls.ack_many)
+    flush = blocking(HttpCalls.flush)
+
+    def consume(
+        self,
+        queue: str,
+        prefetch: int = 100,
+        *,
+        lease: float = 60,
+        dead: bool = False,
+        count: int | None = None,
+        timeout: float | None = None,
+    ) -> Iterator[HttpMessage]:
+        """See `AsyncHttpClient.consume`."""
+        return self._messages(self._leases.consume(queue, prefetch, lease, dead, count), timeout)
+
+    def _messages(self, window: Window[HttpMessage], timeout: float | None) -> Iterator[HttpMessage]:
+        try:
+            while window.left > 0 and (message := self._leases.next(window, timeout)) is not None:
+                yield message
+        finally:
+            self._leases.end(window)
 
     async def _ask(self, request: Request) -> Answer:
         return self._line.ask(request)
 
-    def close(self) -> None:
-        """End, when a call that is under way has its answer. Nothing is left in doubt by it."""
-        self._line.close()
-
-
-class HttpLine:
-    """The connection of a client."""
-
-    def __init__(self, target: Target, options: Options) -> None:
-        self._options = options
-        self._context = tls_context(target, options)
-        self._plan = Plan(target, options)
-        self._http = HttpConnection(options.connect_seconds, options.operation_seconds)
-        self._is_known = False  # there was an answer once
-        self._lock = threading.Lock()  # the connection; held for as long as a call takes
-        self._closed = Latch()
-        begin_anew_after_fork(self)
-
-    def forked(self) -> None:
-        """This is a child: the connection is its parent's."""
-        self._lock = threading.Lock()
-        self._http.close()
-
-    def open(self) -> None:
-        """Connect, so that a wrong address is told at once."""
-        with self._lock:
-            self._present()
+    async def _run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return call(*args, **kwargs)
 
     def close(self) -> None:
-        self._closed.set()
-        with self._lock:
-            self._drop("")
+        """End, when a call that is under way has its answer, and every verdict is settled.
 
-    def ask(self, request: Request) -> Answer:
-        """What the broker answers; Refused where that is no."""
-        with self._lock:
-            status, media, body = self._exchange(request)
-        return answer_of(request, status, media, body)
-
-    def _exchange(self, request: Request) -> tuple[int, str, bytes]:
-        tries_left = 2 if request.repeatable else 1
-        why = ""
-        while True:
-            try:
-                connection = self._present()
-            except ConnectionLost as error:
-                raise unreached(self._name, request, why, error) from None
-            try:
-                response = connection.ask(request.method, request.target, request.body, request.headers)
-                body = response.read()
-            except TimeoutError:
-                self._drop("no answer in time")
-                raise timed_out(self._name, request, self._options.operation_seconds) from None
-            except (OSError, http.client.HTTPException) as error:
-                gone = isinstance(error, http.client.RemoteDisconnected)
-                why = CLOSED_BY_BROKER if gone else reason_of(error)
-                if not self._is_known:
-                    why += "; is this the right port?"
-                self._drop(why)
-                tries_left -= 1
-                if not tries_left:
-                    raise lost(self._name, request, why) from None
-            except BaseException:
-                # An answer that came now would be taken for that of the next call.
-                self._drop("")
-                raise
-            else:
-                self._is_known = True
-                if response.will_close:
-                    self._plan.ended()
-                return response.status, response.headers.get("Content-Type", ""), body
-
-    # --- the connection ----------------------------------------------------------------------------
-
-    @property
-    def _name(self) -> str:
-        return str(self._plan.target)
-
-    def _present(self) -> HttpConnection:
-        if self._http.is_open:
-            return self._http
-        self._drop("")  # the usual end of a connection that nobody has used for a while
-        search = self._plan.search(time.monotonic(), first=not self._is_known)
-        while True:
-            if self._closed.wait(search.pause):
-                raise ConnectionLost(f"{self._name}: this client is closed; make another one")
-            address = search.address
-            try:
-                self._http.open(address, self._context)
-            except OSError as error:
-                search.failed(address, error, time.monotonic())
-                continue
-            self._plan.connected(time.monotonic())
-            return self._http
-
-    def _drop(self, why: str) -> None:
-        if self._http.close() and why:
-            log.warning("%s: connection lost: %s", self._name, why)
+        Messages without a verdict go back. ConnectionLost with `verdicts_in_doubt` where there is no broker.
+        """
+        self._end()

@@ -4,8 +4,10 @@ One thread at a time uses it. One that the broker has closed while nobody used i
 is written (`is_open`). How it fails: `OSError` and `http.client.HTTPException`; then close it.
 """
 
+import contextlib
 import http.client
 import select
+import socket
 import ssl
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -66,6 +68,13 @@ class HttpConnection:
             if self._http.sock is None:
                 raise
         return self._http.getresponse()
+
+    def abort(self) -> None:
+        """End at once: whoever waits for an answer, in whichever thread, waits no longer. Then close it."""
+        sock = self._http.sock if self._http is not None else None
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def close(self) -> bool:
         """False where there was none."""

@@ -4,9 +4,9 @@ A `Request` is one request of the API, with what must be known about it when its
 whether it may be asked again, and which messages are in doubt.
 
 Rules that always hold:
-  * Only what is safe to repeat is repeated: a look, and a send with a key. A send without a key is not given
-    one in secret: the broker remembers the last 10,000 keys, of everybody, and keys that no one asked for
-    would push out those that somebody relies on.
+  * Only what is safe to repeat is repeated: a look, a take, a verdict, and a send with a key. A send without
+    a key is not given one in secret: the broker remembers the last 10,000 keys, of everybody, and keys that
+    no one asked for would push out those that somebody relies on.
   * The messages of `send_many` are cut into batches in the same way every time, and the key of a batch is
     made of the caller's key and the number of the batch. So the whole call can be repeated, whatever of it
     was stored before.
@@ -26,7 +26,8 @@ from penstock.client.core import as_bytes
 from penstock.client.errors import ConnectionLost, NotSupported, Refused, TimedOut, tell_sent
 from penstock.client.http_connection import target_of_request
 from penstock.client.options import Options
-from penstock.model.batch import RETRIES_ENDLESS
+from penstock.model.batch import DELAY_SECONDS_MAX, RETRIES_ENDLESS
+from penstock.model.headers import encode_headers
 from penstock.model.policy import QueueNameError, check_queue_name, door_of
 
 BATCH_MESSAGES: Final = 10_000
@@ -37,13 +38,18 @@ PAGE_QUEUES: Final = 10_000
 PAGE_MESSAGES: Final = 1000
 KEY_CHARACTERS_MAX: Final = 200
 TTL_SECONDS_MAX: Final = 10**12
+TAKE_MESSAGES: Final = 1000
+TAKE_SECONDS: Final = 30
+"""What one request can take, and how long it can wait for the first of them."""
+
+WHY_BYTES_MAX: Final = 1000
 
 _NDJSON: Final = "application/x-ndjson"
 _BYTES: Final = "application/octet-stream"
 _JSON: Final = "application/json"
 _PROBLEM: Final = "application/problem+json"
 _URN: Final = "urn:penstock:"
-_STATES: Final = ("ready", "held", "dead", "gone")
+_STATES: Final = ("ready", "delayed", "held", "dead", "gone")
 
 Answer = Mapping[str, Any]  # what the JSON of an answer says
 T = TypeVar("T")
@@ -78,15 +84,18 @@ class PeekedMessage:
 
     offset: int
     id: str
-    state: str  # ready, held, dead or gone
+    state: str  # ready, delayed, held, dead or gone
     time: datetime  # when it was accepted
+    due: datetime | None  # when a delayed one is ready
     ttl: int | None  # seconds left
     expires: datetime | None
     retries: int | None  # left
     attempts: int
     reason: str | None  # of its death
+    why: str | None  # what was said when it was rejected
     consumer: str | None  # who holds it
     protocol: str
+    headers: Mapping[str, str]
     value: bytes
 
 
@@ -96,6 +105,7 @@ class QueueInfo:
 
     name: str
     ready: int
+    delayed: int
     held: int
     dead: int
     offset_start: int
@@ -132,6 +142,8 @@ class Request:
     repeatable: bool = True
     first: int = 0  # of the messages in it: which one of its call it is
     count: int = 0  # how many there are in it
+    patient: bool = False  # repeated as long as a broker is looked for, also where it says "not now"
+    wait_seconds: float = 0.0  # the broker may wait before it answers
 
 
 class HttpCore:
@@ -142,29 +154,43 @@ class HttpCore:
             self.headers["Authorization"] = f"Bearer {options.token}"
 
     def send(
-        self, queue: str, body: bytes, ttl: int | None, retries: int | None, key: str | None, first: int = 0
+        self,
+        queue: str,
+        body: bytes,
+        ttl: int | None,
+        retries: int | None,
+        key: str | None,
+        delay: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        first: int = 0,
     ) -> Request:
-        """One message, as it is."""
-        _check(queue, ttl, retries, key)
-        query = {"ttl": ttl, "retries": retries}
+        """One message, as it is; with headers as a line of JSON, because those of HTTP lose their case."""
+        terms = _checked_terms(queue, ttl, retries, key, delay, headers)
         message = self._checked(queue, body)
-        return self._post(_path(queue, "messages", **query), _BYTES, message, key, first, 1)
+        if headers:
+            line = f"{{{_value(message)}{_members(terms)}}}\n".encode()
+            return self._post(_path(queue, "batch"), _NDJSON, line, key, first, 1)
+        return self._post(_path(queue, "messages", **terms), _BYTES, message, key, first, 1)
 
     def batches(
-        self, queue: str, bodies: Iterable[bytes], ttl: int | None, retries: int | None, key: str | None
+        self,
+        queue: str,
+        bodies: Iterable[bytes],
+        ttl: int | None,
+        retries: int | None,
+        key: str | None,
+        delay: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Iterator[Request]:
         """Any number of messages, in requests of bounded size. `receipt_of_batch` reads their answers."""
-        _check(queue, ttl, retries, key)
-        more = "".join(
-            f',"{name}":{value}' for name, value in (("ttl", ttl), ("retries", retries)) if value is not None
-        )
+        more = _members(_checked_terms(queue, ttl, retries, key, delay, headers))
         first = 0
         try:
             for number, batch in enumerate(_batches(self._checked(queue, body) for body in bodies)):
                 its_key = None if key is None else _check_key(f"{key}/{number}")
                 if len(batch) == 1:
                     # As it is: in a line of JSON a large message could be larger than the broker takes.
-                    yield self.send(queue, batch[0], ttl, retries, its_key, first)
+                    yield self.send(queue, batch[0], ttl, retries, its_key, delay, headers, first)
                 else:
                     lines = "".join(f"{{{_value(message)}{more}}}\n" for message in batch).encode()
                     yield self._post(_path(queue, "batch"), _NDJSON, lines, its_key, first, len(batch))
@@ -172,6 +198,21 @@ class HttpCore:
         except Exception as error:
             tell_sent(error, first)
             raise
+
+    def take(self, queue: str, dead: bool, count: int, lease: float, wait: float) -> Request:
+        """At most so many messages, for so many seconds each; the broker waits for the first of them.
+
+        It can be asked again: what was taken for an answer that nobody got goes back.
+        """
+        query = {"max": min(count, TAKE_MESSAGES), "wait": round(wait, 3), "lease": lease, "dead": dead}
+        target = _path(queue, "take", **query)
+        return Request("POST", target, self.headers, b"", patient=True, wait_seconds=wait)
+
+    def settle(self, queue: str, verdicts: Mapping[str, list[Mapping[str, Any]]]) -> Request:
+        """What became of messages: by outcome, the entries of the API. Asked again, it does no more."""
+        headers = {**self.headers, "Content-Type": _JSON}
+        body = json.dumps(verdicts).encode()
+        return Request("POST", _path(queue, "settle"), headers, body, patient=True)
 
     def queues(self, after: str | None) -> Request:
         """A page of the list of queues."""
@@ -232,7 +273,27 @@ def _check_name(queue: str) -> None:
         raise NotSupported(str(error)) from None
 
 
-def _check(queue: str, ttl: int | None, retries: int | None, key: str | None) -> None:
+def check_delay(queue: str, delay: float | None) -> None:
+    if delay is not None and not 0 <= delay <= DELAY_SECONDS_MAX:
+        raise NotSupported(f"queue {queue!r}: delay is {delay}: use seconds from 0 to {DELAY_SECONDS_MAX}")
+
+
+def check_door(queue: str, dead: bool) -> tuple[str, bool]:
+    """The queue that a name stands for to one who takes, and whether its dead letters are meant."""
+    name, is_door = door_of(queue)
+    _check_name(name)
+    return name, is_door or dead
+
+
+def _checked_terms(
+    queue: str,
+    ttl: int | None,
+    retries: int | None,
+    key: str | None,
+    delay: float | None,
+    headers: Mapping[str, str] | None,
+) -> dict[str, object]:
+    """What goes with a message, by the API's names."""
     _check_name(queue)
     if ttl is not None and not 1 <= ttl <= TTL_SECONDS_MAX:
         raise NotSupported(f"queue {queue!r}: ttl is {ttl}: use whole seconds from 1 to {TTL_SECONDS_MAX}")
@@ -240,6 +301,17 @@ def _check(queue: str, ttl: int | None, retries: int | None, key: str | None) ->
         raise NotSupported(f"queue {queue!r}: retries is {retries}: use 0 to {RETRIES_ENDLESS}")
     if key is not None:
         _check_key(key)
+    check_delay(queue, delay)
+    try:
+        text = encode_headers(headers or {})
+    except ValueError as error:
+        raise NotSupported(f"queue {queue!r}: {error}") from None
+    return {"ttl": ttl, "retries": retries, "delay": delay, "headers": text.decode() or None}
+
+
+def _members(terms: Mapping[str, object]) -> str:
+    """Terms behind the first member of a JSON object; all of them are JSON as they are."""
+    return "".join(f',"{name}":{value}' for name, value in terms.items() if value is not None)
 
 
 def _check_key(key: str) -> str:
@@ -301,6 +373,10 @@ def answer_of(request: Request, status: int, media: str, body: bytes) -> Answer:
 
 
 def receipt_of(answer: Answer) -> Receipt:
+    """The receipt of one message, also of one that went as a batch."""
+    if "offset_start" in answer:
+        batch = receipt_of_batch(answer)
+        return Receipt(batch.offset_start, batch.id_first, batch.repeated)
     return _made(Receipt, answer)
 
 
@@ -313,7 +389,7 @@ def receipt_of_batch(answer: Answer) -> BatchReceipt:
 
 
 def message_of(answer: Answer) -> PeekedMessage:
-    times = {name: _time(said(answer, name)) for name in ("time", "expires")}
+    times = {name: time_of(said(answer, name)) for name in ("time", "expires", "due")}
     return _made(PeekedMessage, {**answer, **times, "value": b64decode(said(answer, "value_base64"))})
 
 
@@ -325,7 +401,12 @@ def details_of(answer: Answer) -> QueueDetails:
     return _made(QueueDetails, answer)
 
 
-def _time(text: str | None) -> datetime | None:
+def body_of(answer: Answer) -> bytes:
+    """The payload of a message that was taken."""
+    return answer["value"].encode() if "value" in answer else b64decode(said(answer, "value_base64"))
+
+
+def time_of(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 

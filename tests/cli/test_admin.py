@@ -44,6 +44,7 @@ def test_queues_as_a_table(broker: BrokerProcess, api: Api, run: Run) -> None:
     assert heading.split() == [
         "QUEUE",
         "READY",
+        "DELAYED",
         "HELD",
         "DEAD",
         "CONSUMERS",
@@ -52,11 +53,11 @@ def test_queues_as_a_table(broker: BrokerProcess, api: Api, run: Run) -> None:
         "OLDEST",
         "SIZE",
     ]
-    assert a.split()[:5] == ["table.a", "3", "0", "0", "0"]
+    assert a.split()[:6] == ["table.a", "3", "0", "0", "0", "0"]
     assert a.endswith("2.0 KiB")
-    assert b.split()[:5] == ["table.b", "0", "0", "2", "0"]
+    assert b.split()[:6] == ["table.b", "0", "0", "0", "2", "0"]
     assert b.endswith("paused")
-    assert total.split()[:6] == ["2", "queues", "3", "0", "2", "0"]
+    assert total.split()[:7] == ["2", "queues", "3", "0", "0", "2", "0"]
     # Numbers stand below each other, with their last digits.
     assert {line.index(word) + len(word) for line, word in ((heading, "READY"), (a, "3"), (total, "3"))} == {
         heading.index("READY") + len("READY")
@@ -344,7 +345,7 @@ def test_delete(
         assert main(["delete", "deleted", "--yes", "--url", url]) == 1
         assert "who hold 1 messages: stop them, or delete it with force" in capsys.readouterr().err
         assert objects(run("delete", "deleted", "--yes", "--force", "--json")) == [
-            {"name": "deleted", "identity": identity, "ready": 0, "held": 1, "dead": 0}
+            {"name": "deleted", "identity": identity, "ready": 0, "delayed": 0, "held": 1, "dead": 0}
         ]
         held.ack()
     assert main(["delete", "deleted", "--url", url]) == 2

@@ -4,6 +4,7 @@ import pytest
 
 from penstock.cli import messaging, redrive
 from penstock.cli.main import main
+from penstock.client import HttpClient
 from tests.cli.conftest import Run, objects
 from tests.cli.terminal import Terminal
 from tests.http.api import Api
@@ -41,6 +42,19 @@ def test_dead_letters_by_reason_and_one_by_one(broker: BrokerProcess, api: Api, 
     ]
     first = objects(run("dead", "letters", "--json", "--limit", "2"))
     assert [letter["offset"] for letter in first] == [0, 1]
+
+
+def test_what_was_said_of_dead_letters(broker: BrokerProcess, run: Run, url: str) -> None:
+    with HttpClient(url) as mq:
+        mq.send_many("said", [b"one", b"two"])
+        one, two = mq.consume("said", count=2)
+        one.reject("no such \x1b customer, " + "x" * 100)
+        two.reject()
+    heading, *rows = run("dead", "said")[3:]
+    assert heading.split()[:3] == ["OFFSET", "REASON", "WHY"]
+    assert r"rejected  no such \x1b customer, xxxxxxxxxxxxxxxxx...  " in rows[0]
+    assert "rejected  -   " in rows[1]
+    assert [letter["why"] for letter in objects(run("dead", "said", "--json"))][1] is None
 
 
 def test_dead_letters_of_one_reason(broker: BrokerProcess, api: Api, run: Run) -> None:

@@ -106,6 +106,10 @@ class ThreadsThing:
     def __init__(self, thing: Any) -> None:
         self.thing = thing
 
+    def keep(self) -> Any:
+        """What it returns can be entered either way."""
+        return self.thing.keep()
+
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.thing, name)
         if not callable(value):

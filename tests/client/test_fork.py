@@ -16,7 +16,7 @@ from penstock.client import ClientError
 protocol, port, queue, kind = sys.argv[1:]
 mq = connect(f"{protocol}://127.0.0.1:{port}")
 where = () if protocol == "sspq" else (queue,)
-loop = mq.consume(queue, prefetch=5, timeout=20) if protocol == "phpmq" else None
+loop = mq.consume(queue, prefetch=5, timeout=20) if protocol in ("phpmq", "http") else None
 mq.send(*where, b"before")
 held = next(loop) if loop is not None else None
 child = os.fork()
@@ -61,7 +61,7 @@ def test_parent_and_child(broker: BrokerProcess, protocol: str, queue: str, kind
     with PhpmqClient(f"phpmq://127.0.0.1:{broker.ports['phpmq']}") as mq:
         found = list(mq.consume(queue, timeout=0.5))
         mq.ack_many(found)
-    sent = [b"before"] * (protocol != "phpmq") + [b"child"] * (kind == "uses") + [b"after"]
+    sent = [b"before"] * (protocol == "sspq") + [b"child"] * (kind == "uses") + [b"after"]
     assert [message.body for message in found] == sent
 
 

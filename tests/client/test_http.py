@@ -377,6 +377,17 @@ def test_batches_are_cut_in_the_same_way_every_time(monkeypatch: pytest.MonkeyPa
     assert requests[2].body == b"6" * 20
 
 
+def test_delays_and_headers() -> None:
+    core = HttpCore(Options.of())
+    one = core.send("q", b"x", None, 3, "k", 1.5)
+    assert (one.target, one.body) == ("/v1/queues/q/messages?retries=3&delay=1.5", b"x")
+    one = core.send("q", b"x", None, 3, "k", 1.5, {"A": "\u20ac"})
+    line = '{"value":"x","retries":3,"delay":1.5,"headers":{"A":"\u20ac"}}\n'.encode()
+    assert (one.target, one.body) == ("/v1/queues/q/batch", line)
+    (many,) = core.batches("q", [b"x", b"x"], None, 3, "k", 1.5, {"A": "\u20ac"})
+    assert (many.target, many.body) == ("/v1/queues/q/batch", line * 2)
+
+
 def test_a_newer_broker_may_say_more() -> None:
     body = b'{"offset":1,"id":"a","repeated":true,"weather":"fine"}'
     answer = answer_of(Request("POST", "/", {}), 200, "application/json; charset=utf-8", body)
