@@ -26,7 +26,7 @@ LAYERS: dict[str, str] = {
     "http": "common model log control",
     "dashboard": "common model log control http",
     "client": "common model protocols",
-    "kombu": "common client",
+    "kombu": "common model client",
     "spark": "common model log client",
     "pipeline": "common log spark",
     "report": "common model spark",

@@ -28,6 +28,7 @@ from typing import Any, Final, NamedTuple
 from penstock.kombu.line import Answer
 
 QUEUE: Final = "_kombu.bindings"
+EXCHANGE_TYPES: Final = frozenset(["direct", "topic", "fanout"])
 FRESH_SECONDS: Final = 1.0
 """What was read so lately is not read again before a message is published."""
 PAGE: Final = 1000
@@ -54,6 +55,18 @@ class Binding:
     @property
     def identity(self) -> Key:
         return Key(self.exchange, self.key, self.queue)
+
+
+def binding_of(text: bytes) -> Binding | None:
+    """None where somebody else has sent it, whatever it is."""
+    try:
+        fields = json.loads(text)
+        binding = Binding(**{name: fields[name] for name in Binding.__slots__ if name in fields})
+        numbers = [it for it in (binding.seconds, binding.ttl) if it is not None]
+        is_one = all(isinstance(it, str) for it in binding.identity) and all(it >= 0 for it in numbers)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return binding if is_one and binding.type in EXCHANGE_TYPES else None
 
 
 class Said(NamedTuple):
@@ -142,8 +155,7 @@ class Bindings:
         self._read_at = -FRESH_SECONDS
 
     def _read(self) -> None:
-        """What was said since the last time. A queue that is not the one that was read is read from its
-        start."""
+        """What was said since the last time. Another queue than the one of last time is read as a whole."""
         offset, id_ = self._last
         rows = self._rows(offset) if id_ else []
         if not rows or rows[0]["id"] != id_:
@@ -155,8 +167,10 @@ class Bindings:
             living.sort(key=lambda row: row["offset"])
             rows = living + (self._rows(living[-1]["offset"] + 1) if living else [])
         for row in rows:
-            binding = Binding(**json.loads(b64decode(row["value_base64"])))
             self._last = row["offset"], row["id"]
+            binding = binding_of(b64decode(row["value_base64"]))
+            if binding is None:
+                continue
             if binding.seconds == 0:
                 self._said.pop(binding.identity, None)
                 continue
@@ -172,9 +186,8 @@ class Bindings:
             query = {"from": at, "limit": PAGE, "state": state}
             answer = self._ask("GET", "queues", QUEUE, "messages", query=query, allow=(404,))
             ahead = parsedate_to_datetime(answer.date).timestamp() - time.monotonic()
-            if (
-                not -2 < ahead - self._ahead < 0
-            ):  # It tells whole seconds, rounded down: time does not go back.
+            # A date is whole seconds, rounded down: what seems a step back is none.
+            if not -2 < ahead - self._ahead < 0:
                 self._ahead = ahead
             page = answer.fields if answer.status < 400 else {"messages": [], "next": None}
             rows += page["messages"]

@@ -1,5 +1,4 @@
-"""What a message of kombu is as a message of a queue: JSON with the properties, the headers and the body of
-it.
+"""What a message of kombu is as a message of a queue: JSON with its properties, its headers and its body.
 
     {"body": text, "content-type": …, "content-encoding": …, "headers": {…}, "properties": {…}}
 
@@ -14,11 +13,11 @@ import math
 from base64 import b64decode
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 from kombu.utils.json import dumps, loads
 
-DELAY_SECONDS_MAX: Final = 315_576_000  # what the broker takes
+from penstock.model.batch import DELAY_SECONDS_MAX
 
 
 def payload_of(message: Mapping[str, Any]) -> bytes:
@@ -33,8 +32,7 @@ def ttl_of(message: Mapping[str, Any], queue_ttl_ms: int | None) -> int | None:
 
 
 def delay_of(message: Mapping[str, Any]) -> str | None:
-    """Seconds until its `eta`. One without a time zone is the worker's to understand, who holds it so
-    long."""
+    """Seconds until its `eta`. One without a time zone a worker understands, and holds it for so long."""
     eta = message["headers"].get("eta")
     try:
         due = datetime.fromisoformat(eta) if isinstance(eta, str) else None
@@ -50,7 +48,7 @@ def message_of(fields: Mapping[str, Any], queue: str) -> dict[str, Any]:
     """What a channel makes a message from, of a row of `take`."""
     try:
         raw = _own(fields)
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except Exception:  # noqa: BLE001 - whatever it is that somebody sends, no worker may die of it
         raw = _foreign(fields, queue)
     properties = raw["properties"]
     properties["delivery_tag"] = f"{fields['id']}.{fields['attempts']}"
@@ -59,7 +57,7 @@ def message_of(fields: Mapping[str, Any], queue: str) -> dict[str, Any]:
 
 
 def _own(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises nearly anything where it is none of ours: whatever somebody sends, no worker may die of it."""
+    """Raises nearly anything where it is none of ours."""
     raw: dict[str, Any] = loads(fields["value"])
     properties = raw["properties"]
     properties["delivery_info"].items()

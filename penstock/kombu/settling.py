@@ -56,7 +56,7 @@ class Call(NamedTuple):
         return gone
 
 
-class Settling:
+class Outbox:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # other threads than the one that consumes may acknowledge
         self._waiting: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}  # by queue and verdict, by id

@@ -36,10 +36,10 @@ from penstock.client.http_connection import target_of_request
 from penstock.client.options import Options, tls_context
 from penstock.client.url import PORTS, parse_url
 from penstock.common.address import TcpAddress
-from penstock.kombu.bindings import Binding, Bindings
+from penstock.kombu.bindings import EXCHANGE_TYPES, Binding, Bindings
 from penstock.kombu.channel import Channel as PenstockChannel
 from penstock.kombu.line import Answer, Line, Place
-from penstock.kombu.settling import Call, Delivery, Settling
+from penstock.kombu.settling import Call, Delivery, Outbox
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +54,7 @@ class Transport(virtual.Transport):
     Channel = PenstockChannel
     default_port = PORTS["http"]
     driver_type = driver_name = "penstock"
-    implements = virtual.Transport.implements.extend(
-        asynchronous=True, exchange_type=frozenset(["direct", "topic", "fanout"])
-    )
+    implements = virtual.Transport.implements.extend(asynchronous=True, exchange_type=EXCHANGE_TYPES)
     connection_errors = (*virtual.Transport.connection_errors, OSError)
     recoverable_connection_errors = connection_errors
     recoverable_channel_errors = ()
@@ -79,7 +77,7 @@ class Transport(virtual.Transport):
         self._lock = threading.Lock()  # of the line for calls
         self._calls: Line | None = None
         self._settles: Line | None = None
-        self._settling = Settling()
+        self._outbox = Outbox()
         self._hub: Any = None
         self._watched: dict[int, tuple[Line, Callable[[], None]]] = {}  # by the socket's number
         self._kept: threading.Event | None = None  # set when the thread is to end
@@ -96,7 +94,7 @@ class Transport(virtual.Transport):
         self.ready.clear()
         self._watched.clear()
         self._lock = threading.Lock()
-        self._settling = Settling()
+        self._outbox = Outbox()
         self._hub = self._kept = None
         self._ending.clear()
         self.bindings.forked()
@@ -241,9 +239,9 @@ class Transport(virtual.Transport):
                 self._ending.discard(queue)
 
     def settle(self, verdict: str, deliveries: Iterable[Delivery], **more: object) -> None:
-        self._settling.add(verdict, deliveries, **more)
+        self._outbox.add(verdict, deliveries, **more)
         if self._hub is None:
-            self._settling.tell_all(self._tell)
+            self._outbox.tell_all(self._tell)
 
     def _tell(self, call: Call) -> Any:
         return self.ask(
@@ -281,7 +279,7 @@ class Transport(virtual.Transport):
 
     def _pump_settling(self) -> None:
         assert self._settles is not None
-        call = None if self._settles.is_waiting else self._settling.next_call()
+        call = None if self._settles.is_waiting else self._outbox.next_call()
         if call is not None:
             self.send(self._settles, "settle", call.name, {}, partial(self._settled, call), call.body)
 
@@ -328,7 +326,7 @@ class Transport(virtual.Transport):
 
     def extend(self) -> None:
         held = {it.id: it for channel in list(self.channels) for it in list(channel.qos.held.values())}
-        extending = Settling()
+        extending = Outbox()
         extending.add("extend", (it for it in held.values() if not it.is_gone), lease=self.lease_seconds)
         for message_id in extending.tell_all(self._tell):
             held[message_id].is_gone = True
@@ -341,7 +339,7 @@ class Transport(virtual.Transport):
         assert self._settles is not None
         if self._settles.is_waiting and self._settles.receive(5.0) is None:
             raise ConnectionError("the broker has not answered in time")
-        self._settling.tell_all(self._tell)
+        self._outbox.tell_all(self._tell)
 
     def _lines(self) -> list[Line]:
         own = [line for line in (self._calls, self._settles) if line is not None]

@@ -373,6 +373,20 @@ def test_bindings_survive_the_deletion_of_their_queue(connect: Connect, api: Api
     assert inbox.bodies(2)[1] == "after"
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [b"nonsense", b"[]", b"{}", b'{"exchange": 1}', b"[" * 100_000, b'{"exchange": "X", "type": "headers"}'],
+    ids=range(6),
+)
+def test_what_is_no_binding_does_no_harm(connect: Connect, api: Api, queue: str, entry: bytes) -> None:
+    """Nor does what a later version adds to one."""
+    api.send(QUEUE, entry)
+    said = {"exchange": queue, "type": "fanout", "key": "", "queue": f"{queue}.bound", "new": 1}
+    api.send(QUEUE, json.dumps(said).encode())
+    publish(connect(), "", "all", exchange=queue)
+    assert row(api, f"{queue}.bound")["ready"] == 1
+
+
 # --- leases ---
 
 
@@ -434,8 +448,10 @@ def test_a_child_has_nothing_of_its_parent(connect: Connect, api: Api, queue: st
         b'{"properties": {}}',
         b'{"properties": {"delivery_info": {}, "body_encoding": "base64"}, "headers": null, "body": "*"}',
         b'{"properties": {"delivery_info": {}}, "headers": {}, "body": 7}',
+        b'{"properties": {"__type__": "decimal", "__value__": "x"}}',
+        b"[" * 100_000,
     ],
-    ids=range(6),
+    ids=range(8),
 )
 def test_messages_of_others_arrive_as_they_are(connect: Connect, api: Api, queue: str, body: bytes) -> None:
     headers = {"Penstock-Header-Kind": "foreign"}
