@@ -17,7 +17,13 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_operating import likeness
+from penstock.broker.taking import TAKE_BYTES
+from penstock.http.api.taking import MESSAGES_MAX, WAIT_SECONDS_MAX
+from penstock.http.bodies.verdicts import IDS_MAX, REASON_BYTES_MAX
+from penstock.model.batch import DELAY_SECONDS_MAX
+from penstock.model.headers import HEADERS_BYTES_MAX, HEADERS_MAX, NAME_BYTES_MAX
+from penstock.server.settings import HttpSettings
+from tests.cli.test_operating import TEXTS, likeness
 from tests.http.conftest import StartBroker
 from tests.server.harness import ROOT, WAIT_SECONDS
 
@@ -29,8 +35,7 @@ Example = tuple[str, list[str]]
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
-    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    return re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```(\w+)\n(.*?)^```$", TEXTS[page], re.MULTILINE | re.DOTALL)
 
 
 def examples(page: str) -> Iterator[Example]:
@@ -82,3 +87,17 @@ def test_the_page_is_a_session_that_says_what_it_shows(
         else:
             lines = [likeness(line) for line in printed.splitlines()]
             assert lines == [*map(likeness, wanted), ""], (command, printed)
+
+
+def test_the_bounds_are_those_of_the_code() -> None:
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|$", TEXTS["workers"].partition("| | at most |")[2], re.MULTILINE)
+    numbers = [[int(it.replace(",", "")) for it in re.findall(r"\d[\d,]*", row[1])] for row in rows]
+    assert numbers == [
+        [MESSAGES_MAX, TAKE_BYTES >> 20],
+        [IDS_MAX],
+        [WAIT_SECONDS_MAX],
+        [HttpSettings().lease_seconds_max],
+        [DELAY_SECONDS_MAX // (365 * 86400)],
+        [HEADERS_MAX, 1, NAME_BYTES_MAX, HEADERS_BYTES_MAX >> 10],
+        [REASON_BYTES_MAX],
+    ]
