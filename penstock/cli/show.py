@@ -78,11 +78,11 @@ def policy(policy: Answer) -> list[str]:
         "retention-seconds": units.duration(policy["retention_seconds"]),
         "retention-bytes": units.size(policy["retention_bytes"]) if policy["retention_bytes"] else "no bound",
         "max-deliveries": units.count(policy["max_deliveries"]) if policy["max_deliveries"] else "no bound",
+        "retry-delays": ", ".join(map(units.duration, policy["retry_delays"])) or "none",
         "max-bytes": units.size(policy["max_bytes"]) if policy["max_bytes"] else "no bound",
         "on-expiry": policy["on_expiry"],
         "dead-letters": "on" if policy["dead_letters"] else "off",
         "expire-seconds": units.duration(policy["expire_seconds"]) if policy["expire_seconds"] else "never",
-        "retry-delays": ", ".join(map(units.duration, policy["retry_delays"])) or "none",
     }
     return tables.pairs(shown.items())
 
