@@ -47,6 +47,7 @@ FIRST = (
     *TOGETHER["another Spark session"],
     # Beside the two of them, what is one process, or waits.
     "client/test_cut.py",
+    "client/test_http_consume.py",
     "nats/test_stream_contract.py",
     "cli/test_messaging.py",
     # From here, what has many processes (Spark, a browser) and what has few take turns.

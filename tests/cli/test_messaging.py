@@ -210,18 +210,20 @@ def test_retries_become_dead_letters(broker: BrokerProcess) -> None:
     assert succeed("receive", "fragile.dead", *where) == b"x\n"
 
 
-def test_follow_until_interrupted(broker: BrokerProcess) -> None:
-    process = start("receive", "followed", "--follow", "--url", url(broker, "phpmq"))
+@pytest.mark.parametrize("protocol", ["phpmq", "http"])
+def test_follow_until_interrupted(broker: BrokerProcess, protocol: str) -> None:
+    queue = f"followed-{protocol}"
+    process = start("receive", queue, "--follow", "--url", url(broker, protocol), "--via", protocol)
     assert process.stdout is not None
     with PhpmqClient(url(broker, "phpmq")) as mq:
-        mq.send("followed", b"one")
+        mq.send(queue, b"one")
         assert process.stdout.readline() == b"one\n"
-        mq.send("followed", b"two")
+        mq.send(queue, b"two")
         assert process.stdout.readline() == b"two\n"
         process.send_signal(signal.SIGINT)
         assert end(process) == (130, b"", b"")
         # What was written was acknowledged, but for the last one, whose turn may not have come.
-        left = [message.body for message in mq.consume("followed", timeout=0.1)]
+        left = [message.body for message in mq.consume(queue, timeout=0.1)]
         assert left in ([], [b"two"])
 
 

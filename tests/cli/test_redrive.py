@@ -52,7 +52,7 @@ def test_what_was_said_of_dead_letters(broker: BrokerProcess, run: Run, url: str
         two.reject()
     heading, *rows = run("dead", "said")[3:]
     assert heading.split()[:3] == ["OFFSET", "REASON", "WHY"]
-    assert r"rejected  no such \x1b customer, xxxxxxxxxxxxxxxxx...  " in rows[0]
+    assert r"rejected  no such \x1b customer, xxxxxxxxxxxxxx...  " in rows[0]
     assert "rejected  -   " in rows[1]
     assert [letter["why"] for letter in objects(run("dead", "said", "--json"))][1] is None
 

@@ -32,7 +32,11 @@ SHELL = """
 penstock() {{
     local via=phpmq previous= word
     case $1 in send) via=http ;; request|reply|broadcast) via=rq ;; esac
-    for word in "$@"; do [ "$previous" = --via ] && via=$word; previous=$word; done
+    for word in "$@"; do
+        [ "$previous" = --via ] && via=$word
+        [ "$1 $word" = "receive --exec" ] && via=http
+        previous=$word
+    done
     declare -A ports=({ports})
     "{python}" -m penstock "$@" --url "$via://127.0.0.1:${{ports[$via]}}"
 }}
@@ -84,7 +88,8 @@ def test_console(broker: BrokerProcess, console: str) -> None:
         check=False,
         timeout=30,
     )
-    assert (done.returncode, done.stdout.splitlines()) == (0, expected), done.stderr
+    shown = "\n".join(re.escape(line).replace("…", ".*") for line in expected)
+    assert (done.returncode, bool(re.fullmatch(shown, done.stdout.strip("\n")))) == (0, True), done
 
 
 def test_the_options_are_those_of_the_page() -> None:
