@@ -127,18 +127,18 @@ async def take(call: Call) -> Response:
     if not call.site.hold_body(len(body)):
         undo()
         raise too_many(call.site.bodies_bytes_max)
-    return TakenResponse(call.site, body, media, connection.lost, undo)
+    return TakenResponse(call.site, body, media, connection, undo)
 
 
 class TakenResponse(Response):
     """Hands over what was taken, or gives it back. Until then it is in the account of bodies."""
 
     def __init__(
-        self, site: Site, body: bytes, media: str, lost: "asyncio.Future[None]", undo: Callable[[], None]
+        self, site: Site, body: bytes, media: str, connection: BoundedProtocol, undo: Callable[[], None]
     ) -> None:
         super().__init__(body, media_type=media)
         self._site = site
-        self._lost = lost
+        self._connection = connection
         self._undo = undo
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -146,14 +146,16 @@ class TakenResponse(Response):
         pieces = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)]
         if len(pieces) != 1:
             pieces.append(body[:0])  # which waits until the others are on their way
-        is_sent = False
+        is_sent = was_closing = False
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             for number, piece in enumerate(pieces, 1):
                 async with asyncio.timeout(self._site.frame_seconds):
                     more = number < len(pieces)
+                    # From the caller's end until `lost`, what is written goes nowhere, without a word.
+                    was_closing = self._connection.transport.is_closing()
                     await send({"type": "http.response.body", "body": piece, "more_body": more})
-            is_sent = not self._lost.done()
+            is_sent = not was_closing and not self._connection.lost.done()
         except TimeoutError:
             # An answer without an end: the server closes the connection.
             log.warning("a worker took nothing of its messages for %d s: closed", self._site.frame_seconds)
