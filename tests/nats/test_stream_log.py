@@ -263,6 +263,7 @@ class Run(Steps):
                 self.model.counts["cut while opening"] += 1
         fuse.cut_after(-1)
         self.model.opened()
+        self.checker.due(self.engine)
         self.go_on_overtaken()
 
     def go_on_overtaken(self) -> None:
