@@ -98,7 +98,8 @@ def test_jobs_run_at_the_same_time(api: HttpClient, queue: str, execute: Execute
     """Three of them wait for each other, and there are never more."""
     api.send_many(queue, [b"%d" % number for number in range(6)])
     command = (
-        f"cd {tmp_path}; n=$(cat); : > run.$n; [ $(ls run.* 2>/dev/null | wc -l) -le 3 ] || : > crowd; : > seen.$n; "
+        f"cd {tmp_path}; n=$(cat); : > run.$n; "
+        "[ $(ls run.* 2>/dev/null | wc -l) -le 3 ] || : > crowd; : > seen.$n; "
         "until [ $(ls seen.* 2>/dev/null | wc -l) -ge 3 ]; do sleep 0.01; done; rm run.$n"
     )
     assert end(execute(command, "--jobs", "3", "--count", "6")) == (0, b"", b"")
