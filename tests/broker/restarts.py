@@ -3,8 +3,9 @@
     python -m tests.broker.restarts SEED           repeats a run and tells its steps
     python -m tests.broker.restarts SEED COUNT     runs COUNT seeds and tells what happened in them
 
-A run is ports of all protocols that send, ask, consume, settle, block, fall silent and leave, beside an
-operator who pauses, purges and redrives, on a log on a simulated disk. Again and again the broker ends: in
+A run is ports of all protocols that send, ask, consume, settle, block, fall silent and leave, and callers
+that hold messages by leases (`restarts_callers.py`), beside an operator who pauses, purges and redrives, on a
+log on a simulated disk. Messages are delayed, and come again later. Again and again the broker ends: in
 order, by a kill, by a power cut, or because another one leads from now on, to which ports that live on bring
 what they hold. Then a new broker opens the same log.
 
@@ -29,6 +30,7 @@ from collections.abc import Callable, Sequence
 
 from penstock.broker.broker import Broker
 from penstock.broker.operate import Operator
+from penstock.broker.taking import Taker
 from penstock.log.errors import LogError, LogRefused, QueueFull
 from penstock.log.log import Log
 from penstock.log.results import Stored
@@ -37,6 +39,7 @@ from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason, State
 from penstock.model.policy import Policies
 from penstock.model.words import Where
+from tests.broker.restarts_callers import Callers
 from tests.broker.restarts_ports import SECOND_US, Message, WildPort
 from tests.log.inline import InlineWorker
 from tests.log.simdisk import SimDisk
@@ -51,7 +54,8 @@ QUEUES_MAX = 6
 SMALL_BYTES = 400
 POLICIES = Policies(
     {
-        "b": {"max-deliveries": 2},
+        "a": {"retry-delays": [0.5, 0]},
+        "b": {"max-deliveries": 2, "retry-delays": [1]},
         "off": {"dead-letters": "off", "max-deliveries": 3},
         "small": {"max-bytes": SMALL_BYTES},
         "drop": {"on-expiry": "drop", "durability": "interval"},
@@ -76,6 +80,7 @@ class Run:
         self.messages: dict[bytes, Message] = {}  # by payload, of which no two are the same
         self.paused: set[str] = set()
         self.ports: list[WildPort] = []
+        self.callers = Callers(self)
         self.ports_max = self.rng.choice(PORTS_MAX)
         self.names = 0
         self.wanted = False
@@ -161,6 +166,10 @@ class Run:
             (3, self.cancel),
             (30, self.settle),
             (4, self.bury),
+            (8, self.take),
+            (8, self.settle_taken),
+            (2, self.untake),
+            (1, self.lose_link),
             (6, self.change_room),
             (3, self.fall_silent),
             (2, self.leave),
@@ -215,8 +224,13 @@ class Run:
             if isinstance(result, Stored):
                 self.confirmed(messages)
 
+        delays = [self.rng.choice((0, 300_000, 2 * SECOND_US)) for _ in messages]
         try:
-            batch = Batch.of([message.payload for message in messages], protocol="http")
+            batch = Batch.of(
+                [message.payload for message in messages],
+                protocol="http",
+                delay_us=delays if self.rng.random() < 0.5 else None,
+            )
             self.operator.append(queue, batch, self.now_us, receipt)
         except QueueFull:
             self.counts["full"] += 1
@@ -227,8 +241,8 @@ class Run:
         """Somebody was told that a queue cannot be used."""
         self.counts["refused"] += 1
         assert not self.log.has_queue(queue), f"queue {queue!r} is there, and was refused: {text}"
-        waited_at = {name for port in self.ports for name, _ in port.demands} - set(self.log.queues())
-        used = self.log.queue_count + len(waited_at - {queue})
+        waited_at = {name for port in self.ports for name, _ in port.demands} | self.callers.doors()
+        used = self.log.queue_count + len(waited_at - {queue, *self.log.queues()})
         assert used >= QUEUES_MAX, f"there is room for a queue ({used} of {QUEUES_MAX}): {text}"
 
     def confirmed(self, messages: Sequence[Message]) -> None:
@@ -246,6 +260,18 @@ class Run:
 
     def bury(self) -> None:
         self.port("phpmq").reject_all()
+
+    def take(self) -> None:
+        self.callers.take(self.rng.choice(NAMES))
+
+    def settle_taken(self) -> None:
+        self.callers.settle()
+
+    def untake(self) -> None:
+        self.callers.undo()
+
+    def lose_link(self) -> None:
+        self.callers.lose_link()
 
     def change_room(self) -> None:
         self.port().change_room()
@@ -276,7 +302,7 @@ class Run:
         if self.log.has_queue(queue):
             self.rest()
             for state, _, message in self.living(queue):
-                if state is (State.DEAD if dead else State.READY):
+                if state in ((State.DEAD,) if dead else (State.READY, State.DELAYED)):
                     message.may_end = True
             sum(self.operator.purge(queue, self.now_us, dead=dead))
 
@@ -352,7 +378,7 @@ class Run:
             living = self.living(queue)
             for state, holder, message in living:
                 held[holder] += state in (State.HELD, State.DEAD_HELD)
-                if state in (State.READY, State.HELD):
+                if state in (State.READY, State.DELAYED, State.HELD):
                     alive.add(message.payload)
                 else:
                     assert message.payload not in waiting_for, f"{message} is dead, and somebody waits for it"
@@ -368,6 +394,7 @@ class Run:
             port.check_room_is_used()
             in_hand = held.pop(port.name, 0)
             assert in_hand + port.taken_away() == port.held_count(), f"{port.name} holds {in_hand}: {port}"
+        self.callers.check(held)
         assert not held, f"held by nobody who is there: {held}"
         self.check_left_behind()
 
@@ -384,19 +411,20 @@ class Run:
 
     def check_left_behind(self) -> None:
         broker, ports = self.broker, set(self.ports)
-        assert set(broker.ports.attached) == ports
+        callers = {port for port in broker.ports.attached if isinstance(port, Taker)}
+        assert set(broker.ports.attached) == ports | callers
         waiting = (*broker.hand_out._starved, *broker.publishing.held_back, *broker.publishing._syncing)
-        assert {attached.port for attached in waiting} <= ports
+        assert {attached.port for attached in waiting} <= ports | callers
         deadlines = broker.requests._deadlines
         over = sum(not asked.timed for _, _, asked in deadlines)
         assert 2 * over <= len(deadlines), f"{over} deadlines of requests that have ended"
         waited_at = {queue for port in self.ports for queue, _ in port.demands}
-        left = set(broker.doors.by_queue) - waited_at
+        left = set(broker.doors.by_queue) - waited_at - self.callers.doors()
         assert not left, f"names that nobody waits at: {left}"
         for requests in broker.requests.by_queue.values():
             assert {asked.port for _, _, asked in requests.asked} <= ports
             assert not requests.early, "all that was asked is synced"
-            assert {name for _, _, name in requests.orphans} <= {port.name for port in ports}
+            assert {name for _, _, name in requests.orphans} <= {port.name for port in ports | callers}
 
     # --- ends ------------------------------------------------------------------------------------
 
@@ -416,14 +444,18 @@ class Run:
                 if (queue, False) not in eager.demands:
                     eager.consume(queue, 0)  # One may come to be now: its first message waited for room.
             self.rest()
-            if not sum([port.settle_all() for port in self.ports]):
+            settled = sum([port.settle_all() for port in self.ports]) + self.callers.settle_all()
+            delayed = sum(self.log.describe(queue).delayed for queue in self.log.queues())
+            if not settled and not delayed:
                 break
+            self.now_us += SECOND_US * bool(delayed)
         self.rest()
         self.check()
         for queue in self.log.queues():
             alone = any(port.wants_alone(queue) for port in self.ports)
             info = self.log.describe(queue)
-            assert alone or (info.ready, info.held) == (0, 0), f"{queue!r} is not used up: {info}"
+            used_up = (info.ready, info.delayed, info.held) == (0, 0, 0)
+            assert alone or used_up, f"{queue!r} is not used up: {info}"
             assert alone or not [t for p in self.ports for t in p.open_requests() if t.message.queue == queue]
         held_back = any(port.is_held for port in self.ports)
         alone = any(port.wants_alone("small") for port in self.ports)
@@ -437,6 +469,8 @@ class Run:
             self.rest()  # over a relay messages travel when they are durable
         elif how == "close":
             self.broker.drain()
+            self.turn()
+            assert not self.callers.waiting, "the broker ends, and somebody waits for messages"
             self.broker.end_requests(self.now_us)
             for port in self.ports:
                 assert not port.open_requests(), "the broker ends, and somebody waits for an answer"
@@ -445,6 +479,7 @@ class Run:
             self.ports.clear()
             self.log.close(self.now_us)
         before = list(self.ports)
+        self.callers.forget()
         for message in self.messages.values():
             message.may_end |= message.asks  # Whoever asked was connected to the broker that is gone.
             # What is written and not synced is all that this queue's receipts promise.

@@ -18,8 +18,10 @@ from penstock.broker.asked import Asked
 from penstock.broker.consumers import Consumers
 from penstock.broker.doors import Doors
 from penstock.broker.hand_out import HandOut
+from penstock.broker.leases import Lease, Leases
 from penstock.broker.ports import Attached
 from penstock.broker.requests import Requests
+from penstock.broker.taking import Taking
 from penstock.log.errors import LogRefused
 from penstock.model.words import Consume
 from tests.broker.restarts import Broken, run
@@ -45,6 +47,8 @@ def test_every_promise_holds_through_restarts_and_changes_of_leaders() -> None:
     # It has all happened.
     for what in ("close", "kill", "cut", "lead", "used up", "refused", "full", "redrive", "purge", "checks"):
         assert total[what], (what, total)
+    for what in ("take", "settle_taken", "untake", "lose_link"):
+        assert total[what] > 50, (what, total)
     assert total["messages"] > 3000
 
 
@@ -123,3 +127,20 @@ def test_deadlines_that_stay_are_caught(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_second_delivered_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Asked, "tell", lambda self, indexes: list(indexes))
     assert_caught("is told DELIVERED again")
+
+
+@canary
+def test_a_lease_that_ends_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = Leases.ended
+
+    def early(self: Leases, now_us: int) -> Lease | None:
+        return ended(self, now_us + 1_500_000)
+
+    monkeypatch.setattr(Leases, "ended", early)
+    assert_caught("was taken from")
+
+
+@canary
+def test_a_call_that_outlives_its_link_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Taking, "link_lost", lambda self, now_us: None)
+    assert_caught("did not wait")
