@@ -629,7 +629,7 @@ def test_an_event_loop_that_is_kept_busy(broker: BrokerProcess, queue: str, aske
 
 
 @both
-async def test_tls(kind: Connect, doors: Doors, queue: str) -> None:
+async def test_a_worker_over_tls(kind: Connect, doors: Doors, queue: str) -> None:
     async with kind(doors.tls("http"), cafile=doors.file("ca.pem")) as mq:
         waiting = asyncio.ensure_future(first(mq.consume(queue)))
         await mq.send(queue, b"x")
