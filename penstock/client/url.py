@@ -44,16 +44,17 @@ def parse_url(url: str, protocol: str) -> Target:
 def target_of(url: str) -> Target:
     """What a URL stands for."""
     scheme, mark, rest = url.partition("://")
+    # What stands before the sign may be a password.
+    shown = f"…@{url.rpartition('@')[2]}" if "@" in url else url
     if not mark:
-        raise NotSupported(f"{url!r} is no URL; use {_FORMS}")
+        raise NotSupported(f"{shown!r} is no URL; use {_FORMS}")
     base = scheme.removesuffix("+unix")
     if base in PORTS and base != scheme:
         return Target(base, (_unix(url, rest),), tls=False)
     protocol, tls = (scheme, False) if scheme in PORTS else (scheme.removesuffix("s"), True)
     if protocol not in PORTS:
-        raise NotSupported(f"{url!r}: there is no scheme {scheme!r}; use {_FORMS}")
+        raise NotSupported(f"{shown!r}: there is no scheme {scheme!r}; use {_FORMS}")
     if "@" in rest:
-        # Said without the URL: what stands before the sign may be a password.
         raise NotSupported(f"a {scheme} URL has no user and no password; use {scheme}://HOST:PORT")
     hosts = [text.strip().removeprefix(f"{scheme}://").removesuffix("/") for text in rest.split(",")]
     if any("://" in text for text in hosts):

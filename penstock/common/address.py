@@ -158,8 +158,8 @@ def _family_of(host: str) -> int:
     return 4 if _DIGITS_AND_DOTS.fullmatch(host) else 0
 
 
-def bind_unix(path: str) -> socket.socket:
-    """A socket with that path. One that a killed broker has left there is taken away, and nothing else is.
+def bind_unix(path: str, mode: int) -> socket.socket:
+    """A socket with that path and mode. What a killed broker has left there goes, and nothing else does.
 
     As long as somebody listens on it the path is theirs; so whoever has it from here removes it before it
     closes the socket, not after.
@@ -168,7 +168,10 @@ def bind_unix(path: str) -> socket.socket:
     try:
         with contextlib.suppress(FileNotFoundError):
             _remove_stale_socket(path)
+        os.fchmod(ours.fileno(), mode)  # Linux makes the path with it, so that it is never open to more.
         ours.bind(path)
+        if stat.S_IMODE(os.lstat(path).st_mode) != mode:
+            os.chmod(path, mode)
     except BaseException:
         ours.close()
         raise

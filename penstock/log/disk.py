@@ -18,24 +18,38 @@ Only the log's own threads call these; a `File` is not shared between writers.
 
 import errno
 import fcntl
+import logging
 import mmap
 import os
+import re
 import secrets
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Final, Protocol
 
 from penstock.log.block import Buffer
 from penstock.log.errors import LogInUse
+from penstock.log.private import OTHERS, close_to_others, make_folder, open_private
 
 WATERMARK = "watermark"
 STAGES = "stages"
 """A folder among the log's files that is not the log's: parts of transactions wait there."""
 
+AUDIT = "audit.jsonl"
+"""What names of files begin with that are not the log's either: who did what."""
+
 LOCK_BYTES_MAX = 256
 IOV_MAX = 1024
 JOIN_BYTES_MAX = 64 * 1024
 """Below this, joining buffers in memory is cheaper than handing them to the kernel one by one."""
+
+_OURS: Final = re.compile(
+    r"(lock|watermark|stages|audit\.jsonl|log|records|replica|dashboard|\d{20}(\.\d+)?\.seg|(snapshot|spare)-\d+)(\.\w+)?"
+)
+"""What a data folder holds."""
+
+log = logging.getLogger("penstock.log")
 
 
 class File(Protocol):
@@ -75,8 +89,11 @@ class Watermark:
     """
 
     def __init__(self, path: str, *, writable: bool) -> None:
-        flags = (os.O_RDWR | os.O_CREAT) if writable else os.O_RDONLY
-        fd = os.open(path, flags | os.O_CLOEXEC, 0o640)
+        fd = (
+            open_private(path, os.O_RDWR | os.O_CREAT)
+            if writable
+            else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        )
         try:
             if writable:
                 # Room for it is found now: a store into a map of a file without any would end the process.
@@ -171,7 +188,7 @@ class RealDisk:
         self._folder_fd = -1  # from the lock on; a sync of names must not fail for lack of descriptors
         self._watermark: Watermark | None = None
         if not read_only:
-            os.makedirs(self.path, exist_ok=True)
+            make_folder(self.path)
 
     def where(self, name: str) -> str:
         return os.path.join(self.path, name)
@@ -193,7 +210,9 @@ class RealDisk:
 
     def descriptor(self, name: str, flags: int) -> int:
         path, folder = self._place(name)
-        return os.open(path, flags | os.O_CLOEXEC, 0o640, dir_fd=folder)
+        if flags & (os.O_RDWR | os.O_WRONLY):
+            return open_private(path, flags, folder=folder, shown=self.where(name))
+        return os.open(path, flags | os.O_CLOEXEC, dir_fd=folder)
 
     def _place(self, name: str) -> tuple[str, int | None]:
         """A name as the system takes it, and in which folder."""
@@ -210,7 +229,7 @@ class RealDisk:
     def names(self) -> list[str]:
         """Of everything that may be the log's."""
         place = self._folder_fd if self._folder_fd >= 0 else self.path
-        return sorted(name for name in os.listdir(place) if name != STAGES)
+        return sorted(name for name in os.listdir(place) if name != STAGES and not name.startswith(AUDIT))
 
     def sync_names(self) -> None:
         """Only who has locked the folder changes names in it."""
@@ -229,7 +248,7 @@ class RealDisk:
 
         The folder is locked too: whoever has removed the file in it gets in no sooner.
         """
-        fd = os.open(self.where(self.LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        fd = open_private(self.where(self.LOCK), os.O_RDWR | os.O_CREAT)
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -250,6 +269,36 @@ class RealDisk:
             os.ftruncate(fd, 0)
             os.pwrite(fd, b"%d\n%s\n" % (os.getpid(), secrets.token_hex(16).encode()), 0)
         self._lock_fd, self._folder_fd = fd, folder
+        self._close_to_others()
+
+    def _close_to_others(self) -> None:
+        """Earlier versions, or whoever made the folder, may have left it open to other users.
+
+        Where it holds anything else, it may be somebody's for another reason: then there is only a warning.
+        """
+        found = os.fstat(self._folder_fd)
+        others, own = [], os.geteuid()
+        for entry in os.scandir(self._folder_fd):
+            if not _OURS.fullmatch(entry.name):
+                others.append(entry.name)
+                continue
+            facts = entry.stat(follow_symlinks=False)
+            if facts.st_mode & OTHERS and facts.st_uid == own and not entry.is_symlink():
+                with suppress(OSError):  # Not every file system has modes.
+                    close_to_others(self._folder_fd, entry.name)
+        if not found.st_mode & OTHERS:
+            return
+        mode = stat.S_IMODE(found.st_mode)
+        why = f"it holds more than a log ({min(others)!r})" if others else "it belongs to another user"
+        if not others and found.st_uid == own:
+            try:
+                close_to_others(self._folder_fd)
+            except OSError as error:
+                why = f"that cannot be changed ({error.strerror})"
+            else:
+                log.warning("data folder %s was open to other users: %04o, now 0700", self.path, mode)
+                return
+        log.warning("data folder %s is open to other users (%04o), and %s", self.path, mode, why)
 
     def publish(self, position: int) -> None:
         """Tell readers in other processes up to which log position everything is synced."""

@@ -77,9 +77,17 @@ def test_what_is_no_url(url: str, complaint: str) -> None:
         target_of(url)
 
 
-def test_a_password_is_not_repeated() -> None:
-    with pytest.raises(NotSupported, match="has no user and no password") as raised:
-        target_of("phpmq://user:secret@a")
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("phpmq://user:secret@a", "has no user and no password"),
+        ("penstock://:secret@a", "'…@a': there is no scheme 'penstock'"),  # Celery's
+        ("secret@a", "'…@a' is no URL"),
+    ],
+)
+def test_a_password_is_not_repeated(url: str, complaint: str) -> None:
+    with pytest.raises(NotSupported, match=complaint) as raised:
+        target_of(url)
     assert "secret" not in str(raised.value)
 
 
