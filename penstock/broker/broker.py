@@ -127,6 +127,11 @@ class Broker:
         attached.finish_if_done()
         self._wants_turn()
 
+    def demands(self, port: Port) -> list[tuple[str, bool]]:
+        """The queues that a port consumes, each with whether it is their dead letters."""
+        attached = self.ports.attached.get(port)
+        return self.claims.demands(attached) if attached is not None else []
+
     def blocked(self, port: Port, blocked: bool) -> None:
         """The port's buffer is full, or has room again."""
         attached = self.ports.attached.get(port)

@@ -43,6 +43,10 @@ class Claims:
         if door is not None:
             self._hand_out.leave(attached, door)
 
+    def demands(self, attached: Attached) -> list[tuple[str, bool]]:
+        """What it has asked for, and has not cancelled."""
+        return [*attached.doors, *(key[1:] for key in self._early if key[0] is attached)]
+
     def forget(self, attached: Attached) -> None:
         """It is gone."""
         for key in [key for key in self._early if key[0] is attached]:

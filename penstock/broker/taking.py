@@ -81,9 +81,10 @@ class Taker:
     lost_to = Where.PLACE
     is_held = False
 
-    def __init__(self, name: str, peer: str, connected: float, looked_at: dict["Taker", None]) -> None:
-        self.name = name
+    def __init__(self, peer: str, user: str, connected: float, looked_at: dict["Taker", None]) -> None:
+        self.name = f"http:{peer}"
         self.peer = peer
+        self.user = user
         self.connected = connected
         self.wait: Waiting | None = None
         self.seen_us = 0
@@ -158,6 +159,7 @@ class Taking:
         self,
         number: int,
         caller: str,
+        user: str,
         connected: float,
         command: words.Consume,
         wait_us: int,
@@ -170,7 +172,7 @@ class Taking:
         self._broker.doors.check_names((command.queue,))
         taker = self._takers.get(caller)
         if taker is None:
-            taker = Taker(f"http:{caller}", caller, connected, self._looked_at)
+            taker = Taker(caller, user, connected, self._looked_at)
             self._takers[caller] = taker
             self._broker.attach(taker)
         if taker.wait is not None:

@@ -1,8 +1,9 @@
 """TLS: the context of a door of the broker, or of its way to others, from the files that its settings name.
 
-TLS 1.2 or newer. With a client CA a client without a certificate that it signed is turned away in the
-handshake; without one, nobody is asked for a certificate. What the system trusts plays no part at a door; on
-the way to others it counts where no CA is named.
+TLS 1.2 or newer; of the ciphers of 1.2 a door has only those that keep the past safe when the key is lost.
+With a client CA a client without a certificate that it signed is turned away in the handshake; without one,
+nobody is asked for a certificate. What the system trusts plays no part at a door; on the way to others it
+counts where no CA is named.
 
 How it fails: `SettingsError`, with the door, the setting, the file and what is wrong with it. That comes
 when a door is about to open, not when settings are read: reading them touches no other file.
@@ -10,9 +11,12 @@ when a door is about to open, not when settings are read: reading them touches n
 
 import re
 import ssl
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from penstock.common.given import SettingsError
+
+CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""Of TLS 1.2; all that TLS 1.3 has are as good."""
 
 _MISMATCHES = {
     "KEY_VALUES_MISMATCH",
@@ -25,6 +29,7 @@ def make_context(owner: str, certificate: str, key: str, client_ca: str | None =
     """The context that these files make; `owner` is what an error begins with: the place and the section."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(CIPHERS)
     # A client of TLS 1.2 could otherwise make the broker shake hands for ever on one connection.
     context.options |= ssl.OP_NO_RENEGOTIATION
     _load_chain(context, owner, certificate, key)
@@ -47,15 +52,27 @@ def client_context(
     return context
 
 
-def _load_chain(context: ssl.SSLContext, owner: str, certificate: str, key: str) -> None:
+def peer_context(owner: str, certificate: str, key: str, ca: str, *, server: bool) -> ssl.SSLContext:
+    """Between equals (`relay-` settings): each shows a certificate of the CA, of whatever name."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    _load_chain(context, owner, certificate, key, "relay")
+    _load_trusted(context, owner, "relay-ca", ca)
+    return context
+
+
+def _load_chain(context: ssl.SSLContext, owner: str, certificate: str, key: str, prefix: str = "tls") -> None:
     # OpenSSL does not tell which of the two files it means, so the certificate is tried alone before.
-    _load_trusted(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), owner, "tls-certificate", certificate)
-    _check_readable(owner, "tls-key", key)
+    key_setting = f"{prefix}-key"
+    _load_trusted(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), owner, f"{prefix}-certificate", certificate)
+    _check_readable(owner, key_setting, key)
 
     def ask_for_passphrase() -> NoReturn:
         # Without this, OpenSSL would ask on the terminal and wait.
         raise _wrong(
-            owner, "tls-key", key, "is locked with a passphrase; unlock it: openssl pkey -in FILE -out NEW"
+            owner, key_setting, key, "is locked with a passphrase; unlock it: openssl pkey -in FILE -out NEW"
         )
 
     try:
@@ -67,7 +84,7 @@ def _load_chain(context: ssl.SSLContext, owner: str, certificate: str, key: str)
             problem = (
                 f"cannot be used with {certificate!r} ({_reason(error)}); name a private key in PEM form"
             )
-        raise _wrong(owner, "tls-key", key, problem) from None
+        raise _wrong(owner, key_setting, key, problem) from None
 
 
 def _load_trusted(context: ssl.SSLContext, owner: str, setting: str, path: str) -> None:

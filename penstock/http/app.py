@@ -17,7 +17,8 @@ import contextlib
 import difflib
 import json
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from itertools import chain, islice
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl, unquote_to_bytes
@@ -27,11 +28,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from penstock.control.frames import Fields
 from penstock.errors import PenstockError
+from penstock.http.auth import USER, check_local, forbidden
 from penstock.http.kinds import WrongValue
 from penstock.http.problems import Problem, problem_of
-from penstock.http.route import JSON_MEDIA, Field, Param, Role, Route
+from penstock.http.route import JSON_MEDIA, Field, Param, Route
 from penstock.http.site import Site
+from penstock.model.rights import NOBODY, Right, User
 
 log = logging.getLogger("penstock.http")
 
@@ -39,6 +43,8 @@ QUERY_CHARACTERS_MAX: Final = 64 * 1024
 DISCARD_BYTES_MAX: Final = 1 << 30
 DISCARD_SECONDS_MAX: Final = 10.0
 NO_ROUTE: Final = "(none)"
+REFUSALS: Final = frozenset({"unauthorized", "forbidden", "too-many-guesses"})
+CALLER: Final = "penstock.caller"
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
 _ANY: Final = "{}"
 LIST_PART: Final = 200
@@ -48,15 +54,15 @@ LIST_PART: Final = 200
 class Call:
     """One request on its way through its handler."""
 
-    __slots__ = ("caller", "held_bytes", "request", "route", "site", "values")
+    __slots__ = ("held_bytes", "request", "route", "site", "user", "values")
 
     def __init__(
-        self, site: Site, route: Route, request: Request, caller: str, values: Mapping[str, Any]
+        self, site: Site, route: Route, request: Request, user: User, values: Mapping[str, Any]
     ) -> None:
         self.site = site
         self.route = route
         self.request = request
-        self.caller = caller  # the token's name
+        self.user = user
         self.values = values  # of every parameter, its default where it was not given
         self.held_bytes = 0  # of its body
 
@@ -68,8 +74,30 @@ class Call:
         """The body's media type, without parameters, in lower case."""
         return self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
+    def require(self, right: Right, queues: Iterable[str]) -> None:
+        """Say no where who asks has not this right with one of them."""
+        for queue in queues:
+            if not self.user.may(right, queue):
+                raise forbidden(self.user, right, queue)
+
+    @property
+    def user_now(self) -> User | None:
+        """Who asks, with the rights of now: those of `user` may be over. None: nobody any more."""
+        within: Callable[[], User | None] | None = self.request.scope.get(USER)
+        return within() if within is not None else self.site.guard.user_now(self.request.headers)
+
+    def check_still(self) -> None:
+        """Say no where what the route needs was taken away since the call came."""
+        if not (self.user_now or NOBODY).may(self.route.right, self.values.get("queue")):
+            raise forbidden(self.user, self.route.right, self.values.get("queue"))
+
+    def act(self, name: str, **facts: object) -> AbstractAsyncContextManager[Fields]:
+        """What changes something, for the audit: `async with`."""
+        return self.site.auditing.act({**whence(self.request.scope, self.user.name), "act": name, **facts})
+
     async def check_wanted(self, so_far: str) -> None:
-        """Long work ends early where nobody waits for it any more, or the broker stops."""
+        """Long work ends early where nobody waits for it any more, or may have it, or the broker stops."""
+        self.check_still()
         if await self.request.is_disconnected():
             raise ClientDisconnect
         if self.site.stopping.is_set():
@@ -243,6 +271,13 @@ class App:
             problem = problem_of(error)
             if problem is None or problem.status == 500:
                 log.exception("%s %s failed", scope["method"], scope["path"])
+            elif problem.name in REFUSALS:
+                self._site.auditing.refused(
+                    **whence(scope, scope.get(CALLER, "")),
+                    act=f"{_method(scope)} {scope.get('penstock.route', NO_ROUTE)}",
+                    queue=str(problem.more.get("queue", "")),
+                    result=problem.name,
+                )
             response = (problem or Problem("internal", str(error))).response()
         except Exception:  # the last place where a fault of ours can become an answer
             log.exception("%s %s failed", scope["method"], scope["path"])
@@ -252,18 +287,44 @@ class App:
         await response(scope, receive, send)
 
     async def _respond(self, request: Request) -> Response:
-        route, values = self._find(request)
+        route, values = await self._find(request)
         request.scope["penstock.route"] = route.path
-        caller = self._site.guard.admit(request.headers, route.role)
+        user = self._anyone(request)
+        if route.right:
+            user = await self._admit(request, route, values.get("queue"))
         values |= _query_values(request.scope["query_string"], route)
         values |= _header_values(request.headers, route)
-        call = Call(self._site, route, request, caller, values)
+        call = Call(self._site, route, request, user, values)
         try:
             return await route.handler(call)
         finally:
             call.let_go()
 
-    def _find(self, request: Request) -> tuple[Route, dict[str, Any]]:
+    async def _admit(self, request: Request, route: Route, queue: str | None) -> User:
+        user = await self._identify(request)
+        request.scope[CALLER] = user.name
+        right = route.right
+        if queue is None and not route.everywhere and right is not Right.ADMIN:
+            may = user.may_some(right)
+        else:
+            may = user.may(right, queue)
+        if not may:
+            raise forbidden(user, right, queue)
+        return user
+
+    async def _identify(self, request: Request) -> User:
+        within: Callable[[], User | None] | None = request.scope.get(USER)
+        if within is not None:
+            return within() or NOBODY
+        client = request.scope["client"]
+        return await self._site.guard.identify(request.headers, client[0] if client else "")
+
+    def _anyone(self, request: Request) -> User:
+        if self._site.guard.is_open:
+            check_local(request.headers)
+        return NOBODY
+
+    async def _find(self, request: Request) -> tuple[Route, dict[str, Any]]:
         raw: bytes = request.scope["raw_path"]
         segments = _segments(raw)
         method = "GET" if request.method == "HEAD" else request.method
@@ -279,15 +340,25 @@ class App:
                 continue
             return route, texts
         if allowed:
-            # A caller that may not even look is not told what there is.
-            self._site.guard.admit(request.headers, Role.READ)
+            # Whoever is nobody here is not told what there is.
+            await self._identify(request)
             raise Problem(
                 "method-not-allowed",
                 f"{request.method} is not offered here; there is {', '.join(sorted(allowed))}",
                 headers={"Allow": ", ".join(sorted(allowed))},
             )
-        self._site.guard.admit(request.headers, Role.ANYONE)
+        self._anyone(request)
         raise Problem("not-found", "there is nothing at this address; /openapi.json lists what there is")
+
+
+def whence(scope: Scope, who: str) -> dict[str, str]:
+    """Who asks, from where, for the audit."""
+    client = scope["client"]
+    return {
+        "who": who,
+        "from": client[0] if client else "this machine",
+        "door": "page" if USER in scope else "http",
+    }
 
 
 def _method(scope: Scope) -> str:

@@ -7,7 +7,7 @@ connections, for ever. What is no HTTP gets a problem, as every other mistake do
 
 import asyncio
 import json
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -15,8 +15,41 @@ from penstock.http.problems import MEDIA, Problem
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 HEAD_SECONDS_MAX: Final = 30.0
+KEPT_BYTES_MAX: Final = 1024
 CONNECTION: Final = "penstock.connection"
 """Where the scope of a request has its connection."""
+
+
+class JoiningTransport:
+    """A transport that keeps a short piece back until the next one of the same turn: the head of an answer
+    leaves together with its body, and wakes whoever waits for it once."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._kept: bytes = b""
+
+    def __getattr__(self, name: str) -> Any:  # the transport's
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._kept:
+            kept, self._kept = self._kept, b""
+            self._transport.writelines((kept, data))
+        elif 0 < len(data) < KEPT_BYTES_MAX:
+            self._kept = data
+            self._loop.call_soon(self._flush)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._kept:
+            kept, self._kept = self._kept, b""
+            self._transport.write(kept)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -33,7 +66,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Done when nobody is there any more."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        super().connection_made(transport)
+        super().connection_made(cast(asyncio.Transport, JoiningTransport(transport, self.loop)))
         self._watch_head()
         if len(self.connections) > self.connections_max:
             self._refuse(

@@ -11,7 +11,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from itertools import count as counter
-from typing import cast
+from typing import NamedTuple, cast
 
 from penstock.control.frames import Buffer, Fields, Frame, FrameDecoder, encode_frame
 from penstock.errors import PenstockError
@@ -34,6 +34,14 @@ class CallLeft(PenstockError):
 
 class LinkLost(PenstockError):
     """The first process is gone."""
+
+
+class Asked(NamedTuple):
+    """A call on its way."""
+
+    number: int
+    name: str
+    waiting: "asyncio.Future[Frame]"
 
 
 class Link(asyncio.Protocol):
@@ -97,30 +105,40 @@ class Link(asyncio.Protocol):
         unless: "asyncio.Future[None] | None" = None,
     ) -> Frame:
         """The first process's answer; CallRefused where it is no, CallLeft where `unless` is done before."""
+        return await self.answer(self.ask(name, fields, *buffers), seconds=seconds, unless=unless)
+
+    def ask(self, name: str, fields: Fields | None = None, *buffers: Buffer) -> Asked:
+        """Ask now, behind what was asked before; `answer` waits for what comes back."""
         if self._transport is None:
             raise LinkLost("the broker is gone")
-        number = next(self._numbers)
-        waiting: asyncio.Future[Frame] = self._loop.create_future()
-        self._open[number] = waiting
+        asked = Asked(next(self._numbers), name, self._loop.create_future())
+        self._open[asked.number] = asked.waiting
         if not self._out:
             self._loop.call_soon(self._flush)
-        self._out += encode_frame({"n": number, "call": name, **(fields or {})}, *buffers)
+        self._out += encode_frame({"n": asked.number, "call": name, **(fields or {})}, *buffers)
+        return asked
+
+    async def answer(
+        self, asked: Asked, *, seconds: float = CALL_SECONDS, unless: "asyncio.Future[None] | None" = None
+    ) -> Frame:
+        name, waiting = asked.name, asked.waiting
+
+        def end(error: PenstockError) -> None:
+            if not waiting.done():
+                waiting.set_exception(error)
 
         def leave(_: "asyncio.Future[None]") -> None:
-            if not waiting.done():
-                waiting.set_exception(CallLeft(f"nobody waits for the answer to {name!r} any more"))
+            end(CallLeft(f"nobody waits for the answer to {name!r} any more"))
 
+        late = f"the broker has not answered {name!r} for {seconds:.0f} s; try again"
+        timer = self._loop.call_later(seconds, end, CallRefused("unavailable", late))
         if unless is not None:
             unless.add_done_callback(leave)
         try:
-            async with asyncio.timeout(seconds):
-                frame = await waiting
-        except TimeoutError:
-            raise CallRefused(
-                "unavailable", f"the broker has not answered {name!r} for {seconds:.0f} s; try again"
-            ) from None
+            frame = await waiting
         finally:
-            self._open.pop(number, None)
+            timer.cancel()
+            self._open.pop(asked.number, None)
             if unless is not None:
                 unless.remove_done_callback(leave)
         error = frame.fields.get("error")

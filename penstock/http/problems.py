@@ -34,6 +34,7 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "offsets-missing": (410, "Retention has removed it"),
     "body-too-large": (413, "The body is too large"),
     "unsupported-media-type": (415, "The body is of a kind that is not taken here"),
+    "too-many-guesses": (429, "Too many wrong tokens"),
     "queue-full": (429, "The queue is full"),
     "head-too-large": (431, "The head of the request is too large"),
     "internal": (500, "A fault of the broker's"),

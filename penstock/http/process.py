@@ -8,21 +8,24 @@ import asyncio
 import logging
 import os
 import socket
-import ssl
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import uvicorn
 
+from penstock.common.given import SettingsError
 from penstock.common.journal import start_logging
 from penstock.common.malloc import keep_freed_memory
-from penstock.common.tls import make_context
+from penstock.common.tls_files import TlsFiles
 from penstock.control.frames import Fields
 from penstock.http.api.routes import all_routes
 from penstock.http.app import App, Door
 from penstock.http.connection import BoundedProtocol
 from penstock.http.link import open_link
 from penstock.http.site import Site
+from penstock.http.tls_door import TlsDoor
 
 KEEP_ALIVE_SECONDS = 75
 
@@ -48,6 +51,7 @@ async def serve(link_fd: int, listen_fd: int, extend: Extend | None) -> None:
     link = await open_link(link_fd)
     hello = await link.hello
     start_logging(hello["log_level"], hello["log_format"])
+    tls = _tls_files(hello)
     site = Site(link, hello)
     app = App(site, all_routes(hello["lease_seconds_max"]))
     extension = extend(site, app) if extend is not None else None
@@ -68,10 +72,11 @@ async def serve(link_fd: int, listen_fd: int, extend: Extend | None) -> None:
         date_header=True,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        ssl_context_factory=_tls(hello) if hello["tls_certificate"] else None,
     )
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     server = uvicorn.Server(config)
+    door = socket.socket(fileno=listen_fd)
+    entrance: TlsDoor | None = None
 
     def told(fields: Fields) -> None:
         if "drain" in fields:
@@ -80,25 +85,41 @@ async def serve(link_fd: int, listen_fd: int, extend: Extend | None) -> None:
             config.timeout_graceful_shutdown = max(int(fields["stop"]), 1)
             site.stopping.set()
             server.should_exit = True
+            if entrance is not None:
+                entrance.close()
         elif "tokens" in fields:
-            site.guard.set_tokens(fields["tokens"])
+            site.guard.set_users(fields["tokens"], fields["users"])
+        elif "tls" in fields and tls is not None:
+            tls.look(asked=True)
 
     link.hear(told)
     link.on_lost = _gone
     await site.start()
     log.info("the HTTP API answers", extra={"facts": {"address": hello["address"], "pid": os.getpid()}})
+    if tls is not None:
+        config.load()
+        make = partial(BoundedProtocol, config, server.server_state, {})
+        entrance = TlsDoor(door, make, tls, hello["handshake_seconds"], site.auditing)
     try:
-        await server.serve(sockets=[socket.socket(fileno=listen_fd)])
+        await server.serve(sockets=[] if tls is not None else [door])
     finally:
+        if entrance is not None:
+            entrance.close()
         link.on_lost = None
         if extension is not None:
             await extension.stop()
         await site.close()
 
 
-def _tls(hello: Fields) -> Callable[..., ssl.SSLContext]:
-    """Makes the same context as every other door has."""
-    return lambda *_: make_context("http", hello["tls_certificate"], hello["tls_key"])
+def _tls_files(hello: Fields) -> TlsFiles | None:
+    """As every other door has them; the process ends where they are of no use, and is started again later."""
+    if not hello["tls_certificate"]:
+        return None
+    try:
+        return TlsFiles(f"{hello['place']}: [http]", hello["tls_certificate"], hello["tls_key"])
+    except SettingsError as error:
+        log.critical("%s", error)
+        sys.exit(1)
 
 
 def _gone() -> None:

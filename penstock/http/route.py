@@ -7,11 +7,11 @@ what is promised cannot differ.
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.http.kinds import Kind, QueueName, Text, Whole
 from penstock.http.schema import Schema, or_null
+from penstock.model.rights import Right
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -21,15 +21,6 @@ if TYPE_CHECKING:
 Handler = Callable[["Call"], Awaitable["Response"]]
 
 JSON_MEDIA: Final = "application/json"
-
-
-class Role(IntEnum):
-    """Who may do something. A higher one may do all that a lower one may."""
-
-    ANYONE = 0
-    READ = 1
-    OPERATE = 2
-    ADMIN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +65,7 @@ class Route:
 
     what: str  # a method and a path, "GET /v1/queues/{queue}"; each parameter is one segment
     handler: Handler
-    role: Role
+    right: Right  # needed with the queue in the path; where there is none, with some queue
     summary: str  # a sentence for the document
     answer: Schema | None  # of the JSON of status 200; None: see `answer_media`
     params: tuple[Param, ...] = ()
@@ -83,6 +74,7 @@ class Route:
     answer_media: str = JSON_MEDIA  # "" where the answer has no body (204)
     other_media: Mapping[str, Schema] = field(default_factory=dict)  # that `Accept` can ask for instead
     answer_headers: Mapping[str, str] = field(default_factory=dict)  # name: what it says
+    everywhere: bool = False  # the right is needed with every queue
     streams: bool = False  # the answer has no end that is known beforehand; HEAD is not offered
 
     method: str = field(init=False)

@@ -5,6 +5,7 @@ from collections import Counter
 
 from penstock.common.malloc import KEPT_BYTES, give_memory_back
 from penstock.control.frames import Fields
+from penstock.http.auditing import Auditing
 from penstock.http.auth import Guard
 from penstock.http.link import Link
 from penstock.http.reading.pool import ReaderPool
@@ -19,7 +20,8 @@ class Site:
     def __init__(self, link: Link, hello: Fields) -> None:
         self.link = link
         self.hello = hello
-        self.guard = Guard(hello["tokens"])
+        self.auditing = Auditing(link)
+        self.guard = Guard(hello["tokens"], hello["users"])
         self.data: str = hello["data"]
         self.cluster: str | None = hello["cluster"]  # the name of the log that front-ends share; None: nobody
         self.body_bytes_max: int = hello["body_bytes_max"]
@@ -57,6 +59,7 @@ class Site:
         self.scrubber.start()
 
     async def close(self) -> None:
+        await self.auditing.close()
         await self.mirror.stop()
         self.scrubber.stop()
         await self.stages.stop()

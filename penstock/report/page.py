@@ -12,7 +12,9 @@ from datetime import datetime
 from typing import NamedTuple
 
 from penstock.common import units
+from penstock.common.audited import Line
 from penstock.report import charts, page_parts
+from penstock.report.audit import audit_part
 from penstock.report.figures import Figures, QueueFigures, Row
 from penstock.report.findings import findings_of
 from penstock.report.markup import Head, Safe, bad, escape, link, section, table, tag
@@ -32,8 +34,8 @@ class About(NamedTuple):
     patterns: Sequence[str] = ()
 
 
-def render(figures: Figures, about: About) -> str:
-    """The page."""
+def render(figures: Figures, about: About, audit: Sequence[Line] = ()) -> str:
+    """The page. `audit`: lines of it, oldest first, each call once."""
     anchors = {queue.name: f"q{number}" for number, queue in enumerate(figures.queues[:QUEUES_MAX], 1)}
     span = figures.span
     if span is None:
@@ -61,6 +63,9 @@ def render(figures: Figures, about: About) -> str:
             ("each", "Queue by queue"),
             ("coverage", "What the data covers"),
         ]
+    if audit:
+        body.insert(-1, audit_part(audit))
+        sections.insert(-1, ("audit", "Audit"))
     items = "".join(f"<li>{link(anchor, title)}</li>" for anchor, title in sections)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'

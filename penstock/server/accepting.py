@@ -5,7 +5,7 @@ Rules that always hold:
     ends after `handshake-seconds`. Who is over `connections-max` is told so where its protocol has a word for
     it, as long as few are; the others are closed at once.
   * Where the system has no descriptors left, nobody is accepted for a while, and those who are there go on.
-  * A handshake that fails leaves a line.
+  * A handshake that fails leaves a line. Each goes by the TLS files as they were read last.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from penstock.common.address import Address, TcpAddress, UnixAddress, bind_unix
+from penstock.common.tls_files import TlsFiles
 
 if TYPE_CHECKING:
     from penstock.server.server import Server
@@ -32,10 +33,10 @@ TOLD_MAX: Final = 32
 PAUSE_SECONDS: Final = 0.5
 
 
-def bind(address: Address) -> list[socket.socket]:
+def bind(address: Address, socket_mode: int) -> list[socket.socket]:
     """Sockets that do not listen yet: a host's name may have several addresses, which get the same port."""
     if isinstance(address, UnixAddress):
-        return [bind_unix(address.path)]
+        return [bind_unix(address.path, socket_mode)]
     sockets: list[socket.socket] = []
     port = address.port
     found = socket.getaddrinfo(address.host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -63,16 +64,16 @@ class Accepting:
         server: "Server",
         address: Address,
         protocol: Callable[[bool], asyncio.BaseProtocol],
-        context: ssl.SSLContext | None,
+        tls: TlsFiles | None,
     ) -> None:
         """`protocol` makes what serves a connection, and is told whether there is a place for it."""
         self._server = server
         self._protocol = protocol
-        self._context = context
+        self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._entering: set[asyncio.Task[None]] = set()
         self.address = address
-        self.sockets = bind(address)
+        self.sockets = bind(address, server.settings.socket_mode)
         for ours in self.sockets:
             ours.setblocking(False)
             ours.listen(BACKLOG)
@@ -99,7 +100,7 @@ class Accepting:
                 self._server.refused(_name_of(peer))
                 peer.close()
                 continue
-            if self._context is not None and not self._server.memory.admit_tls():
+            if self._tls is not None and not self._server.memory.admit_tls():
                 text = "refused a connection: those with TLS take half of memory-bytes-max"
                 self._server.journal.note(logging.WARNING, text, peer=_name_of(peer))
                 peer.close()
@@ -119,10 +120,11 @@ class Accepting:
 
     async def _enter(self, peer: socket.socket, has_place: bool) -> None:
         name = _name_of(peer)
-        seconds = self._server.limits.handshake_seconds if self._context is not None else None
+        context = self._tls.context if self._tls is not None else None
+        seconds = self._server.limits.handshake_seconds if context is not None else None
         try:
             await self._loop.connect_accepted_socket(
-                lambda: self._protocol(has_place), peer, ssl=self._context, ssl_handshake_timeout=seconds
+                lambda: self._protocol(has_place), peer, ssl=context, ssl_handshake_timeout=seconds
             )
         except (OSError, ssl.SSLError) as error:
             peer.close()
@@ -131,13 +133,26 @@ class Accepting:
                 f"a connection came to nothing: {str(error) or 'its peer has left'}",
                 peer=name,
             )
+            if isinstance(error, ssl.SSLError):
+                self._server.audit.refused(
+                    {
+                        "from": name.rpartition(":")[0] or name,
+                        "act": "connect",
+                        "result": "tls",
+                        "why": error.reason or str(error),
+                    }
+                )
             if not has_place:
                 self._server.parting -= 1
-            if self._context is not None:
+            if context is not None:
                 self._server.memory.tls_left()
         finally:
             if has_place:
                 self._server.entering -= 1
+
+    def look_at_tls(self, *, asked: bool = False) -> None:
+        if self._tls is not None:
+            self._tls.look(asked=asked)
 
     def close(self) -> None:
         """Accept nobody any more; who is coming in may do so."""

@@ -56,6 +56,7 @@ from penstock.model.pending import Mark
 from penstock.model.policy import QueueNameError
 from penstock.model.timers import SECOND_US
 from penstock.model.words import Consume, Outcome
+from penstock.server.audit import Audit
 from penstock.server.connection import Connection
 from penstock.server.memory import Account
 
@@ -88,6 +89,7 @@ class Host(Protocol):
 
     started: float
     memory: Account
+    audit: Audit
 
     @property
     def broker(self) -> Broker: ...
@@ -210,6 +212,7 @@ def _take(context: Context, fields: Fields, body: memoryview, answer: Answer) ->
     context.server.broker.taking.take(
         fields["take"],
         fields["consumer"],
+        fields["user"],
         time.monotonic(),
         Consume(queue, fields["max"], dead),
         fields["wait_us"],
@@ -217,6 +220,16 @@ def _take(context: Context, fields: Fields, body: memoryview, answer: Answer) ->
         context.server.arrival_us(),
         done,
     )
+
+
+def _audit(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    context.server.audit.act(fields["line"], lambda: answer({}))
+
+
+def _refusals(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    for line, times in fields["rows"]:
+        context.server.audit.refused(line, times)
+    answer({})
 
 
 def _untake(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
@@ -299,6 +312,8 @@ def _abort(context: Context, fields: Fields, body: memoryview, answer: Answer) -
 
 def _transaction(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
     told = _standing(context.log, fields["key"])
+    its_own = {it.stage for it in context.log.stages(fields["key"])}.intersection(fields.get("stages", ()))
+    told["queues"] = sorted(context.log.staged_queues(list(its_own)))
     if told["stored"] is None:
         answer(told)  # What is staged is synced.
     else:
@@ -556,6 +571,7 @@ def _connections(context: Context, fields: Fields, body: memoryview, answer: Ans
                 "name": connection.name,
                 "protocol": connection.protocol,
                 "peer": connection.peer,
+                "user": connection.user,
                 "connected_seconds": time.monotonic() - connection.connected,
                 "consumes": [{"queue": queue, "dead": dead} for queue, dead in info.consumes],
                 "held": info.held,
@@ -622,6 +638,8 @@ def _health(context: Context, fields: Fields, body: memoryview, answer: Answer) 
 CALLS: Final[dict[str, Handler]] = {
     "take": _take,
     "untake": _untake,
+    "audit": _audit,
+    "refusals": _refusals,
     "settle": _settle,
     "append": _append,
     "transact": _transact,

@@ -33,11 +33,13 @@ from penstock.common.journal import log
 from penstock.log.errors import LogFailed
 from penstock.model import words
 from penstock.model.batch import Batch, Slice
+from penstock.model.rights import User
 from penstock.model.words import Command, Publish, Where
 from penstock.protocols.errors import PeerViolation
 from penstock.protocols.share import QUICK_SHARE, SHARE
 from penstock.server.memory import SMALL_BYTES
 from penstock.server.rounds import TICK_SECONDS, receive_buffer
+from penstock.server.users import refusal
 
 if TYPE_CHECKING:
     from penstock.server.server import Server
@@ -103,7 +105,8 @@ class Connection(asyncio.BufferedProtocol):
         self._server = server
         self._broker = server.home
         self._listener = listener
-        self._restricted = listener.mode != "both" or listener.queues != ("*",)
+        self._user: User | None = None
+        self._restricted = False
         self._transport: asyncio.Transport | None = None
         self.takes_long = False
         self._holds = 0  # reasons not to read
@@ -146,7 +149,33 @@ class Connection(asyncio.BufferedProtocol):
         self._broker = self._server.home
         self._broker.attach(self)
         self._attached = True
-        self._server.journal.note(logging.INFO, f"{self.name} connected")
+        self.identify()
+        as_user = f" as {self.user!r}" if self.user else ""
+        self._server.journal.note(logging.INFO, f"{self.name} connected{as_user}")
+
+    def identify(self) -> None:
+        """See who it is, by the settings of now."""
+        if self._transport is not None:
+            certificate = self._transport.get_extra_info("peercert")
+            self._user = self._server.users.find(certificate, self._listener)
+        listener = self._listener
+        open_to_all = listener.mode == "both" and listener.queues == ("*",)
+        self._restricted = self._user is not None or not open_to_all
+
+    def end_refused(self, now_us: int) -> None:
+        """What its user may not consume any more, it does not; what it holds it may still settle."""
+        if not self._restricted or not self._attached:
+            return
+        for queue, dead in self._broker.demands(self):
+            # The session hears of it last: what it was about to get must not come behind its no.
+            if refusal(self._user, self._listener, words.Consume(queue, 0, dead), now_us):
+                self._handle([words.Cancel(queue, dead)], now_us)
+                self._may(words.Consume(queue, 0, dead), now_us)
+
+    @property
+    def user(self) -> str:
+        """The name of who it is; empty: nobody in particular."""
+        return self._user.name if self._user is not None else ""
 
     def _refuse(self) -> None:
         """Tell the peer that the server is full, where its protocol has a word for that."""
@@ -274,7 +303,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _handle(self, commands: list[Command], now_us: int) -> None:
         if self._restricted:
-            commands = [command for command in commands if self._may(command)]
+            commands = [command for command in commands if self._may(command, now_us)]
         if not commands:
             return
         try:
@@ -284,28 +313,32 @@ class Connection(asyncio.BufferedProtocol):
         except Exception:  # noqa: BLE001 - it is told, as above
             self._fault("what it said could not be carried out")
 
-    def _may(self, command: Command) -> bool:
-        """Whether the listener's settings allow it; says no where there is a way."""
-        listener = self._listener
-        if isinstance(command, words.Publish | words.Broadcast):
-            if listener.may_send and listener.allows(command.queue):
-                return True
-            self.log(
-                f"refused: this listener does not let send to queue {command.queue!r}", len(command.batch)
-            )
+    def _may(self, command: Command, now_us: int) -> bool:
+        """Whether its user, and the listener's settings, allow it; says no where there is a way."""
+        why = refusal(self._user, self._listener, command, now_us)
+        if not why:
+            return True
+        self._server.audit.refused(
+            {
+                "who": self.user,
+                "from": self.peer.rpartition(":")[0] or self.peer,
+                "door": self.protocol,
+                "act": "receive" if isinstance(command, words.Consume) else "send",
+                "queue": getattr(command, "queue", ""),
+                "result": "forbidden",
+            }
+        )
+        if isinstance(command, words.Consume):
+            self.log(why, 1)
+            self.decline(command.queue, command.dead)
+        elif isinstance(command, words.Publish | words.Broadcast):
+            self.log(why, len(command.batch))
             if isinstance(command, words.Publish):
                 if command.tickets is not None:
                     self.undelivered(command.tickets)
                 else:
                     self.refused(len(command.batch))
-            return False
-        if isinstance(command, words.Consume):
-            if listener.may_receive and listener.allows(command.queue):
-                return True
-            self.log(f"refused: this listener does not let consume from queue {command.queue!r}", 1)
-            self.decline(command.queue, command.dead)
-            return False
-        return True
+        return False
 
     def eof_received(self) -> bool:
         if self._rest:
@@ -469,6 +502,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def tick(self, now_us: int) -> None:
         """Once a second. While there is no room for what it has sent, nobody else sees its peer leave."""
+        if self._user is not None and self._user.is_over(now_us):
+            self.end_refused(now_us)
         self._left_ticks = self._left_ticks + 1 if self._holds & BY_BROKER and self._peer_has_closed() else 0
         if self._left_ticks >= LEFT_TICKS and self._attached:  # It may have had more to say meanwhile.
             try:

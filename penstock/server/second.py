@@ -27,8 +27,8 @@ from penstock import __version__
 from penstock.common.address import TcpAddress, UnixAddress, bind_unix
 from penstock.control.frames import Fields
 from penstock.server.control import Control
-from penstock.server.settings import HttpSettings, Settings, Token
-from penstock.server.tls import server_context
+from penstock.server.settings import HttpSettings, Settings, Token, UserSettings
+from penstock.server.tls import tls_files
 
 if TYPE_CHECKING:
     from penstock.server.server import Server
@@ -50,6 +50,7 @@ class SecondProcess:
         self._settings = settings
         self._http = http
         self._tokens = http.tokens
+        self._users = settings.users
         self._socket: socket.socket | None = None
         self._control: Control | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -61,7 +62,7 @@ class SecondProcess:
 
     async def listen(self) -> None:
         """Open the door; nobody answers yet."""
-        server_context(self._http)  # Wrong TLS files are told now, and not by a process that cannot start.
+        tls_files(self._http)  # Wrong TLS files are told now, and not by a process that cannot start.
         address = self._http.address
         try:
             listening = await self._bound(address)
@@ -70,10 +71,9 @@ class SecondProcess:
             raise OSError(error.errno, f"http listener {address}: {error.strerror}") from error
         self._socket = listening
 
-    @staticmethod
-    async def _bound(address: TcpAddress | UnixAddress) -> socket.socket:
+    async def _bound(self, address: TcpAddress | UnixAddress) -> socket.socket:
         if isinstance(address, UnixAddress):
-            return bind_unix(address.path)
+            return bind_unix(address.path, self._settings.socket_mode)
         found = await asyncio.get_running_loop().getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
@@ -220,24 +220,41 @@ class SecondProcess:
 
     # --- what it is told --------------------------------------------------------------------------
 
-    def set_tokens(self, tokens: tuple[Token, ...]) -> None:
-        """New tokens, from now on."""
-        self._tokens = tokens
+    def set_users(self, tokens: tuple[Token, ...], users: tuple[UserSettings, ...]) -> None:
+        """These, from now on."""
+        self._tokens, self._users = tokens, users
         if self._control is not None:
-            self._control.tell({"tokens": self._token_fields()})
+            self._control.tell(self._user_fields())
 
-    def _token_fields(self) -> list[Fields]:
-        return [{"name": it.name, "role": it.role, "token": it.token} for it in self._tokens]
+    def read_tls_again(self) -> None:
+        if self._control is not None:  # One that is only starting reads the files anyway.
+            self._control.tell({"tls": True})
+
+    def _user_fields(self) -> Fields:
+        return {
+            "tokens": [{"name": it.name, "role": it.role, "token": it.token} for it in self._tokens],
+            "users": [
+                {
+                    "name": it.user.name,
+                    "hashes": it.hashes,
+                    "grants": [{"queues": grant.queues, "may": grant.may.value} for grant in it.user.grants],
+                    "admin": it.user.is_admin,
+                    "expires_us": it.user.expires_us,
+                }
+                for it in self._users
+            ],
+        }
 
     def _hello(self) -> Fields:
-        http, limits = self._http, self._settings.limits
+        http, limits, audit = self._http, self._settings.limits, self._settings.audit_path
         return {
-            **{name: value for name, value in asdict(http).items() if name != "place"},
+            **asdict(http),
             "version": __version__,
             "data": os.path.abspath(self._settings.data),
             "cluster": None if isinstance(self._settings.engine, str) else self._settings.cluster.name,
             "address": str(self.address),
-            "tokens": self._token_fields(),
+            "audit": None if audit is None else os.path.abspath(audit),
+            **self._user_fields(),
             "log_level": self._settings.log_level,
             "log_format": self._settings.log_format,
             "durability": self._settings.durability,
@@ -245,6 +262,7 @@ class SecondProcess:
             "payload_bytes_max": limits.payload_bytes_max,
             "queue_name_bytes_max": limits.queue_name_bytes_max,
             "frame_seconds": limits.frame_seconds,
+            "handshake_seconds": limits.handshake_seconds,
         }
 
 

@@ -7,8 +7,8 @@
 
 A second signal stops at once: what was confirmed is safe, and everything unsettled comes again. So it does
 where a stop is not over `STOP_SECONDS` after its drain, whatever clients, the disk or a cluster do.
-SIGHUP reads the policies and the tokens again. When the log fails, the server says why and ends with 1:
-it could promise nothing any more.
+SIGHUP reads the policies, the tokens and the TLS files again. When the log fails, the server says why and
+ends with 1: it could promise nothing any more.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from dataclasses import replace
 from itertools import count as counter
 from operator import attrgetter
 
+from penstock import __version__
 from penstock.broker.broker import Broker
 from penstock.broker.home import Home
 from penstock.common.address import Address
@@ -37,6 +38,7 @@ from penstock.log.disk import RealDisk
 from penstock.log.errors import LogFailed
 from penstock.log.log import Log
 from penstock.server.accepting import Accepting
+from penstock.server.audit import Audit
 from penstock.server.backend import Backend
 from penstock.server.connection import Connection
 from penstock.server.control import Control
@@ -46,11 +48,13 @@ from penstock.server.rounds import TICK_SECONDS, Rounds
 from penstock.server.second import SecondProcess
 from penstock.server.settings import Limits, Listener, Settings
 from penstock.server.settings_read import reloadable_difference
-from penstock.server.tls import server_context
+from penstock.server.tls import tls_files
+from penstock.server.users import Users
 from penstock.server.wires import CONNECTIONS
 
 SLOW_TICKS = 20
 TRIM_TICKS = 200
+TLS_TICKS = 5 * SLOW_TICKS
 SWITCH_SECONDS = 0.0001
 """How long the loop may keep the interpreter from the writer's thread. While that waits, every socket that is
 read wakes it in vain, so that longer costs more: 0.5 ms took 10 % more time a message with 64 connections."""
@@ -88,6 +92,8 @@ class Server:
         self.settings = settings
         self._reload = reload
         self.limits: Limits = settings.limits
+        self.users = Users(settings.users)
+        self.audit = Audit(settings.audit_path)
         self.connection_buffer_bytes = settings.limits.connection_buffer_bytes
         self.journal = Journal()
         self.connections: set[Connection] = set()
@@ -184,6 +190,7 @@ class Server:
             self._garbage.start()
             print(self.ready_line(), flush=True)  # noqa: T201 - the contract with whoever started us
             log.info("ready", extra={"facts": self._backend.facts()})
+            self.audit.tell(door="process", act="start", version=__version__, pid=os.getpid())
             await self._done.wait()
         finally:
             self._garbage.stop()
@@ -192,13 +199,13 @@ class Server:
 
     async def _listen(self) -> None:
         for listener in self.settings.listeners:
-            context = server_context(listener)
+            tls = tls_files(listener)
 
             def connection(has_place: bool, listener: Listener = listener) -> Connection:
                 return CONNECTIONS[listener.protocol](self, listener, has_place)
 
             try:
-                accepting = Accepting(self, listener.address, connection, context)
+                accepting = Accepting(self, listener.address, connection, tls)
             except OSError as error:
                 raise OSError(
                     error.errno, f"{listener.protocol} listener {listener.address}: {error.strerror}"
@@ -279,6 +286,9 @@ class Server:
             self._done.set()
 
     def _asked_to_reload(self) -> None:
+        self._look_at_tls(asked=True)
+        if self.second is not None:
+            self.second.read_tls_again()
         if self._reload is None:
             return
         try:
@@ -289,12 +299,20 @@ class Server:
         reload = reloadable_difference(self.settings, settings)
         self.settings = replace(self.settings, policies=reload.policies)  # for brokers that are made later
         self.home.set_policies(reload.policies)
-        if self.second is not None and reload.tokens is not None:
-            self.second.set_tokens(reload.tokens)
-            log.info("tokens of the HTTP API read again: there are %d", len(reload.tokens))
-        log.info("policies read again")
+        self.users = Users(reload.users, self.users)
+        for connection in list(self.connections):
+            connection.identify()
+            connection.end_refused(self.now_us())
+        if self.second is not None:
+            self.second.set_users(reload.tokens, reload.users)
+        self.audit.tell(door="process", act="reload", users=len(reload.users), tokens=len(reload.tokens))
+        log.info("policies and users read again: %d users, %d tokens", len(reload.users), len(reload.tokens))
         if reload.others:
             log.warning("changed, but in force only after a restart: %s", ", ".join(reload.others))
+
+    def _look_at_tls(self, *, asked: bool = False) -> None:
+        for _, accepting in self._listening:
+            accepting.look_at_tls(asked=asked)
 
     def fail(self, error: LogFailed) -> None:
         """The log says that it is of no use any more."""
@@ -321,6 +339,8 @@ class Server:
         await asyncio.gather(self._last_words(), *stopping)
         await self._backend.close()
         self._closed = True
+        self.audit.tell(door="process", act="stop", result="failed" if self._exit else "done")
+        self.audit.close()
         self.journal.flush()
         log.info("stopped")
 
@@ -401,6 +421,8 @@ class Server:
             self._tell_of_the_disk()
             self._look_at_the_folder()
             self._tidy()
+            if self.ticks % TLS_TICKS == 0:
+                self._look_at_tls()
             left = (connection for connection in self.connections if connection.has_left)
             self._left = sorted(left, key=attrgetter("connected"))
             self._ticking = list(self.connections)

@@ -2,10 +2,12 @@
 
 import re
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from typing import Final
 
 from penstock.common.address import FORMS, AddressError, TcpAddress, parse_address
 from penstock.common.kinds import Fitting, Kind, WrongValue
+from penstock.common.tokens import check_hash
 
 OFF: Final = "off"
 LOG: Final = "log"
@@ -35,6 +37,21 @@ class Listen(Kind):
 
 
 @dataclass(frozen=True, slots=True)
+class Mode(Kind):
+    """Who may use a file, as `chmod` takes it; a number of TOML or YAML would be read as another one."""
+
+    metavar: str = "MODE"
+
+    def check(self, value: object) -> object:
+        if isinstance(value, str) and re.fullmatch("0?[0-7]{3}", value):
+            return int(value, 8)
+        raise self.refuse()
+
+    def wanted(self) -> str:
+        return 'three octal digits as chmod has them, as in "0660"'
+
+
+@dataclass(frozen=True, slots=True)
 class Secret(Kind):
     """A text that is worth as much as a password, and can stand in a header of HTTP as it is."""
 
@@ -48,6 +65,85 @@ class Secret(Kind):
 
     def wanted(self) -> str:
         return f"at least {SECRET_CHARACTERS_MIN} printable ASCII characters without blanks"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenHashes(Kind):
+    """Hashes of tokens: one, or a list, of which each counts while it is there."""
+
+    def hides(self, value: object) -> bool:
+        return True
+
+    def check(self, value: object) -> object:
+        hashes = value if isinstance(value, list) else [value]
+        try:
+            for hashed in hashes:
+                check_hash(str(hashed))
+        except ValueError:
+            raise self.refuse() from None
+        return tuple(hashes)
+
+    def wanted(self) -> str:
+        return "what `penstock token new NAME` prints, or a list of that"
+
+
+@dataclass(frozen=True, slots=True)
+class TextOrTexts(Kind):
+    """One text, or a list of some. For the file only."""
+
+    what: str
+
+    def check(self, value: object) -> object:
+        texts = value if isinstance(value, list) else [value]
+        if texts and all(isinstance(text, str) and text for text in texts):
+            return tuple(texts)
+        raise self.refuse()
+
+    def wanted(self) -> str:
+        return self.what
+
+
+@dataclass(frozen=True, slots=True)
+class Words(Kind):
+    """A list of some of a few words. For the file only."""
+
+    choices: tuple[str, ...]
+
+    def check(self, value: object) -> object:
+        if isinstance(value, list) and value and all(word in self.choices for word in value):
+            return tuple(value)
+        raise self.refuse()
+
+    def wanted(self) -> str:
+        return f"a list of some of {', '.join(self.choices)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Records(Kind):
+    """A list of tables, whose members are checked one by one elsewhere. For the file only."""
+
+    def check(self, value: object) -> object:
+        if isinstance(value, list) and value and all(isinstance(it, dict) for it in value):
+            return value
+        raise self.refuse()
+
+    def wanted(self) -> str:
+        return 'a list, as in [{queues = "orders.*", may = ["send", "read"]}]'
+
+
+@dataclass(frozen=True, slots=True)
+class Moment(Kind):
+    """A date, which begins in UTC, or a time with its zone; µs since the epoch. For the file only."""
+
+    def check(self, value: object) -> object:
+        if isinstance(value, date) and not isinstance(value, datetime):
+            value = datetime(value.year, value.month, value.day, tzinfo=UTC)
+        if isinstance(value, datetime) and value.tzinfo is not None:
+            return round(value.timestamp() * 1_000_000)
+        raise self.refuse()
+
+    def wanted(self) -> str:
+        return "a date, 2027-01-31, or a time with its zone, 2027-01-31T12:00:00Z, without quotes"
 
 
 LABEL: Final = Fitting("1 to 64 letters, digits and any of _ -", "[A-Za-z0-9_-]{1,64}", "NAME")

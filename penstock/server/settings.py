@@ -1,9 +1,9 @@
 """The settings of `penstock serve`: every name, kind, bound and default, in one table.
 
-`TABLE` holds what can be set in the file, in the environment and by a flag; `LISTENER_KEYS`, `HTTP_KEYS` and
-`TOKEN_KEYS` what only the file can say. All are data: `settings_read.py` reads the three sources by them,
-the command's help is made from them, and docs/settings.md is compared with them by a test. `Settings` is
-what comes out.
+`TABLE` holds what can be set in the file, in the environment and by a flag; `LISTENER_KEYS`, `HTTP_KEYS`,
+`TOKEN_KEYS` and `USER_KEYS` what only the file can say. All are data: `settings_read.py` reads the three
+sources by them, the command's help is made from them, and docs/settings.md is compared with them by a test.
+`Settings` is what comes out.
 
 Rules that always hold:
   * A setting has one name. `durability` in the file is `--durability` and `PENSTOCK_DURABILITY`;
@@ -17,17 +17,34 @@ Rules that always hold:
 How it fails: `SettingsError`, for all that is wrong with a setting, wherever that is found.
 """
 
+import os.path
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Final
 
 from penstock.common.address import Address, TcpAddress
 from penstock.common.given import FileKey
 from penstock.common.kinds import NAME, Kind, Seconds, Switch, Text, Texts, Whole, Word
+from penstock.log.disk import AUDIT
 from penstock.log.state import LogSettings
 from penstock.model.policy import Policies, door_of
-from penstock.server.setting_kinds import LABEL, LOG_NAME, Engine, Listen, Reach, Secret, Urls
+from penstock.model.rights import WORDS, User, matcher
+from penstock.server.setting_kinds import (
+    LABEL,
+    LOG_NAME,
+    OFF,
+    Engine,
+    Listen,
+    Mode,
+    Moment,
+    Reach,
+    Records,
+    Secret,
+    TextOrTexts,
+    TokenHashes,
+    Urls,
+    Words,
+)
 
 CONFIG_FLAG: Final = "--config"
 CONFIG_VARIABLE: Final = "PENSTOCK_CONFIG"
@@ -71,6 +88,7 @@ class Listener:
     mode: str = "both"  # "both", "send-only" or "receive-only"
     ttl_packet: str = "auto"  # PHPMQ only: "auto", "always" or "never"
     consume: str = "add"  # PHPMQ only: "add" or "replace"
+    user: str = ""  # whose rights its clients have who show no certificate of a user
     setting: str = ""  # what opened it: "sspq", "[[listener]] 2"
     place: str = field(default="", compare=False)  # where that stands: "penstock.toml, line 12"
 
@@ -83,12 +101,9 @@ class Listener:
         return self.mode != "send-only"
 
     def allows(self, queue: str) -> bool:
-        """Whether its clients may use `queue`; a door to dead letters is as open as the queue it leads to.
-
-        A pattern is read as those of `[queue."PATTERN"]` are: only `*` and `?` are special.
-        """
+        """Whether its clients may use `queue`; a door to dead letters is as open as the queue it leads to."""
         name, _ = door_of(queue)
-        return any(fnmatchcase(name, pattern.replace("[", "[[]")) for pattern in self.queues)
+        return any(matcher(pattern)(name) for pattern in self.queues)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +113,15 @@ class Token:
     name: str  # for people: in settings and log lines
     role: str  # one of ROLES
     token: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class UserSettings:
+    """Somebody, what it is known by, and what it may do."""
+
+    user: User
+    certificates: tuple[str, ...] = ()  # names in client certificates: the subject's, or alternative ones
+    hashes: tuple[str, ...] = field(default=(), repr=False)  # of its tokens
 
 
 _HTTP_ADDRESS: Final = TcpAddress("127.0.0.1", 9180)
@@ -132,14 +156,18 @@ class ClusterSettings:
     listen: TcpAddress = _RELAY_ADDRESS  # where other front-ends connect while this one leads
     advertise: TcpAddress | None = None  # where they reach that; None: where it really listens
     replicas: int = 3
-    credentials: str | None = None  # a .creds file, or one with the seed of an nkey
+    credentials: str | None = None  # a .creds file, or one with the seed of an nkey or USER:PASSWORD
     tls_ca: str | None = None  # files in PEM form; None: what the system trusts
     tls_certificate: str | None = None  # what this front-end shows to the NATS servers
     tls_key: str | None = None
+    relay_certificate: str | None = None  # what front-ends show to each other; None: one made of their key
+    relay_key: str | None = None
+    relay_ca: str | None = None
     monitor: tuple[str, ...] = ()  # http://HOST:PORT of the monitoring of every node
 
 
 _CLUSTER: Final = ClusterSettings()
+_AUDIT: Final = f"DATA/{AUDIT}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +182,22 @@ class Settings:
     drain_seconds: float
     log_level: str
     log_format: str
+    audit: str  # see `audit_path`
     limits: Limits
     log: LogSettings
     policies: Policies = field(compare=False)  # has no equality of its own
+    users: tuple[UserSettings, ...] = ()
     allow_unsafe_sync: bool = False
+    strict: bool = False
+    socket_mode: int = 0o600
     cluster: ClusterSettings = _CLUSTER  # means something only with an engine of URLs
+
+    @property
+    def audit_path(self) -> str | None:
+        """None: off."""
+        if self.audit == OFF:
+            return None
+        return os.path.join(self.data, AUDIT) if self.audit == _AUDIT else self.audit
 
 
 # --- The table -----------------------------------------------------------------------------
@@ -244,6 +283,13 @@ TABLE: Final[tuple[Setting, ...]] = (
         " confirmed",
         field="allow_unsafe_sync",
     ),
+    Setting(
+        "strict",
+        Switch(),
+        False,
+        "with NATS: do not start where strangers could read and change the log: warnings of that are errors",
+        field="strict",
+    ),
     Setting("sspq", Listen(), "127.0.0.1:8888", "where SSPQ clients connect"),
     Setting("sspq-queue", Text("the name of a queue", "NAME"), "default", "the queue that SSPQ clients use"),
     Setting("phpmq", Listen(), "127.0.0.1:9100", "where PHPMQ clients connect"),
@@ -254,6 +300,13 @@ TABLE: Final[tuple[Setting, ...]] = (
         str(_HTTP_ADDRESS),
         "where the HTTP API is, with metrics and health",
         field="http.address",
+    ),
+    Setting(
+        "socket-mode",
+        Mode(),
+        "0600",
+        "who may connect to the Unix sockets: the modes of their paths; who may write to one may connect",
+        field="socket_mode",
     ),
     Setting(
         "durability",
@@ -277,6 +330,13 @@ TABLE: Final[tuple[Setting, ...]] = (
         "info",
         "how much is told on standard error",
         field="log_level",
+    ),
+    Setting(
+        "audit",
+        Text("a file, or off", "FILE"),
+        _AUDIT,
+        "where it is written down who did what, and who was refused; off: nowhere",
+        field="audit",
     ),
     Setting("log-format", Word(("text", "json")), "text", "how it is told there", field="log_format"),
     _of("limits", "connections-max", Whole(1, 1_000_000), "connections at a time, of all listeners together"),
@@ -417,7 +477,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "cluster",
         "credentials",
         Text("a file", "FILE"),
-        "a NATS .creds file, or one with the seed of an nkey",
+        "a NATS .creds file, or one with the seed of an nkey or a line USER:PASSWORD",
     ),
     _of(
         "cluster",
@@ -427,6 +487,14 @@ TABLE: Final[tuple[Setting, ...]] = (
     ),
     _of("cluster", "tls-certificate", _PEM, "what this front-end shows to the nodes, where they ask for it"),
     _of("cluster", "tls-key", _PEM, "the certificate's private key, without a passphrase"),
+    _of(
+        "cluster",
+        "relay-certificate",
+        _PEM,
+        "what this front-end shows to the others; without it, one that follows from the cluster's own key",
+    ),
+    _of("cluster", "relay-key", _PEM, "the private key of that, without a passphrase"),
+    _of("cluster", "relay-ca", _PEM, "who signs the certificates of all front-ends"),
     _of(
         "cluster",
         "monitor",
@@ -472,6 +540,7 @@ LISTENER_KEYS: Final[tuple[ListenerKey, ...]] = (
         Word(("both", "send-only", "receive-only")),
         "whether its clients may send and receive, only send, or only receive",
     ),
+    ListenerKey("user", NAME, "whose rights clients have that show no certificate of a user"),
     ListenerKey(
         "ttl-packet",
         Word(("auto", "always", "never")),
@@ -499,3 +568,28 @@ TOKEN_KEYS: Final[tuple[FileKey, ...]] = (
     FileKey("token", Secret(), "what the caller shows; no two have the same", required=True),
 )
 """What a `[[http.tokens]]` can say."""
+
+GRANT_KEYS: Final[tuple[FileKey, ...]] = (
+    FileKey(
+        "queues",
+        TextOrTexts('a pattern of names, or a list of them, as in "orders.*"'),
+        "the queues, and their dead letters; `*` is any text, `?` any character",
+        required=True,
+    ),
+    FileKey("may", Words(tuple(WORDS)), "what is allowed with them", required=True),
+)
+"""What one of the `rights` of a `[[user]]` can say."""
+
+USER_KEYS: Final[tuple[FileKey, ...]] = (
+    FileKey("name", NAME, "shown in log lines and in the audit, and no two have the same", required=True),
+    FileKey(
+        "certificate",
+        TextOrTexts("a name in a certificate, or a list of names"),
+        "clients whose certificate has it, as the subject's common name or an alternative one, are this user",
+    ),
+    FileKey("token-hash", TokenHashes(), "of its token, as `penstock token new` prints it, or of several"),
+    FileKey("expires", Moment(), "from then on it may do nothing"),
+    FileKey("rights", Records(), "what it may do, each with `queues` and `may`"),
+    FileKey("admin", Switch(), "it may do everything, with every queue"),
+)
+"""What a `[[user]]` can say."""

@@ -19,6 +19,7 @@ from penstock.server.setting_kinds import EVERY_NETWORK, LOG
 from penstock.server.settings import ClusterSettings, Settings
 
 _TLS: Final = ("tls-certificate", "tls-key")
+_RELAY: Final = ("relay-certificate", "relay-key", "relay-ca")
 
 
 def cluster_settings(given: Mapping[str, Given], values: Mapping[str, Any]) -> ClusterSettings:
@@ -28,6 +29,11 @@ def cluster_settings(given: Mapping[str, Given], values: Mapping[str, Any]) -> C
         return settings
     tls = {name: given[f"[cluster] {name}"] for name in _TLS}
     check_tls({name: it for name, it in tls.items() if it.value is not None})
+    relay = {name: given[f"[cluster] {name}"] for name in _RELAY}
+    lacking = [name for name, it in relay.items() if it.value is None]
+    if 0 < len(lacking) < len(_RELAY):
+        named = next(it for it in relay.values() if it.value is not None)
+        raise named.spot.wrong(f"it needs {' and '.join(lacking)} beside it; add that")
     if settings.listen.host in EVERY_NETWORK and settings.advertise is None:
         raise given["[cluster] listen"].spot.wrong(
             f"{settings.listen} does not say where other front-ends reach this one;"

@@ -9,31 +9,34 @@ Rules that always hold:
 How it fails: `SettingsError`, at the line of what is to blame.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from penstock.common.address import TcpAddress, is_loopback
 from penstock.common.given import File, Given, check_tls, read_section, sections_of
-from penstock.server.settings import TOKEN_KEYS, HttpSettings, Settings, Token
+from penstock.server.settings import TOKEN_KEYS, HttpSettings, Settings, Token, UserSettings
 
 _TLS = ("tls-certificate", "tls-key")
 
 
 def http_settings(
-    given: Mapping[str, Given], numbers: Mapping[str, int], file: File | None
+    given: Mapping[str, Given],
+    numbers: Mapping[str, int],
+    file: File | None,
+    tokens: tuple[Token, ...],
+    users: Iterable[UserSettings],
 ) -> HttpSettings | None:
     """What the settings (by label) and the file add up to; None where the API is off."""
-    tokens = tuple(_tokens(file)) if file is not None else ()
     tls = {name: given[f"[http] {name}"] for name in _TLS if f"[http] {name}" in given}
     check_tls(tls)
     address, spot = given["http"]
     if address is None:
         return None
-    if not tokens and not is_loopback(address):
+    if not is_closed(tokens, users) and not is_loopback(address):
         form = ", with this as address under [http]" if spot.keys == ("http",) else ""
         port = address.port if isinstance(address, TcpAddress) else 0
         raise spot.wrong(
             f"{address} can be reached by others, and there is no token to keep them out;"
-            f" add [[http.tokens]]{form}, or use 127.0.0.1:{port}"
+            f" add a [[user]] with one (penstock token new NAME){form}, or use 127.0.0.1:{port}"
         )
     return HttpSettings(
         address=address,
@@ -43,6 +46,15 @@ def http_settings(
         **numbers,
         place=file.path if file is not None else "",
     )
+
+
+def is_closed(tokens: tuple[Token, ...], users: Iterable[UserSettings]) -> bool:
+    """Whether callers are asked for a token."""
+    return bool(tokens) or any(it.hashes for it in users)
+
+
+def tokens_in_file(file: File | None) -> tuple[Token, ...]:
+    return tuple(_tokens(file)) if file is not None else ()
 
 
 def _tokens(file: File) -> Iterator[Token]:
@@ -57,20 +69,24 @@ def _tokens(file: File) -> Iterator[Token]:
         yield Token(**{name: it.value for name, it in given.items()})
 
 
-def tokens_after_reload(old: HttpSettings | None, new: HttpSettings | None) -> tuple[Token, ...] | None:
-    """The tokens that a door opened by `old` goes by after a reload; None: those in force stay.
+def may_reload(old: HttpSettings | None, new: Settings) -> bool:
+    """Whether a door opened by `old` goes by the new tokens and users; else those in force stay.
 
-    They stay where the new settings close the door, and where they have no tokens for a door that others can
-    reach: it keeps its address until a restart, and must not be open to everybody until then.
+    They stay where the new settings have no tokens for a door that others can reach: it keeps its address
+    until a restart, and must not be open to everybody until then.
     """
-    if old is None or new is None or (not new.tokens and not is_loopback(old.address)):
-        return None
-    return new.tokens
+    tokens = new.http.tokens if new.http is not None else ()
+    return old is None or is_loopback(old.address) or is_closed(tokens, new.users)
 
 
 def warnings(settings: Settings) -> list[str]:
     """What is allowed, but should be known to whoever starts a broker with these settings."""
     http = settings.http
+    if http is not None and settings.users and not is_closed(http.tokens, settings.users):
+        return [
+            f"http: whoever reaches {http.address} may do everything there, whatever rights users have, as "
+            "none has a token; give one to each who needs it (penstock token new NAME), or switch http off"
+        ]
     if http is None or http.tls_certificate is not None or is_loopback(http.address):
         return []
     return [

@@ -52,15 +52,17 @@ from penstock.server.settings import (
     Setting,
     Settings,
     Token,
+    UserSettings,
 )
 from penstock.server.settings_cluster import cluster_settings
-from penstock.server.settings_http import http_settings, tokens_after_reload
+from penstock.server.settings_http import http_settings, may_reload, tokens_in_file
+from penstock.server.settings_users import check_known, users_in_file
 
 _PREFIX: Final = "PENSTOCK_"
 _NOT_SETTINGS: Final = re.compile(
     "PENSTOCK_("
     "CONFIG"  # names the file
-    "|TOKEN|URL"  # of the other commands
+    "|TOKEN|TOKEN_FILE|URL"  # of the other commands
     "|TEST_.*"  # of our own tests
     # What Kubernetes and Docker tell every container about a service whose name begins with `penstock`.
     "|(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
@@ -68,7 +70,7 @@ _NOT_SETTINGS: Final = re.compile(
 )
 """Variables that begin like a setting and are none."""
 
-_FILE_ONLY: Final = {"listener": "[[listener]]", "queue": '[queue."PATTERN"]'}
+_FILE_ONLY: Final = {"listener": "[[listener]]", "queue": '[queue."PATTERN"]', "user": "[[user]]"}
 _TOKENS: Final = "[[http.tokens]]"
 _FILE_ONLY_HTTP: Final = {
     "HTTP_TOKENS": f"{_TOKENS} in the file",
@@ -286,7 +288,10 @@ def load(args: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
     log |= {name: values["http"].pop(name) for name in ("stage_seconds", "stages_bytes_max")}
     limits = Limits(**values["limits"])
     listeners = _listeners(given, file, limits)
-    http = http_settings(given, values["http"], file)
+    tokens = tokens_in_file(file)
+    users = users_in_file(file, tokens)
+    check_known(users, listeners)
+    http = http_settings(given, values["http"], file, tokens, users)
     doors = [(listener.setting, listener.address, spot) for listener, spot in listeners]
     if http is not None:
         doors.append(("http", http.address, given["http"].spot))
@@ -299,6 +304,8 @@ def load(args: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
         data=top["data"],
         engine=top["engine"],
         allow_unsafe_sync=top["allow_unsafe_sync"],
+        strict=top["strict"],
+        socket_mode=top["socket_mode"],
         cluster=cluster,
         listeners=tuple(listener for listener, _ in listeners),
         http=http,
@@ -306,9 +313,11 @@ def load(args: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
         drain_seconds=top["drain_seconds"],
         log_level=top["log_level"],
         log_format=top["log_format"],
+        audit=top["audit"],
         limits=limits,
         log=LogSettings(**log),
         policies=_policies(file, QueuePolicy(durability=top["durability"])),
+        users=users,
     )
 
 
@@ -355,7 +364,8 @@ class Reload:
     """What became of settings that were read again."""
 
     policies: Policies  # in force from now on
-    tokens: tuple[Token, ...] | None  # of the HTTP API, from now on; None: those in force stay
+    users: tuple[UserSettings, ...]  # likewise
+    tokens: tuple[Token, ...]  # of the HTTP API, likewise
     others: list[str]  # settings that have changed, but need a restart
 
 
@@ -373,10 +383,11 @@ def reloadable_difference(old: Settings, new: Settings) -> Reload:
             value_of = attrgetter(key.replace("-", "_"))
             if value_of(old.http) != value_of(new.http):
                 names.append(f"[http] {key}")
-    tokens = tokens_after_reload(old.http, new.http)
-    if tokens is None and old.http is not None and new.http is not None:
+    tokens = old.http.tokens if old.http is not None else ()
+    if not may_reload(old.http, new):
         names.append(_TOKENS)
-    return Reload(new.policies, tokens, names)
+        return Reload(new.policies, old.users, tokens, names)
+    return Reload(new.policies, new.users, new.http.tokens if new.http is not None else tokens, names)
 
 
 def _needs_restart(setting: Setting, old: Settings, new: Settings) -> bool:

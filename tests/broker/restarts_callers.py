@@ -70,7 +70,15 @@ class Callers:
         wait_us = rng.choice((0, 0, SECOND_US, 5 * SECOND_US))
         try:
             run.broker.taking.take(
-                call.number, call.name, 0.0, Consume(queue, most, dead), wait_us, lease_us, run.now_us, done
+                call.number,
+                call.name,
+                "",
+                0.0,
+                Consume(queue, most, dead),
+                wait_us,
+                lease_us,
+                run.now_us,
+                done,
             )
         except LogRefused as error:
             del self.waiting[call.name]
@@ -78,10 +86,11 @@ class Callers:
 
     def answer(self, call: Call, ends_us: int, slices: list[Slice]) -> None:
         assert self.waiting.pop(call.name, None) is call, f"{call.name} is answered, and did not wait"
-        queue, _ = call.door
+        queue, dead = call.door
         taken = sum(map(len, slices))
         assert taken <= call.most, f"{call.name} gets {taken} for {call.most}"
         leased = self.leased.setdefault(call.door, {})
+        elsewhere = self.leased.get((queue, not dead), {})  # It may have died since, or come back.
         self.run.delivered[queue] += taken
         for piece in slices:
             for i, payload in enumerate(piece.messages(), piece.lo):
@@ -89,7 +98,7 @@ class Callers:
                 assert message.queue == queue, f"{message} came out of {queue!r}"
                 offset = piece.first_offset + i
                 attempts = 1 + (piece.attempts[i] if piece.attempts is not None else 0)
-                before = leased.get(offset)
+                before = elsewhere.pop(offset, None) or leased.get(offset)
                 assert before is None or before.ends_us <= self.run.now_us, f"{message} is leased twice"
                 leased[offset] = Leased(call, message, piece.origin, attempts, ends_us)
                 message.may_end |= queue == "off"

@@ -70,6 +70,7 @@ class Desk(House):
         self.taking.take(
             call.number,
             caller,
+            "",
             0.0,
             Consume(queue, most, dead),
             round(wait * SECOND),

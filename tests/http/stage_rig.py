@@ -22,6 +22,7 @@ from penstock.log.log import Log
 from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.policy import Policies
+from penstock.server.audit import Audit
 from penstock.server.calls import CALLS, Context, refusal_of
 from penstock.server.memory import Account
 from tests.log.inline import InlineWorker
@@ -70,6 +71,7 @@ class Rig:
         self.folder = folder
         self.started = time.monotonic()
         self.memory = Account(1 << 20)
+        self.audit = Audit(None)
         self.now = time.time_ns() // 1000
         self.moments = Moments()
         self.calls: Counter[str] = Counter()

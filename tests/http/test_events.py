@@ -17,6 +17,7 @@ from penstock.client import PhpmqClient
 from penstock.http.problems import Problem
 from penstock.http.watching import events
 from penstock.http.watching.mirror import Mirror
+from penstock.model.rights import EVERYBODY, User
 from tests.http.api import Api
 from tests.http.conftest import StartBroker
 from tests.http.test_mirror import Broker as FakeBroker
@@ -261,13 +262,18 @@ class Peer:
             self.spoken.set()
 
 
+def everybody() -> User:
+    return EVERYBODY
+
+
 async def stream_to(peer: Peer, mirror: Mirror, stopping: asyncio.Event) -> None:
     async with asyncio.timeout(10):
-        await events.EventStream(mirror, stopping)({"type": "http"}, peer.receive, peer.send)
+        await events.EventStream(mirror, stopping, everybody)({"type": "http"}, peer.receive, peer.send)
 
 
 def test_a_ping_when_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "PING_SECONDS", 0.01)
+    monkeypatch.setattr(events, "SPACING_SECONDS", 0.01)
 
     async def main() -> None:
         peer, mirror = Peer(), Mirror(FakeBroker())
@@ -286,6 +292,7 @@ def test_who_takes_nothing_for_long_loses_its_place(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(events, "STALL_SECONDS", 0.01)
     monkeypatch.setattr(events, "LAST_WORDS_SECONDS", 0.01)
     monkeypatch.setattr(events, "PING_SECONDS", 0.01)
+    monkeypatch.setattr(events, "SPACING_SECONDS", 0.01)
 
     async def main() -> None:
         peer, mirror = Peer(), Mirror(FakeBroker())
@@ -317,9 +324,9 @@ def test_a_stop_does_not_wait_for_who_does_not_read(monkeypatch: pytest.MonkeyPa
 def test_one_too_many_changes_nothing() -> None:
     async def main() -> None:
         mirror = Mirror(FakeBroker())
-        kept = [events.EventStream(mirror, asyncio.Event()) for _ in range(events.SUBSCRIBERS_MAX)]
+        kept = [events.EventStream(mirror, asyncio.Event(), everybody) for _ in range(events.SUBSCRIBERS_MAX)]
         with pytest.raises(Problem, match="listen to events already"):
-            events.EventStream(mirror, asyncio.Event())
+            events.EventStream(mirror, asyncio.Event(), everybody)
         assert mirror.subscriber_count == len(kept)
 
     asyncio.run(main())

@@ -33,6 +33,7 @@ def test_a_reader_is_shown_with_its_lag(api: Api) -> None:
     assert without_lease(reader) == {
         "name": "lag",
         "view": "messages",
+        "hidden": 0,
         "queues": [
             {"queue": "lag-a", "position": 1, "end": 3, "lag": 2, "lag_bytes": 5, "capped": False},
             {"queue": "lag-b", "position": 1, "end": 1, "lag": 0, "lag_bytes": 0, "capped": False},

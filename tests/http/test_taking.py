@@ -277,6 +277,26 @@ def test_many_who_come_and_go_lose_nothing(broker: BrokerProcess, api: Api) -> N
     assert dead == 0
 
 
+def test_who_ends_its_half_and_reads_on_knows_what_it_has(broker: BrokerProcess, api: Api) -> None:
+    """It does so at about the moment in which there is something: it is sent that, or nobody holds it."""
+    request = b"POST /v1/queues/half/take?wait=5 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with ThreadPoolExecutor(1) as pool, Api(broker.ports["http"]) as other:
+        for number in range(45):
+            with Wire(("127.0.0.1", broker.ports["http"])) as wire:
+                wire.say(request)
+                until(lambda: takers(api, "half") != [], "somebody to wait")
+                sending = pool.submit(other.send, "half", b"x")
+                threading.Event().wait(number % 15 / 3000)  # sooner and later than the answer
+                wire.socket.shutdown(socket.SHUT_WR)
+                answer = b"".join(iter(wire.some, b""))
+                sending.result()
+            if b'"offset"' in answer:
+                messages = json.loads(answer.partition(b"\r\n\r\n")[2])["messages"]
+            else:
+                messages = take(api, "half", wait=WAIT_SECONDS)
+            assert settle(api, "half", ack=ids(messages)) == done(ack=1), number
+
+
 def test_callers_through_a_socket_of_the_machine(start_broker: StartBroker, tmp_path: Path) -> None:
     """They have no address, and yet each is one."""
     start_broker("--http", f"unix:{tmp_path / 'http'}")
@@ -373,6 +393,60 @@ def test_many_verdicts_in_one_call(api: Api) -> None:
     ]
     assert settle(api, "verdicts", ack=[eight, *ids(again), *ids(letters)]) == done(ack=5)
     assert counts(api, "verdicts") == (0, 0, 0)
+
+
+def test_verdicts_come_along_with_the_next_take(broker: BrokerProcess, api: Api) -> None:
+    for value in (b"1", b"2", b"3"):
+        api.send("along", value)
+    (first,) = take(api, "along")
+    answer = api.post(path_of("along", "take"), {"requeue": [first["id"]]})
+    assert (values(answer["messages"]), answer["settled"]) == (["2"], done(requeue=1))
+    answer = api.post(path_of("along", "take"), {"ack": ids(answer["messages"])}, max=10)
+    assert (values(answer["messages"]), answer["settled"]) == (["3", "1"], done(ack=1))
+    answer = api.post(path_of("along", "take"), {"ack": [first["id"]], "reject": ids(answer["messages"][:1])})
+    assert answer == {"messages": [], "settled": done(ack=1, reject=1)}
+    assert api.post(path_of("along", "take"), {}) == {"messages": []}
+    assert counts(api, "along") == (0, 0, 1)
+
+
+def test_verdicts_that_come_along_are_carried_out_though_nobody_waits_any_more(
+    broker: BrokerProcess, api: Api
+) -> None:
+    api.send("waits", b"1")
+    (message,) = take(api, "waits")
+    with Wire(("127.0.0.1", broker.ports["http"])) as wire:
+        body = json.dumps({"ack": [message["id"]]}).encode()
+        head = f"POST {path_of('waits', 'take')}?wait=30 HTTP/1.1\r\nHost: localhost\r\n"
+        wire.say(head.encode() + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        until(lambda: counts(api, "waits") == (0, 0, 0), "the verdict, while its sender waits for more")
+        until(lambda: takers(api, "waits") != [], "it to wait")
+    until(lambda: takers(api, "waits") == [], "it to be gone")
+    assert settle(api, "waits", ack=[message["id"]]) == done([message["id"]])
+
+
+def test_verdicts_that_come_along_are_told_of_while_the_broker_stops(start_broker: StartBroker) -> None:
+    broker = start_broker("--drain-seconds", str(WAIT_SECONDS))
+    with Api(broker.ports["http"]) as api, Api(broker.ports["http"]) as other:
+        api.send("q", b"x")
+        api.send("q", b"y")
+        (message,) = take(api, "q")
+        broker.signal(signal.SIGTERM)
+        until(lambda: other.ask("POST", path_of("q", "take")).status == 503, "the broker to drain")
+        answer = api.post(path_of("q", "take"), {"ack": [message["id"]]})
+        assert answer == {"messages": [], "settled": done(ack=1)}
+    assert broker.wait() == 0
+
+
+def test_where_verdicts_are_wrong_nothing_is_taken(api: Api) -> None:
+    api.send("wrong", b"1")
+    api.send("wrong", b"2")
+    (message,) = take(api, "wrong")
+    reply = api.ask("POST", path_of("wrong", "take"), {"ack": [message["id"], "4711"]})
+    assert (reply.status, reply.problem) == (400, "bad-request")
+    reply = api.ask("POST", path_of("wrong", "take"), {"ack": [message["id"]]}, headers={"Accept": NDJSON})
+    assert (reply.status, reply.problem) == (400, "bad-request")
+    assert "settle before you take" in reply.json["detail"]
+    assert counts(api, "wrong") == (1, 1, 0)
 
 
 def test_somebody_else_settles(broker: BrokerProcess, api: Api) -> None:

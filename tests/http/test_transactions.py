@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from penstock.client import PhpmqClient
+from penstock.http.api.transactions import STAGES_MAX as STAGES_NAMED_MAX
 from penstock.log.keys import TRANSACTIONS_MAX
 from penstock.log.log import open_log
 from penstock.log.reader import LogReader
@@ -25,6 +26,7 @@ from penstock.model.batch import Batch
 from tests.http.api import NDJSON, Api, Reply
 from tests.http.conftest import StartBroker
 from tests.http.morgue import bodies_left, reject, take
+from tests.seeds import SEED, SEEDED
 from tests.server.harness import ROOT, WAIT_SECONDS, BrokerProcess, until
 
 LINE_BYTES = 60_000
@@ -147,19 +149,15 @@ def test_of_two_writers_with_one_key_the_second_hears_of_what_is_dropped(start_b
     assert stored(broker, "two") == ["a1", "a2"]
 
 
-@pytest.mark.parametrize(
-    ("queue", "values"),
-    [
-        ("reused", ("b1", "a3")),
-        ("reused", ("a1", "b2", "")),
-        ("reused", ("a2", "b1")),
-        ("elsewhere", ("a1", "b2")),
-    ],
-    ids=["payload", "rows", "exchanged", "queue"],
-)
-def test_a_key_that_is_used_again_for_something_else(
-    start_broker: StartBroker, queue: str, values: tuple[str, ...]
-) -> None:
+OTHERS = {
+    "payload": ("reused", ("b1", "a3")),
+    "rows": ("reused", ("a1", "b2", "")),
+    "exchanged": ("reused", ("a2", "b1")),
+    "queue": ("elsewhere", ("a1", "b2")),
+}
+
+
+def test_a_key_that_is_used_again_for_something_else(start_broker: StartBroker) -> None:
     """Also after a restart from the log, and from a snapshot."""
     broker = start_broker()
     with Api(broker.ports["http"]) as api:
@@ -169,17 +167,18 @@ def test_a_key_that_is_used_again_for_something_else(
         if not broker.running:
             broker.start()
         with Api(broker.ports["http"]) as api:
-            reply = commit(api, "key", stage(api, "key", queue, *values))
-            assert (reply.status, reply.problem) == (409, "key-reused")
-            assert reply.json["detail"] == (
-                "transaction 'key' was committed for other messages (2 in 'reused' from offset 0 on) than "
-                f"are staged now ({len(values)} for {queue!r}), of which none is stored; use a new key for "
-                "what is new"
-            )
-            assert reply.json["stored"] == [{"queue": "reused", "offset_start": 0, "offset_end": 2}]
-            assert reply.json["asked"] == [{"queue": queue, "count": len(values)}]
-            assert api.ask("DELETE", "/v1/transactions/key").json["state"] == "committed"
-            assert committed(api, "key", stage(api, "key", "reused", "b2", "a1"))["repeated"] is True
+            for what, (queue, values) in OTHERS.items():
+                reply = commit(api, "key", stage(api, "key", queue, *values))
+                assert (reply.status, reply.problem) == (409, "key-reused"), what
+                assert reply.json["detail"] == (
+                    "transaction 'key' was committed for other messages (2 in 'reused' from offset 0 on) "
+                    f"than are staged now ({len(values)} for {queue!r}), of which none is stored; use a new "
+                    "key for what is new"
+                )
+                assert reply.json["stored"] == [{"queue": "reused", "offset_start": 0, "offset_end": 2}]
+                assert reply.json["asked"] == [{"queue": queue, "count": len(values)}]
+                assert api.ask("DELETE", "/v1/transactions/key").json["state"] == "committed"
+                assert committed(api, "key", stage(api, "key", "reused", "b2", "a1"))["repeated"] is True
     assert stored(broker, "reused") == ["a1", "b2"]
 
 
@@ -247,6 +246,20 @@ def test_a_transaction_without_stages_is_one(api: Api) -> None:
     assert committed(api, "empty")["stored"] == []
     assert committed(api, "empty")["repeated"] is True
     assert api.get("/v1/transactions/empty")["state"] == "committed"
+
+
+def test_so_many_stages_and_each_once(api: Api) -> None:
+    known = stage(api, "many", "many", "x")
+    others = [f"{number:0{len(known)}x}" for number in range(STAGES_NAMED_MAX)]
+    assert commit(api, "many", *others).problem == "stage-not-found"
+    for stages, detail in (
+        ((*others, known), f"a list of 0 to {STAGES_NAMED_MAX} items"),
+        ((known, known), "an item is there twice; name each once"),
+    ):
+        reply = commit(api, "many", *stages)
+        assert (reply.status, reply.problem) == (400, "bad-request"), reply
+        assert detail in reply.json["detail"]
+    assert committed(api, "many", known)["stored"][0]["offset_end"] == 1
 
 
 def test_abort(api: Api, broker: BrokerProcess) -> None:
@@ -407,7 +420,7 @@ def test_killed_between_stage_and_commit(start_broker: StartBroker, who: str) ->
     assert stored(broker, "orders") == ["one", "two"]
 
 
-ROUNDS = 6
+ROUNDS = 6 if SEEDED else 3
 
 
 class Caller:
@@ -443,7 +456,7 @@ class Caller:
 @pytest.mark.parametrize("who", ["first", "second", "both"])
 def test_killed_at_any_moment_of_large_commits(start_broker: StartBroker, who: str) -> None:
     """Seeded, so that the moments are many; what is stored is what was committed, in whichever round."""
-    rng = random.Random(f"large commits, {who}")
+    rng = random.Random(f"{SEED}large commits, {who}")
     broker = start_broker()
     wanted: Counter[str] = Counter()
     for round_ in range(ROUNDS):
@@ -479,7 +492,7 @@ def test_killed_at_any_moment_of_large_commits(start_broker: StartBroker, who: s
 @pytest.mark.parametrize("who", ["first", "second"])
 def test_killed_at_any_moment_of_staging(start_broker: StartBroker, who: str) -> None:
     """What was confirmed is there, what was not is not, and nobody sees either."""
-    rng = random.Random(f"staging, {who}")
+    rng = random.Random(f"{SEED}staging, {who}")
     broker = start_broker()
     confirmed: list[str] = []
     attempts = 0

@@ -204,7 +204,7 @@ def test_without_the_right_token(
 ) -> None:
     assert main(["report", "--url", url_of(live), "--token", "wrong"]) == 1
     err = capsys.readouterr().err
-    assert err.endswith("(--token, or PENSTOCK_TOKEN)\n")
+    assert err.endswith("(--token-file, or PENSTOCK_TOKEN)\n")
     assert err.count("\n") == 1
 
 

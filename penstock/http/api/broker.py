@@ -16,10 +16,11 @@ from penstock.http.api.readers import ask_readers
 from penstock.http.app import Call, answer_json, answer_list
 from penstock.http.link import CallRefused, Link
 from penstock.http.problems import Problem
-from penstock.http.route import Role, Route
+from penstock.http.route import Route
 from penstock.http.watching import events
 from penstock.http.watching.metrics import CONTENT_TYPE, Scrape, render
 from penstock.log.info import SYNC_BOUNDS_SECONDS
+from penstock.model.rights import Right
 
 INSTALL_DASHBOARD: Final = "For a dashboard here: pip install 'penstock[dashboard]', and restart the broker"
 READY_SECONDS_MAX: Final = 2.0
@@ -68,12 +69,16 @@ SCHEMAS: Final = {
             "name": schema.said(schema.STRING, "Its name in the log and in the events."),
             "protocol": schema.words("sspq", "phpmq", "rq", "http"),
             "peer": schema.said(schema.STRING, "Where it comes from."),
+            "user": schema.said(schema.STRING, "Who it is; empty: nobody in particular."),
             "connected_seconds": schema.POSITIVE,
             "consumes": schema.said(
                 schema.list_of(schema.object_of({"queue": schema.STRING, "dead": schema.BOOLEAN})),
                 "What it has asked for; dead: the dead letters of that queue.",
             ),
-            "held": schema.said(schema.COUNT, "Messages that it has and has not settled."),
+            "held": schema.said(
+                schema.or_null(schema.COUNT),
+                "Messages that it has and has not settled; null: also of queues that who asks may not read.",
+            ),
             "blocked": schema.said(schema.BOOLEAN, "It does not read what is sent to it."),
             "held_back": schema.said(schema.BOOLEAN, "What it sends has to wait for room."),
         }
@@ -203,16 +208,32 @@ def _not_ready(reason: str) -> Problem:
 async def get_engine(call: Call) -> Response:
     engine, _ = await call.site.link.call("engine")
     fields = {name: engine[name] for name in SCHEMAS["Engine"]["properties"]}
+    # What one has no business with is not named.
+    fields["listeners"] = [
+        it for it in fields["listeners"] if not it["queue"] or call.user.rights(it["queue"])
+    ]
     sync = {name: engine["sync"][name] for name in SCHEMAS["Engine"]["properties"]["sync"]["properties"]}
     sync["buckets"] = [
         {"seconds_max": bound, "count": count}
         for bound, count in zip((*SYNC_BOUNDS_SECONDS, None), sync["buckets"], strict=True)
     ]
+    if not call.user.may(Right.READ):  # These say names of queues.
+        fields["damage"] = ["who may read every queue is told where"] * len(fields["damage"])
+        for listener in fields["listeners"]:
+            if listener["queue"] is not None and not call.user.rights(listener["queue"]):
+                listener["queue"] = None
     return answer_json({**fields, "data": call.site.data, "sync": sync})
 
 
 async def get_connections(call: Call) -> Response:
-    return await answer_list("connections", await _connections(call.site.link))
+    found = await _connections(call.site.link)
+    if not call.user.may(Right.READ):
+        for row in found:
+            seen = [it for it in row["consumes"] if call.user.may(Right.READ, it["queue"])]
+            if len(seen) < len(row["consumes"]):
+                row["consumes"], row["held"] = seen, None
+        found = [row for row in found if row["consumes"]]
+    return await answer_list("connections", found)
 
 
 async def _connections(link: Link) -> list[Fields]:
@@ -226,16 +247,16 @@ async def _connections(link: Link) -> list[Fields]:
 
 
 async def get_events(call: Call) -> Response:
-    return events.EventStream(call.site.mirror, call.site.stopping)
+    return events.EventStream(call.site.mirror, call.site.stopping, lambda: call.user_now)
 
 
 async def get_metrics(call: Call) -> Response:
     site = call.site
     await site.mirror.refresh()
     engine, _ = await site.link.call("engine")
-    readers = await ask_readers(site)
+    readers = await ask_readers(site, call.user)
     scrape = Scrape(
-        rows=list(site.mirror.rows.values()),
+        rows=[site.mirror.rows[name] for name in call.user.visible(site.mirror.rows)],
         now_us=site.mirror.now_us(),
         queues_max=site.hello["metrics_queues_max"],
         version=__version__,
@@ -257,7 +278,7 @@ ROUTES: Final = (
     Route(
         "GET /",
         get_root,
-        Role.ANYONE,
+        Right.NONE,
         "What this is, in a line.",
         schema.STRING,
         answer_media=_TEXT,
@@ -265,14 +286,14 @@ ROUTES: Final = (
     Route(
         "GET /healthz",
         get_healthz,
-        Role.ANYONE,
+        Right.NONE,
         "Whether this process answers.",
         schema.object_of({"status": schema.words("ok")}),
     ),
     Route(
         "GET /readyz",
         get_readyz,
-        Role.ANYONE,
+        Right.NONE,
         "Whether the broker may be given traffic; the problem says why not.",
         schema.object_of(
             {
@@ -290,7 +311,7 @@ ROUTES: Final = (
     Route(
         "GET /metrics",
         get_metrics,
-        Role.READ,
+        Right.READ,
         "What the broker counts and measures, for Prometheus.",
         schema.STRING,
         answer_media=_TEXT,
@@ -298,21 +319,21 @@ ROUTES: Final = (
     Route(
         "GET /v1/engine",
         get_engine,
-        Role.READ,
+        Right.READ,
         "Where messages live: disk, log, syncs, damage.",
         schema.ref("Engine"),
     ),
     Route(
         "GET /v1/connections",
         get_connections,
-        Role.READ,
+        Right.READ,
         "Everybody who is connected over SSPQ, PHPMQ or RQ.",
         schema.object_of({"connections": schema.list_of(schema.ref("Connection"))}),
     ),
     Route(
         "GET /v1/events",
         get_events,
-        Role.READ,
+        Right.READ,
         'Queues as they change, as server-sent events `queues` with {"queues": […]}: first all of them, then '
         "those that have changed, about once a second.",
         None,

@@ -35,11 +35,12 @@ from penstock.http.link import CALL_SECONDS
 from penstock.http.problems import Problem
 from penstock.http.reading.looking import Runs, ask_states
 from penstock.http.reading.pool import Stream
-from penstock.http.route import IDENTITY, QUEUE, Param, Role, Route
+from penstock.http.route import IDENTITY, QUEUE, Param, Route
 from penstock.http.site import Site
 from penstock.log.errors import LogDamaged, QueueDeleted
 from penstock.log.reader import LogReader, OffsetsMissing, ReaderQueue
 from penstock.log.tables import VIEWS, columns_of
+from penstock.model.rights import Right
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -132,7 +133,7 @@ async def get_log(call: Call) -> Response:
         await stream.aclose()
         raise
     assert isinstance(served, Range)
-    return LogResponse(stream, served, f"{wanted.view} of {wanted.queue!r}")
+    return LogResponse(stream, served, f"{wanted.view} of {wanted.queue!r}", call.check_still)
 
 
 def _columns(view: str, names: list[str] | None) -> tuple[str, ...]:
@@ -281,13 +282,16 @@ class LogResponse(Response):
 
     media_type = ARROW_MEDIA
 
-    def __init__(self, stream: Stream[Range | Chunk], served: Range, what: str) -> None:
+    def __init__(
+        self, stream: Stream[Range | Chunk], served: Range, what: str, check: Callable[[], None]
+    ) -> None:
         # As starlette's own streaming response does: there is no body that could be measured.
         self.status_code = 200
         self.background = None
         self.init_headers({"Penstock-Start": str(served.start), "Penstock-End": str(served.end)})
         self._stream = stream
         self._what = what
+        self._check = check  # raises where the client may not have the rest
         self._steps = 0  # odd: a part is on its way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -315,6 +319,7 @@ class LogResponse(Response):
             assert not isinstance(chunk, Range)
             view = memoryview(chunk)
             for at in range(0, len(view), CHUNK_BYTES):
+                self._check()
                 self._steps += 1
                 await send(_part(view[at : at + CHUNK_BYTES], more=True))
                 self._steps += 1
@@ -351,7 +356,7 @@ ROUTES: Final = (
     Route(
         "GET /v1/queues/{queue}/log",
         get_log,
-        Role.READ,
+        Right.READ,
         "Read the log of a queue in bulk, as an Arrow IPC stream; only what is synced.",
         None,
         params=(

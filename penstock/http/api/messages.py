@@ -29,12 +29,13 @@ from penstock.http.reading.looking import (
     message_fields,
     with_repairs,
 )
-from penstock.http.route import JSON_MEDIA, QUEUE, Param, Role, Route
+from penstock.http.route import JSON_MEDIA, QUEUE, Param, Route
 from penstock.http.schema import Schema
 from penstock.http.site import Site
 from penstock.log.block import PROTOCOLS
 from penstock.log.errors import LogDamaged, QueueDeleted
 from penstock.model.life import Event, Reason
+from penstock.model.rights import Right
 
 LIMIT: Final = 100
 LIMIT_MAX: Final = 1000
@@ -251,7 +252,7 @@ ROUTES: Final = (
     Route(
         "GET /v1/queues/{queue}/messages",
         get_messages,
-        Role.READ,
+        Right.READ,
         "Look at messages without taking them, from an offset on.",
         schema.object_of(
             {
@@ -278,7 +279,7 @@ ROUTES: Final = (
     Route(
         "GET /v1/queues/{queue}/messages/{offset}",
         get_message,
-        Role.READ,
+        Right.READ,
         "Look at one message and what has happened to it, without taking it.",
         schema.ref("MessageWithHistory"),
         params=(

@@ -19,11 +19,12 @@ from starlette.responses import Response
 
 from penstock.http import kinds, schema
 from penstock.http.app import Call, answer_json, answer_list
-from penstock.http.route import AFTER, LIMIT, QUEUE, Body, Field, Param, Role, Route
+from penstock.http.route import AFTER, LIMIT, QUEUE, Body, Field, Param, Route
 from penstock.http.schema import Schema
 from penstock.log.disk import mark_of
 from penstock.log.errors import LogRefused
 from penstock.log.reader import LogReader
+from penstock.model.rights import Right, User
 
 NAMES_MAX: Final = 1000
 RANGES_MAX: Final = 1000
@@ -75,10 +76,10 @@ SCHEMAS: Final = {
 
 async def get_offsets(call: Call) -> Response:
     if call["queues"] is not None:
-        rows = await call.site.readers.run(_named, call["queues"])
+        rows = await call.site.readers.run(_named, call.user.visible(call["queues"]))
         return await answer_list("queues", rows, next=None)
     limit: int = call["limit"]
-    rows = await call.site.readers.run(_page, call["after"], limit + 1)
+    rows = await call.site.readers.run(_page, call["after"], limit + 1, call.user)
     more = rows[limit - 1]["name"] if len(rows) > limit else None
     return await answer_list("queues", rows[:limit], next=more)
 
@@ -87,8 +88,8 @@ def _named(reader: LogReader, names: Sequence[str]) -> list[dict[str, Any]]:
     return [_row(reader, name) for name in dict.fromkeys(names) if reader.queue(name) is not None]
 
 
-def _page(reader: LogReader, after: str | None, count: int) -> list[dict[str, Any]]:
-    names = sorted(reader.queues())
+def _page(reader: LogReader, after: str | None, count: int, user: User) -> list[dict[str, Any]]:
+    names = sorted(user.visible(reader.queues()))
     start = bisect_right(names, after) if after is not None else 0
     return [_row(reader, name) for name in islice(names, start, start + count)]
 
@@ -120,6 +121,7 @@ def _offset_at(reader: LogReader, queue: str, time_us: int, view: str) -> int | 
 
 async def post_cuts(call: Call) -> Response:
     fields = await call.fields()
+    call.require(Right.READ, (wanted["queue"] for wanted in fields["ranges"]))
     return await answer_list("ranges", await call.site.readers.run(_cuts, fields["ranges"], fields["most"]))
 
 
@@ -156,7 +158,7 @@ ROUTES: Final = (
     Route(
         "GET /v1/folder",
         get_folder,
-        Role.READ,
+        Right.READ,
         "Where the files of the log are, for those who read them on the same machine.",
         schema.object_of(
             {
@@ -168,11 +170,12 @@ ROUTES: Final = (
                 ),
             }
         ),
+        everywhere=True,
     ),
     Route(
         "GET /v1/offsets",
         get_offsets,
-        Role.READ,
+        Right.READ,
         "How far the log of each queue can be read, by name. Queues of which nothing is synced are left out.",
         schema.object_of(
             {"queues": schema.list_of(schema.ref("QueueOffsets")), "next": schema.or_null(schema.STRING)}
@@ -190,7 +193,7 @@ ROUTES: Final = (
     Route(
         "GET /v1/queues/{queue}/offset",
         get_offset,
-        Role.READ,
+        Right.READ,
         "The first offset from a time on; the end of what is synced where there is none.",
         schema.object_of({"offset": schema.OFFSET}),
         params=(
@@ -209,7 +212,7 @@ ROUTES: Final = (
     Route(
         "POST /v1/cuts",
         post_cuts,
-        Role.READ,
+        Right.READ,
         "Where to cut ranges of messages into pieces of about so many bytes, for several who read them.",
         schema.object_of({"ranges": schema.list_of(schema.ref("Cuts"))}),
         body=Body(

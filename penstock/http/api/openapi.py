@@ -8,13 +8,13 @@ from typing import Any, Final
 
 from penstock import __version__
 from penstock.http.problems import MEDIA, PROBLEMS
-from penstock.http.route import Param, Role, Route
+from penstock.http.route import Param, Route
 from penstock.http.schema import Schema, ref
 
 EVERYWHERE: Final = ("bad-request", "head-too-large", "internal", "unavailable")
 """Problems that every call can have."""
 
-WITH_ROLE: Final = ("unauthorized", "forbidden")
+WITH_RIGHT: Final = ("unauthorized", "forbidden", "too-many-guesses")
 WITH_BODY: Final = ("body-too-large",)
 
 PROBLEM_SCHEMA: Final[Schema] = {
@@ -59,7 +59,7 @@ def document(tagged: Mapping[str, Iterable[Route]], schemas: Mapping[str, Schema
                 "token": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "Needed where the broker has tokens. Roles: read, operate, admin.",
+                    "description": "Needed where the broker has users or tokens.",
                 }
             },
         },
@@ -73,8 +73,9 @@ def _operation(route: Route, tag: str) -> dict[str, Any]:
         "tags": [tag],
         "responses": _responses(route),
     }
-    if route.role is not Role.ANYONE:
-        operation["description"] = f"Needs the role {route.role.name.lower()}, where the broker has tokens."
+    if route.right:
+        where = " with every queue" if route.everywhere else ""
+        operation["description"] = f"Needs the right {route.right.word}{where}, where the broker has users."
         operation["security"] = [{}, {"token": []}]
     if route.params:
         operation["parameters"] = [_parameter(param) for param in route.params]
@@ -134,8 +135,8 @@ def _responses(route: Route) -> dict[str, Any]:
                 for name, text in route.answer_headers.items()
             }
     names = [*EVERYWHERE, *route.problems]
-    if route.role is not Role.ANYONE:
-        names += WITH_ROLE
+    if route.right:
+        names += WITH_RIGHT
     if route.body is not None:
         names += WITH_BODY
     by_status: dict[int, list[str]] = {}

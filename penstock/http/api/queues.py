@@ -5,18 +5,17 @@ confirmed to anybody before the request came.
 """
 
 import asyncio
-import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from fnmatch import translate
 from typing import Final
 
 from starlette.responses import Response
 
 from penstock.http import kinds, schema
 from penstock.http.app import Call, answer_json, answer_list
-from penstock.http.route import AFTER, LIMIT, QUEUE, Param, Role, Route
+from penstock.http.route import AFTER, LIMIT, QUEUE, Param, Route
 from penstock.model.life import DEAD_REASONS
+from penstock.model.rights import Right, User, matcher
 
 NAME_CHARACTERS_MAX: Final = 255
 NAMES_PART: Final = 2000
@@ -77,24 +76,25 @@ async def get_queues(call: Call) -> Response:
     mirror = call.site.mirror
     await mirror.refresh()
     limit: int = call["limit"]
-    names = await _chosen(mirror.names, call["match"], call["after"], limit + 1)
+    names = await _chosen(mirror.names, call["match"], call["after"], limit + 1, call.user)
     page = names[:limit]
     more = page[-1] if len(names) > limit else None
     rows = (mirror.queue(name) for name in page if name in mirror.rows)
     return await answer_list("queues", rows, next=more)
 
 
-async def _chosen(names: Sequence[str], match: str | None, after: str | None, count: int) -> list[str]:
-    """The first names behind `after` that fit the pattern."""
+async def _chosen(
+    names: Sequence[str], match: str | None, after: str | None, count: int, user: User
+) -> list[str]:
+    """The first names behind `after` that fit the pattern, and that somebody may see."""
     start = bisect_right(names, after) if after is not None else 0
-    if match is None:
+    if match is None and user.may(Right.READ):
         return list(names[start : start + count])
     names = names[start:]
-    # As in the settings, only * and ? are special.
-    fits = re.compile(translate(match.replace("[", "[[]"))).match
+    fits = matcher(match or "*")
     chosen: list[str] = []
     for at in range(0, len(names), NAMES_PART):
-        chosen += [name for name in names[at : at + NAMES_PART] if fits(name)]
+        chosen += user.visible(name for name in names[at : at + NAMES_PART] if fits(name))
         if len(chosen) >= count:
             break
         await asyncio.sleep(0)  # There may be a hundred thousand: others get their turn.
@@ -122,7 +122,8 @@ async def post_resume(call: Call) -> Response:
 
 
 async def _set_paused(call: Call, paused: bool) -> Response:
-    await call.site.link.call("pause", {"queue": call["queue"], "paused": paused})
+    async with call.act("pause" if paused else "resume", queue=call["queue"]):
+        await call.site.link.call("pause", {"queue": call["queue"], "paused": paused})
     return answer_json({"paused": paused})
 
 
@@ -136,16 +137,20 @@ async def post_purge(call: Call) -> Response:
         "identity": known["row"]["identity"],
     }
     purged, more = 0, True
-    while more:  # A purge of very many messages says in between how far it is.
-        await call.check_wanted(f"{purged} messages of {queue!r} were purged so far")
-        part, _ = await call.site.link.call("purge", purge)
-        purged += part["count"]
-        more = part["more"]
+    async with call.act("purge", queue=queue, dead=call["dead"]) as told:
+        while more:  # A purge of very many messages says in between how far it is.
+            await call.check_wanted(f"{purged} messages of {queue!r} were purged so far")
+            part, _ = await call.site.link.call("purge", purge)
+            purged += part["count"]
+            more = part["more"]
+            told["count"] = purged
     return answer_json({"purged": purged})
 
 
 async def delete_queue(call: Call) -> Response:
-    answer, _ = await call.site.link.call("delete", {"queue": call["queue"], "force": call["force"]})
+    async with call.act("delete", queue=call["queue"], force=call["force"]) as told:
+        answer, _ = await call.site.link.call("delete", {"queue": call["queue"], "force": call["force"]})
+        told["count"] = sum(answer[state] for state in ("ready", "delayed", "held", "dead"))
     await call.site.mirror.refresh()  # so that nobody who asks from now on is shown it
     return answer_json({field: answer[field] for field in DELETED})
 
@@ -159,7 +164,7 @@ ROUTES: Final = (
     Route(
         "GET /v1/queues",
         get_queues,
-        Role.READ,
+        Right.READ,
         "All queues, by name.",
         schema.object_of(
             {"queues": schema.list_of(schema.ref("Queue")), "next": schema.or_null(schema.STRING)}
@@ -177,7 +182,7 @@ ROUTES: Final = (
     Route(
         "GET /v1/queues/{queue}",
         get_queue,
-        Role.READ,
+        Right.READ,
         "One queue, with its policy and the reasons of its dead letters.",
         schema.ref("QueueDetails"),
         params=(QUEUE,),
@@ -186,7 +191,7 @@ ROUTES: Final = (
     Route(
         "DELETE /v1/queues/{queue}",
         delete_queue,
-        Role.ADMIN,
+        Right.ADMIN,
         "Delete a queue with all its messages; how it stood. The next message of that name makes another.",
         schema.object_of({field: QUEUE_FIELDS[field] for field in DELETED}),
         params=(
@@ -198,7 +203,7 @@ ROUTES: Final = (
     Route(
         "POST /v1/queues/{queue}/pause",
         post_pause,
-        Role.OPERATE,
+        Right.OPERATE,
         "Hand out nothing more; messages are accepted and settled as before.",
         _PAUSED,
         params=(QUEUE,),
@@ -207,7 +212,7 @@ ROUTES: Final = (
     Route(
         "POST /v1/queues/{queue}/resume",
         post_resume,
-        Role.OPERATE,
+        Right.OPERATE,
         "Hand out messages again.",
         _PAUSED,
         params=(QUEUE,),
@@ -216,7 +221,7 @@ ROUTES: Final = (
     Route(
         "POST /v1/queues/{queue}/purge",
         post_purge,
-        Role.ADMIN,
+        Right.ADMIN,
         "Throw away every message that waits, or every dead letter; those that somebody holds stay.",
         schema.object_of({"purged": schema.COUNT}),
         params=(

@@ -16,10 +16,11 @@ from penstock.control.frames import Fields
 from penstock.http import kinds, schema
 from penstock.http.app import Call, answer_json, answer_list
 from penstock.http.problems import Problem
-from penstock.http.route import Body, Field, Param, Role, Route
+from penstock.http.route import Body, Field, Param, Route
 from penstock.http.site import Site
 from penstock.log.errors import LogRefused
 from penstock.log.reader import LogReader
+from penstock.model.rights import Right, User
 
 VIEWS: Final = ("messages", "events")
 LEASE_SECONDS: Final = 60
@@ -41,6 +42,7 @@ SCHEMAS: Final = {
                 "minimum": 0,
                 "description": "0: nothing is held for it any more; it is shown for a while.",
             },
+            "hidden": schema.said(schema.COUNT, "How many queues it reads that who asks may not read."),
             "queues": schema.list_of(
                 schema.object_of(
                     {
@@ -68,15 +70,22 @@ SCHEMAS: Final = {
 }
 
 
-async def ask_readers(site: Site, fields: Fields | None = None) -> list[Fields]:
-    """All readers, or the one that `fields` name."""
+async def ask_readers(site: Site, user: User, fields: Fields | None = None) -> list[Fields]:
+    """All readers, or the one that `fields` name, as far as somebody may see what they read."""
     answer, _ = await site.link.call("readers", fields or {})
-    return await site.readers.run(_weighed, answer["readers"])
+    readers: list[Fields] = answer["readers"]
+    if not user.may(Right.READ):
+        for reader in readers:
+            seen = [it for it in reader["queues"] if user.may(Right.READ, it["queue"])]
+            reader["queues"], reader["hidden"] = seen, len(reader["queues"]) - len(seen)
+        readers = [reader for reader in readers if reader["queues"]]
+    return await site.readers.run(_weighed, readers)
 
 
 def _weighed(log: LogReader, readers: list[Fields]) -> list[Fields]:
     """Readers, with the bytes that they have not read."""
     for reader in readers:
+        reader.setdefault("hidden", 0)
         for it in reader["queues"]:
             it["lag_bytes"] = None if reader["view"] == "events" else 0
             if it["lag"] and reader["view"] != "events" and log.queue(it["queue"]) is not None:
@@ -87,7 +96,7 @@ def _weighed(log: LogReader, readers: list[Fields]) -> list[Fields]:
 
 
 async def get_readers(call: Call) -> Response:
-    return await answer_list("readers", sorted(await ask_readers(call.site), key=_name))
+    return await answer_list("readers", sorted(await ask_readers(call.site, call.user), key=_name))
 
 
 def _name(reader: Mapping[str, Any]) -> str:
@@ -96,7 +105,7 @@ def _name(reader: Mapping[str, Any]) -> str:
 
 
 async def get_reader(call: Call) -> Response:
-    readers = await ask_readers(call.site, {"name": call["name"]})
+    readers = await ask_readers(call.site, call.user, {"name": call["name"]})
     if not readers:
         raise Problem(
             "reader-not-found",
@@ -105,8 +114,24 @@ async def get_reader(call: Call) -> Response:
     return answer_json(readers[0])
 
 
+async def _require_reader(call: Call) -> None:
+    """Say no to changing a reader of queues that are somebody else's business."""
+    if not call.user.may(Right.OPERATE):
+        answer, _ = await call.site.link.call("readers", {"name": call["name"]})
+        for reader in answer["readers"]:
+            if not all(call.user.may(Right.OPERATE, it["queue"]) for it in reader["queues"]):
+                # Which they are is not for everybody to know.
+                raise Problem(
+                    "forbidden",
+                    f"{call.user.name!r} may not do this: it needs the right operate with every queue of "
+                    f"this reader; see [[user]]",
+                )
+
+
 async def put_reader(call: Call) -> Response:
     fields = await call.fields()
+    call.require(Right.OPERATE, fields["positions"])
+    await _require_reader(call)
     answer, _ = await call.site.link.call(
         "hold_reader",
         {
@@ -122,7 +147,9 @@ async def put_reader(call: Call) -> Response:
 
 
 async def delete_reader(call: Call) -> Response:
-    await call.site.link.call("release_reader", {"name": call["name"]})
+    await _require_reader(call)
+    async with call.act("release reader", reader=call["name"]):
+        await call.site.link.call("release_reader", {"name": call["name"]})
     return Response(status_code=204)
 
 
@@ -138,14 +165,14 @@ ROUTES: Final = (
     Route(
         "GET /v1/readers",
         get_readers,
-        Role.READ,
+        Right.READ,
         "Who holds retention, where they are, and how far behind.",
         schema.object_of({"readers": schema.list_of(schema.ref("Reader"))}),
     ),
     Route(
         "GET /v1/readers/{name}",
         get_reader,
-        Role.READ,
+        Right.READ,
         "One reader.",
         schema.ref("Reader"),
         params=(_READER,),
@@ -154,7 +181,7 @@ ROUTES: Final = (
     Route(
         "DELETE /v1/readers/{name}",
         delete_reader,
-        Role.OPERATE,
+        Right.OPERATE,
         "Let go of everything that a reader holds.",
         None,
         params=(_READER,),
@@ -169,7 +196,7 @@ def put_route(lease_seconds_max: int) -> Route:
     return Route(
         "PUT /v1/readers/{name}",
         put_reader,
-        Role.OPERATE,
+        Right.OPERATE,
         "Say where a reader is: what is behind that is kept for it, in these queues and no others.",
         schema.ref("Reader"),
         params=(_READER,),

@@ -12,7 +12,8 @@ from penstock.http import kinds, schema
 from penstock.http.api.log import END, FAIL_ON_LOSS, Wanted
 from penstock.http.app import Call, answer_json
 from penstock.http.problems import Problem
-from penstock.http.route import IDENTITY, QUEUE, Param, Role, Route
+from penstock.http.route import IDENTITY, QUEUE, Param, Route
+from penstock.model.rights import Right
 
 SCHEMAS: Final = {
     "RecordPart": schema.object_of(
@@ -70,7 +71,7 @@ ROUTES: Final = (
     Route(
         "GET /v1/queues/{queue}/records",
         get_records,
-        Role.READ,
+        Right.READ,
         "Where the messages of a queue are in the stream of a cluster's log; only what is synced.",
         schema.object_of(
             {

@@ -28,13 +28,14 @@ from penstock.http.problems import Problem
 from penstock.http.reading import letters
 from penstock.http.reading.letters import DeadRun, Range, Ranges
 from penstock.http.reading.pool import Stream
-from penstock.http.route import IDENTITY, QUEUE, Body, Field, Role, Route
+from penstock.http.route import IDENTITY, QUEUE, Body, Field, Route
 from penstock.http.schema import Schema
 from penstock.http.where.condition import TooLong, WhereError, parse
 from penstock.http.where.read import TEXT_CHARACTERS_MAX
 from penstock.log.errors import QueueDeleted
 from penstock.log.reader import LogReader
 from penstock.model.life import DEAD_REASONS, Reason
+from penstock.model.rights import Right
 
 LETTERS_MAX: Final = 2000
 """Letters that are read and judged in one go of a thread."""
@@ -288,11 +289,19 @@ class _Redrive:
 
 async def redrive(call: Call) -> Response:
     fields = await call.fields()
+    if fields["where"] is not None:  # By conditions one can find out what is in a letter.
+        call.require(Right.READ, (call["queue"],))
     try:
         work = _Redrive(call, fields)
     except WhereError as error:
         raise Problem("bad-request", str(error), position=error.position) from None
-    return answer_json(await work.run())
+    if fields["dry_run"]:
+        return answer_json(await work.run())
+    wish = {name: fields[name] for name in ("reason", "where", "limit") if fields[name] is not None}
+    async with call.act("redrive", queue=call["queue"], **wish) as told:
+        done = await work.run()
+        told["count"] = done["redriven"]
+    return answer_json(done)
 
 
 _FIELDS: Final = (
@@ -349,7 +358,7 @@ ROUTES: Final = (
     Route(
         "POST /v1/queues/{queue}/redrive",
         redrive,
-        Role.OPERATE,
+        Right.OPERATE,
         "Put dead letters back behind the tail of the queue: all of them, or those that fit.",
         schema.ref("Redriven"),
         (QUEUE,),

@@ -5,6 +5,7 @@ from typing import Final
 from starlette.responses import Response
 
 from penstock.http.api import (
+    audit,
     broker,
     log,
     messages,
@@ -20,8 +21,9 @@ from penstock.http.api import (
 )
 from penstock.http.api.openapi import document
 from penstock.http.app import Call, answer_json
-from penstock.http.route import Role, Route
+from penstock.http.route import Route
 from penstock.http.schema import Schema
+from penstock.model.rights import Right
 
 _PARTS: Final = {
     "queues": (queues, samples, offsets),
@@ -31,7 +33,7 @@ _PARTS: Final = {
     "dead letters": (redrive,),
     "readers": (readers,),
     "transactions": (transactions,),
-    "broker": (broker,),
+    "broker": (broker, audit),
 }
 """By their tags in the document."""
 
@@ -42,7 +44,7 @@ def all_routes(lease_seconds_max: int) -> tuple[Route, ...]:
     async def openapi(call: Call) -> Response:
         return answer_json(text)
 
-    own = Route("GET /openapi.json", openapi, Role.ANYONE, "This document.", {"type": "object"})
+    own = Route("GET /openapi.json", openapi, Right.NONE, "This document.", {"type": "object"})
     tagged = {
         tag: [route for part in parts for route in getattr(part, "ROUTES", ())]
         for tag, parts in _PARTS.items()

@@ -8,8 +8,9 @@ from starlette.responses import Response
 from penstock.http import kinds, schema
 from penstock.http.app import Call, answer_list
 from penstock.http.reading.looking import MICROSECONDS, iso_time
-from penstock.http.route import QUEUE, Param, Role, Route
+from penstock.http.route import QUEUE, Param, Route
 from penstock.http.watching.samples import SECONDS_MAX, STEP_SECONDS, Sample
+from penstock.model.rights import Right
 
 SCHEMAS: Final = {
     "Sample": schema.object_of(
@@ -63,7 +64,7 @@ ROUTES: Final = (
     Route(
         "GET /v1/queues/{queue}/samples",
         get_samples,
-        Role.READ,
+        Right.READ,
         "How a queue did over the last hour, or since the API was started, in steps of ten seconds.",
         schema.object_of({"samples": schema.list_of(schema.ref("Sample")), "step_seconds": schema.INTEGER}),
         params=(

@@ -19,12 +19,13 @@ from penstock.http.bodies.media import BATCH_BODY, read_parts
 from penstock.http.bodies.parts import DELAY, too_large
 from penstock.http.link import CallRefused
 from penstock.http.problems import Problem
-from penstock.http.route import QUEUE, Body, Param, Role, Route
+from penstock.http.route import QUEUE, Body, Param, Route
 from penstock.http.stages.idempotency import HEADER, KEY, check_same, transaction_key
 from penstock.log.columns import TTL_SECONDS_MAX, stored_bytes
 from penstock.model.batch import Batch
 from penstock.model.headers import encode_headers
 from penstock.model.ids import id_of
+from penstock.model.rights import Right
 from penstock.model.timers import SECOND_US
 
 PROTOCOL: Final = "http"
@@ -167,7 +168,7 @@ ROUTES: Final = (
     Route(
         "POST /v1/queues/{queue}/messages",
         send_message,
-        Role.OPERATE,
+        Right.SEND,
         "Send one message: the body, whatever it is, and headers as Penstock-Header-NAME: value. Answered "
         "when it is durable.",
         schema.ref("Receipt"),
@@ -188,7 +189,7 @@ ROUTES: Final = (
     Route(
         "POST /v1/queues/{queue}/batch",
         send_batch,
-        Role.OPERATE,
+        Right.SEND,
         "Send many messages: all of them are stored, or none is. Answered when they are durable.",
         schema.ref("BatchReceipt"),
         params=(QUEUE, KEY),

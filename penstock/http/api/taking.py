@@ -9,6 +9,7 @@ The first process does both (`control/takes.py`). Here stands what it means to a
 Rules that always hold:
   * Whoever does not get an answer has taken nothing, as far as that can be known: the last piece of an answer
     counts as got when it is on its way.
+  * Whoever has lost the right to receive while it waited gets nothing.
   * A broker that stops keeps nobody waiting.
 
 How it fails: as every call; input that is wrong changes nothing.
@@ -16,7 +17,7 @@ How it fails: as every call; input that is wrong changes nothing.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from typing import Final
@@ -25,19 +26,22 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from penstock.control.takes import pack_verdicts, unpack_taken
+from penstock.control.frames import Fields, Frame
+from penstock.control.takes import Taken, Verdict, pack_verdicts, unpack_taken
 from penstock.http import kinds, schema
-from penstock.http.app import Call, answer_json, too_many
+from penstock.http.app import Call, answer_json, json_text, too_many
 from penstock.http.bodies.media import ARROW, NDJSON
 from penstock.http.bodies.taken import encode_taken, form_of
 from penstock.http.bodies.verdicts import OUTCOMES, read_verdicts, verdicts_schema
 from penstock.http.connection import CONNECTION, BoundedProtocol
-from penstock.http.link import CALL_SECONDS, CallLeft
-from penstock.http.route import JSON_MEDIA, Body, Param, Role, Route
+from penstock.http.link import CALL_SECONDS, Asked, CallLeft, CallRefused, Link
+from penstock.http.problems import Problem
+from penstock.http.route import JSON_MEDIA, Body, Param, Route
 from penstock.http.site import Site
 from penstock.model.ids import id_of
 from penstock.model.life import DEAD_REASONS
 from penstock.model.policy import door_of
+from penstock.model.rights import Right
 from penstock.model.timers import SECOND_US
 
 MESSAGES_MAX: Final = 1000
@@ -49,6 +53,8 @@ THREAD_BYTES: Final = 256 * 1024
 
 PIECE_BYTES: Final = 64 * 1024
 """Of an answer. One that is larger is on its way only when the caller has read most of it."""
+
+NOTHING: Final = Taken(0, [])
 
 log = logging.getLogger("penstock.http")
 
@@ -88,11 +94,18 @@ SCHEMAS: Final = {
 }
 
 
-async def take(call: Call) -> Response:
+async def take(call: Call, lease: kinds.Seconds) -> Response:
     connection: BoundedProtocol = call.request.scope[CONNECTION]
+    link = call.site.link
     media = form_of(call.request.headers.get("accept", ""))
     queue, dead = door_of(call["queue"])
     dead = dead or call["dead"]
+    verdicts = read_verdicts(await call.json(), lease)
+    if verdicts and media != JSON_MEDIA:
+        raise Problem(
+            "bad-request",
+            f"verdicts are answered in {JSON_MEDIA} only; accept that, or settle before you take",
+        )
     asked = {
         "take": next(_numbers),
         "queue": queue,
@@ -101,23 +114,36 @@ async def take(call: Call) -> Response:
         "wait_us": round(call["wait"] * SECOND_US),
         "lease_us": round(call["lease"] * SECOND_US),
         "consumer": connection.peer,
+        "user": call.user.name,
     }
 
     def undo() -> None:
         # Whoever asked is gone, and nobody else hears how it went.
-        told = asyncio.ensure_future(call.site.link.call("untake", {"take": asked["take"]}))
+        told = asyncio.ensure_future(link.call("untake", {"take": asked["take"]}))
         told.add_done_callback(lambda it: it.cancelled() or it.exception())
 
+    # Both leave together, and what was taken becomes text while the verdicts are written to the disk.
+    settling = _ask_to_settle(link, queue, verdicts) if verdicts else None
+    taking = link.ask("take", asked)
     try:
-        frame = await call.site.link.call(
-            "take", asked, seconds=call["wait"] + CALL_SECONDS, unless=connection.lost
-        )
-        taken = unpack_taken(*frame)
+        try:
+            frame = await link.answer(taking, seconds=call["wait"] + CALL_SECONDS, unless=connection.lost)
+            call.check_still()
+            taken = unpack_taken(*frame)
+        except (CallRefused, Problem) as refusal:
+            if settling is None:
+                raise
+            if isinstance(refusal, Problem):
+                undo()
+            taken = NOTHING  # The next call is told why; this one, what has become of its verdicts.
         if media != ARROW and sum(len(part.payload) for part in taken.parts) < THREAD_BYTES:
             body = encode_taken(taken, media, dead=dead)
         else:
             # Arrow always: the first one waits for a large library.
             body = await asyncio.to_thread(encode_taken, taken, media, dead=dead)
+        if settling is not None:
+            settled = json_text(_settled(verdicts, await link.answer(settling, unless=connection.lost)))
+            body = b'%b,"settled":%b}' % (body[:-1], settled.encode())
     except CallLeft:
         undo()
         raise ClientDisconnect from None
@@ -168,14 +194,23 @@ class TakenResponse(Response):
 async def settle(call: Call, lease: kinds.Seconds) -> Response:
     queue, _ = door_of(call["queue"])
     verdicts = read_verdicts(await call.json(), lease)
+    if not verdicts:
+        return answer_json({**dict.fromkeys(OUTCOMES, 0), "gone": []})
+    link = call.site.link
+    return answer_json(_settled(verdicts, await link.answer(_ask_to_settle(link, queue, verdicts))))
+
+
+def _ask_to_settle(link: Link, queue: str, verdicts: Sequence[Verdict]) -> Asked:
+    fields, buffers = pack_verdicts(queue, verdicts)
+    return link.ask("settle", fields, *buffers)
+
+
+def _settled(verdicts: Sequence[Verdict], frame: Frame) -> Fields:
     counts, gone = dict.fromkeys(OUTCOMES, 0), []
-    if verdicts:
-        fields, buffers = pack_verdicts(queue, verdicts)
-        done = (await call.site.link.call("settle", fields, *buffers)).fields
-        for verdict, settled, missed in zip(verdicts, done["done"], done["gone"], strict=True):
-            counts[verdict.outcome] += settled
-            gone += [id_of(verdict.origin, offset).decode() for offset in missed]
-    return answer_json({**counts, "gone": gone})
+    for verdict, settled, missed in zip(verdicts, frame.fields["done"], frame.fields["gone"], strict=True):
+        counts[verdict.outcome] += settled
+        gone += [id_of(verdict.origin, offset).decode() for offset in missed]
+    return {**counts, "gone": gone}
 
 
 _DOOR: Final = Param(
@@ -193,11 +228,19 @@ def routes(lease_seconds_max: int) -> tuple[Route, ...]:
     return (
         Route(
             "POST /v1/queues/{queue}/take",
-            take,
-            Role.OPERATE,
+            partial(take, lease=lease),
+            Right.RECEIVE,
             "Take messages: they are held until they are settled, or the lease ends. Answered when there is "
-            "one, with what is there then.",
-            schema.object_of({"messages": schema.list_of(schema.ref("TakenMessage"))}),
+            "one, with what is there then. Verdicts on messages that were taken before may come along: they "
+            "are carried out first, at once, and the answer, which has `settled` then, waits until that is "
+            "durable.",
+            schema.object_of(
+                {
+                    "messages": schema.list_of(schema.ref("TakenMessage")),
+                    "settled": schema.said(schema.ref("Settled"), "Where verdicts came along."),
+                },
+                optional=("settled",),
+            ),
             params=(
                 _DOOR,
                 Param("max", kinds.Whole(1, MESSAGES_MAX), "at most so many", default=1),
@@ -215,13 +258,14 @@ def routes(lease_seconds_max: int) -> tuple[Route, ...]:
                 ),
                 Param("dead", kinds.Flag(), "dead letters instead", default=False),
             ),
-            problems=("not-installed",),
+            body=Body({JSON_MEDIA: verdicts_schema(lease)}, required=False),
+            problems=("not-installed", "unsupported-media-type"),
             other_media={NDJSON: {"type": "string"}, ARROW: {"type": "string", "format": "binary"}},
         ),
         Route(
             "POST /v1/queues/{queue}/settle",
             partial(settle, lease=lease),
-            Role.OPERATE,
+            Right.RECEIVE,
             "Say what becomes of messages that were taken, or hold them longer. Answered when it is durable.",
             schema.ref("Settled"),
             params=(_DOOR,),

@@ -10,13 +10,16 @@ from starlette.responses import Response
 
 from penstock.http import kinds, schema
 from penstock.http.app import Call, answer_json
+from penstock.http.auth import forbidden
 from penstock.http.bodies.media import BATCH_BODY, read_parts
 from penstock.http.problems import Problem
-from penstock.http.route import Body, Field, Param, Role, Route
+from penstock.http.route import Body, Field, Param, Route
 from penstock.http.schema import Schema
+from penstock.http.stages.stages import owned
 from penstock.model.batch import Batch
 from penstock.model.life import Reason
 from penstock.model.policy import QueueNameError, check_queue_name
+from penstock.model.rights import Right
 
 PROTOCOL: Final = "http"
 PROTOCOL_OF_DEAD: Final = "pipeline"
@@ -75,23 +78,43 @@ async def post_stage(call: Call) -> Response:
             check_queue_name(its_queue, call.site.hello["queue_name_bytes_max"])
         except QueueNameError as error:
             raise Problem("bad-request", str(error)) from None
+        call.require(Right.OPERATE if repairs else Right.SEND, (its_queue,))
         if repairs:
             # Which says no, where there is none. The letters of the one that is there are meant.
             answer = await call.site.link.call("queue", {"queue": its_queue})
             batch.identity = answer.fields["row"]["identity"]
         parts.append((its_queue, batch))
-    return answer_json(await call.site.stages.stage(call["transaction"], parts))
+    key = _key(call, call["transaction"])
+    if not repairs:
+        return answer_json(await call.site.stages.stage(key, parts))
+    count = sum(len(batch) for _, batch in parts)
+    async with call.act("repair", queue=queue or "", transaction=call["transaction"], count=count):
+        return answer_json(await call.site.stages.stage(key, parts))
+
+
+def _key(call: Call, key: str) -> str:
+    """Who may not send everywhere has keys of its own: nobody else's transactions are ended or mixed up."""
+    return key if call.user.may(Right.SEND) else owned(key, call.user.name)
 
 
 async def post_transaction(call: Call) -> Response:
     fields = await call.fields()
     key: str = fields["transaction"]
-    stored, repeated = await call.site.stages.commit(key, fields["stages"])
+    if not call.user.may(Right.SEND):  # It may have had rights when it staged that are gone since.
+        for queue in await call.site.stages.queues(_key(call, key), fields["stages"]):
+            if not call.user.rights(queue) & (Right.SEND | Right.OPERATE):
+                raise forbidden(call.user, Right.SEND, queue)
+    stored, repeated = await call.site.stages.commit(_key(call, key), fields["stages"])
     return answer_json({"transaction": key, "state": "committed", "repeated": repeated, "stored": stored})
 
 
 async def get_transaction(call: Call) -> Response:
-    stored, stages = await call.site.stages.standing(call["key"])
+    try:
+        stored, stages = await call.site.stages.standing(_key(call, call["key"]))
+    except Problem as problem:
+        if problem.name != "transaction-not-found" or not call.user.may(Right.READ):
+            raise
+        stored, stages = await call.site.stages.standing(call["key"])
     return answer_json(
         {
             "transaction": call["key"],
@@ -104,7 +127,7 @@ async def get_transaction(call: Call) -> Response:
 
 
 async def delete_transaction(call: Call) -> Response:
-    committed = await call.site.stages.abort(call["key"])
+    committed = await call.site.stages.abort(_key(call, call["key"]))
     return answer_json({"transaction": call["key"], "state": "committed" if committed else "aborted"})
 
 
@@ -114,7 +137,7 @@ ROUTES: Final = (
     Route(
         "POST /v1/stages",
         post_stage,
-        Role.OPERATE,
+        Right.SEND | Right.OPERATE,
         "Stage a part of a transaction: it is durable, and nobody sees it before the commit.",
         schema.ref("Stage"),
         params=(
@@ -147,7 +170,7 @@ ROUTES: Final = (
     Route(
         "POST /v1/transactions",
         post_transaction,
-        Role.OPERATE,
+        Right.SEND | Right.OPERATE,
         "Commit: store exactly these stages, in this order, once. Safe to repeat until there is an answer.",
         schema.ref("Commit"),
         body=Body(
@@ -174,7 +197,7 @@ ROUTES: Final = (
     Route(
         "GET /v1/transactions/{key}",
         get_transaction,
-        Role.READ,
+        Right.READ | Right.SEND | Right.OPERATE,
         "How a transaction stands.",
         schema.ref("Transaction"),
         params=(_KEY_IN_PATH,),
@@ -183,7 +206,7 @@ ROUTES: Final = (
     Route(
         "DELETE /v1/transactions/{key}",
         delete_transaction,
-        Role.OPERATE,
+        Right.SEND | Right.OPERATE,
         "Abort: drop the stages of a transaction. One that is committed stays committed.",
         schema.object_of({"transaction": schema.STRING, "state": schema.words("aborted", "committed")}),
         params=(_KEY_IN_PATH,),

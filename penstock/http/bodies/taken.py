@@ -16,9 +16,9 @@ JSON is written by hand, a line of text for each message: 1 µs each of 100 byte
 
 import json
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise, repeat
+from itertools import pairwise
 from typing import Any, Final
 
 from penstock.control.takes import Taken, TakenPart
@@ -30,6 +30,8 @@ from penstock.model.headers import decode_headers
 from penstock.model.ids import id_of
 
 FORMS: Final = (JSON_MEDIA, NDJSON, ARROW)
+
+NEWLINE: Final = "\n"
 
 _quoted: Final = json.encoder.encode_basestring
 
@@ -45,27 +47,28 @@ def encode_taken(taken: Taken, media: str, *, dead: bool) -> bytes:
     if media == ARROW:
         return _arrow(taken, dead)
     lease_ends = iso_time(taken.lease_ends_us)
-    rows = [row for part in taken.parts for row in _rows(part, lease_ends, dead)]
     if media == NDJSON:
-        return "".join(f"{row}\n" for row in rows).encode()
-    return f'{{"messages":[{",".join(rows)}]}}'.encode()
+        return "".join(f"{_rows(part, lease_ends, dead, NEWLINE)}\n" for part in taken.parts).encode()
+    return f'{{"messages":[{",".join(_rows(part, lease_ends, dead, ",") for part in taken.parts)}]}}'.encode()
 
 
 # --- JSON --------------------------------------------------------------------------------------------
 
 
-def _rows(part: TakenPart, lease_ends: str, dead: bool) -> list[str]:
+def _rows(part: TakenPart, lease_ends: str, dead: bool, between: str) -> str:
     origin = part.origin.decode()
-    return [
-        f'{{"offset":{offset},"id":"{origin}{offset:014x}",{value},{others}}}'
-        for offset, (value, others) in enumerate(
-            zip(_values(part), _others(part, lease_ends, dead), strict=False), part.first
-        )
+    heads = [
+        f'{{"offset":{offset},"id":"{origin}{offset:014x}",{value},'
+        for offset, value in enumerate(_values(part), part.first)
     ]
+    tails = _others(part, lease_ends, dead)
+    if len(tails) == 1:  # All are alike.
+        return f"{tails[0]}}}{between}".join(heads) + tails[0] + "}"
+    return between.join([f"{head}{tail}}}" for head, tail in zip(heads, tails, strict=True)])
 
 
-def _others(part: TakenPart, lease_ends: str, dead: bool) -> Iterable[str]:
-    """What stands behind the value of each message."""
+def _others(part: TakenPart, lease_ends: str, dead: bool) -> Sequence[str]:
+    """What stands behind the value of each message; one text, where it is the same for all."""
     columns = (part.attempts, part.headers, part.expires_us, part.retries)
     alike = not dead and columns == (None, None, None, None)
     count = 1 if alike else len(part.bounds) - 1
@@ -76,7 +79,7 @@ def _others(part: TakenPart, lease_ends: str, dead: bool) -> Iterable[str]:
             f',"reason":{reason},"why":{_quoted(whys[offset]) if offset in whys else "null"}'
             for offset in range(part.first, part.first + count)
         ]
-    texts = [
+    return [
         f'"attempts":{before + 1},"headers":{headers.decode() or "{}"},"timestamp":"{accepted}",'
         f'"expires":{_quoted(_time(expires)) if expires > 0 else "null"},"lease_ends":"{lease_ends}",'
         f'"retries":{retries if retries >= 0 else "null"}{end}'
@@ -89,7 +92,6 @@ def _others(part: TakenPart, lease_ends: str, dead: bool) -> Iterable[str]:
             strict=True,
         )
     ]
-    return repeat(texts[0]) if alike else texts
 
 
 @lru_cache(256)
@@ -103,6 +105,8 @@ def _values(part: TakenPart) -> Sequence[str]:
     payload = part.payload
     if payload.isascii():
         text = payload.decode()
+        if len(_quoted(text)) == len(text) + 2:  # nothing in it has to be escaped
+            return [f'"value":"{text[lo:hi]}"' for lo, hi in pairwise(part.bounds)]
         return [f'"value":{_quoted(text[lo:hi])}' for lo, hi in pairwise(part.bounds)]
     return [_value(payload[lo:hi]) for lo, hi in pairwise(part.bounds)]
 

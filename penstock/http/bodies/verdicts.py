@@ -195,5 +195,6 @@ def verdicts_schema(lease: kinds.Seconds) -> Schema:
             members[option.name] = schema.said(schema.or_null(option.kind.schema()), option.help)
         entry = schema.object_of(members, [name for name in members if name not in ("id", "lease")])
         either: Schema = entry if outcome == "extend" else {"anyOf": [id_schema, entry]}
-        lists[outcome] = schema.or_null({**schema.list_of(either), "maxItems": IDS_MAX})
-    return schema.object_of(lists, list(lists))
+        lists[outcome] = schema.or_null(schema.list_of(either))
+    body = schema.object_of(lists, list(lists))
+    return schema.said(body, f"Each id once, {IDS_MAX} of all lists together at most.")

@@ -58,6 +58,19 @@ class Committed(NamedTuple):
     repeated: bool
 
 
+OWNER: Final = "\x1f"
+"""Between a key and who has it for itself: in no key that is given."""
+
+
+def owned(key: str, owner: str) -> str:
+    """The key as the log has it, of somebody whose keys are nobody else's."""
+    return f"{key}{OWNER}{owner}"
+
+
+def shown(key: str) -> str:
+    return key.partition(OWNER)[0]
+
+
 class Stages:
     """Belongs to one loop."""
 
@@ -92,6 +105,11 @@ class Stages:
             _check_same(key, stage_ids, stored, done["fingerprint"], done["asked"])
         return Committed(stored, done["repeated"])
 
+    async def queues(self, key: str, stage_ids: Sequence[str]) -> list[str]:
+        """What these stages, as far as they are there, have messages for."""
+        queues: list[str] = (await self._call("transaction", key, {"stages": stage_ids}))["queues"]
+        return queues
+
     async def abort(self, key: str) -> bool:
         """Let go of all its stages; whether it was committed before, which stays."""
         await self._old.check(key)
@@ -104,7 +122,8 @@ class Stages:
         if known["stored"] is None and not known["stages"]:
             raise Problem(
                 "transaction-not-found",
-                f"there is no transaction {key!r}: nothing is staged for it, and it was not committed lately",
+                f"there is no transaction {shown(key)!r}: nothing is staged for it, and it was not committed "
+                f"lately",
             )
         return None if known["stored"] is None else _ranges(known["stored"]), known["stages"]
 
@@ -125,9 +144,9 @@ class Stages:
         try:
             return (await self._link.call(name, said, *buffers, seconds=seconds)).fields
         except CallRefused as refusal:
-            told = str(refusal).replace(repr(KIND + key), repr(key))
+            told = str(refusal).replace(repr(KIND + key), repr(shown(key)))
             if refusal.kind in ("no-stage", "stage-damaged"):
-                told = f"transaction {key!r}: {told}"
+                told = f"transaction {shown(key)!r}: {told}"
             raise CallRefused(refusal.kind, told) from None
 
     async def _stage(self, key: str, parts: Parts, was: str = "") -> Fields:
@@ -212,8 +231,8 @@ def _check_same(
         if not is_of_stages(fingerprint, stage_ids):
             raise Problem(
                 "stage-not-found",
-                f"transaction {key!r} was committed with other stages, with which these cannot be compared: "
-                f"some are gone, of {_some([repr(it) for it in stage_ids])}; stage all parts again",
+                f"transaction {shown(key)!r} was committed with other stages, with which these cannot be "
+                f"compared: some are gone, of {_some([repr(it) for it in stage_ids])}; stage all parts again",
             )
         return
     asked = Fingerprint.of_totals(KIND + key, [totals])
@@ -234,7 +253,7 @@ def _reused(key: str, stored: list[Fields], asked: Fingerprint, advice: str) -> 
     here = [f"{count} for {queue!r}" for queue, count in counts]
     return Problem(
         "key-reused",
-        f"transaction {key!r} was committed for other messages ({_some(there)}) than are staged now "
+        f"transaction {shown(key)!r} was committed for other messages ({_some(there)}) than are staged now "
         f"({_some(here)}), of which none is stored; {advice}",
         stored=stored,
         asked=[{"queue": queue, "count": count} for queue, count in counts],

@@ -10,7 +10,8 @@
 Rules that always hold:
   * What is written is the newest state at the moment of writing. Nothing is gathered for a subscriber that
     reads slowly but the names of the queues that it has not seen.
-  * A stream ends when its subscriber leaves, when the broker stops, or when nothing could be written for
+  * A stream ends when its subscriber leaves, when its rights are others than they were (it can come again,
+    and is told what it may see then), when the broker stops, or when nothing could be written for
     `STALL_SECONDS`: a subscriber that has gone to sleep keeps its place from nobody.
 
 How it fails: more than `SUBSCRIBERS_MAX` at a time are refused with the problem `unavailable`.
@@ -18,6 +19,7 @@ How it fails: more than `SUBSCRIBERS_MAX` at a time are refused with the problem
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Final
 
 from starlette.responses import Response
@@ -26,6 +28,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.http.app import client_left, json_text
 from penstock.http.problems import Problem
 from penstock.http.watching.mirror import Changes, Mirror
+from penstock.model.rights import User
 
 SUBSCRIBERS_MAX: Final = 100
 ROWS_MAX: Final = 200
@@ -43,7 +46,8 @@ class EventStream(Response):
 
     media_type = MEDIA
 
-    def __init__(self, mirror: Mirror, stopping: asyncio.Event) -> None:
+    def __init__(self, mirror: Mirror, stopping: asyncio.Event, who: Callable[[], User | None]) -> None:
+        """`who`: the subscriber, as it is at that moment; None: nobody any more."""
         if mirror.subscriber_count >= SUBSCRIBERS_MAX:
             raise Problem(
                 "unavailable",
@@ -56,6 +60,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._mirror = mirror
         self._stopping = stopping
+        self._who = who
         self._changes: Changes = mirror.subscribe()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,15 +85,22 @@ class EventStream(Response):
 
     async def _talk(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        while True:
+        user, quiet_seconds = self._who(), 0.0
+        while user is not None and self._who() == user:
             try:
-                async with asyncio.timeout(PING_SECONDS):
+                async with asyncio.timeout(SPACING_SECONDS):
                     await self._changes.wait()
             except TimeoutError:
-                await _say(send, _PING)
+                quiet_seconds += SPACING_SECONDS
+                if quiet_seconds >= PING_SECONDS:
+                    quiet_seconds = 0.0
+                    await _say(send, _PING)
                 continue
-            names = self._changes.take()
+            quiet_seconds = 0.0
+            names = user.visible(self._changes.take())
             for at in range(0, len(names), ROWS_MAX):
+                if self._who() != user:
+                    return
                 await _say(send, self._event(names[at : at + ROWS_MAX]))
             await asyncio.sleep(SPACING_SECONDS)
 
