@@ -1,7 +1,7 @@
-"""Caller: calls of the public API from within this process, with somebody's token.
+"""Caller: calls of the public API from within this process, in the name of a user.
 
 The API is an ASGI application in the same process, so a call is a function call: no socket, no TLS, no
-name of this machine to find out; and yet it passes the same route, the same check of its token and of its
+name of this machine to find out; and yet it passes the same route, the same check of rights and of
 parameters, as a call from outside. What a visitor may not do, a page cannot do for them.
 
 How it fails: `ApiError`, with the problem that the API answered.
@@ -17,6 +17,8 @@ from urllib.parse import quote, urlencode
 from starlette.types import ASGIApp, Message, Scope
 
 from penstock.errors import PenstockError
+from penstock.http.auth import USER
+from penstock.model.rights import Right, User
 
 ANSWER_BYTES_MAX: Final = 64 << 20
 """A page that asks for more than this at once asks for the wrong thing."""
@@ -37,11 +39,23 @@ def queue_path(queue: str, *more: str) -> str:
 
 
 class Caller:
-    """Calls the API with the token that `token` returns at that moment; None: without one."""
+    """Calls the API as whoever `user` returns at that moment; None: nobody any more."""
 
-    def __init__(self, api: ASGIApp, token: Callable[[], str | None]) -> None:
+    def __init__(self, api: ASGIApp, user: Callable[[], User | None], address: str = "") -> None:
         self._api = api
-        self._token = token
+        self._user = user
+        self._address = address  # of its visitor
+
+    def may(self, right: Right) -> bool:
+        """Whether it has this right with every queue."""
+        user = self._user()
+        return user is not None and user.may(right)
+
+    @property
+    def sees_some(self) -> bool:
+        """Whether there can be a queue that it is told of."""
+        user = self._user()
+        return user is not None and user.may_some(Right.READ)
 
     async def get(self, path: str, **query: object) -> Any:  # whatever the API's document promises
         """The JSON of an answer. A value of None is left out of the query."""
@@ -88,9 +102,6 @@ class Caller:
         if body is not None:
             length = str(len(body)).encode()
             headers += [(b"content-type", b"application/json"), (b"content-length", length)]
-        token = self._token()
-        if token is not None:
-            headers.append((b"authorization", b"Bearer " + token.encode("utf-8", "surrogateescape")))
         words = {
             name: str(value).lower() if isinstance(value, bool) else value
             for name, value in query.items()
@@ -107,7 +118,8 @@ class Caller:
             "query_string": urlencode(words).encode(),
             "root_path": "",
             "headers": headers,
-            "client": None,
+            "client": (self._address, 0) if self._address else None,
+            USER: self._user,
             "server": None,
         }
 

@@ -33,6 +33,8 @@ COLUMNS: Final = (
     Column("since", "Connected", "since", help="How long it has been connected"),
     Column("state", "State", "badges", help="Blocked: does not read. Held back: waits to be read"),
 )
+USER: Final = Column("user", "User", help="Who it is, where clients say so")
+WITH_USER: Final = (*COLUMNS[:3], USER, *COLUMNS[3:])
 FILTERS: Final = (
     Filter("protocol", "Protocol", list(PROTOCOLS.items())),
     Filter("trouble", "State", list(TROUBLES.items())),
@@ -59,18 +61,22 @@ async def build(view: View) -> None:
         noun="connection",
         sort="name",
         search="Find a connection or a queue",
-        searched=("name", "queues"),
+        searched=("name", "queues", "user"),
         filters=FILTERS,
         url_state=True,
     )
     with table:
         _first_steps(view)
     shown: dict[str, Row] = {}
+    with_user = False
 
     def show(answer: Any, is_first: bool) -> None:
-        nonlocal shown
+        nonlocal shown, with_user
         connections: list[Fields] = answer["connections"]
         now = time.time()
+        if not with_user and any(it["user"] for it in connections):
+            with_user = True
+            table.show_columns(WITH_USER)
         rows = {it["name"]: _row(it, now, shown.get(it["name"])) for it in connections}
         table.follow(rows, shown, whole=is_first)
         shown = rows
@@ -91,7 +97,7 @@ def _totals(connections: list[Fields]) -> dict[str, tuple[str, ...]]:
     return {
         "connections": (units.count(len(connections)), ", ".join(spread)),
         "consuming": (units.count(consuming), f"{units.count(others)} only send" if others else ""),
-        "held": (units.count(sum(it["held"] for it in connections)), "sent to them, not settled"),
+        "held": (units.count(sum(it["held"] or 0 for it in connections)), "sent to them, not settled"),
         "blocked": (units.count(blocked), "do not read", "warn" if blocked else ""),
         "held_back": (units.count(held_back), "wait for room", "warn" if held_back else ""),
     }
@@ -109,6 +115,7 @@ def _row(connection: Fields, now: float, before: Row | None) -> Row:
     return {
         "name": connection["name"],
         "peer": connection["peer"],
+        "user": connection["user"] or None,
         "protocol": connection["protocol"],
         "protocol_name": PROTOCOLS.get(connection["protocol"], connection["protocol"]),
         "consumes": links,

@@ -17,6 +17,7 @@ How it fails: as the API does, with a problem; a browser without a session is se
 """
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Awaitable, Callable
 from http.cookies import CookieError, SimpleCookie
@@ -34,15 +35,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.dashboard import signin
 from penstock.dashboard.sessions import Session, Sessions
+from penstock.http.auth import check_local
 from penstock.http.problems import Problem
-from penstock.http.route import Role
 from penstock.http.site import Site
 
 ASSETS: Final = Path(__file__).parent / "assets"
+FILES: Final = frozenset(f"/{path.relative_to(ASSETS)}" for path in ASSETS.rglob("*") if path.is_file())
+"""All that is served from there."""
+
 API_PATHS: Final = frozenset({"v1", "metrics", "healthz", "readyz", "openapi.json"})
 """First segments of paths that are the API's, whoever asks."""
 
-OWN_PATHS: Final = frozenset({"_nicegui", "_nicegui_ws", "_penstock", "favicon.ico", "sign-in", "sign-out"})
+FILE_PATHS: Final = frozenset({"_penstock", "favicon.ico"})
+OWN_PATHS: Final = FILE_PATHS | {"_nicegui", "_nicegui_ws", "sign-in", "sign-out"}
 """First segments of paths that are the dashboard's, whatever is accepted."""
 
 ICON_PATH: Final = "/favicon.ico"
@@ -87,10 +92,11 @@ class Door:
         """Whether a request is for a page and not for the API."""
         if scope["type"] == "websocket":
             return True
-        first = scope["path"].split("/", 2)[1]
+        first = _first(scope)
         if first in OWN_PATHS:
             return True
-        return first not in API_PATHS and "text/html" in Headers(scope=scope).get("accept", "")
+        is_page = first not in API_PATHS and scope["path"].startswith("/")  # and not the `*` of OPTIONS
+        return is_page and "text/html" in Headers(scope=scope).get("accept", "")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -107,7 +113,8 @@ class Door:
             await self._guarded(scope, receive, send)
 
     def _check_site(self, headers: Headers) -> None:
-        self._site.guard.admit(headers, Role.ANYONE)
+        if self._site.guard.is_open:
+            check_local(headers)
         # With tokens the API does not look at where a call comes from. A cookie makes that necessary.
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2] != headers.get("host", ""):
@@ -120,7 +127,7 @@ class Door:
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         session = self._session(scope)
-        if session is None or not scope["path"].startswith("/_nicegui_ws/"):
+        if session is None or not scope["path"].startswith("/_nicegui_ws/socket.io/"):
             await _refuse_websocket(receive, send)
             return
         await (await self._pages())(scope, receive, send)
@@ -141,13 +148,15 @@ class Door:
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
-        if path.startswith("/_penstock/") or path == ICON_PATH:
+        if _first(scope) in FILE_PATHS:
             file = path.removeprefix("/_penstock") if path != ICON_PATH else "/favicon.svg"
+            if file not in FILES:
+                await _NO_FILE.response()(scope, receive, send)
+                return
             try:
                 await self._assets({**scope, "path": file, "root_path": ""}, receive, send)
-            except HTTPException as error:
-                problem = _not_offered(scope["method"]) if error.status_code == 405 else _NO_FILE
-                await problem.response()(scope, receive, send)
+            except HTTPException:  # It is there; so it is the method.
+                await _not_offered(scope["method"]).response()(scope, receive, send)
             return
         try:
             response = await self._own(scope, receive)
@@ -196,12 +205,18 @@ class Door:
             return HTMLResponse(signin.page(target))
         if request.method != "POST":
             raise _not_offered(request.method)
-        form = parse_qs((await _small_body(request)).decode("utf-8", "replace"))
+        form = parse_qs((await _small_body(request, self._site.frame_seconds)).decode("utf-8", "replace"))
         target = _local(form.get("next", ["/"])[0])
-        secret = self._sessions.start(form.get("token", [""])[0].strip())
-        if secret is None:
-            return HTMLResponse(signin.page(target, wrong=True), 401)
-        answer = RedirectResponse(target, 303)
+        address = request.client.host if request.client else ""
+        told = {"from": address or "this machine", "door": "page", "act": "sign in"}
+        try:
+            secret = await self._sessions.start(form.get("token", [""])[0].strip(), address)
+        except Problem as problem:
+            self._site.auditing.refused(who="", **told, result=problem.name)
+            return HTMLResponse(signin.page(target, wrong=problem), problem.status, problem.headers)
+        session = self._sessions.find(secret)
+        async with self._site.auditing.act({"who": session.name if session is not None else "", **told}):
+            answer = RedirectResponse(target, 303)
         answer.set_cookie(
             _cookie_name(request.scope),
             secret,
@@ -248,6 +263,12 @@ class _Guarding:
         await self._send(message)
 
 
+def _first(scope: Scope) -> str:
+    """The first segment of a path; empty where it has none."""
+    path: str = scope["path"]
+    return path.partition("/")[2].partition("/")[0]
+
+
 async def _refuse_websocket(receive: Receive, send: Send) -> None:
     await receive()
     # Before it was accepted, this is an answer with status 403.
@@ -258,17 +279,21 @@ def _not_offered(method: str) -> Problem:
     return Problem("method-not-allowed", f"{method} is not offered here; there is GET")
 
 
-async def _small_body(request: Request) -> bytes:
+async def _small_body(request: Request, seconds: float) -> bytes:
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > FORM_BYTES_MAX:
-            raise Problem(
-                "body-too-large",
-                f"a form has at most {FORM_BYTES_MAX} bytes here",
-                headers={"Connection": "close"},
-            )
-    return body
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):  # in all: nobody has shown yet who they are
+            async for part in request.stream():
+                body += part
+                if len(body) > FORM_BYTES_MAX:
+                    raise Problem(
+                        "body-too-large",
+                        f"a form has at most {FORM_BYTES_MAX} bytes here",
+                        headers={"Connection": "close"},
+                    )
+            return body
+    detail = f"the form has not come within {seconds:g} s, the limit of [limits] frame-seconds; try again"
+    raise Problem("request-timeout", detail, headers={"Connection": "close"})
 
 
 def _target(scope: Scope) -> str:

@@ -49,6 +49,7 @@ async def build(view: View) -> None:
             log = _Log()
         with tag("div", classes="ps-column"):
             syncs = SyncPanel()
+    poll, sync_trail = ENGINE.of(view, SYNCS)
     engine: Fields | None = None
     health = view.feed.health
 
@@ -70,10 +71,10 @@ async def build(view: View) -> None:
         disk.show(answer)
         log.show(answer)
         cluster.show(answer["cluster"])
-        syncs.show(answer["sync"], SYNCS.trail, is_first)
+        syncs.show(answer["sync"], sync_trail.trail, is_first)
 
     view.on_tick(tick)
-    watch(view, ENGINE, show)
+    watch(view, poll, show)
     watch(view, READERS, lambda answer, is_first: holders.show(answer["readers"]), tells=False)
 
 

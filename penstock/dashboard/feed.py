@@ -10,6 +10,7 @@ Rules that always hold:
     warm). Thirty open pages cost the broker what one costs: nothing but the health question, since the
     rows come from this process's mirror.
   * A row is replaced, never changed. Totals are the sums of the rows.
+  * In the name of somebody who may read nothing, nothing is asked but the health.
   * Listeners are called in the loop and must not wait; one that fails is logged and leaves nobody else
     without its tick.
 
@@ -165,8 +166,9 @@ class Feed:
     async def _keep_reading(self) -> None:
         while True:
             try:
-                await self._list()
-                await self._read()
+                if self._caller.sees_some:
+                    await self._list()
+                    await self._read()
             except ApiError as error:
                 log.warning("the dashboard cannot read the events: %s", error)
             except Exception:  # pages would go on showing rows that stand still

@@ -17,6 +17,7 @@ from nicegui.elements.mixins.text_element import TextElement
 from penstock.dashboard.feed import Health, Tick
 from penstock.dashboard.pages import PAGES
 from penstock.dashboard.view import View
+from penstock.model.rights import Right
 
 
 def tag(name: str, text: str = "", classes: str = "", **attributes: str) -> TextElement:
@@ -51,14 +52,15 @@ def _header(view: View) -> ui.element:
             tag("span", "Penstock")
         with tag("nav", classes="ps-nav", aria_label="Pages"):
             for page in PAGES:
-                if page.in_navigation and page.is_there:
+                if page.in_navigation and page.is_there and view.may_open(page):
                     link = tag("a", page.title, href=page.path)
                     if view.page.is_within(page):
                         link.props["aria-current"] = "page"
         tag("span", classes="ps-grow")
         _state(view)
-        if view.session.name:
-            tag("span", view.session.name, "ps-who", title=f"role: {view.session.role.name.lower()}")
+        user = view.session.user
+        if user is not None and user.name:
+            tag("span", user.name, "ps-who", title=f"may: {user.words}")
             with tag("form", method="post", action="/sign-out"):
                 tag("button", "Sign out", "ps-button ps-quiet", type="submit")
         tag("button", "Auto", "ps-button ps-quiet ps-theme", type="button", data_ps_theme="")
@@ -169,8 +171,28 @@ def style(file: str) -> None:
     ui.add_head_html(f'<link rel="stylesheet" href="/_penstock/{file}">')
 
 
-def nothing_here(title: str = "There is nothing at this address") -> None:
+def nothing_here(view: View, title: str = "There is nothing at this address", text: str = "") -> None:
     """What there is to see where there is nothing."""
     with tag("section", classes="ps-empty"):
         tag("h1", title)
-        tag("a", "See all queues", href="/")
+        if text:
+            tag("p", text)
+        if view.may_open(PAGES[0]):
+            tag("a", "See all queues", href="/")
+
+
+def not_allowed(view: View) -> None:
+    """What there is to see for somebody who may not see the page."""
+    view.client.status_code = 403
+    user = view.session.user
+    name, may = (user.name, user.words) if user is not None else ("", "")
+    title, where = "You may look at no queue", " with some queue"
+    if view.queue:
+        title, where = "You may not look at this queue", f" with {view.queue}"
+    elif view.page.right is Right.ADMIN:
+        title, where = "This page is for admins", ""
+    text = (
+        f"It needs the right {view.page.right.word}{where}. You are signed in as {name}, and may: "
+        f"{may or 'nothing'}. Rights are given by [[user]] in the broker's settings."
+    )
+    nothing_here(view, title, text)

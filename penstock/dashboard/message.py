@@ -25,8 +25,8 @@ from penstock.dashboard.pages import queue_href
 from penstock.dashboard.queue_blocks import Choice, crumbs, terminal
 from penstock.dashboard.queue_messages import STATE_KINDS
 from penstock.dashboard.view import View
-from penstock.http.route import Role
 from penstock.model.ids import IDENTITY_DIGITS
+from penstock.model.rights import Right
 
 LOOK_SECONDS: Final = 3.0
 LOOK_BYTES_MAX: Final = 100_000
@@ -56,7 +56,7 @@ async def build(view: View, offset: int, offset_end: int) -> None:
         if error.status not in (404, 410):
             raise
         view.client.status_code = error.status
-        nothing_here(str(error))
+        nothing_here(view, str(error))
         return
     await page.draw()
 
@@ -90,7 +90,7 @@ class _Message:
                 self._badges = tag("span")
             with tag("div", classes="ps-actions"):
                 self._steps_aside()
-                if self._view.may(Role.OPERATE):
+                if self._view.may(Right.OPERATE):
                     self._redrive = button("Redrive", self._do_redrive, "primary")
                 button("Download", self._download)
         with tag("div", classes="ps-message"):
@@ -135,7 +135,7 @@ class _Message:
             badge(message["state"], STATE_KINDS[message["state"]])
             if message["repaired"]:
                 badge("repaired", "warn").props["title"] = "Its payload is another than it was sent with."
-        if self._view.may(Role.OPERATE):
+        if self._view.may(Right.OPERATE):
             self._redrive.set_visibility(message["state"] == "dead" and message["consumer"] is None)
         self._facts.clear()
         with self._facts, facts():

@@ -14,6 +14,7 @@ from penstock.dashboard.layout import tag
 from penstock.dashboard.pages import queue_href
 from penstock.dashboard.table import Column, LiveTable, Row
 from penstock.dashboard.view import View
+from penstock.model.rights import Right
 
 SPARK_SECONDS: Final = 120.0
 
@@ -141,6 +142,10 @@ def _first_steps(view: View) -> None:
     """What to do where there is no queue."""
     with tag("section", classes="ps-empty"):
         tag("h2", "No queue yet")
+        user = view.session.user
+        if user is not None and not user.may(Right.SEND, "orders"):
+            tag("p", "Whatever you may look at appears here by itself, as soon as it is there.")
+            return
         tag("p", "A queue is there with its first message. Send one from a terminal:")
         token = " --token TOKEN" if view.session.name else ""
         url = str(view.request.base_url).rstrip("/")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, urlencode
 
+from penstock.model.rights import Right
+
 if TYPE_CHECKING:
     from penstock.dashboard.view import View
 
@@ -25,6 +27,7 @@ class Page:
     title: str
     module: str
     in_navigation: bool = True
+    right: Right = Right.READ  # needed with the queue of the page, or with some queue
 
     @property
     def is_there(self) -> bool:
@@ -45,6 +48,7 @@ PAGES: Final = (
     Page("/connections", "Connections", "penstock.dashboard.connections"),
     Page("/readers", "Readers", "penstock.dashboard.readers"),
     Page("/engine", "Engine", "penstock.dashboard.engine"),
+    Page("/audit", "Audit", "penstock.dashboard.audit", right=Right.ADMIN),
 )
 
 

@@ -5,8 +5,8 @@ costs the broker's own process a little. So all pages share an answer, and long 
 often.
 
 Rules that always hold:
-  * An answer is asked for by a page that is open, with its visitor's token; everybody who may open a page
-    may see it.
+  * An answer is asked for by a page that is open, in its visitor's name, and shared with those who have the
+    right with every queue, too. Everybody else is told what they may see, alone.
   * At most once in `TURN_SECONDS`, and so rarely that no more than `ROWS_PER_SECOND` rows are told.
 
 How it fails: the page says that its figures are old, and why; the next turn tries again.
@@ -17,11 +17,12 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 from penstock.dashboard.caller import ApiError, Caller
 from penstock.dashboard.layout import tag
 from penstock.dashboard.view import View
+from penstock.model.rights import Right
 
 TURN_SECONDS: Final = 2.0
 ROWS_PER_SECOND: Final = 200
@@ -33,8 +34,18 @@ TRAIL_SECONDS: Final = 300.0
 TRAIL_GAP_SECONDS: Final = 60.0
 
 
+class Notes(Protocol):
+    """What is kept of answers."""
+
+    def told(self, at: float, answer: Any) -> None: ...
+
+
+N = TypeVar("N", bound=Notes)
+
+
 class Poll:
-    """`rows` says how many rows an answer has; `told` hears every answer once."""
+    """`rows` says how many rows an answer has; `told` hears every answer once; `right`: of who shares it,
+    None: it is one page's own."""
 
     def __init__(
         self,
@@ -42,8 +53,12 @@ class Poll:
         rows: Callable[[Any], int],
         told: Callable[[float, Any], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        right: Right | None = Right.READ,
+        **query: object,
     ) -> None:
         self._path = path
+        self._query = query
+        self._right = right
         self._rows = rows
         self._told = told
         self._clock = clock
@@ -57,13 +72,23 @@ class Poll:
         """The answer is known to be old: the next page asks again."""
         self._due_at = -math.inf
 
+    def of(self, view: View, notes: N) -> "tuple[Poll, N]":
+        """This one and its notes; for who is told less than others, both anew."""
+        if self._right is None or view.api.may(self._right):
+            return self, notes
+        fresh = type(notes)()
+        return Poll(self._path, self._rows, fresh.told, self._clock, None, **self._query), fresh
+
     async def read(self, api: Caller) -> Any:
         """The newest answer."""
+        if self._right is not None and not api.may(self._right):  # Nobody else is told the same.
+            self.turn += 1
+            return await api.get(self._path, **self._query)
         async with self._asking:
             if self._clock() >= self._due_at:
                 try:
                     async with asyncio.timeout(ANSWER_SECONDS_MAX):
-                        self._answer = await api.get(self._path)
+                        self._answer = await api.get(self._path, **self._query)
                 except TimeoutError:
                     raise ApiError(
                         503, "unavailable", f"the broker has not answered for {ANSWER_SECONDS_MAX:.0f} s"

@@ -25,7 +25,7 @@ from penstock.dashboard.layout import badge, button, confirm, style, tag
 from penstock.dashboard.pages import queue_href
 from penstock.dashboard.queue_blocks import crumbs, whole
 from penstock.dashboard.view import View
-from penstock.http.route import Role
+from penstock.model.rights import Right
 
 Part = Callable[[View, Fields], Awaitable[None]]
 
@@ -99,8 +99,8 @@ class _Head:
                 tag("h1", self._queue, dir="auto")
                 self._paused = badge("paused", "warn")
             with tag("div", classes="ps-actions"):
-                self._pause = button("Pause", self._toggle_pause) if view.may(Role.OPERATE) else None
-                if view.may(Role.ADMIN):
+                self._pause = button("Pause", self._toggle_pause) if view.may(Right.OPERATE) else None
+                if view.may(Right.ADMIN):
                     button("Purge…", self._purge)
                     button("Delete…", self._delete)
         with tag("dl", classes="ps-numbers"):

@@ -24,8 +24,8 @@ from penstock.dashboard.queue_messages import message_row, message_table
 from penstock.dashboard.redriving import BAD_RECORD, LISTED, Progress, Wish, count, redrive
 from penstock.dashboard.table import Row
 from penstock.dashboard.view import View
-from penstock.http.route import Role
 from penstock.model.life import DEAD_REASONS
+from penstock.model.rights import Right
 
 PAGES_MAX: Final = 20
 """How many pages of dead letters are gone through for those of one reason."""
@@ -83,10 +83,10 @@ class _Letters:
         with columns():
             with panel("Reasons"):
                 self._bars = tag("div", classes="ps-reasons", role="group", aria_label="Reasons")
-                if view.may(Role.ADMIN):
+                if view.may(Right.ADMIN):
                     with tag("div", classes="ps-actions ps-apart"):
                         button("Purge dead letters…", self._purge)
-            if view.may(Role.OPERATE):
+            if view.may(Right.OPERATE):
                 self._form()
         with panel(classes="ps-browse") as section:
             section.props["aria-label"] = "Dead letters"
@@ -140,7 +140,7 @@ class _Letters:
     async def _choose(self, reason: str | None) -> None:
         self._ask(replace(self._wish, reason=reason))
         self._draw()
-        if self._view.may(Role.OPERATE):
+        if self._view.may(Right.OPERATE):
             self._say("")
         await self._view.run(self._load)
 
@@ -150,7 +150,7 @@ class _Letters:
         ui.navigate.history.replace(queue_href(self._queue, part="dead", **wish.fields()))
 
     async def _opened(self) -> None:
-        if self._view.may(Role.OPERATE) and self._wish != Wish(self._wish.reason):
+        if self._view.may(Right.OPERATE) and self._wish != Wish(self._wish.reason):
             await self._carry_out(self._wish, False)
         else:
             await self._load()

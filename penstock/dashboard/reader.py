@@ -11,7 +11,7 @@ from penstock.dashboard.pages import queue_href
 from penstock.dashboard.poll import TRAIL_SECONDS, Trail
 from penstock.dashboard.table import Column, LiveTable, Row
 from penstock.dashboard.view import View
-from penstock.http.route import Role
+from penstock.model.rights import Right
 
 COLUMNS: Final = (
     Column("queue", "Queue", "link", head=True, badges="state"),
@@ -39,8 +39,7 @@ class ReaderPanel:
                     self._title = tag("h2", "", id="reader-name")
                     self._capped = badge("capped", "bad")
                     self._ended = badge("lease ended", "warn")
-                if view.may(Role.OPERATE):
-                    self._button = button("Release", self._ask)
+                self._button = button("Release", self._ask) if view.may(Right.OPERATE) else None
             self._gone = tag(
                 "p", "There is no such reader (any more): it was released, or its lease has ended."
             )
@@ -75,8 +74,8 @@ class ReaderPanel:
         self._title.set_text(name)
         self._gone.set_visibility(reader is None)
         self._rest.set_visibility(reader is not None)
-        if self._view.may(Role.OPERATE):
-            self._button.set_visibility(reader is not None)
+        if self._button is not None:
+            self._button.set_visibility(reader is not None and self._may_release(reader))
         self._capped.set_visibility(reader is not None and any(it["capped"] for it in reader["queues"]))
         self._ended.set_visibility(reader is not None and not reader["lease_seconds_left"])
         if reader is None:
@@ -85,7 +84,8 @@ class ReaderPanel:
         self._lag = sum(it["lag"] for it in queues)
         self._reads.set_text(VIEWS.get(reader["view"], str(reader["view"])))
         self._lag_text.set_text(units.count(self._lag))
-        self._queues.set_text(units.count(len(queues)))
+        hidden = f", and {units.count(reader['hidden'])} that you may not see" if reader["hidden"] else ""
+        self._queues.set_text(units.count(len(queues)) + hidden)
         left = reader["lease_seconds_left"]
         self._lease.set_text(units.age(left) if left else "ended: nothing is kept for it")
         if is_first:
@@ -93,6 +93,12 @@ class ReaderPanel:
         else:
             self._chart.push(trail.points[-1])
         self._show_queues(queues, is_first)
+
+    def _may_release(self, reader: Fields) -> bool:
+        user = self._view.session.user
+        if user is None or reader["hidden"]:
+            return False
+        return all(user.may(Right.OPERATE, it["queue"]) for it in reader["queues"])
 
     def _show_queues(self, queues: list[Fields], is_first: bool) -> None:
         rows = {it["queue"]: _row(it) for it in queues}

@@ -95,9 +95,11 @@ async def build(view: View) -> None:
     chosen = view.request.query_params.get("reader", "")
     is_named = bool(chosen)
 
+    poll, lags = READERS.of(view, LAGS)
+
     async def release(name: str) -> None:
         await view.api.ask("DELETE", f"/v1/readers/{quote(name, safe='')}", None)
-        READERS.expire()
+        poll.expire()
         view.notify(f"Released {name}")
 
     panel = ReaderPanel(view, release)
@@ -114,9 +116,9 @@ async def build(view: View) -> None:
         tiles.show(**_totals(readers))
         alerts.show(_alerts(readers))
         found = next((it for it in readers if it["name"] == chosen), None)
-        panel.show(chosen, found, LAGS.of(chosen), is_first)
+        panel.show(chosen, found, lags.of(chosen), is_first)
 
-    watch(view, READERS, show)
+    watch(view, poll, show)
 
 
 def _totals(readers: list[Fields]) -> dict[str, tuple[str, ...]]:

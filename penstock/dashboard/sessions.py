@@ -12,10 +12,12 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.http.auth import Guard
-from penstock.http.route import Role
+from penstock.model.rights import User
 
 IDLE_SECONDS_MAX: Final = 12 * 3600.0
 SESSIONS_MAX: Final = 1000
+SESSIONS_OF_USER_MAX: Final = 20
+"""One who signs in again and again ends sessions of its own, and nobody else's."""
 
 
 class Session:
@@ -28,14 +30,15 @@ class Session:
         self.used_at = clock()
 
     @property
-    def role(self) -> Role:
-        """What it may do now: the broker's tokens may change at any time. `ANYONE`: nothing at all."""
-        return self._guard.role_of(self.token)
+    def user(self) -> User | None:
+        """Who has signed in, with the rights of now: settings may change. None: nobody any more."""
+        return self._guard.user_of(self.token)
 
     @property
     def name(self) -> str:
-        """The name of its token; empty where there are no tokens."""
-        return self._guard.name_of(self.token)
+        """Empty where there are no tokens."""
+        user = self.user
+        return user.name if user is not None else ""
 
     @property
     def is_idle(self) -> bool:
@@ -59,10 +62,15 @@ class Sessions:
         self._clock = clock
         self._sessions: dict[bytes, Session] = {}  # by the digest of the browser's secret, oldest first
 
-    def start(self, token: str) -> str | None:
-        """The secret for the browser; None where the broker does not know the token."""
-        if self._guard.role_of(token) is Role.ANYONE:
-            return None
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    async def start(self, token: str, address: str) -> str:
+        """The secret for the browser; a Problem where the broker does not know the token."""
+        user = await self._guard.recognise(token, address)
+        own = [digest for digest, session in self._sessions.items() if session.name == user.name]
+        for digest in own[: max(len(own) - SESSIONS_OF_USER_MAX + 1, 0)]:
+            self._end(digest)
         while len(self._sessions) >= SESSIONS_MAX:
             self._end(next(iter(self._sessions)))
         secret = secrets.token_urlsafe(32)
@@ -77,7 +85,7 @@ class Sessions:
         session = self._sessions.get(digest)
         if session is None:
             return None
-        if session.is_idle or session.role is Role.ANYONE:
+        if session.is_idle or session.user is None:
             self._end(digest)
             return None
         self._sessions[digest] = self._sessions.pop(digest)

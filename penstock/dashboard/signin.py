@@ -3,6 +3,8 @@
 from html import escape
 from typing import Final
 
+from penstock.http.problems import Problem
+
 _PAGE: Final = """<!doctype html>
 <html lang="en">
 <head>
@@ -19,7 +21,7 @@ _PAGE: Final = """<!doctype html>
 <main>
 <form method="post" action="/sign-in" class="ps-panel">
 <h1><img src="/_penstock/favicon.svg" alt="" width="28" height="28"> Penstock</h1>
-<p>This broker asks for a token. It is one of those under <code>[[http.tokens]]</code> in its settings.</p>
+<p>This broker asks for a token. It is that of a <code>[[user]]</code> in its settings.</p>
 {notice}<input name="username" type="text" autocomplete="username" value="penstock" hidden>
 <label for="token">Token</label>
 <input id="token" name="token" type="password" autocomplete="current-password" required autofocus{described}>
@@ -31,7 +33,7 @@ _PAGE: Final = """<!doctype html>
 </html>
 """
 
-_WRONG: Final = '<p id="wrong" class="ps-notice" role="alert">This token is not known here.</p>\n'
+_WRONG: Final = '<p id="wrong" class="ps-notice" role="alert">{text}</p>\n'
 
 _STEP: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Penstock</title>
@@ -39,10 +41,13 @@ _STEP: Final = """<!doctype html>
 """
 
 
-def page(target: str, *, wrong: bool = False) -> str:
+def page(target: str, *, wrong: Problem | None = None) -> str:
     """The form, that leads to `target`."""
+    text = "" if wrong is None else f"{wrong.detail[0].upper()}{wrong.detail[1:]}."
+    if wrong is not None and wrong.name == "unauthorized" and "time of user" not in text:
+        text = "This token is not known here."
     return _PAGE.format(
-        notice=_WRONG if wrong else "",
+        notice=_WRONG.format(text=escape(text)) if text else "",
         described=' aria-describedby="wrong" aria-invalid="true"' if wrong else "",
         target=escape(target),
     )

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from starlette.types import ASGIApp
 
-from penstock.dashboard.caller import Caller
 from penstock.dashboard.door import Door
-from penstock.dashboard.feed import Feed
 from penstock.http.site import Site
 
 if TYPE_CHECKING:
@@ -16,27 +14,23 @@ if TYPE_CHECKING:
 
 
 class Dashboard:
-    """Owns the door, and behind it the feed and the pages once there was a visit."""
+    """Owns the door, and behind it the pages once there was a visit."""
 
     websocket_bytes_max: Final = 1 << 20  # from a browser, at once; what pages say is a few hundred
 
     def __init__(self, site: Site, api: ASGIApp) -> None:
         self._site = site
         self._api = api
-        self._feed: Feed | None = None
         self._web: Web | None = None
         self.door = Door(site, self._start)
 
     async def _start(self) -> ASGIApp:
         # Half a second of work, and 40 MB: in a thread, so that the API goes on answering.
         web = await asyncio.to_thread(_import, self._site.data)
-        self._feed = Feed(Caller(self._api, lambda: self._site.guard.own_token))
-        self._web = web(self._api, self._feed)
+        self._web = web(self._api)
         return await self._web.start()
 
     async def stop(self) -> None:
-        if self._feed is not None:
-            await self._feed.stop()
         if self._web is not None:
             await self._web.stop()
 
@@ -45,9 +39,9 @@ class Dashboard:
         """What uvicorn makes of a connection that becomes a websocket; imported with the first of them."""
 
         def make(**given: Any) -> asyncio.Protocol:  # uvicorn's own, passed through
-            from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+            from penstock.dashboard.websocket import WebSocket
 
-            return WebSocketsSansIOProtocol(**given)
+            return WebSocket(**given)
 
         # uvicorn only calls it.
         return cast(type[asyncio.Protocol], make)

@@ -39,6 +39,7 @@ class Column:
     minor: bool = False  # left out where the window is narrow
     alarm: str = ""  # "warn" or "bad": the colour of what is not 0
     sortable: bool = True
+    sort: str = ""  # another field that rows are sorted by
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class LiveTable(Element, component=ASSETS / "table.js"):
         """`sort`: a column's key, with "-" before it downwards. `searched`: the fields that are searched."""
         super().__init__()
         self.props["caption"] = caption
-        self.props["columns"] = [asdict(column) for column in columns]
+        self.show_columns(columns)
         self.props["row-key"] = key
         self.props["noun"] = noun
         self.props["search"] = search
@@ -79,6 +80,11 @@ class LiveTable(Element, component=ASSETS / "table.js"):
         self.props["initial-sort"] = sort
         self.props["page-rows"] = page_rows
         self.props["url-state"] = url_state
+
+    def show_columns(self, columns: Sequence[Column]) -> None:
+        """These columns and no others."""
+        self.props["columns"] = [asdict(column) for column in columns]
+        self.update()
 
     def load(self, rows: Iterable[Row]) -> None:
         """These rows and no others. Call it when the browser is connected (`View.on_open`), or later."""

@@ -1,10 +1,11 @@
 """View: what the builder of a page works with. One for each page that is open in a browser.
 
 Rules that always hold:
-  * Everything a page reads or does goes through `api`, with its visitor's token; or through the feed,
-    which is for everybody who may come in.
+  * Everything a page reads or does goes through `api`, in its visitor's name; or through the feed, which is
+    for all who may see the same.
   * What was registered here stops when the page is closed.
-  * A visitor who has signed out, or whose token is gone, is sent to the sign-in page with the next tick.
+  * A visitor who has signed out, or whose token is gone, is sent to the sign-in page with the next tick; for
+    one whose rights have changed, the page is made anew.
 """
 
 from collections.abc import Awaitable, Callable
@@ -16,7 +17,7 @@ from penstock.dashboard.caller import ApiError, Caller
 from penstock.dashboard.feed import Feed, Listener, Tick
 from penstock.dashboard.pages import Page
 from penstock.dashboard.sessions import Session
-from penstock.http.route import Role
+from penstock.model.rights import Right
 
 
 class View:
@@ -29,14 +30,21 @@ class View:
         self.session = session
         self.api = api
         self.feed = feed
+        self._user = session.user
         self._listeners: list[Listener] = []
         client.on_connect(self._opened)
         client.on_disconnect(self._closed)
         client.on_delete(self._deleted)
 
-    def may(self, role: Role) -> bool:
-        """Whether to show what needs this role. The API decides again when it is used."""
-        return self.session.role >= role
+    def may(self, right: Right) -> bool:
+        """Whether to show what needs this right with the queue of the page. The API decides again."""
+        user = self.session.user
+        return user is not None and (user.may(right, self.queue) if self.queue else user.may_some(right))
+
+    def may_open(self, page: Page) -> bool:
+        """Whether the visitor may see a page that is about no queue in particular."""
+        user = self.session.user
+        return user is not None and user.may_some(page.right)
 
     @property
     def queue(self) -> str:
@@ -56,7 +64,12 @@ class View:
 
     def on_open(self, handler: Callable[[], None]) -> None:
         """To be called when the browser is connected; again when it comes back after a break."""
-        self.client.on_connect(handler)
+
+        def opened() -> None:
+            if self._is_current:
+                handler()
+
+        self.client.on_connect(opened)
 
     def every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
         """Do something now and then while the page is open, at once at first.
@@ -102,6 +115,11 @@ class View:
 
     # --- life ------------------------------------------------------------------------------------
 
+    @property
+    def _is_current(self) -> bool:
+        """Whether its visitor has the rights that it was built for."""
+        return self.session.user is not None and self.session.user == self._user
+
     def _opened(self) -> None:
         self.feed.listen(self._tick)
 
@@ -114,7 +132,7 @@ class View:
         self.feed.forget(self._tick)
 
     def _tick(self, tick: Tick) -> None:
-        if self.session.role is Role.ANYONE:
+        if not self._is_current:
             self.client.run_javascript("location.reload()")
             return
         self.session.touch()

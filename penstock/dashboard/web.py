@@ -15,9 +15,11 @@ from starlette.types import ASGIApp
 
 from penstock.dashboard.caller import ApiError, Caller
 from penstock.dashboard.feed import Feed
-from penstock.dashboard.layout import frame, nothing_here
+from penstock.dashboard.layout import frame, not_allowed, nothing_here
 from penstock.dashboard.pages import PAGES, Page
+from penstock.dashboard.sessions import Session
 from penstock.dashboard.view import View
+from penstock.model.rights import NOBODY, Right, User, by_role
 
 RECONNECT_SECONDS = 5.0
 """How long a page is kept for a browser that is gone; one that comes back later gets a new page."""
@@ -34,15 +36,20 @@ HEAD = """
 """
 BODY = '<div id="ps-link" class="ps-banner" role="alert" hidden></div>'
 
+FEEDS_KEPT = 100
+"""More of them are let go as soon as they rest."""
+
+READER = by_role("dashboard", "read")
+
 NOT_FOUND = Page("/{rest:path}", "Not found", __name__, in_navigation=False)
 
 
 class Web:
     """The pages, running."""
 
-    def __init__(self, api: ASGIApp, feed: Feed) -> None:
+    def __init__(self, api: ASGIApp) -> None:
         self._api = api
-        self._feed = feed
+        self._feeds: dict[User, Feed] = {}  # by name and rights; those who see everything share one
         self._parent = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
         self._life = contextlib.AsyncExitStack()
 
@@ -73,6 +80,8 @@ class Web:
         return self._parent
 
     async def stop(self) -> None:
+        for feed in self._feeds.values():
+            await feed.stop()
         await self._life.aclose()
 
     def _register(self, page: Page) -> None:
@@ -81,12 +90,18 @@ class Web:
         async def show(request: Request) -> None:
             view = self._view(request, page)
             with frame(view):
+                if not view.may_open(PAGES[0]) and page.right is Right.READ and not view.queue:
+                    not_allowed(view)  # Who may read nothing and is led here has tried nothing.
+                    return
                 try:
                     await build(view)
                 except ApiError as error:
                     view.client.content.clear()
                     view.client.status_code = error.status
-                    nothing_here(str(error))
+                    if error.problem == "forbidden":
+                        not_allowed(view)
+                    else:
+                        nothing_here(view, str(error))
 
         ui.page(page.path, title=f"{page.title} · Penstock", response_timeout=BUILD_SECONDS_MAX)(show)
 
@@ -94,9 +109,20 @@ class Web:
         view = self._view(request, NOT_FOUND)
         view.client.status_code = 404
         with frame(view):
-            nothing_here()
+            nothing_here(view)
 
     def _view(self, request: Request, page: Page) -> View:
         session = request.scope["penstock.session"]
-        caller = Caller(self._api, lambda: session.token)
-        return View(ui.context.client, request, page, session, caller, self._feed)
+        caller = Caller(self._api, lambda: session.user, request.client.host if request.client else "")
+        return View(ui.context.client, request, page, session, caller, self._feed(session))
+
+    def _feed(self, session: Session) -> Feed:
+        user = session.user or NOBODY
+        if user.may(Right.READ):
+            user = READER
+        if user not in self._feeds:
+            if len(self._feeds) >= FEEDS_KEPT:
+                self._feeds = {its: feed for its, feed in self._feeds.items() if feed.is_running}
+            # In nobody's session: one that signs out leaves the pages of its other sessions as they are.
+            self._feeds[user] = Feed(Caller(self._api, lambda: user))
+        return self._feeds[user]

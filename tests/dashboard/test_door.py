@@ -1,11 +1,13 @@
 """Who gets into the dashboard, and what a browser may do there."""
 
+import asyncio
 import base64
 import http.client
 import re
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -13,9 +15,11 @@ import pytest
 from playwright.sync_api import expect
 
 from penstock import __version__
-from penstock.dashboard.sessions import IDLE_SECONDS_MAX, SESSIONS_MAX, Sessions
+from penstock.common.tokens import hash_token, new_token
+from penstock.dashboard.sessions import IDLE_SECONDS_MAX, SESSIONS_MAX, SESSIONS_OF_USER_MAX, Sessions
 from penstock.http.auth import Guard
-from penstock.http.route import Role
+from penstock.http.problems import Problem
+from penstock.model.rights import EVERYBODY, by_role
 from tests.certificates import make_authority
 from tests.dashboard.conftest import StartBroker, Visit, axe, fits, until
 from tests.http.api import Api, Reply
@@ -182,6 +186,42 @@ def test_a_token_that_is_taken_back_closes_its_pages(
     assert ask(broker, "/", Cookie=cookie).status == 303
 
 
+def test_a_right_that_is_taken_away_is_gone_from_open_pages(
+    start_broker: StartBroker, tmp_path: Path, visit: Visit
+) -> None:
+    token = new_token("ann")
+    ann = f'[[user]]\nname = "ann"\ntoken-hash = "{hash_token(token)}"\n'
+    ann += 'rights = [{queues = %s, may = ["read"]}]\n'
+    config = tmp_path / "penstock.toml"
+    config.write_text(ann % '"*"' + SETTINGS)
+    broker = start_broker("--config", str(config))
+    with Api(broker.ports["http"], TOKENS["admin"]) as api:
+        for queue in ("orders", "payroll", "bolts"):
+            api.send(queue, b"x")
+    name, _, value = cookie_of(sign_in(broker, token)).partition("=")
+    page = visit(broker, "/sign-in", alone=True)
+    page.context.add_cookies([{"name": name, "value": value, "url": page.url}])
+    page.goto(page.url.replace("/sign-in", "/"))
+    expect(page.get_by_role("link", name="payroll")).to_be_visible()
+    for rights, is_gone in (('["orders", "bolts"]', "payroll"), ('"bolts"', "orders")):
+        config.write_text(ann % rights + SETTINGS)
+        broker.signal(1)
+        expect(page.get_by_role("link", name=is_gone)).to_have_count(0)
+        expect(page.get_by_role("link", name="bolts")).to_be_visible()
+
+
+def test_a_form_that_does_not_come_is_not_waited_for(start_broker: StartBroker, tmp_path: Path) -> None:
+    config = tmp_path / "penstock.toml"
+    config.write_text(f"{SETTINGS}\n[limits]\nframe-seconds = 1\n")
+    broker = start_broker("--config", str(config))
+    with socket.create_connection(("127.0.0.1", broker.ports["http"]), WAIT_SECONDS) as peer:
+        head = (
+            f"POST /sign-in HTTP/1.1\r\nHost: 127.0.0.1:{broker.ports['http']}\r\nContent-Length: 9\r\n\r\n"
+        )
+        peer.sendall(head.encode() + b"tok")
+        assert peer.makefile("rb").read().startswith(b"HTTP/1.1 408")  # and it is closed
+
+
 def test_over_tls_the_cookie_is_for_tls_only(start_broker: StartBroker, tmp_path: Path) -> None:
     make_authority(tmp_path, "api")
     config = tmp_path / "penstock.toml"
@@ -315,24 +355,31 @@ def test_nobody_pays_for_what_nobody_visits(start_broker: StartBroker) -> None:
     until(lambda: "pydantic_core" in Path(f"/proc/{second}/maps").read_text(), "the pages to be there")
 
 
+def in_a_loop(work: Coroutine[None, None, None]) -> None:
+    """In a thread: the browser has a loop in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, work).result()
+
+
 # --- sessions ----------------------------------------------------------------------------------------
 
 
 def test_sessions_end() -> None:
+    in_a_loop(_sessions_end())
+
+
+async def _sessions_end() -> None:
     now = 0.0
-    guard = Guard(
-        [{"name": "a", "role": "read", "token": "a-token"}, {"name": "b", "role": "admin", "token": "b"}]
-    )
+    rows = [{"name": "a", "role": "read", "token": "a-token"}, {"name": "b", "role": "admin", "token": "b"}]
+    guard = Guard(rows)
     sessions = Sessions(guard, lambda: now)
-    assert sessions.start("c") is None
-    assert sessions.start(guard.own_token) is None
-    first, second = sessions.start("a-token"), sessions.start("b")
-    assert first
-    assert second
+    with pytest.raises(Problem):
+        await sessions.start("c", "here")
+    first, second = await sessions.start("a-token", "here"), await sessions.start("b", "here")
     assert first != second
     found = sessions.find(first)
     assert found is not None
-    assert (found.name, found.role, found.token) == ("a", Role.READ, "a-token")
+    assert (found.name, found.user, found.token) == ("a", by_role("a", "read"), "a-token")
     now = IDLE_SECONDS_MAX
     assert sessions.find(first) is found
     now += 1
@@ -340,15 +387,30 @@ def test_sessions_end() -> None:
     assert sessions.find(first) is found
     sessions.end(first)
     assert sessions.find(first) is None
-    assert (found.token, found.role) == (None, Role.ANYONE)
-    third = sessions.start("a-token")
-    guard.set_tokens([{"name": "b", "role": "admin", "token": "b"}])
+    assert (found.token, found.user) == (None, None)
+    third = await sessions.start("a-token", "here")
+    guard.set_users(rows[1:], [])
     assert sessions.find(third) is None
-    kept = sessions.start("b")
-    for _ in range(SESSIONS_MAX):
-        sessions.start("b")
-    assert sessions.find(kept) is None  # the oldest make room
-    guard.set_tokens([])
+    guard.set_users([], [])
     everybody = sessions.find(None)
     assert everybody is not None
-    assert everybody.role is Role.ADMIN
+    assert everybody.user is EVERYBODY
+
+
+def test_one_who_signs_in_again_and_again_ends_sessions_of_its_own() -> None:
+    in_a_loop(_one_who_signs_in_again_and_again_ends_sessions_of_its_own())
+
+
+async def _one_who_signs_in_again_and_again_ends_sessions_of_its_own() -> None:
+    guard = Guard([{"name": name, "role": "admin", "token": name} for name in map(str, range(SESSIONS_MAX))])
+    sessions = Sessions(guard)
+    kept, oldest = await sessions.start("0", "here"), await sessions.start("1", "here")
+    for _ in range(SESSIONS_OF_USER_MAX):
+        await sessions.start("1", "here")
+    assert sessions.find(oldest) is None
+    assert sessions.find(kept) is not None  # and so it is the youngest
+    for number in range(2, SESSIONS_MAX):
+        await sessions.start(str(number), "here")
+        if number == SESSIONS_MAX // 2:
+            assert sessions.find(kept) is not None  # It is used, and the youngest again.
+    assert len(sessions) == SESSIONS_MAX

@@ -17,7 +17,9 @@ from starlette.types import Receive, Scope, Send
 from penstock.dashboard import feed as feed_module
 from penstock.dashboard.caller import ApiError, Caller, queue_path
 from penstock.dashboard.feed import Feed, Tick
+from penstock.http.auth import USER
 from penstock.http.problems import Problem
+from penstock.model.rights import EVERYBODY, Grant, Right, User
 
 WAIT_SECONDS = 10.0
 
@@ -36,13 +38,13 @@ class LittleApi:
         self.rows = {"a": row("a", ready=2, oldest_seconds=5.0), "b": row("b", dead=1)}
         self.told: asyncio.Queue[list[dict[str, Any]] | None] = asyncio.Queue()
         self.gone: list[str] = []
-        self.asked: list[tuple[str, str]] = []
+        self.asked: list[tuple[str, User]] = []
         self.streams = 0
         self.ready = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        self.asked.append((request.url.path, request.headers.get("authorization", "")))
+        self.asked.append((request.url.path, scope[USER]()))
         await self._answer(request)(scope, receive, send)
 
     def _answer(self, request: Request) -> Response:
@@ -100,7 +102,7 @@ def run(monkeypatch: pytest.MonkeyPatch, test: Callable[[LittleApi, Feed], Await
 
     async def play() -> None:
         api = LittleApi()
-        feed = Feed(Caller(api, lambda: "own"), clock=lambda: 1000.0)
+        feed = Feed(Caller(api, lambda: EVERYBODY), clock=lambda: 1000.0)
         try:
             await test(api, feed)
         finally:
@@ -153,7 +155,7 @@ def test_all_queues_and_then_what_changes(monkeypatch: pytest.MonkeyPatch) -> No
         totals = feed.totals()
         assert (totals.ready, totals.queues, totals.paused, totals.oldest_seconds) == (7, 3, 1, None)
         assert api.streams == 1
-        assert {token for _, token in api.asked} == {"Bearer own"}
+        assert {user for _, user in api.asked} == {EVERYBODY}
 
     run(monkeypatch, test)
 
@@ -170,7 +172,7 @@ def test_it_rests_when_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
         feed.forget(two)
         await until(lambda: not feed.is_running and api.streams == 0)
         assert not feed.rows
-        assert asyncio.all_tasks() == {asyncio.current_task()}  # nobody is left to ask
+        await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})  # nobody is left to ask
         feed.listen(one)
         await until(lambda: feed.complete and set(feed.rows) == {"a", "b"})
 
@@ -230,6 +232,21 @@ def test_what_is_wrong_with_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
         await until(lambda: one.ticks[-1].health.ready)
 
     run(monkeypatch, test)
+
+
+def test_for_somebody_who_may_read_nothing_only_the_health_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "TICK_SECONDS", 0.02)
+
+    async def play() -> None:
+        api, listener = LittleApi(), Listener()
+        sender = User("sender", (Grant(("*",), Right.SEND),))
+        feed = Feed(Caller(api, lambda: sender))
+        feed.listen(listener)
+        await until(lambda: len(listener.ticks) > 5)
+        assert (api.asked, list(feed.rows)) == ([("/readyz", sender)], [])
+        await feed.stop()
+
+    asyncio.run(play())
 
 
 # --- the caller ----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.dashboard.caller import ApiError, Caller
 from penstock.dashboard.poll import EARLY_SECONDS, ROWS_PER_SECOND, TURN_SECONDS, Poll, Trail
+from penstock.model.rights import EVERYBODY, Grant, Right, User, by_role
 
 
 class Source:
@@ -16,11 +18,13 @@ class Source:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.query = b""
         self.rows = 1
         self.status = 200
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.asked += 1
+        self.query = scope["query_string"]
         await asyncio.sleep(0)
         body = json.dumps(
             {"rows": self.rows, "type": "urn:penstock:unavailable", "detail": "not now"}
@@ -39,7 +43,7 @@ def test_pages_share_an_answer_and_long_ones_are_asked_for_less_often() -> None:
         now = 100.0
         heard: list[Any] = []
         source = Source()
-        caller = Caller(source, lambda: None)
+        caller = Caller(source, lambda: EVERYBODY)
         poll = Poll("/v1/x", rows_of, lambda at, answer: heard.append(answer), clock=lambda: now)
         answers = await asyncio.gather(*[poll.read(caller) for _ in range(30)])
         assert (source.asked, len(heard), poll.turn) == (1, 1, 1)
@@ -61,10 +65,30 @@ def test_pages_share_an_answer_and_long_ones_are_asked_for_less_often() -> None:
     asyncio.run(check())
 
 
+def _same(user: User | None) -> User | None:
+    return user
+
+
+def test_who_has_not_the_right_with_every_queue_gets_no_shared_answer() -> None:
+    async def check() -> None:
+        source = Source()
+        some = User("some", (Grant(("orders.*",), Right.ALL),))
+        poll = Poll("/v1/x", rows_of, right=Right.ADMIN, last=5)
+        await poll.read(Caller(source, lambda: EVERYBODY))
+        for user in (some, by_role("other", "operate"), None):
+            source.rows += 1
+            caller = Caller(source, partial(_same, user))
+            assert (await poll.read(caller))["rows"] == source.rows
+        assert source.asked == 4
+        assert source.query == b"last=5"
+
+    asyncio.run(check())
+
+
 def test_a_failure_is_told_to_who_asked_and_the_next_one_asks_again() -> None:
     async def check() -> None:
         source = Source()
-        caller = Caller(source, lambda: None)
+        caller = Caller(source, lambda: EVERYBODY)
         poll = Poll("/v1/x", rows_of)
         source.status = 503
         with pytest.raises(ApiError, match="not now"):

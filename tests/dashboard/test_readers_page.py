@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from playwright.sync_api import Page, expect
 
-from tests.dashboard.conftest import StartBroker, Visit, axe, everybody
+from tests.dashboard.conftest import StartBroker, Visit, axe, everybody, readable
 from tests.http.api import Api
 from tests.server.harness import BrokerProcess, until
 
@@ -84,7 +84,7 @@ def test_lag_is_the_apis_and_moves_with_the_reader(start_broker: StartBroker, vi
         assert cell(page, "Readers", "nightly", "lease").endswith(" min")
         chart = page.get_by_role("img", name="Lag while this page is open: now Lag 1;")
         expect(chart).to_be_visible()
-        page.get_by_role("link", name="audit").click()
+        page.get_by_role("link", name="audit", exact=True).click()
         page.wait_for_url("**/readers?reader=audit#reader")
         until(lambda: chosen(page) == "audit", "the other reader")
         expect(page.get_by_text("Events, by number")).to_be_visible()
@@ -112,6 +112,21 @@ def test_release_by_click(start_broker: StartBroker, visit: Visit) -> None:
         assert [it["name"] for it in api.get("/v1/readers")["readers"]] == ["other"]
         expect(page.get_by_text("There is no such reader (any more)")).to_be_visible()
         expect(page.get_by_role("button", name="Release")).to_be_hidden()
+
+
+def test_what_the_api_refuses_is_told(start_broker: StartBroker, visit: Visit) -> None:
+    broker = start_broker()
+    with Api(broker.ports["http"]) as api:
+        api.send("orders", b"x")
+        put(api, "short", {"orders": 0}, lease_seconds=3600)
+        page = visit(broker, PATH)
+        page.get_by_role("button", name="Release").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text("Release the reader short?")
+        assert api.ask("DELETE", "/v1/readers/short").status == 204
+        dialog.get_by_role("button", name="Release").click()
+        expect(page.locator(".ps-toast-bad")).to_contain_text("there is no reader 'short'")
+        readable(page.get_by_role("button", name="Close"))
 
 
 def test_only_who_may_operate_can_release(start_broker: StartBroker, tmp_path: Path, visit: Visit) -> None:

@@ -290,7 +290,7 @@ export default {
     },
     hint(column, sort) {
       const down = sort.startsWith("-");
-      if (NUMBERS.has(column.kind)) return down ? "↓" : "↑";
+      if (NUMBERS.has(column.kind) || column.sort) return down ? "↓" : "↑";
       return down ? "Z–A" : "A–Z";
     },
     ariaSort(column) {
