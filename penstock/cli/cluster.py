@@ -119,6 +119,8 @@ def _say(local: "LocalCluster", args: argparse.Namespace) -> None:
         for node in local.cluster.nodes
     ]
     lines = tables.table(columns, nodes)
+    columns = [tables.Column(title) for title in ("user of NATS", "name and password, for credentials")]
+    lines += ["", *tables.table(columns, [(user, str(file)) for user, file in local.credentials.items()])]
     if local.front_ends:
         doors = list(local.front_ends[0].addresses)
         titles = [tables.Column(title) for title in ("", *doors)]
@@ -132,6 +134,7 @@ def _addresses(local: "LocalCluster") -> dict[str, Any]:
     return {
         "folder": str(local.folder),
         "engine": ",".join(local.cluster.urls),
+        "credentials": {user: str(file) for user, file in local.credentials.items()},
         "nodes": [
             {"name": node.name, "url": node.url, "monitor": f"http://127.0.0.1:{node.ports.monitor}"}
             for node in local.cluster.nodes

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_admin(parser)
     group = parser.add_argument_group("the NATS cluster", "What `penstock serve` would be given with it.")
     for setting in TABLE:
-        if setting.section == "cluster" or setting.name == "allow-unsafe-sync":
+        if setting.section == "cluster" or setting.name in ("allow-unsafe-sync", "strict"):
             add_flag(group, setting)
 
 

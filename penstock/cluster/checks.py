@@ -3,7 +3,8 @@
 What a server says when we connect tells its version and the largest message; JetStream tells about the
 account and the streams; and only a node's monitoring tells whether it syncs every write. JetStream's own
 default is not to: a power cut then takes messages that were confirmed. So that is looked at on every node,
-over HTTP, and a cluster that does not sync is refused unless the settings allow it.
+over HTTP, and a cluster that does not sync is refused unless the settings allow it. Whether a stranger is let
+in is found out by coming as one; what our own user may do, the server tells.
 
     ok     as it should be
     warn   it works, and should be known: the front-end starts, and shows it
@@ -28,8 +29,8 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from http.client import HTTPException
 from typing import Any, Final, NamedTuple
@@ -37,11 +38,20 @@ from typing import Any, Final, NamedTuple
 from penstock.cluster.nodes import servers_of, wire_options
 from penstock.common.given import SettingsError
 from penstock.common.journal import log
+from penstock.common.tls import client_context
 from penstock.log.jetstream.api import Answer, JetStream
-from penstock.log.jetstream.errors import JetStreamError, JetStreamTrouble
+from penstock.log.jetstream.errors import (
+    JetStreamError,
+    JetStreamTrouble,
+    LinkError,
+    NotAllowed,
+    read_answer,
+)
 from penstock.log.jetstream.link import Link
 from penstock.log.jetstream.names import LogNames
-from penstock.log.jetstream.servers import Servers
+from penstock.log.jetstream.options import LinkOptions
+from penstock.log.jetstream.rights import lacking, rights_of_front_end
+from penstock.log.jetstream.servers import Server, Servers
 from penstock.server.settings import Settings
 
 MONITOR_SECONDS: Final = 3.0
@@ -198,13 +208,18 @@ async def check(api: JetStream, info: Said, settings: Settings) -> list[Finding]
         _check_replicas(info, found, settings),
         _check_sync(found, settings),
     ]
+    rights = await _check_rights(api, settings)
+    findings.append(rights)
+    if rights.level is Level.FAIL:
+        return findings  # Nothing else could be asked, or stored.
     try:
         if not info.get("jetstream") and not info.get("cluster"):
             raise _no_jetstream(info)
         account = await api.account()
         findings.append(_check_account(account))
+        findings.append(await _check_authentication(api, settings))
         names = LogNames(settings.cluster.name)
-        for stream in (names.stream_settings(settings.cluster.replicas), names.state_settings(1)):
+        for stream in names.all_settings(settings.cluster.replicas):
             findings += await _check_stream(api, stream, settings)
     except JetStreamTrouble as error:
         advice = "add a jetstream block to the configuration of its nodes, and let this account use it"
@@ -317,6 +332,82 @@ def _check_sync(found: Look, settings: Settings) -> Finding:
             "name the monitoring of every node under [cluster] monitor, and start those that are down",
         )
     return Finding("sync", Level.OK, f"every write is synced by {asked}")
+
+
+# --- who may do what ----------------------------------------------------------------------------------
+
+
+async def _check_authentication(api: JetStream, settings: Settings) -> Finding:
+    """Whether a stranger, who gives no name, sees of our log what we see."""
+    stream = LogNames(settings.cluster.name).stream
+    ours = await _is_there(api.stream(stream))
+    servers = servers_of(settings)
+    came = await asyncio.gather(*(_stranger(server, settings, stream) for server in servers))
+    if ours not in came:
+        return Finding("authentication", Level.OK, "who gives no name is not let in")
+    open_doors = ", ".join(str(server) for server, saw in zip(servers, came, strict=True) if saw is ours)
+    return Finding(
+        "authentication",
+        Level.FAIL if settings.strict else Level.WARN,
+        f"{open_doors} let in whoever can connect: to read every message, to delete the log unnoticed, and to"
+        " lead",
+        "give the nodes users with passwords (docs/cluster.md#rights-in-nats), and set credentials under "
+        "[cluster]",
+    )
+
+
+async def _is_there(asking: Awaitable[object]) -> bool:
+    try:
+        await asking
+    except JetStreamError as error:
+        if not error.not_found:
+            raise
+        return False
+    return True
+
+
+async def _stranger(server: Server, settings: Settings, stream: str) -> bool | None:
+    """Whether the stream is there for whoever has no name; None: they are not let in, or not answered."""
+    from penstock.log.jetstream.wire import Wire
+
+    cluster = settings.cluster
+    tls = client_context("[cluster]", cluster.tls_ca) if wire_options(cluster).tls is not None else None
+    try:
+        wire = await Wire.connect(
+            replace(server, user="", password=""), LinkOptions(tls=tls, connect_seconds=MONITOR_SECONDS)
+        )
+    except LinkError:
+        return None
+
+    async def ask() -> object:
+        subject = f"$JS.API.STREAM.INFO.{stream}"
+        ((_, said),) = await wire.ask(subject, b"", None, MONITOR_SECONDS, gather=False)
+        return read_answer(subject, said)
+
+    try:
+        return await _is_there(ask())
+    except JetStreamTrouble:
+        return None
+    finally:
+        await wire.close()
+
+
+async def _check_rights(api: JetStream, settings: Settings) -> Finding:
+    rights = rights_of_front_end(LogNames(settings.cluster.name))
+    advice = "add it to the permissions of this user on every node: docs/cluster.md#rights-in-nats"
+    try:
+        user = await api.user()
+    except NotAllowed as error:
+        # Where no answer can come, it is not only this that it lacks.
+        deaf = "subscribe" in str(error)
+        return Finding("rights", Level.FAIL if deaf else Level.WARN, str(error), advice)
+    except JetStreamTrouble as error:
+        return Finding("rights", Level.OK, f"nobody says what this user may do ({error})")
+    missing = lacking(rights, user.get("permissions") or {})
+    if missing:
+        text = f"user {user.get('user')!r} of NATS may not {', '.join(missing)}"
+        return Finding("rights", Level.FAIL, text, advice)
+    return Finding("rights", Level.OK, "this user may do what a front-end must")
 
 
 def _check_account(account: Answer) -> Finding:

@@ -8,12 +8,13 @@ How it fails: it does not; why there is no link is told to `on_down`.
 """
 
 import asyncio
+import ssl
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
-from penstock.cluster.frames import Frame, Hello, Kind, decode_json, encode_hello, violation
-from penstock.cluster.link import Link
-from penstock.common.address import TcpAddress
+from penstock.cluster.frames import Frame, Hello, Kind, decode_json, violation
+from penstock.cluster.link import SHUTDOWN_SECONDS, Link
+from penstock.cluster.trust import ANOTHER_KEY, Asking, Leader, shown
 
 PAUSE_SECONDS_MIN: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 1.0
@@ -21,10 +22,37 @@ CONNECT_SECONDS: Final = 3.0
 LINK_BUFFER_BYTES: Final = 4 << 20
 
 
+_Peer = TypeVar("_Peer", bound=asyncio.BaseProtocol)
+
+
+async def connect(leader: Leader, protocol: Callable[[], _Peer]) -> _Peer:
+    """A connection to the leader's relay, whose certificate is good; `OSError`, `TimeoutError`."""
+    async with asyncio.timeout(CONNECT_SECONDS):
+        _, link = await asyncio.get_running_loop().create_connection(
+            protocol,
+            leader.address.host,
+            leader.address.port,
+            ssl=leader.trust.client,
+            ssl_shutdown_timeout=SHUTDOWN_SECONDS,
+        )
+    return link
+
+
+def why_not(error: OSError) -> str:
+    """Why that has failed. (`TimeoutError` is an `OSError`.)"""
+    if isinstance(error, ssl.SSLError):
+        return f"no TLS with it ({error.reason or error}): {ANOTHER_KEY}"
+    if isinstance(error, ConnectionResetError):
+        return f"it has closed the link; where it does so again and again, {ANOTHER_KEY}"
+    return str(error) or "it does not answer"
+
+
 class FollowerLink(Link):
-    def __init__(self, hello: Hello, dialer: "Dialer") -> None:
+    def __init__(self, leader: Leader, hello: Hello, dialer: "Dialer") -> None:
         super().__init__()
-        self.hello = hello
+        self.target = leader, hello
+        self._asking = Asking(leader, hello)
+        self._proved = False
         self._dialer = dialer
         self._welcome = False
         self.is_full = False  # it takes more, and whoever has much to say had better wait
@@ -32,7 +60,7 @@ class FollowerLink(Link):
     def on_open(self) -> None:
         assert self._transport is not None
         self._transport.set_write_buffer_limits(high=LINK_BUFFER_BYTES)
-        self.write(encode_hello(self.hello))
+        self.write(self._asking.hello())
 
     def pause_writing(self) -> None:
         self.is_full = True
@@ -46,8 +74,13 @@ class FollowerLink(Link):
         if self._welcome:
             self._dialer.on_frame(frame)
             return
+        if not self._proved:
+            assert self._transport is not None
+            self.write(self._asking.prove(frame, shown(self._transport)))
+            self._proved = True
+            return
         if frame.kind is not Kind.WELCOME:
-            raise violation(f"a leader that begins with {frame.kind.name}, not with WELCOME", frame.position)
+            raise violation(f"a leader that says {frame.kind.name} where its WELCOME is due", frame.position)
         if len(frame.body):
             self.close(f"the leader refused it: {decode_json(frame).get('refused')}")
             return
@@ -72,7 +105,7 @@ class Dialer:
         self.on_frame = on_frame
         self.on_room = on_room  # a link that was full is not any more
         self._loop = asyncio.get_running_loop()
-        self._target: tuple[TcpAddress, Hello] | None = None
+        self._target: tuple[Leader, Hello] | None = None
         self._link: FollowerLink | None = None  # the one that counts, welcome or not
         self._is_up = False
         self._up_since = 0.0
@@ -80,12 +113,12 @@ class Dialer:
         self._attempt: asyncio.Task[None] | None = None
         self._again: asyncio.TimerHandle | None = None
 
-    def dial(self, address: TcpAddress, hello: Hello) -> None:
+    def dial(self, leader: Leader, hello: Hello) -> None:
         """This is the leader from now on."""
-        if self._target == (address, hello) and (self._link is not None or self._attempt is not None):
+        if self._target == (leader, hello) and (self._link is not None or self._attempt is not None):
             return
         self.hang_up("there is another leader")
-        self._target = (address, hello)
+        self._target = (leader, hello)
         self._pause_seconds = PAUSE_SECONDS_MIN
         self._try()
 
@@ -109,22 +142,18 @@ class Dialer:
 
     async def _connect(self) -> None:
         assert self._target is not None
-        address, hello = self._target
+        leader, hello = self._target
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                _, link = await self._loop.create_connection(
-                    lambda: FollowerLink(hello, self), address.host, address.port
-                )
+            link = await connect(leader, lambda: FollowerLink(leader, hello, self))
         except (OSError, TimeoutError) as error:
             self._attempt = None
-            why = str(error) or "it does not answer"
-            self._on_down(f"the leader's relay at {address} cannot be reached: {why}")
+            self._on_down(f"the leader's relay at {leader.address} cannot be reached: {why_not(error)}")
             self._try_again()
             return
         self._attempt = None
         self._link = link
         if not link.is_open:
-            self.link_ended(link, "the leader closed it at once")
+            self.link_ended(link, link.ending)
 
     def _try_again(self) -> None:
         if self._target is not None and self._again is None:
@@ -132,7 +161,7 @@ class Dialer:
             self._pause_seconds = min(2 * self._pause_seconds, PAUSE_SECONDS_MAX)
 
     def welcomed(self, link: FollowerLink) -> None:
-        if self._target is None or self._target[1] != link.hello:
+        if self._target != link.target:
             link.abort("this is not the leader any more")
             return
         self._link = link

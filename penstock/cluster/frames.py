@@ -9,9 +9,9 @@ What stands in the bodies of frames is in `columns.py` (messages) and `word_code
     uint32  port                  the follower's number of a connection; 0 where the frame speaks of none
     bytes   body
 
-The first frame of a link is `HELLO` from the follower, the second `WELCOME` from the leader, whose body is
-empty, or says in JSON why the link is refused and closed. A link of the kind `http` carries plain bytes
-from then on, one of the kind `words` frames.
+A link is TLS, and begins with a greeting in which both sides prove who they are (`trust.py`): `HELLO` from
+the follower, `CHALLENGE`, `PROOF`, and `WELCOME` from the leader, whose body is empty, or says in JSON why
+the link is refused and closed. A link of the kind `http` carries `DATA` and `END` from then on (`pipe.py`).
 
 Rules that always hold:
   * Frames come out whole and in order (`common/framing.py`); a body holds until the next chunk.
@@ -34,7 +34,7 @@ from penstock.protocols.errors import PeerViolation
 Fields = dict[str, Any]  # what JSON can say; each reader of one checks its own
 
 MAGIC: Final = "penstock-relay"
-VERSION: Final = 1
+VERSION: Final = 2
 HELLO_BYTES_MAX: Final = 4096
 FRAME_BYTES_MAX: Final = (1 << 30) + (1 << 28)
 """The largest batch that the log takes, and its columns."""
@@ -52,6 +52,11 @@ class Kind(IntEnum):
 
     HELLO = 1
     WELCOME = 2
+    CHALLENGE = 3
+    PROOF = 4
+    # Of a link that carries HTTP, both ways.
+    DATA = 5
+    END = 6
     # From the follower.
     ATTACH = 10
     DETACH = 11
@@ -104,9 +109,9 @@ class Hello(NamedTuple):
 
     kind: str  # "words" or "http"
     front_end: str  # the id of the follower
-    secret: str
     term: int  # of the leader that it means to speak to
     life: str = ""  # whoever has another one counts its shipments anew
+    nonce: str = ""  # of this link alone
 
 
 def violation(message: str, position: int, offending: Buffer = b"") -> PeerViolation:
@@ -153,9 +158,9 @@ def decode_hello(frame: Frame) -> Hello:
         return Hello(
             str(fields["kind"]),
             str(fields["front_end"]),
-            str(fields["secret"]),
             int(fields["term"]),
             str(fields["life"]),
+            str(fields["nonce"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise violation(f"a hello that lacks or spoils {error}", frame.position) from None

@@ -36,9 +36,10 @@ from penstock import __version__
 from penstock.cluster.checks import Finding, Level, check, refuse, wait_for_nodes
 from penstock.cluster.host import RelayHost
 from penstock.cluster.info import cluster_info
-from penstock.cluster.nodes import front_end_id, servers_of, wire_options
+from penstock.cluster.nodes import front_end_id, relay_files, servers_of, wire_options
 from penstock.cluster.pipe import HttpPipe
 from penstock.cluster.remote_broker import RemoteBroker
+from penstock.cluster.trust import ANOTHER_KEY, Leader, Trust, cluster_key
 from penstock.common.address import TcpAddress, parse_address
 from penstock.common.given import SettingsError
 from penstock.common.journal import log
@@ -54,6 +55,7 @@ from penstock.log.jetstream.replica import LOG, Replica
 from penstock.log.jetstream.stream_log import StreamLog, make_streams, open_stream_log
 from penstock.server.backend import Backend
 from penstock.server.server import LAST_WORDS_SECONDS, Server
+from penstock.server.setting_kinds import OFF
 from penstock.server.settings import Settings
 
 KEEP_UP_SECONDS: Final = 0.5
@@ -77,7 +79,8 @@ def _ours(settings: Settings) -> Settings:
     the log takes, so that the relay carries each."""
     bytes_max = min(settings.limits.payload_bytes_max, BATCH_BYTES_MAX)
     limits = replace(settings.limits, payload_bytes_max=bytes_max)
-    return replace(settings, data=os.path.join(settings.data, LOG), limits=limits)
+    audit = settings.audit_path or OFF
+    return replace(settings, data=os.path.join(settings.data, LOG), audit=audit, limits=limits)
 
 
 def front_end(settings: Settings, reload: Callable[[], Settings] | None = None) -> Server:
@@ -94,6 +97,7 @@ class Front(Backend):
     _nats: LinkThread
     _replica: Replica
     _election: Election
+    _trust: Trust
 
     def __init__(self, server: Server, folder: str) -> None:
         self._server = server
@@ -104,7 +108,6 @@ class Front(Backend):
         self._names = LogNames(self._cluster.name)
         # A number that was used in an earlier life must not count as used in this one.
         self._member = f"{front_end_id(self._cluster)}-{secrets.token_hex(2)}"
-        self._secret = secrets.token_hex(16)
         self._findings: list[Finding] = []
         self._own: RealDisk | None = None  # the folder, locked: nobody else works on the copy of the log
         self._stream: dict[str, Any] | None = None  # what JetStream says of the log's stream
@@ -114,6 +117,7 @@ class Front(Backend):
         self._doubt: asyncio.TimerHandle | None = None  # looks again whether we still lead
         self._leader_before = ""
         self._linked = False  # to the leader
+        self._told = ""  # why not, last
         self._host: RelayHost | None = None
         self._pipe: HttpPipe | None = None
         self._stirred = asyncio.Event()
@@ -162,6 +166,8 @@ class Front(Backend):
                 log.warning("%s", finding)
         refuse(self._findings)
         await self._asked(make_streams(self._nats, self._names, self._cluster.replicas))
+        key = await self._asked(cluster_key(self._nats.api, self._names))
+        self._trust = Trust(key, relay_files(self._cluster))
         self._own = RealDisk(self.folder)
         self._own.lock()
         self._replica = Replica(self._nats.api, self._names, self.folder)
@@ -194,7 +200,7 @@ class Front(Backend):
         return await asyncio.wrap_future(self._nats.start(work))
 
     def _offer(self, term: int) -> Claim:
-        return Claim(self._member, term, str(self._relay_address), self._secret, __version__)
+        return Claim(self._member, term, str(self._relay_address), __version__)
 
     def _said_of_us(self) -> dict[str, Any]:
         return {"id": self._member, "version": __version__, "leads": self._led is not None}
@@ -321,10 +327,10 @@ class Front(Backend):
             self._keeping = self._loop.create_task(self._keep_up(), name="keeping up")
             self._keeping.add_done_callback(self._steered)
         if self._pipe is None and self._second is not None:
-            self._pipe = HttpPipe(self._second.second_door(), self._leader_link)
+            self._pipe = HttpPipe(self._second.second_door(), self._member, self._leader_link)
         leader = self._leader_link()
         if leader is not None and claim.leader != self._member:
-            self._remote.connect(*leader)
+            self._remote.connect(leader)
             if self._pipe is not None:
                 self._pipe.leader_changed()
         else:
@@ -378,7 +384,8 @@ class Front(Backend):
         self._host = RelayHost(
             broker,
             opened,
-            secret=self._secret,
+            name=self._member,
+            trust=self._trust,
             term=claim.term,
             now_us=server.arrival_us,
             on_failed=self.fail,
@@ -441,19 +448,23 @@ class Front(Backend):
         if up:
             self._joined.set()
         elif self._view.role is Role.FOLLOWING:
-            if self._linked:
+            # What passes by itself is no news before there was a link; that it is not let in is, once.
+            if self._linked or (ANOTHER_KEY in why and why != self._told):
+                self._told = why
                 log.warning("no link to the leader: %s", why)
             self._nats.soon(self._election.suspect)
         self._linked = up
 
-    def _leader_link(self) -> tuple[TcpAddress, str, int] | None:
-        """Where the leader's relay is, its secret and its term; None where none can be reached."""
+    def _leader_link(self) -> Leader | None:
+        """Where the leader's relay is, and who that is; None where none can be reached."""
         claim = self._view.claim
         try:
             address = parse_address(claim.relay)
         except ValueError:
             return None
-        return (address, claim.secret, claim.term) if isinstance(address, TcpAddress) else None
+        if not isinstance(address, TcpAddress):
+            return None
+        return Leader(address, claim.leader, claim.term, self._trust)
 
     async def _keep_up(self) -> None:
         """The local copy follows the stream. No client needs it: a disk that fails is waited for."""

@@ -18,18 +18,19 @@ Rules that always hold:
     clients hold, or `claims_seconds` are over; twice that, where it is linked.
   * A settlement is confirmed to a follower when it is durable, in the order in which it came.
 
-How it fails: a link that breaks the rules is closed and the follower comes again. `LogFailed` goes to
+How it fails: a link that breaks the rules is closed and the follower comes again; who is no front-end of this
+cluster is turned away, and told of in the log now and then. `LogFailed` goes to
 `on_failed`: this front-end leads no more.
 """
 
 import asyncio
-import hmac
 import logging
 import socket
+import ssl
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from penstock.broker.broker import Broker
 from penstock.cluster.columns import unpack_ranges
@@ -50,9 +51,11 @@ from penstock.cluster.frames import (
     violation,
 )
 from penstock.cluster.leader_link import LeaderLink
+from penstock.cluster.link import SHUTDOWN_SECONDS
 from penstock.cluster.pipe import LeaderPipes
 from penstock.cluster.remote_port import RemotePort
 from penstock.cluster.storing import Storing
+from penstock.cluster.trust import ANOTHER_KEY, Trust
 from penstock.cluster.word_codec import NO_NUMBER, unpack_words
 from penstock.common.address import Address, TcpAddress
 from penstock.log.errors import LogFailed
@@ -62,6 +65,16 @@ from penstock.server.rounds import Rounds
 
 log = logging.getLogger("penstock.relay")
 
+HANDSHAKE_SECONDS: Final = 3.0
+HANDSHAKES_MAX: Final = 256
+"""At once. Who comes then waits in the backlog of the socket."""
+
+TOLD_SECONDS: Final = 30.0
+"""Strangers are told of once in so long, however many come."""
+
+ACCEPT_SECONDS: Final = 0.1
+"""After this, a machine that has no room for another connection may have it."""
+
 
 class RelayHost:
     def __init__(
@@ -69,7 +82,8 @@ class RelayHost:
         broker: Broker,
         log: Log,
         *,
-        secret: str,
+        name: str,
+        trust: Trust,
         term: int,
         now_us: Callable[[], int],
         on_failed: Callable[[LogFailed], None],
@@ -82,14 +96,18 @@ class RelayHost:
     ) -> None:
         self._broker = broker
         self._log = log
-        self._secret = secret
+        self.name = name  # of this front-end
+        self.trust = trust
         self._term = term
         self._now_us = now_us  # of what is received now: a turn has one time
         self.on_failed = on_failed
         self._buffer_bytes = connection_buffer_bytes
         self._pipes = LeaderPipes(http)
         self._loop = asyncio.get_running_loop()
-        self._server: asyncio.Server | None = None
+        self._door: socket.socket | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # who accepts, and handshakes
+        self._closed = False
+        self._told = float("-inf")  # when we last told of a stranger
         self._links: dict[str, LeaderLink] = {}
         self._strangers: set[LeaderLink] = set()  # links without a hello so far
         self._storing = Storing(broker, log, now_us)
@@ -112,14 +130,54 @@ class RelayHost:
     async def listen(self, where: TcpAddress | socket.socket) -> TcpAddress:
         """At an address, or with a socket that listens already and is the host's from now on."""
         door = where if isinstance(where, socket.socket) else socket.create_server((where.host, where.port))
-        self._server = await self._loop.create_server(self._link, sock=door, backlog=256)
+        door.setblocking(False)
+        self._door = door
+        self._start(self._accept(door))
         host, port, *_ = door.getsockname()
         return TcpAddress(host, port)
 
-    def _link(self) -> LeaderLink:
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, door: socket.socket) -> None:
+        places = asyncio.Semaphore(HANDSHAKES_MAX)
+        while True:
+            await places.acquire()
+            try:
+                peer, address = await self._loop.sock_accept(door)
+            except OSError as error:
+                places.release()
+                log.warning("the relay could not take a connection: %s", error)
+                await asyncio.sleep(ACCEPT_SECONDS)
+                continue
+            self._start(self._shake_hands(peer, address[0], places))
+
+    async def _shake_hands(self, peer: socket.socket, address: str, places: asyncio.Semaphore) -> None:
         link = LeaderLink(self)
+        link.peer = address
         self._strangers.add(link)
-        return link
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: link,
+                peer,
+                ssl=self.trust.server,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS,
+                ssl_shutdown_timeout=SHUTDOWN_SECONDS,
+            )
+        except ssl.SSLError as error:
+            self._strangers.discard(link)
+            self._turned_away(link, f"no TLS with it ({error.reason or error}): {ANOTHER_KEY}")
+        except OSError:
+            self._strangers.discard(link)  # It has left, or says nothing.
+        finally:
+            places.release()
+
+    def _turned_away(self, link: LeaderLink, why: str) -> None:
+        if time.monotonic() - self._told > TOLD_SECONDS:
+            self._told = time.monotonic()
+            log.warning("somebody at %s was turned away at the relay: %s", link.peer, why)
 
     @property
     def front_ends(self) -> list[str]:
@@ -127,9 +185,7 @@ class RelayHost:
 
     def greet(self, link: LeaderLink, hello: Hello) -> None:
         self._strangers.discard(link)
-        if not hmac.compare_digest(hello.secret.encode(), self._secret.encode()):
-            link.refuse("the secret is not that of this leader")
-        elif hello.term != self._term:
+        if hello.term != self._term:
             link.refuse(f"this is the leader of term {self._term}, not of {hello.term}")
         elif hello.kind == "http":
             self._pipes.take(link.hand_over())
@@ -148,7 +204,10 @@ class RelayHost:
             log.info("front-end %s is linked", hello.front_end)
 
     def link_lost(self, link: LeaderLink, why: str) -> None:
-        self._strangers.discard(link)
+        if link in self._strangers:
+            self._strangers.discard(link)
+            if not self._closed:
+                self._turned_away(link, why)
         if self._links.get(link.front_end) is link:
             del self._links[link.front_end]
             log.warning("the link to front-end %s has ended: %s", link.front_end, why)
@@ -195,8 +254,11 @@ class RelayHost:
             self._patience = self._loop.call_later(self._claims_seconds, self._wait_no_longer)
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        self._closed = True
+        for task in list(self._tasks):
+            task.cancel()
+        if self._door is not None:
+            self._door.close()
         if self._patience is not None:
             self._patience.cancel()
         for timer, _ in self._parked.values():
@@ -204,7 +266,9 @@ class RelayHost:
         self._parked.clear()
         self._claims.clear()
         self._pipes.close()
-        links, self._links = [*self._links.values(), *self._strangers], {}
+        for link in list(self._strangers):
+            link.abort("this front-end leads no more")
+        links, self._links = list(self._links.values()), {}
         for link in links:
             # What their clients hold is not lost: they claim it from the next leader.
             link.ports = {}

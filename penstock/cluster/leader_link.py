@@ -4,7 +4,7 @@ It knows the connections of its front-end by their numbers, and says their frame
 host's business (`host.py`).
 
 Rules that always hold:
-  * Until its hello was accepted, a peer can say nothing else, and not for long.
+  * Until it has proved who it is (`trust.py`), a peer can say nothing else, and not for long.
   * While the buffer of the link is full, all connections behind it are blocked.
 """
 
@@ -16,7 +16,6 @@ from penstock.cluster.frames import (
     COUNT,
     Frame,
     Kind,
-    decode_hello,
     encode_frame,
     encode_json,
     text_bytes,
@@ -25,6 +24,7 @@ from penstock.cluster.frames import (
 from penstock.cluster.lanes import AGAIN, MAIN
 from penstock.cluster.link import Link
 from penstock.cluster.remote_port import RemotePort
+from penstock.cluster.trust import Answering
 from penstock.cluster.word_codec import NO_NUMBER
 from penstock.model.batch import Batch
 
@@ -42,8 +42,10 @@ class LeaderLink(Link):
     def __init__(self, host: "RelayHost") -> None:
         super().__init__(host.rounds)
         self._host = host
+        self._answering = Answering(host.trust, host.name)
         self.front_end = ""  # empty until its hello was accepted
         self.life = ""
+        self.peer = ""  # its host
         self.ports: dict[int, RemotePort] = {}
         self.epochs = {MAIN: 0, AGAIN: 0}
         self.words_number = NO_NUMBER  # the last that came
@@ -57,13 +59,17 @@ class LeaderLink(Link):
 
     def _is_it_late(self) -> None:
         if not self.front_end:
-            self.close(f"no hello within {HELLO_SECONDS} s")
+            self.close(f"no greeting within {HELLO_SECONDS} s")
 
     def on_frame(self, frame: Frame) -> None:
-        if not self.front_end:
-            self._host.greet(self, decode_hello(frame))
+        if self.front_end:
+            self._host.hear(self, frame)
             return
-        self._host.hear(self, frame)
+        heard = self._answering.hear(frame)
+        if isinstance(heard, bytes):
+            self.write(heard)
+        else:
+            self._host.greet(self, heard)
 
     def on_received(self) -> None:
         self._host.confirm_soon()

@@ -1,4 +1,4 @@
-"""Link: one end of a TCP connection that carries frames. What both sides of the relay have in common.
+"""Link: one end of a TLS connection that carries frames. What both sides of the relay have in common.
 
 Frames that are written in one turn of the loop leave together. Those that a turn has no time for wait in
 their round with everybody else's words (`server/rounds.py`). A peer that vanishes without a word is found
@@ -19,6 +19,8 @@ from penstock.server.rounds import Rounds
 
 RECEIVE_BYTES: Final = 1 << 20
 _receive_buffer = memoryview(bytearray(RECEIVE_BYTES))
+SHUTDOWN_SECONDS: Final = 2.0
+"""How long the end of a connection may take, with what waits to be written."""
 
 _WATCH: Final = (
     ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
@@ -81,6 +83,11 @@ class Link(asyncio.BufferedProtocol):
     @property
     def is_open(self) -> bool:
         return self._transport is not None and not self._ending
+
+    @property
+    def ending(self) -> str:
+        """Why it has ended, or is about to."""
+        return self._ending
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return _receive_buffer
@@ -149,7 +156,7 @@ class Link(asyncio.BufferedProtocol):
         self._flush_wanted = False
         out, self._out = self._out, []
         if out and self._transport is not None and not self._transport.is_closing():
-            self._transport.writelines(out)
+            self._transport.write(b"".join(out))  # of many pieces, TLS would make a record each
 
     def hand_over(self) -> asyncio.Transport:
         """The connection goes on without this object."""

@@ -10,9 +10,11 @@ import re
 import socket
 from pathlib import Path
 
+from penstock.cluster.trust import Files
 from penstock.common.given import SettingsError
 from penstock.common.tls import client_context
 from penstock.log.jetstream.credentials import Credentials, CredentialsError, read_credentials
+from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.options import LinkOptions
 from penstock.log.jetstream.servers import Server, parse_servers
 from penstock.server.settings import ClusterSettings, Settings
@@ -50,8 +52,15 @@ def wire_options(cluster: ClusterSettings) -> LinkOptions:
         name=f"penstock {front_end_id(cluster)}",
         credentials=_credentials(cluster),
         tls=tls,
+        answers=LogNames(cluster.name).answers,
         ping_seconds=PING_SECONDS,
     )
+
+
+def relay_files(cluster: ClusterSettings) -> Files | None:
+    """The certificates of the relay; the settings name all of them, or none."""
+    files = cluster.relay_certificate, cluster.relay_key, cluster.relay_ca
+    return Files(*(str(file) for file in files)) if None not in files else None
 
 
 def _credentials(cluster: ClusterSettings) -> Credentials | None:

@@ -1,16 +1,18 @@
 """Pipes: HTTP at a follower is answered by the leader, byte by byte.
 
-    HttpPipe(door, leader)          a follower's side. `door` is a listening socket, which is the pipe's from
-                                    now on; `leader()` says where the leader's relay is, its secret and its
-                                    term, or None where nobody leads
+    HttpPipe(door, name, leader)    a follower's side. `door` is a listening socket, which is the pipe's from
+                                    now on; `name` is the follower's; `leader()` says whom to reach, or None
+                                    where nobody leads
     LeaderPipes(http)               the leader's side: links of the kind `http` go on to its HTTP address
 
 A client's connection is tied to a link to the leader's relay, and that to a connection to the leader's own
-HTTP listener: API, dashboard, TLS, all of it. Nobody here reads what passes.
+HTTP listener: API, dashboard, TLS, all of it. Nobody here reads what passes. On the link it is in frames:
+TLS cannot close one direction alone.
 
 Rules that always hold:
   * What one side does not take is not read from the other: at most a buffer waits in between.
   * When one side ends, the other does, after it has got what was on its way to it.
+  * Nothing goes to the leader, nor comes from a follower, before both have proved who they are (`trust.py`).
 
 How it fails: where there is no leader, or it cannot be reached, a client gets `503` with the problem
 `urn:penstock:no-leader`, and is asked to come again.
@@ -23,28 +25,21 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, cast
 
-from penstock.cluster.frames import (
-    HEADER_BYTES,
-    Hello,
-    Kind,
-    Reader,
-    encode_frame,
-    encode_hello,
-    encode_json,
-)
+from penstock.cluster.follower_link import CONNECT_SECONDS, connect, why_not
+from penstock.cluster.frames import Frame, Hello, Kind, Reader, encode_frame, encode_json, violation
 from penstock.cluster.link import watch_peer
-from penstock.common.address import Address, TcpAddress, UnixAddress
+from penstock.cluster.trust import Asking, Leader, shown
+from penstock.common.address import Address, UnixAddress
 from penstock.protocols.errors import PeerViolation
 
 RECEIVE_BYTES: Final = 256 * 1024
 _receive_buffer = memoryview(bytearray(RECEIVE_BYTES))
-CONNECT_SECONDS: Final = 3.0
+LINK_FRAME_BYTES_MAX: Final = 4 * RECEIVE_BYTES
 LINGER_SECONDS: Final = 1.0
 """How long a client may go on sending after it was answered: it would not read the answer otherwise."""
 
 log = logging.getLogger("penstock.relay")
 
-Leader = tuple[TcpAddress, str, int]
 LeaderOf = Callable[[], Leader | None]
 
 _PROBLEM: Final = json.dumps(
@@ -72,6 +67,8 @@ class End(asyncio.BufferedProtocol):
         self.transport: asyncio.Transport | None = None
         self._peer: End | None = None
         self._early = b""  # what came before there was a peer
+        self._has_heard_end = False
+        self._has_said_end = False
         self._on_lost = on_lost
 
     def tie(self, peer: "End") -> None:
@@ -108,12 +105,31 @@ class End(asyncio.BufferedProtocol):
         if self.transport is not None and not self.transport.is_closing():
             self.transport.write(data)
 
+    def write_end(self) -> None:
+        """Nothing more is written. The other direction goes on: a client may have asked and closed its
+        side."""
+        self._has_said_end = True
+        if self._has_heard_end or self.transport is None or self.transport.is_closing():
+            self.close()
+        else:
+            self._say_end()
+
+    def _say_end(self) -> None:
+        assert self.transport is not None
+        self.transport.write_eof()
+
+    def heard_end(self) -> None:
+        """Nothing more is read."""
+        self._has_heard_end = True
+        if self._peer is None:
+            self.close()
+            return
+        self._peer.write_end()
+        if self._has_said_end:
+            self.close()
+
     def eof_received(self) -> bool:
-        """The other direction goes on: a client may have asked and closed its side."""
-        peer = self._peer.transport if self._peer is not None else None
-        if peer is None or peer.is_closing() or not peer.can_write_eof():
-            return False
-        peer.write_eof()
+        self.heard_end()
         return True
 
     def pause_writing(self) -> None:
@@ -141,44 +157,80 @@ class End(asyncio.BufferedProtocol):
             self.transport.abort()
 
 
+class _LinkEnd(End):
+    """The end that is a link: what passes is in frames."""
+
+    def __init__(self, on_lost: Callable[[End], None] | None = None) -> None:
+        super().__init__(on_lost)
+        self._reader = Reader(LINK_FRAME_BYTES_MAX)
+
+    def read(self, data: bytes) -> None:
+        try:
+            for frame in self._reader.feed(data):
+                self.hear(frame)
+        except PeerViolation as violation:
+            log.warning("a link that carries HTTP is closed: %s", violation)
+            self.abort()
+
+    def hear(self, frame: Frame) -> None:
+        if frame.kind is Kind.DATA:
+            super().read(bytes(frame.body))
+        elif frame.kind is Kind.END:
+            self.heard_end()
+        else:
+            raise violation(f"a {frame.kind.name} frame on a link that carries HTTP", frame.position)
+
+    def write(self, data: bytes) -> None:
+        self.say(encode_frame(Kind.DATA, data))
+
+    def say(self, frame: bytes) -> None:
+        super().write(frame)
+
+    def _say_end(self) -> None:
+        self.say(encode_frame(Kind.END))
+
+    def eof_received(self) -> bool:
+        return False  # without an END before it, it was cut
+
+
 # --- a follower's side ---------------------------------------------------------------------------------
 
 
-class _LeaderEnd(End):
-    """The link to the leader: hello, welcome, and then plain bytes."""
+class _LeaderEnd(_LinkEnd):
+    """The link to the leader: a greeting, and then what passes."""
 
-    def __init__(self, hello: Hello) -> None:
+    def __init__(self, leader: Leader, hello: Hello) -> None:
         super().__init__()
-        self._hello = hello
-        self._head = b""
+        self._asking = Asking(leader, hello)
+        self._proved = False
         self.welcomed: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # empty, or why not
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         watch_peer(transport)
-        self.write(encode_hello(self._hello))
+        self.say(self._asking.hello())
 
-    def read(self, data: bytes) -> None:
+    def hear(self, frame: Frame) -> None:
         if self.welcomed.done():
-            super().read(data)
+            super().hear(frame)
             return
-        self._head += data
+        assert self.transport is not None
         try:
-            frame = next(Reader().feed(self._head), None)
+            if not self._proved:
+                self.say(self._asking.prove(frame, shown(self.transport)))
+                self._proved = True
+            elif frame.kind is not Kind.WELCOME or len(frame.body):
+                self.welcomed.set_result(bytes(frame.body).decode(errors="replace") or frame.kind.name)
+            else:
+                self.welcomed.set_result("")
         except PeerViolation as violation:
             self.welcomed.set_result(str(violation))
-            return
-        if frame is None:
-            return
-        if frame.kind is not Kind.WELCOME or len(self._head) > HEADER_BYTES:
-            # A server that is asked nothing says nothing, so that nothing follows a welcome.
-            self.welcomed.set_result(bytes(frame.body).decode(errors="replace") or "it spoke unasked")
-            return
-        self.welcomed.set_result("")
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.welcomed.done():
-            self.welcomed.set_result("the leader closed the link")
+            self.welcomed.set_result(
+                why_not(error) if isinstance(error, OSError) else "the leader closed the link"
+            )
         super().connection_lost(error)
 
 
@@ -222,8 +274,9 @@ class _ClientEnd(End):
 
 
 class HttpPipe:
-    def __init__(self, door: socket.socket, leader: LeaderOf) -> None:
+    def __init__(self, door: socket.socket, name: str, leader: LeaderOf) -> None:
         self._door = door
+        self._name = name
         self._leader = leader
         self._loop = asyncio.get_running_loop()
         self._ends: set[_ClientEnd] = set()
@@ -257,16 +310,14 @@ class HttpPipe:
             client.answer_leaderless()
             return
         client.leader = found
-        address, secret, term = found
+        hello = Hello("http", self._name, found.term)
         link: _LeaderEnd | None = None
         try:
+            link = await connect(found, lambda: _LeaderEnd(found, hello))
             async with asyncio.timeout(CONNECT_SECONDS):
-                _, link = await self._loop.create_connection(
-                    lambda: _LeaderEnd(Hello("http", "", secret, term)), address.host, address.port
-                )
                 why = await link.welcomed
         except (OSError, TimeoutError) as error:
-            why = str(error) or "it does not answer"
+            why = why_not(error)
         except asyncio.CancelledError:
             if link is not None:
                 link.abort()
@@ -276,7 +327,7 @@ class HttpPipe:
                 link.abort()
             if why and not self._is_out:
                 self._is_out = True  # One line for an outage: clients try again and again.
-                log.info("HTTP has no way to the leader at %s: %s", address, why)
+                log.info("HTTP has no way to the leader at %s: %s", found.address, why)
             client.answer_leaderless()
             return
         self._is_out = False
@@ -317,7 +368,7 @@ class LeaderPipes:
 
     def take(self, transport: asyncio.Transport) -> None:
         """A link of this kind has said its hello."""
-        end = End(self._ends.discard)
+        end = _LinkEnd(self._ends.discard)
         end.connection_made(transport)
         transport.pause_reading()
         transport.set_protocol(end)
@@ -326,7 +377,7 @@ class LeaderPipes:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _connect(self, link: End) -> None:
+    async def _connect(self, link: _LinkEnd) -> None:
         http = self._http
         end: End | None = None
         why = "it has none"
@@ -340,10 +391,10 @@ class LeaderPipes:
             why = str(error) or "it does not answer"
         if end is None:
             refusal = encode_json({"refused": f"the leader's HTTP API cannot be reached: {why}"})
-            link.write(encode_frame(Kind.WELCOME, refusal))
+            link.say(encode_frame(Kind.WELCOME, refusal))
             link.close()
             return
-        link.write(encode_frame(Kind.WELCOME))
+        link.say(encode_frame(Kind.WELCOME))
         link.tie(end)
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
     attach, detach, left, handle, blocked, idle, turn, tick, drain, dismiss, is_drained, end_requests,
     set_policies, holds_back                as `Broker` has them
-    connect(address, secret, term)          the leader is there (from now on, whatever was before)
+    connect(leader)                         the leader is there (from now on, whatever was before)
     lost(why)                               there is no leader that anybody knows of
     is_linked                               whether the leader hears us
     move_to(broker, log, now_us)            this front-end leads now: everything goes on in its own broker
@@ -51,8 +51,8 @@ from penstock.cluster.rooms import Rooms
 from penstock.cluster.seating import Seating
 from penstock.cluster.seats import Demand, Held, Seat, Settlement
 from penstock.cluster.sending import Sending
+from penstock.cluster.trust import Leader
 from penstock.cluster.word_codec import NO_NUMBER, pack_words
-from penstock.common.address import TcpAddress
 from penstock.log.errors import LogRefused
 from penstock.log.log import Log
 from penstock.model import words
@@ -83,9 +83,9 @@ class RemoteBroker:
 
     # --- the leader --------------------------------------------------------------------------------
 
-    def connect(self, address: TcpAddress, secret: str, term: int) -> None:
+    def connect(self, leader: Leader) -> None:
         """The leader is there; keep a link to it."""
-        self._dialer.dial(address, Hello("words", self._front_end, secret, term, self._life))
+        self._dialer.dial(leader, Hello("words", self._front_end, leader.term, self._life))
 
     def lost(self, why: str) -> None:
         """There is no leader; wait to be told of one."""
@@ -226,6 +226,10 @@ class RemoteBroker:
         if seat.syncing:
             self._may_finish(seat)
         self._wants_turn()
+
+    def demands(self, port: Port) -> list[tuple[str, bool]]:
+        seat = self._seating.of(port)
+        return list(seat.demands) if seat is not None else []
 
     def _remember(self, seat: Seat, command: Command) -> bool:
         """What else a client can say; whether the leader has to hear it now."""

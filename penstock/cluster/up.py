@@ -3,6 +3,7 @@
     DIR/node-1 …     a NATS node each: configuration, log, store
     DIR/front-1 …    a front-end each: the copy of the log that it has at hand
     DIR/front-1.log  what it says
+    DIR/*.user       users of NATS with their passwords, for `credentials`
 
 Nodes come first and go last. Every process has a group of its own, so that a Ctrl-C reaches only whoever has
 started them. What a node has stored stays in its folder: the next time it is there again, on other ports
@@ -16,16 +17,20 @@ How it fails: `UpError`, with who did not start and the last that it said.
 """
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.common.ready import NotReady, wait_ready
 from penstock.errors import PenstockError
 from penstock.log.jetstream.cluster import Cluster, Ports, server_path
+from penstock.log.jetstream.names import LogNames
+from penstock.log.jetstream.rights import Rights, rights_of_front_end, rights_of_reader, user_block
+from penstock.log.private import make_folder, open_private
 
 START_SECONDS_MAX: Final = 60.0
 STOP_SECONDS_MAX: Final = 30.0
@@ -38,6 +43,14 @@ NODE_PORTS_FROM: Final = 100
 """Above the ports of the front-ends are those of the nodes."""
 
 REPLICAS_MAX: Final = 3
+
+FRONT_END: Final = "front-end"
+USERS: Final[dict[str, Callable[[LogNames], Rights]]] = {
+    FRONT_END: rights_of_front_end,
+    "reader": rights_of_reader,  # for Spark
+    "admin": lambda _: Rights({">": "all"}, {">": "all"}),  # for people who look at NATS itself
+}
+"""Of NATS. Each has a password of its own, another one with every start, in a file that its owner reads."""
 
 
 class UpError(PenstockError):
@@ -61,6 +74,7 @@ class FrontEnd:
         self.addresses: dict[str, str] = {}
         self._data = folder / name
         self._log = folder / f"{name}.log"
+        self._credentials = _user_file(folder, FRONT_END)
         self._doors = {
             door: f"127.0.0.1:{0 if port_first is None else port_first + place}"
             for place, door in enumerate(DOORS)
@@ -71,7 +85,7 @@ class FrontEnd:
         """Start the process; `wait_ready` says when it accepts."""
         # Settings of a broker of the user's own are not meant for this one.
         around = {name: text for name, text in os.environ.items() if not name.startswith("PENSTOCK_")}
-        with self._log.open("ab") as log:
+        with open(self._log, "ab", opener=open_private) as log:
             self._process = subprocess.Popen(
                 self.command(cluster),
                 stdin=subprocess.DEVNULL,
@@ -92,6 +106,7 @@ class FrontEnd:
             *("--engine", ",".join(cluster.urls)),
             *("--cluster-id", self.name),
             *("--cluster-monitor", monitors),
+            *("--cluster-credentials", str(self._credentials)),
             *("--cluster-replicas", str(REPLICAS_MAX if len(cluster.nodes) >= REPLICAS_MAX else 1)),
             *doors,
         ]
@@ -140,7 +155,12 @@ class LocalCluster:
 
     def __init__(self, folder: Path, nodes: int, front_ends: int, port_base: int | None = None) -> None:
         self.folder = folder
-        self.cluster = Cluster(folder, nodes, ports=_node_ports(nodes, port_base))
+        self._passwords = {user: secrets.token_hex(16) for user in USERS}
+        users = "".join(
+            user_block(user, self._passwords[user], rights(LogNames())) for user, rights in USERS.items()
+        )
+        settings = f"authorization {{\n  users: [\n{users}  ]\n}}\n"
+        self.cluster = Cluster(folder, nodes, ports=_node_ports(nodes, port_base), settings=settings)
         self.front_ends = [
             FrontEnd(f"front-{n}", folder, None if port_base is None else port_base + PORTS_EACH * (n - 1))
             for n in range(1, front_ends + 1)
@@ -160,12 +180,20 @@ class LocalCluster:
                 f"{self.folder} was begun with --nodes {before}, and nodes of a cluster delete what one has "
                 f"stored alone: use --nodes {before}, or another folder"
             )
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(str(self.folder))
+        for user, password in self._passwords.items():
+            with open(_user_file(self.folder, user), "w", encoding="utf-8", opener=open_private) as file:
+                file.write(f"{user}:{password}\n")
         self.cluster.start()
         for front_end in self.front_ends:
             front_end.start(self.cluster)
         for front_end in self.front_ends:
             front_end.wait_ready()
+
+    @property
+    def credentials(self) -> dict[str, Path]:
+        """The users of NATS, and the file of each for `credentials`."""
+        return {user: _user_file(self.folder, user) for user in USERS}
 
     def ended(self) -> list[Ended]:
         """Who has ended since this was last asked."""
@@ -205,6 +233,10 @@ class LocalCluster:
         for node in self.cluster.nodes:
             if node.running:
                 os.kill(node.pid, signal.SIGKILL)
+
+
+def _user_file(folder: Path, user: str) -> Path:
+    return folder / f"{user}.user"
 
 
 def _node_ports(nodes: int, port_base: int | None) -> list[Ports]:

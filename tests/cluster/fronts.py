@@ -21,23 +21,29 @@ import uvloop
 
 from penstock.broker.broker import Broker
 from penstock.cluster.host import RelayHost
+from penstock.cluster.link import Link
+from penstock.cluster.pipe import End
 from penstock.cluster.remote_broker import RemoteBroker
+from penstock.cluster.trust import Leader as Place
+from penstock.cluster.trust import Trust
 from penstock.common.address import Address, TcpAddress
 from penstock.common.journal import Journal
 from penstock.log.errors import LogFailed
 from penstock.log.log import Log, open_log
 from penstock.log.state import LogSettings
 from penstock.model.policy import Policies
+from penstock.server.audit import Audit
 from penstock.server.connection import Connection
 from penstock.server.memory import Account
 from penstock.server.rounds import Rounds
 from penstock.server.settings import Limits, Listener
+from penstock.server.users import Users
 from penstock.server.wires import CONNECTIONS
 from tests.server.harness import Wire
 
 T = TypeVar("T")
 WAIT_SECONDS = 20.0
-SECRET = "0123456789abcdef"
+TRUST = Trust(bytes(range(32)))
 ANY_PORT = TcpAddress("127.0.0.1", 0)
 
 
@@ -100,6 +106,10 @@ class LoopThread:
         assert not self.faults, self.faults
 
 
+def is_there(link: Link | End) -> bool:
+    return (link._transport if isinstance(link, Link) else link.transport) is not None
+
+
 class Front:
     """A server for the connections of the three protocols."""
 
@@ -113,6 +123,8 @@ class Front:
         self.journal = Journal()
         self.rounds = Rounds(thread.loop, self.arrival_us)
         self.memory = Account(limits.memory_bytes_max)
+        self.audit = Audit(None)
+        self.users = Users(())
         self.ticks = 0
         self.parting = 0
         self.home: Any = None  # Broker or RemoteBroker, which have the same face
@@ -241,8 +253,12 @@ class Leader(Front):
         grace_seconds: float = 1.0,
         http: Address | None = None,
         settings: LogSettings | None = None,
+        trust: Trust = TRUST,
+        relay: TcpAddress = ANY_PORT,
     ) -> None:
         super().__init__(thread, f"leader-{term}", limits or Limits())
+        self._trust = trust
+        self._relay = relay
         self.term = term
         self._folder = folder
         self._policies = policies
@@ -256,8 +272,13 @@ class Leader(Front):
     async def _start(self) -> None:
         self.open_log()
         self.serve()
-        self.address = await self.host.listen(ANY_PORT)
+        self.address = await self.host.listen(self._relay)
         await self.open_doors()
+
+    @property
+    def place(self) -> Place:
+        """As a follower is told of it."""
+        return Place(self.address, self.name, self.term, self._trust)
 
     def open_log(self) -> None:
         self.engine = open_log(
@@ -273,7 +294,8 @@ class Leader(Front):
         self.host = RelayHost(
             self.broker,
             self.engine,
-            secret=SECRET,
+            name=self.name,
+            trust=self._trust,
             term=self.term,
             now_us=self.arrival_us,
             on_failed=self.fail,
@@ -301,11 +323,23 @@ class Leader(Front):
 
         self.thread.call(cut)
 
+    async def _close_host(self) -> None:
+        """Close it, and wait for the end of its links: that of TLS takes a word of the other side."""
+        self.is_over = True  # no turn is due behind the end of the log
+        if self._ticking is not None:
+            self._ticking.cancel()
+        links: list[Link | End] = [*self.host._links.values(), *self.host._strangers]
+        links += self.host._pipes._ends
+        self.host.close()
+        deadline = time.monotonic() + WAIT_SECONDS
+        while any(is_there(link) for link in links) and time.monotonic() < deadline:
+            await asyncio.sleep(0.001)
+
     async def _crash(self) -> None:
         for link in [*self.host._links.values(), *self.host._strangers]:
             link.abort("the leader died")
         self.engine.abandon()
-        self.host.close()
+        await self._close_host()
         await self.close_doors()
 
     def crash(self) -> None:
@@ -313,7 +347,7 @@ class Leader(Front):
         self.thread.run(self._crash())
 
     async def _stop(self) -> None:
-        self.host.close()
+        await self._close_host()
         await self.close_doors()
         self.engine.close(self.now_us())
 
@@ -376,7 +410,7 @@ class Follower(Front):
 
     def follow(self, leader: Leader) -> "Follower":
         """Link to a leader, and wait for it."""
-        self.thread.call(self.remote.connect, leader.address, SECRET, leader.term)
+        self.thread.call(self.remote.connect, leader.place)
         self.thread.until(lambda: self.remote.is_linked, f"{self.name} to be linked")
         return self
 

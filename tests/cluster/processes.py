@@ -114,12 +114,15 @@ class Site:
         fronts: int = 2,
         apart: bool = False,
         flags: tuple[str, ...] = (),
+        settings: str = "",
     ) -> None:
-        """`apart`: each front-end is told of one node only, which is another one for each.
+        """`settings` are lines of every node's configuration.
+
+        `apart`: each front-end is told of one node only, which is another one for each.
 
         Where it is told of all, it takes any: the order in which they are named decides nothing.
         """
-        self.nodes = Cluster(folder / "nats", nodes)
+        self.nodes = Cluster(folder / "nats", nodes, settings=settings)
         self.fronts: list[FrontEnd] = []
         self._folder = folder
         self._count = fronts

@@ -13,6 +13,8 @@ import yaml
 from penstock.cli import cluster as command
 from penstock.log.jetstream.cluster import server_path
 from penstock.log.jetstream.lease import LEASE_SECONDS, SUSPECT_SECONDS
+from penstock.log.jetstream.names import LogNames
+from penstock.log.jetstream.rights import rights_of_front_end, rights_of_reader, user_block
 from penstock.server.settings import SECTIONS, TABLE, Settings
 from penstock.server.settings_read import add_arguments, load
 
@@ -77,6 +79,33 @@ def test_nats_takes_the_configuration_of_a_node(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "sync_interval: always" in config
+
+
+def test_the_rights_of_users_are_those_that_are_needed() -> None:
+    """And the table says what each is for. That they are enough is shown by `test_rights.py`."""
+    front, reader = rights_of_front_end(LogNames()), rights_of_reader(LogNames())
+    rows = re.findall(r"^\| (publish|subscribe) \| `(\S+)` \| (.+) \|$", PAGE, re.MULTILINE)
+    assert rows == [
+        (way, subject, reason)
+        for way, subjects in (("publish", front.publish), ("subscribe", front.subscribe))
+        for subject, reason in subjects.items()
+    ]
+    node = next(text for text in blocks("text") if text.startswith("server_name"))
+    assert user_block("penstock", '"replace-this"', front) in node
+    assert user_block("spark", '"replace-this-too"', reader) in node
+    (user,) = yaml.safe_load(blocks("yaml")[0])["config"]["merge"]["authorization"]["users"]
+    assert user["permissions"] == {"publish": [*front.publish], "subscribe": [*front.subscribe]}
+    spark = (DOCS / "spark.md").read_text(encoding="utf-8")
+    assert f"publish:   {', '.join(reader.publish)}\nsubscribe: {', '.join(reader.subscribe)}\n" in spark
+
+
+def test_no_example_is_without_a_user(tmp_path: Path) -> None:
+    secret = manifests()[0]["stringData"]
+    for text in (blocks("toml")[0], secret["penstock.toml"]):
+        settings = read(tmp_path, text, PENSTOCK_CLUSTER_ADVERTISE="a:1")
+        assert settings.strict
+        assert settings.cluster.credentials == "/etc/penstock/nats.user"
+    assert secret["nats.user"] == f"penstock:{secret['nats-password']}"
 
 
 def test_the_values_of_the_chart_say_what_counts() -> None:

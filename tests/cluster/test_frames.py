@@ -126,7 +126,7 @@ def test_strangers_are_bounded() -> None:
 
 
 def test_hello() -> None:
-    hello = Hello("words", "a front-end", "secret", 7, "life")
+    hello = Hello("words", "a front-end", 7, "life", "nonce")
     (frame,) = frames_of([encode_hello(hello)], Reader())
     assert decode_hello(frame) == hello
     for fields in ({}, {"magic": "penstock-relay", "version": 99}, {"magic": "penstock-relay", "version": 1}):
@@ -343,7 +343,7 @@ def samples() -> list[bytes]:
         encode_frame(Kind.CLAIM, pack_ranges([(1, 2)])),
         encode_frame(Kind.LOG, encode_json({"text": "x", "count": 1})),
         pack_shipment(0, 1, Shipment(2, [item, item])),
-        encode_hello(Hello("http", "", "s", 1)),
+        encode_hello(Hello("http", "", 1)),
     ]
 
 

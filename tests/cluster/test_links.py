@@ -1,6 +1,5 @@
 """Links: who is let in, what strangers get, and how a follower finds its leader again."""
 
-import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,16 +8,17 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.cluster import leader_link
-from penstock.cluster.frames import HEADER_BYTES, Hello, Kind, encode_frame, encode_hello, encode_json
+from penstock.cluster.frames import Hello, Kind, encode_frame, encode_json
 from penstock.cluster.host import RelayHost
+from penstock.cluster.trust import Leader as Place
 from penstock.common.address import TcpAddress
 from penstock.model.words import Closing
 from penstock.server.wires import PhpmqConnection
-from tests.cluster.fronts import SECRET, Follower, Leader, LoopThread
+from tests.cluster.fronts import TRUST, Follower, Leader, LoopThread
+from tests.cluster.relay_wire import RelayWire
 from tests.server.doors import PhpmqDoor
-from tests.server.harness import Wire
 
-GOOD = Hello("words", "somebody", SECRET, 1, "life")
+GOOD = Hello("words", "somebody", 1, "life")
 
 
 @pytest.fixture
@@ -28,16 +28,12 @@ def leader(thread: LoopThread, tmp_path: Path) -> Iterator[Leader]:
     leader.stop()
 
 
-def dial(leader: Leader) -> Wire:
-    return Wire((leader.address.host, leader.address.port))
-
-
-def welcome(wire: Wire) -> str:
-    """Empty, or why not."""
-    head = wire.hear(HEADER_BYTES)
-    assert head[4] == Kind.WELCOME
-    body = wire.hear(int.from_bytes(head[:4], "little"))
-    return str(json.loads(body)["refused"]) if body else ""
+def dial(leader: Leader, hello: Hello | None = GOOD) -> RelayWire:
+    """A link of which everything but the welcome is there; without a hello, TLS is."""
+    wire = RelayWire(leader.place)
+    if hello is not None:
+        wire.prove(hello)
+    return wire
 
 
 def attach(number: int, name: str = "phpmq:x#1") -> bytes:
@@ -54,40 +50,39 @@ def names(leader: Leader) -> list[str]:
 @pytest.mark.parametrize(
     ("hello", "why"),
     [
-        (GOOD._replace(secret="wrong"), "secret"),
-        (GOOD._replace(secret=""), "secret"),
         (GOOD._replace(term=2), "term 1"),
         (GOOD._replace(kind="other"), "kind 'other'"),
         (GOOD._replace(front_end=""), "kind"),
     ],
 )
 def test_who_is_not_let_in_is_told_why(leader: Leader, hello: Hello, why: str) -> None:
-    wire = dial(leader)
-    wire.say(encode_hello(hello))
-    assert why in welcome(wire)
+    wire = dial(leader, hello)
+    assert why in wire.welcome()
     assert wire.is_closed()
     wire.close()
     assert leader.thread.call(lambda: leader.host.front_ends) == []
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("greets", "said"),
     [
-        b"GET / HTTP/1.1\r\n\r\n",
-        encode_frame(Kind.RESUMED),
-        encode_frame(Kind.HELLO, bytes(100_000)),
-        encode_hello(GOOD) + encode_frame(Kind.WELCOME),
-        encode_hello(GOOD) + encode_frame(Kind.DETACH, port=7),
-        encode_hello(GOOD) + encode_frame(Kind.ATTACH, b"{}", port=7),
-        encode_hello(GOOD) + attach(7) + attach(7),
-        encode_hello(GOOD) + attach(7) + encode_frame(Kind.WORDS, b"\0", port=7),
-        encode_hello(GOOD) + encode_frame(Kind.PUBLISH, bytes(20)),
-        encode_hello(GOOD) + attach(7) + encode_frame(Kind.CLAIM, b"\xff\xff\xff\xff", port=7),
-        encode_hello(GOOD) + attach(7) + encode_frame(Kind.ROOM, b"", port=7),
+        (False, b"GET / HTTP/1.1\r\n\r\n"),
+        (False, encode_frame(Kind.RESUMED)),
+        (False, encode_frame(Kind.HELLO, bytes(100_000))),
+        (True, encode_frame(Kind.WELCOME)),
+        (True, encode_frame(Kind.DETACH, port=7)),
+        (True, encode_frame(Kind.ATTACH, b"{}", port=7)),
+        (True, attach(7) + attach(7)),
+        (True, attach(7) + encode_frame(Kind.WORDS, b"\0", port=7)),
+        (True, encode_frame(Kind.PUBLISH, bytes(20))),
+        (True, attach(7) + encode_frame(Kind.CLAIM, b"\xff\xff\xff\xff", port=7)),
+        (True, attach(7) + encode_frame(Kind.ROOM, b"", port=7)),
     ],
 )
-def test_whoever_breaks_the_rules_is_closed_and_leaves_nothing_behind(leader: Leader, said: bytes) -> None:
-    wire = dial(leader)
+def test_whoever_breaks_the_rules_is_closed_and_leaves_nothing_behind(
+    leader: Leader, greets: bool, said: bytes
+) -> None:
+    wire = dial(leader, GOOD if greets else None)
     wire.say(said)
     while wire.some():
         pass
@@ -98,18 +93,19 @@ def test_whoever_breaks_the_rules_is_closed_and_leaves_nothing_behind(leader: Le
 
 def test_a_stranger_that_says_nothing_is_closed(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader_link, "HELLO_SECONDS", 0.1)
-    wire = dial(leader)
+    wire = dial(leader, None)
     assert wire.is_closed()
     wire.close()
 
 
 def test_a_new_link_of_a_front_end_ends_the_one_before(leader: Leader) -> None:
-    first, second = dial(leader), dial(leader)
-    first.say(encode_hello(GOOD), attach(1, "first"))
-    assert welcome(first) == ""
+    first = dial(leader)
+    first.say(attach(1, "first"))
+    assert first.welcome() == ""
     leader.thread.until(lambda: leader.broker.ports.infos(0, 9), "the connection")
-    second.say(encode_hello(GOOD), attach(1, "second"), encode_frame(Kind.RESUMED))
-    assert welcome(second) == ""
+    second = dial(leader)
+    second.say(attach(1, "second"), encode_frame(Kind.RESUMED))
+    assert second.welcome() == ""
     assert first.is_closed()
     leader.thread.until(lambda: len(leader.broker.ports.infos(0, 9)) == 1, "one connection")
     assert names(leader) == ["second@somebody"]
@@ -119,8 +115,8 @@ def test_a_new_link_of_a_front_end_ends_the_one_before(leader: Leader) -> None:
 
 def test_a_link_that_does_not_come_again_loses_its_connections(leader: Leader) -> None:
     wire = dial(leader)
-    wire.say(encode_hello(GOOD), attach(1))
-    assert welcome(wire) == ""
+    wire.say(attach(1))
+    assert wire.welcome() == ""
     leader.thread.until(lambda: leader.broker.ports.infos(0, 9), "the connection")
     wire.close()
     leader.thread.until(lambda: not leader.broker.ports.infos(0, 9), "the connection to be lost")
@@ -130,7 +126,7 @@ def test_a_follower_waits_for_a_leader_that_is_not_there_yet(thread: LoopThread,
     with socket.create_server(("127.0.0.1", 0)) as door:
         port: int = door.getsockname()[1]
     follower = Follower(thread)
-    thread.call(follower.remote.connect, TcpAddress("127.0.0.1", port), SECRET, 1)
+    thread.call(follower.remote.connect, Place(TcpAddress("127.0.0.1", port), "gone", 1, TRUST))
     thread.until(lambda: len(follower.links) >= 2, "two attempts")
     assert all(not up and "cannot be reached" in why for up, why in follower.links)
     leader = Leader(thread, tmp_path)
@@ -143,7 +139,7 @@ def test_a_follower_waits_for_a_leader_that_is_not_there_yet(thread: LoopThread,
 def test_a_follower_of_another_term_is_not_linked(thread: LoopThread, tmp_path: Path) -> None:
     leader = Leader(thread, tmp_path, term=3)
     follower = Follower(thread)
-    thread.call(follower.remote.connect, leader.address, SECRET, 2)
+    thread.call(follower.remote.connect, leader.place._replace(term=2))
     thread.until(lambda: any("term 3" in why for _, why in follower.links), "the refusal")
     assert not thread.call(lambda: follower.remote.is_linked)
     follower.stop()
@@ -180,8 +176,7 @@ def test_a_fault_in_what_had_to_wait_for_its_turn_ends_the_link(
         raise KeyError("a fault of ours")
 
     with dial(leader) as wire:
-        wire.say(encode_hello(GOOD))
-        assert welcome(wire) == ""
+        assert wire.welcome() == ""
         monkeypatch.setattr(RelayHost, "hear", hear)
         monkeypatch.setattr(leader.rounds, "is_over", lambda: True)
         wire.say(attach(1))

@@ -8,15 +8,18 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.cluster.pipe import RECEIVE_BYTES, End, HttpPipe
+from penstock.cluster.trust import Leader as Place
+from penstock.cluster.trust import Trust
 from penstock.common.address import Address, TcpAddress, UnixAddress
-from tests.cluster.fronts import SECRET, Leader, LoopThread
+from tests.cluster.fronts import TRUST, Leader, LoopThread
 from tests.server.harness import WAIT_SECONDS, Wire
 
-Found = tuple[TcpAddress, str, int] | None
+Found = Place | None
 LARGE = bytes(range(256)) * 80_000  # 20 MB: more than all buffers on the way
 
 
@@ -74,7 +77,7 @@ class Pipe:
         self.thread = thread
         door = socket.create_server(("127.0.0.1", 0))
         self.port: int = door.getsockname()[1]
-        self.pipe = thread.call(HttpPipe, door, leader)
+        self.pipe = thread.call(HttpPipe, door, "follower", leader)
 
     def connection(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_SECONDS)
@@ -100,7 +103,7 @@ def leader(thread: LoopThread, tmp_path: Path, server: HttpServer) -> Iterator[L
 
 @pytest.fixture
 def pipe(thread: LoopThread, leader: Leader) -> Iterator[Pipe]:
-    pipe = Pipe(thread, lambda: (leader.address, SECRET, leader.term))
+    pipe = Pipe(thread, lambda: leader.place)
     yield pipe
     pipe.close()
 
@@ -198,7 +201,7 @@ def test_a_connection_ends_with_the_leader(pipe: Pipe, leader: Leader) -> None:
 
 
 def test_who_is_tied_to_a_former_leader_is_let_go(thread: LoopThread, leader: Leader) -> None:
-    told: list[Found] = [(leader.address, SECRET, leader.term)]
+    told: list[Found] = [leader.place]
     pipe = Pipe(thread, lambda: told[-1])
     connection = pipe.connection()
     for path in ("/one", "/two"):
@@ -208,7 +211,7 @@ def test_who_is_tied_to_a_former_leader_is_let_go(thread: LoopThread, leader: Le
     wire = Wire(("127.0.0.1", pipe.port))
     wire.say(b"GET /one HTTP/1.1\r\n\r\n")
     wire.hear(20)
-    told.append((TcpAddress("127.0.0.1", 1), SECRET, 2))
+    told.append(Place(TcpAddress("127.0.0.1", 1), "gone", 2, TRUST))
     thread.call(pipe.pipe.leader_changed)
     while wire.some():
         pass  # until it is closed
@@ -220,7 +223,7 @@ def test_a_pipe_that_closes_leaves_no_link_behind(thread: LoopThread) -> None:
     """Not to a leader either that has not answered yet."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(WAIT_SECONDS)
-        pipe = Pipe(thread, lambda: (TcpAddress(*silent.getsockname()), SECRET, 1))
+        pipe = Pipe(thread, lambda: Place(TcpAddress(*silent.getsockname()), "gone", 1, TRUST))
         client = Wire(("127.0.0.1", pipe.port))
         link, _ = silent.accept()
         link.settimeout(2.0)
@@ -233,7 +236,7 @@ def test_a_pipe_that_closes_leaves_no_link_behind(thread: LoopThread) -> None:
 def test_an_outage_is_one_line_in_the_log(thread: LoopThread) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
-    pipe = Pipe(thread, lambda: (TcpAddress("127.0.0.1", port), SECRET, 1))
+    pipe = Pipe(thread, lambda: Place(TcpAddress("127.0.0.1", port), "gone", 1, TRUST))
     for _ in range(3):
         expect_no_leader(pipe)
     assert sum("no way to the leader" in line for line in thread.lines.lines) == 1
@@ -265,16 +268,20 @@ def test_nobody_leads(thread: LoopThread) -> None:
 def test_the_leader_is_not_there(thread: LoopThread) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
-    pipe = Pipe(thread, lambda: (TcpAddress("127.0.0.1", port), SECRET, 1))
+    pipe = Pipe(thread, lambda: Place(TcpAddress("127.0.0.1", port), "gone", 1, TRUST))
     expect_no_leader(pipe)
     pipe.close()
 
 
-@pytest.mark.parametrize(("secret", "term"), [("another", 1), (SECRET, 2), (SECRET, 1)])
-def test_the_leader_refuses(thread: LoopThread, tmp_path: Path, secret: str, term: int) -> None:
+@pytest.mark.parametrize(
+    "other",
+    [{"trust": Trust(bytes(32))}, {"id": "another"}, {"term": 2}, {}],
+    ids=["key", "id", "term", "none"],
+)
+def test_the_leader_refuses(thread: LoopThread, tmp_path: Path, other: dict[str, Any]) -> None:
     """It is another one, or, in the last row, one without HTTP."""
     leader = Leader(thread, tmp_path)
-    pipe = Pipe(thread, lambda: (leader.address, secret, term))
+    pipe = Pipe(thread, lambda: leader.place._replace(**other))
     expect_no_leader(pipe)
     pipe.close()
     leader.stop()

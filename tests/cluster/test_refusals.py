@@ -65,6 +65,22 @@ def test_they_are_taken_where_that_is_allowed_and_it_is_told(unsafe: Cluster, tm
         assert front_end.stop() == 0
 
 
+def test_nodes_that_let_strangers_in_are_refused_by_who_is_strict(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "nats", 1).start()
+    try:
+        last = refused(tmp_path, *flags_for(cluster), "--strict")[-1]
+        assert last.startswith("penstock serve: the NATS cluster cannot be used as it is: authentication: ")
+        assert "docs/cluster.md#rights-in-nats" in last
+        assert not (tmp_path / "data").exists()
+        front_end = BrokerProcess(tmp_path, *flags_for(cluster)).start()
+        try:
+            assert f"warning  authentication: {cluster.urls[0]} let in whoever can connect" in front_end.log()
+        finally:
+            assert front_end.stop() == 0
+    finally:
+        cluster.stop()
+
+
 def test_servers_that_are_not_there_are_named(tmp_path: Path) -> None:
     last = refused(tmp_path, "--engine", "nats://127.0.0.1:1")[-1]
     assert last.startswith("penstock serve: engine: NATS server nats://127.0.0.1:1: cannot be reached")

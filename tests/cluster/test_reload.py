@@ -37,5 +37,5 @@ def test_policies_that_a_follower_reads_again_are_in_force_when_it_leads(
 
     caplog.set_level("INFO")
     asyncio.run(test())
-    assert "policies read again" in caplog.text
+    assert "policies and users read again" in caplog.text
     assert "restart" not in caplog.text, "nothing but the policies has changed"

@@ -22,7 +22,7 @@ from penstock.cluster.word_codec import NO_NUMBER, unpack_words
 from penstock.model.batch import Batch, Slice
 from penstock.model.life import Event
 from penstock.model.words import Cancel, Command, Consume, Publish, Settle
-from tests.cluster.fronts import SECRET, Follower, Leader, LoopThread
+from tests.cluster.fronts import Follower, Leader, LoopThread
 from tests.server.doors import DOORS, Door, PhpmqDoor, RqDoor, SspqDoor
 from tests.server.harness import SEND, expect_dispatch, number_of, numbered, phpmq, sspq
 from tests.server.test_phpmq_rules import ack
@@ -301,7 +301,7 @@ def test_who_is_linked_has_time_to_claim_when_others_do_not_come(cluster: Cluste
     up, first.remote._dialer._on_up = first.remote._dialer._on_up, links.append
     leader = cluster.next_leader(claims_seconds=0.5)
     cluster.follow(second)
-    cluster.thread.call(first.remote.connect, leader.address, SECRET, leader.term)
+    cluster.thread.call(first.remote.connect, leader.place)
     cluster.thread.until(lambda: links, "a link on which nothing is said so far")
     cluster.thread.until(lambda: f"not come back: {lost.name};" in leader.log(), "the time to be over")
     if claims:

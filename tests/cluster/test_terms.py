@@ -4,7 +4,6 @@ one, and everybody who may hold something is waited for."""
 import json
 import re
 import signal
-import socket
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -12,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cluster.frames import Hello, Kind, Reader, encode_hello
+from penstock.cluster.frames import Hello
+from penstock.cluster.trust import Leader, Trust, cluster_key
 from penstock.common.address import TcpAddress, parse_address
 from penstock.log.jetstream.cluster import Cluster, wait_until
 from penstock.log.jetstream.errors import JetStreamError
@@ -22,6 +22,7 @@ from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.servers import parse_server
 from tests.cluster.processes import FrontEnd
 from tests.cluster.processes import site as site_of
+from tests.cluster.relay_wire import RelayWire
 from tests.http.api import Api
 from tests.http.test_transactions import commit, stage
 from tests.server.harness import WAIT_SECONDS, expect_dispatch, phpmq, until
@@ -138,10 +139,10 @@ def test_who_loses_the_lease_while_it_opens_leads_in_the_new_term(tmp_path: Path
         assert claim.term == 3
         address = parse_address(claim.relay)
         assert isinstance(address, TcpAddress)
-        with socket.create_connection((address.host, address.port), WAIT_SECONDS) as link:
-            link.sendall(encode_hello(Hello("words", "b-1", claim.secret, claim.term, "life")))
-            (welcome,) = Reader().feed(link.recv(4096))
-        assert (welcome.kind, bytes(welcome.body)) == (Kind.WELCOME, b"")
+        trust = Trust(nats.ask(cluster_key(nats.api, NAMES)))
+        with RelayWire(Leader(address, claim.leader, claim.term, trust)) as link:
+            link.prove(Hello("words", "b-1", claim.term, "life"))
+            assert link.welcome() == ""
         assert front.stop() == 0
     finally:
         thread.join()

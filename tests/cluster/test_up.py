@@ -19,6 +19,8 @@ from penstock import connect
 from penstock.cli.main import main
 from penstock.cluster.up import LocalCluster, UpError
 from penstock.log.jetstream.cluster import _free_ports
+from penstock.log.jetstream.credentials import read_credentials
+from penstock.log.jetstream.errors import LinkError
 from tests.nats.cluster import api, linked, stream_settings
 from tests.server.harness import until
 
@@ -93,6 +95,21 @@ def all_gone(pids: Sequence[int]) -> bool:
     return True
 
 
+def test_what_it_leaves_is_private_under_an_open_umask(begin: Begin, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        up = begin("--nodes", "1", "--front-ends", "1", "--json", "--folder", str(tmp_path / "kept"))
+    finally:
+        os.umask(before)
+    assert up.end() == 0
+    nodes = list((tmp_path / "kept").glob("node-*"))  # What is in them, NATS makes: nobody else gets there.
+    ours = [path for path in (tmp_path / "kept").rglob("*") if not {*path.parents} & {*nodes}]
+    ours += [node / name for node in nodes for name in ("server.conf", "output.log")]
+    modes = {path: f"{path.stat().st_mode & 0o777:o}" for path in (tmp_path / "kept", *ours)}
+    assert len(modes) > 8
+    assert [path for path, mode in modes.items() if mode != ("700" if path.is_dir() else "600")] == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_everything_and_removes_what_was_temporary(begin: Begin, number: int) -> None:
     up = begin("--json", "--nodes", "1", "--front-ends", "0")
@@ -108,8 +125,9 @@ def test_a_signal_stops_everything_and_removes_what_was_temporary(begin: Begin, 
 def test_a_folder_is_continued(begin: Begin, tmp_path: Path) -> None:
     flags = ("--json", "--front-ends", "0", "--folder", str(tmp_path / "data"))
 
-    async def in_stream(url: str, *, make: bool) -> int:
-        async with linked(url) as link:
+    async def in_stream(url: str, up: Up, *, make: bool) -> int:
+        admin = read_credentials(Path(told(up)["credentials"]["admin"]))
+        async with linked(url, credentials=admin) as link:
             if make:
                 await api(link).create_stream(stream_settings("S", 3))
                 await api(link).put("q.S", b"kept")
@@ -118,12 +136,12 @@ def test_a_folder_is_continued(begin: Begin, tmp_path: Path) -> None:
     up = begin(*flags)
     nodes = told(up)["nodes"]
     assert len(nodes) == 3
-    assert asyncio.run(in_stream(nodes[0]["url"], make=True)) == 1
+    assert asyncio.run(in_stream(nodes[0]["url"], up, make=True)) == 1
     pids = pids_of(told(up)["folder"])
     assert up.end() == 0
     assert all_gone(pids)
     again = begin(*flags)
-    assert asyncio.run(in_stream(told(again)["nodes"][1]["url"], make=False)) == 1
+    assert asyncio.run(in_stream(told(again)["nodes"][1]["url"], again, make=False)) == 1
     assert again.end() == 0
 
 
@@ -217,6 +235,32 @@ def test_ports_can_be_named(begin: Begin, tmp_path: Path) -> None:
 
 
 # --- with front-ends ---
+
+
+def test_nobody_is_let_in_without_a_password_and_none_is_shown(begin: Begin, tmp_path: Path) -> None:
+    up = begin("--json", "--nodes", "1", "--front-ends", "1", "--folder", str(tmp_path))
+    files = {user: Path(file) for user, file in told(up)["credentials"].items()}
+    assert {
+        file.stat().st_mode & 0o777 for file in (*files.values(), tmp_path / "node-1" / "server.conf")
+    } == {0o600}
+    words = {file.read_text().strip().partition(":")[2] for file in files.values()}
+    assert len(words) == len(files) == 3
+
+    async def come() -> None:
+        async with linked(told(up)["engine"]):
+            pass
+
+    with pytest.raises(LinkError, match="Authorization Violation"):
+        asyncio.run(come())
+    shown = [*up.out, *up.err, *(it.read_text() for it in tmp_path.rglob("*.log"))]
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            shown.append(command.read_text())
+    assert not any(word in text for word in words for text in shown)
+    # What is printed is enough to use it.
+    engine = ["--engine", told(up)["engine"], "--cluster-credentials", str(files["front-end"])]
+    monitor = ["--cluster-monitor", told(up)["nodes"][0]["monitor"], "--cluster-replicas", "1", "--strict"]
+    assert main(["doctor", *engine, *monitor, "--data", str(tmp_path / "none")]) == 0
 
 
 def test_what_is_sent_at_one_front_end_is_received_at_the_other(begin: Begin, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import shlex
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from penstock.cluster.checks import ClusterRefused, Finding, Level, check_server
 from penstock.common.given import SettingsError
 from penstock.log.jetstream.cluster import Cluster
 from penstock.log.jetstream.names import LogNames
+from penstock.log.jetstream.rights import USER_INFO, Rights, rights_of_front_end, user_block
 from penstock.server.settings import Settings
 from penstock.server.settings_read import load
 from tests.certificates import make_authority, make_certificate
@@ -43,8 +45,11 @@ def levels(findings: dict[str, Finding]) -> set[Level]:
 # --- accepted ---
 
 
-def test_three_nodes_that_sync_are_accepted(start: Start) -> None:
-    findings = found(settings_for(start(3)))
+def test_three_nodes_that_sync_and_know_who_comes_are_accepted(start: Start, tmp_path: Path) -> None:
+    user = user_block("front", "word", rights_of_front_end(LogNames()))
+    (tmp_path / "front.user").write_text("front:word\n")
+    cluster = start(3, settings=f"authorization {{ users: [ {user} ] }}\n")
+    findings = found(settings_for(cluster, f"--cluster-credentials {tmp_path}/front.user"))
     assert levels(findings) == {Level.OK}, findings
     refuse(list(findings.values()))
     assert list(findings) == [
@@ -53,9 +58,12 @@ def test_three_nodes_that_sync_are_accepted(start: Start) -> None:
         "max_payload",
         "replicas",
         "sync",
+        "rights",
         "jetstream",
+        "authentication",
         "stream PENSTOCK_penstock",
         "stream PENSTOCK_penstock_STATE",
+        "stream PENSTOCK_penstock_KEY",
     ]
     assert findings["sync"].text == "every write is synced by penstock-1, penstock-2, penstock-3"
     assert findings["replicas"].text == "3 copies of the log on 3 nodes"
@@ -80,7 +88,77 @@ def test_a_node_that_is_down_is_told_and_stops_nobody(start: Start) -> None:
 
 
 def test_one_node_is_enough_for_one_copy(node: Cluster) -> None:
-    assert levels(found(settings_for(node, "--cluster-replicas 1"))) == {Level.OK}
+    findings = found(settings_for(node, "--cluster-replicas 1"))
+    assert findings.pop("authentication").level is Level.WARN
+    assert levels(findings) == {Level.OK}
+
+
+# --- who may do what ---
+
+
+def test_nodes_that_let_anybody_in_are_told_and_refused_where_one_is_strict(node: Cluster) -> None:
+    told = found(settings_for(node, "--cluster-replicas 1"))
+    assert told["authentication"].level is Level.WARN
+    assert told["authentication"].text == (
+        f"{node.nodes[0].url} let in whoever can connect: to read every message, to delete the log unnoticed,"
+        " and to lead"
+    )
+    refuse(list(told.values()))
+    strict = found(settings_for(node, "--cluster-replicas 1 --strict"))
+    with pytest.raises(ClusterRefused, match=r"set credentials under \[cluster\]"):
+        refuse(list(strict.values()))
+
+
+def test_strangers_with_an_account_of_their_own_are_no_danger(start: Start, tmp_path: Path) -> None:
+    ours = "A { jetstream: enabled, users: [{user: a, password: b}] }"
+    others = "B { jetstream: enabled, users: [{user: c, password: d}] }"
+    cluster = start(1, settings=f"accounts {{\n{ours}\n{others}\n}}\nno_auth_user: c\n")
+    (tmp_path / "a.user").write_text("a:b")
+    settings = settings_for(cluster, f"--cluster-replicas 1 --strict --cluster-credentials {tmp_path}/a.user")
+
+    async def make() -> None:
+        async with linked(cluster.nodes[0].url.replace("//", "//a:b@")) as link:
+            await api(link).create_stream(LogNames().stream_settings(1))
+
+    asyncio.run(make())
+    assert found(settings)["authentication"].level is Level.OK
+
+
+WAYS = ("publish", "subscribe")
+RIGHTS = rights_of_front_end(LogNames())
+LEFT_OUT = [(way, subject) for way in WAYS for subject in getattr(RIGHTS, way)]
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Every user lacks another right."""
+
+    def without(left_out: tuple[str, str]) -> Rights:
+        publish, subscribe = (
+            {it: "" for it in getattr(RIGHTS, way) if (way, it) != left_out} for way in WAYS
+        )
+        return Rights(publish, subscribe or {"_INBOX.>": ""})  # to NATS, none would be all
+
+    users = "".join(user_block(f"u{number}", "word", without(it)) for number, it in enumerate(LEFT_OUT))
+    settings = f"authorization {{ users: [\n{users}] }}\n"
+    cluster = Cluster(tmp_path_factory.mktemp("limited"), 1, settings=settings)
+    try:
+        yield cluster.start()
+    finally:
+        cluster.stop()
+
+
+@pytest.mark.parametrize("number", range(len(LEFT_OUT)))
+def test_a_right_left_out_is_told(limited: Cluster, tmp_path: Path, number: int) -> None:
+    (tmp_path / "user").write_text(f"u{number}:word")
+    words = f"--cluster-replicas 1 --cluster-credentials {tmp_path}/user"
+    rights = found(settings_for(limited, words))["rights"]
+    way, subject = LEFT_OUT[number]
+    # Who may not ask what it may do can do all the same.
+    assert rights.level is (Level.WARN if subject == USER_INFO else Level.FAIL)
+    assert subject.removesuffix(">") in rights.text
+    assert f"may not {way}" in rights.text
+    assert "docs/cluster.md#rights-in-nats" in rights.advice
 
 
 # --- refused ---

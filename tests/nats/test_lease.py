@@ -29,7 +29,7 @@ class Broker:
             JetStream(self.nats.link, answer_seconds=ASK_SECONDS, patience_seconds=0.0),
             names,
             name,
-            offer=lambda term: Claim(name, term, f"{name}:1", "secret", "1"),
+            offer=lambda term: Claim(name, term, f"{name}:1", "1"),
             facts=lambda: {"name": name},
             changed=lambda view: self.seen.append((view.role, view.claim.term)),
         )
@@ -84,7 +84,7 @@ def settled(*brokers: Broker) -> Broker:
 def test_one_of_many_leads_and_everybody_knows_which(join: Join) -> None:
     brokers = [join(name) for name in ("ann", "bob", "cid")]
     leader = settled(*brokers)
-    assert leader.election.view.claim == Claim(leader.name, 1, f"{leader.name}:1", "secret", "1")
+    assert leader.election.view.claim == Claim(leader.name, 1, f"{leader.name}:1", "1")
     everybody: dict[str, Any] = {name: {"name": name} for name in ("ann", "bob", "cid")}
     wait_until(
         "all are seen by all", lambda: all(it.election.view.members == everybody for it in brokers) or None

@@ -109,7 +109,7 @@ class Member:
             self,
             NAMES,
             name,
-            offer=lambda term: Claim(name, term, f"{name}:1", "secret", "1"),
+            offer=lambda term: Claim(name, term, f"{name}:1", "1"),
             facts=lambda: {"name": name},
             changed=self.seen.append,
             clock=self.clock,

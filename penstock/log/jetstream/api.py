@@ -26,6 +26,7 @@ from penstock.log.jetstream.errors import (
     read_answer,
 )
 from penstock.log.jetstream.link import Link
+from penstock.log.jetstream.rights import USER_INFO
 
 Settings = Mapping[str, Any]
 Answer = dict[str, Any]
@@ -77,6 +78,11 @@ class JetStream:
         """What the account uses and may use; fails where JetStream is not enabled for it."""
         return await self.call("INFO")
 
+    async def user(self) -> Answer:
+        """Who we are to the server, and what we may do."""
+        said = await self._link.ask(USER_INFO, seconds=self._answer_seconds)
+        return dict(read_answer(USER_INFO, said).get("data") or {})
+
     # --- streams ---------------------------------------------------------------------------------
 
     async def create_stream(self, settings: Settings) -> Answer:
@@ -86,16 +92,6 @@ class JetStream:
     async def stream(self, name: str) -> Answer:
         """Its settings, its state, and where it lives."""
         return await self.call(f"STREAM.INFO.{name}")
-
-    async def stream_names(self) -> list[str]:
-        """All streams of the account."""
-        names: list[str] = []
-        while True:
-            said = await self.call("STREAM.NAMES", {"offset": len(names)})
-            page = said.get("streams") or []
-            names += page
-            if not page or len(names) >= said["total"]:
-                return names
 
     async def purge_subject(self, name: str, subject: str, *, before_seq: int = 0) -> int:
         """Delete the messages of a subject, all or those before a sequence number; how many there were."""

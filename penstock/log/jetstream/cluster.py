@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock.errors import PenstockError
+from penstock.log.private import make_folder, open_private
 
 WAIT_SECONDS = 30.0
 _POLL_SECONDS = 0.05
@@ -54,6 +55,7 @@ _ROUTES = """\
 cluster {{
   name: {cluster}
   listen: 127.0.0.1:{route}
+  authorization {{ user: route, password: {password} }}
   routes: [{routes}]
 }}
 """
@@ -136,7 +138,7 @@ class Node:
 
     def start(self) -> None:
         """Start the process. It may not answer yet, see `ready`."""
-        with (self.folder / "output.log").open("ab") as output:
+        with open(self.folder / "output.log", "ab", opener=open_private) as output:
             self._process = subprocess.Popen(
                 [str(server_path()), "--config", str(self.folder / "server.conf")],
                 stdin=subprocess.DEVNULL,
@@ -211,6 +213,7 @@ class Cluster:
         self.name = name
         self.nodes = [Node(f"{name}-{n}", folder / f"node-{n}") for n in range(1, nodes + 1)]
         self._settings = settings
+        self._route_password = secrets.token_hex(16)  # strangers are no nodes
         self._ports = list(ports)
 
     @property
@@ -244,8 +247,10 @@ class Cluster:
         for node, ports in zip(self.nodes, chosen, strict=True):
             node.ports = ports
         for node in self.nodes:
-            node.folder.mkdir(parents=True, exist_ok=True)
-            (node.folder / "server.conf").write_text(self._config(node), encoding="utf-8")
+            make_folder(str(node.folder))
+            config = str(node.folder / "server.conf")
+            with open(config, "w", encoding="utf-8", opener=open_private) as file:
+                file.write(self._config(node))
 
     def _config(self, node: Node) -> str:
         text = _CONFIG.format(
@@ -253,8 +258,11 @@ class Cluster:
         )
         if len(self.nodes) > 1:
             others = (other.ports.route for other in self.nodes if other is not node)
-            routes = ", ".join(f"nats://127.0.0.1:{port}" for port in others)
-            text += _ROUTES.format(cluster=self.name, route=node.ports.route, routes=routes)
+            password = self._route_password
+            routes = ", ".join(f"nats://route:{password}@127.0.0.1:{port}" for port in others)
+            text += _ROUTES.format(
+                cluster=self.name, route=node.ports.route, password=password, routes=routes
+            )
         return text + self._settings
 
     def wait_ready(self, seconds: float = WAIT_SECONDS) -> None:

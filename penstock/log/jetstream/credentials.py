@@ -1,8 +1,9 @@
-"""Who we are to a NATS server, from a file: the seed of an nkey, or a credentials file (`.creds`).
+"""Who we are to a NATS server, from a file: an nkey's seed, a credentials file (`.creds`), or USER:PASSWORD.
 
 An nkey is an Ed25519 key. The server sends a nonce and nats-py signs it, so the seed never travels. A
 credentials file holds a JWT, which says who we are and who vouches for it, and the seed of the nkey that it
-was made out to. A user and a password, or a token, stand in a server's address instead.
+was made out to. A user and a password, or a token, can stand in a server's address instead, where lists of
+processes and files of settings show them.
 
 How it fails: `CredentialsError`, with the file and what is wrong with it; never with what is secret in it.
 """
@@ -30,10 +31,12 @@ class CredentialsError(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A user's nkey, with a JWT or without one; nothing of it is shown."""
+    """A user's nkey, with a JWT or without one; or a name and a password. Nothing of it is shown."""
 
-    seed: str = field(repr=False)
+    seed: str = field(default="", repr=False)
     jwt: str = field(default="", repr=False)
+    user: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
 
     @property
     def text(self) -> str:
@@ -42,7 +45,7 @@ class Credentials:
 
 
 def read_credentials(path: Path) -> Credentials:
-    """A `.creds` file, or a file with nothing but the seed of an nkey."""
+    """A `.creds` file, or a file with nothing but the seed of an nkey, or a line USER:PASSWORD."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -50,11 +53,15 @@ def read_credentials(path: Path) -> Credentials:
             f"credentials {str(path)!r} cannot be read ({error}); name a file that can"
         ) from None
     sections = dict(_SECTION.findall(text))
+    user, colon, password = text.strip().partition(":")
+    if not sections and colon and user and password and "\n" not in text.strip():
+        return Credentials(user=user, password=password)
     seed = sections.get("USER NKEY SEED", "" if sections else text.strip())
     jwt = sections.get("NATS USER JWT", "")
     if not seed or (sections and not jwt):
         raise CredentialsError(
-            f"credentials {str(path)!r} hold no user's JWT and seed; name a .creds file or a seed's"
+            f"credentials {str(path)!r} hold no user's JWT and seed; name a .creds file, a seed's, or one "
+            "with a line USER:PASSWORD"
         )
     if not _is_users_seed(seed):
         raise CredentialsError(

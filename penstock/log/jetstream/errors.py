@@ -50,6 +50,10 @@ class NoAnswer(JetStreamTrouble):
     """Nobody answered in time."""
 
 
+class NotAllowed(JetStreamTrouble):
+    """The user of NATS that we are may not ask this."""
+
+
 AGAIN = frozenset(
     {
         10004,  # incomplete results: a node did not answer

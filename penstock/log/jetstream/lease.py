@@ -75,7 +75,6 @@ class Claim:
     leader: str = ""  # empty: nobody, it has let go
     term: int = 0
     relay: str = ""
-    secret: str = ""
     version: str = ""
 
 
@@ -369,5 +368,5 @@ def _read(stored: Stored) -> Claim:
     said = _fields(stored.payload)
     if not isinstance(said.get("leader"), str) or not isinstance(said.get("term"), int):
         return Claim(UNKNOWN, stored.seq)
-    texts = (str(said.get(name, "")) for name in ("relay", "secret", "version"))
+    texts = (str(said.get(name, "")) for name in ("relay", "version"))
     return Claim(said["leader"], said["term"], *texts)

@@ -38,6 +38,20 @@ class LogNames:
         return f"PENSTOCK_{self.log}_STATE"
 
     @property
+    def key_stream(self) -> str:
+        return f"PENSTOCK_{self.log}_KEY"
+
+    @property
+    def key(self) -> str:
+        """The subject of the cluster's key."""
+        return f"penstock.{self.log}.key"
+
+    @property
+    def answers(self) -> str:
+        """Under this, front-ends are answered: nobody else of the account may listen there."""
+        return f"penstock.{self.log}.answer"
+
+    @property
     def files(self) -> str:
         """The subjects of all files."""
         return f"penstock.{self.log}.file.>"
@@ -78,3 +92,22 @@ class LogNames:
             "allow_direct": True,
             "duplicate_window": 120 * SECOND_NS,
         }
+
+    def key_settings(self, replicas: int) -> dict[str, Any]:
+        """It takes one message, and gives it back to no purge: what was made first is the key."""
+        return {
+            "name": self.key_stream,
+            "description": "what the front-ends of a Penstock cluster know each other by",
+            "subjects": [self.key],
+            "retention": "limits",
+            "storage": "file",
+            "num_replicas": replicas,
+            "max_msgs": 1,
+            "discard": "new",
+            "allow_direct": False,
+            "deny_delete": True,
+            "deny_purge": True,
+        }
+
+    def all_settings(self, replicas: int) -> tuple[dict[str, Any], ...]:
+        return self.stream_settings(replicas), self.state_settings(replicas), self.key_settings(replicas)

@@ -39,6 +39,7 @@ from penstock.log.disk import STAGES, WATERMARK, RealDisk, Watermark
 from penstock.log.jetstream.api import JetStream, Stored
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.records import Kind, Record, RecordDamaged, is_name, read_record
+from penstock.log.private import make_folder, open_private
 from penstock.log.segments import parse_segment_name
 
 LOG: Final = "log"
@@ -66,12 +67,12 @@ class RecordIndex:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        os.makedirs(folder, exist_ok=True)
+        make_folder(folder)
 
     def note(self, name: str, position: int, seq: int) -> None:
         if parse_segment_name(name) is None:
             return
-        with open(os.path.join(self._folder, name), "ab") as file:
+        with open(os.path.join(self._folder, name), "ab", opener=open_private) as file:
             file.write(array("Q", (position, seq)).tobytes())
 
     def forget(self, name: str) -> None:
@@ -166,7 +167,7 @@ class Replica:
         """Forget everything: the next time, all of it is read again. What an earlier version has staged is no
         copy, and stays: whoever leads from here takes it over."""
         shutil.rmtree(os.path.join(self._folder, RECORDS), ignore_errors=True)
-        os.makedirs(self.path, exist_ok=True)
+        make_folder(self.path)
         for name in set(os.listdir(self.path)) - {STAGES}:
             with suppress(OSError):
                 os.unlink(os.path.join(self.path, name))
@@ -199,7 +200,7 @@ class Replica:
         for name in (*sizes, LOG, RECORDS):
             _sync(os.path.join(self._folder, name))
         temporary = os.path.join(self._folder, _STATE + ".new")
-        with open(temporary, "w") as file:
+        with open(temporary, "w", opener=open_private) as file:
             json.dump(_Note(self._born, applied, self.records, sizes), file)
         _sync(temporary)
         os.rename(temporary, os.path.join(self._folder, _STATE))
@@ -393,7 +394,7 @@ class Replica:
 
     def _put(self, name: str, data: bytes | memoryview, position: int) -> None:
         """A file from this position on. Whoever writes at a place had nothing behind it, so nothing stays."""
-        fd = os.open(os.path.join(self.path, name), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        fd = open_private(os.path.join(self.path, name), os.O_WRONLY | os.O_CREAT)
         try:
             os.ftruncate(fd, position)
             _write_all(fd, data, position)

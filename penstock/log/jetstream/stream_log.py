@@ -20,7 +20,7 @@ from collections.abc import Callable
 from penstock.log.errors import LogFailed, LogInUse
 from penstock.log.jetstream.appender import Appender
 from penstock.log.jetstream.disk import StreamDisk
-from penstock.log.jetstream.errors import JetStreamTrouble
+from penstock.log.jetstream.errors import JetStreamError, JetStreamTrouble
 from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.replica import Replica
@@ -70,9 +70,12 @@ class StreamLog:
 
 async def make_streams(nats: LinkThread, names: LogNames, replicas: int) -> None:
     """The streams of a log, where they are not there yet."""
-    there = set(await nats.api.stream_names())
-    for settings in (names.stream_settings(replicas), names.state_settings(replicas)):
-        if settings["name"] not in there:
+    for settings in names.all_settings(replicas):
+        try:
+            await nats.api.stream(settings["name"])
+        except JetStreamError as error:
+            if not error.not_found:
+                raise
             await nats.api.create_stream(settings)
 
 

@@ -11,8 +11,9 @@ Rules that always hold:
   * A server that says nothing for two intervals of pings is gone: what was sent to it may be lost.
   * A question is answered, or fails, within its seconds; a connection that is lost fails all that are open.
 
-How it fails: `LinkError` out of `connect`; `LinkLost`, `NoAnswer` out of questions; and `JetStreamError` when
-nobody listens to the subject at all, because that is how JetStream says that it has no leader at the moment.
+How it fails: `LinkError` out of `connect`; `LinkLost`, `NoAnswer`, `NotAllowed` out of questions; and
+`JetStreamError` when nobody listens to the subject at all, because that is how JetStream says that it has no
+leader at the moment.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ import errno
 import logging
 import math
 import os
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,6 +38,7 @@ from penstock.log.jetstream.errors import (
     LinkError,
     LinkLost,
     NoAnswer,
+    NotAllowed,
 )
 from penstock.log.jetstream.options import LinkOptions
 from penstock.log.jetstream.parser import RecordParser
@@ -54,6 +57,8 @@ REFUSALS: Final = (
 )
 """What a server says, among other words, when it does not take our credentials."""
 
+_VIOLATION: Final = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
+_ALLOW: Final = "docs/cluster.md lists the permissions that it needs"
 
 log = logging.getLogger("penstock.nats")
 
@@ -82,6 +87,7 @@ class Wire:
         self._client._transport = self._transport
         self._client._ps = RecordParser(self._client)
         self._head = ""
+        self._deaf = ""  # why no answer can come
         self._number = 0
         self._open: dict[str, _Question] = {}
 
@@ -108,8 +114,11 @@ class Wire:
         if credentials is not None and credentials.jwt:
             creds = RawCredentials(credentials.text)
         elif credentials is not None:
-            seed = credentials.seed
-        has_password = bool(server.user and server.password)
+            seed = credentials.seed or None
+        user, password = server.user, server.password
+        if credentials is not None and credentials.user:
+            user, password = credentials.user, credentials.password
+        has_password = bool(user and password)
         await self._client.connect(
             [str(server)],
             name=options.name,
@@ -118,9 +127,10 @@ class Wire:
             connect_timeout=math.ceil(options.connect_seconds),
             ping_interval=_NEVER_SECONDS,
             tls=options.tls,
-            user=server.user if has_password else None,
-            password=server.password if has_password else None,
-            token=server.user if server.user and not has_password else None,
+            user=user if has_password else None,
+            password=password if has_password else None,
+            token=user if user and not has_password else None,
+            inbox_prefix=options.answers,
             nkeys_seed_str=seed,
             user_credentials=creds,
             error_cb=self._failed,
@@ -181,6 +191,21 @@ class Wire:
             raise error  # nats-py would try again
         if not self.lost.done():
             log.warning("NATS server %s: says %r", self.server, _text_of(error))
+            self._forbidden(_text_of(error))
+
+    def _forbidden(self, text: str) -> None:
+        """A question that we may not ask has no answer to wait for; nor has any, where we may not hear it."""
+        found = _VIOLATION.search(text)
+        if found is None:
+            return
+        way, subject = found.groups()
+        if way == "subscription":
+            self._deaf = f"this user of NATS may not subscribe to {self._head}*; {_ALLOW}"
+        for question in self._open.values():
+            # nats-py tells it in small letters.
+            if (way == "subscription" or question.subject.lower() == subject) and not question.future.done():
+                why = self._deaf or f"this user of NATS may not publish to it; {_ALLOW}"
+                question.future.set_exception(NotAllowed(f"{question.subject}: {why}"))
 
     async def _is_about_to_stop(self) -> None:
         self.is_leaving = True
@@ -208,6 +233,8 @@ class Wire:
         self, subject: str, payload: bytes, headers: dict[str, str] | None, seconds: float, *, gather: bool
     ) -> list[Answer]:
         """The answer; with `gather` all of them, until the one that says that it was the last."""
+        if self._deaf:
+            raise NotAllowed(f"{subject}: {self._deaf}")
         self._number += 1
         key = str(self._number)
         future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
