@@ -2,6 +2,7 @@
 
 import random
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,6 +63,7 @@ class Worker:
         self.settings = settings
         self.now_us = NOW_US
         self.staged: dict[str, list[str]] = {}  # by key: stages that were confirmed
+        self.aborts: Counter[str] = Counter()  # by key
         self.engine = self._open()
 
     def _open(self) -> Log:
@@ -165,6 +167,7 @@ class Worker:
         key = self.rng.choice(list(self.staged))
         stages = self.staged.pop(key)
         if self.rng.random() < 0.2:
+            self.aborts[key] += 1
             self.engine.abort(key, self.now_us)
         else:
             self.engine.commit(key, self.rng.sample(stages, self.rng.randint(1, len(stages))), self.now_us)

@@ -103,9 +103,12 @@ class StreamWorker(Worker):
         if self.engine.transaction(key) is not None:
             return
 
+        aborts = self.aborts[key]
+
         def receipt(result: StageInfo | LogError) -> None:
             assert isinstance(result, StageInfo), result
-            if self.engine.transaction(key) is None:
+            # An abort takes what is on its way as well.
+            if self.engine.transaction(key) is None and self.aborts[key] == aborts:
                 self.staged.setdefault(key, []).append(result.stage)
 
         some = [(self.rng.choice(self.queues), self._without_reply()) for _ in range(self.rng.randint(1, 4))]
