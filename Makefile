@@ -11,7 +11,7 @@ ARGS ?=
 # SECONDS is how long `make test-long` takes in all (3600), and `make fuzz` for each target (600).
 SECONDS ?=
 
-.PHONY: help setup demo test test-fast test-long test-compiled test-pythons check bench bench-cluster bench-hostile bench-peers bench-spark fuzz mutate clean
+.PHONY: help setup demo test test-fast test-long test-compiled test-pythons check bench bench-cluster bench-hostile bench-peers bench-spark fuzz mutate sbom clean
 
 help: ## List the commands.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -60,6 +60,9 @@ fuzz: ## Feed the protocol parsers random bytes, SECONDS=600 for each target.
 
 mutate: ## Make small wrong changes where data lives; print those that no test notices (ARGS="--count 20 --seed 7").
 	@scripts/mutate $(ARGS)
+
+sbom: ## Write the bill of materials of what .venv has, build/sbom.cdx.json, as CycloneDX.
+	@scripts/sbom $(ARGS)
 
 clean: ## Remove the virtual environment, caches and everything that was built.
 	@scripts/clean
