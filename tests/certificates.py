@@ -28,13 +28,15 @@ def make_authority(folder: Path, name: str = "ca") -> None:
     )
 
 
-def make_certificate(folder: Path, name: str, authority: str = "ca", names: str = HERE) -> None:
+def make_certificate(
+    folder: Path, name: str, authority: str = "ca", names: str = HERE, days: int = 2
+) -> None:
     """NAME.pem and NAME.key for a server with these names, signed by an authority."""
     (folder / f"{name}.ext").write_text(f"subjectAltName={names}\nauthorityKeyIdentifier=keyid\n")
     openssl(folder, f"req -new {KEY} -subj /CN={name} -keyout {name}.key -out {name}.csr")
     openssl(
         folder,
-        f"x509 -req -in {name}.csr -CA {authority}.pem -CAkey {authority}.key -CAcreateserial -days 2"
+        f"x509 -req -in {name}.csr -CA {authority}.pem -CAkey {authority}.key -CAcreateserial -days {days}"
         f" -extfile {name}.ext -out {name}.pem",
     )
 

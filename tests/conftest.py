@@ -31,6 +31,10 @@ TOGETHER = {
         "spark/test_writing_docs.py",
         "spark/test_tables.py",
         "spark/test_sql_docs.py",
+        "spark/test_files.py",
+        "spark/test_filters.py",
+        "spark/test_deleted.py",
+        "spark/test_rates.py",
     ),
     "another Spark session": (
         "report/test_numbers.py",
@@ -38,6 +42,12 @@ TOGETHER = {
         "pipeline/test_runs.py",
         "pipeline/test_parsing.py",
         "pipeline/test_judging.py",
+        "pipeline/test_batchwise.py",
+        "spark/test_addresses.py",
+    ),
+    "a cluster of Spark's": (
+        "spark/test_cluster.py",
+        "spark/test_speculation.py",
     ),
 }
 """By what they share."""
@@ -53,6 +63,7 @@ FIRST = (
     # From here, what has many processes (Spark, a browser) and what has few take turns.
     "pipeline/test_command.py",
     "spark/test_sql_commands.py",
+    *TOGETHER["a cluster of Spark's"],
     "celery/test_crashes.py",
     "log/test_walks.py",
     "celery/test_workers.py",
@@ -63,9 +74,8 @@ FIRST = (
     "nats/test_stream_log.py",
     "dashboard/test_engine_page.py",
     "log/test_contract.py",
+    "log/test_stage_cuts.py",
     "log/test_damage.py",
-    "spark/test_speculation.py",
-    "spark/test_cluster.py",
     "cluster/test_rules.py",
     "dashboard/test_readers_page.py",
     "top/test_top.py",
@@ -100,6 +110,7 @@ FIRST = (
     "client/test_send_many.py",
     "http/test_openapi.py",
     "http/test_queues.py",
+    "http/test_taking.py",
     "server/test_flow_control.py",
     "server/test_chaos.py",
 )
@@ -147,7 +158,7 @@ SLOW = (
 )
 """What `--fast` (`make test-fast`) leaves out: Spark, browsers, NATS, and what takes seconds."""
 SLOW_TESTS = {
-    "test_a_million_commands_are_one_event",
+    "test_a_flood_of_commands_is_one_event",
     "test_an_entry_takes_less_than_40_bytes",
     "test_no_error_shows_a_token",
     "test_ten_thousand_queues",

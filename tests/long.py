@@ -40,7 +40,9 @@ RUNS = {
     "disk-full": PYTEST + "tests/log/test_disk_full.py",
     "model": PYTEST + "--hypothesis-seed={seed} " + MODELS,
     "lease": PYTEST + "tests/nats/test_lease_time.py",
-    "kill": PYTEST + "tests/log/test_kill9.py tests/server/test_chaos.py",
+    "kill": PYTEST + "tests/log/test_kill9.py tests/server/test_chaos.py tests/celery/test_crashes.py "
+    "tests/http/test_transactions.py",
+    "bits": PYTEST + "tests/log/test_damage.py",
     "cut": PYTEST + "tests/client/test_cut.py",
     "streams": PYTEST + "tests/nats/test_stream_log.py tests/nats/test_replica.py",
     "faults": PYTEST + "tests/cluster/test_faults.py",

@@ -5,11 +5,16 @@ promise raises, and names its seed.
 """
 
 import logging
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 Say = Callable[[str], None]
+
+SEED = os.environ.get("PENSTOCK_TEST_SEED", "")
+SEEDED = bool(SEED)
+"""By `make test-long`, which has the time to look further."""
 
 
 def run_seeds(arguments: Sequence[str], run: Callable[[int, Say | None], "Counter[str]"]) -> None:

@@ -1,8 +1,8 @@
 """Admin: what the commands for operators share: where the broker's HTTP API is, and how it is asked.
 
-Every one of these commands takes `--url`, `--token`, `--cafile` and `--json`. `Admin` asks, over the
-connection of the HTTP client, and returns what the JSON of the answer says. Names are encoded by percents, so
-that a queue named `a/b` is one segment.
+Every one of these commands takes `--url`, `--token-file`, `--token`, `--cafile` and `--json`. `Admin` asks,
+over the connection of the HTTP client, and returns what the JSON of the answer says. Names are encoded by
+percents, so that a queue named `a/b` is one segment.
 
 How it fails: `Refused` is the broker's own no, in its words; `Unreachable` says where nobody answers and what
 to do. Both end a command with exit code 1, `Misuse` and `NotSupported` with 2.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final
 
-from penstock.cli.messaging import TOKEN_VARIABLE, URL_VARIABLE, find_url, token_of
+from penstock.cli.messaging import TOKEN_HINT, URL_VARIABLE, add_token, find_url, token_of
 from penstock.client.errors import ConnectionLost, Refused, TimedOut
 from penstock.client.http_connection import target_of_request
 from penstock.client.http_core import Answer, HttpCore, Request
@@ -39,9 +39,7 @@ def add_admin(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url", metavar="URL", help=f"the broker's HTTP API (default: {URL_VARIABLE}, else {_URL_DEFAULT})"
     )
-    parser.add_argument(
-        "--token", metavar="TOKEN", help=f"where the broker has tokens: ours (default: {TOKEN_VARIABLE})"
-    )
+    add_token(parser, "a file with our token, where the broker has tokens")
     parser.add_argument("--cafile", metavar="FILE", help="TLS: who signs the broker's certificate")
     parser.add_argument("--json", action="store_true", help="for programs: one JSON object a line")
 
@@ -127,7 +125,7 @@ class Admin:
         except Refused as error:
             detail = printable(error.detail)
             if error.status in (401, 403):
-                detail = f"{self.url}: {detail} (--token, or {TOKEN_VARIABLE})"
+                detail = f"{self.url}: {detail} ({TOKEN_HINT})"
             elif not error.name:  # whoever has said that is no broker
                 detail = f"{self.url}: {detail}"
             raise Refused(error.status, error.name, detail) from None

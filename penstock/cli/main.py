@@ -45,6 +45,7 @@ COMMANDS: Mapping[str, str] = {
     "verify": "penstock.cli.verify",
     "dump": "penstock.cli.dump",
     "doctor": "penstock.cli.doctor",
+    "token": "penstock.cli.token",
     "pipeline": "penstock.cli.pipeline",
     "demo": "penstock.demo.command",
     "cluster": "penstock.cli.cluster",

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import base64
 import fcntl
+import getpass
 import json
 import os
 import select
@@ -30,6 +31,14 @@ from penstock.client import ClientOptions
 from penstock.client.options import Options
 from penstock.client.url import PORTS, target_of
 from penstock.common.address import TcpAddress, UnixAddress, parse_address
+from penstock.common.secret_file import (
+    TOKEN_FILE_VARIABLE,
+    TOKEN_VARIABLE,
+    exposed,
+    token_around,
+    token_from,
+    token_in,
+)
 from penstock.common.text import printable
 from penstock.errors import Misuse, PenstockError
 
@@ -39,7 +48,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 URL_VARIABLE = "PENSTOCK_URL"
-TOKEN_VARIABLE = "PENSTOCK_TOKEN"
+TOKEN_HINT = f"--token-file, or {TOKEN_VARIABLE}"
 STDIN = "-"
 READ_BYTES = 1 << 16
 PROGRESS_SECONDS = 0.2
@@ -66,11 +75,7 @@ def add_connection(parser: argparse.ArgumentParser, vias: Sequence[str] = ("rq",
         help=f"where the broker is: its http://HOST:PORT, or {vias[-1]}://HOST:PORT "
         f"(default: {URL_VARIABLE}, else the protocol's port of this machine)",
     )
-    parser.add_argument(
-        "--token",
-        metavar="TOKEN",
-        help=f"http: ours, where the broker has tokens (default: {TOKEN_VARIABLE})",
-    )
+    add_token(parser, "http: a file with our token, where the broker has tokens")
     parser.add_argument(
         "--wait",
         type=float,
@@ -90,8 +95,23 @@ def add_connection(parser: argparse.ArgumentParser, vias: Sequence[str] = ("rq",
     parser.add_argument("--json", action="store_true", help="for programs: one JSON object a line")
 
 
+def add_token(
+    parser: argparse.ArgumentParser,
+    what: str,
+    default: str = f"{TOKEN_VARIABLE}, else {TOKEN_FILE_VARIABLE}",
+) -> None:
+    """The options that say who asks."""
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help=f"{what}; -: the first line of standard input (default: {default})",
+    )
+    parser.add_argument("--token", metavar="TOKEN", help="it itself, where nobody else can list processes")
+
+
 def find_url(args: argparse.Namespace) -> tuple[str, str]:
     """Protocol and URL that a command line asks for."""
+    token_given(args)  # first: behind it, standard input may be a message
     vias = (args.via,) if args.via else args.vias
     given = args.url or os.environ.get(URL_VARIABLE)
     if not given:
@@ -157,7 +177,34 @@ def http_options(args: argparse.Namespace) -> ClientOptions:
 
 
 def token_of(args: argparse.Namespace) -> str | None:
-    return args.token or os.environ.get(TOKEN_VARIABLE) or None
+    """The token that a command line gives, or else the environment. A file is read, and warned of, once."""
+    given = token_given(args)
+    if given is None:
+        given, warning = token_around(os.environ)
+        warn(warning)
+        args.token = given
+    return given
+
+
+def token_given(args: argparse.Namespace) -> str | None:
+    """The token that a command line gives."""
+    if args.token_file:
+        if args.token:
+            raise Misuse("--token and --token-file: give one of the two")
+        if args.token_file != STDIN:
+            args.token = token_in(args.token_file)
+            warn(exposed(args.token_file))
+        elif sys.stdin.isatty():
+            args.token = getpass.getpass("token: ")
+        else:
+            args.token = token_from(sys.stdin.fileno())
+        args.token_file = None
+    return args.token or None
+
+
+def warn(warning: str | None) -> None:
+    if warning is not None:
+        print(f"penstock: warning: {warning}", file=sys.stderr, flush=True)
 
 
 def check_only(args: argparse.Namespace, protocol: str, only: Mapping[str, Sequence[str]]) -> None:

@@ -20,8 +20,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.main import EXIT_MISUSE
-from penstock.cli.messaging import TOKEN_VARIABLE, URL_VARIABLE
+from penstock.cli.messaging import URL_VARIABLE, add_token, token_given, warn
 from penstock.common import units
+from penstock.common.secret_file import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, exposed, token_around
 from penstock.common.text import printable
 from penstock.errors import Misuse, PenstockError
 
@@ -54,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help=f"the broker's HTTP API (default: what the file says, else {URL_VARIABLE})",
     )
-    parser.add_argument(
-        "--token", metavar="TOKEN", help=f"ours (default: what the file says, else {TOKEN_VARIABLE})"
+    add_token(
+        parser, "a file with our token", f"what the file says, else {TOKEN_VARIABLE} or {TOKEN_FILE_VARIABLE}"
     )
     parser.add_argument("--json", action="store_true", help="for programs: one JSON object a line")
     parser.epilog = (
@@ -183,8 +184,14 @@ def _run(args: argparse.Namespace) -> int:
     except PipelineMistakes as mistakes:
         _say_mistakes(args, path, mistakes.lines)
         return EXIT_MISUSE
-    given = {"url": args.url, "token": args.token}
-    around = {"url": os.environ.get(URL_VARIABLE), "token": os.environ.get(TOKEN_VARIABLE)}
+    given = {"url": args.url, "token": token_given(args)}
+    token, warning = token_around(os.environ)
+    warn(warning)
+    if any(
+        "token" in options for options in (*(it.options for it in pipeline.sources), pipeline.sink.options)
+    ):
+        warn(exposed(path))
+    around = {"url": os.environ.get(URL_VARIABLE), "token": token}
     pipeline = overridden(
         pipeline,
         {name: text for name, text in given.items() if text},

@@ -20,6 +20,7 @@ from penstock.common import units
 from penstock.common.tables import shown
 from penstock.errors import Misuse, PenstockError
 from penstock.report import tables
+from penstock.report.audit import ask_audit
 from penstock.report.figures import Figures, figures_of
 from penstock.report.page import About, render
 from penstock.report.period import NoMoment, Period, datetime_of, moment_us
@@ -84,10 +85,12 @@ def run(args: argparse.Namespace) -> int:
         facts = survey(admin, args.queue)
         events = sum(one.event_end - one.event_start for one in facts)
         _tell(f"{units.counted(len(facts), 'queue')} with {units.counted(events, 'event')} at {admin.url}")
+        queues = {one.queue for one in facts} if args.queue else None
+        audit = ask_audit(admin, period, queues)
         about = About(admin.url, datetime.now(UTC).replace(microsecond=0), __version__, args.queue)
         figures = _figures(args, admin, facts, period, now_us, folder)
     with tables.writing(out) as part:
-        part.write_text(render(figures, about), encoding="utf-8")
+        part.write_text(render(figures, about, audit), encoding="utf-8")
     if args.json:
         say_objects([_summary(figures, out, folder)])
     else:

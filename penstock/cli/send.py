@@ -13,7 +13,7 @@ from itertools import chain, islice, repeat
 from penstock import client
 from penstock.cli.messaging import (
     STDIN,
-    TOKEN_VARIABLE,
+    TOKEN_HINT,
     add_connection,
     body_of,
     check_only,
@@ -105,7 +105,7 @@ def _http(args: argparse.Namespace, url: str) -> Iterator[Send]:
                     raise PenstockError(f"{refusal}, or use --via rq, which takes larger ones") from None
                 if refusal.status not in (401, 403):
                     raise
-                raise PenstockError(f"{refusal} (--token, or {TOKEN_VARIABLE})") from None
+                raise PenstockError(f"{refusal} ({TOKEN_HINT})") from None
             return sum(receipt.count for receipt in receipts)
 
         yield send

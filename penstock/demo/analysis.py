@@ -36,6 +36,7 @@ from penstock.pipeline.file import read_pipeline
 from penstock.pipeline.progress import Teller
 from penstock.pipeline.running import Run
 from penstock.report import job, tables
+from penstock.report.audit import ask_audit
 from penstock.report.figures import figures_of
 from penstock.report.page import About, render
 from penstock.report.period import Period
@@ -196,13 +197,15 @@ class Analysis:
         url = self._broker.url("http")
         with closing(Api(url)) as api:
             facts = survey(api)
+            period = Period(None, None)
+            audit = ask_audit(api, period)
             now_us = time.time_ns() // 1000
             source = job.Source(url, None, api)
-            result = job.run(spark, source, facts, Period(None, None), now_us, self._screen.note)
+            result = job.run(spark, source, facts, period, now_us, self._screen.note)
         tables.write_tables(result.tables, self.report_tables)
         figures = figures_of(result.span, result.tables)
         about = About(url, datetime.now(UTC).replace(microsecond=0), __version__)
-        self.report.write_text(render(figures, about), encoding="utf-8")
+        self.report.write_text(render(figures, about, audit), encoding="utf-8")
         self._screen.step(f"{figures.events:,} events of {len(figures.queues)} queues: {self.report}")
 
 

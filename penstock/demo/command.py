@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         raise Misuse("--messages needs to be at least 1")
     if args.data:
         try:
-            os.makedirs(args.data, exist_ok=True)
+            os.makedirs(args.data, 0o700, exist_ok=True)
         except OSError as error:
             raise Misuse(f"--data {args.data}: {error.strerror}; name a new folder") from None
         if os.listdir(args.data):

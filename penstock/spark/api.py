@@ -31,8 +31,9 @@ from penstock.client.errors import reason_of
 from penstock.client.http_connection import HttpConnection, target_of_request
 from penstock.client.url import parse_url
 from penstock.common.address import Address
+from penstock.common.secret_file import TOKEN_VARIABLE
 from penstock.errors import PenstockError
-from penstock.spark.options import RETRY_SECONDS_DEFAULT, TOKEN_VARIABLE
+from penstock.spark.options import RETRY_SECONDS_DEFAULT
 
 if TYPE_CHECKING:
     import pyarrow as pa

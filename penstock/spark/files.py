@@ -50,9 +50,10 @@ def folder_of(broker: Broker, options: ReadOptions) -> Folder | None:
     try:
         answer = broker.get("folder")
     except Refused as error:
-        if error.status != 404:
-            raise
-        return None  # A broker of an earlier version.
+        # A broker of an earlier version; or a user who may not read every queue, and the files have all.
+        if error.status == 404 or (error.status == 403 and not options.folder):
+            return None
+        raise
     return Folder(options.folder or answer["path"], answer["mark"]) if answer["mark"] else None
 
 

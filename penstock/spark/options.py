@@ -14,6 +14,7 @@ How it fails: `WrongOption`, one sentence that names the option and says what wo
 
 import difflib
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from typing import Any, Final
 from penstock.client.errors import NotSupported
 from penstock.client.url import parse_url
 from penstock.common.kinds import Fitting, Seconds, Switch, Whole, Word, WrongValue
+from penstock.common.secret_file import token_around
 from penstock.errors import PenstockError
 from penstock.log.tables import VIEWS
 from penstock.model.life import Reason
@@ -33,8 +35,6 @@ URL_DEFAULT: Final = "http://127.0.0.1:9180"
 RETRY_SECONDS_DEFAULT: Final = 30.0
 PARTITION_BYTES_DEFAULT: Final = 64 << 20
 TRIGGER_DELAY_DEFAULT: Final = 15 * 60.0
-TOKEN_VARIABLE: Final = "PENSTOCK_TOKEN"
-"""In the environment of the driver: the token, where no option says one. Options can be seen by others."""
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -49,6 +49,8 @@ AUTO: Final = "auto"
 HTTP: Final = "http"
 FILE: Final = "file:"
 """What `engine` says, beside servers of NATS."""
+
+log = logging.getLogger("penstock.spark")
 
 BATCH: Final = "batch"
 STREAM: Final = "stream"
@@ -530,7 +532,11 @@ def _values(options: Mapping[str, str], table: tuple[Option, ...], kind: str | N
             raise WrongOption(f"option {option.name!r}: {error}") from None
         except WrongValue as error:
             raise WrongOption(f"option {option.name!r} is {text!r:.250}: {error}") from None
-    values["token"] = values["token"] or os.environ.get(TOKEN_VARIABLE) or None
+    if not values["token"]:
+        # In the environment of the driver. Options can be seen by others.
+        values["token"], warning = token_around(os.environ)
+        if warning is not None:
+            log.warning("%s", warning)
     return values
 
 

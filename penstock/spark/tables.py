@@ -31,12 +31,12 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
+from penstock.common.secret_file import TOKEN_VARIABLE
 from penstock.spark.options import (
     BATCH,
     READING,
     SPARK_S_OWN,
     STREAM,
-    TOKEN_VARIABLE,
     WRITING,
     WrongOption,
     read_options,

@@ -29,7 +29,7 @@ STRANGE = ["a/b", "with blanks and %", "grüße-世界", "'quoted'", "..", "?x=1
 
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PENSTOCK_URL", "PENSTOCK_TOKEN"):
+    for name in ("PENSTOCK_URL", "PENSTOCK_TOKEN", "PENSTOCK_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -485,7 +485,7 @@ def test_without_the_right_token(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"penstock: {url}: ")
-    assert err.endswith("(--token, or PENSTOCK_TOKEN)\n")
+    assert err.endswith("(--token-file, or PENSTOCK_TOKEN)\n")
     assert err.count("\n") == 1
 
 
@@ -507,7 +507,7 @@ def test_tokens_and_their_roles(
             allowed = roles.index(role) >= roles.index(least)
             assert main(line.split()) == (0 if allowed else 1), (role, line)
             err = capsys.readouterr().err
-            assert err == "" if allowed else f"needs {least}" in err
+            assert err == "" if allowed else f"needs the right {least}" in err
     # A flag beats the variable.
     assert main(["queues", "--token", "read-0123456789abcdef"]) == 0
 
@@ -607,11 +607,12 @@ def test_cutting(text: str, width: int, shown: str) -> None:
     assert tables.cut(text, width) == shown
 
 
-def test_every_command_has_the_same_four_options() -> None:
+def test_every_command_has_the_same_options() -> None:
     parser = argparse.ArgumentParser()
     add_admin(parser)
     assert [action.option_strings for action in parser._actions[1:]] == [
         ["--url"],
+        ["--token-file"],
         ["--token"],
         ["--cafile"],
         ["--json"],

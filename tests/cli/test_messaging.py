@@ -134,7 +134,7 @@ def test_tokens(tmp_path: Path) -> None:
         ended = penstock("send", "q", "x", *where)
         assert (ended.returncode, ended.stderr) == (
             1,
-            b"penstock: send a token: Authorization: Bearer TOKEN (--token, or PENSTOCK_TOKEN)\n",
+            b"penstock: send a token: Authorization: Bearer TOKEN (--token-file, or PENSTOCK_TOKEN)\n",
         )
         ended = penstock("send", "q", "x", "--token", "wrong one", *where)
         assert ended.returncode == 2

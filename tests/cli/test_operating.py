@@ -74,6 +74,7 @@ def check(broker: BrokerProcess, console: str) -> None:
         | {
             "PENSTOCK_URL": f"http://127.0.0.1:{broker.ports['http']}",
             "PENSTOCK_TOKEN": TOKENS["admin"],
+            "HOME": str(broker.folder),
         },
         stdin=subprocess.DEVNULL,
         capture_output=True,

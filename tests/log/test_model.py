@@ -10,7 +10,6 @@ The segments are so small that rolling, snapshots, trimming and compacting happe
 the workers run only when a step says so, so that everything may be half way when the next call comes.
 """
 
-import os
 import shutil
 import tempfile
 from collections import Counter
@@ -35,6 +34,7 @@ from penstock.model.policy import Policies
 from penstock.model.words import KEEP_TTL, RETRY_DELAYS, Outcome, Where
 from tests.log.contract_looking import all_states
 from tests.log.inline import InlineWorker
+from tests.seeds import SEEDED
 
 SECOND = 1_000_000
 START_US = 1_700_000_000 * SECOND
@@ -730,11 +730,9 @@ class LogAgainstModel(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
-SEEDED = "PENSTOCK_TEST_SEED" in os.environ
-"""By `make test-long`, which has the time to look further."""
 TestLogAgainstModel = LogAgainstModel.TestCase
 TestLogAgainstModel.settings = settings(
-    max_examples=200 if SEEDED else 100,
+    max_examples=200 if SEEDED else 60,
     stateful_step_count=60,
     deadline=None,
     derandomize=not SEEDED,

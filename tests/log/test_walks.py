@@ -10,7 +10,8 @@ import pytest
 
 from tests.log.walks import run
 
-FIXED_SEEDS = 3
+FIXED_SEED = 3
+"""Everything happens in this life. `make test-long` has sixty at a time."""
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +24,7 @@ def quiet() -> Iterator[None]:
 def test_a_walk_gives_every_record_or_an_error() -> None:
     base = int(os.environ.get("PENSTOCK_TEST_SEED", random.randrange(10**6, 10**9)))
     total: Counter[str] = Counter()
-    for seed in [*range(FIXED_SEEDS), base]:
+    for seed in (FIXED_SEED, base):
         total += run(seed)
     for what in ("to the end", "on its way", "missing", "refused", "closed", "killed", "full"):
         assert total[what] >= 3, f"{what}: {total}"

@@ -119,6 +119,23 @@ def test_the_broker_of_the_command_line_goes_before_the_file(
     assert "http://127.0.0.1:2: no broker" in capsys.readouterr().err
 
 
+def test_files_with_tokens_that_others_can_read_are_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef")
+    file = write(tmp_path, "one", "http://127.0.0.1:1", GOOD.replace("[sink]", '[sink]\ntoken = "fedcba"'))
+    for mode, count in ((0o644, 2), (0o600, 0)):
+        token.chmod(mode)
+        Path(file).chmod(mode)
+        assert main(["pipeline", "run", file, "--token-file", str(token)]) == 1
+        *warnings, failure = capsys.readouterr().err.splitlines()
+        assert "no broker answers" in failure
+        assert len(warnings) == count
+        for line, path in zip(warnings, (token, file), strict=False):
+            assert line.startswith(f"penstock: warning: {path} holds a secret")
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from penstock.common.ready import Doors, NotReady, wait_ready
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 30.0
 LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.01, 0.2
 """Between two looks at what is waited for."""
 

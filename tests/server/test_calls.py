@@ -34,6 +34,7 @@ from penstock.model.life import Event, Reason, State
 from penstock.model.policy import Policies, QueueNameError
 from penstock.model.words import Consume, Outcome
 from penstock.server import calls
+from penstock.server.audit import Audit
 from penstock.server.calls import CALLS, Context, refusal_of
 from penstock.server.memory import Account
 from tests.broker.test_broker import FakePort, House, send, settle
@@ -48,6 +49,7 @@ class Line(FakePort):
     """A port that knows where its peer is, as the server's connections do."""
 
     peer = "127.0.0.1:4711"
+    user = ""
     is_held = False
 
     def __init__(self, caller: "Caller", name: str, protocol: str = "phpmq") -> None:
@@ -75,6 +77,7 @@ class Caller(House):
         super().__init__(folder, policies)
         self.started = time.monotonic() - 3
         self.memory = Account(1 << 20)
+        self.audit = Audit(None)
         self.failures: list[LogFailed] = []
         self.context = Context(self)
 
@@ -249,8 +252,9 @@ def test_a_transaction_is_stored_once_for_its_key(caller: Caller) -> None:
     assert first["repeated"] is False
     again = caller.transact("k", ("a", [b"1", b"2"]), ("b", [b"3"]), ("a", [b"4"]))
     assert again == {**first, "repeated": True}
-    assert caller.ask("transaction", {"key": "k"}) == {"stored": first["stored"], "steps": 0, "stages": []}
-    assert caller.ask("transaction", {"key": "other"}) == {"stored": None, "steps": 0, "stages": []}
+    nothing = {"steps": 0, "stages": [], "queues": []}
+    assert caller.ask("transaction", {"key": "k"}) == {"stored": first["stored"], **nothing}
+    assert caller.ask("transaction", {"key": "other"}) == {"stored": None, **nothing}
     for offset in (3, 4):
         assert caller.transact("", ("a", [b"x"]))["stored"][0][1] == offset
     assert [m for piece in caller.log.read("a", 0, 9) for m in piece.messages()] == [
@@ -328,7 +332,8 @@ def test_what_is_not_staged_or_committed(tmp_path: Path) -> None:
 
 def test_steps_of_an_earlier_version_are_ended_by_who_knows_them(caller: Caller) -> None:
     store_step(caller.log, "k", [("a", Batch.of([b"1"]))], 0, caller.now)
-    assert caller.ask("transaction", {"key": "k"}) == {"stored": None, "steps": 1, "stages": []}
+    standing: Fields = {"stored": None, "steps": 1, "stages": [], "queues": []}
+    assert caller.ask("transaction", {"key": "k"}) == standing
     asked: Fields = {"key": "k", "stages": [caller.stage("k", ("a", [b"2"]))["stage"]]}
     for more in ({}, {"steps": 2}):
         kind, detail = caller.refused("commit", {**asked, **more})
@@ -731,6 +736,7 @@ def test_connections_are_shown_in_parts(caller: Caller, monkeypatch: pytest.Monk
         "name": "phpmq:1",
         "protocol": "phpmq",
         "peer": "127.0.0.1:4711",
+        "user": "",
         "consumes": [{"queue": "q", "dead": False}, {"queue": "q", "dead": True}],
         "held": 1,
         "blocked": True,

@@ -55,6 +55,9 @@ def test_everything_that_can_be_said(read: Source) -> None:
         tls-ca = "ca.pem"
         tls-certificate = "c.pem"
         tls-key = "k.pem"
+        relay-certificate = "r.pem"
+        relay-key = "r.key"
+        relay-ca = "rca.pem"
         monitor = "http://a:8222, https://b:8222/"
     """
     settings = read(file=file)
@@ -69,6 +72,9 @@ def test_everything_that_can_be_said(read: Source) -> None:
         tls_ca="ca.pem",
         tls_certificate="c.pem",
         tls_key="k.pem",
+        relay_certificate="r.pem",
+        relay_key="r.key",
+        relay_ca="rca.pem",
         monitor=("http://a:8222", "https://b:8222"),
     )
 
@@ -141,6 +147,10 @@ def test_a_switch_can_stand_alone(read: Source) -> None:
         (
             "--engine nats://a --cluster-tls-key k",
             "--cluster-tls-key: it needs tls-certificate beside it; add that",
+        ),
+        (
+            "--engine nats://a --cluster-relay-key k.pem",
+            "--cluster-relay-key: it needs relay-certificate and relay-ca beside it; add that",
         ),
     ],
 )

@@ -68,7 +68,7 @@ def test_the_ready_line_names_every_listener(tmp_path: Path) -> None:
         (["--durability", "maybe"], ["durability", "commit"]),
         (["--phpmq", "nowhere"], ["phpmq", "nowhere"]),
         (["--config", "/does/not/exist.toml"], ["/does/not/exist.toml"]),
-        (["--http", "0.0.0.0:9180"], ["--http", "[[http.tokens]]", "127.0.0.1:9180"]),
+        (["--http", "0.0.0.0:9180"], ["--http", "[[user]]", "127.0.0.1:9180"]),
     ],
 )
 def test_a_wrong_setting_is_one_line_and_exit_2(flags: list[str], words: list[str]) -> None:
@@ -219,6 +219,17 @@ def test_tokens_without_tls_get_a_warning_at_the_start(tmp_path: Path) -> None:
     assert "warning" in line
     assert "tls-certificate" in line
     assert token not in broker.log()
+
+
+def test_users_who_have_no_token_beside_an_open_api_get_a_warning(tmp_path: Path) -> None:
+    config = tmp_path / "penstock.toml"
+    config.write_text('[[user]]\nname = "shop"\ncertificate = "shop"\nadmin = true\n')
+    for address, lines in (("127.0.0.1:0", 1), ("off", 0)):
+        folder = tmp_path / address
+        folder.mkdir()
+        broker = BrokerProcess(folder, "--config", str(config), "--http", address).start()
+        assert broker.stop() == 0
+        assert broker.log().count("as none has a token") == lines
 
 
 def test_tokens_are_read_again_on_sighup(tmp_path: Path) -> None:

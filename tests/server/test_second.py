@@ -137,7 +137,7 @@ def test_tokens_that_change_while_it_starts_are_in_force(tmp_path: Path) -> None
     os.kill(pid, signal.SIGSTOP)  # it will hear everything at once
     config.write_text(row.format("new"))
     broker.signal(signal.SIGHUP)
-    eventually(lambda: "tokens of the HTTP API read again" in broker.log())
+    eventually(lambda: "policies and users read again" in broker.log())
     os.kill(pid, signal.SIGCONT)
     with Api(broker.ports["http"], "old-0123456789abcdef") as api:
         # It may have been ready before it was stopped, and hears a caller before it hears of the tokens.

@@ -60,6 +60,8 @@ def value_of(settings: Settings, setting: Setting) -> object:
         return str(value)
     if isinstance(value, tuple):
         return ",".join(value) or None
+    if setting.name == "socket-mode":
+        return f"{value:04o}"
     return value / 1_000_000 if setting.field == "log.interval_us" else value
 
 
@@ -81,6 +83,7 @@ def test_the_defaults(read: Source) -> None:
         drain_seconds=10.0,
         log_level="info",
         log_format="text",
+        audit="DATA/audit.jsonl",
         limits=Limits(),
         log=LogSettings(),
         policies=Policies(),
@@ -139,13 +142,16 @@ def test_settings_cannot_be_changed(read: Source) -> None:
 
 OTHER: Mapping[str, tuple[str, str]] = {
     "data": ("/one", "/two"),
+    "audit": ("/one", "/two"),
     "engine": ("nats://a:4222,nats://b:4222", "tls://c"),
     "allow-unsafe-sync": ("true", "false"),
+    "strict": ("true", "false"),
     "sspq": ("127.0.0.1:1", "unix:/two"),
     "sspq-queue": ("one", "two"),
     "phpmq": ("[::1]:1", "off"),
     "rq": ("broker.example:1", "0.0.0.0:0"),
     "http": ("unix:/one", "off"),
+    "socket-mode": ("0660", "0777"),
     "durability": ("interval", "none"),
     "drain-seconds": ("1", "2.5"),
     "log-level": ("debug", "error"),
@@ -159,6 +165,9 @@ OTHER: Mapping[str, tuple[str, str]] = {
     "[cluster] tls-ca": ("one.pem", "two.pem"),
     "[cluster] tls-certificate": ("one.pem", "two.pem"),
     "[cluster] tls-key": ("one.key", "two.key"),
+    "[cluster] relay-certificate": ("one.pem", "two.pem"),
+    "[cluster] relay-key": ("one.key", "two.key"),
+    "[cluster] relay-ca": ("one.pem", "two.pem"),
     "[cluster] monitor": ("http://a:8222", "https://b:8222,http://[::1]:8222"),
 }
 """Two values for every setting that is not a whole number."""
@@ -202,14 +211,17 @@ def test_names_are_the_documented_ones() -> None:
         "--data",
         "--engine",
         "--allow-unsafe-sync",
+        "--strict",
         "--sspq",
         "--sspq-queue",
         "--phpmq",
         "--rq",
         "--http",
+        "--socket-mode",
         "--durability",
         "--drain-seconds",
         "--log-level",
+        "--audit",
         "--log-format",
     ]
     limit = BY_LABEL["[limits] connections-max"]
@@ -235,6 +247,7 @@ def test_an_empty_variable_is_not_given(read: Source) -> None:
     [
         "PENSTOCK_URL",
         "PENSTOCK_TOKEN",
+        "PENSTOCK_TOKEN_FILE",
         "PENSTOCK_TEST_SEED",
         "PENSTOCK_SERVICE_HOST",
         "PENSTOCK_SERVICE_PORT",
@@ -365,6 +378,14 @@ LISTENER = '[[listener]]\nprotocol = "phpmq"\naddress = "127.0.0.1:1"\n'
         ('\n\ndurability = "x"', "3: durability = 'x': use commit, interval or none"),
         ("durability = true", "1: durability = true: use commit, interval or none"),
         ("sspq = 8888", "1: sspq = 8888: use HOST:PORT, [IPV6]:PORT, unix:PATH or off"),
+        (
+            "socket-mode = 660",
+            '1: socket-mode = 660: use three octal digits as chmod has them, as in "0660"',
+        ),
+        (
+            'socket-mode = "1777"',
+            "1: socket-mode = '1777': use three octal digits as chmod has them, as in \"0660\"",
+        ),
         ("drain-seconds = nan", "1: drain-seconds = nan: use a number of seconds from 0 to 86400"),
         (
             'drain-seconds = "1"',
@@ -452,7 +473,7 @@ LISTENER = '[[listener]]\nprotocol = "phpmq"\naddress = "127.0.0.1:1"\n'
         (
             f"{LISTENER}xyzzy = 1",
             "4: [[listener]] 1 xyzzy: there is no such setting; use one of protocol, address, queue,"
-            " tls-certificate, tls-key, tls-client-ca, queues, mode, ttl-packet, consume",
+            " tls-certificate, tls-key, tls-client-ca, queues, mode, user, ttl-packet, consume",
         ),
         (
             f'{LISTENER}mode = "read-only"',

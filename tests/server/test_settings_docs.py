@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 
 from penstock.model.policy import QueuePolicy
+from penstock.model.rights import WORDS
 from penstock.server.settings import (
+    GRANT_KEYS,
     HTTP_KEYS,
     LISTENER_KEYS,
     SECTIONS,
     TOKEN_KEYS,
+    USER_KEYS,
     HttpSettings,
     Limits,
     Listener,
@@ -75,6 +78,17 @@ def test_the_reference_has_everything_a_token_can_say() -> None:
     assert all(key.required for key in TOKEN_KEYS)
 
 
+def test_the_reference_has_everything_a_user_can_say() -> None:
+    text = sections_of_docs()["`[[user]]`"]
+    for key in USER_KEYS:
+        needed = "needed" if key.required else "none"
+        assert f"| `{key.name}` | {needed} | {key.kind.wanted()} | {key.help} |" in text
+    for key in GRANT_KEYS:
+        assert f"| `{key.name}` of `rights` | needed | {key.kind.wanted()} | {key.help} |" in text
+    for right in WORDS:
+        assert f"| `{right}` |" in text
+
+
 def test_everything_about_the_http_api_can_be_said() -> None:
     told = [*(setting.name for setting in SECTIONS["http"]), *(key.name for key in HTTP_KEYS), "tokens"]
     of_the_log = {"stage_seconds", "stages_bytes_max"}  # which keeps what is staged
@@ -88,6 +102,7 @@ def test_the_reference_has_every_section() -> None:
         "Above all sections",
         "`[limits]`",
         "`[http]`",
+        "`[[user]]`",
         "`[[http.tokens]]`",
         "`[log]`",
         "`[cluster]`",

@@ -10,7 +10,7 @@ import pytest
 from penstock.common.address import TcpAddress
 from penstock.common.given import SettingsError
 from penstock.server.settings import HttpSettings, Listener
-from penstock.server.tls import server_context
+from penstock.server.tls import tls_files
 from tests.certificates import make_authority, make_certificate, openssl
 
 
@@ -70,14 +70,14 @@ def talk(server: ssl.SSLContext, client: ssl.SSLContext) -> str:
 
 
 def test_a_listener_without_a_certificate_has_no_tls() -> None:
-    assert server_context(Listener("rq", TcpAddress("127.0.0.1", 0))) is None
-    assert server_context(HttpSettings()) is None
+    assert tls_files(Listener("rq", TcpAddress("127.0.0.1", 0))) is None
+    assert tls_files(HttpSettings()) is None
 
 
 def context_of(door: Listener | HttpSettings) -> ssl.SSLContext:
-    context = server_context(door)
-    assert context is not None
-    return context
+    files = tls_files(door)
+    assert files is not None
+    return files.context
 
 
 def test_a_client_that_trusts_the_certificate_gets_in(files: Path, listener: Listener) -> None:
@@ -89,6 +89,12 @@ def test_a_client_that_trusts_the_certificate_gets_in(files: Path, listener: Lis
     assert talk(context, client) == "TLSv1.3"
     client.maximum_version = ssl.TLSVersion.TLSv1_2
     assert talk(context, client) == "TLSv1.2"
+    names = [cipher["name"] for cipher in context.get_ciphers() if cipher["protocol"] == "TLSv1.2"]
+    assert names
+    assert all(name.startswith("ECDHE-") and ("GCM" in name or "CHACHA20" in name) for name in names)
+    client.set_ciphers("ECDHE+AES:!AESGCM")  # the older mode of the same cipher
+    with pytest.raises(ssl.SSLError, match="NO_SHARED_CIPHER"):
+        talk(context, client)
 
 
 def test_a_client_that_does_not_trust_it_stays_out(files: Path, listener: Listener) -> None:
@@ -168,7 +174,7 @@ def test_wrong_files(files: Path, listener: Listener, setting: str, file: str, p
     changes: dict[str, Any] = {setting.replace("-", "_"): path}  # Any: mypy takes each for every field
     wrong = replace(listener, **changes)
     with pytest.raises(SettingsError) as caught:
-        server_context(wrong)
+        tls_files(wrong)
     problem = problem.replace("CERTIFICATE", str(files / "broker.pem"))
     before, _, after = f"penstock.toml: [[listener]] 1 {setting}: {path!r} {problem}".partition("*")
     assert str(caught.value).startswith(before)
@@ -186,7 +192,7 @@ def test_the_http_api_has_tls_too(files: Path) -> None:
     assert talk(context, client_context(files)) == "TLSv1.3"
     missing = str(files / "missing")
     with pytest.raises(SettingsError) as caught:
-        server_context(replace(http, tls_key=missing))
+        tls_files(replace(http, tls_key=missing))
     assert str(caught.value) == (
         f"penstock.toml: [http] tls-key: {missing!r} cannot be read (No such file or directory);"
         " name a file that can"

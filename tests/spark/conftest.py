@@ -15,6 +15,7 @@ from tests.http.conftest import StartBroker as StartBroker
 from tests.http.conftest import api as api
 from tests.http.conftest import start_broker as start_broker
 from tests.server.harness import BrokerProcess
+from tests.spark.cluster import Cluster
 from tests.spark.rig import Queues
 
 
@@ -51,6 +52,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     yield broker
     if broker.running:
         broker.kill()
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
 
 
 @pytest.fixture

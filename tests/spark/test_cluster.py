@@ -5,11 +5,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 
 from tests.http.api import Api
 from tests.server.harness import ROOT
@@ -36,12 +34,6 @@ queue = "piped.on"
 [run]
 checkpoint = "FOLDER/checkpoint"
 """
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def log_of(api: Api, queue: str) -> list[str]:

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, Row
 
+from penstock import connect
+from penstock.common.tokens import hash_token, new_token
 from penstock.log.disk import mark_of
 from penstock.log.reader import LogReader
 from penstock.spark import files
@@ -181,6 +183,26 @@ def test_no_broker_is_needed_to_read(start_broker: StartBroker) -> None:
     assert sum(batch.num_rows for piece in events.pieces for batch in events._reader.read(piece)) == 20_000
     with pytest.raises(Unreachable):
         over_http.values()
+
+
+def test_who_may_not_read_every_queue_does_not_get_the_files(start_broker: StartBroker) -> None:
+    token = new_token("team")
+    rights = '[{queues = "mine.*", may = ["send", "read"]}]'
+    broker = start_broker(
+        config=f'[[user]]\nname = "team"\ntoken-hash = "{hash_token(token)}"\nrights = {rights}\n'
+    )
+    with Api(broker.ports["http"], token) as api:
+        api.send("mine.a", b"x")
+    with connect(f"phpmq://127.0.0.1:{broker.ports['phpmq']}") as other:
+        other.send("theirs", b"y")
+        other.flush()
+    query = Query(url_of(broker), "mine.a", token=token)
+    assert [piece.folder for piece in query.pieces] == [None]
+    assert query.values() == [b"x"]
+    with pytest.raises(Refused, match="needs the right read with every queue"):
+        Query(url_of(broker), "mine.a", token=token, engine=f"file:{folder_of(broker)}")
+    pattern = read_options({"subscribePattern": ".*", "token": token, "url": url_of(broker)}, BATCH)
+    assert len(BatchReader(pattern, schema_of(pattern.view)).partitions()) == 1
 
 
 def test_how_messages_stand_is_asked_of_the_broker(start_broker: StartBroker) -> None:

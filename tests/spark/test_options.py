@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
@@ -358,6 +359,25 @@ def test_wrong_names_are_refused_with_the_schema_already() -> None:
 def test_writing_options() -> None:
     options = write_options(CaseInsensitiveDict({"queue": "orders", "transactionId": "t1"}), BATCH)
     assert (options.queue, options.transaction_id, options.token) == ("orders", "t1", None)
+
+
+def test_a_token_of_the_driver_s_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("by-file\n")
+    file.chmod(0o600)
+    monkeypatch.delenv("PENSTOCK_TOKEN", raising=False)
+    monkeypatch.setenv("PENSTOCK_TOKEN_FILE", str(file))
+    assert write_options({"queue": "q"}, BATCH).token == "by-file"
+    assert not caplog.records
+    file.chmod(0o644)
+    assert read_options({"subscribe": "q"}, BATCH).token == "by-file"
+    assert caplog.messages == [f"{file} holds a secret, and other users can read it; chmod 600 {file}"]
+    assert read_options({"subscribe": "q", "token": "said"}, BATCH).token == "said"
+    monkeypatch.setenv("PENSTOCK_TOKEN", "itself")
+    assert read_options({"subscribe": "q"}, BATCH).token == "itself"
+    assert len(caplog.records) == 1
 
 
 def test_spark_s_own_options_are_no_concern_of_the_sink() -> None:

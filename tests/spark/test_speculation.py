@@ -22,7 +22,7 @@ DRIVER_SECONDS = 240.0
 
 
 def test_a_task_that_hangs_and_its_speculative_twin_store_every_row_once(
-    start_broker: StartBroker, tmp_path: Path
+    cluster: Cluster, start_broker: StartBroker, tmp_path: Path
 ) -> None:
     broker = start_broker()
     committed, late = threading.Event(), threading.Event()
@@ -43,7 +43,7 @@ def test_a_task_that_hangs_and_its_speculative_twin_store_every_row_once(
             late.set()
 
     staged: list[object] = []
-    with Cluster(tmp_path) as cluster, Gate(broker) as gate:
+    with Gate(broker) as gate:
         gate.before, gate.after = hang_once, note
         log = tmp_path / "driver.log"
         with log.open("wb") as output:

@@ -357,7 +357,7 @@ def test_a_wrong_token(start_broker: StartBroker, tmp_path: Path) -> None:
     with Screen("top", "--url", url_of(broker), "--token", "wrong") as screen:
         assert screen.end() == 1
         assert screen.seen.startswith(f"penstock: {url_of(broker)}: ")
-        assert "--token, or PENSTOCK_TOKEN" in screen.seen
+        assert "--token-file, or PENSTOCK_TOKEN" in screen.seen
         assert screen.seen.count("\n") == 1
         assert "\x1b" not in screen.seen
 
