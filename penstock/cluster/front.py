@@ -48,7 +48,7 @@ from penstock.log.disk import RealDisk
 from penstock.log.errors import LogError, LogFailed
 from penstock.log.jetstream.api import JetStream
 from penstock.log.jetstream.errors import JetStreamTrouble
-from penstock.log.jetstream.lease import ASK_SECONDS, Claim, Election, Role, View
+from penstock.log.jetstream.lease import ASK_SECONDS, WARM, Claim, Election, Role, View
 from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.replica import LOG, Replica
@@ -59,6 +59,9 @@ from penstock.server.setting_kinds import OFF
 from penstock.server.settings import Settings
 
 KEEP_UP_SECONDS: Final = 0.5
+WARM_SECONDS: Final = 5.0
+"""Whose copy has been up to date within this time has the log: what is missing is read in a moment."""
+
 LOOK_SECONDS: Final = 5.0
 """How often files that are gone from the stream are looked for, and how its nodes are."""
 
@@ -116,6 +119,7 @@ class Front(Backend):
         self._view = View()
         self._doubt: asyncio.TimerHandle | None = None  # looks again whether we still lead
         self._leader_before = ""
+        self._kept_up = float("-inf")  # when the copy of the log was last up to date
         self._linked = False  # to the leader
         self._told = ""  # why not, last
         self._host: RelayHost | None = None
@@ -185,6 +189,7 @@ class Front(Backend):
             offer=self._offer,
             facts=self._said_of_us,
             changed=self._seen,
+            is_warm=self._is_warm,
         )
         await self._asked(self._election.start())
         self._looking = self._loop.create_task(self._look_at_nodes(), name="looking at nodes")
@@ -203,7 +208,11 @@ class Front(Backend):
         return Claim(self._member, term, str(self._relay_address), __version__)
 
     def _said_of_us(self) -> dict[str, Any]:
-        return {"id": self._member, "version": __version__, "leads": self._led is not None}
+        leads = self._led is not None
+        return {"id": self._member, "version": __version__, "leads": leads, WARM: leads or self._is_warm()}
+
+    def _is_warm(self) -> bool:
+        return time.monotonic() - self._kept_up < WARM_SECONDS
 
     async def open_http(self) -> None:
         """The door is open already, and who answers there is a matter of roles."""
@@ -414,6 +423,7 @@ class Front(Backend):
     async def _step_down(self) -> None:
         """Somebody else leads, or nobody knows what has become of our log: begin anew."""
         led, self._led, self._lost = self._led, None, None
+        self._kept_up = float("-inf")
         log.warning("this front-end leads no more: its clients are disconnected, and can come again")
         if self._host is not None:
             self._host.close()
@@ -473,6 +483,7 @@ class Front(Backend):
         while True:
             try:
                 await self._asked(self._replica.catch_up())
+                self._kept_up = time.monotonic()
                 if time.monotonic() - looked > LOOK_SECONDS:
                     looked = time.monotonic()
                     await self._asked(self._replica.drop_removed())

@@ -4,7 +4,8 @@
     id        of this front-end
     role      "leader" or "follower"
     leader    the id of the front-end that leads; empty: nobody does at the moment
-    members   every front-end, each with its id and its role
+    members   every front-end, each with its id, its role, and how its copy of the log is: "current" (it can
+              lead at once) or "behind" (it would have to read first)
     nodes     every NATS node that has a copy of the log: its name, its state ("leader", "current", "behind"
               or "offline"), and by how many records it is behind
     checks    what the checks at the start came to (`checks.py`)
@@ -12,10 +13,11 @@
 Everything in it is plain JSON.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from penstock.cluster.checks import Finding
+from penstock.log.jetstream.lease import WARM
 
 LEADER: Final = "leader"
 FOLLOWER: Final = "follower"
@@ -28,17 +30,21 @@ def cluster_info(
     name: str,
     own: str,
     leader: str,
-    members: Iterable[str],
+    members: Mapping[str, Mapping[str, Any]],
     stream: Mapping[str, Any] | None,
     findings: Sequence[Finding],
 ) -> dict[str, Any]:
-    """The picture. `own`, `leader` and `members` are ids; `stream` is what JetStream says of the log's."""
+    """The picture. `own` and `leader` are ids; `members` is what each says of itself, `stream` what
+    JetStream says of the log's."""
     return {
         "name": name,
         "id": own,
         "role": _role(own, leader),
         "leader": leader,
-        "members": [{"id": member, "role": _role(member, leader)} for member in sorted({own, *members})],
+        "members": [
+            {"id": member, "role": _role(member, leader), "copy": _copy(members.get(member, {}))}
+            for member in sorted({own, *members})
+        ],
         "nodes": nodes_of(stream) if stream is not None else [],
         "checks": [finding.row() for finding in findings],
     }
@@ -46,6 +52,10 @@ def cluster_info(
 
 def _role(member: str, leader: str) -> str:
     return LEADER if member == leader else FOLLOWER
+
+
+def _copy(facts: Mapping[str, Any]) -> str:
+    return "current" if facts.get(WARM) else "behind"
 
 
 def nodes_of(stream: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -37,17 +37,18 @@ def test_a_stream_of_one_server_says_nothing_of_nodes() -> None:
 
 def test_the_picture_is_what_the_api_promises() -> None:
     findings = [Finding("version", Level.OK, "2.15.1"), Finding("sync", Level.WARN, "who knows", "ask")]
+    members = {"f1": {"warm": True}, "f3": {"version": "0.1.0"}}
     picture = cluster_info(
-        name="eu", own="f2", leader="f1", members=["f1", "f3"], stream=STREAM, findings=findings
+        name="eu", own="f2", leader="f1", members=members, stream=STREAM, findings=findings
     )
     jsonschema_rs.validate(dict(SCHEMAS["Cluster"]), picture)
     assert (picture["role"], picture["leader"], picture["id"]) == ("follower", "f1", "f2")
     assert picture["members"] == [
-        {"id": "f1", "role": "leader"},
-        {"id": "f2", "role": "follower"},
-        {"id": "f3", "role": "follower"},
+        {"id": "f1", "role": "leader", "copy": "current"},
+        {"id": "f2", "role": "follower", "copy": "behind"},
+        {"id": "f3", "role": "follower", "copy": "behind"},
     ]
     assert picture["checks"][1] == {"name": "sync", "level": "warn", "text": "who knows", "advice": "ask"}
-    alone = cluster_info(name="eu", own="f1", leader="f1", members=[], stream=None, findings=[])
+    alone = cluster_info(name="eu", own="f1", leader="f1", members={}, stream=None, findings=[])
     jsonschema_rs.validate(dict(SCHEMAS["Cluster"]), alone)
     assert (alone["role"], alone["nodes"]) == ("leader", [])

@@ -15,6 +15,7 @@ import pytest
 from penstock.log.jetstream.errors import Failure, JetStreamError, NoAnswer
 from penstock.log.jetstream.lease import (
     ASK_SECONDS,
+    COLD_SECONDS,
     LEASE_SECONDS,
     LOOK_SECONDS,
     MEMBER_FORGET_SECONDS,
@@ -24,6 +25,7 @@ from penstock.log.jetstream.lease import (
     SUSPECT_SECONDS,
     UNKNOWN,
     UNSURE_SECONDS,
+    WARM,
     Claim,
     Role,
 )
@@ -459,7 +461,7 @@ async def test_members_are_seen_as_long_as_they_say_so_and_forgotten_by_who_lead
 
         member.purge_subject = purge  # type: ignore[method-assign]
         await member.election.start()
-    everybody = {name: {"name": name} for name in ("ann", "bob", "cid")}
+    everybody = {name: {"name": name, WARM: True} for name in ("ann", "bob", "cid")}
     await stage.until(
         lambda: all(it.election.view.members == everybody for it in stage.world.members),
         3 * MEMBER_SECONDS,
@@ -493,3 +495,59 @@ async def test_what_a_member_says_that_cannot_be_read_is_nothing(stage: Stage) -
     stage.world.store.put(NAMES.state("member.odd"), b"[1]", None, None)
     await stage.until(lambda: "odd" in stage.ann.election.view.members)
     assert stage.ann.election.view.members["odd"] == {}
+
+
+# --- who has the log ---------------------------------------------------------------------------------
+
+
+async def _ann_dies_before(stage: Stage, *others: Member) -> None:
+    await stage.both()
+    for other in others:
+        await other.election.start()
+    await stage.until(lambda: set(stage.bob.election.view.members) >= {"ann", *(it.name for it in others)})
+    die(stage.ann)
+
+
+@on_stage
+async def test_a_lease_that_is_free_is_for_who_has_the_log(stage: Stage) -> None:
+    stage.bob.warm = False
+    await _ann_dies_before(stage, stage.cid)
+    stage.bob.election.suspect()  # He could have it a second before Cid.
+    await stage.until(lambda: stage.record[1].leader == "cid")
+    assert roles(stage.bob) is Role.FOLLOWING
+
+
+@on_stage
+async def test_a_lease_that_is_given_back_is_for_who_has_the_log(stage: Stage) -> None:
+    """Also where one comes at this very moment, and has not looked who else is there."""
+    await stage.both()
+    await stage.until(lambda: "bob" in stage.ann.election.view.members)
+    stage.cid.warm = False
+    await stage.ann.election.stop()
+    await stage.cid.election.start()  # It looks at once, and Bob with his next step.
+    await stage.until(lambda: stage.record[1].leader)
+    assert stage.record[1].leader == "bob"
+
+
+@on_stage
+async def test_where_nobody_has_the_log_anybody_leads(stage: Stage) -> None:
+    stage.bob.warm = stage.cid.warm = False
+    await _ann_dies_before(stage, stage.cid)
+    # As long as Ann's word is fresh that she has it, she may be back.
+    assert (
+        await stage.until(lambda: stage.record[1].leader in ("bob", "cid"))
+        < LEASE_SECONDS + 2 * MEMBER_GONE_SECONDS
+    )
+
+
+@on_stage
+async def test_who_has_the_log_and_does_not_lead_is_not_waited_for_for_ever(stage: Stage) -> None:
+    stage.bob.warm = False
+    await _ann_dies_before(stage, stage.cid)
+    stage.cid.election._offer = _no_offer
+    passed = await stage.until(lambda: stage.record[1].leader == "bob", COLD_SECONDS + 2 * LEASE_SECONDS)
+    assert passed > COLD_SECONDS
+
+
+def _no_offer(term: int) -> Claim:
+    raise NoAnswer("it says that it is there, and does nothing")

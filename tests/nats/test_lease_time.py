@@ -22,7 +22,7 @@ import pytest
 from penstock.log.jetstream import lease
 from penstock.log.jetstream.api import Stored
 from penstock.log.jetstream.errors import Failure, JetStreamError, NoAnswer
-from penstock.log.jetstream.lease import ASK_SECONDS, Claim, Election, Role, View
+from penstock.log.jetstream.lease import ASK_SECONDS, WARM, Claim, Election, Role, View
 from penstock.log.jetstream.names import LogNames
 
 NAMES = LogNames("sim")
@@ -105,13 +105,15 @@ class Member:
         self.loss = 0.0
         self.delay_seconds = 0.005
         self.seen: list[View] = []
+        self.warm = True
         self.election = Election(
             self,
             NAMES,
             name,
             offer=lambda term: Claim(name, term, f"{name}:1", "1"),
-            facts=lambda: {"name": name},
+            facts=lambda: {"name": name, WARM: self.warm},
             changed=self.seen.append,
+            is_warm=lambda: self.warm,
             clock=self.clock,
             sleep=self.sleep,
         )
@@ -211,6 +213,9 @@ class World:
             raise TwoLeaders(f"{claim.leader or 'nobody'} leads from now on, and {sure} are sure")
         if claim.leader and claim.leader != self._leader:
             self.counts["changes"] += 1
+            self.counts["cold"] += not next(
+                it.warm for it in self.members + self.gone if it.name == claim.leader
+            )
             if claim.term <= self._term:
                 raise TwoLeaders(f"term {claim.term} after {self._term}")
         self._leader, self._term = claim.leader, max(self._term, claim.term)
@@ -235,6 +240,10 @@ class World:
     def _good_wires(self) -> None:
         for member in self.members:
             member.loss, member.delay_seconds = 0.0, 0.005
+
+    def _copy(self) -> None:
+        member = self.rng.choice(self.members)
+        member.warm = not member.warm
 
     def _silence(self) -> None:
         self.silent_until = self.loop.now + self.rng.uniform(0.1, 5)
@@ -273,6 +282,7 @@ class World:
             (8, self._wire),
             (4, self._good_wires),
             (3, self._silence),
+            (4, self._copy),
             (1, self._vanish),
             (1, self._stranger),
             (2, self._replace),
@@ -334,6 +344,8 @@ def test_nobody_is_sure_when_another_takes_the_lease() -> None:
     # It has led somewhere, most of the time.
     assert total["changes"] > 3 * SEEDS, f"PENSTOCK_TEST_SEED={base}: {total}"
     assert total["sure"] > 10 * SEEDS, f"PENSTOCK_TEST_SEED={base}: {total}"
+    # It went to one who has the log, unless there was none to take it.
+    assert 0 < total["cold"] < total["changes"] // 3, f"PENSTOCK_TEST_SEED={base}: {total}"
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,16 @@ SCHEMAS: Final = {
             "role": schema.words("leader", "follower"),
             "leader": schema.said(schema.STRING, "The front-end that leads; empty: none does at the moment."),
             "members": schema.list_of(
-                schema.object_of({"id": schema.STRING, "role": schema.words("leader", "follower")})
+                schema.object_of(
+                    {
+                        "id": schema.STRING,
+                        "role": schema.words("leader", "follower"),
+                        "copy": schema.said(
+                            schema.words("current", "behind"),
+                            "Of the log. Current: it can lead at once; behind: it would have to read first.",
+                        ),
+                    }
+                )
             ),
             "nodes": {
                 **schema.list_of(

@@ -15,6 +15,8 @@ Rules that always hold:
     is later; and `UNSURE_SECONDS` is the shorter time by so much that clocks may differ by a fifth.
   * Who gives the lease back is unsure before it says so. A record that has vanished is written again, as
     somebody's that nobody knows, and waited for like any other.
+  * Who does not have the log (`is_warm`) leaves a lease that is free to those who have it, for
+    `COLD_SECONDS`: reading the log takes as long as the log is large, and nobody is served meanwhile.
   * The lease says who should write the log. Who can is decided by the log itself (`appender.py`).
   * `term` goes up with every new leader, and never down.
   * A step that has begun is ended before `stop` gives the lease back: its answer says what there is to give.
@@ -46,12 +48,18 @@ UNSURE_SECONDS: Final = 1.6
 ASK_SECONDS: Final = 0.8
 """Of one question: an answer that is lost leaves time for another question before the leader is unsure."""
 
+COLD_SECONDS: Final = 30.0
+"""Whoever has the log and has not taken a free lease in this time is not going to."""
+
 MEMBER_SECONDS: Final = 1.5
 MEMBER_GONE_SECONDS: Final = 5.0
 MEMBER_FORGET_SECONDS: Final = 600.0
 LEASE: Final = "lease"
 UNKNOWN: Final = "?"
 """Who leads where the record has vanished or cannot be read."""
+
+WARM: Final = "warm"
+"""The fact of a member that says whether it has the log."""
 
 _MEMBER: Final = "member."
 _RELEASE_ATTEMPTS: Final = 3
@@ -122,16 +130,19 @@ class Election:
         offer: Callable[[int], Claim],
         facts: Callable[[], dict[str, Any]],
         changed: Callable[[View], None],
+        is_warm: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = now,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`offer` makes what we would say if we led in that term; `facts` what we say of ourselves."""
+        """`offer` makes what we would say if we led in that term; `facts` what we say of ourselves, with
+        `WARM` among it; `is_warm` is asked for the same."""
         self._register = register
         self._names = names
         self._member = member
         self._offer = offer
         self._facts = facts
         self._changed = changed
+        self._is_warm = is_warm
         self._clock = clock
         self._sleep = sleep
         self.view = View()
@@ -139,6 +150,7 @@ class Election:
         self._since: float | None = None  # we have seen it unchanged from then on, with no gap
         self._renewed = _NEVER  # when we sent the last record that was stored, as long as we lead
         self._suspected = False
+        self._free_since: float | None = None  # we could have taken it from then on
         self._has_looked = False
         self._members_seen: dict[str, tuple[int, float]] = {}  # sequence number, and since when
         self._tasks: list[asyncio.Task[None]] = []
@@ -248,6 +260,7 @@ class Election:
         if seq != self._seq or self._since is None:
             if seq != self._seq:
                 self._suspected = False
+                self._free_since = None
             self._seq = seq
             self._since = seen
             self.view.claim = claim
@@ -260,8 +273,17 @@ class Election:
             # It has vanished. Who had it may be sure of it; and only of a record that is there can be told
             # whether it has changed. Not where this comes late, and it was there and has vanished again.
             await self._put(asdict(Claim(UNKNOWN, claim.term)), 0, stream_seq=claim.term)
-        elif not claim.leader or seen - self._since >= patience:
+        elif (not claim.leader or seen - self._since >= patience) and await self._may_take(seen):
             await self._take(claim)
+
+    async def _may_take(self, seen: float) -> bool:
+        """Whether the lease, which is free, is for us: not where somebody else can lead at once."""
+        if self._free_since is None:
+            self._free_since = seen
+        if self._is_warm() or seen - self._free_since >= COLD_SECONDS:
+            return True
+        others = {name: facts for name, facts in (await self.see_members()).items() if name != self._member}
+        return not any(facts.get(WARM) for facts in others.values())
 
     async def _take(self, claim: Claim) -> None:
         offer = self._offer(max(claim.term, self.view.claim.term) + 1)
