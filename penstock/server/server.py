@@ -92,7 +92,7 @@ class Server:
         self.settings = settings
         self._reload = reload
         self.limits: Limits = settings.limits
-        self.users = Users(settings.users)
+        self.users = Users(settings.users, settings.listeners)
         self.audit = Audit(settings.audit_path)
         self.connection_buffer_bytes = settings.limits.connection_buffer_bytes
         self.journal = Journal()
@@ -299,7 +299,7 @@ class Server:
         reload = reloadable_difference(self.settings, settings)
         self.settings = replace(self.settings, policies=reload.policies)  # for brokers that are made later
         self.home.set_policies(reload.policies)
-        self.users = Users(reload.users, self.users)
+        self.users = Users(reload.users, self.settings.listeners, self.users)
         for connection in list(self.connections):
             connection.identify()
             connection.end_refused(self.now_us())

@@ -122,6 +122,7 @@ class UserSettings:
     user: User
     certificates: tuple[str, ...] = ()  # names in client certificates: the subject's, or alternative ones
     hashes: tuple[str, ...] = field(default=(), repr=False)  # of its tokens
+    certificate_ca: str = ""  # who must have signed these; empty: the only authority that a listener has
 
 
 _HTTP_ADDRESS: Final = TcpAddress("127.0.0.1", 9180)
@@ -586,6 +587,11 @@ USER_KEYS: Final[tuple[FileKey, ...]] = (
         "certificate",
         TextOrTexts("a name in a certificate, or a list of names"),
         "clients whose certificate has it, as the subject's common name or an alternative one, are this user",
+    ),
+    FileKey(
+        "certificate-ca",
+        _PEM,
+        "only what this `tls-client-ca` of a listener has signed counts; needed where there are several",
     ),
     FileKey("token-hash", TokenHashes(), "of its token, as `penstock token new` prints it, or of several"),
     FileKey("expires", Moment(), "from then on it may do nothing"),

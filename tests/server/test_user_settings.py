@@ -107,3 +107,26 @@ def test_an_open_door_does_not_lose_its_last_user(read: Source) -> None:
     reload = reloadable_difference(old, read("--http 127.0.0.1:1"))
     assert reload.users == old.users
     assert "[[http.tokens]]" in reload.others
+
+
+DOORS = "".join(
+    f'[[listener]]\nprotocol = "rq"\naddress = "127.0.0.1:{port}"\ntls-certificate = "s.pem"\n'
+    f'tls-key = "s.key"\ntls-client-ca = "{authority}.pem"\n'
+    for port, authority in ((7001, "own"), (7002, "others"))
+)
+
+
+def test_where_there_are_several_authorities_one_says_whose_names_count(read: Source) -> None:
+    by_name = f'[[user]]\nname = "ann"\ncertificate = "x"\n{RIGHTS}'
+    one = DOORS.replace("others.pem", "own.pem")
+    assert read(file=one + by_name).users[0].certificate_ca == ""
+    assert "'ann' certificate: listeners trust 2 authorities, and each could sign this name" in read.error(
+        "", DOORS + by_name
+    )
+    (it,) = read(file=DOORS + by_name + 'certificate-ca = "own.pem"\n').users
+    assert it.certificate_ca == "own.pem"
+    assert "no [[listener]] has 'none.pem'" in read.error(
+        "", DOORS + by_name + 'certificate-ca = "none.pem"\n'
+    )
+    no_name = ANN + RIGHTS + 'certificate-ca = "own.pem"\n'
+    assert "certificate-ca: it needs certificate, too" in read.error("", DOORS + no_name)

@@ -154,6 +154,13 @@ def test_who_may_not_send_is_refused(site: Site, protocol: str, name: str) -> No
     until(lambda: (who, protocol, "send", "orders", "forbidden") in site.audit(), "a line of the audit")
 
 
+def test_who_may_not_send_broadcasts_nothing(site: Site) -> None:
+    with site.connect("rq", "worker") as worker:
+        worker.broadcast("shouts", b"refused")
+        until(lambda: ("workers", "rq", "send", "shouts", "forbidden") in site.audit(), "a line of the audit")
+    assert "user 'workers' may not send to queue 'shouts'" in site.broker.log()
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_who_may_not_receive_gets_nothing(site: Site, protocol: str) -> None:
     with site.connect(protocol, "shop") as shop:
@@ -181,10 +188,10 @@ def test_a_listener_stands_for_a_user(site: Site) -> None:
 
 
 def reload(site: Site, users: str) -> None:
-    before = site.broker.log().count("read again")
+    before = site.broker.log().count("users read again")
     site.config.write_text(site.settings(users))
     site.broker.signal(signal.SIGHUP)
-    until(lambda: site.broker.log().count("read again") > before, "it to be read again")
+    until(lambda: site.broker.log().count("users read again") > before, "it to be read again")
 
 
 def test_rights_that_are_read_again_count_for_who_is_there(site: Site) -> None:
@@ -288,10 +295,11 @@ def test_the_names_in_a_certificate() -> None:
 
 def test_who_is_meant() -> None:
     shop = User("shop", (Grant(("*",), Right.SEND),))
-    users = Users([UserSettings(shop, ("spiffe://x/shop",)), UserSettings(User("local"))])
     plain = Listener("rq", None)  # type: ignore[arg-type]  # nobody looks at its address
     asking = Listener("rq", None, tls_client_ca="ca.pem")  # type: ignore[arg-type]
-    standing = Listener("rq", None, tls_client_ca="ca.pem", user="local")  # type: ignore[arg-type]
+    standing = Listener("rq", None, tls_client_ca="./ca.pem", user="local")  # type: ignore[arg-type]
+    listeners = [plain, asking, standing]
+    users = Users([UserSettings(shop, ("spiffe://x/shop",)), UserSettings(User("local"))], listeners)
     assert users.find(CERTIFICATE, asking) is shop
     assert users.find(CERTIFICATE, standing) is shop
     assert users.find(None, plain) is None
@@ -300,8 +308,57 @@ def test_who_is_meant() -> None:
     assert stranger == User("certificate:x")  # which nobody can take for a user of that name
     assert not any(stranger.may(right, "q") for right in Right.ALL)
     # Where no user has a certificate, they are what they were.
-    assert Users([]).find(CERTIFICATE, asking) is None
-    assert Users([], users).find(CERTIFICATE, asking) == User("certificate:shop")
+    assert Users([], listeners).find(CERTIFICATE, asking) is None
+    assert Users([], listeners, users).find(CERTIFICATE, asking) == User("certificate:shop")
+
+
+def test_a_name_counts_where_its_own_authority_has_signed_it() -> None:
+    root, guest = User("root", is_admin=True), User("guest")
+    own, others = (Listener("rq", None, tls_client_ca=name) for name in ("own.pem", "others.pem"))  # type: ignore[arg-type]
+    users = [UserSettings(root, ("shop",), certificate_ca="own.pem"), UserSettings(guest, ("shop.example",))]
+    known = Users(users, [own, others])
+    assert known.find(CERTIFICATE, own) is root
+    assert known.find(CERTIFICATE, others) == User("certificate:shop")
+    # Settings say whose are meant; should they have changed under open listeners, a name alone is nobody's.
+    users = [UserSettings(root, ("shop",))]
+    assert Users(users, [own]).find(CERTIFICATE, own) is root
+    assert Users(users, [own, others]).find(CERTIFICATE, own) == User("certificate:shop")
+
+
+def test_an_authority_makes_nobody_of_another_one(tmp_path: Path) -> None:
+    """The name is right, the listener lets it in, and it is nobody's there."""
+    make_authority(tmp_path)
+    make_authority(tmp_path, "others")
+    for name, authority in (("server", "ca"), ("own", "ca"), ("theirs", "others")):
+        make_certificate(tmp_path, name, authority, "DNS:localhost,DNS:shop.example")
+    door = '[[listener]]\nprotocol = "phpmq"\naddress = "localhost:0"\ntls-certificate = "{0}/server.pem"\n'
+    door += 'tls-key = "{0}/server.key"\ntls-client-ca = "{0}/{1}.pem"\n'
+    shop = (
+        '[[user]]\nname = "shop"\ncertificate = "shop.example"\ncertificate-ca = "{0}/ca.pem"\nadmin = true\n'
+    )
+    config = tmp_path / "penstock.toml"
+    text = door.format(tmp_path, "ca") + door.format(tmp_path, "others") + shop.format(tmp_path)
+    config.write_text(text)
+    off = [part for name in (*PROTOCOLS, "http") for part in (f"--{name}", "off")]
+    broker = BrokerProcess(tmp_path, "--config", str(config), *off).start()
+    try:
+
+        def client(name: str, door: int) -> Any:
+            return connect(
+                f"phpmqs://localhost:{broker.ports_of('phpmq')[door]}",
+                cafile=str(tmp_path / "ca.pem"),
+                certfile=str(tmp_path / f"{name}.pem"),
+                keyfile=str(tmp_path / f"{name}.key"),
+                reconnect_seconds=0,
+            )
+
+        with client("own", 0) as own:
+            send(own, "phpmq", b"x")
+        with client("theirs", 1) as theirs, pytest.raises(ClientError):
+            send(theirs, "phpmq", b"y")
+        assert "user 'certificate:theirs' may not send to queue 'orders'" in broker.log()
+    finally:
+        assert broker.stop() == 0
 
 
 def test_every_word_is_either_asked_about_or_is_about_what_one_has() -> None:
