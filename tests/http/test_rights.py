@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.common.tokens import hash_token, new_token
+from penstock.http.api.routes import all_routes
 from penstock.http.guesses import FREE
 from tests.http.api import Api
 from tests.http.conftest import StartBroker
@@ -59,6 +60,29 @@ NEEDS = {
 }
 """Calls about one queue, by the right that they need."""
 
+ELSEWHERE = {
+    ("GET", "/v1/queues"): "read",
+    ("GET", "/v1/offsets"): "read",
+    ("POST", "/v1/cuts"): "read",
+    ("GET", "/v1/folder"): "read everywhere",
+    ("GET", "/v1/readers"): "read",
+    ("GET", "/v1/readers/{name}"): "read",
+    ("PUT", "/v1/readers/{name}"): "operate",
+    ("DELETE", "/v1/readers/{name}"): "operate",
+    ("POST", "/v1/stages?transaction=t"): "send operate",
+    ("POST", "/v1/transactions"): "send operate",
+    ("GET", "/v1/transactions/{key}"): "send read operate",
+    ("DELETE", "/v1/transactions/{key}"): "send operate",
+    ("GET", "/metrics"): "read",
+    ("GET", "/v1/engine"): "read",
+    ("GET", "/v1/connections"): "read",
+    ("GET", "/v1/events"): "read",
+    ("GET", "/v1/audit"): "admin",
+}
+"""All other calls: one of these rights with some queue opens them, or with all."""
+
+OPEN = {("GET", path) for path in ("/", "/healthz", "/readyz", "/openapi.json")}
+
 
 def bearer(name: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {TOKENS[name]}"}
@@ -100,6 +124,36 @@ def test_a_call_about_a_queue_needs_its_right(
         dead = path.replace("orders.a", "orders.a.dead")
         assert status_of(port, method, dead, bearer("receive"))[0] == 200
         assert status_of(port, method, dead, bearer("send"))[0] == 403
+
+
+@pytest.mark.parametrize(("method", "path"), ELSEWHERE)
+def test_a_call_that_names_no_queue_needs_its_right_with_some(
+    guarded: BrokerProcess, method: str, path: str
+) -> None:
+    port = guarded.ports["http"]
+    needed = ELSEWHERE[method, path].split()
+    path = path.format(name="nobody", key="none")
+    for name in (*RIGHTS, "other", "all", "root"):
+        has = {"other": RIGHTS, "all": (*RIGHTS, "everywhere"), "root": (*RIGHTS, "everywhere", "admin")}
+        held = has.get(name, (name,))
+        enough = "everywhere" in held if "everywhere" in needed else True
+        status, problem = status_of(port, method, path, bearer(name))
+        if enough and set(needed) & set(held):
+            assert status not in (401, 403), (name, problem)
+        else:
+            assert (status, problem) == (403, "forbidden"), name
+    for nobody in ({}, bearer("old"), {"Authorization": "Bearer read.guessed"}):
+        assert status_of(port, method, path, nobody) == (401, "unauthorized")
+
+
+def test_no_route_is_left_out() -> None:
+    queues = {
+        (method, f"/v1/queues/{{queue}}/{what.partition('?')[0]}".rstrip("/").replace("/0", "/{offset}"))
+        for rows in NEEDS.values()
+        for method, what in rows
+    }
+    elsewhere = {(method, path.partition("?")[0]) for method, path in ELSEWHERE}
+    assert {(route.method, route.path) for route in all_routes(3600)} == queues | elsewhere | OPEN
 
 
 def test_a_refusal_says_who_what_and_which_right(guarded: BrokerProcess) -> None:
