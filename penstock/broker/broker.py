@@ -83,6 +83,9 @@ class Broker:
         self.settling.finish(port.name)
         self.ports.attach(port)
 
+    def named(self, port: Port) -> None:
+        """Another user is behind it from now on: whoever lists connections asks the port itself."""
+
     def detach(self, port: Port, now_us: int, *, lost: bool = True) -> None:
         """The connection is gone, whatever the reason.
 

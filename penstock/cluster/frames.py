@@ -34,7 +34,7 @@ from penstock.protocols.errors import PeerViolation
 Fields = dict[str, Any]  # what JSON can say; each reader of one checks its own
 
 MAGIC: Final = "penstock-relay"
-VERSION: Final = 2
+VERSION: Final = 3
 HELLO_BYTES_MAX: Final = 4096
 FRAME_BYTES_MAX: Final = (1 << 30) + (1 << 28)
 """The largest batch that the log takes, and its columns."""
@@ -68,6 +68,7 @@ class Kind(IntEnum):
     IDLE = 17
     BLOCKED = 18
     RETURN = 19
+    USER = 20
     # From the leader.
     DELIVER = 40
     CONSUMING = 41
@@ -112,6 +113,7 @@ class Hello(NamedTuple):
     term: int  # of the leader that it means to speak to
     life: str = ""  # whoever has another one counts its shipments anew
     nonce: str = ""  # of this link alone
+    caller: str = ""  # whose HTTP it carries: the address, or nothing where there is none
 
 
 def violation(message: str, position: int, offending: Buffer = b"") -> PeerViolation:
@@ -161,6 +163,7 @@ def decode_hello(frame: Frame) -> Hello:
             int(fields["term"]),
             str(fields["life"]),
             str(fields["nonce"]),
+            str(fields["caller"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise violation(f"a hello that lacks or spoils {error}", frame.position) from None

@@ -399,7 +399,7 @@ class Front(Backend):
             now_us=server.arrival_us,
             on_failed=self.fail,
             connection_buffer_bytes=server.connection_buffer_bytes,
-            http=self._second.address if self._second is not None else None,
+            http=self._second.enter if self._second is not None else None,
             expected=others,
             claims_seconds=CLAIMS_SECONDS,
             rounds=server.rounds,

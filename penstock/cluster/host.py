@@ -52,12 +52,12 @@ from penstock.cluster.frames import (
 )
 from penstock.cluster.leader_link import LeaderLink
 from penstock.cluster.link import SHUTDOWN_SECONDS
-from penstock.cluster.pipe import LeaderPipes
+from penstock.cluster.pipe import Enter, LeaderPipes
 from penstock.cluster.remote_port import RemotePort
 from penstock.cluster.storing import Storing
 from penstock.cluster.trust import ANOTHER_KEY, Trust
 from penstock.cluster.word_codec import NO_NUMBER, unpack_words
-from penstock.common.address import Address, TcpAddress
+from penstock.common.address import TcpAddress
 from penstock.log.errors import LogFailed
 from penstock.log.log import Log
 from penstock.model.words import Consume, Where
@@ -88,7 +88,7 @@ class RelayHost:
         now_us: Callable[[], int],
         on_failed: Callable[[LogFailed], None],
         connection_buffer_bytes: int,
-        http: Address | None = None,
+        http: Enter | None = None,
         expected: Collection[str] = (),
         claims_seconds: float = 10.0,
         grace_seconds: float = 1.0,
@@ -188,7 +188,7 @@ class RelayHost:
         if hello.term != self._term:
             link.refuse(f"this is the leader of term {self._term}, not of {hello.term}")
         elif hello.kind == "http":
-            self._pipes.take(link.hand_over())
+            self._pipes.take(link.hand_over(), hello)
         elif hello.kind != "words" or not hello.front_end:
             link.refuse(f"there are no links of kind {hello.kind!r}")
         else:
@@ -350,6 +350,7 @@ class RelayHost:
                 time.monotonic() - max(time.time() - int(fields["connected_us"]) / 1_000_000, 0),
                 min(self._buffer_bytes, int(fields["buffer_bytes"])),
                 int(fields["count_room"]),
+                str(fields["user"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise violation(f"an ATTACH frame that lacks or spoils {error}", frame.position) from None
@@ -357,6 +358,9 @@ class RelayHost:
         self._broker.attach(port)
         if link.is_full:
             self.block(port, True)
+
+    def _user(self, link: LeaderLink, frame: Frame) -> None:
+        link.port(frame).user = Body(frame).text()
 
     def _detach(self, link: LeaderLink, frame: Frame) -> None:
         port = link.port(frame)
@@ -466,6 +470,7 @@ class RelayHost:
 
 _HANDLERS: Final[dict[Kind, Callable[[RelayHost, LeaderLink, Frame], None]]] = {
     Kind.ATTACH: RelayHost._attach,
+    Kind.USER: RelayHost._user,
     Kind.DETACH: RelayHost._detach,
     Kind.WORDS: RelayHost._words,
     Kind.PUBLISH: RelayHost._publish,

@@ -3,11 +3,15 @@
     HttpPipe(door, name, leader)    a follower's side. `door` is a listening socket, which is the pipe's from
                                     now on; `name` is the follower's; `leader()` says whom to reach, or None
                                     where nobody leads
-    LeaderPipes(http)               the leader's side: links of the kind `http` go on to its HTTP address
+    LeaderPipes(enter)              the leader's side: links of the kind `http` go on to its HTTP process, by
+                                    the socket that `enter` makes for whoever is at the other end
 
 A client's connection is tied to a link to the leader's relay, and that to a connection to the leader's own
-HTTP listener: API, dashboard, TLS, all of it. Nobody here reads what passes. On the link it is in frames:
+HTTP process: API, dashboard, TLS, all of it. Nobody here reads what passes. On the link it is in frames:
 TLS cannot close one direction alone.
+
+The hello of a link says whose connection it is. The leader believes it, as it believes all that front-ends
+say; so guesses are slowed down and the audit is written by the address of the caller.
 
 Rules that always hold:
   * What one side does not take is not read from the other: at most a buffer waits in between.
@@ -29,7 +33,7 @@ from penstock.cluster.follower_link import CONNECT_SECONDS, connect, why_not
 from penstock.cluster.frames import Frame, Hello, Kind, Reader, encode_frame, encode_json, violation
 from penstock.cluster.link import watch_peer
 from penstock.cluster.trust import Asking, Leader, shown
-from penstock.common.address import Address, UnixAddress
+from penstock.common.address import TcpAddress
 from penstock.protocols.errors import PeerViolation
 
 RECEIVE_BYTES: Final = 256 * 1024
@@ -41,6 +45,8 @@ LINGER_SECONDS: Final = 1.0
 log = logging.getLogger("penstock.relay")
 
 LeaderOf = Callable[[], Leader | None]
+Enter = Callable[[str], socket.socket]
+"""A connection to the HTTP process on behalf of a caller; OSError where it takes nobody."""
 
 _PROBLEM: Final = json.dumps(
     {
@@ -240,6 +246,7 @@ class _ClientEnd(End):
     def __init__(self, pipe: "HttpPipe") -> None:
         super().__init__(pipe.left)
         self._pipe = pipe
+        self.caller = ""  # its address, where it has one
         self.leader: Leader | None = None  # who is to answer
         self._leaderless = False
         self._linger: asyncio.TimerHandle | None = None
@@ -248,6 +255,8 @@ class _ClientEnd(End):
         super().connection_made(transport)
         assert self.transport is not None
         self.transport.pause_reading()
+        peer = transport.get_extra_info("peername")
+        self.caller = str(TcpAddress(peer[0], peer[1])) if isinstance(peer, tuple) else ""
         self._pipe.came(self)
 
     def answer_leaderless(self) -> None:
@@ -310,7 +319,7 @@ class HttpPipe:
             client.answer_leaderless()
             return
         client.leader = found
-        hello = Hello("http", self._name, found.term)
+        hello = Hello("http", self._name, found.term, caller=client.caller)
         link: _LeaderEnd | None = None
         try:
             link = await connect(found, lambda: _LeaderEnd(found, hello))
@@ -358,37 +367,33 @@ class HttpPipe:
 
 
 class LeaderPipes:
-    """Links that carry HTTP, and the connections to this machine's HTTP listener behind them."""
+    """Links that carry HTTP, and the connections to this machine's HTTP process behind them."""
 
-    def __init__(self, http: Address | None) -> None:
-        self._http = http
+    def __init__(self, enter: Enter | None) -> None:
+        self._enter = enter
         self._loop = asyncio.get_running_loop()
         self._ends: set[End] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def take(self, transport: asyncio.Transport) -> None:
-        """A link of this kind has said its hello."""
+    def take(self, transport: asyncio.Transport, hello: Hello) -> None:
+        """A link of this kind has proved who it is."""
         end = _LinkEnd(self._ends.discard)
         end.connection_made(transport)
         transport.pause_reading()
         transport.set_protocol(end)
         self._ends.add(end)
-        task = self._loop.create_task(self._connect(end))
+        task = self._loop.create_task(self._connect(end, hello.caller or hello.front_end))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _connect(self, link: _LinkEnd) -> None:
-        http = self._http
+    async def _connect(self, link: _LinkEnd, caller: str) -> None:
         end: End | None = None
         why = "it has none"
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                if isinstance(http, UnixAddress):
-                    _, end = await self._loop.create_unix_connection(End, http.path)
-                elif http is not None:
-                    _, end = await self._loop.create_connection(End, http.host, http.port)
-        except (OSError, TimeoutError) as error:
-            why = str(error) or "it does not answer"
+            if self._enter is not None:
+                _, end = await self._loop.create_unix_connection(End, sock=self._enter(caller))
+        except OSError as error:
+            why = str(error)
         if end is None:
             refusal = encode_json({"refused": f"the leader's HTTP API cannot be reached: {why}"})
             link.say(encode_frame(Kind.WELCOME, refusal))

@@ -48,7 +48,7 @@ from penstock.cluster.frames import (
 )
 from penstock.cluster.lanes import LANES, Words, number_of, series_of
 from penstock.cluster.rooms import Rooms
-from penstock.cluster.seating import Seating
+from penstock.cluster.seating import Seating, user_of
 from penstock.cluster.seats import Demand, Held, Seat, Settlement
 from penstock.cluster.sending import Sending
 from penstock.cluster.trust import Leader
@@ -166,6 +166,11 @@ class RemoteBroker:
             self._rooms.leave(seat)
             self._write(seat, Kind.DETACH, flag=not lost)
             self._wants_turn()
+
+    def named(self, port: Port) -> None:
+        seat = self._seating.of(port)
+        if seat is not None:
+            self._write_aside(seat, Kind.USER, [text_bytes(user_of(port))])
 
     def left(self, port: Port, now_us: int, *, lost: bool = True) -> None:
         seat = self._seating.of(port)

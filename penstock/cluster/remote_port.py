@@ -39,7 +39,7 @@ class RemotePort:
     connected: float  # by this machine's clock that nobody sets
     _buffer_bytes: int
     _room_told: int
-    user: str = ""  # known to its own front-end
+    user: str = ""  # its name, as its own front-end has found out who it is, and what it may do
     is_held: bool = False  # not read from
     blocked: bool = False  # its client does not read
     undurable: int = 0  # deliveries that wait for the disk

@@ -138,6 +138,7 @@ class Seating:
                 "protocol": port.protocol,
                 "lost_to": port.lost_to.value,
                 "peer": getattr(port, "peer", ""),
+                "user": user_of(port),
                 "connected_us": int(1_000_000 * connected),
                 "count_room": seat.told_room,
                 "buffer_bytes": self._buffer_bytes,
@@ -223,3 +224,8 @@ def _write_claim(write: Write, seat: Seat, claim: Claim, flag: int) -> None:
     if attempts_max is not None and attempts_max <= CLAIM_ATTEMPTS_MAX:
         flag |= attempts_max + 1 << CLAIM_ATTEMPTS
     write(seat, Kind.CLAIM, body, flag | (CLAIM_DEAD if dead else 0))
+
+
+def user_of(port: Port) -> str:
+    """The name of who is at a connection, as the leader shows it; what that one may do is judged here."""
+    return str(getattr(port, "user", ""))

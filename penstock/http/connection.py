@@ -56,8 +56,9 @@ class BoundedProtocol(HttpToolsProtocol):
     connections_max = 1000
     """Of this process: it is set before the first of them."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # uvicorn's own, passed through
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, caller: tuple[str, int] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)  # uvicorn's own, passed through
+        self._caller = caller  # who is behind it, where that is not who connected
         self._head_bytes = 0
         self._in_head = True
         self._ended = 0  # requests that have come as a whole
@@ -67,6 +68,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(cast(asyncio.Transport, JoiningTransport(transport, self.loop)))
+        if self._caller is not None:
+            self.client = self._caller
         self._watch_head()
         if len(self.connections) > self.connections_max:
             self._refuse(

@@ -22,6 +22,7 @@ from penstock.common.tls_files import TlsFiles
 from penstock.control.frames import Fields
 from penstock.http.api.routes import all_routes
 from penstock.http.app import App, Door
+from penstock.http.bell import Bell
 from penstock.http.connection import BoundedProtocol
 from penstock.http.link import open_link
 from penstock.http.site import Site
@@ -46,7 +47,7 @@ class Extension(Protocol):
 Extend = Callable[[Site, App], Extension]
 
 
-async def serve(link_fd: int, listen_fd: int, extend: Extend | None) -> None:
+async def serve(link_fd: int, listen_fd: int, bell_fd: int | None, extend: Extend | None) -> None:
     """Answer requests until the first process says stop, or is gone."""
     link = await open_link(link_fd)
     hello = await link.hello
@@ -77,6 +78,7 @@ async def serve(link_fd: int, listen_fd: int, extend: Extend | None) -> None:
     server = uvicorn.Server(config)
     door = socket.socket(fileno=listen_fd)
     entrance: TlsDoor | None = None
+    bell: Bell | None = None
 
     def told(fields: Fields) -> None:
         if "drain" in fields:
@@ -85,8 +87,9 @@ async def serve(link_fd: int, listen_fd: int, extend: Extend | None) -> None:
             config.timeout_graceful_shutdown = max(int(fields["stop"]), 1)
             site.stopping.set()
             server.should_exit = True
-            if entrance is not None:
-                entrance.close()
+            for way_in in (entrance, bell):
+                if way_in is not None:
+                    way_in.close()
         elif "tokens" in fields:
             site.guard.set_users(fields["tokens"], fields["users"])
         elif "tls" in fields and tls is not None:
@@ -96,15 +99,18 @@ async def serve(link_fd: int, listen_fd: int, extend: Extend | None) -> None:
     link.on_lost = _gone
     await site.start()
     log.info("the HTTP API answers", extra={"facts": {"address": hello["address"], "pid": os.getpid()}})
+    config.load()
+    make = partial(BoundedProtocol, config, server.server_state, {})
     if tls is not None:
-        config.load()
-        make = partial(BoundedProtocol, config, server.server_state, {})
         entrance = TlsDoor(door, make, tls, hello["handshake_seconds"], site.auditing)
+    if bell_fd is not None:
+        bell = Bell(socket.socket(fileno=bell_fd), make, entrance)
     try:
         await server.serve(sockets=[] if tls is not None else [door])
     finally:
-        if entrance is not None:
-            entrance.close()
+        for way_in in (entrance, bell):
+            if way_in is not None:
+                way_in.close()
         link.on_lost = None
         if extension is not None:
             await extension.stop()
@@ -128,12 +134,12 @@ def _gone() -> None:
     os._exit(0)
 
 
-def main(link_fd: int, listen_fd: int, extend: Extend | None) -> None:
+def main(link_fd: int, listen_fd: int, bell_fd: int | None, extend: Extend | None) -> None:
     keep_freed_memory()
     try:
         import uvloop
     except ImportError:
-        asyncio.run(serve(link_fd, listen_fd, extend))
+        asyncio.run(serve(link_fd, listen_fd, bell_fd, extend))
         return
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(link_fd, listen_fd, extend))
+        runner.run(serve(link_fd, listen_fd, bell_fd, extend))

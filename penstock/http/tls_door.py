@@ -69,15 +69,20 @@ class TlsDoor:
                 self._rest()
                 return
             peer.setblocking(False)
-            task = self._loop.create_task(self._enter(peer))
-            self._entering.add(task)
-            task.add_done_callback(self._entering.discard)
+            self.enter(peer, self._protocol, _host_of(peer))
 
-    async def _enter(self, peer: socket.socket) -> None:
-        name = _host_of(peer)
+    def enter(self, peer: socket.socket, protocol: Callable[[], asyncio.BaseProtocol], name: str) -> None:
+        """Somebody is there: first the handshake."""
+        task = self._loop.create_task(self._enter(peer, protocol, name))
+        self._entering.add(task)
+        task.add_done_callback(self._entering.discard)
+
+    async def _enter(
+        self, peer: socket.socket, protocol: Callable[[], asyncio.BaseProtocol], name: str
+    ) -> None:
         try:
             await self._loop.connect_accepted_socket(
-                self._protocol,
+                protocol,
                 peer,
                 ssl=self._files.context,
                 ssl_handshake_timeout=self._handshake_seconds,

@@ -147,17 +147,20 @@ class Connection(asyncio.BufferedProtocol):
         _watch_peer(transport.get_extra_info("socket"))
         # Not the home of when it was accepted: with TLS that is a handshake ago.
         self._broker = self._server.home
+        self.identify()
         self._broker.attach(self)
         self._attached = True
-        self.identify()
         as_user = f" as {self.user!r}" if self.user else ""
         self._server.journal.note(logging.INFO, f"{self.name} connected{as_user}")
 
     def identify(self) -> None:
         """See who it is, by the settings of now."""
+        before = self.user
         if self._transport is not None:
             certificate = self._transport.get_extra_info("peercert")
             self._user = self._server.users.find(certificate, self._listener)
+        if self._attached and self.user != before:
+            self._broker.named(self)
         listener = self._listener
         open_to_all = listener.mode == "both" and listener.queues == ("*",)
         self._restricted = self._user is not None or not open_to_all

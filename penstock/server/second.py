@@ -4,6 +4,10 @@ The listening socket belongs to the first process and is inherited: while the se
 wait in its backlog and are served when it is back, and the port never changes hands. The private link
 is a socket pair, made anew for every start; its end tells each side that the other is gone.
 
+In a cluster there is a bell beside the door: a socket by which the first process hands connections over, one
+end of a pair each, with the address of whoever is behind it at another front-end (`enter`). It is of this
+machine's two processes alone, so that nobody else can say who somebody is.
+
     start    open the listening socket; then the process, which takes some tenths of a second
     watch    when it ends, say so and start it again, later each time it ends soon
     stop     tell it to finish what is open, wait for it, and end it where it does not
@@ -52,6 +56,7 @@ class SecondProcess:
         self._tokens = http.tokens
         self._users = settings.users
         self._socket: socket.socket | None = None
+        self._bell: tuple[socket.socket, socket.socket] | None = None  # to ring, and to be heard
         self._control: Control | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -70,6 +75,9 @@ class SecondProcess:
         except OSError as error:
             raise OSError(error.errno, f"http listener {address}: {error.strerror}") from error
         self._socket = listening
+        if not isinstance(self._settings.engine, str):
+            self._bell = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._bell[0].setblocking(False)
 
     async def _bound(self, address: TcpAddress | UnixAddress) -> socket.socket:
         if isinstance(address, UnixAddress):
@@ -101,6 +109,21 @@ class SecondProcess:
         assert self._socket is not None
         return self._socket.dup()
 
+    def enter(self, caller: str) -> socket.socket:
+        """A connection to it, of a caller who came in at another front-end. While there is no process it
+        waits, as at the door; OSError where too many do."""
+        assert self._bell is not None
+        ours, theirs = socket.socketpair()
+        try:
+            ours.setblocking(False)
+            socket.send_fds(self._bell[0], [caller.encode()], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return ours
+
     def start(self) -> None:
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
@@ -129,16 +152,18 @@ class SecondProcess:
         """One life of the second process; its exit code."""
         assert self._socket is not None
         ours, theirs = socket.socketpair()
+        inherited = [theirs.fileno(), self._socket.fileno()]
+        if self._bell is not None:
+            inherited.append(self._bell[1].fileno())
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "penstock.http",
-                str(theirs.fileno()),
-                str(self._socket.fileno()),
+                *map(str, inherited),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # the ready line's reader gets nothing else
-                pass_fds=(theirs.fileno(), self._socket.fileno()),
+                pass_fds=inherited,
                 start_new_session=True,  # Ctrl-C is for the first, which then tells it
             )
         except BaseException:
@@ -196,6 +221,8 @@ class SecondProcess:
                     os.unlink(self._http.address.path)
             self._socket.close()
             self._socket = None
+            for end in self._bell or ():
+                end.close()
 
     def drain(self) -> None:
         """The broker stops: nobody waits any more, but callers may still settle what they hold."""

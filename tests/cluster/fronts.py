@@ -22,11 +22,11 @@ import uvloop
 from penstock.broker.broker import Broker
 from penstock.cluster.host import RelayHost
 from penstock.cluster.link import Link
-from penstock.cluster.pipe import End
+from penstock.cluster.pipe import End, Enter
 from penstock.cluster.remote_broker import RemoteBroker
 from penstock.cluster.trust import Leader as Place
 from penstock.cluster.trust import Trust
-from penstock.common.address import Address, TcpAddress
+from penstock.common.address import TcpAddress
 from penstock.common.journal import Journal
 from penstock.log.errors import LogFailed
 from penstock.log.log import Log, open_log
@@ -124,7 +124,7 @@ class Front:
         self.rounds = Rounds(thread.loop, self.arrival_us)
         self.memory = Account(limits.memory_bytes_max)
         self.audit = Audit(None)
-        self.users = Users(())
+        self.users = Users((), ())
         self.ticks = 0
         self.parting = 0
         self.home: Any = None  # Broker or RemoteBroker, which have the same face
@@ -251,7 +251,7 @@ class Leader(Front):
         expected: Collection[str] = (),
         claims_seconds: float = 10.0,
         grace_seconds: float = 1.0,
-        http: Address | None = None,
+        http: Enter | None = None,
         settings: LogSettings | None = None,
         trust: Trust = TRUST,
         relay: TcpAddress = ANY_PORT,

@@ -126,7 +126,7 @@ def test_strangers_are_bounded() -> None:
 
 
 def test_hello() -> None:
-    hello = Hello("words", "a front-end", 7, "life", "nonce")
+    hello = Hello("words", "a front-end", 7, "life", "nonce", "192.0.2.7:80")
     (frame,) = frames_of([encode_hello(hello)], Reader())
     assert decode_hello(frame) == hello
     for fields in ({}, {"magic": "penstock-relay", "version": 99}, {"magic": "penstock-relay", "version": 1}):

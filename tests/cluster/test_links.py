@@ -37,9 +37,11 @@ def dial(leader: Leader, hello: Hello | None = GOOD) -> RelayWire:
 
 
 def attach(number: int, name: str = "phpmq:x#1") -> bytes:
-    fields = {"name": name, "protocol": "phpmq", "lost_to": "tail", "peer": "x", "connected_us": 1}
+    fields = {"name": name, "protocol": "phpmq", "lost_to": "tail", "peer": "x", "user": ""}
     return encode_frame(
-        Kind.ATTACH, encode_json(fields | {"count_room": 100, "buffer_bytes": 1000}), port=number
+        Kind.ATTACH,
+        encode_json(fields | {"connected_us": 1, "count_room": 100, "buffer_bytes": 1000}),
+        port=number,
     )
 
 

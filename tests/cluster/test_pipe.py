@@ -15,7 +15,7 @@ import pytest
 from penstock.cluster.pipe import RECEIVE_BYTES, End, HttpPipe
 from penstock.cluster.trust import Leader as Place
 from penstock.cluster.trust import Trust
-from penstock.common.address import Address, TcpAddress, UnixAddress
+from penstock.common.address import TcpAddress
 from tests.cluster.fronts import TRUST, Leader, LoopThread
 from tests.server.harness import WAIT_SECONDS, Wire
 
@@ -26,25 +26,25 @@ LARGE = bytes(range(256)) * 80_000  # 20 MB: more than all buffers on the way
 class HttpServer:
     """A small HTTP server: it tells the digest of what it was sent, and sends as much as it was asked for."""
 
-    def __init__(self, thread: LoopThread, path: Path | None = None) -> None:
+    def __init__(self, thread: LoopThread) -> None:
         self.thread = thread
         self.read_bytes = 0
         self.may_read = asyncio.Event()
-        self.address: Address
-        self._path = path
-        self._server: asyncio.Server
-        thread.run(self._start())
-
-    async def _start(self) -> None:
         self.may_read.set()
-        if self._path is not None:
-            self._server = await asyncio.start_unix_server(self._serve, str(self._path))
-            self.address = UnixAddress(str(self._path))
-        else:
-            self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-            self.address = TcpAddress(*self._server.sockets[0].getsockname())
+        self.callers: list[str] = []
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def enter(self, caller: str) -> socket.socket:
+        self.callers.append(caller)
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        task = self.thread.loop.create_task(self._serve(theirs))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return ours
+
+    async def _serve(self, peer: socket.socket) -> None:
+        reader, writer = await asyncio.open_unix_connection(sock=peer)
         while line := await reader.readline():
             length = 0
             while (header := await reader.readline()).strip():
@@ -67,15 +67,17 @@ class HttpServer:
         writer.close()
 
     def close(self) -> None:
-        self.thread.call(self._server.close)
+        self.thread.until(lambda: not self._tasks, "all connections to end")
 
 
 class Pipe:
     """A follower's HTTP door."""
 
-    def __init__(self, thread: LoopThread, leader: Callable[[], Found]) -> None:
+    def __init__(
+        self, thread: LoopThread, leader: Callable[[], Found], door: socket.socket | None = None
+    ) -> None:
         self.thread = thread
-        door = socket.create_server(("127.0.0.1", 0))
+        door = door or socket.create_server(("127.0.0.1", 0))
         self.port: int = door.getsockname()[1]
         self.pipe = thread.call(HttpPipe, door, "follower", leader)
 
@@ -87,16 +89,16 @@ class Pipe:
         self.thread.until(lambda: not self.pipe._ends, "all connections to end")
 
 
-@pytest.fixture(params=["tcp", "unix"])
-def server(thread: LoopThread, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[HttpServer]:
-    server = HttpServer(thread, tmp_path / "http.sock" if request.param == "unix" else None)
+@pytest.fixture
+def server(thread: LoopThread) -> Iterator[HttpServer]:
+    server = HttpServer(thread)
     yield server
     server.close()
 
 
 @pytest.fixture
 def leader(thread: LoopThread, tmp_path: Path, server: HttpServer) -> Iterator[Leader]:
-    leader = Leader(thread, tmp_path / "log", http=server.address)
+    leader = Leader(thread, tmp_path / "log", http=server.enter)
     yield leader
     leader.stop()
 
@@ -121,6 +123,45 @@ def test_the_leader_answers(pipe: Pipe) -> None:
     for path in ("/one", "/two"):  # over the same connection
         assert answer(connection, path) == path.encode() + b" " + nothing
     connection.close()
+
+
+def test_the_leader_hears_who_calls(thread: LoopThread, server: HttpServer, leader: Leader) -> None:
+    for host, shown in (("127.0.0.1", "127.0.0.1:{}"), ("::1", "[::1]:{}")):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        pipe = Pipe(thread, lambda: leader.place, socket.create_server((host, 0), family=family))
+        connection = http.client.HTTPConnection(host, pipe.port, timeout=WAIT_SECONDS)
+        answer(connection, "/small")
+        assert server.callers.pop() == shown.format(connection.sock.getsockname()[1])
+        connection.close()
+        pipe.close()
+
+
+def test_callers_without_an_address_are_those_of_their_front_end(
+    thread: LoopThread, server: HttpServer, leader: Leader, tmp_path: Path
+) -> None:
+    door = socket.socket(socket.AF_UNIX)
+    door.bind(str(tmp_path / "http.sock"))
+    door.listen()
+    pipe = thread.call(HttpPipe, door, "follower", lambda: leader.place)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(WAIT_SECONDS)
+        client.connect(str(tmp_path / "http.sock"))
+        client.sendall(b"GET /small HTTP/1.1\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 200 OK")
+    thread.call(pipe.close)
+    thread.until(lambda: not pipe._ends, "all connections to end")
+    assert server.callers == ["follower"]
+
+
+def test_a_process_that_takes_nobody_is_told_as_an_outage(thread: LoopThread, tmp_path: Path) -> None:
+    def enter(caller: str) -> socket.socket:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    leader = Leader(thread, tmp_path, http=enter)
+    pipe = Pipe(thread, lambda: leader.place)
+    expect_no_leader(pipe)
+    pipe.close()
+    leader.stop()
 
 
 def test_large_bodies_pass_both_ways(pipe: Pipe) -> None:

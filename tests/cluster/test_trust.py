@@ -380,7 +380,7 @@ def test_a_stranger_on_another_machine_gets_nothing(
 ) -> None:
     monkeypatch.setattr(relay_host, "HANDSHAKE_SECONDS", 0.5)
     http = HttpServer(thread)
-    leader = Leader(thread, tmp_path, relay=TcpAddress(machine.here, 0), http=http.address)
+    leader = Leader(thread, tmp_path, relay=TcpAddress(machine.here, 0), http=http.enter)
     words = [machine.here, str(leader.address.port), KEY.hex(), machine.there]
     done = subprocess.run(
         [*machine.enter, sys.executable, "-c", VISIT, *words],
@@ -417,7 +417,7 @@ def test_a_leader_of_the_version_before_is_told_as_such(thread: LoopThread) -> N
 
 def test_http_goes_nowhere_before_the_proof(thread: LoopThread, tmp_path: Path) -> None:
     http = HttpServer(thread)
-    leader = Leader(thread, tmp_path, http=http.address)
+    leader = Leader(thread, tmp_path, http=http.enter)
     request = encode_frame(Kind.DATA, b"POST /v1/queues/q HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc")
     hello = encode_hello(STRANGER._replace(kind="http", nonce="00"))
     for said in (request, hello + request, hello + encode_frame(Kind.PROOF, b"{}") + request):
