@@ -85,6 +85,7 @@ FIRST = (
     "dashboard/test_connections_page.py",
     "cluster/test_up.py",
     "report/test_cli.py",
+    "http/test_search.py",
     "http/test_messages.py",
     "log/test_crash.py",
     "dashboard/test_link.py",

@@ -36,6 +36,7 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "unsupported-media-type": (415, "The body is of a kind that is not taken here"),
     "too-many-guesses": (429, "Too many wrong tokens"),
     "queue-full": (429, "The queue is full"),
+    "too-many-searches": (429, "Too many searches at once"),
     "head-too-large": (431, "The head of the request is too large"),
     "internal": (500, "A fault of the broker's"),
     "not-installed": (501, "Something is not installed"),

@@ -35,6 +35,7 @@ class Site:
         self.scrubber = Scrubber(self.data, link)
         self.stages = Stages(self.data, link)
         self.requests: Counter[tuple[str, str, str]] = Counter()  # answered: method, route, class of status
+        self.searches: Counter[str] = Counter()  # that are running, by user
         self.stopping = asyncio.Event()  # set when answers that never end should end
         self.has_pages = False  # a dashboard answers beside the API
 

@@ -733,7 +733,9 @@ def test_a_client_that_takes_nothing_keeps_its_turn_only_while_nobody_else_wants
             asyncio.get_running_loop().call_later(0.3, looked.set)
             async with asyncio.timeout(WAIT_SECONDS):
                 what = "messages of 'q'"
-                response = api_log.LogResponse(pool.stream(slow), api_log.Range(0, 3), what, lambda: None)
+                response = api_log.StreamedResponse(
+                    pool.stream(slow), api_log.ARROW_MEDIA, {}, what, lambda: None
+                )
                 await response({}, stay, stall_at_b)
                 assert len([part async for part in pool.stream(slow)]) == 7
         finally:

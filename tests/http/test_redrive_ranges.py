@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.http.reading.letters import DeadRun, Range, merged, within
+from penstock.http.reading.letters import Range, Run, merged, within
 from penstock.model.life import Reason
 from tests.http.api import Api
 from tests.http.morgue import bodies_left, exhaust, path_of, reject
@@ -103,7 +103,7 @@ def test_merging_and_cutting_agree_with_sets() -> None:
         while at < 70:
             at += chance.randint(0, 5)
             end = at + chance.randint(1, 9)
-            runs.append(DeadRun(at, end, 0, 0, 1, 0, Reason.REJECTED))
+            runs.append(Run(at, end, 0, 0, 1, 0, Reason.REJECTED))
             at = end
         dead = {offset for run in runs for offset in range(run.first, run.end)}
         found = [offset for run in within(runs, whole) for offset in range(run.first, run.end)]

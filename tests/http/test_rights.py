@@ -51,6 +51,7 @@ NEEDS = {
         ("GET", "log"),
         ("GET", "records"),
         ("GET", "samples"),
+        ("GET", "search"),
         ("GET", "offset?time=2026-01-01T00:00:00Z"),
     ],
     "send": [("POST", "messages"), ("POST", "batch")],
@@ -63,6 +64,7 @@ NEEDS = {
 ELSEWHERE = {
     ("GET", "/v1/queues"): "read",
     ("GET", "/v1/offsets"): "read",
+    ("GET", "/v1/search"): "read",
     ("POST", "/v1/cuts"): "read",
     ("GET", "/v1/folder"): "read everywhere",
     ("GET", "/v1/readers"): "read",

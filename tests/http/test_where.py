@@ -361,7 +361,7 @@ def test_a_letter_that_takes_too_long_is_named(tmp_path: Path, monkeypatch: pyte
     log.wait()
     monkeypatch.setattr(where, "SECONDS_MAX", -1.0)
     reader = LogReader(str(tmp_path))
-    runs = [letters.DeadRun(0, 2, NOW_US, 0, 1, 0, Reason.REJECTED)]
+    runs = [letters.Run(0, 2, NOW_US, 0, 1, 0, Reason.REJECTED)]
     condition = parse("value_bytes > 10 and value like '%x%'")
     with pytest.raises(TooLong, match=r"'orders'.*offset 1, which has 400 bytes.*offset != 1"):
         list(letters.matching(reader, "orders", runs, condition, NOW_US, {}))
@@ -394,7 +394,7 @@ def test_columns(condition: str, columns: set[str]) -> None:
 
 
 def test_the_columns_of_a_row_are_those_of_the_language() -> None:
-    assert Row._fields == tuple(COLUMNS)
+    assert Row._fields == (*COLUMNS, "headers")
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ def test_the_columns() -> None:
     kinds = {Kind.TEXT: "text", Kind.NUMBER: "number", Kind.TIME: "time"}
     said = {
         name.strip("`"): kind.removesuffix(" or null")
-        for name, kind, _ in table("column", "is", "of a dead letter")
+        for name, kind, _ in table("column", "is", "of a message")
     }
     assert said == {name: kinds[kind] for name, kind in COLUMNS.items()}
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.http.reading.letters import DeadRun, matching
+from penstock.http.reading import letters as reading
 from penstock.http.reading.looking import look_at, look_at_one, payloads_at
 from penstock.http.where.condition import parse
 from penstock.log.adoption import Run, adoption_parts
@@ -290,12 +290,12 @@ def check_looks(reader: LogReader, told: list[dict[str, object]], start: int, en
         for first, behind in ranges
         for offset, its in enumerate(told[first:behind], first)
     ]
-    letters = [DeadRun(*run, 0, AS_STORED, 0, AS_STORED, Reason.REJECTED) for run in ranges]
+    letters = [reading.Run(*run, 0, AS_STORED, 0, AS_STORED, Reason.REJECTED) for run in ranges]
     for offset, its in enumerate(told[start:end], start):
         value = its["value"]
         assert isinstance(value, bytes)
         condition = parse(f"value = '{value.decode()}' and id = '{its['id']}'")
-        found = list(matching(reader, "orders", letters, condition, COMMITTED_US, {}))
+        found = list(reading.matching(reader, "orders", letters, condition, COMMITTED_US, {}))
         assert found == [[(offset, offset + 1)] if any(a <= offset < b for a, b in ranges) else []]
     for offset in range(start, end):
         assert reader.kept_from("orders", offset) == offset

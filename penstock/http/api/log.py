@@ -19,7 +19,7 @@ file object as its sink was about a fifth slower, read in turns with this.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
@@ -89,21 +89,18 @@ class Range(NamedTuple):
 class Asking:
     """Questions to the first process from a thread."""
 
-    def __init__(self, site: Site, queue: str) -> None:
+    def __init__(self, site: Site) -> None:
         self._link = site.link
         self._loop = asyncio.get_running_loop()
-        self._queue = queue
 
-    def check_queue(self, identity: str | None) -> None:
+    def check_queue(self, queue: str, identity: str | None = None) -> None:
         """CallRefused where there is no such queue."""
-        answer = self._wait(self._link.call("queue", {"queue": self._queue}))
+        answer = self._wait(self._link.call("queue", {"queue": queue}))
         if identity not in (None, answer.fields["row"]["identity"]):
-            raise QueueDeleted(self._queue)
+            raise QueueDeleted(queue)
 
-    def states(self, start: int, end: int, identity: str, only: str | None) -> Runs:
-        return self._wait(
-            ask_states(self._link, self._queue, start, end, STATE_RUNS_MAX, only, identity=identity)
-        )
+    def states(self, queue: str, start: int, end: int, identity: str, only: str | None) -> Runs:
+        return self._wait(ask_states(self._link, queue, start, end, STATE_RUNS_MAX, only, identity=identity))
 
     def _wait(self, question: Coroutine[Any, Any, T]) -> T:
         # The link has a bound of its own; this one is for a loop that has ended meanwhile.
@@ -126,14 +123,17 @@ async def get_log(call: Call) -> Response:
         call["identity"],
         call["state"],
     )
-    stream = call.site.readers.stream(walk, wanted, Asking(call.site, wanted.queue))
+    stream = call.site.readers.stream(walk, wanted, Asking(call.site))
     try:
         served = await anext(stream)
     except BaseException:
         await stream.aclose()
         raise
     assert isinstance(served, Range)
-    return LogResponse(stream, served, f"{wanted.view} of {wanted.queue!r}", call.check_still)
+    headers = {"Penstock-Start": str(served.start), "Penstock-End": str(served.end)}
+    return StreamedResponse(
+        stream, ARROW_MEDIA, headers, f"read of the {wanted.view} of {wanted.queue!r}", call.check_still
+    )
 
 
 def _columns(view: str, names: list[str] | None) -> tuple[str, ...]:
@@ -158,7 +158,7 @@ def walk(reader: LogReader, wanted: Wanted, asking: Asking) -> Iterator[Range | 
     """The range that is served, and then the stream in chunks."""
     known = reader.queue(wanted.queue)
     if known is None:
-        asking.check_queue(wanted.identity)  # It is there, but nothing of it is synced.
+        asking.check_queue(wanted.queue, wanted.identity)  # It is there, but nothing of it is synced.
         known = ReaderQueue(0, 0, 0, 0, 0)
     identity = check_identity(reader, wanted) if known.number else ""
     served = range_of(wanted, known)
@@ -246,7 +246,8 @@ def _batches(
         from penstock.http.reading.state import state_batches
 
         batches = partial(
-            state_batches, ask=lambda start: asking.states(start, served.end, identity, wanted.state)
+            state_batches,
+            ask=lambda start: asking.states(wanted.queue, start, served.end, identity, wanted.state),
         )
     else:
         batches = events_batches if wanted.view == "events" else messages_batches
@@ -277,21 +278,27 @@ def _joined(pieces: list[Chunk]) -> Chunk:
 # --- the answer ------------------------------------------------------------------------------------
 
 
-class LogResponse(Response):
+class StreamedResponse(Response):
     """Hands the chunks of a walk to the client, and ends the walk."""
 
-    media_type = ARROW_MEDIA
-
     def __init__(
-        self, stream: Stream[Range | Chunk], served: Range, what: str, check: Callable[[], None]
+        self,
+        stream: Stream[Any],
+        media_type: str,
+        headers: Mapping[str, str],
+        what: str,
+        check: Callable[[], None],
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
         # As starlette's own streaming response does: there is no body that could be measured.
         self.status_code = 200
         self.background = None
-        self.init_headers({"Penstock-Start": str(served.start), "Penstock-End": str(served.end)})
+        self.media_type = media_type
+        self.init_headers(headers)
         self._stream = stream
         self._what = what
         self._check = check  # raises where the client may not have the rest
+        self._ended = ended  # called when there is no walk any more
         self._steps = 0  # odd: a part is on its way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -306,17 +313,17 @@ class LogResponse(Response):
                 talking.result()
         except PenstockError as error:
             # An answer without an end: the server closes the connection, and the client can tell.
-            log.warning("a read of the %s was broken off: %s", self._what, error)
+            log.warning("a %s was broken off: %s", self._what, error)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._stream.aclose()
+            self._ended()
 
     async def _talk(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async for chunk in self._stream:
-            assert not isinstance(chunk, Range)
             view = memoryview(chunk)
             for at in range(0, len(view), CHUNK_BYTES):
                 self._check()

@@ -195,7 +195,7 @@ def _answer(text: str) -> Response:
 # --- the table -------------------------------------------------------------------------------------
 
 
-_REASON: Final = schema.or_null(schema.words(*(reason.label for reason in Reason if reason.label)))
+REASON: Final = schema.or_null(schema.words(*(reason.label for reason in Reason if reason.label)))
 
 _MESSAGE: Final[Mapping[str, Schema]] = {
     "offset": schema.OFFSET,
@@ -217,7 +217,7 @@ _MESSAGE: Final[Mapping[str, Schema]] = {
     ),
     "due": schema.said(schema.or_null(schema.TIME), "Until when it is delayed; null: it is not."),
     "headers": {"type": "object", "additionalProperties": schema.STRING},
-    "reason": schema.said(_REASON, "Why it is dead; null: it is not."),
+    "reason": schema.said(REASON, "Why it is dead; null: it is not."),
     "why": schema.said(schema.or_null(schema.STRING), "What was said when it was rejected; null: nothing."),
     "consumer": schema.said(schema.or_null(schema.STRING), "Who holds it; null: nobody."),
     "protocol": schema.said(schema.words(*PROTOCOLS), "The door that it came through."),
@@ -238,7 +238,7 @@ SCHEMAS: Final = {
         {
             "event": schema.words(*(event.name.lower() for event in Event)),
             "time": schema.TIME,
-            "reason": _REASON,
+            "reason": REASON,
             "consumer": schema.or_null(schema.STRING),
             "attempt": schema.said(schema.COUNT, "Deliveries so far, the one that this event ends included."),
             "dispatched": schema.said(

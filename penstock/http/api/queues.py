@@ -76,14 +76,14 @@ async def get_queues(call: Call) -> Response:
     mirror = call.site.mirror
     await mirror.refresh()
     limit: int = call["limit"]
-    names = await _chosen(mirror.names, call["match"], call["after"], limit + 1, call.user)
+    names = await chosen_names(mirror.names, call["match"], call["after"], limit + 1, call.user)
     page = names[:limit]
     more = page[-1] if len(names) > limit else None
     rows = (mirror.queue(name) for name in page if name in mirror.rows)
     return await answer_list("queues", rows, next=more)
 
 
-async def _chosen(
+async def chosen_names(
     names: Sequence[str], match: str | None, after: str | None, count: int, user: User
 ) -> list[str]:
     """The first names behind `after` that fit the pattern, and that somebody may see."""

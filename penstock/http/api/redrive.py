@@ -26,7 +26,7 @@ from penstock.http import kinds, schema
 from penstock.http.app import Call, answer_json
 from penstock.http.problems import Problem
 from penstock.http.reading import letters
-from penstock.http.reading.letters import DeadRun, Range, Ranges
+from penstock.http.reading.letters import Range, Ranges, Run
 from penstock.http.reading.pool import Stream
 from penstock.http.route import IDENTITY, QUEUE, Body, Field, Route
 from penstock.http.schema import Schema
@@ -200,7 +200,7 @@ class _Redrive:
                     self._next = behind if behind < end else None
                     return
 
-    def _wants(self, run: DeadRun) -> bool:
+    def _wants(self, run: Run) -> bool:
         """Whether these letters are to be looked at."""
         if self._spares_bad_records:
             return run.reason is not Reason.BAD_RECORD
@@ -212,7 +212,7 @@ class _Redrive:
             return kinds.OFFSET_MAX  # whole runs, however long they are
         return LETTERS_MAX_OF_WALKS if "consumer" in condition.columns else LETTERS_MAX
 
-    async def _look_at(self, runs: list[DeadRun]) -> None:
+    async def _look_at(self, runs: list[Run]) -> None:
         ranges = await self._matching(runs)
         looked_at = sum(run.letters for run in runs)
         self._looked_at += looked_at
@@ -233,7 +233,7 @@ class _Redrive:
                 moved = await self._move(some, matched)
                 self._limit_left -= moved
 
-    async def _matching(self, runs: list[DeadRun]) -> Ranges:
+    async def _matching(self, runs: list[Run]) -> Ranges:
         """The letters of these runs that fit."""
         condition = self._condition
         if condition is None:
@@ -253,7 +253,7 @@ class _Redrive:
             raise Problem("bad-request", f"{error}; {self._redriven} letters were redriven so far") from None
         return found
 
-    async def _consumers(self, runs: list[DeadRun]) -> dict[int, str]:
+    async def _consumers(self, runs: list[Run]) -> dict[int, str]:
         """Who had these letters when they died."""
         found: dict[int, str] = {}
         if runs:
@@ -270,7 +270,7 @@ class _Redrive:
         finally:
             await walk.aclose()
 
-    async def _readable(self, runs: list[DeadRun]) -> list[DeadRun]:
+    async def _readable(self, runs: list[Run]) -> list[Run]:
         """As much of these runs as is synced: after a moment all of them are, and their deaths, too."""
         while True:
             known = await self._site.readers.run(LogReader.queue, self._queue)

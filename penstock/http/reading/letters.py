@@ -6,7 +6,8 @@ offsets, `matching` and `walk_deaths` look at the others, and only at what the c
 
     queue, reason, attempts, died             the same for a whole run, which is judged once
     offset, id, protocol, timestamp           the headers of blocks
-    expires, retries, value, value_bytes      their bodies
+    expires, retries, value, value_bytes,     their bodies
+    headers
     consumer                                  the events since the letters came
 
 Rules that always hold:
@@ -40,8 +41,8 @@ REST_EVENTS: Final = 1_000_000
 REST_SECONDS: Final = 0.2
 """After so much a walk lets others have its thread."""
 
-_OF_RUNS: Final = frozenset({"queue", "reason", "attempts", "died"})
-_OF_BODIES: Final = frozenset({"expires", "retries", "value", "value_bytes"})
+_OF_RUNS: Final = frozenset({"queue", "reason", "attempts", "died", "state"})
+_OF_BODIES: Final = frozenset({"expires", "retries", "value", "value_bytes", "due", "headers"})
 _UNKNOWN: Final = Row("", 0, "", 0, None, None, "", 0, 0, None, None, b"", 0)
 _NO_COLUMNS: Final = Columns(memoryview(b""), memoryview(b""), None, None)
 
@@ -56,25 +57,28 @@ class Range(NamedTuple):
 Ranges = list[Range]
 
 
-class DeadRun(NamedTuple):
-    """Dead letters that share everything but what the log says of them."""
+class Run(NamedTuple):
+    """Messages that share everything but what the log says of them; dead letters, but for a search."""
 
     first: int
     end: int
-    died_us: int
+    died_us: int | None
     expires_us: int  # AS_STORED: what the message came with; 0: never
-    attempts: int
+    attempts: int | None
     retries: int  # AS_STORED likewise; RETRIES_NONE: it has no such counter
     reason: Reason
     distance: int | None = None  # to their repaired payloads; None: they have their own
     steps: Sequence[Sequence[int]] = ()  # see Runs
+    state: str = "dead"
+    consumer: str | None = None  # who holds them
+    due_us: int = 0  # AS_STORED likewise; 0: they are not delayed
 
     @property
     def letters(self) -> int:
         return self.end - self.first
 
 
-_Part = TypeVar("_Part", Range, DeadRun)
+_Part = TypeVar("_Part", Range, Run)
 
 
 def parted(parts: list[_Part], letters_max: int) -> tuple[list[_Part], list[_Part]]:
@@ -96,9 +100,9 @@ def merged(ranges: Ranges, start: int = 0) -> Ranges:
     return [Range(*it) for it in joined((max(a, start), b) for a, b in ranges if max(a, start) < b)]
 
 
-def within(runs: list[DeadRun], ranges: Ranges) -> list[DeadRun]:
+def within(runs: list[Run], ranges: Ranges) -> list[Run]:
     """What of these runs is in the ranges, which are merged. Both are in order."""
-    found: list[DeadRun] = []
+    found: list[Run] = []
     at = 0
     for run in runs:
         at = bisect_right(ranges, run.first, at, key=lambda it: it.end)
@@ -116,12 +120,12 @@ async def dead_runs(
     identity: str | None,
     start: int,
     end: int,
-    wants: Callable[[DeadRun], bool],
+    wants: Callable[[Run], bool],
     letters_min: int,
-) -> AsyncIterator[list[DeadRun]]:
+) -> AsyncIterator[list[Run]]:
     """The dead letters between two offsets that somebody wants, in order; so many at a time at least, or
     all that are left. With an `identity`, of no other queue of that name."""
-    found: list[DeadRun] = []
+    found: list[Run] = []
     at, letters = start, 0
     while at < end:
         runs = await ask_states(link, queue, at, end, RUNS_MAX, "dead", identity)
@@ -137,13 +141,13 @@ async def dead_runs(
         yield found
 
 
-def _runs(runs: Runs) -> Iterator[DeadRun]:
+def _runs(runs: Runs) -> Iterator[Run]:
     """Those that nobody holds."""
     column = runs.columns
     for row in range(runs.count):
         if column["state"][row] == State.DEAD:
-            yield from _by_payload(
-                DeadRun(
+            yield from by_payload(
+                Run(
                     column["first"][row],
                     column["end"][row],
                     column["time_us"][row],
@@ -157,7 +161,7 @@ def _runs(runs: Runs) -> Iterator[DeadRun]:
             )
 
 
-def _by_payload(run: DeadRun, runs: Runs) -> Iterator[DeadRun]:
+def by_payload(run: Run, runs: Runs) -> Iterator[Run]:
     """A run in parts: those with repaired payloads, and the others."""
     firsts, ends, distances = runs.repairs
     at = run.first
@@ -178,7 +182,7 @@ def is_of_runs(condition: Condition) -> bool:
     return condition.columns <= _OF_RUNS
 
 
-def matching_runs(queue: str, runs: Iterable[DeadRun], condition: Condition, now_us: int) -> Ranges:
+def matching_runs(queue: str, runs: Iterable[Run], condition: Condition, now_us: int) -> Ranges:
     """The runs that such a condition is true of."""
     found: Ranges = []
     for run in runs:
@@ -191,7 +195,7 @@ def matching_runs(queue: str, runs: Iterable[DeadRun], condition: Condition, now
 def matching(
     reader: LogReader,
     queue: str,
-    runs: Sequence[DeadRun],
+    runs: Sequence[Run],
     condition: Condition,
     now_us: int,
     consumers: Mapping[int, str],
@@ -201,7 +205,7 @@ def matching(
     rest = time.monotonic() + REST_SECONDS
     asks_bodies = bool(condition.columns & _OF_BODIES)
     for run, block, first, end in _blocks(reader, queue, runs, headers_only=not asks_bodies):
-        rows = _rows(queue, run, block, first, end, condition.columns, consumers)
+        rows = rows_of(queue, run, block, first, end, condition.columns, consumers)
         if run.distance is not None and asks_bodies:
             rows = _repaired(reader, queue, rows, first, end, run.distance)
         for row in rows:
@@ -221,21 +225,22 @@ def matching(
     yield found
 
 
-def _rows(
+def rows_of(
     queue: str,
-    run: DeadRun,
+    run: Run,
     block: Block,
     first: int,
     end: int,
     asked: frozenset[str],
     consumers: Mapping[int, str],
 ) -> Iterator[Row]:
-    """The letters of a run in one block, as far as is asked."""
-    header, attempts, reason, died_us = block.header, run.attempts, run.reason.label, run.died_us
+    """The messages of a run in one block, as far as is asked."""
+    header, attempts, reason, died_us = block.header, run.attempts, run.reason.label or None, run.died_us
     protocol, time_us, base = block.protocol, header.time_us, header.first_offset
-    bounds, payload, expires, retries, *_ = block.columns() if asked & _OF_BODIES else _NO_COLUMNS
+    bounds, payload, expires, retries, due, headers = block.columns() if asked & _OF_BODIES else _NO_COLUMNS
     asks_id = "id" in asked
     expires_us, retries_left, later_us = run.expires_us, run.retries, late_us(run.steps, first)
+    state, consumer, due_us = run.state, run.consumer, run.due_us
     for offset in range(first, end):
         i = offset - base
         value = payload[bounds[i] : bounds[i + 1]] if bounds else payload
@@ -243,6 +248,8 @@ def _rows(
             expires_us = expires[i] if expires is not None else 0
         if run.retries == AS_STORED:
             retries_left = retries[i] if retries is not None else RETRIES_NONE
+        if run.due_us == AS_STORED:
+            due_us = due[i] if due is not None else 0
         # In the order of its fields, without their names: there are millions of these.
         yield Row(
             queue,
@@ -250,7 +257,7 @@ def _rows(
             id_of(block.origin, offset).decode() if asks_id else "",
             attempts,
             reason,
-            consumers.get(offset) or None,
+            consumer or consumers.get(offset) or None,
             protocol,
             time_us,
             died_us,
@@ -258,6 +265,9 @@ def _rows(
             retries_left if retries_left != RETRIES_NONE else None,
             value,
             len(value),
+            state,
+            due_us + later_us if due_us > 0 else None,
+            headers.at(i) if headers is not None else b"",
         )
 
 
@@ -272,7 +282,7 @@ def _repaired(
             yield row._replace(value=memoryview(value), value_bytes=len(value))
 
 
-def walk_deaths(reader: LogReader, queue: str, runs: Sequence[DeadRun]) -> Iterator[dict[int, str]]:
+def walk_deaths(reader: LogReader, queue: str, runs: Sequence[Run]) -> Iterator[dict[int, str]]:
     """Who had these letters when they died, by offset; empty for nobody. For a thread, rests in between.
 
     A letter may have died several times: what comes later counts.
@@ -303,8 +313,8 @@ def walk_deaths(reader: LogReader, queue: str, runs: Sequence[DeadRun]) -> Itera
 
 
 def _blocks(
-    reader: LogReader, queue: str, runs: Sequence[DeadRun], *, headers_only: bool
-) -> Iterator[tuple[DeadRun, Block, int, int]]:
+    reader: LogReader, queue: str, runs: Sequence[Run], *, headers_only: bool
+) -> Iterator[tuple[Run, Block, int, int]]:
     """Which block has which letters of which run: (run, block, first offset, end)."""
     block: Block | None = None
     for run in runs:

@@ -1,1 +1,1 @@
-"""Conditions over dead letters: a text becomes tokens, a tree, and a function that judges rows."""
+"""Conditions over messages: a text becomes tokens, a tree, and a function that judges rows."""

@@ -1,4 +1,5 @@
-"""Conditions over dead letters: `penstock redrive --where`, and "where" of POST /redrive.
+"""Conditions over messages: `--where` of commands, and "where" of searches, redrives and what is done to a
+selection.
 
 `parse` makes a `Condition` of a text, and a condition judges rows. The language is described in
 docs/where.md; `read.py` reads it into the tree of `tree.py`, which becomes functions here, once.
@@ -55,6 +56,7 @@ from penstock.http.where.tree import (
     time_us,
     written,
 )
+from penstock.model.headers import decode_headers
 
 __all__ = ["Condition", "Row", "TooLong", "WhereError", "parse"]
 
@@ -67,7 +69,7 @@ SECONDS_MAX: Final = 5.0
 
 
 class Row(NamedTuple):
-    """A dead letter, in plain values of Python. Times are microseconds since 1970.
+    """A message, in plain values of Python. Times are microseconds since 1970.
 
     What is not among the columns of a condition is never looked at: any value will do.
     """
@@ -75,16 +77,19 @@ class Row(NamedTuple):
     queue: str
     offset: int
     id: str
-    attempts: int
+    attempts: int | None  # None: it is gone, and only its history knows
     reason: str | None
     consumer: str | None
     protocol: str
     timestamp: int  # when it was accepted
-    died: int
+    died: int | None
     expires: int | None
     retries: int | None
     value: bytes | memoryview
     value_bytes: int
+    state: str = "dead"
+    due: int | None = None
+    headers: bytes = b""  # as `model/headers.py` writes them; no column, but what paths lead into
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +145,14 @@ _decode_long_numbers: Final = JSONDecoder(parse_constant=_no_number, parse_int=_
 class _Look:
     """One row while it is judged. Its payload is decoded and parsed by the first who asks."""
 
-    __slots__ = ("_document", "_text", "_until", "now_us", "row")
+    __slots__ = ("_document", "_headers", "_text", "_until", "now_us", "row")
 
     def __init__(self, row: Row, now_us: int) -> None:
         self.row = row
         self.now_us = now_us
         self._text: Any = _UNREAD  # Any: str, None, or not yet
         self._document: Any = _UNREAD  # Any: whatever JSON can say
+        self._headers: dict[str, str] | None = None
         self._until = 0.0
 
     def until(self) -> float:
@@ -163,6 +169,11 @@ class _Look:
                 self._text = None
         found: str | None = self._text
         return found
+
+    def header(self, name: str) -> str | None:
+        if self._headers is None:
+            self._headers = decode_headers(self.row.headers)
+        return self._headers.get(name)
 
     def document(self) -> Any:
         """The payload as JSON; None where it is none."""
@@ -267,10 +278,15 @@ def _one_of(parts: tuple[Node, ...]) -> _Judge:
 
 
 def _effort(node: Node) -> int:
-    """What it needs of the payload: nothing (0), the text (1) or the JSON (2). The least is asked first."""
+    """What it needs beside columns: nothing (0), a text (1) or the JSON (2). The least is asked first."""
     return max(
-        2 if isinstance(operand, Path) else int(operand == Column(PAYLOAD)) for operand in operands_of(node)
+        2 if isinstance(operand, Path) and operand.root == PAYLOAD else int(_needs_text(operand))
+        for operand in operands_of(node)
     )
+
+
+def _needs_text(operand: Operand) -> bool:
+    return isinstance(operand, Path) or operand == Column(PAYLOAD)
 
 
 def _compare(left: Operand, holds: _Holds, right: Operand) -> _Judge:
@@ -378,6 +394,8 @@ def _getter(operand: Operand) -> _Get:
         case Column(name):
             place = Row._fields.index(name)
             return lambda look: look.row[place]
+        case Path((str(name),), "headers"):
+            return lambda look: look.header(name)
         case Path(steps):
             return _path_getter(steps)
         case Literal(_, value):

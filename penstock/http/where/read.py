@@ -25,6 +25,7 @@ from penstock.http.where.tokens import (
 )
 from penstock.http.where.tree import (
     COLUMNS,
+    HEADERS,
     OPPOSITE,
     And,
     Between,
@@ -258,6 +259,8 @@ def _no_column(name: str) -> str:
     """What to say of a name that is no column."""
     if name.lower() == "where":
         return "the condition begins behind the word where: leave it out"
+    if name.lower() == HEADERS:
+        return 'headers are asked for one by one: headers.name or headers."any name"'
     near = get_close_matches(name.lower()[:SHOWN_CHARACTERS_MAX], [*COLUMNS, *CONSTANTS, "not"], n=1)
     if near:
         return f"there is no column {shown(name)}: did you mean {near[0]}?"

@@ -17,6 +17,7 @@ from penstock.errors import PenstockError
 from penstock.http.where.tree import (
     COLUMNS,
     FIELD,
+    HEADERS,
     PAYLOAD,
     Column,
     Kind,
@@ -179,6 +180,10 @@ def _word(text: str, at: int, written: str) -> tuple[Token, int]:
             return Token("name", at + 1, written), end
         return Token("operand", at + 1, written, Column(word)), end
     steps, end = _steps(text, end)
+    if word == HEADERS:
+        if len(steps) != 1 or not isinstance(steps[0], str):
+            raise WhereError('a header has a name and no fields: headers.name or headers."any name"', at + 1)
+        return Token("operand", at + 1, text[at:end], Path(steps, HEADERS)), end
     if word != PAYLOAD:
         meant = named(Path((written, *steps)))
         raise WhereError(f"the fields of the payload begin with value: did you mean {meant}?", at + 1)

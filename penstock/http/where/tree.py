@@ -1,4 +1,4 @@
-"""The condition of a redrive as a tree, and the tree as text. The text as a tree is in `read.py`.
+"""The condition of a search or a redrive as a tree, and the tree as text. The text as a tree is in `read.py`.
 
 Two kinds of nodes: an operand stands for a value of a row (`Column`, `Path`, `Literal`, `Relative`), a
 condition is true, false or unknown of a row (all others). `written` gives the normal form of a condition, the
@@ -44,14 +44,19 @@ COLUMNS: Final[dict[str, Kind]] = {
     "retries": Kind.NUMBER,
     "value": Kind.TEXT,
     "value_bytes": Kind.NUMBER,
+    "state": Kind.TEXT,
+    "due": Kind.TIME,
 }
-"""The columns of a dead letter, in the order of `condition.Row`."""
+"""The columns of a message, in the order of `condition.Row`."""
 
 OPPOSITE: Final = {"=": "!=", "!=": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 """Every comparison, and the one that is true exactly where it is false."""
 
 PAYLOAD: Final = "value"
 """The column whose fields are reached by a path."""
+
+HEADERS: Final = "headers"
+"""What the path to a header begins with; no column by itself."""
 
 
 # --- Operands ------------------------------------------------------------------------------
@@ -64,9 +69,11 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A place in the JSON payload: names of objects' fields, numbers of arrays' items."""
+    """A place in the JSON payload: names of objects' fields, numbers of arrays' items. Or the name of a
+    header, which is one step."""
 
     steps: tuple[str | int, ...]
+    root: str = PAYLOAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +102,8 @@ def kind_of(operand: Operand) -> Kind:
     match operand:
         case Column(name):
             return COLUMNS[name]
-        case Path():
-            return Kind.JSON
+        case Path(_, root):
+            return Kind.JSON if root == PAYLOAD else Kind.TEXT
         case Literal(kind):
             return kind
         case Relative():
@@ -195,7 +202,7 @@ def operands_of(node: Node) -> Iterator[Operand]:
 def columns_of(node: Node) -> frozenset[str]:
     """The columns that must be known of a row to judge it."""
     return frozenset(
-        operand.name if isinstance(operand, Column) else PAYLOAD
+        operand.name if isinstance(operand, Column) else operand.root
         for operand in operands_of(node)
         if isinstance(operand, Column | Path)
     )
@@ -285,8 +292,8 @@ def written_operand(operand: Operand) -> str:
     match operand:
         case Column(name):
             return name
-        case Path(steps):
-            return PAYLOAD + "".join(map(_written_step, steps))
+        case Path(steps, root):
+            return root + "".join(map(_written_step, steps))
         case Relative(microseconds):
             return quoted(_written_relative(microseconds))
         case Literal(Kind.TIME, int(time)):
