@@ -23,6 +23,7 @@ Rules that always hold, beside those of the parts:
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count as counter
 from typing import Any
 
 from penstock.broker.claims import Claims
@@ -52,10 +53,11 @@ class Broker:
         queue_name_bytes_max: int = 255,
         queues_max: int = 100_000,
         queues_new_per_second: int = 1000,
+        numbers: "counter[int] | None" = None,
     ) -> None:
         self._log = log
         self._wants_turn = wants_turn
-        self.ports = ports = Ports()
+        self.ports = ports = Ports(numbers)
         self.doors = doors = Doors(log, queue_name_bytes_max, queues_max, queues_new_per_second)
         self.requests = requests = Requests(log, ports, wants_turn)
         self.hand_out = hand_out = HandOut(log, ports, doors, requests, wants_turn)

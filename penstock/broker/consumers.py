@@ -196,6 +196,11 @@ class Consumers(Generic[Key]):
         self._active_count += 1
         self._exclusive = member.exclusive
 
+    def window(self, key: Key) -> tuple[int, bool]:
+        """How many unsettled messages a member may have (0: no bound), and whether it is active."""
+        member = self._members[key]
+        return 1 if member.once else member.credit, member.active
+
     # --- Room ---
 
     def took(self, key: Key, count: int) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from penstock.broker.consumers import Joined
 from penstock.broker.doors import Door, Doors
-from penstock.broker.ports import Attached, Ports
+from penstock.broker.ports import OTHERS, Attached, Ports, tally
 from penstock.broker.requests import Requests
 from penstock.log.errors import LogRefused
 from penstock.log.log import Log
@@ -230,8 +230,9 @@ class HandOut:
             if not taken:
                 continue
             consumers.took(port, taken)
-            holds = self._ports.attached[port].holds
-            holds[key] = holds.get(key, 0) + taken
+            attached = self._ports.attached[port]
+            attached.holds[key] = attached.holds.get(key, 0) + taken
+            tally(attached.delivered, key, (OTHERS, dead), taken)
             if not dead:
                 self._requests.note(queue, port, slices)
             port.deliver(queue, slices, now_us, dead)

@@ -9,8 +9,10 @@ Rules that always hold:
   * What is kept follows the leases that there are, however many there were.
 """
 
+from collections.abc import Hashable
 from heapq import heappop, heappush
-from typing import Final
+from itertools import islice
+from typing import Final, TypeVar
 
 from penstock.broker.port import Port
 from penstock.model.ranges import RangeMap
@@ -19,6 +21,8 @@ STEP_US: Final = 100_000
 """Leases that end within one are found together."""
 
 SPARE: Final = 1000
+
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 class Lease:
@@ -52,12 +56,20 @@ class Lease:
         return -(-self.ends_us // STEP_US)
 
 
+def _take_out(leases: dict[_Key, dict[Lease, None]], key: _Key, lease: Lease) -> None:
+    if key in leases:
+        leases[key].pop(lease, None)
+        if not leases[key]:
+            del leases[key]
+
+
 class Leases:
     def __init__(self) -> None:
         self._by_queue: dict[str, RangeMap[Lease]] = {}  # a message is taken through one door at a time
         self._by_step: dict[int, dict[Lease, None]] = {}
         self._steps: list[int] = []  # a heap; some may have nothing left
         self._by_take: dict[int, dict[Lease, None]] = {}
+        self._by_port: dict[Port, dict[Lease, None]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._by_step.values()))
@@ -68,6 +80,7 @@ class Leases:
             held = self._by_queue[lease.queue] = RangeMap()
         held.add(lease.first, lease.end, lease)
         self._file(lease)
+        self._by_port.setdefault(lease.port, {})[lease] = None
         if lease.take:
             self._by_take.setdefault(lease.take, {})[lease] = None
 
@@ -84,6 +97,10 @@ class Leases:
         """What of a range is in leases."""
         held = self._by_queue.get(queue)
         return held.find(first, end) if held is not None else []
+
+    def of_port(self, port: Port, count: int) -> list[Lease]:
+        """Up to so many of a caller's."""
+        return list(islice(self._by_port.get(port, ()), count))
 
     def of_take(self, take: int) -> list[Lease]:
         """What is left of those that came with a call."""
@@ -115,11 +132,9 @@ class Leases:
             self._forget(lease)
 
     def _forget(self, lease: Lease) -> None:
-        for leases, key in ((self._by_step, lease.step), (self._by_take, lease.take)):
-            if key in leases:
-                leases[key].pop(lease, None)
-                if not leases[key]:
-                    del leases[key]
+        _take_out(self._by_step, lease.step, lease)
+        _take_out(self._by_take, lease.take, lease)
+        _take_out(self._by_port, lease.port, lease)
 
     def extend(self, lease: Lease, first: int, end: int, ends_us: int) -> None:
         """These messages of it have another end."""

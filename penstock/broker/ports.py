@@ -1,13 +1,16 @@
 """Ports: who is attached to the broker, and what it knows of each.
 
 A port is numbered in the order in which it came, and no number is given twice: addresses of requests
-(`asked.py`) and lists of connections name ports by it.
+(`asked.py`) and lists of connections name ports by it. Who makes several brokers, one after the other, gives
+all of them the same `numbers`.
+
+What passes between a port and the queues is counted by batches, for so many queues by name (`tally`).
 """
 
 from collections import deque
 from itertools import count as counter
 from itertools import islice
-from typing import NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from penstock.broker.asked import Asked
 from penstock.broker.doors import Door, Pace
@@ -18,6 +21,24 @@ from penstock.model.ranges import RangeMap
 DoorKey = tuple[str, bool]
 """A queue, and whether its dead letters are meant."""
 
+QUEUES_COUNTED: Final = 100
+"""Of one port, in each direction. Messages of further queues are counted together."""
+
+OTHERS: Final = ""
+"""The name of these: no queue is called so."""
+
+Key = TypeVar("Key")
+
+
+def tally(counts: dict[Key, int], key: Key, others: Key, count: int) -> None:
+    """So many more under a key; under `others` where there are too many keys."""
+    known = counts.get(key)
+    if known is None:
+        if len(counts) >= QUEUES_COUNTED:
+            key = others
+        known = counts.get(key, 0)
+    counts[key] = known + count
+
 
 class Attached:
     """What the broker knows of a port."""
@@ -27,6 +48,7 @@ class Attached:
         "asked_numbers",
         "blocked",
         "closing",
+        "delivered",
         "doors",
         "ghosts",
         "holds",
@@ -35,6 +57,7 @@ class Attached:
         "pace",
         "port",
         "receipts",
+        "settled",
         "speaking",
         "starved",
         "waiting",
@@ -45,6 +68,8 @@ class Attached:
         self.number = number
         self.doors: dict[DoorKey, Door] = {}  # it consumes there
         self.holds: dict[DoorKey, int] = {}  # messages that it has not settled
+        self.delivered: dict[DoorKey, int] = {}  # messages, so far
+        self.settled: dict[DoorKey, int] = {}  # by its own word
         self.ghosts: dict[DoorKey, RangeMap[None]] = {}  # of these, what it claimed and is not its own
         self.asked: dict[int, Asked] = {}  # requests whose answers it waits for
         self.asked_numbers = counter()
@@ -70,6 +95,9 @@ class PortInfo(NamedTuple):
     number: int  # in the order of arrival
     port: Port
     consumes: list[DoorKey]
+    holds: dict[DoorKey, int]
+    delivered: dict[DoorKey, int]
+    settled: dict[DoorKey, int]
     held: int  # messages that it has not settled
     blocked: bool  # it does not read what it gets
     held_back: bool  # there is no room for what it sends
@@ -80,10 +108,10 @@ class Ports:
 
     __slots__ = ("_numbers", "attached", "by_number")
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: "counter[int] | None" = None) -> None:
+        self._numbers = numbers if numbers is not None else counter(1)
         self.attached: dict[Port, Attached] = {}
         self.by_number: dict[int, Attached] = {}
-        self._numbers = counter(1)
 
     def attach(self, port: Port) -> None:
         attached = Attached(port, next(self._numbers))
@@ -102,14 +130,23 @@ class Ports:
     def infos(self, after: int, count: int) -> list[PortInfo]:
         """Up to `count` ports with a higher number than `after`, in the order in which they came."""
         later = (attached for number, attached in self.by_number.items() if number > after)
-        return [
-            PortInfo(
-                attached.number,
-                attached.port,
-                list(attached.doors),
-                sum(attached.holds.values()),
-                attached.blocked,
-                bool(attached.waiting),
-            )
-            for attached in islice(later, count)
-        ]
+        return [_info(attached) for attached in islice(later, count)]
+
+    def info(self, number: int) -> PortInfo | None:
+        """One port; None: it is gone, or was never there."""
+        attached = self.by_number.get(number)
+        return _info(attached) if attached is not None else None
+
+
+def _info(attached: Attached) -> PortInfo:
+    return PortInfo(
+        attached.number,
+        attached.port,
+        list(attached.doors),
+        attached.holds,
+        attached.delivered,
+        attached.settled,
+        sum(attached.holds.values()),
+        attached.blocked,
+        bool(attached.waiting),
+    )

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from penstock.broker.hand_out import HandOut
-from penstock.broker.ports import Attached
+from penstock.broker.ports import OTHERS, Attached, tally
 from penstock.broker.requests import Requests
 from penstock.log.errors import LogRefused
 from penstock.log.log import Log
@@ -50,6 +50,7 @@ class Settling:
             attached.port.log(f"refused: {error}", sum(end - first for first, end in command.ranges))
             return ()
         settled = self._freed(attached, command.queue, command.dead, fates, command.ranges)
+        tally(attached.settled, (command.queue, command.dead), (OTHERS, command.dead), settled)
         named = 0
         for first, end in command.ranges:
             named += end - first
@@ -72,7 +73,8 @@ class Settling:
         fates = self._log.settle(
             command.queue, attached.port.name, Outcome.ACK, ranges, now_us, origin=command.origin
         )
-        self._freed(attached, command.queue, False, fates, ranges)
+        settled = self._freed(attached, command.queue, False, fates, ranges)
+        tally(attached.settled, (command.queue, False), (OTHERS, False), settled)
         self._requests.answer(command, fates)
 
     def take_back(

@@ -8,7 +8,8 @@ Rules that always hold:
   * A call is answered once: with messages, or with none when its time is over or the broker stops.
   * A verdict is carried out on what is in a lease, whoever says it; and where it names a delivery, on that
     one only. What it does not find is told.
-  * A caller that neither waits nor holds anything is forgotten after a while.
+  * A caller that neither waits nor holds anything is forgotten after a while; one that an operator ends, as
+    soon as what it held is back. If it comes again, it is another one.
 """
 
 from array import array
@@ -88,6 +89,9 @@ class Taker:
         self.connected = connected
         self.wait: Waiting | None = None
         self.seen_us = 0
+        self.sent: dict[str, int] = {}  # what it sends comes without a connection
+        self.agent = ""  # what it says it is
+        self.ended = False  # by an operator: its leases end now
         self._looked_at = looked_at  # who is to be looked at when the turn ends
 
     def bytes_room(self) -> int:
@@ -108,6 +112,16 @@ class Taker:
         if self.wait is not None:
             self.wait.ends_us = 0
             self._looked_at[self] = None
+
+    def about(self, now_us: int) -> dict[str, object]:
+        """What is known of it beside what it holds, for people."""
+        known: dict[str, object] = {"client": self.agent or self.peer}
+        if self.wait is not None:
+            known |= {"said": "take", "said_seconds": 0.0, "heard_seconds": 0.0}
+        elif self.seen_us:
+            silent = max(now_us - self.seen_us, 0) / SECOND_US
+            known |= {"said": "take or settle", "said_seconds": silent, "heard_seconds": silent}
+        return known
 
     # What only other ports hear: a caller sends nothing here, and leaves by not coming back.
     def consuming(self, queue: str, dead: bool) -> None: ...
@@ -145,6 +159,7 @@ class Taking:
         self._waiting: dict[int, Taker] = {}  # by the number of the call
         self._ends: list[tuple[int, int]] = []  # a heap: until when which call waits
         self._looked_at: dict[Taker, None] = {}
+        self._ending: dict[Taker, None] = {}  # their leases are being ended
         self._leases_over = False  # some may be, and are not ended yet
         self._swept_us = 0
 
@@ -166,6 +181,7 @@ class Taking:
         lease_us: int,
         now_us: int,
         done: Done,
+        agent: str = "",
     ) -> None:
         """Up to `command.credit` messages for a caller, which is what `done` gets, now or later. Raises where
         there can be no such queue."""
@@ -175,6 +191,7 @@ class Taking:
             taker = Taker(caller, user, connected, self._looked_at)
             self._takers[caller] = taker
             self._broker.attach(taker)
+        taker.agent = agent
         if taker.wait is not None:
             raise LogRefused(f"queue {command.queue!r}: {caller} waits for messages already")
         queue, dead, ends_us = command.queue, command.dead, now_us + wait_us
@@ -202,6 +219,33 @@ class Taking:
         for lease in self._leases.of_take(number):
             self._end(lease, now_us, None)
 
+    def end(self, taker: Taker, now_us: int) -> None:
+        """An operator sends a caller away: what it waits for it does not get, and its leases end."""
+        if taker.ended:
+            return
+        taker.ended = True
+        self._takers.pop(taker.peer, None)
+        if taker.wait is not None:
+            wait = taker.wait
+            self.untake(wait.number, now_us)
+            wait.done(now_us, [])
+        self._ending[taker] = None
+        self._end_callers(now_us)
+
+    def _end_callers(self, now_us: int) -> None:
+        """Of those who are sent away: some leases in each turn."""
+        left = LEASES_A_TURN
+        for taker in list(self._ending):
+            for lease in self._leases.of_port(taker, left):
+                self._end(lease, now_us, Reason.LEASE_ENDED)
+                left -= 1
+            if not left:
+                break
+            del self._ending[taker]
+            self._broker.detach(taker, now_us)
+        if self._ending:
+            self._broker.wake()
+
     def link_lost(self, now_us: int) -> None:
         """All who wait are gone. Of those who were answered nothing is known: their leases go on."""
         for number in list(self._waiting):
@@ -216,8 +260,9 @@ class Taking:
         done: Ranges = []
         if ruling.outcome is None:
             for first, end, lease in found:
-                self._leases.extend(lease, first, end, now_us + ruling.lease_us)
-                done.append((first, end))
+                if lease.port not in self._ending:
+                    self._leases.extend(lease, first, end, now_us + ruling.lease_us)
+                    done.append((first, end))
         else:
             alike: dict[tuple[Taker, bool], Ranges] = {}
             for first, end, lease in found:
@@ -261,6 +306,8 @@ class Taking:
         """Answer those who got something, or who do not wait."""
         if self._leases_over:
             self._end_leases(now_us)
+        if self._ending:
+            self._end_callers(now_us)
         if not self._looked_at:
             return
         looked_at = list(self._looked_at)

@@ -58,6 +58,7 @@ from penstock.log.log import Log
 from penstock.model import words
 from penstock.model.policy import Policies, QueueNameError
 from penstock.model.words import Command
+from penstock.server.connection import Connection
 
 
 class RemoteBroker:
@@ -387,6 +388,9 @@ class RemoteBroker:
         seat.hold(Held.LEADER, bool(frame.flag))
 
     def _finish(self, seat: Seat, frame: Frame) -> None:
+        if frame.flag and isinstance(seat.port, Connection):  # By an operator.
+            seat.port.end()
+            return
         seat.finishing = True
         self._may_finish(seat)
 

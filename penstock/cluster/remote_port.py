@@ -40,6 +40,7 @@ class RemotePort:
     _buffer_bytes: int
     _room_told: int
     user: str = ""  # its name, as its own front-end has found out who it is, and what it may do
+    sent: dict[str, int] | None = None  # known to its own front-end
     is_held: bool = False  # not read from
     blocked: bool = False  # its client does not read
     undurable: int = 0  # deliveries that wait for the disk
@@ -111,6 +112,14 @@ class RemotePort:
 
     def finish(self) -> None:
         self._say(Kind.FINISH)
+
+    def end(self) -> None:
+        """An operator sends it away: its front-end does."""
+        self._say(Kind.FINISH, flag=True)
+
+    def about(self, now_us: int) -> dict[str, object]:
+        """What is known of it here, for people; the rest its own front-end knows."""
+        return {"front_end": self._link.front_end}
 
     def log(self, text: str, count: int) -> None:
         self._say(Kind.LOG, encode_json({"text": text, "count": count}))

@@ -12,6 +12,7 @@ from penstock.http.reading.pool import ReaderPool
 from penstock.http.scrubbing import Scrubber
 from penstock.http.stages.stages import Stages
 from penstock.http.watching.mirror import Mirror
+from penstock.http.watching.rates import Rates
 
 
 class Site:
@@ -32,6 +33,7 @@ class Site:
         self.payload_bytes_max: int = hello["payload_bytes_max"]
         self.readers = ReaderPool(self.data)
         self.mirror = Mirror(link)
+        self.rates = Rates()
         self.scrubber = Scrubber(self.data, link)
         self.stages = Stages(self.data, link)
         self.requests: Counter[tuple[str, str, str]] = Counter()  # answered: method, route, class of status

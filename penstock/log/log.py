@@ -973,6 +973,12 @@ class Log:
             runs.whys.append(why)
         return runs
 
+    def held_by(self, queue: str, consumer: str, runs_max: int) -> list[tuple[int, int, bool, int]]:
+        """What a consumer holds of a queue: first, end, whether they are dead letters, since when."""
+        found = self._state.queues.get(queue)
+        runs = found.pending.held_by(consumer, runs_max) if found is not None else []
+        return [(first, end, hold.dead, hold.dispatched_us) for first, end, hold in runs]
+
     def describe(self, queue: str) -> QueueInfo:
         with self._reading():
             return views.describe(self._state, self._known(queue))

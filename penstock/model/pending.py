@@ -21,6 +21,7 @@ says by `move` what has happened to them; recovery knows nobody who holds, and r
 in their old rooms again.
 """
 
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from penstock.model.life import TRANSITIONS, Event, Reason, State, after
@@ -395,6 +396,11 @@ class Pending:
             if not (runs_max and count_max):
                 break
         return end
+
+    def held_by(self, consumer: str, runs_max: int) -> list[tuple[int, int, Hold]]:
+        """What a consumer holds, in the order of offsets; of more runs than `runs_max`, the first ones."""
+        holds = self.held.get(consumer)
+        return list(islice(holds.walk(0, self.tail), runs_max)) if holds is not None else []
 
     def back(self, first: int, end: int, place: Place | None, dead: bool = False) -> None:
         """To where it was picked from."""

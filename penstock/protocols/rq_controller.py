@@ -113,6 +113,11 @@ class ControllerSession:
         return self._pulse.idle
 
     @property
+    def pulse(self) -> str:
+        """awake, pinged or idle."""
+        return self._pulse.state.name.lower()
+
+    @property
     def due_us(self) -> int | None:
         """When `tick` has something to do next, where nothing is received before."""
         return self._pulse.due_us

@@ -6,7 +6,8 @@
     queues, queue, states                  looking at queues
     pause, purge, redrive, delete          knobs
     hold_reader, release_reader, readers   who reads the log, and holds retention
-    connections, engine, health            the broker itself
+    connections, connection, end           who is connected
+    engine, health                         the broker itself
 
 A handler gets the fields and bytes of a frame (see `control/frames.py`) and an `answer` to call once,
 now or later: `answer(fields, *buffers)`, or `answer.refuse(kind, detail)`. What it raises is refused by
@@ -29,6 +30,7 @@ from typing import Final, Protocol, cast
 from penstock import __version__
 from penstock.broker.broker import Broker
 from penstock.broker.operate import DRAINING, Draining, Operator, QueueRow, TooFast
+from penstock.broker.ports import OTHERS, PortInfo
 from penstock.broker.taking import Ruling, Taker
 from penstock.control.batches import unpack_batch
 from penstock.control.frames import Buffer, Fields
@@ -64,7 +66,11 @@ ROWS_MAX: Final = 50
 """Queues or connections in one answer."""
 
 CONSUMES_MAX: Final = 2000
-"""Queues that the connections of one answer consume, all together, where it is not one connection."""
+"""Queues that the connections of one answer use, all together, where it is not one connection."""
+
+HELD_RUNS_MAX: Final = 1000
+HELD_SHOWN: Final = 100
+"""Runs of messages that one connection holds of one queue: so many are looked at, and told."""
 
 RUNS_MAX: Final = 2000
 """Runs of messages in one answer of `states`, whatever is asked for."""
@@ -130,6 +136,28 @@ class Context:
 Handler = Callable[[Context, Fields, memoryview, Answer], None]
 
 
+class Client(Protocol):
+    """A port as people see it: a connection here, one of another front-end, a caller over HTTP."""
+
+    name: str
+    protocol: str
+    peer: str
+    connected: float
+    sent: dict[str, int] | None
+
+    @property
+    def user(self) -> str: ...
+
+    @property
+    def is_held(self) -> bool: ...
+
+    def about(self, now_us: int) -> Fields: ...
+
+
+class ConnectionUnknown(LogRefused):
+    """There is no connection of that number, or not any more."""
+
+
 class CallRefused(LogRefused):
     """A call that asks for what cannot be, said by its handler."""
 
@@ -138,6 +166,7 @@ REFUSALS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (QueueUnknown, "no-queue"),
     (QueueDeleted, "deleted"),
     (ReaderUnknown, "no-reader"),
+    (ConnectionUnknown, "no-connection"),
     (StageUnknown, "no-stage"),
     (StageDamaged, "stage-damaged"),
     (DiskFull, "disk-full"),
@@ -219,6 +248,7 @@ def _take(context: Context, fields: Fields, body: memoryview, answer: Answer) ->
         fields["lease_us"],
         context.server.arrival_us(),
         done,
+        fields["agent"],
     )
 
 
@@ -559,27 +589,110 @@ def _connections(context: Context, fields: Fields, body: memoryview, answer: Ans
     rows: list[Fields] = []
     consumes = 0
     after: int | None = None
+    now_us = context.server.now_us()
     for info in infos:
-        consumes += len(info.consumes)
+        consumes += len(info.consumes) + len(info.delivered) + len(cast(Client, info.port).sent or ())
         if rows and (len(rows) == ROWS_MAX or consumes > CONSUMES_MAX):
             break
-        # The server makes no other ports; those of other front-ends look like one.
-        connection = cast(Connection | Taker, info.port)
         after = info.number
-        rows.append(
+        rows.append(_client(info, now_us))
+    answer({"connections": rows, "next": after if len(rows) < len(infos) else None})
+
+
+_UNTOLD: Final[Fields] = {
+    **dict.fromkeys(("certificate", "listener", "front_end", "said"), ""),
+    **dict.fromkeys(("said_seconds", "heard_seconds", "blocked_seconds", "held_back_seconds", "pulse")),
+    **dict.fromkeys(("bytes_in", "bytes_out", "input_bytes", "output_bytes")),
+}
+"""What some clients can tell of themselves, and others cannot (`Client.about`)."""
+
+
+def _client(info: PortInfo, now_us: int) -> Fields:
+    """A connection as a list has it. `queues` are all that it is known to use; `others`: there are more,
+    whose names are not known."""
+    # The server makes no other ports; those of other front-ends look like one.
+    client = cast(Client, info.port)
+    sent = client.sent if client.sent is not None else {}
+    taken = {*info.consumes, *info.holds, *info.delivered}
+    queues = {*sent, *(queue for queue, _ in taken)}
+    by_count = sorted(((it, count) for it, count in sent.items() if it != OTHERS), key=lambda it: -it[1])
+    return {
+        "number": info.number,
+        "name": client.name,
+        "protocol": client.protocol,
+        "peer": client.peer,
+        "user": client.user,
+        "connected_seconds": time.monotonic() - client.connected,
+        "consumes": [{"queue": queue, "dead": dead} for queue, dead in info.consumes],
+        "sends": [{"queue": queue, "count": count} for queue, count in by_count],
+        "sent": sum(sent.values()) if client.sent is not None else None,
+        "delivered": sum(info.delivered.values()),
+        "settled": sum(info.settled.values()),
+        "held": info.held,
+        "blocked": info.blocked,
+        "held_back": info.held_back or client.is_held,
+        "queues": sorted(queues - {OTHERS}),
+        "others": OTHERS in queues,
+        **_UNTOLD,
+        "client": client.peer,
+        **client.about(now_us),
+    }
+
+
+def _connection_info(context: Context, fields: Fields) -> PortInfo:
+    number = fields["number"]
+    info = context.server.broker.ports.info(number)
+    if info is None:
+        raise ConnectionUnknown(f"there is no connection {number} (any more)")
+    return info
+
+
+def _connection(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    """All about one: also what it holds of each queue, and since when."""
+    info = _connection_info(context, fields)
+    now_us = context.server.now_us()
+    takes = []
+    doors = context.server.broker.doors.by_queue
+    held: dict[str, list[tuple[int, int, bool, int]]] = {}
+    for queue in {queue for queue, _ in info.holds}:
+        held[queue] = context.log.held_by(queue, info.port.name, HELD_RUNS_MAX)
+    for queue, dead in sorted(
+        {*info.consumes, *info.holds, *info.delivered} - {(OTHERS, False), (OTHERS, True)}
+    ):
+        consumed = (queue, dead) in info.consumes
+        window, active = doors[queue].door(dead).consumers.window(info.port) if consumed else (None, None)
+        runs = [run for run in held.get(queue, ()) if run[2] == dead]
+        since_us = min((run[3] for run in runs), default=None)
+        takes.append(
             {
-                "name": connection.name,
-                "protocol": connection.protocol,
-                "peer": connection.peer,
-                "user": connection.user,
-                "connected_seconds": time.monotonic() - connection.connected,
-                "consumes": [{"queue": queue, "dead": dead} for queue, dead in info.consumes],
-                "held": info.held,
-                "blocked": info.blocked,
-                "held_back": info.held_back or connection.is_held,
+                "queue": queue,
+                "dead": dead,
+                "window": window,
+                "active": active,
+                "held": info.holds.get((queue, dead), 0),
+                "held_seconds": max(now_us - since_us, 0) / SECOND_US if since_us is not None else None,
+                "messages": [
+                    {"first": first, "end": end, "seconds": max(now_us - at_us, 0) / SECOND_US}
+                    for first, end, _, at_us in runs[:HELD_SHOWN]
+                ],
+                "delivered": info.delivered.get((queue, dead), 0),
+                "settled": info.settled.get((queue, dead), 0),
             }
         )
-    answer({"connections": rows, "next": after if len(rows) < len(infos) else None})
+    answer({"connection": {**_client(info, now_us), "takes": takes}})
+
+
+def _end(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    """A connection is sent away. `name`: only if that is the one."""
+    info = _connection_info(context, fields)
+    port, held = info.port, info.held
+    if fields["name"] is not None and fields["name"] != port.name:
+        raise CallRefused(f"connection {info.number} is {port.name}, not {fields['name']}: look again")
+    if isinstance(port, Taker):
+        context.server.broker.taking.end(port, context.server.now_us())
+    else:
+        cast(Connection, port).end()
+    _when_safe(context, answer, {"name": port.name, "held": held})
 
 
 def _engine(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
@@ -658,6 +771,8 @@ CALLS: Final[dict[str, Handler]] = {
     "release_reader": _release_reader,
     "readers": _readers,
     "connections": _connections,
+    "connection": _connection,
+    "end": _end,
     "engine": _engine,
     "rot": _rot,
     "health": _health,

@@ -16,6 +16,8 @@ Flow control, both ways:
 Whatever bytes a peer sends, no exception leaves this module: a violation closes that connection,
 with a line that says who, why and the first offending bytes; so does a fault of ours, with its traceback.
 What it held is with others at once, and a peer that does not read its last words is not waited for.
+
+For people it counts what passes, by chunks and by batches, and remembers what was said last (`about`).
 """
 
 import asyncio
@@ -28,18 +30,20 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from penstock.broker.hand_out import MESSAGE_BYTES
 from penstock.broker.home import Home
+from penstock.broker.ports import OTHERS, tally
 from penstock.common.address import TcpAddress
 from penstock.common.journal import log
 from penstock.log.errors import LogFailed
 from penstock.model import words
 from penstock.model.batch import Batch, Slice
 from penstock.model.rights import User
+from penstock.model.timers import SECOND_US
 from penstock.model.words import Command, Publish, Where
 from penstock.protocols.errors import PeerViolation
 from penstock.protocols.share import QUICK_SHARE, SHARE
 from penstock.server.memory import SMALL_BYTES
 from penstock.server.rounds import TICK_SECONDS, receive_buffer
-from penstock.server.users import refusal
+from penstock.server.users import names_in, refusal
 
 if TYPE_CHECKING:
     from penstock.server.server import Server
@@ -119,6 +123,15 @@ class Connection(asyncio.BufferedProtocol):
         self._refused = 0  # messages that were sent without tickets, since that was last told
         self._closing = False
         self._attached = False
+        self.sent: dict[str, int] = {}  # messages, by queue
+        self._bytes_in = 0
+        self._bytes_out = 0
+        self._said: type[Command] | None = None  # its last word
+        self._said_us = 0
+        self._heard_us = 0
+        self._blocked_since = 0.0  # by the clock that nobody sets; 0: it reads what it gets
+        self._held_since = 0.0  # 0: it is read from
+        self._certificate = ""  # the name in it
         self._left_ticks = 0  # for how many its peer has been gone
         self._is_parting = not has_place  # it is told that there is no place for it
 
@@ -159,6 +172,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             certificate = self._transport.get_extra_info("peercert")
             self._user = self._server.users.find(certificate, self._listener)
+            self._certificate = next(iter(names_in(certificate or {})), "")
         if self._attached and self.user != before:
             self._broker.named(self)
         listener = self._listener
@@ -198,6 +212,7 @@ class Connection(asyncio.BufferedProtocol):
         if not self._attached:
             return
         self._heard = self._server.ticks
+        self._bytes_in += nbytes
         rounds = self._server.rounds
         if self._rest or rounds.must_wait():
             self._keep(self._rest + receive_buffer[:nbytes])
@@ -253,12 +268,17 @@ class Connection(asyncio.BufferedProtocol):
             self._fault("what it sent could not be read")
             return
         self._rest = rest
+        self._heard_us = now_us
+        if commands:
+            self._said, self._said_us = type(commands[-1]), now_us
         self._handle(commands, now_us)
+        publishes = False
         for command in commands:
-            # Those who only take and settle are always read: they make room.
             if isinstance(command, Publish):
-                self._server.check_in_flight(self)
-                break
+                publishes = True
+                tally(self.sent, command.queue, OTHERS, len(command.batch))
+        if publishes:  # Those who only take and settle are always read: they make room.
+            self._server.check_in_flight(self)
         if rest or self._holds or self._charged or self._session.reader.held_bytes >= SMALL_BYTES:
             self._keep_account(commands, rest)
 
@@ -394,10 +414,39 @@ class Connection(asyncio.BufferedProtocol):
         self.drop()
 
     def pause_writing(self) -> None:
+        self._blocked_since = time.monotonic()
         self._broker.blocked(self, True)
 
     def resume_writing(self) -> None:
+        self._blocked_since = 0.0
         self._broker.blocked(self, False)
+
+    def end(self) -> None:
+        """An operator sends it away: as if it were lost, but it is told where there is a word for that."""
+        self.log("ended by an operator", 1)
+        self.say_closing()
+        for queue, dead in self._broker.demands(self):
+            self.decline(queue, dead)
+        self.leave(lost=True)
+        self.close()
+
+    def about(self, now_us: int) -> dict[str, object]:
+        """What only this end of it knows, for people."""
+        now = time.monotonic()
+        return {
+            "client": self._certificate or self.peer,
+            "certificate": self._certificate,
+            "listener": str(self._listener.address),
+            "said": self._said.__name__.lower() if self._said is not None else "",
+            "said_seconds": max(now_us - self._said_us, 0) / SECOND_US if self._said_us else None,
+            "heard_seconds": max(now_us - self._heard_us, 0) / SECOND_US if self._heard_us else None,
+            "bytes_in": self._bytes_in,
+            "bytes_out": self._bytes_out,
+            "input_bytes": self._session.reader.held_bytes + len(self._rest) + self._unstored_bytes,
+            "output_bytes": self.output_bytes,
+            "blocked_seconds": now - self._blocked_since if self._blocked_since else None,
+            "held_back_seconds": now - self._held_since if self._held_since else None,
+        }
 
     def close(self) -> None:
         """Write what is waiting, then close; for a peer that does not read it, not for ever."""
@@ -410,6 +459,7 @@ class Connection(asyncio.BufferedProtocol):
     def _write(self, data: bytes) -> None:
         if self._transport is not None and data and not self._closing:
             self._transport.write(data)
+            self._bytes_out += len(data)
             if self._charged or self._transport.get_write_buffer_size() >= SMALL_BYTES:
                 self._weigh()
 
@@ -479,6 +529,10 @@ class Connection(asyncio.BufferedProtocol):
     def _hold(self, reason: int, held: bool) -> None:
         before = self._holds
         self._holds = before | reason if held else before & ~reason
+        if not self._holds & ~BY_ROUND:
+            self._held_since = 0.0
+        elif not self._held_since:
+            self._held_since = time.monotonic()
         if (self._rest or self._has_ended) and before & ~BY_ROUND and not self._holds & ~BY_ROUND:
             self._server.rounds.wait(self)
         if self._transport is None or self._transport.is_closing():

@@ -102,6 +102,7 @@ class Server:
         self._tick_at_once = 1
         self._left: list[Connection] = []  # their peers have left; in the order in which they came
         self._numbers = counter(1)
+        self._port_numbers = counter(1)  # of all brokers that this process has
         self.entering = 0  # accepted, and not among the connections yet
         self.parting = 0  # refused, and still being told so
         self._listening: list[tuple[Listener, Accepting]] = []
@@ -148,6 +149,7 @@ class Server:
             queue_name_bytes_max=self.limits.queue_name_bytes_max,
             queues_max=self.limits.queues_max,
             queues_new_per_second=self.limits.queues_new_per_second,
+            numbers=self._port_numbers,
         )
 
     @property

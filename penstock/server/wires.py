@@ -137,6 +137,9 @@ class RqConnection(Connection):
         self._write(self._session.take_output())
         self._mark(self._session.idle)
 
+    def about(self, now_us: int) -> dict[str, object]:
+        return {**super().about(now_us), "pulse": self._session.pulse}
+
     def count_room(self) -> int:
         return self._session.free_deliveries()
 

@@ -459,3 +459,33 @@ def test_a_leader_that_is_stopped_hands_over_at_once(
     assert [int(message.body) for message in held + rest] == list(range(count))
     wait_empty(follower, queue)
     assert pause < LEASE_SECONDS
+
+
+# --- connections -------------------------------------------------------------------------------------
+
+
+def test_a_connection_of_any_front_end_can_be_ended(fronts: Site, stack: ExitStack) -> None:
+    for front, asked in product(fronts.fronts, fronts.fronts):
+        queue = fronts.queue()
+        api = stack.enter_context(Api(asked.ports["http"]))
+        send(front, "phpmq", queue, [b"x"])
+        client = stack.enter_context(PhpmqClient(front.url("phpmq")))
+        (held,) = client.consume(queue, 1, count=1, timeout=WAIT_SECONDS)
+
+        def holding(api: Api = api, queue: str = queue) -> list[dict[str, object]]:
+            rows: list[dict[str, object]] = api.get("/v1/connections")["connections"]
+            wanted = [{"queue": queue, "dead": False}]
+            return [it for it in rows if it["held"] == 1 and it["consumes"] == wanted]
+
+        until(lambda holding=holding: len(holding()) == 1, "it to hold the message")  # type: ignore[misc]
+        (row,) = holding()
+        number = row["number"]
+        found = api.get(f"/v1/connections/{number}")
+        assert found["front_end"].partition("-")[0] in ("", front.name)
+        assert (found["bytes_in"] is None) == bool(found["front_end"])
+        assert api.ask("DELETE", f"/v1/connections/{number}").json["held"] == 1
+        gone = f"/v1/connections/{number}"
+        until(lambda api=api, gone=gone: api.ask("GET", gone).status == 404, "it to be gone")  # type: ignore[misc]
+        (again,) = client.consume(queue, 1, count=1, timeout=WAIT_SECONDS)
+        assert again.body == held.body
+        again.ack()

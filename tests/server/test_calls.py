@@ -6,7 +6,7 @@ import time
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -51,6 +51,13 @@ class Line(FakePort):
     peer = "127.0.0.1:4711"
     user = ""
     is_held = False
+    sent: ClassVar[dict[str, int]] = {"sent.to": 7}
+
+    def about(self, now_us: int) -> Fields:
+        return {"said": "publish", "bytes_in": 5}
+
+    def end(self) -> None:
+        self._house.broker.detach(self, 0)
 
     def __init__(self, caller: "Caller", name: str, protocol: str = "phpmq") -> None:
         super().__init__(caller, name, protocol)
@@ -733,14 +740,27 @@ def test_connections_are_shown_in_parts(caller: Caller, monkeypatch: pytest.Monk
     first = caller.ask("connections", {"after": 0})
     assert 2.5 <= first["connections"][1].pop("connected_seconds") < 100
     assert first["connections"][1] == {
+        "number": first["connections"][0]["number"] + 1,
         "name": "phpmq:1",
+        "client": "127.0.0.1:4711",
         "protocol": "phpmq",
         "peer": "127.0.0.1:4711",
         "user": "",
         "consumes": [{"queue": "q", "dead": False}, {"queue": "q", "dead": True}],
+        "sends": [{"queue": "sent.to", "count": 7}],
+        "queues": ["q", "sent.to"],
+        "others": False,
+        "sent": 7,
+        "delivered": 1,
+        "settled": 0,
         "held": 1,
         "blocked": True,
         "held_back": False,
+        "said": "publish",
+        "bytes_in": 5,
+        **dict.fromkeys(("certificate", "listener", "front_end"), ""),
+        **dict.fromkeys(("said_seconds", "heard_seconds", "blocked_seconds", "held_back_seconds", "pulse")),
+        **dict.fromkeys(("bytes_out", "input_bytes", "output_bytes")),
     }
     found = first["connections"]
     after = first["next"]

@@ -1,4 +1,4 @@
-"""The broker as a whole: whether it lives and may be used, its engine, its connections, what it counts.
+"""The broker as a whole: whether it lives and may be used, its engine, what it counts.
 
 `/healthz` asks nobody: it says that this process answers. `/readyz` asks the first process, which must
 answer soon. `/metrics` and `/v1/events` go by the mirror.
@@ -12,9 +12,10 @@ from starlette.responses import PlainTextResponse, Response
 from penstock import __version__
 from penstock.control.frames import Fields
 from penstock.http import schema
+from penstock.http.api.connections import ask_connections
 from penstock.http.api.readers import ask_readers
-from penstock.http.app import Call, answer_json, answer_list
-from penstock.http.link import CallRefused, Link
+from penstock.http.app import Call, answer_json
+from penstock.http.link import CallRefused
 from penstock.http.problems import Problem
 from penstock.http.route import Route
 from penstock.http.watching import events
@@ -71,25 +72,6 @@ SCHEMAS: Final = {
                 ),
                 "description": "What the checks of the NATS cluster came to when the front-end started.",
             },
-        }
-    ),
-    "Connection": schema.object_of(
-        {
-            "name": schema.said(schema.STRING, "Its name in the log and in the events."),
-            "protocol": schema.words("sspq", "phpmq", "rq", "http"),
-            "peer": schema.said(schema.STRING, "Where it comes from."),
-            "user": schema.said(schema.STRING, "Who it is; empty: nobody in particular."),
-            "connected_seconds": schema.POSITIVE,
-            "consumes": schema.said(
-                schema.list_of(schema.object_of({"queue": schema.STRING, "dead": schema.BOOLEAN})),
-                "What it has asked for; dead: the dead letters of that queue.",
-            ),
-            "held": schema.said(
-                schema.or_null(schema.COUNT),
-                "Messages that it has and has not settled; null: also of queues that who asks may not read.",
-            ),
-            "blocked": schema.said(schema.BOOLEAN, "It does not read what is sent to it."),
-            "held_back": schema.said(schema.BOOLEAN, "What it sends has to wait for room."),
         }
     ),
     "Engine": schema.object_of(
@@ -234,27 +216,6 @@ async def get_engine(call: Call) -> Response:
     return answer_json({**fields, "data": call.site.data, "sync": sync})
 
 
-async def get_connections(call: Call) -> Response:
-    found = await _connections(call.site.link)
-    if not call.user.may(Right.READ):
-        for row in found:
-            seen = [it for it in row["consumes"] if call.user.may(Right.READ, it["queue"])]
-            if len(seen) < len(row["consumes"]):
-                row["consumes"], row["held"] = seen, None
-        found = [row for row in found if row["consumes"]]
-    return await answer_list("connections", found)
-
-
-async def _connections(link: Link) -> list[Fields]:
-    found: list[Fields] = []
-    after: int | None = 0
-    while after is not None:
-        part, _ = await link.call("connections", {"after": after})
-        found += part["connections"]
-        after = part["next"]
-    return found
-
-
 async def get_events(call: Call) -> Response:
     return events.EventStream(call.site.mirror, call.site.stopping, lambda: call.user_now)
 
@@ -270,7 +231,7 @@ async def get_metrics(call: Call) -> Response:
         queues_max=site.hello["metrics_queues_max"],
         version=__version__,
         engine=engine,
-        connections=await _connections(site.link),
+        connections=await ask_connections(site.link),
         readers=readers,
         requests=dict(site.requests),
         event_streams=site.mirror.subscriber_count,
@@ -331,13 +292,6 @@ ROUTES: Final = (
         Right.READ,
         "Where messages live: disk, log, syncs, damage.",
         schema.ref("Engine"),
-    ),
-    Route(
-        "GET /v1/connections",
-        get_connections,
-        Right.READ,
-        "Everybody who is connected over SSPQ, PHPMQ or RQ.",
-        schema.object_of({"connections": schema.list_of(schema.ref("Connection"))}),
     ),
     Route(
         "GET /v1/events",

@@ -7,6 +7,7 @@ from starlette.responses import Response
 from penstock.http.api import (
     audit,
     broker,
+    connections,
     log,
     messages,
     offsets,
@@ -33,6 +34,7 @@ _PARTS: Final = {
     "messages": (messages, search, log, records),
     "dead letters": (redrive,),
     "readers": (readers,),
+    "connections": (connections,),
     "transactions": (transactions,),
     "broker": (broker, audit),
 }

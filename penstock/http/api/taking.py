@@ -47,6 +47,7 @@ from penstock.model.timers import SECOND_US
 MESSAGES_MAX: Final = 1000
 WAIT_SECONDS_MAX: Final = 30
 LEASE_SECONDS: Final = 60
+AGENT_CHARACTERS_MAX: Final = 100
 
 THREAD_BYTES: Final = 256 * 1024
 """Of payload: from here on it becomes text in a thread, which takes more than a millisecond."""
@@ -115,6 +116,7 @@ async def take(call: Call, lease: kinds.Seconds) -> Response:
         "lease_us": round(call["lease"] * SECOND_US),
         "consumer": connection.peer,
         "user": call.user.name,
+        "agent": call.request.headers.get("user-agent", "")[:AGENT_CHARACTERS_MAX],
     }
 
     def undo() -> None:
