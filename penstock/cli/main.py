@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, str] = {
     "queues": "penstock.cli.queues",
     "show": "penstock.cli.show",
     "peek": "penstock.cli.peek",
+    "connections": "penstock.cli.connections",
     "pause": "penstock.cli.pause",
     "resume": "penstock.cli.resume",
     "purge": "penstock.cli.purge",

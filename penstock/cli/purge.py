@@ -43,13 +43,15 @@ def ask_and_do(
     verb: str,
     question: Callable[[Answer], str],
     do: Callable[[Admin], tuple[str, Answer]],
+    look: Callable[[Admin], Answer] | None = None,
 ) -> int:
-    """Do what cannot be undone, once somebody has agreed who is told how the queue stands; and say so."""
+    """Do what cannot be undone, once somebody has agreed who is told how the queue stands, or what `look` has
+    found; and say so."""
     if not (args.yes or (sys.stdin.isatty() and sys.stderr.isatty())):
         raise Misuse(f"there is no terminal to ask on; say --yes to {verb} without a question")
     with Admin(args) as admin:
         if not args.yes:
-            asked = question(admin.get("queues", args.queue))
+            asked = question(look(admin) if look is not None else admin.get("queues", args.queue))
             print(f"{asked} [y/N] ", end="", file=sys.stderr, flush=True)
             if sys.stdin.readline().strip().lower() not in ("y", "yes"):
                 print(f"nothing was {verb.removesuffix('e')}ed", file=sys.stderr)

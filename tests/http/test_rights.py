@@ -78,6 +78,8 @@ ELSEWHERE = {
     ("GET", "/metrics"): "read",
     ("GET", "/v1/engine"): "read",
     ("GET", "/v1/connections"): "read",
+    ("GET", "/v1/connections/{number}"): "read",
+    ("DELETE", "/v1/connections/{number}"): "operate",
     ("GET", "/v1/events"): "read",
     ("GET", "/v1/audit"): "admin",
 }
@@ -134,7 +136,7 @@ def test_a_call_that_names_no_queue_needs_its_right_with_some(
 ) -> None:
     port = guarded.ports["http"]
     needed = ELSEWHERE[method, path].split()
-    path = path.format(name="nobody", key="none")
+    path = path.format(name="nobody", key="none", number=999_999)
     for name in (*RIGHTS, "other", "all", "root"):
         has = {"other": RIGHTS, "all": (*RIGHTS, "everywhere"), "root": (*RIGHTS, "everywhere", "admin")}
         held = has.get(name, (name,))
