@@ -59,17 +59,24 @@ class Caller:
 
     async def get(self, path: str, **query: object) -> Any:  # whatever the API's document promises
         """The JSON of an answer. A value of None is left out of the query."""
-        return json.loads(await self.ask("GET", path, None, **query))
+        return json.loads(await self.ask("GET", path, None, None, **query))
 
     async def post(self, path: str, body: Mapping[str, object] | None = None, **query: object) -> Any:
         raw = None if body is None else json.dumps(body).encode()
-        return json.loads(await self.ask("POST", path, raw, **query))
+        return json.loads(await self.ask("POST", path, raw, None, **query))
 
-    async def ask(self, method: str, path: str, body: bytes | None, **query: object) -> bytes:
-        """The whole body of an answer."""
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str] | None = None,
+        **query: object,
+    ) -> bytes:
+        """The whole body of an answer. `headers`, with names in lower case, beside those of every call."""
         parts: list[bytes] = []
         gathered = 0
-        async with contextlib.aclosing(self.stream(method, path, body, **query)) as stream:
+        async with contextlib.aclosing(self.stream(method, path, body, headers, **query)) as stream:
             async for part in stream:
                 gathered += len(part)
                 if gathered > ANSWER_BYTES_MAX:
@@ -79,11 +86,16 @@ class Caller:
         return b"".join(parts)
 
     async def stream(
-        self, method: str, path: str, body: bytes | None = None, **query: object
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        **query: object,
     ) -> AsyncGenerator[bytes, None]:
         """The body of an answer as it comes. Close it (`contextlib.aclosing`) to leave early."""
         exchange = _Exchange(body)
-        scope = self._scope(method, path, query, body)
+        scope = self._scope(method, path, query, body, headers or {})
         answering = asyncio.get_running_loop().create_task(exchange.run(self._api, scope))
         try:
             status = await exchange.status()
@@ -97,11 +109,17 @@ class Caller:
             answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)
 
-    def _scope(self, method: str, path: str, query: Mapping[str, object], body: bytes | None) -> Scope:
-        headers = [(b"host", b"localhost"), (b"accept", b"*/*")]
+    def _scope(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object],
+        body: bytes | None,
+        headers: Mapping[str, str],
+    ) -> Scope:
+        sent = {"host": "localhost", "accept": "*/*"}
         if body is not None:
-            length = str(len(body)).encode()
-            headers += [(b"content-type", b"application/json"), (b"content-length", length)]
+            sent |= {"content-type": "application/json", "content-length": str(len(body))}
         words = {
             name: str(value).lower() if isinstance(value, bool) else value
             for name, value in query.items()
@@ -117,7 +135,7 @@ class Caller:
             "raw_path": path.encode("ascii"),
             "query_string": urlencode(words).encode(),
             "root_path": "",
-            "headers": headers,
+            "headers": [(name.encode(), value.encode()) for name, value in (sent | dict(headers)).items()],
             "client": (self._address, 0) if self._address else None,
             USER: self._user,
             "server": None,

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from nicegui import ui
+from nicegui.element import Element
 from nicegui.elements.mixins.text_element import TextElement
 
 from penstock.common import units
@@ -19,10 +20,11 @@ from penstock.common.text import printable
 from penstock.control.frames import Fields
 from penstock.dashboard import payload
 from penstock.dashboard.caller import ApiError, queue_path
+from penstock.dashboard.door import ASSETS
 from penstock.dashboard.layout import badge, button, fact, facts, nothing_here, panel, tag
 from penstock.dashboard.message_life import Step, because, steps_of
 from penstock.dashboard.pages import queue_href
-from penstock.dashboard.queue_blocks import Choice, crumbs, terminal
+from penstock.dashboard.queue_blocks import crumbs, terminal
 from penstock.dashboard.queue_messages import STATE_KINDS
 from penstock.dashboard.view import View
 from penstock.model.ids import IDENTITY_DIGITS
@@ -42,6 +44,25 @@ FORMS: Final[Mapping[str, tuple[str, Callable[[bytes], payload.Shown | None]]]] 
     "hex": ("Hex", payload.as_hex),
 }
 FILE_ENDS: Final = {"json": "json", "text": "txt", "hex": "bin"}
+WHAT: Final = {"json": "JSON", "text": "text", "hex": "no text"}
+COPY_BYTES_MAX: Final = 4 << 20
+
+
+class PayloadView(Element, component=ASSETS / "payload.js"):
+    """A payload in its forms, of which the visitor chooses one. It says `copy`, and is told what to copy."""
+
+    def show(self, forms: Mapping[str, payload.Shown], size: int) -> None:
+        first = next(iter(forms))
+        self.props["forms"] = [
+            {"key": key, "label": FORMS[key][0], "text": shown.text, "note": shown.note}
+            for key, shown in forms.items()
+        ]
+        self.props["about"] = f"{units.size(size)}, {WHAT[first]}"
+        self.props["copies"] = "text" in forms and size <= COPY_BYTES_MAX
+        self.update()
+
+    def copy(self, text: str) -> None:
+        self.run_method("copy", text)
 
 
 async def build(view: View, offset: int, offset_end: int) -> None:
@@ -96,7 +117,10 @@ class _Message:
         with tag("div", classes="ps-message"):
             with tag("div", classes="ps-message-main"):
                 with panel("Payload"):
-                    self._payload = tag("div")
+                    self._payload = PayloadView()
+                    self._payload.on("copy", self._copy, args=[])
+                    self._payload.on("copied", self._copied, args=[])
+                    self._payload.on("uncopied", self._uncopied, args=[])
                 if self._message["headers"]:
                     with panel("Headers"):
                         _headers(self._message["headers"])
@@ -156,26 +180,18 @@ class _Message:
     # --- payload ---------------------------------------------------------------------------------
 
     async def _show_payload(self) -> None:
-        forms = await asyncio.to_thread(_forms, self._value)
-        self._forms = forms
-        first = next(iter(forms))
-        self._payload.clear()
-        with self._payload:
-            with tag("div", classes="ps-bar"):
-                Choice("Show it as", {key: FORMS[key][0] for key in forms}, first, self._choose)
-                what = {"json": "JSON", "text": "text", "hex": "no text"}[first]
-                tag("span", f"{units.size(len(self._value))}, {what}", "ps-help")
-            self._text = tag("pre", "", "ps-payload", tabindex="0", role="group", aria_label="Payload")
-            self._note = tag("p", "", "ps-help ps-note")
-        self._choose(first)
+        self._forms = await asyncio.to_thread(_forms, self._value)
+        self._payload.show(self._forms, len(self._value))
 
-    def _choose(self, form: str) -> None:
-        shown = self._forms[form]
-        self._text.set_text(shown.text or "(empty)")
-        self._text.props["data-form"] = form
-        self._text.update()
-        self._note.set_text(shown.note)
-        self._note.set_visibility(bool(shown.note))
+    def _copy(self) -> None:
+        # As it was sent: what is shown has escapes.
+        self._payload.copy(self._value.decode())
+
+    def _copied(self) -> None:
+        self._view.notify(f"Copied {units.size(len(self._value))}")
+
+    def _uncopied(self) -> None:
+        self._view.notify("The browser lets nothing be copied here. Download it instead.", wrong=True)
 
     def _download(self) -> None:
         kind = FILE_ENDS[next(iter(self._forms))]

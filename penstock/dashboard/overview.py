@@ -12,6 +12,7 @@ from penstock.dashboard.chart import Chart, Series
 from penstock.dashboard.feed import Tick, Totals
 from penstock.dashboard.layout import tag
 from penstock.dashboard.pages import queue_href
+from penstock.dashboard.sending import send_button
 from penstock.dashboard.table import Column, LiveTable, Row
 from penstock.dashboard.view import View
 from penstock.model.rights import Right
@@ -106,6 +107,8 @@ async def build(view: View) -> None:
     )
     with table:
         _first_steps(view)
+    with table.add_slot("bar"):
+        send_button(view)
 
     def opened() -> None:
         history = list(view.feed.history)
@@ -151,3 +154,4 @@ def _first_steps(view: View) -> None:
         url = str(view.request.base_url).rstrip("/")
         tag("pre", f"penstock send orders 'hello' --url {url}{token}", "ps-code", tabindex="0")
         tag("p", "It appears here by itself.")
+        send_button(view, "Or send one from here…")

@@ -4,14 +4,13 @@ Rules that always hold:
   * What is returned prints: control characters, and those that change the direction of text or have no
     width, are shown as escapes (`\\x1b`, `\\u202e`). Nothing that a message holds can hide or disguise.
   * What is returned is bounded. What was left out is said beside it, not in it.
-  * JSON is laid out anew and nothing more: numbers, escapes and fields that are there twice stay as they are.
+  * JSON is told as it is, and laid out in the browser (`assets/payload.js`), token by token: numbers, escapes
+    and fields that are there twice stay as they are.
 """
 
 import json
-import re
 from base64 import b64decode
 from dataclasses import dataclass
-from itertools import chain, pairwise
 from typing import Final
 
 from penstock.common.text import printable
@@ -19,13 +18,10 @@ from penstock.common.text import printable
 PREVIEW_BYTES: Final = 240
 TEXT_CHARACTERS_MAX: Final = 64 * 1024
 JSON_BYTES_MAX: Final = 2 << 20
-"""What is parsed to be laid out."""
+"""What is parsed, and goes to the browser, to be laid out."""
 
 HEX_BYTES_MAX: Final = 8 * 1024
 HEX_ROW: Final = 16
-INDENT: Final = "  "
-
-_TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +39,15 @@ def size_of(base64: str) -> int:
 
 def preview(base64: str) -> str:
     """The beginning, in one line."""
-    value = b64decode(base64[: PREVIEW_BYTES // 3 * 4])
-    rest = size_of(base64) - len(value)
-    text = _decoded(value, is_whole=rest == 0)
-    line = "0x" + value[: PREVIEW_BYTES // 4].hex() if text is None else printable(" ".join(text.split()))
+    return line_of(b64decode(base64[: PREVIEW_BYTES // 3 * 4]), size_of(base64))
+
+
+def line_of(beginning: bytes, size: int) -> str:
+    """The beginning of a payload of that size, in one line."""
+    beginning = beginning[:PREVIEW_BYTES]
+    rest = size - len(beginning)
+    text = _decoded(beginning, is_whole=rest == 0)
+    line = "0x" + beginning[: PREVIEW_BYTES // 4].hex() if text is None else printable(" ".join(text.split()))
     return line + "…" if rest else line
 
 
@@ -57,7 +58,7 @@ def as_text(value: bytes) -> Shown | None:
 
 
 def as_json(value: bytes) -> Shown | None:
-    """Laid out in lines. None where it is no JSON, or only a word of it, or too much to look at."""
+    """As it is, and known to be right. None where it is no JSON, or only a word of it, or too much."""
     if len(value) > JSON_BYTES_MAX or value.lstrip()[:1] not in (b"{", b"["):
         return None
     try:
@@ -65,7 +66,7 @@ def as_json(value: bytes) -> Shown | None:
         json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return _shown(_laid_out(text), is_whole=False)
+    return _escaped(text.replace("\r", " "))  # which is only between tokens
 
 
 def as_hex(value: bytes) -> Shown:
@@ -90,41 +91,17 @@ def _decoded(value: bytes, *, is_whole: bool = True) -> str | None:
         return None
 
 
-def _shown(text: str, *, is_whole: bool = True) -> Shown:
-    notes = []
+def _shown(text: str) -> Shown:
+    cut = ""
     if len(text) > TEXT_CHARACTERS_MAX:
-        of_all = f" of {len(text):,}" if is_whole else ""
-        notes.append(f"The first {TEXT_CHARACTERS_MAX:,}{of_all} characters. Download it to see all.")
+        cut = f"The first {TEXT_CHARACTERS_MAX:,} of {len(text):,} characters. Download it to see all."
         text = text[:TEXT_CHARACTERS_MAX]
-    safe = "\n".join(
-        "\t".join(printable(part) for part in line.split("\t"))
-        for line in text.replace("\r\n", "\n").split("\n")
-    )
-    if safe != text:
-        notes.append("What does not print is shown as an escape, or as a plain line break; see Hex.")
-    return Shown(safe, " ".join(notes))
+    shown = _escaped(text.replace("\r\n", "\n"), was=text)
+    return Shown(shown.text, " ".join(filter(None, (cut, shown.note))))
 
 
-def _laid_out(text: str) -> str:
-    """JSON that is known to be right, in lines; no more of it than is shown."""
-    lines: list[str] = []
-    line, depth, gathered = "", 0, 0
-    tokens = (match.group() for match in _TOKENS.finditer(text))
-    for token, behind in pairwise(chain(tokens, [""])):
-        ended: str | None = None
-        if token in "{[" and behind not in ("}", "]"):
-            depth += 1
-            ended, line = line + token, INDENT * depth
-        elif token in "}]" and not line.endswith(("{", "[")):
-            depth -= 1
-            ended, line = line, INDENT * depth + token
-        elif token == ",":
-            ended, line = line + token, INDENT * depth
-        else:
-            line += token + " " if token == ":" else token
-        if ended is not None:
-            lines.append(ended)
-            gathered += len(ended)
-            if gathered > TEXT_CHARACTERS_MAX:
-                break
-    return "\n".join([*lines, line])
+def _escaped(text: str, was: str | None = None) -> Shown:
+    """Nothing in it but what prints, and what sets lines and columns off."""
+    safe = "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
+    note = "What does not print is shown as an escape, or as a plain line break; see Hex."
+    return Shown(safe, note if safe != (text if was is None else was) else "")

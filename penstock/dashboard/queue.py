@@ -24,6 +24,7 @@ from penstock.dashboard.feed import Tick
 from penstock.dashboard.layout import badge, button, confirm, style, tag
 from penstock.dashboard.pages import queue_href
 from penstock.dashboard.queue_blocks import crumbs, whole
+from penstock.dashboard.sending import send_button
 from penstock.dashboard.view import View
 from penstock.model.rights import Right
 
@@ -77,6 +78,7 @@ def _not_there(view: View) -> None:
         tag("h1", "There is no such queue")
         tag("p", view.queue, "ps-queue-name", dir="auto")
         tag("p", "A queue is there with its first message. This page shows it as soon as it comes.")
+        send_button(view, kind="primary")
         tag("a", "See all queues", href="/")
 
     def tick(tick: Tick) -> None:
@@ -99,6 +101,7 @@ class _Head:
                 tag("h1", self._queue, dir="auto")
                 self._paused = badge("paused", "warn")
             with tag("div", classes="ps-actions"):
+                send_button(view)
                 self._pause = button("Pause", self._toggle_pause) if view.may(Right.OPERATE) else None
                 if view.may(Right.ADMIN):
                     button("Purge…", self._purge)

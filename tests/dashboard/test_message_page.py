@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from penstock.dashboard import payload
 from penstock.dashboard.message_life import STEPS_FIRST, STEPS_LAST, steps_of
 from tests.dashboard.conftest import Visit, axe, everybody, until
 from tests.http.api import NDJSON, Api
@@ -206,7 +205,9 @@ def test_a_large_payload_is_shown_in_part_and_downloaded_whole(
     assert download.value.path().read_bytes() == value
     page = visit(broker, "/queue/large?offset=1")
     assert shown(page).startswith("[\n  1234567,\n  1234567,")
-    expect(page.locator(".ps-note")).to_contain_text("The first 65,536 characters.")
+    assert len(shown(page)) < 100_000
+    page.get_by_role("button", name="Text").click()
+    expect(page.locator(".ps-note")).to_contain_text("The first 65,536 of 1,170,003 characters.")
     with page.expect_download() as download:
         page.get_by_role("button", name="Download").click()
     assert download.value.suggested_filename == "large-1.json"
@@ -239,28 +240,88 @@ def test_a_repaired_message_says_so(broker: BrokerProcess, api: Api, visit: Visi
     )
 
 
-@pytest.mark.parametrize(
-    ("value", "laid_out"),
-    [
-        (b"[]", "[]"),
-        (b'{"a":{},"b":[]}', '{\n  "a": {},\n  "b": []\n}'),
-        (b'[{"a":"]}{[,:"}]', '[\n  {\n    "a": "]}{[,:"\n  }\n]'),
-        (b' {"\\u202e":"\\""}', '{\n  "\\u202e": "\\""\n}'),
-        (b"[" * 900 + b"]" * 900, None),
-        (b"[" * 200_000, None),
-        (b'{"a":1', None),
-        (b"7", None),
-        (b"[1]\xff", None),
-    ],
-)
-def test_json_is_laid_out(value: bytes, laid_out: str | None) -> None:
-    found = payload.as_json(value)
-    if laid_out is not None:
-        assert found is not None
-        assert found.text == laid_out
-        assert json.loads(found.text) == json.loads(value)
-    elif found is not None:
-        assert len(found.text) <= payload.TEXT_CHARACTERS_MAX
+LAID_OUT = [
+    (b"[]", "[]"),
+    (b'{"a":{},"b":[]}', '{\n  "a": {},\n  "b": []\n}'),
+    (b'[{"a":"]}{[,:"}]', '[\n  {\n    "a": "]}{[,:"\n  }\n]'),
+    (b' {"\\u202e":"\\"", "\\\\": -1.50e+3}\r\n', '{\n  "\\u202e": "\\"",\n  "\\\\": -1.50e+3\n}'),
+    ('["\u202e",\ttrue, null]'.encode(), '[\n  "\\u202e",\n  true,\n  null\n]'),
+]
+
+
+def test_json_is_laid_out(broker: BrokerProcess, api: Api, visit: Visit) -> None:
+    """Token by token: what is between brackets and strings stays as it is."""
+    api.send("laid", *(value for value, _ in LAID_OUT))
+    for offset, (value, laid_out) in enumerate(LAID_OUT):
+        page = visit(broker, f"/queue/laid?offset={offset}")
+        assert shown(page) == laid_out
+        if b"\xe2" not in value:
+            assert json.loads(laid_out) == json.loads(value)
+        page.close()
+
+
+def test_json_folds_by_click_and_by_key(broker: BrokerProcess, api: Api, visit: Visit) -> None:
+    api.send("folds", b'{"a": {"b": [1, 2, 3], "c": "<i>"}, "d": [{}]}')
+    page = visit(broker, "/queue/folds?offset=0")
+    whole = shown(page)
+    expect(page.locator(".ps-json-key")).to_have_text(['"a"', '"b"', '"c"', '"d"'])
+    expect(page.locator(".ps-json-number")).to_have_text(["1", "2", "3"])
+    expect(page.locator(".ps-json-text")).to_have_text('"<i>"')
+    page.get_by_role("button", name='Fold "b"').focus()
+    page.keyboard.press("Enter")
+    assert '"b": [ 3 items ],' in shown(page)
+    again = page.get_by_role("button", name='Unfold "b"')
+    expect(again).to_be_focused()
+    expect(again).to_have_attribute("aria-expanded", "false")
+    axe(page)
+    page.get_by_role("button", name="Fold all", exact=True).click()
+    assert shown(page) == '{\n  "a": { 2 fields },\n  "d": [ 1 item ]\n}'
+    page.get_by_role("button", name='Unfold "a"').click()
+    assert '"b": [ 3 items ],' in shown(page)
+    page.get_by_role("button", name="Unfold all").click()
+    assert shown(page) == whole
+    everybody(page)
+
+
+def test_a_megabyte_of_json_kills_no_page(broker: BrokerProcess, api: Api, visit: Visit) -> None:
+    """However wide, deep or long: few lines are drawn, and there is a way to the rest."""
+    wide = json.dumps({"rows": [{"id": at, "text": "x" * 20} for at in range(20_000)], "tail": 7}).encode()
+    deep = b"[" * 900 + b"1" + b"]" * 900
+    long = json.dumps({"text": "y" * 900_000, "tail": 7}).encode()
+    assert len(wide) > 900_000
+    api.send("megabyte", wide, deep, long, b"[" * 200_000)
+    page = visit(broker, "/queue/megabyte?offset=0")
+    assert shown(page) == '{\n  "rows": [ 20,000 items ],\n  "tail": 7\n}'
+    page.get_by_role("button", name='Unfold "rows"').click()
+    lines = page.locator(".ps-json > div")
+    expect(lines).to_have_count(500)
+    page.get_by_role("button", name="Show more lines").click()
+    expect(lines).to_have_count(1000)
+    axe(page)
+    page = visit(broker, "/queue/megabyte?offset=1")
+    expect(page.locator(".ps-json > div")).to_have_count(500)
+    page = visit(broker, "/queue/megabyte?offset=2")
+    assert len(shown(page)) < 5000
+    assert shown(page).endswith('"tail": 7\n}')
+    page.get_by_role("button", name="898,002 more characters").click()
+    until(lambda: len(shown(page)) > 900_000, "all of it")
+    page = visit(broker, "/queue/megabyte?offset=3")  # deeper than anybody reads: no JSON, and text
+    assert shown(page).startswith("[[[[")
+    assert page.get_by_role("button", name="JSON").count() == 0
+
+
+def test_copy_is_what_was_sent(broker: BrokerProcess, api: Api, visit: Visit) -> None:
+    for offset, value in enumerate((b'{"a":1.50,\r\n "a": "\xe2\x80\xae\\n"}', b"tab\tand \x1b bell\x07")):
+        api.send("copied", value)
+        page = visit(broker, f"/queue/copied?offset={offset}", alone=True)
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.get_by_role("button", name="Copy", exact=True).click()
+        expect(page.locator(".ps-toast")).to_contain_text(f"Copied {len(value)} B")
+        assert page.evaluate("navigator.clipboard.readText()") == value.decode()
+    api.send("copied", b"\xff")
+    page = visit(broker, "/queue/copied?offset=2")
+    assert shown(page)
+    assert page.get_by_role("button", name="Copy", exact=True).count() == 0
 
 
 # --- for everybody -----------------------------------------------------------------------------------

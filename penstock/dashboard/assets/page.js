@@ -97,7 +97,7 @@
   function refuse(event) {
     // What the browser does by itself goes on: tables, colours, links, signing out, closing a message.
     const it = event.target.closest?.(event.type === "submit" ? "form" : "button");
-    if (!it || window.socket?.connected || it.closest(".ps-live, .ps-header, .q-notification")) return;
+    if (!it || window.socket?.connected || it.closest(".ps-live, .ps-local, .ps-header, .q-notification")) return;
     event.preventDefault();
     event.stopImmediatePropagation();
     lost();

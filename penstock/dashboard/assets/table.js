@@ -35,6 +35,7 @@ export default {
           </select>
         </label>
         <p class="ps-live-count" role="status">{{ summary }}</p>
+        <slot name="bar"></slot>
       </div>
       <div v-if="total > 0 && matching > 0" class="ps-table-box">
         <table class="ps-table ps-live-table" role="table" :aria-label="caption" :aria-rowcount="matching">
