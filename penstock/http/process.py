@@ -24,7 +24,7 @@ from penstock.http.api.routes import all_routes
 from penstock.http.app import App, Door
 from penstock.http.bell import Bell
 from penstock.http.connection import BoundedProtocol
-from penstock.http.link import open_link
+from penstock.http.link import LinkLost, open_link
 from penstock.http.site import Site
 from penstock.http.tls_door import TlsDoor
 
@@ -50,7 +50,10 @@ Extend = Callable[[Site, App], Extension]
 async def serve(link_fd: int, listen_fd: int, bell_fd: int | None, extend: Extend | None) -> None:
     """Answer requests until the first process says stop, or is gone."""
     link = await open_link(link_fd)
-    hello = await link.hello
+    try:
+        hello = await link.hello
+    except LinkLost:  # It was only prepared, and is not wanted any more.
+        return
     start_logging(hello["log_level"], hello["log_format"])
     tls = _tls_files(hello)
     site = Site(link, hello)

@@ -8,6 +8,8 @@ In a cluster there is a bell beside the door: a socket by which the first proces
 end of a pair each, with the address of whoever is behind it at another front-end (`enter`). It is of this
 machine's two processes alone, so that nobody else can say who somebody is.
 
+    prepare  the process without its work: it has loaded all it needs, and looks at nothing until it is
+             told what for. A follower in a cluster has one, so that callers do not wait when it leads
     start    open the listening socket; then the process, which takes some tenths of a second
     watch    when it ends, say so and start it again, later each time it ends soon
     stop     tell it to finish what is open, wait for it, and end it where it does not
@@ -60,6 +62,7 @@ class SecondProcess:
         self._control: Control | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._wanted = asyncio.Event()
         self._stopping = asyncio.Event()
         self._stop_seconds = 0.0
 
@@ -124,8 +127,13 @@ class SecondProcess:
             theirs.close()
         return ours
 
+    def prepare(self) -> None:
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._watch())
+
     def start(self) -> None:
-        self._watching = asyncio.get_running_loop().create_task(self._watch())
+        self._wanted.set()
+        self.prepare()
 
     async def _watch(self) -> None:
         pause = PAUSE_SECONDS_MIN
@@ -180,10 +188,18 @@ class SecondProcess:
         # From here, and not by itself: its imports alone take half a second, just when the first messages go.
         with contextlib.suppress(ProcessLookupError):
             os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
-        loop = asyncio.get_running_loop()
+        if not await self._is_wanted(process):
+            ours.close()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            self._process = None
+            return await process.wait()
+        loop, users = asyncio.get_running_loop(), self._user_fields()
         _, self._control = await loop.create_connection(
             lambda: Control(self._server, self._hello(), self._link_lost), sock=ours
         )
+        if users != (users_now := self._user_fields()):  # They were read again behind its hello.
+            self._control.tell(users_now)
         if self._stopping.is_set():
             self._tell_to_stop()
         try:
@@ -192,6 +208,20 @@ class SecondProcess:
             self._process = None
             self._control.close()
             self._control = None
+
+    async def _is_wanted(self, process: asyncio.subprocess.Process) -> bool:
+        """Whether it is for something: before it has ended by itself, and before nobody wants it any more."""
+        if self._wanted.is_set():
+            return True
+        ends = [
+            asyncio.ensure_future(it) for it in (self._wanted.wait(), self._stopping.wait(), process.wait())
+        ]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+        return self._wanted.is_set() and not self._stopping.is_set() and process.returncode is None
 
     def _link_lost(self) -> None:
         # It sees the same end and leaves by itself; one that hangs must not keep the door closed.
@@ -210,6 +240,7 @@ class SecondProcess:
                     self._process.kill()
                 await self._watching
             self._watching = None
+        self._wanted.clear()
         self._stopping.clear()
 
     async def stop(self, seconds: float) -> None:

@@ -37,7 +37,7 @@ def test_a_stream_of_one_server_says_nothing_of_nodes() -> None:
 
 def test_the_picture_is_what_the_api_promises() -> None:
     findings = [Finding("version", Level.OK, "2.15.1"), Finding("sync", Level.WARN, "who knows", "ask")]
-    members = {"f1": {"warm": True}, "f3": {"version": "0.1.0"}}
+    members: dict[str, dict[str, object]] = {"f1": {"warm": True}, "f3": {"version": "0.1.0"}}
     picture = cluster_info(
         name="eu", own="f2", leader="f1", members=members, stream=STREAM, findings=findings
     )

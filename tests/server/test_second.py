@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.common.address import TcpAddress
 from penstock.server.second import NICENESS
 from tests.http.api import Api
 from tests.server.harness import WAIT_SECONDS, BrokerProcess
@@ -247,6 +248,49 @@ def test_it_may_be_told_to_rest_at_any_moment_of_its_start(tmp_path: Path, loop:
                 assert children(os.getpid()) == before
 
     run(loop, test())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_it_may_stand_by_until_it_is_wanted(tmp_path: Path, loop: str) -> None:
+    """It is there, and does nothing; it is started again where it ends; then it is the one that answers."""
+
+    async def test() -> None:
+        async with Inside.open(tmp_path, "--http 127.0.0.1:0") as server:
+            second = server.second
+            assert second is not None
+            await second.listen()
+            before = set(children(os.getpid()))  # a Java or a server of other tests
+
+            async def standing_by() -> int:
+                async with asyncio.timeout(WAIT_SECONDS):
+                    while not (new := set(children(os.getpid())) - before):
+                        await asyncio.sleep(0.01)
+                return new.pop()
+
+            second.prepare()
+            await standing_by()
+            await second.rest(WAIT_SECONDS)  # Nobody wants it.
+            assert set(children(os.getpid())) == before
+
+            second.prepare()
+            first = await standing_by()
+            os.kill(first, signal.SIGKILL)
+            async with asyncio.timeout(WAIT_SECONDS):
+                while (pid := await standing_by()) == first:
+                    await asyncio.sleep(0.01)
+            second.start()
+            address = second.address
+            assert isinstance(address, TcpAddress)
+            assert await asyncio.to_thread(_health, address.port) == {"status": "ok"}
+            assert set(children(os.getpid())) - before == {pid}
+            await second.rest(WAIT_SECONDS)
+
+    run(loop, test())
+
+
+def _health(port: int) -> object:
+    with Api(port) as api:
+        return api.get("/healthz")
 
 
 def test_a_caller_that_waited_when_it_ended_takes_nothing(tmp_path: Path) -> None:
