@@ -4,7 +4,8 @@ A front-end has listeners, connections and sessions as every server has; this is
 words go depends on who leads (`log/jetstream/lease.py`):
 
     following   to the leader, over the relay (`remote_broker.py`); HTTP too, byte by byte (`pipe.py`).
-                Meanwhile the local copy of the log is kept up with the stream: taking over is quick.
+                Meanwhile the local copy of the log is kept up with the stream, and the process of the HTTP
+                API stands by: taking over is quick.
     leading     to a broker in this process, on the log (`log/jetstream/stream_log.py`); other front-ends come
                 to the relay (`host.py`). The HTTP API has its process, as on one machine.
     unsure      as leading, and nothing is handed out: somebody else may be about to lead.
@@ -15,8 +16,8 @@ not known here, so that all clients are disconnected, and come again.
 
 Rules that always hold:
   * One change at a time. What a change was for may be over when it ends: it is looked at again then.
-  * A log that has failed is let go of, and its local copy is thrown away. Whether this front-end leads
-    again is for the lease to say.
+  * A log that has failed is let go of, and its local copy falls back to what the stream has, too. Whether
+    this front-end leads again is for the lease to say.
 
 How it fails: a cluster that cannot be used is told at the start, before anything listens (`checks.py`).
 Later, a cluster that does not answer is waited for. A local disk that fails ends the front-end.
@@ -337,6 +338,8 @@ class Front(Backend):
             self._keeping.add_done_callback(self._steered)
         if self._pipe is None and self._second is not None:
             self._pipe = HttpPipe(self._second.second_door(), self._member, self._leader_link)
+        if self._second is not None:
+            self._second.prepare()
         leader = self._leader_link()
         if leader is not None and claim.leader != self._member:
             self._remote.connect(leader)
@@ -508,6 +511,7 @@ class Front(Backend):
                 self._stream = await self._asked(self._nats.api.stream(self._names.stream))
             except JetStreamTrouble as error:
                 log.debug("nobody tells how the nodes are: %s", error)
+            await asyncio.to_thread(self._replica.keep)
             await asyncio.sleep(LOOK_SECONDS)
 
     # --- for people ------------------------------------------------------------------------------

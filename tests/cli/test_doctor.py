@@ -309,7 +309,7 @@ CLUSTER = cluster_info(
     name="eu",
     own="f1",
     leader="f1",
-    members=["f2"],
+    members={"f2": {}},
     stream=None,
     findings=[checks.Finding("sync", checks.Level.WARN, "who knows", "ask")],
 )

@@ -61,6 +61,12 @@ def completed(nats: LinkThread, names: LogNames, folder: Path) -> Replica:
     return replica
 
 
+def without_late(copied: dict[str, bytes], there: dict[str, bytes]) -> dict[str, bytes]:
+    """What is removed from a snapshot on waits for the next one before the stream is told."""
+    late = {name for name in copied.keys() - there.keys() if name.startswith("snapshot-")}
+    return {name: copied[name] for name in copied.keys() - late}
+
+
 # --- the same bytes ----------------------------------------------------------------------------------
 
 
@@ -82,10 +88,7 @@ def test_a_copy_has_the_bytes_of_the_leader(nats: LinkThread, tmp_path: Path, se
     fresh = completed(nats, log.names, tmp_path / "fresh")
     there = log.files()
     for replica in (follower, fresh):
-        copied = files_in(replica.path)
-        # What is removed from a snapshot on waits for the next one before the stream is told.
-        late = {name for name in copied.keys() - there.keys() if name.startswith("snapshot-")}
-        assert {name: copied[name] for name in copied.keys() - late} == there, f"seed {seed}"
+        assert without_late(files_in(replica.path), there) == there, f"seed {seed}"
         assert replica.reports == []
         assert replica.unfinished() == []
     removed = seen - there.keys()
@@ -232,6 +235,91 @@ def test_a_folder_is_wiped_after_a_kill(nats: LinkThread, tmp_path: Path) -> Non
     found = set(again.served())
     assert found <= log.living
     assert len(log.living - found) <= 5
+    assert not again.engine.damage
+    again.led.abandon()
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + 4))
+@pytest.mark.parametrize("leads", [False, True])
+@pytest.mark.parametrize("how", ["killed", "overtaken"])
+def test_segments_that_were_finished_are_kept(
+    nats: LinkThread, tmp_path: Path, seed: int, leads: bool, how: str
+) -> None:
+    """By who was killed, and by who led and was overtaken. What it has then is what the stream has."""
+    log = TestLog(nats, new_log(nats), tmp_path / "leader", seed=seed)
+    log.open()
+    one = log if leads else log.again(tmp_path / "follower")
+    if not leads:
+        nats.ask(one.replica.begin())
+    for _ in range(8):
+        log.work(10)
+        if not leads:
+            nats.ask(one.replica.catch_up())
+        if log.rng.random() < 0.6:
+            one.replica.keep()
+            noted = _noted(one)
+    assert noted
+    log.kill()
+    # Whatever else is in the folder is not the stream's, or half written.
+    for name in ("00000000000000999999.seg", f"snapshot-{9:020}", name_of_newest(one)):
+        with open(os.path.join(one.replica.path, name), "ab") as file:
+            file.write(b"never stored")
+    other = log.again(tmp_path / "other")
+    other.open()
+    other.work(12)
+    if how == "overtaken":
+        one.replica.fall_back()
+    else:
+        one = other.again(one.folder)
+        nats.ask(one.replica.begin())
+    assert 0 < one.replica.applied < last_seq(nats, log.names)
+    assert set(one.files()) <= set(noted)
+    nats.ask(one.replica.catch_up())
+    nats.ask(one.replica.drop_removed())
+    assert one.replica.reports == []
+    assert without_late(one.files(), other.files()) == other.files()
+    other.kill()
+    heir = other.again(one.folder)
+    heir.replica = one.replica
+    heir.lead()
+    assert sorted(heir.served()) == sorted(other.living)
+    assert not heir.engine.damage
+    heir.led.abandon()
+
+
+def _noted(log: TestLog) -> list[str]:
+    note = log.folder / "kept"
+    return list(json.loads(note.read_text())[2]) if note.exists() else []
+
+
+def name_of_newest(log: TestLog) -> str:
+    return max(name for name in log.files() if name.endswith(".seg") and name.count(".") == 1)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda folder, name: (folder / "kept").write_text("{"),
+        lambda folder, name: (folder / "kept").write_text('["", 1, {}, {}]'),
+        lambda folder, name: (folder / "log" / name).write_bytes(b"short"),
+        lambda folder, name: (folder / "log" / name).unlink(),
+        lambda folder, name: (folder / "records" / name).write_bytes(b""),
+        lambda folder, name: (folder / "records" / name).unlink(),
+    ],
+)
+def test_what_is_not_as_it_was_noted_is_read_again(
+    nats: LinkThread, tmp_path: Path, spoil: Callable[[Path, str], object]
+) -> None:
+    log = TestLog(nats, new_log(nats), tmp_path / "leader", seed=SEED)
+    log.open()
+    log.work(60)
+    log.replica.keep()
+    noted = _noted(log)
+    log.kill()
+    spoil(log.folder, noted[0])
+    again = log.again(log.folder)
+    again.open()
+    assert sorted(again.served()) == sorted(log.living)
     assert not again.engine.damage
     again.led.abandon()
 

@@ -7,6 +7,8 @@ when it cannot be trusted.
     FOLDER/log/        the log's files
     FOLDER/records/    for every segment, which record of the stream has which of its bytes
     FOLDER/replica     up to which record all of this goes; there after a clean stop only
+    FOLDER/kept        the segments that nobody writes to any more, and behind which record all is to be read
+                       again: for who was killed, or has led and was overtaken
 
 Rules that always hold:
   * Records are applied in the order of the stream; a write of several records when the last of them is there.
@@ -28,9 +30,8 @@ it goes on where it was. `LogInUse` when a broker leads from this folder at this
 import json
 import logging
 import os
-import shutil
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -45,6 +46,7 @@ from penstock.log.segments import parse_segment_name
 LOG: Final = "log"
 RECORDS: Final = "records"
 _STATE: Final = "replica"
+_KEPT: Final = "kept"
 _PART: Final = ".tmp"  # what the log's recovery removes as unfinished
 READ_MESSAGES: Final = 500
 READ_BYTES: Final = 8 << 20
@@ -111,6 +113,8 @@ class Replica:
         self._open: dict[str, list[tuple[int, Record]]] = {}  # by file: a write that is not whole yet
         self._suspects: set[str] = set()  # files in which something is damaged, or missing
         self._nothing_from = 0  # from this record on, nothing came when the stream said that it had more
+        self._is_partial = False  # files are missing whose records are all before `applied`
+        self._kept: _Note | None = None  # as it was written down last
         self.records: dict[str, int] = {}  # by file: how many it has; kept by whoever leads, too
         self.index: RecordIndex
 
@@ -128,12 +132,65 @@ class Replica:
             self.records = known.records
             self.index = RecordIndex(os.path.join(self._folder, RECORDS))
             return
-        self.wipe()
         if known is not None and known.applied > last:
+            self.wipe()
             self._report(
                 f"stream {self._names.stream} ends with record {last}, and had record {known.applied} when "
                 f"this broker was stopped: its nodes have lost what is between"
             )
+            return
+        self.fall_back(last)
+
+    def fall_back(self, last: int | None = None) -> None:
+        """Of a folder that may have what the stream does not, those segments are good that were written down
+        as finished; from there on all is read again. `last`: that record is the stream's last one."""
+        note = self._read_note(_KEPT)
+        self._kept = None
+        sizes = self._sizes()
+        good = (
+            {name for name in note.records if _is_as_noted(name, note, sizes)} if note is not None else set()
+        )
+        if note is None or not good or (last is not None and note.applied > last):
+            self.wipe()
+            return
+        self._clear(good)
+        self.applied = note.applied
+        self.records = {name: note.records[name] for name in good}
+        self._is_partial = True
+        log.info("of the copy of the log in %s, %d segments are used again", self._folder, len(good))
+
+    def keep(self) -> None:
+        """Write down the segments that nobody writes to any more, if there are others than before. From any
+        thread, also while this broker leads: what is stored of the one that is written to was stored behind
+        all of theirs."""
+        if not hasattr(self, "index"):
+            return
+        found = {it: parsed for it in self._shared_names() if (parsed := parse_segment_name(it)) is not None}
+        newest = max(found, key=found.__getitem__, default="")
+        first = self.index.read(newest)[1:2] if newest else None
+        if not first:
+            return
+        applied = first[0] - 1
+        records = dict(self.records)
+        done = {
+            name
+            for name in found
+            if name in records and max(self.index.read(name)[1::2], default=applied + 1) <= applied
+        }
+        kept = {name: records[name] for name in done - self._suspects}
+        if self._kept is not None and (applied, kept) == (self._kept.applied, self._kept.records):
+            return
+        paths = [os.path.join(part, name) for part in (LOG, RECORDS) for name in sorted(kept)]
+        known = self._kept.sizes if self._kept is not None else {}
+        try:
+            for path in (*(it for it in paths if it not in known), LOG, RECORDS):
+                _sync(os.path.join(self._folder, path))
+            sizes = {path: os.stat(os.path.join(self._folder, path)).st_size for path in paths}
+            self._write_note(_KEPT, note := _Note(self._born, applied, kept, sizes))
+        except OSError as error:  # A file may have gone meanwhile; the next time tells.
+            log.debug("what is kept of the copy of the log was not written down: %s", error)
+        else:
+            self._kept = note
 
     def _check_free(self) -> None:
         """Somebody who leads from this folder would lose its files under its feet."""
@@ -143,15 +200,19 @@ class Replica:
 
     def _read_state(self) -> _Note | None:
         """How the folder was left. The note is used once: the files change from now on."""
-        path = os.path.join(self._folder, _STATE)
+        note = self._read_note(_STATE)
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(self._folder, _STATE))
+            _sync(self._folder)
+        return note
+
+    def _read_note(self, name: str) -> _Note | None:
         try:
-            with open(path) as file:
+            with open(os.path.join(self._folder, name)) as file:
                 note = _Note(*json.load(file))
+            return note if note.stream == self._born and isinstance(note.applied, int) else None
         except (FileNotFoundError, ValueError, TypeError):
             return None
-        os.unlink(path)
-        _sync(self._folder)
-        return note if note.stream == self._born else None
 
     def _sizes(self) -> dict[str, int]:
         """Of all files that belong to the copy. Somebody may have deleted some, and left the others."""
@@ -166,13 +227,17 @@ class Replica:
     def wipe(self) -> None:
         """Forget everything: the next time, all of it is read again. What an earlier version has staged is no
         copy, and stays: whoever leads from here takes it over."""
-        shutil.rmtree(os.path.join(self._folder, RECORDS), ignore_errors=True)
+        for note in (_STATE, _KEPT):
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(self._folder, note))
+        self._clear(set())
+
+    def _clear(self, kept: set[str]) -> None:
         make_folder(self.path)
-        for name in set(os.listdir(self.path)) - {STAGES}:
-            with suppress(OSError):
-                os.unlink(os.path.join(self.path, name))
-        with suppress(FileNotFoundError):
-            os.unlink(os.path.join(self._folder, _STATE))
+        for folder in (self.path, os.path.join(self._folder, RECORDS)):
+            for name in set(os.listdir(folder)) - kept - {STAGES} if os.path.isdir(folder) else ():
+                with suppress(OSError):
+                    os.unlink(os.path.join(folder, name))
         self.index = RecordIndex(os.path.join(self._folder, RECORDS))
         self.applied = 0
         self.reports = []
@@ -180,6 +245,7 @@ class Replica:
         self._open = {}
         self._suspects = set()
         self._nothing_from = 0
+        self._is_partial = False
 
     def leave(self, applied: int) -> None:
         """The files hold everything up to that record, and nothing else: they can be used the next time.
@@ -199,11 +265,14 @@ class Replica:
         sizes = self._sizes()
         for name in (*sizes, LOG, RECORDS):
             _sync(os.path.join(self._folder, name))
-        temporary = os.path.join(self._folder, _STATE + ".new")
+        self._write_note(_STATE, _Note(self._born, applied, self.records, sizes))
+
+    def _write_note(self, name: str, note: _Note) -> None:
+        temporary = os.path.join(self._folder, name + ".new")
         with open(temporary, "w", opener=open_private) as file:
-            json.dump(_Note(self._born, applied, self.records, sizes), file)
+            json.dump(note, file)
         _sync(temporary)
-        os.rename(temporary, os.path.join(self._folder, _STATE))
+        os.rename(temporary, os.path.join(self._folder, name))
         _sync(self._folder)
 
     # --- keeping up ------------------------------------------------------------------------------
@@ -223,6 +292,11 @@ class Replica:
             if not found:
                 self._nothing_from = self.applied + 1
                 self.applied = last
+        if self._is_partial:
+            for name, count in sorted((await self._counts()).items()):
+                if name not in self.records:
+                    await self._read_anew(name, count)
+            self._is_partial = False
         return self.applied
 
     async def _read(self, seq: int, only: str = "") -> list[Stored]:
@@ -433,6 +507,11 @@ class Replica:
         watermark = Watermark(os.path.join(self.path, WATERMARK), writable=True)
         watermark.set(max(ends, default=0))
         watermark.close()
+
+
+def _is_as_noted(name: str, note: _Note, sizes: Mapping[str, int]) -> bool:
+    paths = (os.path.join(LOG, name), os.path.join(RECORDS, name))
+    return all(path in sizes and sizes[path] == note.sizes.get(path) for path in paths)
 
 
 def _record_of(name: str, payload: bytes) -> Record:

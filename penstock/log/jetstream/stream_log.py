@@ -62,10 +62,10 @@ class StreamLog:
             patience.join()
 
     def abandon(self) -> None:
-        """Write nothing more. The folder may hold what the stream does not, so it is emptied."""
+        """Write nothing more. The folder may have what the stream does not: what both have is kept."""
         self.appender.stop()
         self.log.abandon()
-        self.replica.wipe()
+        self.replica.fall_back()
 
 
 async def make_streams(nats: LinkThread, names: LogNames, replicas: int) -> None:
