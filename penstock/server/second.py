@@ -179,16 +179,11 @@ class SecondProcess:
             raise
         finally:
             theirs.close()
-        if self._stopping.is_set():  # What it would ask for, this process may not have any more.
-            ours.close()
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            return await process.wait()
         self._process = process
         # From here, and not by itself: its imports alone take half a second, just when the first messages go.
         with contextlib.suppress(ProcessLookupError):
             os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
-        if not await self._is_wanted(process):
+        if not await self._is_wanted(process):  # What it would ask for, this process may not have any more.
             ours.close()
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -211,8 +206,8 @@ class SecondProcess:
 
     async def _is_wanted(self, process: asyncio.subprocess.Process) -> bool:
         """Whether it is for something: before it has ended by itself, and before nobody wants it any more."""
-        if self._wanted.is_set():
-            return True
+        if self._wanted.is_set() or self._stopping.is_set():
+            return not self._stopping.is_set()
         ends = [
             asyncio.ensure_future(it) for it in (self._wanted.wait(), self._stopping.wait(), process.wait())
         ]
