@@ -26,7 +26,7 @@ is normal, because a cancelled consumer may still settle what it holds.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from enum import Enum
 from itertools import islice
 from typing import Final, Generic, TypeVar
@@ -306,6 +306,10 @@ class Consumers(Generic[Key]):
             ring.move_to_end(members[cup].key)
         shares.extend((member.key, count) for member, count in zip(members, counts, strict=True))
         return 0 if cups else available
+
+    def everybody(self) -> Iterator[Key]:
+        """All of them, in order of arrival."""
+        return iter(self._members)
 
     def broadcast_targets(self) -> list[Key]:
         """All who are active, busy, idle or blocked, in order of arrival: a broadcast waits for nobody."""

@@ -40,6 +40,7 @@ class HandOut:
         self._stirred: dict[Door, None] = {}
         self._starved: dict[Attached, None] = {}  # at some door, without being blocked
         self._consumers_changed: dict[str, None] = {}  # queues that somebody has begun or ceased to consume
+        self.blocked: dict[Attached, None] = {}  # their buffers are full
         self.draining = False
 
     # --- demand ----------------------------------------------------------------------------------
@@ -101,6 +102,7 @@ class HandOut:
     def forget(self, attached: Attached) -> None:
         """It is gone."""
         self._starved.pop(attached, None)
+        self.blocked.pop(attached, None)
         self.leave_all(attached)
 
     def _note_consumers(self, queue: str) -> None:
@@ -117,6 +119,11 @@ class HandOut:
     # --- room ------------------------------------------------------------------------------------
 
     def block(self, attached: Attached, blocked: bool) -> None:
+        if blocked and not attached.blocked:
+            attached.blockings += 1
+            self.blocked[attached] = None
+        elif not blocked:
+            self.blocked.pop(attached, None)
         attached.blocked = blocked
         for door in attached.doors.values():
             door.consumers.block(attached.port, blocked)

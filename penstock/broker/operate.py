@@ -17,10 +17,14 @@ stages while the log does not take those that came before.
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from heapq import nlargest
+from itertools import chain, islice
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from penstock.broker.broker import Broker
 from penstock.broker.doors import Pace
+from penstock.broker.ports import Attached
 from penstock.errors import PenstockError
 from penstock.log.errors import LogRefused
 from penstock.log.info import QueueInfo, ReaderInfo
@@ -39,6 +43,12 @@ MESSAGES_A_STEP: Final = 10_000
 """How many messages one step of a purge takes where somebody waits for answers: each may be a request."""
 
 READER_QUEUES_MAX: Final = 1000
+
+HOLDERS_LOOKED_AT: Final = 1000
+HOLDERS_MAX: Final = 5
+"""So many of those who hold messages of a queue are named."""
+
+BLOCKED_MAX: Final = 100
 
 STAGES_BYTES_WAITING: Final = 64 << 20
 """With so much of stages in memory, no more come in. Callers ask for less, unless some have given up waiting
@@ -61,6 +71,7 @@ class QueueRow(NamedTuple):
     info: QueueInfo
     consumers: int  # of its messages and of its dead letters
     counts: dict[tuple[Event, Reason], int]
+    bytes_max: int  # max-bytes of its policy; 0: no bound
 
     @property
     def delivered(self) -> int:
@@ -270,8 +281,30 @@ class Operator:
 
     def row(self, queue: str) -> QueueRow:
         return QueueRow(
-            self._log.describe(queue), self._broker.doors.consumer_count(queue), self._log.counts(queue)
+            self._log.describe(queue),
+            self._broker.doors.consumer_count(queue),
+            self._log.counts(queue),
+            self._log.policies.for_queue(queue).max_bytes,
         )
+
+    def holders(self, queue: str) -> list[tuple[str, int]]:
+        """Who holds messages of a queue, by name, and how many: those with the most."""
+        doors = self._broker.doors.by_queue.get(queue)
+        consumers = doors.living.consumers.everybody() if doors is not None else ()
+        attached = self._broker.ports.attached
+        # Callers over HTTP consume while they wait for messages, and hold them after that.
+        ports = chain(consumers, self._broker.taking.takers)
+        found = dict.fromkeys(islice(ports, HOLDERS_LOOKED_AT))
+        holding = [(port.name, attached[port].holds.get((queue, False), 0)) for port in found]
+        return nlargest(HOLDERS_MAX, [it for it in holding if it[1]], key=itemgetter(1))
+
+    def blocked(self) -> list[Attached]:
+        """Consumers that do not read what they get: the first of them."""
+        return list(islice((it for it in self._broker.hand_out.blocked if it.doors), BLOCKED_MAX))
+
+    def waited_for(self) -> list[str]:
+        """Queues that senders wait for room in."""
+        return list(islice((it for it in self._broker.publishing.full if it), BLOCKED_MAX))
 
     def changed_rows(self, count: int, *, every: bool = False) -> tuple[list[QueueRow], bool]:
         """Rows of queues that have changed since the last round, in parts; whether this one has more.

@@ -47,6 +47,7 @@ class Attached:
         "asked",
         "asked_numbers",
         "blocked",
+        "blockings",
         "closing",
         "delivered",
         "doors",
@@ -79,6 +80,7 @@ class Attached:
         self.speaking = False  # its commands are being handled
         self.closing = False
         self.blocked = False  # its buffer is full
+        self.blockings = 0  # how often that has begun
         self.idle = False  # its peer does not answer
         self.starved: dict[Door, None] = {}  # there it had no room when it was its turn
 

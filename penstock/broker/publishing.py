@@ -11,7 +11,7 @@ Rules that always hold:
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Final
 
 from penstock.broker.doors import Doors
@@ -167,6 +167,11 @@ class Publishing:
             room = "on the disk" if self.waits_for_disk else f"in queue {command.queue!r}"
             attached.port.log(f"undelivered: there was no room {room} for {seconds} s", len(command.batch))
             attached.port.undelivered(command.tickets)
+
+    @property
+    def full(self) -> Set[str]:
+        """Queues that senders wait for room in; EVERY_QUEUE: on the disk."""
+        return self._full
 
     @property
     def waits_for_disk(self) -> bool:

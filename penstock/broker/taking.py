@@ -13,7 +13,7 @@ Rules that always hold:
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -162,6 +162,11 @@ class Taking:
         self._ending: dict[Taker, None] = {}  # their leases are being ended
         self._leases_over = False  # some may be, and are not ended yet
         self._swept_us = 0
+
+    @property
+    def takers(self) -> Collection[Taker]:
+        """Every caller that there is."""
+        return self._takers.values()
 
     @property
     def is_holding(self) -> bool:

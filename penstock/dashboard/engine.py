@@ -10,8 +10,9 @@ from penstock.dashboard.alerts import Alert, Alerts
 from penstock.dashboard.cluster import ClusterPanel, cluster_alerts
 from penstock.dashboard.feed import Health, Tick
 from penstock.dashboard.layout import badge, fact, facts, panel, style, tag
+from penstock.dashboard.pages import reader_href
 from penstock.dashboard.poll import Poll, watch
-from penstock.dashboard.readers import READERS, holds, is_capped, lag_of, reader_href
+from penstock.dashboard.readers import READERS, holds, is_capped, lag_of
 from penstock.dashboard.syncs import SyncPanel, SyncTrail
 from penstock.dashboard.tile import Tiles
 from penstock.dashboard.view import View

@@ -9,8 +9,9 @@ import importlib.util
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-from urllib.parse import quote, urlencode
 
+from penstock.http.hrefs import queue_href as queue_href
+from penstock.http.hrefs import reader_href as reader_href
 from penstock.model.rights import Right
 
 if TYPE_CHECKING:
@@ -50,13 +51,3 @@ PAGES: Final = (
     Page("/engine", "Engine", "penstock.dashboard.engine"),
     Page("/audit", "Audit", "penstock.dashboard.audit", right=Right.ADMIN),
 )
-
-
-def queue_href(queue: str, **query: object) -> str:
-    """The address of a queue's page, or of a part of it. A value of None is left out of the query."""
-    words = {name: value for name, value in query.items() if value is not None}
-    path = f"/queue/{quote(queue, safe='')}"
-    # A browser takes "." and ".." out of a path, however they are written.
-    if queue in (".", ".."):
-        path, words = "/queue/", {"name": queue, **words}
-    return f"{path}?{urlencode(words)}" if words else path

@@ -5,12 +5,13 @@ that is furthest behind when the page is opened.
 """
 
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from penstock.common import units
 from penstock.control.frames import Fields
 from penstock.dashboard.alerts import Alert, Alerts
 from penstock.dashboard.layout import style, tag
+from penstock.dashboard.pages import reader_href
 from penstock.dashboard.poll import Poll, Trail, watch
 from penstock.dashboard.reader import ReaderPanel
 from penstock.dashboard.table import Column, LiveTable, Row
@@ -69,11 +70,6 @@ def is_capped(reader: Fields) -> bool:
 def holds(reader: Fields) -> bool:
     """Whether anything is kept for it."""
     return bool(reader["lease_seconds_left"])
-
-
-def reader_href(name: str) -> str:
-    """The address of this page with one reader below."""
-    return f"/readers?{urlencode({'reader': name})}#reader"
 
 
 async def build(view: View) -> None:

@@ -11,6 +11,7 @@ from penstock.http.link import Link
 from penstock.http.reading.pool import ReaderPool
 from penstock.http.scrubbing import Scrubber
 from penstock.http.stages.stages import Stages
+from penstock.http.watching.health import Health
 from penstock.http.watching.mirror import Mirror
 from penstock.http.watching.rates import Rates
 
@@ -34,6 +35,7 @@ class Site:
         self.readers = ReaderPool(self.data)
         self.mirror = Mirror(link)
         self.rates = Rates()
+        self.health = Health(link, self.mirror, hello["health_seconds"])
         self.scrubber = Scrubber(self.data, link)
         self.stages = Stages(self.data, link)
         self.requests: Counter[tuple[str, str, str]] = Counter()  # answered: method, route, class of status
@@ -58,11 +60,13 @@ class Site:
     async def start(self) -> None:
         """Begin what runs beside the requests."""
         self.mirror.start()
+        self.health.start()
         await self.stages.start()
         self.scrubber.start()
 
     async def close(self) -> None:
         await self.auditing.close()
+        await self.health.stop()
         await self.mirror.stop()
         self.scrubber.stop()
         await self.stages.stop()

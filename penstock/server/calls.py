@@ -8,6 +8,7 @@
     hold_reader, release_reader, readers   who reads the log, and holds retention
     connections, connection, end           who is connected
     engine, health                         the broker itself
+    attention                              who does not read, who holds, who waits for room
 
 A handler gets the fields and bytes of a frame (see `control/frames.py`) and an `answer` to call once,
 now or later: `answer(fields, *buffers)`, or `answer.refuse(kind, detail)`. What it raises is refused by
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import cache
+from itertools import islice
 from typing import Final, Protocol, cast
 
 from penstock import __version__
@@ -382,7 +384,13 @@ def _row(row: QueueRow) -> Fields:
     counts = {_event_label(*what): count for what, count in row.counts.items()}
     # `asdict` would take longer than all the rest.
     shown = {name: getattr(info, name) for name in _INFO_FIELDS}
-    return {**shown, "consumers": row.consumers, "delivered": row.delivered, "counts": counts}
+    return {
+        **shown,
+        "consumers": row.consumers,
+        "delivered": row.delivered,
+        "counts": counts,
+        "bytes_max": row.bytes_max,
+    }
 
 
 @cache
@@ -748,6 +756,25 @@ def _health(context: Context, fields: Fields, body: memoryview, answer: Answer) 
     answer({"ready": not reason, "reason": reason, "cluster": info.cluster, "warnings": warnings})
 
 
+def _attention(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    """What the rows of queues do not tell; who holds messages is told of the queues that are asked for."""
+    operator = context.operator
+    answer(
+        {
+            "blocked": [
+                {
+                    "name": it.port.name,
+                    "blockings": it.blockings,
+                    "queues": [queue for queue, _ in islice(it.doors, CONSUMES_MAX)],
+                }
+                for it in operator.blocked()
+            ],
+            "holders": {queue: operator.holders(queue) for queue in fields["queues"][:ROWS_MAX]},
+            "waited_for": operator.waited_for(),
+        }
+    )
+
+
 CALLS: Final[dict[str, Handler]] = {
     "take": _take,
     "untake": _untake,
@@ -776,5 +803,6 @@ CALLS: Final[dict[str, Handler]] = {
     "engine": _engine,
     "rot": _rot,
     "health": _health,
+    "attention": _attention,
 }
 """Every call by its name."""

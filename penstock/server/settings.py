@@ -140,6 +140,7 @@ class HttpSettings:
     bodies_bytes_max: int = 256 << 20  # of all requests together
     connections_max: int = 1000
     metrics_queues_max: int = 1000
+    health_seconds: int = 120
     lease_seconds_max: int = 3600
     readers_max: int = 1000
     place: str = field(default="", compare=False)  # the file that says what only a file can say
@@ -395,6 +396,12 @@ TABLE: Final[tuple[Setting, ...]] = (
         "metrics-queues-max",
         Whole(0, 1_000_000),
         "queues with metrics of their own; those of the others are added up",
+    ),
+    _of(
+        "http",
+        "health-seconds",
+        Whole(1, 86_400),
+        "how long a queue may stand still before that is told; all times of docs/health.md go by it",
     ),
     _of(
         "http",

@@ -393,6 +393,7 @@ def test_rows_have_everything_and_come_when_they_change(caller: Caller) -> None:
             "consumers": 1,
             "delivered": 3,
             "counts": {"accepted": 3, "held": 3, "acked": 1, "dead:rejected": 1},
+            "bytes_max": 0,
         }
     ]
     assert caller.ask("queues", {"all": False})["queues"] == []

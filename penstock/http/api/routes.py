@@ -8,6 +8,7 @@ from penstock.http.api import (
     audit,
     broker,
     connections,
+    health,
     log,
     messages,
     offsets,
@@ -36,7 +37,7 @@ _PARTS: Final = {
     "readers": (readers,),
     "connections": (connections,),
     "transactions": (transactions,),
-    "broker": (broker, audit),
+    "broker": (broker, health, audit),
 }
 """By their tags in the document."""
 
