@@ -4,8 +4,9 @@
 its command runs (or when its help is wanted), so that `penstock --version` stays quick however much the
 commands need. A command module exposes what `Command` describes.
 
-Exit codes: 0 done, 1 failed, 2 misuse (argparse's own code too), and 128 + n where a signal was the reason,
-as shells count: 130 interrupted, 141 the reader of our output went away. A `PenstockError` is for the user
+Exit codes: 0 done, 1 failed, 2 misuse (argparse's own code too), from 3 on what a command has of its own
+(`health`), and 128 + n where a signal was the reason, as shells count: 130 interrupted, 141 the reader of our
+output went away. A `PenstockError` is for the user
 and becomes one line on standard error (`Misuse` with its own exit code); any other exception is a fault of
 ours and keeps its traceback.
 """
@@ -41,6 +42,7 @@ COMMANDS: Mapping[str, str] = {
     "delete": "penstock.cli.delete",
     "dead": "penstock.cli.dead",
     "redrive": "penstock.cli.redrive",
+    "health": "penstock.cli.health",
     "top": "penstock.top.command",
     "report": "penstock.cli.report",
     "verify": "penstock.cli.verify",
