@@ -47,7 +47,7 @@ API_PATHS: Final = frozenset({"v1", "metrics", "healthz", "readyz", "openapi.jso
 """First segments of paths that are the API's, whoever asks."""
 
 FILE_PATHS: Final = frozenset({"_penstock", "favicon.ico"})
-OWN_PATHS: Final = FILE_PATHS | {"_nicegui", "_nicegui_ws", "sign-in", "sign-out"}
+OWN_PATHS: Final = FILE_PATHS | {"_nicegui", "_nicegui_ws", "sign-in", "sign-out", "export"}
 """First segments of paths that are the dashboard's, whatever is accepted."""
 
 ICON_PATH: Final = "/favicon.ico"

@@ -46,6 +46,7 @@ class Page:
 PAGES: Final = (
     Page("/", "Queues", "penstock.dashboard.overview"),
     Page("/queue/{queue:path}", "Queue", "penstock.dashboard.queue", in_navigation=False),
+    Page("/search", "Search", "penstock.dashboard.search"),
     Page("/connections", "Connections", "penstock.dashboard.connections"),
     Page("/readers", "Readers", "penstock.dashboard.readers"),
     Page("/engine", "Engine", "penstock.dashboard.engine"),

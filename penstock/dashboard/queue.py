@@ -2,6 +2,7 @@
 
     overview    charts over time, who consumes it, its settings     `queue_overview`
     messages    a page of messages, by state or from an offset on   `queue_messages`
+                or those that a search finds                        `finding`
     dead        dead letters by reason, dry run, redrive            `queue_letters`
     a message   with its payload and its way through life           `message`
 
@@ -21,6 +22,7 @@ from penstock.control.frames import Fields
 from penstock.dashboard import message, queue_letters, queue_messages, queue_overview
 from penstock.dashboard.caller import ApiError, queue_path
 from penstock.dashboard.feed import Tick
+from penstock.dashboard.finding import Finder
 from penstock.dashboard.layout import badge, button, confirm, style, tag
 from penstock.dashboard.pages import queue_href
 from penstock.dashboard.queue_blocks import crumbs, whole
@@ -30,9 +32,28 @@ from penstock.model.rights import Right
 
 Part = Callable[[View, Fields], Awaitable[None]]
 
+
+async def _messages(view: View, row: Fields) -> None:
+    """Go along the messages, or search them: whichever the address asks for."""
+    asked, queue = view.request.query_params, row["name"]
+    searches = "newest" in asked or "find" in asked
+    with tag("nav", classes="ps-choice ps-ways-in", aria_label="Ways to messages"):
+        for text, chosen, href in (
+            ("Browse", not searches, queue_href(queue, part="messages")),
+            ("Search", searches, queue_href(queue, part="messages", find="true")),
+        ):
+            link = tag("a", text, href=href)
+            if chosen:
+                link.props["aria-current"] = "page"
+    if searches:
+        Finder(view, queue)
+    else:
+        await queue_messages.build(view, row)
+
+
 PARTS: Final[Mapping[str, tuple[str, Part]]] = {
     "": ("Overview", queue_overview.build),
-    "messages": ("Messages", queue_messages.build),
+    "messages": ("Messages", _messages),
     "dead": ("Dead letters", queue_letters.build),
 }
 

@@ -6,7 +6,7 @@ Rules that always hold:
   * State and offset are in the address.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -55,6 +55,11 @@ COLUMNS: Final = (
 
 def message_row(queue: str, message: Mapping[str, Any]) -> Row:
     """A message of the API as a row of a table, the oldest first."""
+    base64 = message["value_base64"]
+    return row_of(queue, message, payload.preview(base64), payload.size_of(base64))
+
+
+def row_of(queue: str, message: Mapping[str, Any], preview: str, size: int) -> Row:
     state, reason, consumer = message["state"], message["reason"], message["consumer"]
     badges = [[state, STATE_KINDS[state]]]
     if message["due"]:
@@ -71,17 +76,28 @@ def message_row(queue: str, message: Mapping[str, Any]) -> Row:
         "state": badges,
         "at": datetime.fromisoformat(message["time"]).timestamp(),
         "attempts": message["attempts"],
-        "size": payload.size_of(message["value_base64"]),
-        "preview": payload.preview(message["value_base64"]) or "(empty)",
+        "size": size,
+        "preview": preview or "(empty)",
         "place": message["offset"],
     }
 
 
-def message_table(caption: str, empty: str) -> LiveTable:
-    table = LiveTable(caption, COLUMNS, key="offset", noun="message", sort="place", page_rows=1000)
+def message_table(
+    caption: str,
+    empty: str = "",
+    *,
+    columns: Sequence[Column] = COLUMNS,
+    key: str = "offset",
+    selectable: bool = False,
+) -> LiveTable:
+    """`empty`: what it says where there is none; else who makes it says so within it."""
+    table = LiveTable(
+        caption, columns, key=key, noun="message", sort="place", page_rows=1000, selectable=selectable
+    )
     table.classes("ps-messages")
-    with table:
-        tag("p", empty, "ps-empty")
+    if empty:
+        with table:
+            tag("p", empty, "ps-empty")
     return table
 
 

@@ -67,8 +67,12 @@ class LiveTable(Element, component=ASSETS / "table.js"):
         filters: Sequence[Filter] = (),
         page_rows: int = 100,
         url_state: bool = False,
+        selectable: bool = False,
     ) -> None:
-        """`sort`: a column's key, with "-" before it downwards. `searched`: the fields that are searched."""
+        """`sort`: a column's key, with "-" before it downwards. `searched`: the fields that are searched.
+
+        `selectable`: rows have boxes to tick; `pick` tells the keys of those that are ticked.
+        """
         super().__init__()
         self.props["caption"] = caption
         self.show_columns(columns)
@@ -80,6 +84,7 @@ class LiveTable(Element, component=ASSETS / "table.js"):
         self.props["initial-sort"] = sort
         self.props["page-rows"] = page_rows
         self.props["url-state"] = url_state
+        self.props["selectable"] = selectable
 
     def show_columns(self, columns: Sequence[Column]) -> None:
         """These columns and no others."""
@@ -104,6 +109,10 @@ class LiveTable(Element, component=ASSETS / "table.js"):
         """These rows are gone."""
         if keys:
             self.run_method("drop", list(keys))
+
+    def unpick(self) -> None:
+        """Tick none."""
+        self.run_method("pickAll", False)
 
     def follow(self, rows: Mapping[str, Row], before: Mapping[str, Row], *, whole: bool) -> None:
         """These rows, by their keys, where `before` were shown; `whole`: the browser knows nothing yet."""

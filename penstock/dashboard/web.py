@@ -11,8 +11,10 @@ from pathlib import Path
 from fastapi import FastAPI, Request
 from nicegui import app as nicegui_app
 from nicegui import core, ui
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from penstock.dashboard import exporting
 from penstock.dashboard.caller import ApiError, Caller
 from penstock.dashboard.feed import Feed
 from penstock.dashboard.layout import frame, not_allowed, nothing_here
@@ -60,6 +62,7 @@ class Web:
         core.sio.eio.transports = ["websocket"]
         ui.add_head_html(HEAD, shared=True)
         ui.add_body_html(BODY, shared=True)
+        self._parent.add_route(exporting.PATH, self._export)
         for page in PAGES:
             if page.is_there:
                 self._register(page)
@@ -111,10 +114,16 @@ class Web:
         with frame(view):
             nothing_here(view)
 
+    async def _export(self, request: Request) -> Response:
+        return await exporting.export(request, self._caller(request))
+
+    def _caller(self, request: Request) -> Caller:
+        session: Session = request.scope["penstock.session"]
+        return Caller(self._api, lambda: session.user, request.client.host if request.client else "")
+
     def _view(self, request: Request, page: Page) -> View:
-        session = request.scope["penstock.session"]
-        caller = Caller(self._api, lambda: session.user, request.client.host if request.client else "")
-        return View(ui.context.client, request, page, session, caller, self._feed(session))
+        session: Session = request.scope["penstock.session"]
+        return View(ui.context.client, request, page, session, self._caller(request), self._feed(session))
 
     def _feed(self, session: Session) -> Feed:
         user = session.user or NOBODY

@@ -41,6 +41,8 @@ export default {
         <table class="ps-table ps-live-table" role="table" :aria-label="caption" :aria-rowcount="matching">
           <thead role="rowgroup">
             <tr role="row">
+              <th v-if="selectable" role="columnheader" scope="col" class="ps-pick"><input type="checkbox" aria-label="All that are shown"
+                  :checked="visible.length && visible.every((it) => picked.has(it[rowKey]))" @change="pickAll($event.target.checked)" /></th>
               <th v-for="column in columns" :key="column.key" role="columnheader" scope="col" :class="cellClass(column)"
                   :aria-sort="ariaSort(column)" :title="column.help || undefined" @click="column.sortable && toggle(column)">
                 <button v-if="column.sortable" type="button">
@@ -53,6 +55,8 @@ export default {
           <tbody role="rowgroup" @pointerenter="hold(true)" @pointerleave="hold(false)"
                  @focusin="hold(true)" @focusout="hold(false)">
             <tr v-for="row in visible" :key="row[rowKey]" role="row" :class="row.row_class" :data-key="row[rowKey]">
+              <td v-if="selectable" role="cell" class="ps-pick"><input type="checkbox" :aria-label="'Select ' + row[rowKey]"
+                  :checked="picked.has(row[rowKey])" @click="pick($event, row[rowKey])" /></td>
               <component :is="column.head ? 'th' : 'td'" v-for="column in columns" :key="column.key"
                   :role="column.head ? 'rowheader' : 'cell'" :scope="column.head ? 'row' : undefined"
                   :class="[cellClass(column), quiet(column, row)]" :data-label="column.label" :data-column="column.key">
@@ -99,7 +103,9 @@ export default {
     initialSort: String,
     pageRows: Number,
     urlState: Boolean,
+    selectable: Boolean,
   },
+  emits: ["pick"],
   data() {
     const url = new URL(location.href).searchParams;
     const asked = this.urlState ? url.get("sort") : null;
@@ -113,6 +119,7 @@ export default {
       sort: known ? asked : this.initialSort,
       chosen: Object.fromEntries(this.filters.map((it) => [it.key, (this.urlState && url.get(it.key)) || ""])),
       visible: [],
+      picked: new Set(),
     };
   },
   created() {
@@ -152,6 +159,7 @@ export default {
     // --- what the broker's side calls ---
     load(rows) {
       this.rows.clear();
+      if (this.picked.size) this.pickAll(false);
       this.loaded = true;
       this.put(rows);
       this.arrange();
@@ -166,6 +174,7 @@ export default {
     },
     drop(keys) {
       keys.forEach((key) => this.rows.delete(key));
+      if (keys.filter((key) => this.picked.delete(key)).length) this.tellPicked();
       this.arrange();
     },
     put(rows) {
@@ -249,6 +258,22 @@ export default {
     },
     toggle(column) {
       this.sortBy(this.sort === this.first(column) ? this.second(column) : this.first(column));
+    },
+    // With Shift, all between the last that was clicked and this one.
+    pick(event, key) {
+      const on = event.target.checked;
+      const keys = this.visible.map((it) => it[this.rowKey]);
+      const ends = [keys.indexOf(key), event.shiftKey ? keys.indexOf(this.pickedLast) : -1].filter((it) => it >= 0);
+      for (const it of keys.slice(Math.min(...ends), Math.max(...ends) + 1)) this.picked[on ? "add" : "delete"](it);
+      this.pickedLast = key;
+      this.tellPicked();
+    },
+    pickAll(on) {
+      this.picked = new Set(on ? this.visible.map((it) => it[this.rowKey]) : []);
+      this.tellPicked();
+    },
+    tellPicked() {
+      this.$emit("pick", [...this.picked]);
     },
     // Enter in the search opens the first row that is found; arrows walk from there along the rows' links.
     links() {
