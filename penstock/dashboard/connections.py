@@ -1,4 +1,4 @@
-"""The page of connections: who is connected, what they consume and hold, and who is in trouble."""
+"""The page of connections: who is connected, what they send, consume and hold, and who is in trouble."""
 
 import time
 from collections import Counter
@@ -25,13 +25,23 @@ PROTOCOLS: Final = {"phpmq": "PHPMQ", "sspq": "SSPQ", "rq": "RQ", "http": "HTTP"
 TROUBLES: Final = {"blocked": "Blocked", "held_back": "Held back"}
 
 COLUMNS: Final = (
-    Column("name", "Connection", head=True),
+    Column(
+        "client",
+        "Connection",
+        "link",
+        help="What it says of itself, the name in its certificate, or its address",
+        head=True,
+        badges="state",
+    ),
     Column("protocol_name", "Protocol"),
-    Column("peer", "Peer", help="Where it comes from"),
+    Column("peer", "Peer", help="Where it comes from", minor=True),
     Column("consumes", "Consumes", "links", help="The queues that it has asked for", sortable=False),
+    Column("settled_rate", "Settles", "rate", "/s", help="Messages per second that it is done with"),
     Column("held", "Held", "count", help="Messages that it has and has not settled"),
+    Column("sends", "Sends to", "links", help="The queues that it has sent most to", sortable=False),
+    Column("sent_rate", "Sends", "rate", "/s", help="Messages per second that it sends"),
+    Column("said_at", "Last word", "since", help="How long ago it has said something", minor=True),
     Column("since", "Connected", "since", help="How long it has been connected"),
-    Column("state", "State", "badges", help="Blocked: does not read. Held back: waits to be read"),
 )
 USER: Final = Column("user", "User", help="Who it is, where clients say so")
 WITH_USER: Final = (*COLUMNS[:3], USER, *COLUMNS[3:])
@@ -50,6 +60,7 @@ async def build(view: View) -> None:
     tiles = Tiles(
         connections="Connections",
         consuming="Consuming",
+        passing="Messages",
         held="Held messages",
         blocked="Blocked",
         held_back="Held back",
@@ -59,9 +70,9 @@ async def build(view: View) -> None:
         COLUMNS,
         key="name",
         noun="connection",
-        sort="name",
+        sort="client",
         search="Find a connection or a queue",
-        searched=("name", "queues", "user"),
+        searched=("name", "client", "queues", "user"),
         filters=FILTERS,
         url_state=True,
     )
@@ -92,11 +103,13 @@ def _totals(connections: list[Fields]) -> dict[str, tuple[str, ...]]:
     # Whoever takes over HTTP is a consumer also while it works, and asks for nothing.
     consuming = sum(bool(it["consumes"] or it["held"]) for it in connections)
     others = len(connections) - consuming
+    rates = {name: sum(it[f"{name}_rate"] or 0 for it in connections) for name in ("sent", "settled")}
     blocked = sum(it["blocked"] for it in connections)
     held_back = sum(it["held_back"] for it in connections)
     return {
         "connections": (units.count(len(connections)), ", ".join(spread)),
         "consuming": (units.count(consuming), f"{units.count(others)} only send" if others else ""),
+        "passing": (f"{units.rate(rates['sent'])}/s", f"sent; {units.rate(rates['settled'])}/s settled"),
         "held": (units.count(sum(it["held"] or 0 for it in connections)), "sent to them, not settled"),
         "blocked": (units.count(blocked), "do not read", "warn" if blocked else ""),
         "held_back": (units.count(held_back), "wait for room", "warn" if held_back else ""),
@@ -104,22 +117,27 @@ def _totals(connections: list[Fields]) -> dict[str, tuple[str, ...]]:
 
 
 def _row(connection: Fields, now: float, before: Row | None) -> Row:
-    consumes = connection["consumes"]
-    links = [
-        [it["queue"], queue_href(it["queue"]), "dead letters" if it["dead"] else ""]
-        for it in consumes[:QUEUES_SHOWN]
-    ]
-    if len(consumes) > QUEUES_SHOWN:
-        links.append([f"and {units.count(len(consumes) - QUEUES_SHOWN)} more", "", ""])
+    consumes, sends = connection["consumes"], connection["sends"]
+    said, said_at = connection["said_seconds"], None
+    if said is not None:
+        said_at = round(now - said, 1)
+        if before and before["said_at"] is not None and abs(before["said_at"] - said_at) < 1:
+            said_at = before["said_at"]
     trouble = next((key for key in TROUBLES if connection[key]), "")
     return {
         "name": connection["name"],
+        "client": connection["client"],
+        "href": f"/connections/{connection['number']}",
         "peer": connection["peer"],
         "user": connection["user"] or None,
         "protocol": connection["protocol"],
         "protocol_name": PROTOCOLS.get(connection["protocol"], connection["protocol"]),
-        "consumes": links,
-        "queues": "\n".join(it["queue"] for it in consumes[:QUEUES_SEARCHED]),
+        "consumes": _links(consumes),
+        "sends": _links(sends),
+        "sent_rate": connection["sent_rate"],
+        "settled_rate": connection["settled_rate"],
+        "said_at": said_at,
+        "queues": "\n".join(it["queue"] for it in (*consumes[:QUEUES_SEARCHED], *sends)),
         "held": connection["held"],
         # The moment does not change, so the row does not only because a second has passed.
         "since": before["since"] if before else round(now - connection["connected_seconds"], 1),
@@ -127,6 +145,16 @@ def _row(connection: Fields, now: float, before: Row | None) -> Row:
         "state": [[TROUBLES[key].lower(), "warn"] for key in TROUBLES if connection[key]],
         "row_class": "ps-row-warn" if trouble else "",
     }
+
+
+def _links(queues: list[Fields]) -> list[list[str]]:
+    links = [
+        [it["queue"], queue_href(it["queue"]), "dead letters" if it.get("dead") else ""]
+        for it in queues[:QUEUES_SHOWN]
+    ]
+    if len(queues) > QUEUES_SHOWN:
+        links.append([f"and {units.count(len(queues) - QUEUES_SHOWN)} more", "", ""])
+    return links
 
 
 def _alerts(connections: list[Fields]) -> list[Alert]:

@@ -36,7 +36,8 @@ class Page:
 
     def is_within(self, other: "Page") -> bool:
         """Whether the navigation shows it as `other`: a queue's page is one of the queues'."""
-        return self == other or (other.path == "/" and self.path.startswith("/queue/"))
+        within = "/queue/" if other.path == "/" else f"{other.path}/"
+        return self == other or self.path.startswith(within)
 
     def builder(self) -> Builder:
         build: Builder = importlib.import_module(self.module).build
@@ -48,6 +49,7 @@ PAGES: Final = (
     Page("/queue/{queue:path}", "Queue", "penstock.dashboard.queue", in_navigation=False),
     Page("/search", "Search", "penstock.dashboard.search"),
     Page("/connections", "Connections", "penstock.dashboard.connections"),
+    Page("/connections/{number}", "Connection", "penstock.dashboard.connection", in_navigation=False),
     Page("/readers", "Readers", "penstock.dashboard.readers"),
     Page("/engine", "Engine", "penstock.dashboard.engine"),
     Page("/audit", "Audit", "penstock.dashboard.audit", right=Right.ADMIN),

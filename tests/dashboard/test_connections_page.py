@@ -27,7 +27,7 @@ def total(page: Page, field: str) -> str:
 
 
 def names(page: Page) -> list[str]:
-    return page.locator("tbody th").all_inner_texts()
+    return [str(it.get_attribute("data-key")) for it in page.locator("tbody tr[data-key]").all()]
 
 
 def told(api: Api) -> list[dict[str, Any]]:
@@ -97,6 +97,8 @@ def test_the_numbers_are_the_apis(start_broker: StartBroker, visit: Visit) -> No
         consumes = page.locator(f"tr[data-key={json.dumps(by_protocol['phpmq'])}] .ps-item")
         expect(consumes).to_have_text(["work", re.compile("work *dead letters")])
         assert cell(page, by_protocol["sspq"], "consumes") == "–"
+        assert cell(page, by_protocol["sspq"], "sends") == "default"
+        assert cell(page, by_protocol["sspq"], "said_at").endswith(" s")
         assert cell(page, by_protocol["rq"], "since").endswith(" s")
         ask = page.get_by_role("link", name="ask", exact=True)
         expect(ask).to_have_attribute("href", "/queue/ask")
@@ -151,12 +153,32 @@ def test_who_does_not_read_is_marked_and_explained(start_broker: StartBroker, vi
         block(broker, wire)
         until(lambda: any(it["blocked"] for it in told(api)), "the connection to be blocked")
         (name,) = [it["name"] for it in told(api) if it["blocked"]]
-        until(lambda: cell(page, name, "state") == "blocked", "the row to be marked")
+        until(lambda: "blocked" in cell(page, name, "client"), "the row to be marked")
         assert total(page, "blocked") == "1"
         expect(page.get_by_role("heading", name="1 connection is blocked")).to_be_visible()
         expect(page.get_by_text("does not read what is sent to it")).to_be_visible()
         axe(page)
     expect(page.get_by_role("heading", name="1 connection is blocked")).to_be_hidden()
+
+
+def test_senders_and_settlers_have_rates(start_broker: StartBroker, visit: Visit) -> None:
+    broker = start_broker()
+    with PhpmqClient(url(broker, "phpmq")) as mq:
+        mq.send("rated", b"x")
+        mq.flush()
+        page = visit(broker, PATH)
+        until(lambda: len(names(page)) == 1, "the connection to be listed")
+        (name,) = names(page)
+
+        def passes() -> bool:
+            mq.send("rated", b"x")
+            mq.ack_many(list(mq.consume("rated", count=1)))
+            return cell(page, name, "sent_rate")[:1] in "123456789" and total(page, "passing") != "0/s"
+
+        until(passes, "what passes in a second")
+        until(lambda: cell(page, name, "settled_rate") not in ("–", ""), "what is settled in a second")
+        page.get_by_role("link", name="127.0.0.1").click()
+        expect(page.get_by_role("button", name="End…")).to_be_visible()
 
 
 def test_senders_that_wait_for_room_are_marked(tmp_path: Path, visit: Visit) -> None:
