@@ -67,7 +67,7 @@ apt_install_stopped() (
         as_root chmod 755 "$policy"
     fi
     apt_install "$@" || exit 1
-    if [ -d /run/systemd/system ]; then
+    if [ -d /run/systemd/system ] && command -v systemctl >/dev/null; then
         as_root systemctl disable --quiet "$@"
     fi
 )

@@ -363,7 +363,7 @@ def test_the_demo_needs_java_and_what_it_shows_and_tests_add_to_it(telling: Path
     shown = "--editable .[dashboard,spark]"
     assert calls_of(telling, "demo", **root) == (0, READY("demo"), ["venv", java, shown])
     assert calls_of(telling, "demo", **root) == (0, "", [])
-    installed = [f"apt-get {name}" for name in ("openssl", "curl", "jq", "systemd", "chromium")]
+    installed = [f"apt-get {name}" for name in ("openssl", "curl", "jq", "systemd", "prometheus", "chromium")]
     more = "--editable .[dashboard,spark,nats,celery] --requirement .venv/dev.txt"
     assert calls_of(telling, "test", **root) == (0, READY("test"), [*installed, more])
     assert calls_of(telling, "demo", **root) == (0, "", [])

@@ -213,10 +213,21 @@ def test_no_queue_has_labels_where_none_may(start_broker: StartBroker) -> None:
 
 
 @pytest.fixture(scope="module")
-def exposed(broker: BrokerProcess) -> Scraped:
+def exposed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     """Every family, with something in each."""
+    flags = ("--http", "127.0.0.1:0", "--http-health-seconds", "1")
+    broker = BrokerProcess(tmp_path_factory.mktemp("exposed"), *flags).start()
+    try:
+        yield everything(broker)
+    finally:
+        broker.kill()
+
+
+def everything(broker: BrokerProcess) -> Scraped:
     with Api(broker.ports["http"]) as api:
         api.send("all", b"x")
+        api.post("/v1/queues/all/take")
+        until(lambda: api.get("/v1/health")["bad"] == 1, "it to be stalled")
         body = {"view": "messages", "positions": {"all": 0}, "lease_seconds": 60}
         assert api.ask("PUT", "/v1/readers/everything", body).status == 200
         scraped = scrape(api)
@@ -259,6 +270,7 @@ def test_names_follow_the_rules(exposed: Scraped) -> None:
             "version",
             "engine",
             "python",
+            "state",
         }
 
 

@@ -237,6 +237,7 @@ async def get_metrics(call: Call) -> Response:
         event_streams=site.mirror.subscriber_count,
         mirror_round_seconds=site.mirror.round_seconds,
         scrubbed=(site.scrubber.bytes, site.scrubber.passes),
+        findings=site.health.findings(call.user),
     )
     text = await asyncio.to_thread(render, scrape)
     return Response(text, headers={"Content-Type": CONTENT_TYPE})

@@ -6,7 +6,8 @@ from the first process and from this one. Nothing is kept here, and no registry 
 Rules that always hold:
   * Counters begin at 0 when the broker starts, and count what happened, whichever door it came through.
   * The number of series is bounded: the first `queues_max` queues, in the order in which they were made, have
-    labels of their own, all others are added up under `queue="(others)"`; readers likewise.
+    labels of their own, all others are added up under `queue="(others)"`; readers likewise. Of what needs
+    attention, as many queues as that have labels, the most urgent ones; and every state has a series for all.
   * A queue has all of its series from the first scrape on that shows it: what is counted for the first
     time later is seen as an increase.
 """
@@ -28,7 +29,9 @@ from prometheus_client.metrics_core import (
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from penstock.common.health import LEVELS, STATES
 from penstock.control.frames import Fields
+from penstock.http.watching.health import Finding
 from penstock.http.watching.mirror import oldest_seconds
 from penstock.log.info import SYNC_BOUNDS_SECONDS
 from penstock.model.life import DEAD_REASONS
@@ -56,6 +59,7 @@ class Scrape:
     event_streams: int
     mirror_round_seconds: float
     scrubbed: tuple[int, int]  # bytes, and passes over all that there was
+    findings: Sequence[Finding]  # what needs attention, the most urgent first
 
 
 # --- Queues --------------------------------------------------------------------------------
@@ -151,6 +155,30 @@ def _added(all_counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def _count(counts: Mapping[str, int], event: str) -> int:
     """How often an event has happened, for whatever reason."""
     return sum(count for key, count in counts.items() if key.partition(":")[0] == event)
+
+
+def _health_families(scrape: Scrape) -> Iterator[Metric]:
+    """1: a warning, 2: bad."""
+    worst = dict.fromkeys(STATES, 0)
+    queues = GaugeMetricFamily(
+        "penstock_queue_health", "1 or 2 while a queue is in a state: 2 is bad.", labels=["queue", "state"]
+    )
+    room = scrape.queues_max
+    for it in scrape.findings:
+        level = len(LEVELS) - LEVELS.index(it.level)
+        worst[it.state] = max(worst[it.state], level)
+        if it.scope == "queue" and it.subject != OTHERS and room > 0:
+            room -= 1
+            queues.add_metric([it.subject, it.state], level)
+    yield queues
+    health = GaugeMetricFamily(
+        "penstock_health",
+        "1 or 2 while the broker, a queue or a reader is in a state: 2 is bad.",
+        labels=["state"],
+    )
+    for state, level in worst.items():
+        health.add_metric([state], level)
+    yield health
 
 
 # --- The broker ----------------------------------------------------------------------------
@@ -330,6 +358,7 @@ class ScrapeCollector(Collector):
             _queue_families,
             _connection_families,
             _reader_families,
+            _health_families,
             _http_families,
         ):
             yield from families(self._scrape)
