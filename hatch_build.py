@@ -62,6 +62,7 @@ MODULES = (
     "penstock/model/ids.py",
     "penstock/model/pending.py",
     "penstock/model/ranges.py",
+    "penstock/model/spans.py",
     "penstock/model/timers.py",
     "penstock/model/words.py",
     "penstock/protocols/gathering.py",

@@ -100,6 +100,7 @@ from penstock.model.batch import Batch, Slice
 from penstock.model.life import Event, Reason, State
 from penstock.model.pending import AS_STORED, Mark
 from penstock.model.policy import Policies
+from penstock.model.spans import Times
 from penstock.model.timers import SECOND_US
 from penstock.model.words import KEEP_TTL, RETRY_DELAYS, Outcome, Ranges, Where
 
@@ -736,7 +737,7 @@ class Log:
         try:
             for first, end in ranges:
                 if outcome is Outcome.ACK:
-                    fates += found.acknowledge(first, end, consumer, origin, dead)
+                    fates += found.acknowledge(first, end, consumer, origin, dead, now_us)
                 elif outcome is Outcome.REJECT:
                     fates += found.reject(first, end, consumer, origin, dead, now_us, why)
                 else:
@@ -986,6 +987,16 @@ class Log:
     def counts(self, queue: str) -> dict[tuple[Event, Reason], int]:
         """The events of this opening, and the deliveries (`held`), by event and reason."""
         return self._known(queue).counts()
+
+    @property
+    def times(self) -> Times:
+        """How long messages wait and are worked on, by the numbers of queues; noted while it is wanted."""
+        return self._state.times
+
+    def take_times(self, queue: str) -> tuple[dict[int, int], dict[int, int]]:
+        """The waiting and working times of a queue since this was last asked, by bucket
+        (`model/spans.py`)."""
+        return self._state.times.take(self._known(queue).number)
 
     def deaths(self, queue: str) -> dict[Reason, int]:
         """Dead letters by reason, those that somebody holds included."""

@@ -40,6 +40,7 @@ from penstock.model.policy import (
     retry_delay_us,
 )
 from penstock.model.ranges import RangeMap
+from penstock.model.spans import Times
 from penstock.model.words import RETRY_DELAYS, Where
 
 BLOCKS_A_LOOK: Final = 16
@@ -56,7 +57,7 @@ Unreadable = Callable[["LogQueue", int, int, LogDamaged], int]
 
 
 class LogQueue(QueueState):
-    __slots__ = ("_last_hold", "_lookup", "_unreadable", "repair_queue")
+    __slots__ = ("_last_hold", "_lookup", "_times", "_unreadable", "repair_queue")
 
     def __init__(
         self,
@@ -68,10 +69,12 @@ class LogQueue(QueueState):
         schedule: Schedule,
         look_at: Schedule,
         unreadable: Unreadable,
+        times: Times,
     ) -> None:
         super().__init__(number, name, policy, log, schedule, look_at)
         self._lookup = lookup
         self._unreadable = unreadable
+        self._times = times
         self._last_hold: Hold | None = None
         self.repair_queue: LogQueue | None = None
 
@@ -115,6 +118,8 @@ class LogQueue(QueueState):
                 bytes_max -= size
                 count -= stop - first
                 slices.append(self._slice(block, lo, hi))
+                if self._times.wanted and place is None and not dead:
+                    self._waited(block, first, stop, now_us)
                 if dead and place is not None:
                     slices[-1].reason = place.reason
                 self._hold(first, stop, consumer, now_us, block, place, dead)
@@ -123,6 +128,20 @@ class LogQueue(QueueState):
                     pending.back(first, end, place, dead)
                     break
         return slices
+
+    def _waited(self, block: Messages, first: int, end: int, now_us: int) -> None:
+        """How long messages have waited that stand in their own places, of those that nobody has had
+        before."""
+        header, times = block.header, self._times
+        for a, b, note in self.pending.noted(first, end):
+            if note.attempts:
+                continue
+            if block.due is None:
+                times.wait(self.number, now_us - header.time_us, b - a)
+                continue
+            base = header.first_offset
+            for due_us, run in groupby(block.due[a - base : b - base]):
+                times.wait(self.number, now_us - (due_us or header.time_us), len(list(run)))
 
     def _block(self, offset: int) -> Messages:
         block = self._lookup(self.number, offset)
@@ -275,11 +294,12 @@ class LogQueue(QueueState):
     # --- the ends of a delivery ----------------------------------------------------------------
 
     def acknowledge(
-        self, first: int, end: int, consumer: str, origin: bytes | None, dead: bool
+        self, first: int, end: int, consumer: str, origin: bytes | None, dead: bool, now_us: int
     ) -> list[Fate]:
         pending = self.pending
         fates = []
         for a, b, hold in pending.release(first, end, consumer, origin, dead):
+            self._worked(a, b, hold, now_us)
             if pending.notes:
                 self._record_end(ACKED, a, b, NO_REASON, hold)
             else:
@@ -288,11 +308,17 @@ class LogQueue(QueueState):
             fates.append(Fate(a, b, ACKED, NO_REASON))
         return fates
 
+    def _worked(self, first: int, end: int, hold: Hold, now_us: int) -> None:
+        """A consumer has said what becomes of these."""
+        if self._times.wanted and not hold.dead:
+            self._times.work(self.number, now_us - hold.dispatched_us, end - first)
+
     def reject(
         self, first: int, end: int, consumer: str, origin: bytes | None, dead: bool, now_us: int, why: str
     ) -> list[Fate]:
         fates: list[Fate] = []
         for a, b, hold in self.pending.release(first, end, consumer, origin, dead):
+            self._worked(a, b, hold, now_us)
             event, reason = after_reject(self.policy)
             fates += self._end(a, b, hold, event, reason, now_us, why=why)
         return fates
@@ -316,6 +342,7 @@ class LogQueue(QueueState):
                 fates += self.requeue(first, tail, consumer, origin, dead, expires_us, now_us, delay_us)
                 first = tail
         for a, b, hold in self.pending.release(first, end, consumer, origin, dead):
+            self._worked(a, b, hold, now_us)
             if hold.dead:
                 fates += self._dead_back(a, b, hold, Event.REQUEUED, Reason.NONE)
                 continue

@@ -44,6 +44,7 @@ from penstock.log.stages import OpenStages, stage_of
 from penstock.model.delays import Delays
 from penstock.model.life import LIVES_ON, Event, Reason
 from penstock.model.policy import Policies, QueuePolicy
+from penstock.model.spans import Times
 from penstock.model.timers import Timers
 
 FORMAT = 1
@@ -126,6 +127,7 @@ class LogState:
         self.disk = disk
         self.settings = settings
         self.policies = policies
+        self.times = Times()
         self.reset()
 
     def reset(self) -> None:
@@ -134,7 +136,13 @@ class LogState:
         self.timers: Timers[int] = Timers()
         self.delays = Delays()
         # By all queues: made once.
-        self._asked = (self.segments.block_at, self.timers.add, self.delays.add, self.unreadable)
+        self._asked = (
+            self.segments.block_at,
+            self.timers.add,
+            self.delays.add,
+            self.unreadable,
+            self.times,
+        )
         self.format = 0  # that is said in the log; 0: none
         self.queues: dict[str, LogQueue] = {}
         self.by_number: dict[int, LogQueue] = {}
@@ -206,6 +214,7 @@ class LogState:
             self.repair_queues -= is_repair_queue(queue.name)
             for waiting in (self.changed, self._untold, self._unsaved, self.ended):
                 waiting.pop(number, None)
+            self.times.take(number)
         self.segments.drop(gone)
         if self.number_last not in self.by_number:
             self.declare(self.number_last, LAST_NAME)

@@ -123,6 +123,7 @@ class Context:
         self.log = server.log
         self.operator = Operator(server.broker, server.log)
         self.staged: dict[int, list[tuple[str, Batch]]] = {}  # of stages that come in several calls
+        self.log.times.want(True)
 
     def refuse(self, answer: Answer, error: Exception, call: str = "") -> None:
         """Say no for an error, which may have come when nobody was there any more to raise it to."""
@@ -371,7 +372,11 @@ def _stored(stored: list[Stored]) -> list[list[object]]:
 def _queues(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
     """Rows of a round. `all` begins one with every queue; its other parts are asked for without."""
     rows, more = context.operator.changed_rows(ROWS_MAX, every=fields["all"])
-    told = {"queues": [_row(row) for row in rows], "gone": list(context.log.deleted), "more": more}
+    told = {
+        "queues": [{**_row(row), "times": _times(context, row.info.name)} for row in rows],
+        "gone": list(context.log.deleted),
+        "more": more,
+    }
     context.log.deleted.clear()
     answer({**told, "time_us": context.server.now_us()})
 
@@ -391,6 +396,14 @@ def _row(row: QueueRow) -> Fields:
         "counts": counts,
         "bytes_max": row.bytes_max,
     }
+
+
+def _times(context: Context, queue: str) -> list[list[int]] | None:
+    """Waiting and working times since the last round: bucket, count, bucket, count, …"""
+    waits, works = context.log.take_times(queue)
+    if not waits and not works:
+        return None
+    return [[number for pair in counts.items() for number in pair] for counts in (waits, works)]
 
 
 @cache
@@ -731,6 +744,7 @@ def _engine(context: Context, fields: Fields, body: memoryview, answer: Answer) 
                 "closed": context.server.memory.closed,
                 "broadcasts_lost": context.server.memory.broadcasts_lost,
             },
+            "connections": len(context.server.broker.ports.attached),
             "durability": context.log.policies.defaults.durability,
             "listeners": context.server.listeners(),
             "version": __version__,

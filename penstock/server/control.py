@@ -103,6 +103,7 @@ class Control(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._frames.clear()  # Nobody waits for an answer any more.
+        self._context.log.times.want(False)
         self._server.not_throttled(self)
         if isinstance(self._server.home, Broker):
             with contextlib.suppress(LogError):  # The log may have ended before.

@@ -394,11 +394,13 @@ def test_rows_have_everything_and_come_when_they_change(caller: Caller) -> None:
             "delivered": 3,
             "counts": {"accepted": 3, "held": 3, "acked": 1, "dead:rejected": 1},
             "bytes_max": 0,
+            "times": [[0, 3], [0, 2]],
         }
     ]
     assert caller.ask("queues", {"all": False})["queues"] == []
     caller.ask("pause", {"queue": "q", "paused": True})
-    assert [row["paused"] for row in caller.ask("queues", {"all": False})["queues"]] == [True]
+    (row,) = caller.ask("queues", {"all": False})["queues"]
+    assert (row["paused"], row["times"]) == (True, None)  # Times are told once.
 
 
 def test_many_rows_come_in_parts(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -811,6 +813,7 @@ def test_the_engine_says_how_it_is(caller: Caller, tmp_path: Path) -> None:
         "readers": 0,
         "stages": {"count": 0, "bytes": 0, "oldest_seconds": None},
         "cluster": None,
+        "connections": 0,
         "durability": "commit",
         "listeners": [],
         "version": __version__,
