@@ -43,6 +43,7 @@ COMMANDS: Mapping[str, str] = {
     "dead": "penstock.cli.dead",
     "redrive": "penstock.cli.redrive",
     "health": "penstock.cli.health",
+    "mark": "penstock.cli.mark",
     "top": "penstock.top.command",
     "report": "penstock.cli.report",
     "verify": "penstock.cli.verify",

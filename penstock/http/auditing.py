@@ -6,7 +6,7 @@ flood of them is one call, and told together.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import count
 from typing import Final
 
@@ -25,6 +25,8 @@ class Auditing:
         self._numbers = count(1)
         self._refusals: dict[tuple[tuple[str, str], ...], int] = {}
         self._telling: set[asyncio.Task[None]] = set()
+        self.done: Callable[[Fields], Awaitable[None]] | None = None
+        """Is told of every act that has been done."""
 
     @contextlib.asynccontextmanager
     async def act(self, fields: Fields) -> AsyncIterator[Fields]:
@@ -41,6 +43,8 @@ class Auditing:
             self._tell("audit", {"line": {**line, **told, "result": result}})
             raise
         await self._link.call("audit", {"line": {**line, **told, "result": "done"}})
+        if self.done is not None:
+            await self.done({**line, **told})
 
     def refused(self, **fields: str) -> None:
         """Somebody was told no."""

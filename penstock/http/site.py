@@ -7,6 +7,7 @@ from penstock.common.malloc import KEPT_BYTES, give_memory_back
 from penstock.control.frames import Fields
 from penstock.http.auditing import Auditing
 from penstock.http.auth import Guard
+from penstock.http.history.keeper import Keeper
 from penstock.http.link import Link
 from penstock.http.reading.pool import ReaderPool
 from penstock.http.scrubbing import Scrubber
@@ -36,6 +37,8 @@ class Site:
         self.mirror = Mirror(link)
         self.rates = Rates()
         self.health = Health(link, self.mirror, hello["health_seconds"])
+        self.history = Keeper(self.data, hello["history_days"], link, self.mirror)
+        self.auditing.done = self.history.acted
         self.scrubber = Scrubber(self.data, link)
         self.stages = Stages(self.data, link)
         self.requests: Counter[tuple[str, str, str]] = Counter()  # answered: method, route, class of status
@@ -61,12 +64,14 @@ class Site:
         """Begin what runs beside the requests."""
         self.mirror.start()
         self.health.start()
+        self.history.start()
         await self.stages.start()
         self.scrubber.start()
 
     async def close(self) -> None:
         await self.auditing.close()
         await self.health.stop()
+        await self.history.stop()
         await self.mirror.stop()
         self.scrubber.stop()
         await self.stages.stop()

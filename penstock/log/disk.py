@@ -36,6 +36,9 @@ WATERMARK = "watermark"
 STAGES = "stages"
 """A folder among the log's files that is not the log's: parts of transactions wait there."""
 
+HISTORY = "history"
+"""Another one: how the queues did, for charts (`penstock/http/history`)."""
+
 AUDIT = "audit.jsonl"
 """What names of files begin with that are not the log's either: who did what."""
 
@@ -45,7 +48,7 @@ JOIN_BYTES_MAX = 64 * 1024
 """Below this, joining buffers in memory is cheaper than handing them to the kernel one by one."""
 
 _OURS: Final = re.compile(
-    r"(lock|watermark|stages|audit\.jsonl|log|records|replica|dashboard|\d{20}(\.\d+)?\.seg|(snapshot|spare)-\d+)(\.\w+)?"
+    r"(lock|watermark|stages|history|audit\.jsonl|log|records|replica|dashboard|\d{20}(\.\d+)?\.seg|(snapshot|spare)-\d+)(\.\w+)?"
 )
 """What a data folder holds."""
 
@@ -229,7 +232,8 @@ class RealDisk:
     def names(self) -> list[str]:
         """Of everything that may be the log's."""
         place = self._folder_fd if self._folder_fd >= 0 else self.path
-        return sorted(name for name in os.listdir(place) if name != STAGES and not name.startswith(AUDIT))
+        found = os.listdir(place)
+        return sorted(it for it in found if it not in (STAGES, HISTORY) and not it.startswith(AUDIT))
 
     def sync_names(self) -> None:
         """Only who has locked the folder changes names in it."""

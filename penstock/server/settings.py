@@ -141,6 +141,7 @@ class HttpSettings:
     connections_max: int = 1000
     metrics_queues_max: int = 1000
     health_seconds: int = 120
+    history_days: int = 14
     lease_seconds_max: int = 3600
     readers_max: int = 1000
     place: str = field(default="", compare=False)  # the file that says what only a file can say
@@ -402,6 +403,12 @@ TABLE: Final[tuple[Setting, ...]] = (
         "health-seconds",
         Whole(1, 86_400),
         "how long a queue may stand still before that is told; all times of docs/health.md go by it",
+    ),
+    _of(
+        "http",
+        "history-days",
+        Whole(0, 14),
+        "how many days of charts and marks are kept in the data folder; 0: an hour, in memory",
     ),
     _of(
         "http",

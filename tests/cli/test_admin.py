@@ -2,10 +2,12 @@
 
 import argparse
 import http.server
+import re
 import shlex
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -617,3 +619,18 @@ def test_every_command_has_the_same_options() -> None:
         ["--cafile"],
         ["--json"],
     ]
+
+
+# --- marks ---------------------------------------------------------------------------------------------
+
+
+def test_a_moment_is_marked(api: Api, run: Run) -> None:
+    (line,) = run("mark", "shop 1.2")
+    assert re.fullmatch(r"marked 20\d\d-\d\d-\d\dT[\d:.]+Z: shop 1\.2", line)
+    at = f"{datetime.now(UTC) - timedelta(hours=1):%Y-%m-%dT%H:%M:%SZ}"
+    (told,) = objects(run("mark", "odd", "--kind", "incident", "--queue", "a/b", "--at", at, "--json"))
+    assert told["time"].startswith(at[:-1])
+    assert (told["kind"], told["queue"], told["text"]) == ("incident", "a/b", "odd")
+    marks = api.get("/v1/marks", queue="a/b")["marks"]
+    said = [(it["kind"], it["text"]) for it in marks if it["kind"] in ("incident", "deploy")]
+    assert said == [("incident", "odd"), ("deploy", "shop 1.2")]

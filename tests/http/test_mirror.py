@@ -50,6 +50,7 @@ class Broker:
             "offset_end": offset_end,
             "oldest_us": 0,
             "paused": False,
+            "delivered": done,
             "counts": {"acked": done},
         }
         self.changed[name] = None

@@ -121,7 +121,7 @@ def test_a_file_can_have_tokens_and_leave_the_address_to_its_default(read: Sourc
             "[http]\nxyzzy = 1",
             "2: [http] xyzzy: there is no such setting; use one of [http] body-bytes-max,"
             " [http] bodies-bytes-max, [http] connections-max,"
-            " [http] metrics-queues-max, [http] health-seconds, [http] stage-seconds,"
+            " [http] metrics-queues-max, [http] health-seconds, [http] history-days, [http] stage-seconds,"
             " [http] stages-bytes-max, [http] lease-seconds-max, [http] readers-max, [http] address,"
             " [http] tls-certificate, [http] tls-key, [[http.tokens]]",
         ),

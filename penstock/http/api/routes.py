@@ -10,6 +10,7 @@ from penstock.http.api import (
     connections,
     health,
     log,
+    marks,
     messages,
     offsets,
     queues,
@@ -29,7 +30,7 @@ from penstock.http.schema import Schema
 from penstock.model.rights import Right
 
 _PARTS: Final = {
-    "queues": (queues, samples, offsets),
+    "queues": (queues, samples, marks, offsets),
     "sending": (sending,),
     "taking": (taking,),
     "messages": (messages, search, log, records),

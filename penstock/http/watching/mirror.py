@@ -5,7 +5,7 @@
                the broker's time is spent on being looked at
     refresh    a round now, for somebody who wants to see what has just happened
     rates      messages per second over the last `WINDOW_SECONDS`, from the counters in the rows
-    samples    how each queue did over the last hour (`samples.py`)
+    recorder   is told of every row, and makes history of them (`penstock/http/history`)
 
 Rules that always hold:
   * A refresh shows what happened before it was asked for. A round that is under way may have passed by
@@ -29,7 +29,7 @@ from typing import Final, NamedTuple, Protocol
 
 from penstock.control.frames import Buffer, Fields, Frame
 from penstock.errors import PenstockError
-from penstock.http.watching.samples import Samples
+from penstock.http.history.recorder import Recorder
 
 ROUND_SECONDS_MIN: Final = 1.0
 ROUND_SECONDS_MAX: Final = 30.0
@@ -184,7 +184,7 @@ class Mirror:
         self._running: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
         self._schedule: asyncio.Task[None] | None = None
-        self.samples = Samples()
+        self.recorder = Recorder()
         self.round_seconds = 0.0
         """How long the last complete round took."""
 
@@ -265,7 +265,7 @@ class Mirror:
             del self._trends[name]
             self._in_order = False
             self._moving.pop(name, None)
-            self.samples.forget(name)
+            self.recorder.forget(name)
             changed[name] = None
 
     def _put(self, row: Fields, changed: dict[str, None]) -> None:
@@ -274,7 +274,7 @@ class Mirror:
             self._forget(name, changed)
         sample = Sample(self._clock(), row["offset_end"], row["counts"].get("acked", 0))
         trend = self._trends.get(name)
-        self.samples.put(row, sample.at, is_new=trend is None and self._first_at is not None)
+        self.recorder.put(row, is_new=trend is None and self._first_at is not None)
         if trend is None:
             if self._first_at is None:
                 trend = Trend(sample)

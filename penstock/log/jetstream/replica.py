@@ -36,7 +36,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from penstock.log.committer import SPARE
-from penstock.log.disk import STAGES, WATERMARK, RealDisk, Watermark
+from penstock.log.disk import HISTORY, STAGES, WATERMARK, RealDisk, Watermark
 from penstock.log.jetstream.api import JetStream, Stored
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.records import Kind, Record, RecordDamaged, is_name, read_record
@@ -60,7 +60,7 @@ log = logging.getLogger("penstock.nats")
 
 def is_shared(name: str) -> bool:
     """Whether a file of the log's folder belongs to the stream, too."""
-    local = (RealDisk.LOCK, WATERMARK, STAGES)
+    local = (RealDisk.LOCK, WATERMARK, STAGES, HISTORY)
     return is_name(name) and name not in local and not name.startswith(SPARE) and not name.endswith(_PART)
 
 
@@ -226,7 +226,7 @@ class Replica:
 
     def wipe(self) -> None:
         """Forget everything: the next time, all of it is read again. What an earlier version has staged is no
-        copy, and stays: whoever leads from here takes it over."""
+        copy, and stays: whoever leads from here takes it over. So does the history."""
         for note in (_STATE, _KEPT):
             with suppress(FileNotFoundError):
                 os.unlink(os.path.join(self._folder, note))
@@ -235,7 +235,7 @@ class Replica:
     def _clear(self, kept: set[str]) -> None:
         make_folder(self.path)
         for folder in (self.path, os.path.join(self._folder, RECORDS)):
-            for name in set(os.listdir(folder)) - kept - {STAGES} if os.path.isdir(folder) else ():
+            for name in set(os.listdir(folder)) - kept - {STAGES, HISTORY} if os.path.isdir(folder) else ():
                 with suppress(OSError):
                     os.unlink(os.path.join(folder, name))
         self.index = RecordIndex(os.path.join(self._folder, RECORDS))
