@@ -67,6 +67,7 @@ class Broker:
         self.taking = Taking(self, log, ports, self.settling)
         self._expiring = Expiring(log, doors, self.delete)
         self._suspended = False
+        log.on_stored(self.stir)
         # Any: each takes the one command that it stands under. `handle` knows the two that are missing.
         self._handlers: dict[type, Callable[[Attached, Any, int], None]] = {
             words.Consume: self.claims.consume,

@@ -75,6 +75,7 @@ def policy(policy: Answer) -> list[str]:
     """The policy by the names of its settings; 0 means that there is no such bound."""
     shown = {
         "durability": policy["durability"],
+        "deliver-after": policy["deliver_after"],
         "retention-seconds": units.duration(policy["retention_seconds"]),
         "retention-bytes": units.size(policy["retention_bytes"]) if policy["retention_bytes"] else "no bound",
         "max-deliveries": units.count(policy["max_deliveries"]) if policy["max_deliveries"] else "no bound",

@@ -87,6 +87,7 @@ CONSUMER_COLUMNS: Final = (
 
 SETTINGS: Final[Sequence[tuple[str, str, Callable[[Any], str]]]] = (
     ("durability", "Durability", str),
+    ("deliver_after", "Delivered", lambda it: {"accept": "when accepted", "sync": "when durable"}[it]),
     ("retention_seconds", "Retention", lambda it: units.duration(it) if it else "none"),
     ("retention_bytes", "Retention, at most", lambda it: units.size(it) if it else "no bound"),
     ("max_deliveries", "Max deliveries", lambda it: units.count(it) if it else "no bound"),

@@ -671,7 +671,17 @@ class Log:
         found = self._state.queues.get(queue)
         if found is None or found.paused:
             return 0
-        return found.pending.dead.places.total if dead else found.pending.ready_count
+        pending = found.pending
+        if dead:
+            return pending.dead.places.total
+        if found.synced_offset < pending.tail and found.policy.waits_for_sync:
+            return pending.ready_count - pending.ready.count(found.synced_offset, pending.tail)[1]
+        return pending.ready_count
+
+    def on_stored(self, call: Callable[[str], None]) -> None:
+        """Call with the name of a queue when there may be more to take of it: messages that nobody gets
+        before they are durable (`deliver-after`) are so now."""
+        self._sealer.on_stored = call
 
     def take(
         self,
@@ -692,7 +702,7 @@ class Log:
         found = self._state.queues.get(queue)
         if found is None or found.paused:
             return []
-        if found.parts:
+        if found.parts and not found.policy.waits_for_sync:
             self._sealer.messages(found)
         try:
             slices = found.take(consumer, count, bytes_max, bytes_each, now_us, dead)
@@ -1052,6 +1062,9 @@ class Log:
         self._state.policies = policies
         for queue in self._state.queues.values():
             queue.policy = self._state.policy_of(queue.name)
+            if queue.policy.waits_for_sync and queue.synced_offset < queue.pending.tail:
+                self._sealer.tell_stored(queue)
+                self._committer.want_sync()
 
     # --- readers and retention -------------------------------------------------------------------
 

@@ -86,8 +86,9 @@ class LogQueue(QueueState):
         """The next messages for a consumer, who holds them from now on."""
         pending = self.pending
         slices: list[Slice] = []
+        before = self.synced_offset if self.policy.waits_for_sync else None
         while count > 0 and bytes_max > 0:
-            run = pending.pick_dead(count) if dead else pending.pick(count)
+            run = pending.pick_dead(count) if dead else pending.pick(count, before)
             if run is None:
                 break
             first, end, place = run

@@ -1,6 +1,7 @@
 """Sealer: what has gathered for a queue in one turn becomes a block and goes to the committer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from penstock.log.adoption import Adoption, Run, adoption_parts
 from penstock.log.block import (
@@ -23,6 +24,7 @@ from penstock.log.block import (
 )
 from penstock.log.columns import join_batches, split_columns
 from penstock.log.committer import Committer
+from penstock.log.errors import LogFailed
 from penstock.log.ledger import EVENTS_MAX, NO_ROWS, Ledger
 from penstock.log.queue import LogQueue
 from penstock.log.state import FORMAT_DELAYS, FORMAT_STAGES, LogState
@@ -57,6 +59,9 @@ class Sealer:
     def __init__(self, state: LogState, committer: Committer) -> None:
         self._state = state
         self._committer = committer
+        self.on_stored: Callable[[str], None] | None = (
+            None  # messages of a queue that waits for it are durable
+        )
         self.settlements_wait = False  # of queues with durability commit, for a sync
         self.lazy_us = 0  # how long blocks that nobody waits for may stay unsynced; 0: there are none
 
@@ -197,6 +202,18 @@ class Sealer:
         ):  # Nobody takes these before they are committed.
             self._state.segments.cache(self._committer.active, with_header(header, columns))
         self._show_when_synced(header)
+        if header.kind == KIND_MESSAGES:
+            queue = self._state.by_number[header.queue]
+            if queue.policy.waits_for_sync:
+                self.tell_stored(queue)
+
+    def tell_stored(self, queue: LogQueue) -> None:
+        """Who hands out messages is told when those are durable that the log has by now."""
+        self._committer.when_synced(partial(self._stored, queue))
+
+    def _stored(self, queue: LogQueue, error: LogFailed | None) -> None:
+        if error is None and self.on_stored is not None:
+            self.on_stored(queue.name)
 
     def ledger(self, queue: LogQueue, now_us: int) -> bool:
         """The settlements of a queue. False where the disk has no room for them yet."""

@@ -312,18 +312,22 @@ class Pending:
             self.move(State.DELAYED, Event.DUE, a, b)
         return bool(pieces)
 
-    def pick(self, count: int) -> tuple[int, int, Place | None] | None:
-        """Take the next run of at most `count` ready messages out of its room.
+    def pick(self, count: int, before: int | None = None) -> tuple[int, int, Place | None] | None:
+        """Take the next run of at most `count` ready messages out of its room; none that has come at `before`
+        or later, and nothing that stands behind such a one.
 
         The caller must `hold` it, put it `back`, or settle it.
         """
         if not self.waiting.places:
-            run = self.ready.pop_front(count)
+            run = self.ready.pop_front(count, before)
             return (run[0], run[1], None) if run else None
         moved = self.waiting.front()
-        run = self.ready.pop_front(count, before=moved[2].tail if moved else None)
+        tail = moved[2].tail if moved else self.tail
+        run = self.ready.pop_front(count, before=tail if before is None else min(tail, before))
         if run:
             return run[0], run[1], None
+        if before is not None and (first := self.ready.first) is not None and first < tail:
+            return None
         return self.waiting.pick(count)
 
     def pick_dead(

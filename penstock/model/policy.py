@@ -132,6 +132,7 @@ _RULES: Final[dict[str, _Number | _Choice | _Switch | _Seconds]] = {
     "dead-letters": _Switch(),
     "expire-seconds": _Number(_INT32_MAX, "never"),
     "retry-delays": _Seconds(),
+    "deliver-after": _Choice(("accept", "sync")),
 }
 """Every setting under the name that users type. The field's name is the same with underscores."""
 
@@ -153,12 +154,18 @@ class QueuePolicy:
     dead_letters: bool = True
     expire_seconds: int = 0  # an empty queue that nobody has used for so long is deleted; 0: never
     retry_delays: tuple[float, ...] = ()  # seconds before the 2nd, 3rd, … delivery; the last for all others
+    deliver_after: str = "accept"  # or "sync": nobody gets what a crash could still take
 
     def __post_init__(self) -> None:
         for setting, rule in _RULES.items():
             value = getattr(self, _field_of(setting))
             if not rule.holds(value):
                 raise PolicyError(f"{setting} = {short_repr(value)}: use {rule.wanted()}")
+
+    @property
+    def waits_for_sync(self) -> bool:
+        """Whether nobody gets a message before it is durable; what is never made so is not waited for."""
+        return self.deliver_after == "sync" and self.durability != "none"
 
     @classmethod
     def from_settings(

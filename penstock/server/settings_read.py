@@ -316,7 +316,13 @@ def load(args: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
         audit=top["audit"],
         limits=limits,
         log=LogSettings(**log),
-        policies=_policies(file, QueuePolicy(durability=top["durability"])),
+        policies=_policies(
+            file,
+            # What another front-end may never have heard of is not to be given away by one that is cut off.
+            QueuePolicy(
+                durability=top["durability"], deliver_after="accept" if top["engine"] == LOG else "sync"
+            ),
+        ),
         users=users,
     )
 

@@ -54,11 +54,11 @@ QUEUES_MAX = 6
 SMALL_BYTES = 400
 POLICIES = Policies(
     {
-        "a": {"retry-delays": [0.5, 0]},
+        "a": {"retry-delays": [0.5, 0], "deliver-after": "sync"},
         "b": {"max-deliveries": 2, "retry-delays": [1]},
         "off": {"dead-letters": "off", "max-deliveries": 3},
         "small": {"max-bytes": SMALL_BYTES},
-        "drop": {"on-expiry": "drop", "durability": "interval"},
+        "drop": {"on-expiry": "drop", "durability": "interval", "deliver-after": "sync"},
     }
 )
 PORTS_MAX = (2, 3, 6)  # the fewer, the more often one has a number that another had before

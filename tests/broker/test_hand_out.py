@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.hand_out import DISPATCH_BYTES
-from penstock.model.batch import Slice
-from penstock.model.words import Cancel, Closing, Consume
+from penstock.model.batch import Batch, Slice
+from penstock.model.policy import Policies
+from penstock.model.words import Cancel, Closing, Consume, Outcome
 from tests.broker.test_broker import FakePort, House, send, settle
 
 
@@ -233,3 +234,71 @@ def test_an_error_in_one_command_does_not_silence_the_port(house: House) -> None
         broken.say(Consume("q", 1))
     broken.say(Closing())
     assert broken.heard("finished") == [None]
+
+
+# --- deliver-after -----------------------------------------------------------------------------------
+
+CAREFUL = Policies({"q": {"deliver-after": "sync"}, "loose": {"deliver-after": "sync", "durability": "none"}})
+
+
+@pytest.fixture
+def careful(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path, CAREFUL)
+    yield house
+    house.log.close(house.now)
+
+
+def test_nobody_gets_what_a_crash_could_still_take(careful: House) -> None:
+    sender, worker = careful.port("s"), careful.port("w")
+    worker.say(Consume("q", 0), Consume("loose", 0), Consume("other", 0))
+    sender.say(send("q", b"1", b"2"), send("other", b"o"), send("loose", b"l"))
+    careful.broker.turn(careful.now)  # It is on its way to the disk.
+    assert sorted(worker.payloads()) == [b"l", b"o"]
+    assert careful.log.ready("q") == 0
+    assert careful.log.describe("q").ready == 2
+    careful.log.wait()
+    careful.broker.turn(careful.now)  # Nobody has said anything since.
+    assert sorted(worker.payloads()) == [b"1", b"2", b"l", b"o"]
+    sender.say(send("q", b"3"))
+    careful.turn()
+    assert worker.payloads()[-1] == b"3"
+
+
+def test_what_is_given_back_does_not_overtake_what_waits_for_the_disk(careful: House) -> None:
+    sender, worker = careful.port("s"), careful.port("w")
+    worker.say(Consume("q", 1))
+    sender.say(send("q", b"1"))
+    careful.turn()
+    sender.say(send("q", b"2"))
+    worker.say(settle(worker, "q", 0, Outcome.REQUEUE))
+    careful.broker.turn(careful.now)
+    assert worker.payloads() == [b"1"]
+    careful.turn()
+    worker.say(settle(worker, "q", 1))
+    careful.turn()
+    assert worker.payloads() == [b"1", b"2", b"1"]
+
+
+def test_what_is_on_its_way_when_the_policy_changes_is_not_forgotten(house: House) -> None:
+    sender, worker = house.port("s"), house.port("w")
+    sender.say(send("q", b"1"))
+    house.broker.turn(house.now)
+    house.broker.set_policies(CAREFUL)
+    worker.say(Consume("q", 0))
+    house.broker.turn(house.now)
+    assert worker.payloads() == []
+    house.log.wait()
+    house.broker.turn(house.now)
+    assert worker.payloads() == [b"1"]
+
+
+def test_a_commit_is_handed_out_when_it_is_stored(careful: House) -> None:
+    worker = careful.port("w")
+    worker.say(Consume("q", 0))
+    careful.log.transact("key", [("q", Batch.of([b"1", b"2"]))], careful.now)
+    careful.broker.stir("q")
+    careful.broker.turn(careful.now)
+    assert worker.payloads() == []
+    careful.log.wait()
+    careful.broker.turn(careful.now)
+    assert worker.payloads() == [b"1", b"2"]

@@ -151,7 +151,7 @@ def test_the_policy_is_shown(start_broker: StartBroker, tmp_path: Path) -> None:
     config.write_text(
         '[queue."orders.*"]\nmax-deliveries = 5\nretention-seconds = 60\nretention-bytes = 7\n'
         'max-bytes = 1000\non-expiry = "drop"\ndurability = "interval"\ndead-letters = "off"\n'
-        "expire-seconds = 30\nretry-delays = [1, 2.5]\n"
+        "expire-seconds = 30\nretry-delays = [1, 2.5]\ndeliver-after = 'sync'\n"
     )
     broker = start_broker("--config", str(config))
     with Api(broker.ports["http"]) as api:
@@ -167,6 +167,7 @@ def test_the_policy_is_shown(start_broker: StartBroker, tmp_path: Path) -> None:
             "dead_letters": False,
             "expire_seconds": 30,
             "retry_delays": [1, 2.5],
+            "deliver_after": "sync",
         }
         assert api.get(path_of("plain"))["policy"] == {
             "durability": "commit",
@@ -178,6 +179,7 @@ def test_the_policy_is_shown(start_broker: StartBroker, tmp_path: Path) -> None:
             "dead_letters": True,
             "expire_seconds": 0,
             "retry_delays": [],
+            "deliver_after": "accept",
         }
 
 

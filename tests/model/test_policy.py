@@ -190,7 +190,7 @@ def test_an_unknown_setting_is_answered_with_the_nearest(setting: str, meant: st
 
 def test_a_setting_like_no_other_is_answered_with_all() -> None:
     with pytest.raises(
-        PolicyError, match=r"no setting 'colour': use one of retention-seconds, .*, retry-delays$"
+        PolicyError, match=r"no setting 'colour': use one of retention-seconds, .*, deliver-after$"
     ):
         QueuePolicy.from_settings({"colour": "red"})
 

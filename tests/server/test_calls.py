@@ -433,6 +433,7 @@ def test_one_queue_with_its_deaths_and_its_policy(tmp_path: Path) -> None:
         "dead_letters": True,
         "expire_seconds": 0,
         "retry_delays": [],
+        "deliver_after": "accept",
     }
     caller.log.close(caller.now)
 

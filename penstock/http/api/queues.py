@@ -57,6 +57,7 @@ SCHEMAS: Final = {
             "policy": schema.object_of(
                 {
                     "durability": schema.words("commit", "interval", "none"),
+                    "deliver_after": schema.words("accept", "sync"),
                     "retention_seconds": schema.COUNT,
                     "retention_bytes": schema.COUNT,
                     "max_deliveries": schema.COUNT,
