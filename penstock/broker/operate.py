@@ -99,7 +99,11 @@ class Operator:
         """Messages for several queues, all or nothing. See the log for keys."""
         queues = {queue for queue, _ in parts}
         self._check_open(queues, now_us)
-        self._log.transact(key, parts, now_us, receipt)
+        for _, batch in parts:
+            if batch.moves is not None:
+                self._log.check_same(batch.source, batch.identity)
+        for queue, fate in self._log.transact(key, parts, now_us, receipt):
+            self._broker.purged(queue, (fate,))
         self._stir_all(queues)
 
     def stage(
@@ -177,6 +181,15 @@ class Operator:
             self._broker.purged(queue, fates)
             yield sum(fate.end - fate.first for fate in fates)
 
+    def withdraw(self, queue: str, now_us: int, ranges: Ranges) -> Iterator[int]:
+        """Take out what of these ranges is in nobody's hands, dead or not; step by step, how many."""
+        identity, tail = self._log.describe(queue).identity, self._log.mark(queue)[0]
+        for portion in self._portions(queue, ranges, tail, None):
+            self._log.check_same(queue, identity)
+            fates = self._log.withdraw_free(queue, portion, Reason.OPERATOR, now_us)
+            self._broker.purged(queue, fates)
+            yield sum(fate.end - fate.first for fate in fates)
+
     def delete(self, queue: str, now_us: int, *, force: bool = False) -> QueueInfo:
         """A queue is no more, with all that is in it; how it stood. Refused while somebody consumes it."""
         info, consumers = self._log.describe(queue), self._broker.doors.consumer_count(queue)
@@ -204,7 +217,7 @@ class Operator:
         """
         identity, mark = self._log.describe(queue).identity, mark or self._log.mark(queue)
         left = mark[0] if limit is None else limit
-        portions = self._portions(queue, ranges, mark[0]) if ranges is not None else None
+        portions = self._portions(queue, ranges, mark[0], State.DEAD) if ranges is not None else None
         while left > 0:
             self._log.check_same(queue, identity)
             portion = next(portions, None) if portions is not None else None
@@ -220,8 +233,9 @@ class Operator:
             self._broker.stir(queue)
             yield count
 
-    def _portions(self, queue: str, ranges: Ranges, tail: int) -> Iterator[Ranges]:
-        """The ranges in parts, in each of which there are no more than RUNS_A_STEP runs of dead letters."""
+    def _portions(self, queue: str, ranges: Ranges, tail: int, only: State | None) -> Iterator[Ranges]:
+        """The ranges in parts, in each of which there are no more than RUNS_A_STEP runs of messages, and no
+        more than MESSAGES_A_STEP where somebody waits for answers."""
         portion: Ranges = []
         room = RUNS_A_STEP
         for first, end in ranges:
@@ -235,7 +249,9 @@ class Operator:
                     yield portion
                     portion, room = [], RUNS_A_STEP
                 else:
-                    stop = self._log.states(queue, first, end, RUNS_A_STEP, State.DEAD).next
+                    stop = self._log.states(queue, first, end, RUNS_A_STEP, only).next
+                    if only is None and self._broker.requests.is_asked(queue):
+                        stop = min(stop, first + MESSAGES_A_STEP)
                     yield [(first, stop)]
                     first = stop
         if portion:

@@ -6,6 +6,7 @@
     retries   int16[count]      likewise
     repairs   int64[count]      where these are payloads for dead letters: the offsets of those
     delay     int64[count]      only where some message has one
+    moves     int64[count]      where these are taken out of another queue: their offsets there
     headers   int32[count + 1], bytes     likewise, laid out as the payload
 
 Reply addresses do not travel: who asks over HTTP gets a receipt, not a reply.
@@ -22,14 +23,20 @@ from penstock.control.frames import Buffer, Fields, FrameError
 from penstock.model.batch import Batch
 from penstock.model.life import Reason
 
-_COLUMNS: Final = (("ttl", "q", 8), ("retries", "h", 2), ("repairs", "q", 8), ("delay", "q", 8))
+_COLUMNS: Final = (
+    ("ttl", "q", 8),
+    ("retries", "h", 2),
+    ("repairs", "q", 8),
+    ("delay", "q", 8),
+    ("moves", "q", 8),
+)
 
 
 def pack_batch(batch: Batch) -> tuple[Fields, list[Buffer]]:
     """What stands in the frame's object for a batch, and its bytes."""
     fields: Fields = {"count": len(batch), "payload": len(batch.payload), "protocol": batch.protocol}
     buffers: list[Buffer] = [batch.bounds.tobytes(), batch.payload]
-    columns = (batch.ttl_seconds, batch.retries, batch.repairs, batch.delay_us)
+    columns = (batch.ttl_seconds, batch.retries, batch.repairs, batch.delay_us, batch.moves)
     for (name, _, _), column in zip(_COLUMNS, columns, strict=True):
         if column is not None:
             fields[name] = True
@@ -41,6 +48,8 @@ def pack_batch(batch: Batch) -> tuple[Fields, list[Buffer]]:
         fields["dead"] = batch.dead.label
     if batch.identity:
         fields["identity"] = batch.identity
+    if batch.source:
+        fields["source"] = batch.source
     return fields, buffers
 
 
@@ -61,9 +70,10 @@ def unpack_batch(fields: Fields, body: memoryview, at: int) -> tuple[Batch, int]
     if "headers" in fields:
         headers, at = unpack_texts(count, fields["headers"], body, at)
     dead = Reason.of(fields.get("dead", ""))
-    ttl, retries, repairs, delay_us = (columns.get(name) for name, _, _ in _COLUMNS)
+    ttl, retries, repairs, delay_us, moves = (columns.get(name) for name, _, _ in _COLUMNS)
     batch = Batch(payload, bounds, ttl, retries, None, fields["protocol"], dead, repairs, delay_us, headers)
     batch.identity = fields.get("identity", "")
+    batch.moves, batch.source = moves, fields.get("source", "")
     return batch, at
 
 

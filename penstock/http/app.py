@@ -86,18 +86,20 @@ class Call:
         within: Callable[[], User | None] | None = self.request.scope.get(USER)
         return within() if within is not None else self.site.guard.user_now(self.request.headers)
 
-    def check_still(self) -> None:
-        """Say no where what the route needs was taken away since the call came."""
-        if not (self.user_now or NOBODY).may(self.route.right, self.values.get("queue")):
-            raise forbidden(self.user, self.route.right, self.values.get("queue"))
+    def check_still(self, queue: str | None = None) -> None:
+        """Say no where what the route needs was taken away since the call came. A queue is named where that
+        is not in the path."""
+        queue = queue or self.values.get("queue")
+        if not (self.user_now or NOBODY).may(self.route.right, queue):
+            raise forbidden(self.user, self.route.right, queue)
 
     def act(self, name: str, **facts: object) -> AbstractAsyncContextManager[Fields]:
         """What changes something, for the audit: `async with`."""
         return self.site.auditing.act({**whence(self.request.scope, self.user.name), "act": name, **facts})
 
-    async def check_wanted(self, so_far: str) -> None:
+    async def check_wanted(self, so_far: str, queue: str | None = None) -> None:
         """Long work ends early where nobody waits for it any more, or may have it, or the broker stops."""
-        self.check_still()
+        self.check_still(queue)
         if await self.request.is_disconnected():
             raise ClientDisconnect
         if self.site.stopping.is_set():

@@ -454,8 +454,10 @@ class Log:
     def append(self, queue: str, batch: Batch, now_us: int, receipt: Receipt | None = None) -> None:
         """Messages for a queue, which is made where there is none."""
         self._check()
-        if batch.dead or batch.repairs is not None:
-            raise LogRefused(f"queue {queue!r}: dead letters and their repairs are sent in a transaction")
+        if batch.dead or batch.repairs is not None or batch.moves is not None:
+            raise LogRefused(
+                f"queue {queue!r}: dead letters, their repairs and what is moved are sent in a transaction"
+            )
         if batch.reply is not None and batch.delay_us is not None:
             raise LogRefused(f"queue {queue!r}: who waits for an answer cannot ask for a delay")
         check_batch(queue, batch)
@@ -508,11 +510,11 @@ class Log:
         parts: Sequence[tuple[str, Batch]],
         now_us: int,
         receipt: TransactionReceipt | None = None,
-    ) -> None:
+    ) -> list[tuple[str, Fate]]:
         """See `Transactions.transact`."""
         self._check()
         with self._reading():
-            self._transactions.transact(key, parts, now_us, receipt)
+            return self._transactions.transact(key, parts, now_us, receipt)
 
     def stage(
         self,
@@ -820,6 +822,15 @@ class Log:
         found = self._sealed(queue)
         fates = found.withdraw(ranges, reason)
         self._dirty[found.number] = self._changed[found.number] = found
+        return fates
+
+    def withdraw_free(self, queue: str, ranges: Ranges, reason: Reason, now_us: int) -> list[Fate]:
+        """Messages in these ranges that nobody holds: ready and delayed ones, and dead letters. Every run in
+        them is looked at, so that whoever names much of a queue should name it in portions."""
+        found = self._sealed(queue)
+        fates = found.withdraw_free(ranges, reason)
+        if fates:
+            self._dirty[found.number] = self._changed[found.number] = found
         return fates
 
     def _sealed(self, queue: str) -> LogQueue:

@@ -491,8 +491,10 @@ class LogQueue(QueueState):
         rows, self.ledger = self.ledger, others
         return rows
 
-    def withdraw(self, ranges: Sequence[tuple[int, int]], reason: Reason) -> list[Fate]:
-        """Living messages, ready ones and those that somebody holds."""
+    def withdraw_free(
+        self, ranges: Sequence[tuple[int, int]], reason: Reason, *, dead: bool = True
+    ) -> list[Fate]:
+        """Messages that nobody holds: ready ones, delayed ones and, if wanted, dead letters."""
         fates = []
         pending = self.pending
         for first, end in ranges:
@@ -500,6 +502,21 @@ class LogQueue(QueueState):
                 fates.append(self._withdrawn(a, b, reason, None, READY))
             for a, b, _ in pending.delayed.cut(first, end):
                 fates.append(self._withdrawn(a, b, reason, None, DELAYED))
+            for a, b, _ in pending.lift_dead(first, end) if dead else ():
+                fates.append(self._withdrawn(a, b, reason, None, State.DEAD))
+        return fates
+
+    def take_out(self, ranges: Sequence[tuple[int, int]], reason: Reason) -> tuple[list[Fate], Ledger]:
+        """The same, and the rows that say so: they belong into the log with something else."""
+        others, self.ledger = self.ledger, Ledger()
+        fates = self.withdraw_free(ranges, reason)
+        rows, self.ledger = self.ledger, others
+        return fates, rows
+
+    def withdraw(self, ranges: Sequence[tuple[int, int]], reason: Reason) -> list[Fate]:
+        """Living messages, ready ones and those that somebody holds."""
+        fates = self.withdraw_free(ranges, reason, dead=False)
+        pending = self.pending
         if not pending.held or not ranges:
             return fates
         wanted: RangeMap[None] = RangeMap()

@@ -7,6 +7,7 @@ here in one call, between the blocks of the turn before and its own.
 
 import sys
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final
@@ -19,8 +20,8 @@ from penstock.log.errors import LogDamaged, LogRefused, StageDamaged, StageUnkno
 from penstock.log.fingerprint import Fingerprint
 from penstock.log.queue import LogQueue
 from penstock.log.redrive import Redrive
-from penstock.log.repairs import cut_batch, repair_queue_of
-from penstock.log.results import Begun, Step, Stored, TransactionDone, TransactionReceipt
+from penstock.log.repairs import cut_batch, repair_queue_of, runs_of
+from penstock.log.results import Begun, Fate, Step, Stored, TransactionDone, TransactionReceipt
 from penstock.log.sealer import SealedBlock, Sealer
 from penstock.log.stages import Stage, StagePart
 from penstock.log.state import LogState, StoredPart
@@ -69,25 +70,34 @@ class Transactions:
         parts: Sequence[tuple[str, Batch]],
         now_us: int,
         receipt: TransactionReceipt | None = None,
-    ) -> None:
+    ) -> list[tuple[str, Fate]]:
         """All of these messages or none, once for each key, whatever happens meanwhile.
 
         Without a key nothing is remembered: said again, the messages are stored again.
         A batch that is `dead` becomes dead letters, which nobody has had before. One of `repairs` is no new
         messages: the dead letters that it names go back into their queue with these payloads, as far as
-        they are dead and nobody holds them. Where that queue has been deleted, none of them is.
+        they are dead and nobody holds them. Where that queue has been deleted, none of them is. One of
+        `moves` is what it takes out of another queue, as far as nobody holds it there: what was taken out
+        is told.
         """
         known = self.stored(key)
         if known is not None:
             self._answer(receipt, TransactionDone(key, known, repeated=True))
-            return
-        parts = [(name, batch) for name, batch in parts if not self._is_gone(name, batch.identity)]
+            return []
+        parts = [
+            (name, batch) for name, batch in parts if not self._is_gone(batch.source or name, batch.identity)
+        ]
         self._check(key, parts)
         queues = self._queues_of([(name, batch.repairs is not None) for name, batch in parts], now_us)
         self._seal_all(now_us)
         work = _Work()
+        fates: list[tuple[str, Fate]] = []
         for name, batch in parts:
             queue = queues[name]
+            if batch.moves is not None:
+                batch = self._taken_out(batch, batch.moves, fates, work, now_us)
+                if not len(batch):
+                    continue
             if batch.repairs is None:
                 self._accept(queue, len(batch), self._split(queue, batch, now_us), batch.dead, work, now_us)
                 if batch.delay_us is not None:
@@ -103,6 +113,24 @@ class Transactions:
                     self._redriven(redrive, len(payloads), work, now_us)
                     self._release(redrive, sys.maxsize)
         self._answer(receipt, self._end(key, work, "", now_us))
+        return fates
+
+    def _taken_out(
+        self, batch: Batch, offsets: "array[int]", fates: list[tuple[str, Fate]], work: "_Work", now_us: int
+    ) -> Batch:
+        """What of a batch its source gives away; the rows that say so are in the transaction."""
+        source = self._state.queues[batch.source]
+        found, rows = source.take_out([(first, end) for _, first, end in runs_of(offsets)], Reason.OPERATOR)
+        if found:
+            work.blocks.append(self._sealer.settlement_block(source, rows, now_us, FLAG_PART))
+            self._mark(source)
+        taken: list[tuple[int, int]] = []
+        for fate in found:
+            row = bisect_left(offsets, fate.first)
+            taken.append((row, row + fate.end - fate.first))
+            fates.append((batch.source, fate))
+        taken.sort()
+        return batch.picked(taken)
 
     def commit(
         self,
@@ -318,6 +346,8 @@ class Transactions:
             check_batch(name, batch)
             if batch.repairs is not None:
                 known_queue(self._state, name)
+            if batch.moves is not None:
+                known_queue(self._state, batch.source)
             # What is dead takes no room that a queue's max-bytes gives to the living.
             living_bytes = 0 if batch.dead or batch.repairs is not None else len(batch.payload)
             payload_bytes[name] = payload_bytes.get(name, 0) + living_bytes

@@ -54,6 +54,10 @@ class Batch:
         None  # typecode "q": not handed out before so long after arrival; 0: at once
     )
     headers: "Sequence[bytes] | None" = None  # as `headers.py` encodes them; b"": this message has none
+    moves: "array[int] | None" = None
+    """Typecode "q", growing; in `transact` only. These are the messages at these offsets of the queue
+    `source`, which are withdrawn there with it; those that somebody holds, or that are gone, stay out."""
+    source: str = ""  # `identity` is that of this queue then
 
     def __init__(
         self,
@@ -79,6 +83,8 @@ class Batch:
         self.identity = ""
         self.delay_us = delay_us
         self.headers = headers
+        self.moves = None
+        self.source = ""
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -100,6 +106,21 @@ class Batch:
         )
         cut.identity = self.identity
         return cut
+
+    def picked(self, rows: "Sequence[tuple[int, int]]") -> "Batch":
+        """Some of its messages, by ranges of their numbers; nothing is moved by them."""
+        if rows == [(0, len(self))]:
+            return self.cut(0, len(self))
+        numbers = [number for lo, hi in rows for number in range(lo, hi)]
+        bounds = self.bounds
+        return Batch.of(
+            [self.payload[bounds[i] : bounds[i + 1]] for i in numbers],
+            ttl_seconds=[self.ttl_seconds[i] for i in numbers] if self.ttl_seconds is not None else None,
+            retries=[self.retries[i] for i in numbers] if self.retries is not None else None,
+            protocol=self.protocol,
+            delay_us=[self.delay_us[i] for i in numbers] if self.delay_us is not None else None,
+            headers=[self.headers[i] for i in numbers] if self.headers is not None else None,
+        )
 
     def messages(self) -> list[bytes]:
         """The payloads one by one. For tests and tools; nothing on the hot path calls it."""

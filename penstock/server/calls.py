@@ -4,7 +4,7 @@
     take, untake, settle                   messages out, for a time, and what becomes of them
     stage, commit, abort, transaction      transactions whose parts come one by one
     queues, queue, states                  looking at queues
-    pause, purge, redrive, delete          knobs
+    pause, purge, redrive, withdraw, delete   knobs
     hold_reader, release_reader, readers   who reads the log, and holds retention
     connections, connection, end           who is connected
     engine, health                         the broker itself
@@ -509,6 +509,12 @@ def _redrive(context: Context, fields: Fields, body: memoryview, answer: Answer)
     _take_steps(context, steps, answer)
 
 
+def _withdraw(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    context.log.check_same(fields["queue"], fields["identity"])
+    ranges = [(first, end) for first, end in fields["ranges"]]
+    _take_steps(context, context.operator.withdraw(fields["queue"], context.server.now_us(), ranges), answer)
+
+
 def _mark(fields: Fields) -> Mark | None:
     """The one that `queue` told, for a purge or redrive in several calls; None: as it stands now."""
     mark = fields.get("mark")
@@ -807,6 +813,7 @@ CALLS: Final[dict[str, Handler]] = {
     "pause": _pause,
     "purge": _purge,
     "redrive": _redrive,
+    "withdraw": _withdraw,
     "delete": _delete,
     "hold_reader": _hold_reader,
     "release_reader": _release_reader,

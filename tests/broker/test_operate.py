@@ -1,5 +1,6 @@
 """The operator beside a broker and a real log: what it does is seen by everybody at once."""
 
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from penstock.broker import operate
 from penstock.broker.broker import Broker
 from penstock.broker.operate import Draining, Operator, TooFast
 from penstock.log import weight
-from penstock.log.errors import LogError, LogRefused, QueueFull, QueueUnknown
+from penstock.log.errors import LogError, LogRefused, QueueDeleted, QueueFull, QueueUnknown
 from penstock.log.results import Stored, TransactionDone
 from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason, State
@@ -387,12 +388,55 @@ def test_ranges_are_redriven_in_portions_whatever_they_look_like(
     assert sorted(worker.offsets()) == [2, 6, 8, 10, 20, 22, 24, 26]
 
 
+@pytest.mark.parametrize("runs_a_step", [1, 3, 500])
+def test_what_nobody_holds_is_withdrawn_in_portions(
+    office: Office, monkeypatch: pytest.MonkeyPatch, runs_a_step: int
+) -> None:
+    monkeypatch.setattr(operate, "RUNS_A_STEP", runs_a_step)
+    office.kill("q", 10)  # dead: offsets 0, 2, … 18
+    batch = Batch.of([b"a", b"b", b"c", b"late"], protocol="http", delay_us=[0, 0, 0, 1 << 40])
+    office.operator.append("q", batch, office.now, lambda _: None)
+    office.turn()
+    worker = office.port("w")
+    worker.say(Consume("q", 1))
+    office.turn()
+    ranges = [(0, 5), (4, 12), (20, 22), (23, 1 << 50), (3, 1)]
+    assert sum(office.operator.withdraw("q", office.now, ranges)) == 6 + 2
+    assert sum(office.operator.withdraw("q", office.now, ranges)) == 0
+    info = office.log.describe("q")
+    assert (info.dead, info.ready, info.delayed, info.held) == (4, 1, 0, 1)
+
+
+def test_whoever_asked_is_told_when_requests_are_withdrawn_or_moved(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operate, "MESSAGES_A_STEP", 2)
+    monkeypatch.setattr(operate, "RUNS_A_STEP", 2)
+    asker = office.port("a", "rq")
+    asker.say(send("q", *[b"x"] * 6, tickets=range(6), wants_reply=True))
+    office.turn()
+    assert list(office.operator.withdraw("q", office.now, [(0, 4)])) == [2, 2]
+    assert asker.heard("undelivered") == [[0, 1], [2, 3]]
+    batch = Batch.of([b"x", b"x"], protocol="http")
+    batch.moves, batch.source, batch.identity = array("q", [4, 5]), "q", office.log.describe("q").identity
+    done: list[TransactionDone | LogError] = []
+    office.operator.transact("", [("to", batch)], office.now, done.append)
+    office.turn()
+    assert asker.heard("undelivered") == [[0, 1], [2, 3], [4, 5]]
+    assert [it.stored[0][:3] for it in done if isinstance(it, TransactionDone)] == [("to", 0, 2)]
+    assert office.log.describe("q").ready == 0
+    batch.identity = "0" * 12
+    with pytest.raises(QueueDeleted):
+        office.operator.transact("", [("to", batch)], office.now, done.append)
+
+
 def test_a_queue_that_is_not_there_is_unknown(office: Office) -> None:
     operator = office.operator
     for act in (
         lambda: operator.pause("nowhere", True, office.now),
         lambda: next(operator.purge("nowhere", office.now)),
         lambda: next(operator.redrive("nowhere", office.now)),
+        lambda: next(operator.withdraw("nowhere", office.now, [(0, 1)])),
         lambda: operator.row("nowhere"),
         lambda: operator.hold_reader("r", "messages", {"nowhere": 0}, 60, office.now, readers_max=2),
     ):

@@ -23,6 +23,10 @@ EXPECTED = {
     "/v1/queues/{queue}/redrive": 400,  # a text that is no condition
     "/v1/queues/{queue}/search": 400,  # likewise; what is no place or cursor
     "/v1/search": 400,
+    "/v1/queues/{queue}/copy": 400,  # likewise; nothing is chosen, or the same queue is
+    "/v1/queues/{queue}/move": 400,
+    "/v1/queues/{queue}/withdraw": 400,
+    "/v1/redrive": 400,
     "/v1/queues/{queue}/settle": 400,  # an id in two lists, a reason of long characters
     "/v1/queues/{queue}/take": 400,  # likewise
     "/v1/stages": 400,  # no queue, neither as a parameter nor in the lines

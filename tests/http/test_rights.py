@@ -53,10 +53,11 @@ NEEDS = {
         ("GET", "samples"),
         ("GET", "search"),
         ("GET", "offset?time=2026-01-01T00:00:00Z"),
+        ("POST", "copy"),
     ],
     "send": [("POST", "messages"), ("POST", "batch")],
     "receive": [("POST", "take"), ("POST", "settle")],
-    "operate": [("POST", "pause"), ("POST", "resume"), ("POST", "redrive")],
+    "operate": [("POST", what) for what in ("pause", "resume", "redrive", "move", "withdraw")],
     "admin": [("POST", "purge"), ("DELETE", "")],
 }
 """Calls about one queue, by the right that they need."""
@@ -66,6 +67,7 @@ ELSEWHERE = {
     ("GET", "/v1/offsets"): "read",
     ("GET", "/v1/search"): "read",
     ("POST", "/v1/cuts"): "read",
+    ("POST", "/v1/redrive"): "operate",
     ("GET", "/v1/folder"): "read everywhere",
     ("GET", "/v1/readers"): "read",
     ("GET", "/v1/readers/{name}"): "read",

@@ -17,6 +17,7 @@ from penstock.model.policy import Policies, at_birth
 from penstock.model.words import KEEP_TTL, RETRY_DELAYS, Outcome, Ranges, Where
 from tests.log.crash_check import EVERYTHING, Checker
 from tests.log.crash_model import (
+    GONE,
     SECOND_US,
     Controls,
     Message,
@@ -85,6 +86,8 @@ class Steps:
         )
         if rng.getstate()[1][1] % 2:  # in half of the runs, without a draw that would change the others
             self.weighted += ((12, self.go_on),)
+        if rng.getstate()[1][2] % 2:
+            self.weighted += ((8, self.move), (2, self.withdraw_free))
         if rng.random() < 0.3:  # a life of small messages, whose segments are compacted all the time
             self.weighted += ((30, self.scatter), (30, self.trim_all))
         if rng.random() < 0.4:  # a life of stages
@@ -598,6 +601,67 @@ class Steps:
             fates = self.engine.withdraw(queue.name, ranges, Reason.OPERATOR, self.now_us)
             self.model.happen(queue, fates)
 
+    def withdraw_free(self) -> None:
+        """What nobody holds, dead or not."""
+        queue = self.queue()
+        if queue is not None and queue.messages:
+            first = self.rng.randrange(len(queue.messages))
+            end = first + self.rng.choice((1, 4))
+            free = [message for message in queue.messages[first:end] if is_free(message)]
+            fates = self.engine.withdraw_free(queue.name, [(first, end)], Reason.OPERATOR, self.now_us)
+            touched(queue, fates, free)
+            self.model.happen(queue, fates)
+
+    def move(self) -> None:
+        """Messages out of one queue into another, as far as nobody holds them: both or neither."""
+        rng, model = self.rng, self.model
+        if (source := self.queue()) is None or not source.messages:
+            return
+        to = model.queues[rng.choice([name for name in model.queues if name != source.name])]
+        # Of requests it could not be told whether they were moved, or withdrawn by the next opening.
+        plain = [message for message in source.messages if not message.life.asks]
+        count = min(len(plain), rng.choice((1, 3, 8)))
+        if not count:
+            return
+        named = [plain[i] for i in sorted(rng.sample(range(len(plain)), count))]
+        self.sent += 1
+        payloads = [b"%d. move of %d" % (self.sent, message.offset) for message in named]
+        delays = self.delays(count) if rng.random() < 0.3 else None
+        headers = self.headers(count) if rng.random() < 0.3 else None
+        batch = Batch.of(payloads, delay_us=delays, headers=headers, protocol="http")
+        batch.moves, batch.source = array("q", [message.offset for message in named]), source.name
+        rows = [(row, row + 1) for row, message in enumerate(named) if is_free(message)]
+        picked = batch.picked(rows)
+        key = rng.choice(("", f"move-{self.sent}"))
+        size, turn, happened = len(to.messages), model.turn, len(source.happenings)
+        ranges = [(to.name, *model.accept(to, picked))] if rows else []
+
+        def receipt(result: TransactionDone | LogError) -> None:
+            if isinstance(result, LogError):
+                assert isinstance(result, LogFailed), result
+                return
+            assert [part[:3] for part in result.stored] == ranges, f"{result} instead of {ranges}"
+            for name, first, end, origin in result.stored:
+                model.show(model.queues[name], origin, first, end)
+                model.confirm(model.queues[name], end, turn, safe=True)
+
+        try:
+            fates = self.engine.transact(key, [(to.name, batch)], self.now_us, receipt)
+        except LogError as error:
+            del to.messages[size:]
+            self.refused(error)
+            return
+        touched(source, [fate for _, fate in fates], [message for message in named if is_free(message)])
+        model.happen(source, [fate for _, fate in fates])
+        model.counts["moved"] += len(rows)
+        if ranges:
+            brought = ((source.name, happened, len(source.happenings)),)
+            model.transactions.append(Transaction(key, [(to.name, picked)], ranges, None, brought))
+        if rng.random() < 0.3:
+            self.flush()
+            self.disk.cut_after(rng.randint(1, 5))
+            self.writer.wait()
+
     def purge(self) -> None:
         if (queue := self.queue()) is None:
             return
@@ -740,6 +804,10 @@ class Steps:
             (1, 1000, 1000, SECOND_US // 2, SECOND_US, 20 * SECOND_US, 400 * SECOND_US, -5 * SECOND_US)
         )
         model.latest_us = max(model.latest_us, model.now_us)
+
+
+def is_free(message: Message) -> bool:
+    return message.hold is None and message.life.room != GONE
 
 
 def ranges_of(messages: Sequence[Message]) -> Ranges:

@@ -221,6 +221,7 @@ def test_an_error_that_comes_late_is_refused_and_a_failure_is_told(
         ("pause", {"paused": True}),
         ("purge", {"dead": False}),
         ("redrive", {"reason": None, "ranges": None, "limit": None}),
+        ("withdraw", {"identity": None, "ranges": [[0, 1]]}),
     ],
 )
 def test_a_queue_that_is_not_there(caller: Caller, name: str, more: Fields) -> None:
@@ -583,6 +584,17 @@ def test_purge_tells_who_waits_for_an_answer(caller: Caller) -> None:
     caller.turn()
     assert caller.ask("purge", {"queue": "q", "dead": False})["count"] == 1
     assert asker.heard("undelivered") == [[3]]
+
+
+def test_withdraw_takes_what_nobody_holds(caller: Caller) -> None:
+    caller.kill("q", 3)  # of six: the others are held
+    caller.append("q", b"a", b"b")
+    identity = caller.log.describe("q").identity
+    wish = {"queue": "q", "identity": identity, "ranges": [[0, 7]]}
+    assert caller.ask("withdraw", wish) == {"count": 4, "more": False}
+    assert caller.ask("withdraw", wish) == {"count": 0, "more": False}
+    assert caller.refused("withdraw", {**wish, "identity": "0" * 12})[0] == "deleted"
+    assert (caller.log.describe("q").ready, caller.log.describe("q").held) == (1, 3)
 
 
 def redrive(caller: Caller, **more: Any) -> Fields:

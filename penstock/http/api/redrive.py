@@ -23,7 +23,8 @@ from typing import Any, Final, TypeVar
 from starlette.responses import Response
 
 from penstock.http import kinds, schema
-from penstock.http.app import Call, answer_json
+from penstock.http.app import Call, answer_json, answer_list
+from penstock.http.link import CallRefused
 from penstock.http.problems import Problem
 from penstock.http.reading import letters
 from penstock.http.reading.letters import Range, Ranges, Run
@@ -35,7 +36,7 @@ from penstock.http.where.read import TEXT_CHARACTERS_MAX
 from penstock.log.errors import QueueDeleted
 from penstock.log.reader import LogReader
 from penstock.model.life import DEAD_REASONS, Reason
-from penstock.model.rights import Right
+from penstock.model.rights import Right, matcher
 
 LETTERS_MAX: Final = 2000
 """Letters that are read and judged in one go of a thread."""
@@ -94,10 +95,10 @@ class RangesKind(kinds.Kind):
 class _Redrive:
     """One call while it is carried out."""
 
-    def __init__(self, call: Call, fields: dict[str, Any]) -> None:
+    def __init__(self, call: Call, queue: str, fields: dict[str, Any]) -> None:
         self._call = call
         self._site = call.site
-        self._queue: str = call["queue"]
+        self._queue = queue
         self._identity: str | None = fields["identity"]
         self._number = 0  # of the queue in its log, which an identity ends with
         self._reason = Reason.of(fields["reason"]) if fields["reason"] is not None else None
@@ -284,24 +285,86 @@ class _Redrive:
             await asyncio.sleep(SYNC_PAUSE_SECONDS)
 
     async def _check_wanted(self) -> None:
-        await self._call.check_wanted(f"{self._redriven} letters were redriven so far")
+        await self._call.check_wanted(f"{self._redriven} letters were redriven so far", self._queue)
 
 
 async def redrive(call: Call) -> Response:
     fields = await call.fields()
     if fields["where"] is not None:  # By conditions one can find out what is in a letter.
         call.require(Right.READ, (call["queue"],))
+    return answer_json(await _redrive(call, call["queue"], fields))
+
+
+async def _redrive(call: Call, queue: str, fields: dict[str, Any]) -> dict[str, Any]:
     try:
-        work = _Redrive(call, fields)
+        work = _Redrive(call, queue, fields)
     except WhereError as error:
         raise Problem("bad-request", str(error), position=error.position) from None
     if fields["dry_run"]:
-        return answer_json(await work.run())
+        return await work.run()
     wish = {name: fields[name] for name in ("reason", "where", "limit") if fields[name] is not None}
-    async with call.act("redrive", queue=call["queue"], **wish) as told:
+    async with call.act("redrive", queue=queue, **wish) as told:
         done = await work.run()
         told["count"] = done["redriven"]
-    return answer_json(done)
+    return done
+
+
+async def redrive_many(call: Call) -> Response:
+    """Queue after queue. One that is deleted meanwhile has nothing to redrive."""
+    given = await call.fields()
+    fields = {it.name: given.get(it.name, it.default) for it in _FIELDS}
+    needed = Right.OPERATE if given["where"] is None else Right.OPERATE | Right.READ
+    named: str | list[str] = given["queues"]
+    mirror = call.site.mirror
+    await mirror.refresh()
+    if isinstance(named, str):
+        fits = matcher(named)
+        queues = [name for name in mirror.names if fits(name) and call.user.may(needed, name)]
+    else:
+        call.require(needed, named)
+        queues = sorted(set(named))
+    if fields["where"] is not None:
+        try:
+            parse(fields["where"])  # Also where there is no letter to judge by it.
+        except WhereError as error:
+            raise Problem("bad-request", str(error), position=error.position) from None
+    left: int | None = given["max"]
+    rows: list[dict[str, Any]] = []
+    for queue in queues:
+        if left == 0:
+            break
+        if isinstance(named, str) and (queue not in mirror.rows or not mirror.queue(queue)["dead"]):
+            continue
+        try:
+            done = await _redrive(call, queue, {**fields, "limit": left})
+        except (CallRefused, QueueDeleted) as error:
+            if isinstance(error, CallRefused) and (error.kind != "no-queue" or not isinstance(named, str)):
+                raise
+            continue
+        rows.append({"queue": queue, **{name: done[name] for name in COUNTS}})
+        if left is not None:
+            left -= done["matched"] if given["dry_run"] else done["redriven"]
+    totals = {name: sum(row[name] for row in rows) for name in COUNTS}
+    return await answer_list("queues", rows, **totals, dry_run=given["dry_run"])
+
+
+COUNTS: Final = ("looked_at", "matched", "redriven")
+
+
+class QueuesKind(kinds.Kind):
+    """A pattern of names, or names."""
+
+    _pattern = kinds.Text("a pattern of names: * stands for any characters, ? for one", 255)
+    _names = kinds.ListOf(kinds.QueueName(), 1000)
+
+    def check(self, value: object) -> object:
+        return self._pattern.check(value) if isinstance(value, str) else self._names.check(value)
+
+    def wanted(self) -> str:
+        return "a pattern of names, or a list of 1 to 1000 names"
+
+    def schema(self) -> Schema:
+        return {"anyOf": [self._pattern.schema(), self._names.schema()]}
 
 
 _FIELDS: Final = (
@@ -364,5 +427,37 @@ ROUTES: Final = (
         (QUEUE,),
         Body(fields=_FIELDS, required=False, help="Nothing, or {}: all of them but bad records."),
         ("queue-not-found", "queue-deleted", "unsupported-media-type", "conflict"),
+    ),
+    Route(
+        "POST /v1/redrive",
+        redrive_many,
+        Right.OPERATE,
+        "Put dead letters of many queues back behind the tails of these: all of them, or those that fit.",
+        schema.object_of(
+            {
+                "queues": schema.said(
+                    schema.list_of(
+                        schema.object_of({"queue": schema.STRING, **dict.fromkeys(COUNTS, schema.COUNT)})
+                    ),
+                    "Those that were looked at.",
+                ),
+                **{name: schema.said(schema.COUNT, "Of all of them.") for name in COUNTS},
+                "dry_run": schema.BOOLEAN,
+            }
+        ),
+        body=Body(
+            fields=(
+                Field(
+                    "queues",
+                    QueuesKind(),
+                    "a pattern, of which those are meant that one may operate and that have dead letters; or "
+                    "names",
+                    required=True,
+                ),
+                *(it for it in _FIELDS if it.name in ("reason", "where", "dry_run")),
+                Field("max", kinds.Whole(1), "redrive at most so many, of all queues together"),
+            )
+        ),
+        problems=("queue-not-found", "queue-deleted", "unsupported-media-type", "conflict"),
     ),
 )

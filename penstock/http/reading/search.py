@@ -21,13 +21,14 @@ process raise is raised here, but for what is said of one queue alone.
 """
 
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from penstock.http import kinds
 from penstock.http.link import CallRefused
-from penstock.http.reading.letters import Run, by_payload, rows_of
+from penstock.http.reading.letters import Range, Ranges, Run, by_payload, rows_of, within
 from penstock.http.reading.looking import GONE, STATE_WORDS, STATES, Extent, Runs, extent_of, payloads_at
 from penstock.http.where.condition import SECONDS_MAX, Condition, Row, TooLong
 from penstock.log.errors import LogDamaged, LogRefused, QueueDeleted
@@ -84,6 +85,16 @@ class Wanted(NamedTuple):
     limit: int | None = None
     newest: bool = False
     after: Cursor | None = None
+    ranges: Ranges | None = None  # only these offsets; merged. Of one queue, oldest first
+
+
+class Spans(NamedTuple):
+    """Messages that fit, between the last such and `next`: those that are free, and those that somebody
+    holds."""
+
+    free: Ranges
+    held: Ranges
+    next: int
 
 
 class Found(NamedTuple):
@@ -216,6 +227,44 @@ class Search:
         self.missing += max(missing.end - missing.first, 1)
         return missing
 
+    def spans(self, reader: LogReader) -> Iterator[Spans | Missing]:
+        """What fits of one queue, oldest first, without the messages themselves. For a thread."""
+        (name,) = self._wanted.queues
+        extent = extent_of(reader, name)
+        if extent is None:
+            return
+        at, hi = self._bounds(reader, name, extent)
+        self._rest_later()
+        condition = self._wanted.condition if not self._by_runs else None
+        while at < hi:
+            self._go_on(name, at)
+            runs = self._asking.states(name, at, hi, extent.identity, self._only)
+            pieces, stop = _first(self._chosen(name, runs), STRETCH)
+            spans = Spans([], [], 0)
+            if condition is None:
+                for run in pieces:
+                    _add(spans, run.state, run.consumer, run.first, run.end)
+            else:
+                for item in self._judged(reader, name, extent, runs, pieces):
+                    if isinstance(item, Missing):
+                        yield item
+                    elif item is None:
+                        yield spans._replace(next=self.offset + 1)
+                        spans = Spans([], [], 0)
+                    else:
+                        row = item.row
+                        _add(spans, row.state, row.consumer, row.offset, row.offset + 1)
+            at = self._skipped(runs.offset_end if stop is None else stop, hi)
+            yield spans._replace(next=at)
+
+    def _skipped(self, at: int, hi: int) -> int:
+        """The first offset from there on that is asked for."""
+        ranges = self._wanted.ranges
+        if ranges is None:
+            return at
+        row = bisect_right(ranges, at, key=lambda it: it.end)
+        return max(at, ranges[row].first) if row < len(ranges) else hi
+
     # --- one queue -----------------------------------------------------------------------------------
 
     def _queue(
@@ -240,6 +289,9 @@ class Search:
                 offset = reader.offset_at(name, place.time_us, living=True)
             places.append(min(offset, extent.offset_end))
         lo, hi = places
+        if self._wanted.ranges is not None:
+            hi = min(hi, self._wanted.ranges[-1].end) if self._wanted.ranges else lo
+            lo = self._skipped(lo, hi)
         kept = reader.kept_from(name, lo) if lo < hi else None
         return (max(lo, kept) if kept is not None else hi), hi
 
@@ -275,7 +327,7 @@ class Search:
                         raise _Stop("limit", behind)
                     return
             self.searched += self._passed(extent, pieces, at, stop)
-            at = self.offset = stop
+            at = self.offset = self._skipped(stop, hi)
             if items:
                 yield items
                 items, size = [], 0
@@ -387,6 +439,8 @@ class Search:
             found += by_payload(run, runs)
         if GONE in states and at < runs.offset_end:
             found.append(gone._replace(first=at, end=runs.offset_end))
+        if self._wanted.ranges is not None:
+            found = within(found, self._wanted.ranges)
         return [run for run in found if self._may_fit(name, run)] if self._by_runs else found
 
     def _may_fit(self, name: str, run: Run) -> bool:
@@ -471,6 +525,14 @@ class Search:
 
     def _rest_later(self) -> None:
         self._rest = time.monotonic() + REST_SECONDS
+
+
+def _add(spans: Spans, state: str, consumer: str | None, first: int, end: int) -> None:
+    ranges = spans.held if state == "held" or consumer is not None else spans.free
+    if ranges and ranges[-1].end == first:
+        ranges[-1] = Range(ranges[-1].first, end)
+    else:
+        ranges.append(Range(first, end))
 
 
 def _first(pieces: list[Run], messages_max: int) -> tuple[list[Run], int | None]:
