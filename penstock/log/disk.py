@@ -48,7 +48,7 @@ JOIN_BYTES_MAX = 64 * 1024
 """Below this, joining buffers in memory is cheaper than handing them to the kernel one by one."""
 
 _OURS: Final = re.compile(
-    r"(lock|watermark|stages|history|audit\.jsonl|log|records|replica|dashboard|\d{20}(\.\d+)?\.seg|(snapshot|spare)-\d+)(\.\w+)?"
+    r"(lock|watermark|stages|history|audit\.jsonl|log|records|replica|kept|dashboard|\d{20}(\.\d+)?\.seg|(snapshot|spare)-\d+)(\.\w+)?"
 )
 """What a data folder holds."""
 
