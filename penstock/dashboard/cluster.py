@@ -4,39 +4,10 @@ from typing import Final
 
 from penstock.common import units
 from penstock.control.frames import Fields
-from penstock.dashboard.alerts import Alert
 from penstock.dashboard.layout import badge, fact, facts, panel, tag
 
 NODE_KINDS: Final = {"leader": "ok", "current": "ok", "behind": "warn", "offline": "bad"}
 CHECK_KINDS: Final = {"ok": "ok", "warn": "warn", "fail": "bad"}
-
-
-def cluster_alerts(cluster: Fields | None) -> list[Alert]:
-    """What somebody should see to."""
-    if cluster is None:
-        return []
-    found = []
-    checks = [check for check in cluster["checks"] if check["level"] != "ok"]
-    if checks:
-        found.append(
-            Alert(
-                "warn",
-                "The NATS cluster is not as it should be",
-                "The checks at the start of this front-end say:",
-                more=[f"{check['name']}: {_told(check)}" for check in checks],
-            )
-        )
-    away = [node["name"] for node in cluster["nodes"] if node["state"] == "offline"]
-    if away:
-        found.append(
-            Alert(
-                "warn",
-                "A NATS node is offline" if len(away) == 1 else "NATS nodes are offline",
-                f"{', '.join(away)}. The log is stored on the others as long as most of them are there; "
-                f"start what is down before another one goes.",
-            )
-        )
-    return found
 
 
 def _told(check: Fields) -> str:

@@ -6,9 +6,9 @@ from nicegui.elements.mixins.text_element import TextElement
 
 from penstock.common import units
 from penstock.control.frames import Fields
-from penstock.dashboard.alerts import Alert, Alerts
-from penstock.dashboard.cluster import ClusterPanel, cluster_alerts
+from penstock.dashboard.cluster import ClusterPanel
 from penstock.dashboard.feed import Health, Tick
+from penstock.dashboard.findings import Findings
 from penstock.dashboard.layout import badge, fact, facts, panel, style, tag
 from penstock.dashboard.pages import reader_href
 from penstock.dashboard.poll import Poll, watch
@@ -18,7 +18,6 @@ from penstock.dashboard.tile import Tiles
 from penstock.dashboard.view import View
 
 HOLDERS_SHOWN: Final = 5
-DAMAGE_SHOWN: Final = 10
 
 DURABILITY: Final = {
     "commit": "commit: a receipt waits for the sync to disk",
@@ -34,7 +33,7 @@ ENGINE: Final = Poll("/v1/engine", lambda answer: 1, SYNCS.told)
 async def build(view: View) -> None:
     style("state.css")
     tag("h1", "Engine")
-    alerts = Alerts()
+    findings = Findings("What is wrong", "/engine")
     tiles = Tiles(
         state="State",
         disk_bytes_free="Free on the disk",
@@ -56,11 +55,11 @@ async def build(view: View) -> None:
 
     def show_state() -> None:
         if engine is not None:
-            alerts.show(_alerts(engine, health))
             tiles.show(**_totals(engine, health))
 
     def tick(tick: Tick) -> None:
         nonlocal health
+        findings.show(tick.attention.of_broker())
         if tick.health != health:
             health = tick.health
             show_state()
@@ -68,6 +67,7 @@ async def build(view: View) -> None:
     def show(answer: Any, is_first: bool) -> None:
         nonlocal engine
         engine = answer
+        findings.codes = dict.fromkeys(("failed", "damaged"), f"penstock verify {answer['data']}")
         show_state()
         disk.show(answer)
         log.show(answer)
@@ -77,62 +77,6 @@ async def build(view: View) -> None:
     view.on_tick(tick)
     watch(view, poll, show)
     watch(view, READERS, lambda answer, is_first: holders.show(answer["readers"]), tells=False)
-
-
-# --- what is wrong -------------------------------------------------------------------------------
-
-
-def _alerts(engine: Fields, health: Health) -> list[Alert]:
-    found = []
-    verify = f"penstock verify {engine['data']}"
-    if engine["failed"]:
-        found.append(
-            Alert(
-                "bad",
-                "The log has failed",
-                f"{engine['failed']}. Nothing is written any more. Look after the disk, check the log with "
-                f"the command below, then start the broker again.",
-                verify,
-            )
-        )
-    elif engine["full"]:
-        found.append(
-            Alert(
-                "bad",
-                "The disk is full",
-                "New messages are not taken: their senders wait. Make room beside the log, let readers catch "
-                "up, or shorten retention; the broker goes on by itself. Nothing that was accepted is lost.",
-                href="/readers",
-                link="See who holds retention",
-            )
-        )
-    elif not health.ready:
-        found.append(Alert("bad", "The broker is not ready", f"It says: {health.reason}."))
-    if engine["damage"]:
-        damage = engine["damage"]
-        lines = damage[:DAMAGE_SHOWN]
-        if len(damage) > DAMAGE_SHOWN:
-            lines = [*lines, f"and {units.count(len(damage) - DAMAGE_SHOWN)} more"]
-        found.append(
-            Alert(
-                "bad",
-                "The log is damaged",
-                "What is damaged is left out, and what a start has found is copied to a quarantine file "
-                "beside the log. The rest is served. Check the disk, and see what the log lacks:",
-                verify,
-                lines,
-            )
-        )
-    if not engine["full"] and engine["disk_bytes_free"] < engine["disk_bytes_reserve"]:
-        found.append(
-            Alert(
-                "warn",
-                "There is little room on the disk",
-                f"{units.size(engine['disk_bytes_free'])} are free. When there is none, senders have to "
-                f"wait. Make room, or shorten the retention of queues that keep much.",
-            )
-        )
-    return [*found, *cluster_alerts(engine["cluster"])]
 
 
 # --- parts of the page ---------------------------------------------------------------------------

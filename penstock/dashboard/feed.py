@@ -4,11 +4,12 @@
     stream    `/v1/events`: what changes
     tick      once a second, to all pages alike: the rows that have changed, the totals, the broker's state
     health    `/readyz` every `HEALTH_SECONDS`
+    findings  `/v1/health` every `ATTENTION_SECONDS`: what needs attention, the most urgent first
 
 Rules that always hold:
   * It runs while somebody listens, and `LINGER_SECONDS` longer (a page that is loaded again finds it
-    warm). Thirty open pages cost the broker what one costs: nothing but the health question, since the
-    rows come from this process's mirror.
+    warm). Thirty open pages cost the broker what one costs: nothing but the health question, since rows
+    and findings are this process's own.
   * A row is replaced, never changed. Totals are the sums of the rows.
   * In the name of somebody who may read nothing, nothing is asked but the health.
   * Listeners are called in the loop and must not wait; one that fails is logged and leaves nobody else
@@ -32,6 +33,8 @@ from penstock.dashboard.caller import ApiError, Caller
 
 TICK_SECONDS: Final = 1.0
 HEALTH_SECONDS: Final = 5.0
+ATTENTION_SECONDS: Final = 2.0
+FINDINGS_MAX: Final = 500
 LINGER_SECONDS: Final = 30.0
 HISTORY_TICKS: Final = 300
 """How far back totals are kept: five minutes."""
@@ -83,6 +86,20 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
+class Attention:
+    """What needs attention, as `/v1/health` has it: the most urgent findings, and how many there are."""
+
+    findings: Sequence[Fields] = ()
+    count: int = 0
+
+    def of_queue(self, queue: str) -> list[Fields]:
+        return [it for it in self.findings if it["queue"] == queue]
+
+    def of_broker(self) -> list[Fields]:
+        return [it for it in self.findings if it["queue"] is None and it["reader"] is None]
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """What every page is told once a second."""
 
@@ -91,6 +108,7 @@ class Tick:
     health: Health
     is_first: bool = False  # every queue has just been listed
     gone: Sequence[str] = ()  # names of queues that were deleted; one that is among `changed`, too, came anew
+    attention: Attention = Attention()
 
 
 Listener = Callable[[Tick], None]
@@ -110,6 +128,10 @@ class Feed:
         """Whether every queue has been told; before that, an empty list means nothing."""
 
         self.health = Health()
+        self.attention = Attention()
+        self.states: dict[str, list[tuple[str, str]]] = {}
+        """Of queues that need attention: states, each with its level."""
+
         self.history: deque[Totals] = deque(maxlen=HISTORY_TICKS)
 
     @property
@@ -145,6 +167,7 @@ class Feed:
         self._rows.clear()
         self._changed.clear()
         self.complete = False
+        self.attention, self.states = Attention(), {}
         self.history.clear()
 
     async def stop(self) -> None:
@@ -161,6 +184,7 @@ class Feed:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_reading())
             tasks.create_task(self._keep_asking())
+            tasks.create_task(self._keep_caring())
             tasks.create_task(self._keep_ticking())
 
     async def _keep_reading(self) -> None:
@@ -231,6 +255,28 @@ class Feed:
                 self.health = Health(False, str(error))
             await asyncio.sleep(HEALTH_SECONDS)
 
+    async def _keep_caring(self) -> None:
+        while True:
+            try:
+                if self._caller.sees_some:
+                    self._care(await self._caller.get("/v1/health", limit=FINDINGS_MAX))
+            except ApiError as error:
+                log.warning("the dashboard cannot read what needs attention: %s", error)
+            except Exception:  # pages would go on showing what is over
+                log.exception("the dashboard cannot read what needs attention")
+            await asyncio.sleep(ATTENTION_SECONDS)
+
+    def _care(self, answer: Fields) -> None:
+        states: dict[str, list[tuple[str, str]]] = {}
+        for it in answer["attention"]:
+            if it["queue"] is not None:
+                states.setdefault(it["queue"], []).append((it["state"], it["level"]))
+        for name in {*states, *self.states}:
+            if states.get(name) != self.states.get(name) and name in self._rows:
+                self._changed[name] = None
+        self.states = states
+        self.attention = Attention(answer["attention"], answer["bad"] + answer["warn"])
+
     # --- telling ---------------------------------------------------------------------------------
 
     async def _keep_ticking(self) -> None:
@@ -244,7 +290,7 @@ class Feed:
         gone, self._gone = list(self._gone), {}
         totals = self.totals()
         self.history.append(totals)
-        tick = Tick([self._rows[name] for name in names], totals, self.health, is_first, gone)
+        tick = Tick([self._rows[name] for name in names], totals, self.health, is_first, gone, self.attention)
         for listener in list(self._listeners):
             try:
                 listener(tick)

@@ -1,7 +1,8 @@
 """Layout: the frame that all pages share, and the blocks that they are built of.
 
     header   name, navigation, the broker's state, light or dark, sign-out
-    banner   what is wrong with the broker; of a lost link, the browser itself tells (`assets/page.js`)
+    banner   that the broker is not ready; of a lost link, the browser itself tells (`assets/page.js`)
+    bar      how much needs attention, and what first; the first page says all of it
     main     the page
 
 Text is always set as text: nothing here, and nothing in a page, makes HTML of data.
@@ -14,7 +15,8 @@ from typing import Any
 from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
-from penstock.dashboard.feed import Health, Tick
+from penstock.control.frames import Fields
+from penstock.dashboard.feed import Attention, Health, Tick
 from penstock.dashboard.pages import PAGES
 from penstock.dashboard.view import View
 from penstock.model.rights import Right
@@ -37,6 +39,7 @@ def frame(view: View) -> Iterator[None]:
     with client.layout:
         _header(view).move(target_index=0)
         _banner(view).move(target_index=1)
+        _attention(view).move(target_index=2)
         tag("a", "Skip to the content", "ps-skip", href="#main").move(target_index=0)
     client.content.classes("ps-content").props["id"] = "main"
     client.content.props["tabindex"] = "-1"
@@ -81,6 +84,43 @@ def _banner(view: View) -> ui.element:
 
     view.on_tick(tick)
     return banner
+
+
+def _attention(view: View) -> ui.element:
+    """A line on every page but the first, which has them all at its head."""
+    with tag("div", classes="ps-attention", role="status") as bar:
+        link = tag("a", "", href="/#attention")
+    bar.set_visibility(False)
+    shown = ("", "")
+
+    def tick(tick: Tick) -> None:
+        nonlocal shown
+        said = _first_of(tick.attention)
+        if said == shown or view.page.path == "/":
+            return
+        shown = said
+        text, level = said
+        link.set_text(text)
+        bar.classes(**{"add" if level == "bad" else "remove": "ps-bad"})
+        bar.set_visibility(bool(text))
+
+    view.on_tick(tick)
+    return bar
+
+
+def _first_of(attention: Attention) -> tuple[str, str]:
+    """What is most urgent, in a line, and its level."""
+    if not attention.findings:
+        return "", ""
+    first = attention.findings[0]
+    more = f", and {attention.count - 1:,} more" if attention.count > 1 else ""
+    return f"Needs attention: {headline(first)}{more}", first["level"]
+
+
+def headline(finding: Fields) -> str:
+    """`orders: Nothing is settled`; of the broker itself without a name."""
+    subject = finding["queue"] or finding["reader"]
+    return f"{subject}: {finding['title']}" if subject else str(finding["title"])
 
 
 def _state(view: View) -> None:

@@ -9,7 +9,8 @@ from nicegui.elements.mixins.text_element import TextElement
 from penstock.common import units
 from penstock.control.frames import Fields
 from penstock.dashboard.chart import Chart, Series
-from penstock.dashboard.feed import Tick, Totals
+from penstock.dashboard.feed import Feed, Tick, Totals
+from penstock.dashboard.findings import Findings
 from penstock.dashboard.layout import tag
 from penstock.dashboard.pages import queue_href
 from penstock.dashboard.sending import send_button
@@ -94,6 +95,7 @@ class _Tile:
 
 async def build(view: View) -> None:
     tag("h1", "Queues", "ps-hidden")
+    findings = Findings("Needs attention")
     with tag("div", classes="ps-tiles"):
         tiles = [_Tile(figure) for figure in FIGURES]
     table = LiveTable(
@@ -115,28 +117,32 @@ async def build(view: View) -> None:
         for tile in tiles:
             tile.chart.load([tile.point(totals) for totals in history])
         if view.feed.complete:
-            table.load([_new_row(queue) for queue in view.feed.rows.values()])
+            table.load([_new_row(queue, view.feed) for queue in view.feed.rows.values()])
 
     def tick(tick: Tick) -> None:
+        findings.show(tick.attention.findings, tick.attention.count)
         for tile in tiles:
             tile.show(tick.totals)
             tile.chart.push(tile.point(tick.totals))
         if tick.is_first:
-            table.load([_new_row(queue) for queue in view.feed.rows.values()])
+            table.load([_new_row(queue, view.feed) for queue in view.feed.rows.values()])
             return
         table.drop(tick.gone)
         if tick.changed:
-            table.patch([_new_row(queue) for queue in tick.changed])
+            table.patch([_new_row(queue, view.feed) for queue in tick.changed])
 
     view.on_open(opened)
     view.on_tick(tick)
 
 
-def _new_row(queue: Fields) -> Row:
+def _new_row(queue: Fields, feed: Feed) -> Row:
+    states = feed.states.get(queue["name"], ())
+    # That it is paused is seen at once, and whether anything waits or not.
+    paused = [["paused", "warn"]] if queue["paused"] and all(state != "paused" for state, _ in states) else []
     return {
         "name": queue["name"],
         "href": queue_href(queue["name"]),
-        "state": [["paused", "warn"]] if queue["paused"] else [],
+        "state": [*paused, *states],
         **{column.key: queue[column.key] for column in COLUMNS[1:]},
     }
 

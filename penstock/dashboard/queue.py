@@ -23,6 +23,7 @@ from penstock.dashboard import message, queue_letters, queue_messages, queue_ove
 from penstock.dashboard.caller import ApiError, queue_path
 from penstock.dashboard.feed import Tick
 from penstock.dashboard.finding import Finder
+from penstock.dashboard.findings import Findings
 from penstock.dashboard.layout import badge, button, confirm, style, tag
 from penstock.dashboard.pages import queue_href
 from penstock.dashboard.queue_blocks import crumbs, whole
@@ -137,11 +138,13 @@ class _Head:
                 if name == "dead":
                     with link:
                         self._dead = badge("", "bad")
+        self._findings = Findings("What is wrong", queue_href(self._queue, part=part or None))
         self._show(row, row["oldest_seconds"])
         view.on_tick(self._tick)
 
     def _tick(self, tick: Tick) -> None:
         row = self._view.feed.rows.get(self._queue)
+        self._findings.show(tick.attention.of_queue(self._queue))
         if self._queue in tick.gone:
             ui.navigate.reload()
         if row is not None:

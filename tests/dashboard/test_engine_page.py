@@ -185,7 +185,7 @@ def test_a_cluster_is_shown_with_what_is_wrong_with_it(tmp_path: Path, visit: Vi
             leader = next(name for name, state, _ in rows_of(page, "NATS nodes") if state == "leader")
             other = next(node for node in nodes.nodes if node.name != leader)
             other.kill()
-            expect(page.get_by_role("region", name="A NATS node is offline")).to_contain_text(other.name)
+            expect(page.get_by_role("region", name="NATS nodes are offline")).to_contain_text(other.name)
             assert [other.name, "offline"] in [row[:2] for row in rows_of(page, "NATS nodes")]
             axe(page)
             page.close()  # before its broker goes

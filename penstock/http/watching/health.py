@@ -37,6 +37,7 @@ TURN_SHARE: Final = 10
 
 ASK_SHARE: Final = 100
 ASK_SECONDS_MAX: Final = 10.0
+ANSWER_SECONDS_MAX: Final = 5.0
 SLICE_WORK: Final = 2000
 """So many queues are passed by before others have the loop."""
 
@@ -148,9 +149,12 @@ class Health:
         at = self._clock()
         if at >= self._ask_at:
             try:
-                await self._ask(at)
+                async with asyncio.timeout(ANSWER_SECONDS_MAX):
+                    await self._ask(at)
+            except TimeoutError:
+                self._not_answering(f"it has not answered for {ANSWER_SECONDS_MAX:.0f} s", self._clock())
             except PenstockError as error:
-                self._not_answering(str(error), at)
+                self._not_answering(str(error), self._clock())
             spent = self._clock() - at
             self._ask_at = self._clock() + min(max(TURN_SECONDS, ASK_SHARE * spent), ASK_SECONDS_MAX)
         await self._look_at_queues()
