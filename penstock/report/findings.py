@@ -1,13 +1,15 @@
 """Findings: what stands out in a report, in sentences. A rule is a function, and `RULES` is all of them.
 
 A rule looks at the figures and says what somebody should look at, with the numbers, and no more than that:
-it does not know what is normal here. Bounds keep it quiet about a handful of messages.
+it does not know what is normal here. Bounds keep it quiet about a handful of messages. What a broker would
+tell while it happens has the same state here as there, and the same advice (`common/health.py`).
 """
 
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from penstock.common import units
+from penstock.common.health import BY_STATE
 from penstock.report.figures import Figures, failed_of
 
 OF_A_KIND_MAX: Final = 3
@@ -24,11 +26,17 @@ WAITED_SECONDS: Final = 60
 
 
 class Finding(NamedTuple):
-    """`weight` orders those of one rule; `queue` is where to look."""
+    """`weight` orders those of one rule; `queue` is where to look; `state` as `GET /v1/health` has it."""
 
     weight: float
     queue: str
     text: str
+    state: str = ""
+
+    @property
+    def do(self) -> str:
+        """What helps; empty: that depends."""
+        return BY_STATE[self.state].do if self.state else ""
 
 
 Rule = Callable[[Figures], Iterator[Finding]]
@@ -42,6 +50,7 @@ def died(figures: Figures) -> Iterator[Finding]:
                 dead,
                 queue.name,
                 f"{units.counted(dead, 'message')} died: {units.listed(queue.died())}.",
+                "dying",
             )
 
 
@@ -54,6 +63,7 @@ def grew(figures: Figures) -> Iterator[Finding]:
                 queue.name,
                 f"grew by {units.counted(queue.grown, 'message')}, to {queue.totals['outstanding_end']:,}; "
                 f"{accepted:,} came.",
+                "growing",
             )
 
 
@@ -65,6 +75,7 @@ def nobody_came(figures: Figures) -> Iterator[Finding]:
                 accepted,
                 queue.name,
                 f"no delivery ended, though {units.counted(accepted, 'message')} came.",
+                "no-consumers",
             )
 
 

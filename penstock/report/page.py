@@ -150,7 +150,9 @@ def _findings(figures: Figures, anchors: Mapping[str, str]) -> str:
     if not found:
         said = "Nothing: no message died, no consumer failed often, no queue grew much."
         return section("found", "What stands out", tag("p", said, "note"))
-    items = "".join(f"<li>{_named(one.queue, anchors)}: {escape(one.text)}</li>" for one in found)
+    items = "".join(
+        f"<li>{_named(one.queue, anchors)}: {escape(one.text)} {escape(one.do)}</li>" for one in found
+    )
     return section("found", "What stands out", Safe(f'<ul class="found">{items}</ul>'))
 
 

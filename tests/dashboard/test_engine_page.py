@@ -188,6 +188,10 @@ def test_a_cluster_is_shown_with_what_is_wrong_with_it(tmp_path: Path, visit: Vi
             expect(page.get_by_role("region", name="NATS nodes are offline")).to_contain_text(other.name)
             assert [other.name, "offline"] in [row[:2] for row in rows_of(page, "NATS nodes")]
             axe(page)
+            elsewhere = visit(front_end, "/readers")
+            bar = elsewhere.locator(".ps-attention")
+            expect(bar).to_have_text("Needs attention: NATS nodes are offline, and 1 more")
+            elsewhere.close()
             page.close()  # before its broker goes
         finally:
             front_end.kill()

@@ -36,7 +36,7 @@ def user(name: str) -> str:
 
 
 SETTINGS = "".join(map(user, TOKENS))
-ALL = ("Queues", "Connections", "Readers", "Engine")
+ALL = ("Queues", "Search", "Connections", "Readers", "Engine")
 HIDDEN = re.compile("payroll|salaries")
 
 

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from penstock.common.health import BY_STATE
 from penstock.report.figures import Figures, QueueFigures
 from penstock.report.findings import findings_of
 from penstock.report.markup import escape
@@ -111,6 +112,14 @@ def test_the_worst_of_each_kind_stand_out() -> None:
         "q3: 3 messages died: 3 rejected.",
         "q2: 2 messages died: 2 rejected.",
     ]
+
+
+def test_what_a_broker_tells_while_it_happens_has_the_same_state_and_advice() -> None:
+    queue = queue_of("q", accepted=100, dead=30, outstanding_end=100)
+    queue.deaths = {("dead", "rejected"): [30, 0]}
+    found = findings_of(Figures(Span(0, SECOND_US, SECOND_US), [queue], []))
+    assert [it.state for it in found] == ["dying", "growing", "no-consumers"]
+    assert [it.do for it in found] == [BY_STATE[it.state].do for it in found]
 
 
 def test_slow_and_failing_consumers_stand_out() -> None:
