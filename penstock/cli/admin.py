@@ -9,6 +9,8 @@ to do. Both end a command with exit code 1, `Misuse` and `NotSupported` with 2.
 """
 
 import argparse
+import contextlib
+import http.client
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
@@ -115,13 +117,28 @@ class Admin:
             if following is None:
                 return
 
+    @contextlib.contextmanager
+    def stream(self, *segments: str, **query: object) -> Iterator[http.client.HTTPResponse]:
+        """An answer below /v1 that is read as it comes. Whoever leaves before its end breaks it off."""
+        with self._told(), self._line.stream(self._core.get("v1", *segments, **query)) as response:
+            yield response
+
     def _ask(self, request: Request) -> Answer:
-        try:
+        with self._told():
             return self._line.ask(request)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """What goes wrong, in words for people."""
+        try:
+            yield
         except (ConnectionLost, TimedOut) as error:
             raise Unreachable(
                 f"{self.url}: {printable(str(error))} (`penstock serve` starts one, --url says where it is)"
             ) from None
+        except (OSError, http.client.HTTPException) as error:
+            why = printable(str(error)) or type(error).__name__
+            raise Unreachable(f"{self.url}: the answer broke off before its end ({why}); try again") from None
         except Refused as error:
             detail = printable(error.detail)
             if error.status in (401, 403):

@@ -44,6 +44,7 @@ def ask_and_do(
     question: Callable[[Answer], str],
     do: Callable[[Admin], tuple[str, Answer]],
     look: Callable[[Admin], Answer] | None = None,
+    done: str = "",
 ) -> int:
     """Do what cannot be undone, once somebody has agreed who is told how the queue stands, or what `look` has
     found; and say so."""
@@ -54,7 +55,7 @@ def ask_and_do(
             asked = question(look(admin) if look is not None else admin.get("queues", args.queue))
             print(f"{asked} [y/N] ", end="", file=sys.stderr, flush=True)
             if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-                print(f"nothing was {verb.removesuffix('e')}ed", file=sys.stderr)
+                print(f"nothing was {done or verb.removesuffix('e') + 'ed'}", file=sys.stderr)
                 return EXIT_FAILURE
         said, answer = do(admin)
     if args.json:

@@ -7,10 +7,12 @@ as long as a broker is looked for at all, where the request is `patient`.
 How it fails: `ConnectionLost` and `TimedOut`, with what is in doubt; `Refused` is the broker's own no.
 """
 
+import contextlib
 import http.client
 import math
 import threading
 import time
+from collections.abc import Iterator
 from typing import Final
 
 from penstock.client.blocking import Latch
@@ -70,6 +72,20 @@ class HttpLine:
         """What the broker answers; Refused where that is no."""
         with self._lock:
             return self._exchange(request)
+
+    @contextlib.contextmanager
+    def stream(self, request: Request) -> Iterator[http.client.HTTPResponse]:
+        """An answer that is read as it comes; Refused where that is no. Whoever leaves before its end breaks
+        it off: the connection is closed with it. What breaks is raised as it is."""
+        with self._lock:
+            try:
+                response = self._present().ask(request.method, request.target, request.body, request.headers)
+                if response.status != http.client.OK:
+                    media = response.headers.get("Content-Type", "")
+                    answer_of(request, response.status, media, response.read())
+                yield response
+            finally:
+                self._drop("")
 
     def _exchange(self, request: Request) -> Answer:
         tries_left = 2 if request.repeatable else 1

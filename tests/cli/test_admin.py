@@ -423,6 +423,10 @@ COMMANDS = [
     "queues",
     "show q",
     "peek q",
+    "search q",
+    "copy q --to other --state ready",
+    "move q --to other --offsets 1",
+    "withdraw q --offsets 1-5 --yes",
     "pause q",
     "resume q",
     "purge q --yes",
@@ -501,6 +505,9 @@ def test_tokens_and_their_roles(
         "redrive q": "operate",
         "purge q --yes": "admin",
         "delete q --yes": "admin",
+        "copy q --to other --state ready": "operate",  # to send there
+        "move q --to other --offsets 1": "operate",
+        "withdraw q --offsets 1-5 --yes": "operate",
     }
     roles = ["read", "operate", "admin"]
     for role in roles:
@@ -509,7 +516,8 @@ def test_tokens_and_their_roles(
             allowed = roles.index(role) >= roles.index(least)
             assert main(line.split()) == (0 if allowed else 1), (role, line)
             err = capsys.readouterr().err
-            assert err == "" if allowed else f"needs the right {least}" in err
+            right = "send" if line.startswith("copy") else least
+            assert err == "" if allowed else f"needs the right {right}" in err
     # A flag beats the variable.
     assert main(["queues", "--token", "read-0123456789abcdef"]) == 0
 
@@ -527,6 +535,12 @@ def test_tokens_and_their_roles(
         ("dead q --reason purged", "invalid choice: 'purged'"),
         ("redrive q --limit x", "'x' is not a whole number from 1 on"),
         ("show", "the following arguments are required: QUEUE"),
+        ("search q --export dead.xlsx", "its name says the kind of file; use .ndjson, .csv, .parquet"),
+        ("search q --export dead.csv --json", "use it without --json and --full"),
+        ("move q --state ready", "the following arguments are required: --to"),
+        ("copy q --to r", "say which messages: --offsets, --where or --state"),
+        ("withdraw q --offsets 1,x --yes", "'x' is no offset, and no range such as 100-199"),
+        ("withdraw q --offsets 1", "say --yes to withdraw without a question"),
     ],
 )
 def test_misuse(line: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:

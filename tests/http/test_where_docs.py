@@ -50,8 +50,9 @@ def test_a_condition(condition: str) -> None:
 
 @pytest.mark.parametrize("command", lines("console"))
 def test_a_command(command: str) -> None:
-    prompt, program, redrive, queue, where, condition, *others = shlex.split(command)
-    assert [prompt, program, redrive, queue, where] == ["$", "penstock", "redrive", "orders", "--where"]
+    prompt, program, name, queue, where, condition, *others = shlex.split(command)
+    assert [prompt, program, queue, where] == ["$", "penstock", "orders", "--where"]
+    assert name in ("redrive", "search")
     assert others in ([], ["--dry-run"])
     assert parse(condition).columns
 
