@@ -521,7 +521,9 @@ class Front(Backend):
             name=self._names.log,
             own=self._member,
             leader=self._view.claim.leader,
-            members=self._election.view.members,  # the lease tells of changes of its own only
+            # The lease tells of changes of its own only, and of this front-end what it has last said.
+            members={**self._election.view.members, self._member: self._said_of_us()},
+            linked=self._host.front_ends if self._host is not None else (),
             stream=self._stream,
             findings=self._findings,
         )

@@ -4,8 +4,9 @@
     id        of this front-end
     role      "leader" or "follower"
     leader    the id of the front-end that leads; empty: nobody does at the moment
-    members   every front-end, each with its id, its role, and how its copy of the log is: "current" (it can
-              lead at once) or "behind" (it would have to read first)
+    members   every front-end, each with its id, its role, its version, whether the leader has a link to it,
+              and how its copy of the log is: "current" (it can lead at once) or "behind" (it would have to
+              read first)
     nodes     every NATS node that has a copy of the log: its name, its state ("leader", "current", "behind"
               or "offline"), and by how many records it is behind
     checks    what the checks at the start came to (`checks.py`)
@@ -13,7 +14,7 @@
 Everything in it is plain JSON.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from penstock.cluster.checks import Finding
@@ -31,18 +32,25 @@ def cluster_info(
     own: str,
     leader: str,
     members: Mapping[str, Mapping[str, Any]],
+    linked: Collection[str] = (),
     stream: Mapping[str, Any] | None,
     findings: Sequence[Finding],
 ) -> dict[str, Any]:
-    """The picture. `own` and `leader` are ids; `members` is what each says of itself, `stream` what
-    JetStream says of the log's."""
+    """The picture. `own`, `leader` and `linked` (to the leader) are ids; `members` is what each says of
+    itself, `stream` what JetStream says of the log's."""
     return {
         "name": name,
         "id": own,
         "role": _role(own, leader),
         "leader": leader,
         "members": [
-            {"id": member, "role": _role(member, leader), "copy": _copy(members.get(member, {}))}
+            {
+                "id": member,
+                "role": _role(member, leader),
+                "version": str(members.get(member, {}).get("version", "")),
+                "linked": member == leader or member in linked,
+                "copy": _copy(members.get(member, {})),
+            }
             for member in sorted({own, *members})
         ],
         "nodes": nodes_of(stream) if stream is not None else [],

@@ -1,4 +1,5 @@
-"""Cluster: who leads, who takes part, how the NATS nodes stand, what was checked; of the engine's page."""
+"""Cluster: a map of who leads, who takes part and how the NATS nodes stand, and what was checked; of the
+engine's page."""
 
 from typing import Final
 
@@ -42,32 +43,55 @@ class ClusterPanel:
         self._leader.set_text(cluster["leader"] or "nobody at the moment")
         self._tables.clear()
         with self._tables:
-            _members(cluster["members"])
-            _nodes(cluster["nodes"])
+            _map(cluster)
             _checks(cluster["checks"])
 
 
-def _members(members: list[Fields]) -> None:
-    with tag("table", classes="ps-table", aria_label="Front-ends"):
-        _head("Front-end", "Role")
-        with tag("tbody"):
+def _map(cluster: Fields) -> None:
+    """Boxes: front-ends above, the nodes with copies of the log below, and the log between them."""
+    members, nodes = cluster["members"], cluster["nodes"]
+    with tag("div", classes="ps-map"):
+        with tag("ul", classes="ps-map-row ps-map-above", aria_label="Front-ends"):
             for member in members:
-                with tag("tr"):
-                    tag("th", member["id"], scope="row")
-                    with tag("td"):
-                        badge(member["role"], "ok" if member["role"] == "leader" else "")
+                _member(member, is_this=member["id"] == cluster["id"])
+        tag("p", _between(cluster), "ps-map-log")
+        if nodes:
+            with tag("ul", classes="ps-map-row ps-map-below", aria_label="NATS nodes"):
+                for node in nodes:
+                    _node(node)
 
 
-def _nodes(nodes: list[Fields]) -> None:
-    with tag("table", classes="ps-table", aria_label="NATS nodes"):
-        _head("NATS node", "State", "Records behind")
-        with tag("tbody"):
-            for node in nodes:
-                with tag("tr"):
-                    tag("th", node["name"], scope="row")
-                    with tag("td"):
-                        badge(node["state"], NODE_KINDS.get(node["state"], ""))
-                    tag("td", units.count(node["behind"]), "ps-number")
+def _between(cluster: Fields) -> str:
+    there = sum(node["state"] != "offline" for node in cluster["nodes"])
+    copies = f"kept by {there} of {units.counted(len(cluster['nodes']), 'node')}" if cluster["nodes"] else ""
+    who = f"written by {cluster['leader']}" if cluster["leader"] else "nobody leads at the moment"
+    return f"The log {cluster['name']}: {', '.join(filter(None, (who, copies)))}"
+
+
+def _member(member: Fields, *, is_this: bool) -> None:
+    leads = member["role"] == "leader"
+    with tag("li", classes="ps-map-box ps-map-leads" if leads else "ps-map-box"):
+        tag("b", member["id"])
+        with tag("span", classes="ps-map-badges"):
+            badge(member["role"], "ok" if leads else "")
+            if not member["linked"]:
+                badge("not linked", "warn")
+            if member["copy"] == "behind":
+                badge("copy behind", "warn")
+        notes = [
+            f"Penstock {member['version']}" if member["version"] else "",
+            "answers here" if is_this else "",
+        ]
+        tag("small", ", ".join(filter(None, notes)))
+
+
+def _node(node: Fields) -> None:
+    leads = node["state"] == "leader"
+    with tag("li", classes="ps-map-box ps-map-leads" if leads else "ps-map-box"):
+        tag("b", node["name"])
+        with tag("span", classes="ps-map-badges"):
+            badge(node["state"], NODE_KINDS.get(node["state"], ""))
+        tag("small", f"{units.counted(node['behind'], 'record')} behind" if node["behind"] else "NATS")
 
 
 def _checks(checks: list[Fields]) -> None:
@@ -85,4 +109,4 @@ def _checks(checks: list[Fields]) -> None:
 def _head(*labels: str) -> None:
     with tag("thead"), tag("tr"):
         for label in labels:
-            tag("th", label, "ps-number" if label == "Records behind" else "", scope="col")
+            tag("th", label, scope="col")

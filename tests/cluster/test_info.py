@@ -39,14 +39,14 @@ def test_the_picture_is_what_the_api_promises() -> None:
     findings = [Finding("version", Level.OK, "2.15.1"), Finding("sync", Level.WARN, "who knows", "ask")]
     members: dict[str, dict[str, object]] = {"f1": {"warm": True}, "f3": {"version": "0.1.0"}}
     picture = cluster_info(
-        name="eu", own="f2", leader="f1", members=members, stream=STREAM, findings=findings
+        name="eu", own="f2", leader="f1", members=members, linked=["f2"], stream=STREAM, findings=findings
     )
     jsonschema_rs.validate(dict(SCHEMAS["Cluster"]), picture)
     assert (picture["role"], picture["leader"], picture["id"]) == ("follower", "f1", "f2")
     assert picture["members"] == [
-        {"id": "f1", "role": "leader", "copy": "current"},
-        {"id": "f2", "role": "follower", "copy": "behind"},
-        {"id": "f3", "role": "follower", "copy": "behind"},
+        {"id": "f1", "role": "leader", "version": "", "linked": True, "copy": "current"},
+        {"id": "f2", "role": "follower", "version": "", "linked": True, "copy": "behind"},
+        {"id": "f3", "role": "follower", "version": "0.1.0", "linked": False, "copy": "behind"},
     ]
     assert picture["checks"][1] == {"name": "sync", "level": "warn", "text": "who knows", "advice": "ask"}
     alone = cluster_info(name="eu", own="f1", leader="f1", members={}, stream=None, findings=[])

@@ -7,6 +7,7 @@ from typing import Any
 
 from playwright.sync_api import Page, expect
 
+from penstock import __version__
 from penstock.client import PhpmqClient
 from penstock.common import units
 from penstock.dashboard.syncs import labels
@@ -159,6 +160,12 @@ def test_it_comes_back_with_the_broker(start_broker: StartBroker, visit: Visit) 
         again.kill()
 
 
+def boxes(page: Page, row: str) -> list[list[str]]:
+    """Of the map: the lines of each."""
+    found = page.get_by_role("list", name=row, exact=True).locator("li").all()
+    return [box.locator("b, .ps-badge, small").all_inner_texts() for box in found]
+
+
 def rows_of(page: Page, table: str) -> list[list[str]]:
     rows = page.get_by_role("table", name=table, exact=True).locator("tbody tr").all()
     return [row.locator("th, td").all_inner_texts() for row in rows]
@@ -174,19 +181,26 @@ def test_a_cluster_is_shown_with_what_is_wrong_with_it(tmp_path: Path, visit: Vi
             expect(page.get_by_role("region", name="Cluster", exact=True)).to_be_visible()
             assert fact(page, "Role") == "leader"
             assert fact(page, "Leader") == fact(page, "This front-end")
-            assert rows_of(page, "Front-ends") == [[fact(page, "Leader"), "leader"]]
-            until(lambda: len(rows_of(page, "NATS nodes")) == 3, "the nodes to be shown", 30.0)
+            (member,) = boxes(page, "Front-ends")
+            assert member[:2] == [fact(page, "Leader"), "leader"]
+            assert member[-1] == f"Penstock {__version__}, answers here"
+            until(lambda: len(boxes(page, "NATS nodes")) == 3, "the nodes to be shown", 30.0)
+            expect(page.locator(".ps-map-log")).to_have_text(
+                f"The log penstock: written by {fact(page, 'Leader')}, kept by 3 of 3 nodes"
+            )
             checks = {name: level for name, level, _ in rows_of(page, "Checks")}
             assert (checks["version"], checks["sync"]) == ("ok", "warn")
             alert = page.get_by_role("region", name="The NATS cluster is not as it should be")
             expect(alert).to_contain_text("sync: nobody says whether the nodes sync every write")
             axe(page)
             fits(page)
-            leader = next(name for name, state, _ in rows_of(page, "NATS nodes") if state == "leader")
+            everybody(page)
+            leader = next(name for name, state, *_ in boxes(page, "NATS nodes") if state == "leader")
             other = next(node for node in nodes.nodes if node.name != leader)
             other.kill()
             expect(page.get_by_role("region", name="NATS nodes are offline")).to_contain_text(other.name)
-            assert [other.name, "offline"] in [row[:2] for row in rows_of(page, "NATS nodes")]
+            assert [other.name, "offline"] in [box[:2] for box in boxes(page, "NATS nodes")]
+            expect(page.locator(".ps-map-log")).to_contain_text("kept by 2 of 3 nodes")
             axe(page)
             elsewhere = visit(front_end, "/readers")
             bar = elsewhere.locator(".ps-attention")

@@ -40,6 +40,10 @@ SCHEMAS: Final = {
                     {
                         "id": schema.STRING,
                         "role": schema.words("leader", "follower"),
+                        "version": schema.said(schema.STRING, "Of Penstock; empty: it has not said so yet."),
+                        "linked": schema.said(
+                            schema.BOOLEAN, "Whether the leader hears it; of the leader, true."
+                        ),
                         "copy": schema.said(
                             schema.words("current", "behind"),
                             "Of the log. Current: it can lead at once; behind: it would have to read first.",
