@@ -19,6 +19,7 @@ COLUMNS: Final = (
     Column("end", "End", "count", help="What comes next in the queue"),
     Column("lag", "Lag", "count", help="How much it has not read yet"),
     Column("bytes", "Lag in bytes", "size", help="The payload of that", minor=True),
+    Column("behind", "Behind", "age", help="The age of the oldest that it has not read"),
 )
 VIEWS: Final = {"messages": "Messages, by offset", "events": "Events, by number"}
 
@@ -37,6 +38,7 @@ class ReaderPanel:
             with tag("div", classes="ps-heading"):
                 with tag("div", classes="ps-reader-name"):
                     self._title = tag("h2", "", id="reader-name")
+                    self._failing = badge("failing", "bad")
                     self._capped = badge("capped", "bad")
                     self._ended = badge("lease ended", "warn")
                 self._button = button("Release", self._ask) if view.may(Right.OPERATE) else None
@@ -45,9 +47,14 @@ class ReaderPanel:
             )
             with tag("div", classes="ps-reader-rest") as rest:
                 self._rest = rest
+                self._error = tag("p", "", "ps-notice")
                 with facts():
+                    self._kind = fact("Kind")
                     self._reads = fact("Reads")
                     self._lag_text = fact("Lag")
+                    self._behind = fact("Behind")
+                    self._moved = fact("Last moved")
+                    self._batch = fact("Last batch")
                     self._queues = fact("Queues")
                     self._lease = fact("Lease left")
                 self._chart = Chart(
@@ -76,6 +83,10 @@ class ReaderPanel:
         self._rest.set_visibility(reader is not None)
         if self._button is not None:
             self._button.set_visibility(reader is not None and self._may_release(reader))
+        error = ((reader or {}).get("about") or {}).get("error", "")
+        self._failing.set_visibility(bool(error))
+        self._error.set_text(f"It says: {error}")
+        self._error.set_visibility(bool(error))
         self._capped.set_visibility(reader is not None and any(it["capped"] for it in reader["queues"]))
         self._ended.set_visibility(reader is not None and not reader["lease_seconds_left"])
         if reader is None:
@@ -83,7 +94,14 @@ class ReaderPanel:
         queues: list[Fields] = reader["queues"]
         self._lag = sum(it["lag"] for it in queues)
         self._reads.set_text(VIEWS.get(reader["view"], str(reader["view"])))
-        self._lag_text.set_text(units.count(self._lag))
+        sizes = [it["lag_bytes"] for it in queues if it["lag_bytes"] is not None]
+        size = f", {units.size(sum(sizes))}" if sizes and self._lag else ""
+        self._lag_text.set_text(units.count(self._lag) + size)
+        oldest = [it["lag_seconds"] for it in queues if it["lag_seconds"] is not None and it["lag"]]
+        self._behind.set_text(
+            units.age(max(oldest)) if oldest else "none" if not self._lag else units.NOTHING
+        )
+        self._show_saying(reader)
         hidden = f", and {units.count(reader['hidden'])} that you may not see" if reader["hidden"] else ""
         self._queues.set_text(units.count(len(queues)) + hidden)
         left = reader["lease_seconds_left"]
@@ -93,6 +111,22 @@ class ReaderPanel:
         else:
             self._chart.push(trail.points[-1])
         self._show_queues(queues, is_first)
+
+    def _show_saying(self, reader: Fields) -> None:
+        """What it says of itself, and when it was seen to move."""
+        about: Fields = reader["about"] or {}
+        kind, called = about.get("kind", ""), about.get("name", "")
+        self._kind.set_text(
+            kind + (f", {called}" if called and called != reader["name"] else "") or "not said"
+        )
+        moved = reader["moved_seconds"]
+        self._moved.set_text(
+            "not seen to" if moved is None else f"{units.age(moved)} ago, by {units.count(reader['moved'])}"
+        )
+        batch, rows = about.get("batch"), about.get("rows")
+        told = [f"number {units.count(batch)}"] if batch is not None else []
+        told += [units.counted(rows, "row")] if rows is not None else []
+        self._batch.set_text(", ".join(told) or "not said")
 
     def _may_release(self, reader: Fields) -> bool:
         user = self._view.session.user
@@ -125,5 +159,6 @@ def _row(queue: Fields) -> Row:
         "end": queue["end"],
         "lag": queue["lag"],
         "bytes": queue["lag_bytes"],
+        "behind": queue["lag_seconds"] and round(queue["lag_seconds"]),
         "state": [["capped", "bad"]] if queue["capped"] else [],
     }

@@ -4,6 +4,7 @@ Above is every reader, below all about one of them: the one that the address nam
 that is furthest behind when the page is opened.
 """
 
+import time
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -20,14 +21,20 @@ from penstock.dashboard.view import View
 
 COLUMNS: Final = (
     Column("name", "Reader", "link", head=True, badges="state"),
-    Column("view", "Reads", help="Messages, or the events of messages"),
+    Column("kind", "Kind", help="What kind of program it says it is"),
+    Column("view", "Reads", help="Messages, or the events of messages", minor=True),
     Column("queues", "Queues", "count", help="How many queues it reads"),
     Column("lag", "Lag", "count", help="How much it has not read yet, over all its queues"),
     Column(
         "bytes", "Lag in bytes", "size", help="The payload of the messages that it has not read", minor=True
     ),
+    Column("behind", "Behind", "age", help="The age of the oldest message that it has not read"),
+    Column("moved_at", "Last moved", "since", help="How long ago it has read on"),
     Column("lease", "Lease left", "age", help="How long what it has not read is kept, unless it renews this"),
 )
+
+
+ALERTS_SHOWN: Final = 5
 
 
 class Lags:
@@ -63,6 +70,17 @@ def lag_bytes_of(reader: Fields) -> int | None:
     return sum(sizes) if sizes else None
 
 
+def lag_seconds_of(reader: Fields) -> float:
+    """How old the oldest is that it has not read, of all its queues; 0: it has read all, or nobody knows."""
+    return max((it["lag_seconds"] or 0 for it in reader["queues"]), default=0)
+
+
+def error_of(reader: Fields) -> str:
+    """Why it does not get on, as it says itself; empty: it says nothing of the kind."""
+    error: str = (reader["about"] or {}).get("error", "")
+    return error
+
+
 def is_capped(reader: Fields) -> bool:
     return any(it["capped"] for it in reader["queues"])
 
@@ -76,7 +94,7 @@ async def build(view: View) -> None:
     style("state.css")
     tag("h1", "Readers")
     alerts = Alerts()
-    tiles = Tiles(readers="Readers", lag="Lag", worst="Furthest behind", capped="Capped")
+    tiles = Tiles(readers="Readers", lag="Lag", worst="Furthest behind", failing="Failing", capped="Capped")
     table = LiveTable(
         "Readers",
         COLUMNS,
@@ -106,7 +124,8 @@ async def build(view: View) -> None:
         readers: list[Fields] = answer["readers"]
         if not is_named and chosen not in {it["name"] for it in readers}:
             chosen = max(readers, key=lag_of)["name"] if readers else ""
-        rows = {it["name"]: _row(it, chosen) for it in readers}
+        now = time.time()
+        rows = {it["name"]: _row(it, chosen, now, shown.get(it["name"])) for it in readers}
         table.follow(rows, shown, whole=is_first)
         shown = rows
         tiles.show(**_totals(readers))
@@ -119,25 +138,39 @@ async def build(view: View) -> None:
 
 def _totals(readers: list[Fields]) -> dict[str, tuple[str, ...]]:
     holding = sum(holds(it) for it in readers)
-    worst = max(readers, key=lag_of, default=None)
+    worst = max(readers, key=lag_seconds_of, default=None)
+    failing = [it["name"] for it in readers if error_of(it)]
     capped = sum(is_capped(it) for it in readers)
     return {
         "readers": (units.count(len(readers)), f"{units.count(holding)} hold retention"),
         "lag": (units.count(sum(lag_of(it) for it in readers)), "not read yet, by all of them"),
-        "worst": (units.NOTHING,) if worst is None else (units.count(lag_of(worst)), worst["name"]),
+        "worst": (units.NOTHING,)
+        if worst is None
+        else (units.age(lag_seconds_of(worst)) if lag_of(worst) else "none", worst["name"]),
+        "failing": (units.count(len(failing)), failing[0] if failing else "say so", "bad" if failing else ""),
         "capped": (units.count(capped), "further behind than is kept", "bad" if capped else ""),
     }
 
 
-def _row(reader: Fields, chosen: str) -> Row:
-    state = [["capped", "bad"]] if is_capped(reader) else []
+def _row(reader: Fields, chosen: str, now: float, before: Row | None) -> Row:
+    state = [["failing", "bad"]] if error_of(reader) else []
+    if is_capped(reader):
+        state.append(["capped", "bad"])
+    moved_at = None
+    if reader["moved_seconds"] is not None:
+        moved_at = round(now - reader["moved_seconds"], 1)
+        if before and before["moved_at"] is not None and abs(before["moved_at"] - moved_at) < 1:
+            moved_at = before["moved_at"]  # The row does not change only because time passes.
     if not holds(reader):
         state.append(["lease ended", "warn"])
     return {
         "name": reader["name"],
         "href": reader_href(reader["name"]),
         "state": state,
+        "kind": (reader["about"] or {}).get("kind"),
         "view": reader["view"],
+        "behind": round(lag_seconds_of(reader)) if lag_of(reader) else None,
+        "moved_at": moved_at,
         "queues": len(reader["queues"]),
         "lag": lag_of(reader),
         "bytes": lag_bytes_of(reader),
@@ -147,18 +180,30 @@ def _row(reader: Fields, chosen: str) -> Row:
 
 
 def _alerts(readers: list[Fields]) -> list[Alert]:
+    found = [
+        Alert(
+            "bad",
+            f"{it['name']} does not get on",
+            f"It says: {error_of(it)}",
+            href=reader_href(it["name"]),
+            link="See the reader",
+        )
+        for it in readers
+        if error_of(it)
+    ][:ALERTS_SHOWN]
     capped = [it["name"] for it in readers if is_capped(it)]
     if not capped:
-        return []
+        return found
     return [
+        *found,
         Alert(
             "bad",
             f"{units.counted(len(capped), 'reader is', 'readers are')} capped",
             "A reader holds at most [log] reader-bytes-max of the log in a queue. Who is further behind than "
             "that may find its next messages removed by retention. Let it catch up, or set a higher bound "
             "while there is room on the disk.",
-            more=capped[:5],
-        )
+            more=capped[:ALERTS_SHOWN],
+        ),
     ]
 
 

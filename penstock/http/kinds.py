@@ -210,17 +210,29 @@ class MapOf(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Record(Kind):
-    """A JSON object with certain members, all of them."""
+    """A JSON object with certain members: all of them, or with `optional` some, which may be null."""
 
     members: Mapping[str, Kind]
+    optional: bool = False
 
     def check(self, value: object) -> object:
-        if not isinstance(value, dict) or value.keys() != self.members.keys():
+        if not isinstance(value, dict):
             raise self.refuse()
-        return {name: kind.check(value[name]) for name, kind in self.members.items()}
+        if not self.optional and value.keys() != self.members.keys():
+            raise self.refuse()
+        if not value or not value.keys() <= self.members.keys():
+            raise self.refuse()
+        return {
+            name: None if it is None and self.optional else self.members[name].check(it)
+            for name, it in value.items()
+        }
 
     def wanted(self) -> str:
-        return f"an object with {', '.join(self.members)}"
+        return f"an object with {'some of ' if self.optional else ''}{', '.join(self.members)}"
 
     def schema(self) -> Schema:
-        return schema.object_of({name: kind.schema() for name, kind in self.members.items()})
+        members = {name: kind.schema() for name, kind in self.members.items()}
+        if not self.optional:
+            return schema.object_of(members)
+        some = {name: schema.or_null(it) for name, it in members.items()}
+        return {**schema.object_of(some, tuple(some)), "minProperties": 1}

@@ -15,6 +15,7 @@ from penstock.http.stages.stages import Stages
 from penstock.http.watching.health import Health
 from penstock.http.watching.mirror import Mirror
 from penstock.http.watching.rates import Rates
+from penstock.http.watching.sayings import Sayings
 
 
 class Site:
@@ -36,6 +37,7 @@ class Site:
         self.readers = ReaderPool(self.data)
         self.mirror = Mirror(link)
         self.rates = Rates()
+        self.sayings = Sayings()
         self.health = Health(link, self.mirror, hello["health_seconds"])
         self.history = Keeper(self.data, hello["history_days"], link, self.mirror)
         self.auditing.done = self.history.acted

@@ -344,6 +344,26 @@ class LogReader:
                     return found if living else max(start, found)
         return end
 
+    def time_at(self, queue: str, at: int, *, events: bool = False) -> int | None:
+        """When the first message from an offset on (or event from a number on) came; None: there is none."""
+        return self._steadily(queue, lambda known: self._time_at(known, at, events))
+
+    def _time_at(self, known: QueueView, at: int, events: bool) -> int | None:
+        number = known.number
+        segments = known.segments(self._view.segments, events)
+        row = bisect_right(
+            segments,
+            at,
+            key=lambda it: it.spans[number].end_event if events else it.spans[number].end_offset,
+        )
+        for segment in segments[row:]:
+            for header in self._rows(segment, number, at, events):
+                if events and header.first_event + header.event_count > at:
+                    return header.time_us
+                if not events and header.kind == KIND_MESSAGES and header.offset_end > at:
+                    return header.time_us
+        return None
+
     def _begins_us(self, segment: Segment, known: QueueView, events: bool) -> int:
         """When the first block of a queue in a segment was written, of those that have something to show."""
         for header in self._rows(segment, known.number, -1, events):

@@ -47,7 +47,7 @@ def main_frame(session: SparkSession, pipeline: Pipeline) -> DataFrame:
     views = Views(session)
     alone = len(pipeline.sources) == 1
     for source in pipeline.sources:
-        frame = _read(session, source, _reader(pipeline, source))
+        frame = _read(session, source, reader_of(pipeline, source))
         if source.parse is not None:
             frame = good_records(frame, source.parse)
         if source.watermark is not None:
@@ -69,7 +69,7 @@ def bad_frame(session: SparkSession, pipeline: Pipeline, source: Source) -> Data
     """The dead letters of a source; how many there are is told as the metric of its query."""
     assert source.parse is not None
     assert pipeline.checkpoint is not None, "a file without one was refused"
-    reader = f"{_reader(pipeline, source)}.{BAD_RECORDS}"
+    reader = f"{reader_of(pipeline, source)}.{BAD_RECORDS}"
     begins = beginning(session, source, bad_checkpoint(pipeline, source), pipeline.checkpoint)
     read = _read(session, replace(source, options={**source.options, **begins}), reader, _FOR_REPORTS)
     frame = bad_records(read, source.parse, pipeline.name)
@@ -92,7 +92,7 @@ def _read(session: SparkSession, source: Source, reader: str, schema: str | None
     return without_copies(frame) if source.view == "messages" else frame
 
 
-def _reader(pipeline: Pipeline, source: Source) -> str:
+def reader_of(pipeline: Pipeline, source: Source) -> str:
     """The name under which the broker keeps what is not read yet, and shows how far it is."""
     alone = len(pipeline.sources) == 1
     return source.options.get("reader", pipeline.name if alone else f"{pipeline.name}.{source.name}")

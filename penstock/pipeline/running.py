@@ -2,7 +2,7 @@
 
     start    the broker is asked once, so that a wrong address is told in a line and at once; then the queries
              of bad records begin, then the main one
-    watch    progress is told; a query that fails ends them all
+    watch    progress is told, also to the broker (`telling.py`); a query that fails ends them all
     stop     the batches that run are finished, then the queries end
 
 Rules that always hold:
@@ -32,6 +32,7 @@ from penstock.pipeline.judging import mistakes
 from penstock.pipeline.model import Pipeline, Source
 from penstock.pipeline.progress import Follower, Teller
 from penstock.pipeline.sinks import start, start_sink
+from penstock.pipeline.telling import Telling
 from penstock.spark.api import Broker
 from penstock.spark.offsets import extents_of
 from penstock.spark.options import STREAM, read_options
@@ -102,13 +103,20 @@ class Run:
 
     def _run(self) -> None:
         self._bad, self._main = [], None
-        with self._told():
-            try:
-                self._start()
-                self._watch()
-            finally:
-                self._end()
-                self._teller.tell()
+        telling, failure = Telling(self._pipeline), ""
+        try:
+            with self._told():
+                try:
+                    self._start()
+                    self._watch(telling)
+                finally:
+                    self._end()
+                    self._teller.tell()
+        except PipelineFailed as error:
+            failure = str(error)
+            raise
+        finally:
+            telling.close(failure)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -162,7 +170,7 @@ class Run:
 
     # --- watch -----------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
+    def _watch(self, telling: Telling) -> None:
         assert self._main is not None
         main, bad = Follower(self._main), [Follower(query) for query in self._bad]
         active = True
@@ -173,7 +181,9 @@ class Run:
                 self._finish()
                 active = False
             self._raise_failure()
-            self._teller.add(main.batches(), [batch for follower in bad for batch in follower.batches()])
+            done = main.batches()
+            telling.add(done)
+            self._teller.add(done, [batch for follower in bad for batch in follower.batches()])
 
     def _raise_failure(self) -> None:
         for query in self._queries:

@@ -14,8 +14,10 @@ Rules that always hold:
 
 import logging
 import threading
+from contextlib import suppress
 from typing import Final
 
+from penstock.common.text import printable
 from penstock.errors import PenstockError
 from penstock.spark.api import Answer, Broker, Refused
 from penstock.spark.offsets import Positions
@@ -29,6 +31,7 @@ READER_QUEUES: Final = 1000
 MOVE_SECONDS: Final = 1.0
 """Positions are told to the broker no more often than this, however short the batches are."""
 
+ERROR_CHARACTERS_MAX: Final = 1000
 NO_QUEUE: Final = "queue-not-found"
 
 log = logging.getLogger("penstock.spark")
@@ -46,6 +49,9 @@ class Lease:
         self._thread: threading.Thread | None = None
         self._capped: set[str] = set()
         self._renew_seconds = 0.0  # the broker says for how long it holds
+        # What is to be said, with the next renewal; of a run before this one, nothing stays.
+        self._about: dict[str, str | None] = {"kind": "spark", "error": None}
+        self._has_failed = False
 
     def hold(self, positions: Positions) -> None:
         """Hold these queues, and no others, from these positions on; what is held already stays held.
@@ -73,6 +79,16 @@ class Lease:
         """What is before these positions was read, and need not be kept."""
         with self._lock:
             self._positions |= positions
+            if self._has_failed:
+                self._has_failed = False
+                self._about = {**self._about, "error": None}
+        self._moved.set()
+
+    def failed(self, why: str) -> None:
+        """The query cannot read on; the broker is told why, at once."""
+        with self._lock:
+            self._has_failed = True
+            self._about = {**self._about, "error": printable(why)[:ERROR_CHARACTERS_MAX]}
         self._moved.set()
 
     def end(self) -> None:
@@ -82,7 +98,8 @@ class Lease:
 
     def _tell(self) -> None:
         with self._lock:
-            positions = list(self._positions.items())
+            positions, about = list(self._positions.items()), self._about
+        known = True
         capped: set[str] = set()
         failure: PenstockError | None = None
         # A queue keeps its place, so that no reader lets go of what another one does not hold yet.
@@ -90,14 +107,18 @@ class Lease:
             name = f"{self._name} ({at // READER_QUEUES + 1})" if at else self._name
             held = dict(positions[at : at + READER_QUEUES])
             try:
-                answer = self._put(name, held)
+                answer = self._put(name, held, about)
             except PenstockError as error:
                 failure = error
                 continue
             self._renew_seconds = answer["lease_seconds_left"] / RENEWALS
             capped |= {row["queue"] for row in answer["queues"] if row["capped"]}
+            known = known and bool(answer.get("about"))
         if failure is not None:
             raise failure
+        with self._lock:
+            if self._about is about:  # A broker that was restarted does not know any more what was said.
+                self._about = {} if known else {"kind": "spark"}
         for queue in sorted(capped - self._capped):
             log.warning(
                 "reader %r is so far behind in queue %r that the broker does not keep all of it any more "
@@ -107,9 +128,9 @@ class Lease:
             )
         self._capped = capped
 
-    def _put(self, name: str, held: Positions) -> Answer:
+    def _put(self, name: str, held: Positions, about: dict[str, str | None]) -> Answer:
         """Hold these; of those that were deleted there is nothing to hold, but the others are to be held."""
-        fields = {"view": self._view, "positions": held}
+        fields = {"view": self._view, "positions": held, **({"about": about} if about else {})}
         try:
             return self._broker.put("readers", name, fields=fields)
         except Refused as error:
@@ -134,6 +155,9 @@ class Lease:
             self._moved.wait(self._renew_seconds)
             self._moved.clear()
             if self._ended.is_set():
+                if self._has_failed:
+                    with suppress(PenstockError):
+                        self._tell()
                 self._broker.close()
                 return
             try:

@@ -18,6 +18,7 @@ Rules that always hold:
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -31,6 +32,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from penstock.errors import PenstockError
 from penstock.spark.api import Broker
 from penstock.spark.cuts import within_bytes
 from penstock.spark.lease import Lease
@@ -104,6 +106,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {queue: extent.end for queue, extent in self._look().items()}
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        with self._telling():
+            return self._latest_offset(start, limit)
+
+    def _latest_offset(self, start: Offset, limit: ReadLimit) -> Offset:
         if self._plans_first:
             self._plans_first = False
             return start
@@ -192,6 +198,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- reading -----------------------------------------------------------------------------------
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[Piece]:
+        with self._telling():
+            return self._partitions(start, end)
+
+    def _partitions(self, start: Offset, end: Offset) -> Sequence[Piece]:
         self._plans_first = False
         before, ends = positions_of(start), positions_of(end)
         known, identities = identities_of(start), identities_of(end)
@@ -220,6 +230,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         return self._scan.read(partition)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """What ends a query is told to the broker, under the name of its reader."""
+        try:
+            yield
+        except PenstockError as error:
+            if self._lease is not None:
+                self._lease.failed(str(error))
+            raise
 
     # --- retention ---------------------------------------------------------------------------------
 

@@ -214,3 +214,32 @@ def test_by_keyboard(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_be_hidden()
     assert "by-keyboard" in [it["name"] for it in api.get("/v1/readers")["readers"]]
+
+
+def test_what_readers_say_of_themselves(start_broker: StartBroker, visit: Visit) -> None:
+    broker = start_broker()
+    with Api(broker.ports["http"]) as api:
+        api.send("orders", *[b"x"] * 5)
+        path = "/v1/readers/totals"
+        for position in (0, 2):
+            about = {"kind": "pipeline", "name": "totals", "batch": 12, "rows": 2}
+            said = {"positions": {"orders": position}, "lease_seconds": 600, "about": about}
+            assert api.ask("PUT", path, said).status == 200
+        page = visit(broker, PATH)
+        until(lambda: cell(page, "Readers", "totals", "kind") == "pipeline", "what it is")
+        until(
+            lambda: cell(page, "Readers", "totals", "behind").endswith(" s"),
+            "how old what it has not read is",
+        )
+        assert cell(page, "Readers", "totals", "moved_at").endswith(" s")
+        panel = page.locator("#reader")
+        expect(panel).to_contain_text("number 12, 2 rows")
+        expect(panel).to_contain_text("ago, by 2")
+        assert page.locator('[data-total="failing"]').inner_text() == "0"
+        assert api.ask("PUT", path, {"about": {"error": "<b>no</b> room"}}).status == 200
+        expect(page.get_by_role("heading", name="totals does not get on")).to_be_visible()
+        expect(page.get_by_text("It says: <b>no</b> room").first).to_be_visible()
+        until(lambda: "failing" in cell(page, "Readers", "totals", "name"), "the row to be marked")
+        everybody(page)
+        assert api.ask("PUT", path, {"about": {"error": None}}).status == 200
+        expect(page.get_by_role("heading", name="totals does not get on")).to_be_hidden()

@@ -5,6 +5,7 @@ from urllib.parse import quote
 
 import pytest
 
+from penstock.http.watching import sayings
 from tests.http.api import Api, Reply
 from tests.http.conftest import StartBroker
 from tests.server.harness import until
@@ -22,7 +23,12 @@ def held(api: Api, name: str, positions: dict[str, int], **fields: object) -> di
 
 
 def without_lease(reader: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in reader.items() if key != "lease_seconds_left"}
+    """What does not change by itself: neither the lease nor how old something is."""
+    kept = {key: value for key, value in reader.items() if not key.endswith(("_left", "_seconds"))}
+    kept["queues"] = [
+        {key: value for key, value in it.items() if key != "lag_seconds"} for it in reader["queues"]
+    ]
+    return kept
 
 
 def test_a_reader_is_shown_with_its_lag(api: Api) -> None:
@@ -33,6 +39,8 @@ def test_a_reader_is_shown_with_its_lag(api: Api) -> None:
     assert without_lease(reader) == {
         "name": "lag",
         "view": "messages",
+        "moved": None,
+        "about": None,
         "hidden": 0,
         "queues": [
             {"queue": "lag-a", "position": 1, "end": 3, "lag": 2, "lag_bytes": 5, "capped": False},
@@ -45,6 +53,100 @@ def test_a_reader_is_shown_with_its_lag(api: Api) -> None:
     (listed,) = [it for it in api.get("/v1/readers")["readers"] if it["name"] == "lag"]
     assert without_lease(listed) == without_lease(shown)
     assert api.ask("DELETE", "/v1/readers/lag").status == 204
+
+
+def test_how_old_is_what_a_reader_has_not_read(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    with Api(broker.ports["http"]) as api:
+
+        def age(at: int, view: str = "messages") -> float:
+            seconds: float = held(api, view, {"aged": at}, view=view)["queues"][0]["lag_seconds"]
+            return seconds
+
+        for number in range(3):
+            api.send("aged", b"x")
+            until(lambda number=number: age(number) > 1, "it to get older")  # type: ignore[misc]
+        for view in ("messages", "events"):
+            assert age(3, view) == 0
+            for number in (2, 1):  # Each is a second older than the next, and time passes meanwhile.
+                assert age(number - 1, view) > age(number, view) > 1
+        # As metrics too.
+        text = api.ask("GET", "/metrics").body.decode()
+        assert 'penstock_reader_lag_seconds{queue="aged",reader="messages"} ' in text
+        assert 'penstock_reader_failing{reader="messages"} 0.0' in text
+
+
+def test_a_reader_is_seen_to_move(api: Api) -> None:
+    api.send("moves-a", *[b"x"] * 5)
+    api.send("moves-b", *[b"x"] * 5)
+    reader = held(api, "moves", {"moves-a": 0, "moves-b": 0})
+    assert (reader["moved"], reader["moved_seconds"]) == (None, None)
+    reader = held(api, "moves", {"moves-a": 3, "moves-b": 1})
+    assert reader["moved"] == 4
+    assert 0 <= reader["moved_seconds"] < 30
+    assert held(api, "moves", {"moves-a": 3, "moves-b": 1})["moved"] == 4
+    assert api.get("/v1/readers/moves")["moved"] == 4
+
+
+def test_a_reader_says_something_about_itself(api: Api) -> None:
+    api.send("says", b"x")
+    path = "/v1/readers/says"
+    assert api.ask("PUT", path, {"about": {"kind": "spark"}}).problem == "reader-not-found"
+    reader = held(api, "says", {"says": 0}, about={"kind": "pipeline", "name": "orders", "batch": 3})
+    about = reader["about"]
+    assert about.pop("at").endswith("Z")
+    assert about == {"kind": "pipeline", "name": "orders", "batch": 3}
+    # Alone: where it is stays as it was.
+    reply = api.ask("PUT", path, {"about": {"error": "the sink is full", "name": None}})
+    assert reply.status == 200
+    assert without_lease(reply.json) == without_lease(api.get(path))
+    about = api.get(path)["about"]
+    del about["at"]
+    assert about == {"kind": "pipeline", "batch": 3, "error": "the sink is full"}
+    text = api.ask("GET", "/metrics").body.decode()
+    assert 'penstock_reader_failing{reader="says"} 1.0' in text
+    held(api, "says", {"says": 1}, about={"error": None})
+    assert "error" not in api.get(path)["about"]
+    # What was said goes with its reader.
+    assert api.ask("DELETE", path).status == 204
+    api.get("/v1/readers")
+    assert held(api, "says", {"says": 1})["about"] is None
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {},
+        [],
+        "x",
+        {"kind": ""},
+        {"kind": "x" * 41},
+        {"error": "x" * 1001},
+        {"batch": -1},
+        {"other": 1},
+        {"at": "x"},
+    ],
+)
+def test_what_cannot_be_said_about_oneself(api: Api, about: object) -> None:
+    api.send("unsaid", b"x")
+    held(api, "unsaid", {"unsaid": 0})
+    reply = api.ask("PUT", "/v1/readers/unsaid", {"about": about})
+    assert (reply.status, reply.problem) == (400, "bad-request")
+    assert api.get("/v1/readers/unsaid")["about"] is None
+
+
+def test_nothing_is_said_at_all(api: Api) -> None:
+    assert api.ask("PUT", "/v1/readers/mute", {}).problem == "bad-request"
+
+
+def test_sayings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sayings, "READERS_MAX", 2)
+    known = sayings.Sayings()
+    for name in ("a", "b", "c"):
+        known.said(name, {"kind": "spark"}, 1)
+    assert [bool(known.of(name).about) for name in ("a", "b", "c")] == [False, True, True]
+    known.forget_others({"c"})
+    assert [bool(known.of(name).about) for name in ("b", "c")] == [False, True]
 
 
 def test_positions_are_replaced_as_a_whole(api: Api) -> None:

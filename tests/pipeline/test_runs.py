@@ -404,6 +404,11 @@ def test_a_worker_that_fails_is_told_in_one_line(rig: Rig) -> None:
     with pytest.raises(PipelineFailed) as raised:
         rig.run_once(pipeline)
     assert str(raised.value).startswith("dividing: ZeroDivisionError: ")
+    # The broker is told, too, for whoever looks at the page.
+    with rig.api() as api:
+        about = api.get("/v1/readers/dividing")["about"]
+    assert (about["kind"], about["name"]) == ("pipeline", "dividing")
+    assert about["error"].startswith("dividing: ZeroDivisionError: ")
 
 
 def test_two_pipelines_have_views_of_their_own(rig: Rig) -> None:

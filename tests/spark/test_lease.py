@@ -84,6 +84,34 @@ def test_a_queue_that_is_not_subscribed_to_any_more_is_forgotten(broker: BrokerP
             reader.latestOffset({"lease-a": 1, "lease-nix": 2}, ReadAllAvailable())
 
 
+def test_a_stream_says_what_it_is_and_why_it_has_ended(broker: BrokerProcess, api: Api) -> None:
+    send(broker, "lease-says", values(3))
+    said: dict[str, Any] = {}
+
+    def about() -> dict[str, Any]:
+        said.update(error=None)
+        said.update(api.get("/v1/readers/saying")["about"] or {})
+        return said
+
+    both = "lease-says,lease-lost"
+    for reader in a_stream(broker, subscribe=both, reader="saying", startingOffsets="earliest"):
+        reader.initialOffset()
+        assert (about()["kind"], about()["error"]) == ("spark", None)
+        # Whoever says more than that is not contradicted.
+        assert api.ask("PUT", "/v1/readers/saying", {"about": {"kind": "pipeline"}}).status == 200
+        reader.commit({"lease-says": 2})
+        until(lambda: api.get("/v1/readers/saying")["moved"] == 2, "it to move")
+        assert about()["kind"] == "pipeline"
+        with pytest.raises(DataLost):
+            reader.latestOffset({"lease-says": 1, "lease-lost": 2}, ReadAllAvailable())
+    until(lambda: "'lease-lost' is gone" in (about()["error"] or ""), "what ended it to be told")
+    for reader in a_stream(broker, subscribe="lease-says", reader="saying", startingOffsets="earliest"):
+        reader.initialOffset()
+        reader.commit({"lease-says": 3})
+        until(lambda: api.get("/v1/readers/saying")["moved"] == 3, "it to go on")
+        assert about()["error"] is None
+
+
 def test_where_a_queue_is_deleted_the_others_are_held_on(broker: BrokerProcess, api: Api) -> None:
     """Between two looks of the stream, which may be far apart: its trigger says how far."""
     names = ("lease-gone", "lease-stays")

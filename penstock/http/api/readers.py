@@ -3,11 +3,12 @@
 A reader is a name that its owner makes up, with a position in each queue that it reads and a lease. What is
 behind these positions is kept for it until the lease ends; so it says where it is again and again, all its
 queues at a time. What one reader can keep is bounded by `[log] reader-bytes-max`; one that is further behind
-is `capped`.
+is `capped`. It may also say what it is and how it does (`watching/sayings.py`), with that or alone.
 """
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from starlette.responses import Response
@@ -16,19 +17,35 @@ from penstock.control.frames import Fields
 from penstock.http import kinds, schema
 from penstock.http.app import Call, answer_json, answer_list
 from penstock.http.problems import Problem
+from penstock.http.reading.looking import iso_time
 from penstock.http.route import Body, Field, Param, Route
 from penstock.http.site import Site
 from penstock.log.errors import LogRefused
 from penstock.log.reader import LogReader
 from penstock.model.rights import Right, User
+from penstock.model.timers import SECOND_US
 
 VIEWS: Final = ("messages", "events")
 LEASE_SECONDS: Final = 60
 POSITIONS_MAX: Final = 1000
+ABOUT: Final[Mapping[str, kinds.Kind]] = {
+    "kind": kinds.Text("a kind of program, as pipeline or spark", 40),
+    "name": kinds.Text("what people call it", 200),
+    "batch": kinds.Whole(),
+    "rows": kinds.Whole(),
+    "error": kinds.Text("why it does not get on, in a line of 1000 characters", 1000),
+}
 BYTES_MAX: Final = 1 << 62
 """More than any log has: all that a reader has not read is one piece."""
 
 SCHEMAS: Final = {
+    "ReaderAbout": schema.object_of(
+        {
+            **{name: kind.schema() for name, kind in ABOUT.items()},
+            "at": schema.said(schema.TIME, "When it last said something."),
+        },
+        tuple(ABOUT),
+    ),
     "Reader": schema.object_of(
         {
             "name": schema.STRING,
@@ -42,6 +59,14 @@ SCHEMAS: Final = {
                 "minimum": 0,
                 "description": "0: nothing is held for it any more; it is shown for a while.",
             },
+            "moved_seconds": schema.said(
+                schema.or_null(schema.POSITIVE),
+                "How long ago it was last seen to move; null: not since the API began.",
+            ),
+            "moved": schema.said(schema.or_null(schema.COUNT), "By how much, over all its queues."),
+            "about": schema.said(
+                schema.or_null(schema.ref("ReaderAbout")), "What it says of itself; null: nothing yet."
+            ),
             "hidden": schema.said(schema.COUNT, "How many queues it reads that who asks may not read."),
             "queues": schema.list_of(
                 schema.object_of(
@@ -59,6 +84,11 @@ SCHEMAS: Final = {
                             "The payload of that, as far as it is synced and kept: about, where it is in the "
                             "middle of messages that were stored together. null: it reads events.",
                         ),
+                        "lag_seconds": schema.said(
+                            schema.or_null(schema.POSITIVE),
+                            "How old the oldest is that it has not read; 0: it has read all. null: that is "
+                            "not synced or kept.",
+                        ),
                         "capped": schema.said(
                             schema.BOOLEAN, "Whether it is so far behind that not all of that is kept for it."
                         ),
@@ -66,7 +96,7 @@ SCHEMAS: Final = {
                 )
             ),
         }
-    )
+    ),
 }
 
 
@@ -74,24 +104,48 @@ async def ask_readers(site: Site, user: User, fields: Fields | None = None) -> l
     """All readers, or the one that `fields` name, as far as somebody may see what they read."""
     answer, _ = await site.link.call("readers", fields or {})
     readers: list[Fields] = answer["readers"]
+    if not fields:
+        site.sayings.forget_others({it["name"] for it in readers})
     if not user.may(Right.READ):
         for reader in readers:
             seen = [it for it in reader["queues"] if user.may(Right.READ, it["queue"])]
             reader["queues"], reader["hidden"] = seen, len(reader["queues"]) - len(seen)
         readers = [reader for reader in readers if reader["queues"]]
-    return await site.readers.run(_weighed, readers)
+    return await _complete(site, readers)
 
 
-def _weighed(log: LogReader, readers: list[Fields]) -> list[Fields]:
-    """Readers, with the bytes that they have not read."""
+async def _complete(site: Site, readers: list[Fields]) -> list[Fields]:
+    """Readers, with what they have not read by bytes and by time, and what they say of themselves."""
+    now_us = site.mirror.now_us()
+    for reader in readers:
+        saying = site.sayings.of(reader["name"])
+        reader["moved_seconds"] = max(now_us - saying.moved_us, 0) / SECOND_US if saying.moved_us else None
+        reader["moved"] = saying.moved if saying.moved_us else None
+        reader["about"] = None
+        if saying.about:
+            at_us = saying.about["at_us"]
+            told = {name: it for name, it in saying.about.items() if name in ABOUT}
+            if reader.get("hidden") and "error" in told:  # It may say names of queues.
+                told["error"] = "who may read every queue of this reader is told why"
+            reader["about"] = {**told, "at": iso_time(at_us)}
+    return await site.readers.run(partial(_weighed, now_us=now_us), readers)
+
+
+def _weighed(log: LogReader, readers: list[Fields], now_us: int) -> list[Fields]:
     for reader in readers:
         reader.setdefault("hidden", 0)
+        events = reader["view"] == "events"
         for it in reader["queues"]:
-            it["lag_bytes"] = None if reader["view"] == "events" else 0
-            if it["lag"] and reader["view"] != "events" and log.queue(it["queue"]) is not None:
+            it["lag_bytes"] = None if events else 0
+            it["lag_seconds"] = None if it["lag"] else 0
+            if it["lag"] and log.queue(it["queue"]) is not None:
                 with suppress(LogRefused):  # The files were replaced, and it is not in the new ones.
-                    pieces = log.cuts(it["queue"], it["position"], it["end"], BYTES_MAX, 1)
-                    it["lag_bytes"] = sum(size for _, size in pieces)
+                    since_us = log.time_at(it["queue"], it["position"], events=events)
+                    if since_us is not None:
+                        it["lag_seconds"] = max(now_us - since_us, 0) / SECOND_US
+                    if not events:
+                        pieces = log.cuts(it["queue"], it["position"], it["end"], BYTES_MAX, 1)
+                        it["lag_bytes"] = sum(size for _, size in pieces)
     return readers
 
 
@@ -107,11 +161,15 @@ def _name(reader: Mapping[str, Any]) -> str:
 async def get_reader(call: Call) -> Response:
     readers = await ask_readers(call.site, call.user, {"name": call["name"]})
     if not readers:
-        raise Problem(
-            "reader-not-found",
-            f"there is no reader {call['name']!r} (any more); its lease has ended, or it was never there",
-        )
+        raise _unknown(call)
     return answer_json(readers[0])
+
+
+def _unknown(call: Call) -> Problem:
+    return Problem(
+        "reader-not-found",
+        f"there is no reader {call['name']!r} (any more); its lease has ended, or it was never there",
+    )
 
 
 async def _require_reader(call: Call) -> None:
@@ -130,19 +188,34 @@ async def _require_reader(call: Call) -> None:
 
 async def put_reader(call: Call) -> Response:
     fields = await call.fields()
-    call.require(Right.OPERATE, fields["positions"])
+    positions, about, site = fields["positions"], fields["about"], call.site
+    if positions is None and about is None:
+        raise Problem(
+            "bad-request", "neither positions nor about: say where the reader is, how it does, or both"
+        )
+    call.require(Right.OPERATE, positions or ())
     await _require_reader(call)
-    answer, _ = await call.site.link.call(
-        "hold_reader",
-        {
-            "name": call["name"],
-            "view": fields["view"],
-            "positions": fields["positions"],
-            "lease_seconds": fields["lease_seconds"],
-            "readers_max": call.site.hello["readers_max"],
-        },
-    )
-    (reader,) = await call.site.readers.run(_weighed, [answer["reader"]])
+    if positions is None:
+        answer, _ = await site.link.call("readers", {"name": call["name"]})
+        if not answer["readers"]:
+            raise _unknown(call)
+        (reader,) = answer["readers"]
+    else:
+        answer, _ = await site.link.call(
+            "hold_reader",
+            {
+                "name": call["name"],
+                "view": fields["view"],
+                "positions": positions,
+                "lease_seconds": fields["lease_seconds"],
+                "readers_max": site.hello["readers_max"],
+            },
+        )
+        reader = answer["reader"]
+        site.sayings.is_at(call["name"], positions, site.mirror.now_us())
+    if about is not None:
+        site.sayings.said(call["name"], about, site.mirror.now_us())
+    (reader,) = await _complete(site, [reader])
     return answer_json(reader)
 
 
@@ -197,7 +270,8 @@ def put_route(lease_seconds_max: int) -> Route:
         "PUT /v1/readers/{name}",
         put_reader,
         Right.OPERATE,
-        "Say where a reader is: what is behind that is kept for it, in these queues and no others.",
+        "Say where a reader is, and how it does: what is behind that is kept for it, in these queues and no "
+        "others.",
         schema.ref("Reader"),
         params=(_READER,),
         body=Body(
@@ -206,8 +280,13 @@ def put_route(lease_seconds_max: int) -> Route:
                 Field(
                     "positions",
                     kinds.MapOf(kinds.QueueName(), kinds.Whole(), POSITIONS_MAX),
-                    "what it reads next, in each queue that it reads; a queue that is not named is let go of",
-                    required=True,
+                    "what it reads next, in each queue that it reads; a queue that is not named is let go "
+                    "of. Left out, all stays as it is, and about is said",
+                ),
+                Field(
+                    "about",
+                    kinds.Record(ABOUT, optional=True),
+                    "what it says of itself: what is left out stays as it was said, null takes it back",
                 ),
                 Field(
                     "lease_seconds",
@@ -217,5 +296,5 @@ def put_route(lease_seconds_max: int) -> Route:
                 ),
             )
         ),
-        problems=("queue-not-found", "conflict", "unsupported-media-type"),
+        problems=("queue-not-found", "reader-not-found", "conflict", "unsupported-media-type"),
     )

@@ -291,31 +291,47 @@ def _reader_families(scrape: Scrape) -> Iterator[Metric]:
         "Payload of the messages that a reader has not read yet.",
         labels=["reader", "queue"],
     )
+    lag_seconds = GaugeMetricFamily(
+        "penstock_reader_lag_seconds",
+        "Age of the oldest message (or event) that a reader has not read yet.",
+        labels=["reader", "queue"],
+    )
+    failing = GaugeMetricFamily(
+        "penstock_reader_failing", "Whether a reader says that it does not get on.", labels=["reader"]
+    )
     lease = GaugeMetricFamily(
         "penstock_reader_lease_seconds", "How long a reader still holds retention.", labels=["reader"]
     )
     room = READER_ROWS_MAX
     hidden: dict[str, int] = {}  # by view: the largest lag of those that have no labels of their own
-    hidden_bytes = 0
+    hidden_bytes, hidden_seconds = 0, 0.0
     for reader in sorted(scrape.readers, key=lambda it: it["name"]):
         own = len(reader["queues"]) <= room and reader["name"] != OTHERS
         room -= len(reader["queues"]) if own else 0
         if own:
             lease.add_metric([reader["name"]], reader["lease_seconds_left"])
+            failing.add_metric([reader["name"]], "error" in (reader["about"] or {}))
         for it in reader["queues"]:
             if own:
                 lag.add_metric([reader["name"], it["queue"], reader["view"]], it["lag"])
                 if it["lag_bytes"] is not None:
                     lag_bytes.add_metric([reader["name"], it["queue"]], it["lag_bytes"])
+                if it["lag_seconds"] is not None:
+                    lag_seconds.add_metric([reader["name"], it["queue"]], it["lag_seconds"])
             else:
                 hidden[reader["view"]] = max(it["lag"], hidden.get(reader["view"], 0))
                 hidden_bytes = max(it["lag_bytes"] or 0, hidden_bytes)
+                hidden_seconds = max(it["lag_seconds"] or 0, hidden_seconds)
     for view, largest in hidden.items():
         lag.add_metric([OTHERS, OTHERS, view], largest)
     if "messages" in hidden:
         lag_bytes.add_metric([OTHERS, OTHERS], hidden_bytes)
+    if hidden:
+        lag_seconds.add_metric([OTHERS, OTHERS], hidden_seconds)
     yield lag
     yield lag_bytes
+    yield lag_seconds
+    yield failing
     yield lease
 
 
