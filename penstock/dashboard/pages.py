@@ -48,6 +48,7 @@ PAGES: Final = (
     Page("/", "Queues", "penstock.dashboard.overview"),
     Page("/queue/{queue:path}", "Queue", "penstock.dashboard.queue", in_navigation=False),
     Page("/search", "Search", "penstock.dashboard.search"),
+    Page("/dead", "Dead letters", "penstock.dashboard.dead"),
     Page("/connections", "Connections", "penstock.dashboard.connections"),
     Page("/connections/{number}", "Connection", "penstock.dashboard.connection", in_navigation=False),
     Page("/readers", "Readers", "penstock.dashboard.readers"),

@@ -36,7 +36,7 @@ def user(name: str) -> str:
 
 
 SETTINGS = "".join(map(user, TOKENS))
-ALL = ("Queues", "Search", "Connections", "Readers", "Engine")
+ALL = ("Queues", "Search", "Dead letters", "Connections", "Readers", "Engine")
 HIDDEN = re.compile("payroll|salaries")
 
 
