@@ -14,7 +14,7 @@ How it fails: the API's word about a condition stands at the condition; any othe
 import contextlib
 import json
 from base64 import b64decode
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -25,6 +25,7 @@ from nicegui.events import GenericEventArguments
 from penstock.common import units
 from penstock.control.frames import Fields
 from penstock.dashboard import exporting, payload
+from penstock.dashboard.acting import Selection, may_act
 from penstock.dashboard.caller import ApiError, Caller, queue_path
 from penstock.dashboard.layout import button, panel, tag
 from penstock.dashboard.pages import queue_href
@@ -34,6 +35,9 @@ from penstock.dashboard.view import View
 
 ROWS: Final = 200
 """So many are shown before somebody asks for more."""
+
+LOOKED_AT: Final = 500
+"""Messages that are looked at again with one call."""
 
 ROWS_MAX: Final = 5000
 """And no more than so many at all: who wants to have them exports them."""
@@ -119,10 +123,12 @@ class Query:
         return f"{exporting.PATH}?{urlencode({'format': form, **queue, **self.words()})}"
 
 
-async def results(api: Caller, query: Query, after: str | None) -> AsyncIterator[list[Fields]]:
+async def results(
+    api: Caller, query: Query, after: str | None = None, limit: int = ROWS
+) -> AsyncIterator[list[Fields]]:
     """The lines of a search, some at a time, as they come; who leaves the loop breaks it off."""
     rest = b""
-    stream = api.stream("GET", query.path, None, None, limit=ROWS, after=after, **query.words())
+    stream = api.stream("GET", query.path, None, None, limit=limit, after=after, **query.words())
     async with contextlib.aclosing(stream) as parts:
         async for part in parts:
             *lines, rest = (rest + part).split(b"\n")
@@ -130,8 +136,8 @@ async def results(api: Caller, query: Query, after: str | None) -> AsyncIterator
                 yield [json.loads(line) for line in lines]
 
 
-def found_row(found: Fields, place: int) -> Row:
-    """A message that was found, as a row of a table."""
+def found_row(found: Fields) -> Row:
+    """A message that was found, and in which place, as a row of a table."""
     text = found.get("value")
     beginning = (
         b64decode(found.get("value_base64", ""))
@@ -144,8 +150,16 @@ def found_row(found: Fields, place: int) -> Row:
         **row_of(queue, message, payload.line_of(beginning, size), size),
         "key": key_of(queue, found["offset"]),
         "queue": queue,
-        "place": place,
+        "place": found["place"],
     }
+
+
+def offsets_of(messages: Sequence[Fields]) -> dict[str, list[int]]:
+    """By queue."""
+    offsets: dict[str, list[int]] = {}
+    for it in messages:
+        offsets.setdefault(it["queue"], []).append(it["offset"])
+    return offsets
 
 
 def key_of(queue: str, offset: int) -> str:
@@ -173,10 +187,13 @@ class Finder:
                     self._links = {form: tag("a", label, download="") for form, label in FORMATS.items()}
             self._bar = tag("progress", aria_label="Searched so far", max="1")
             columns = COLUMNS if queue else (COLUMNS[0], QUEUE_COLUMN, *COLUMNS[1:])
-            self._table = message_table("Found messages", columns=columns, key="key")
+            self._table = message_table(
+                "Found messages", columns=columns, key="key", selectable=may_act(view)
+            )
             with self._table:
                 self._empty = tag("p", "", "ps-empty")
             self._more = button("Go on", self._go_on)
+            Selection(view, self._table, self._found, self._look_again)
         for element in (self._stop, self._bar, self._more, self._exports):
             element.set_visibility(False)
         view.on_open(self._opened)
@@ -184,7 +201,7 @@ class Finder:
     # --- the form --------------------------------------------------------------------------------
 
     def _form(self, query: Query) -> None:
-        with panel("Search"), tag("form", classes="ps-find") as form:
+        with panel(), tag("form", classes="ps-find", role="search") as form:
             if not self._queue:
                 tag("label", "Queue or pattern", for_="ps-queues")
                 self._input("queues", query.queues, "all queues; orders.* for some", maxlength="255")
@@ -272,6 +289,20 @@ class Finder:
         self._turn += 1
         self._say("Stopped. ")
 
+    async def _look_again(self, messages: Sequence[Fields]) -> None:
+        """Show how these stand now."""
+        for queue, offsets in offsets_of(messages).items():
+            for at in range(0, len(offsets), LOOKED_AT):
+                some = offsets[at : at + LOOKED_AT]
+                where = f"offset in ({', '.join(map(str, some))})"
+                query = Query(queue, "", where, (), str(min(some)), str(max(some) + 1), newest=False)
+                async for lines in results(self._view.api, query, limit=len(some)):
+                    found = [line for line in lines if "offset" in line]
+                    for line in found:
+                        key = key_of(queue, line["offset"])
+                        self._found[key] = {**line, "place": self._found[key]["place"]}
+                    self._table.patch([found_row(self._found[key_of(queue, it["offset"])]) for it in found])
+
     # --- the search ------------------------------------------------------------------------------
 
     def _search(self, after: str | None) -> None:
@@ -304,8 +335,8 @@ class Finder:
         for line in lines:
             if "offset" in line:
                 key = key_of(line["queue"], line["offset"])
-                self._found[key] = line
-                rows.append(found_row(line, len(self._found)))
+                self._found[key] = {**line, "place": len(self._found)}
+                rows.append(found_row(self._found[key]))
             elif "progress" in line:
                 self._told = line["progress"]
             elif "end" in line:

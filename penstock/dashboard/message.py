@@ -19,6 +19,7 @@ from penstock.common import units
 from penstock.common.text import printable
 from penstock.control.frames import Fields
 from penstock.dashboard import payload
+from penstock.dashboard.acting import may_send_again, open_again
 from penstock.dashboard.caller import ApiError, queue_path
 from penstock.dashboard.door import ASSETS
 from penstock.dashboard.layout import badge, button, fact, facts, nothing_here, panel, tag
@@ -113,6 +114,8 @@ class _Message:
                 self._steps_aside()
                 if self._view.may(Right.OPERATE):
                     self._redrive = button("Redrive", self._do_redrive, "primary")
+                if may_send_again(self._view):
+                    button("Send again…", self._send_again)
                 button("Download", self._download)
         with tag("div", classes="ps-message"):
             with tag("div", classes="ps-message-main"):
@@ -198,7 +201,10 @@ class _Message:
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", self._queue).strip("._") or "queue"
         ui.download.content(self._value, f"{name}-{self._offset}.{kind}", "application/octet-stream")
 
-    # --- what operators do -----------------------------------------------------------------------
+    # --- what is done with it --------------------------------------------------------------------
+
+    async def _send_again(self) -> None:
+        await self._view.run(lambda: open_again(self._view, self._queue, self._offset))
 
     async def _do_redrive(self) -> None:
         async def do() -> None:

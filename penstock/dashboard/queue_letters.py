@@ -6,7 +6,7 @@ Who may only read sees the reasons and the letters. Who may operate also counts 
 Reason, condition and limit are in the address: who opens it sees the dry run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -16,13 +16,13 @@ from nicegui.events import GenericEventArguments
 
 from penstock.common import units
 from penstock.control.frames import Fields
+from penstock.dashboard.acting import Selection, may_act
 from penstock.dashboard.caller import ApiError, queue_path
 from penstock.dashboard.layout import button, confirm, panel, tag
 from penstock.dashboard.pages import queue_href
 from penstock.dashboard.queue_blocks import columns, terminal, whole
-from penstock.dashboard.queue_messages import message_row, message_table
+from penstock.dashboard.queue_messages import message_table, seen_rows
 from penstock.dashboard.redriving import BAD_RECORD, LISTED, Progress, Wish, count, redrive
-from penstock.dashboard.table import Row
 from penstock.dashboard.view import View
 from penstock.model.life import DEAD_REASONS
 from penstock.model.rights import Right
@@ -91,8 +91,12 @@ class _Letters:
         with panel(classes="ps-browse") as section:
             section.props["aria-label"] = "Dead letters"
             self._title = tag("h2", "Dead letters")
-            self._table = message_table("Dead letters", "There are no dead letters here.")
+            self._seen: dict[int, Fields] = {}
+            self._table = message_table(
+                "Dead letters", "There are no dead letters here.", selectable=may_act(view)
+            )
             self._more = tag("p", "", "ps-help")
+            Selection(view, self._table, self._seen, self._acted)
         terminal(view, ["dead", self._queue], ["redrive", self._queue, "--dry-run"])
         self._draw()
         view.on_open(lambda: view.later(self._opened))
@@ -170,39 +174,43 @@ class _Letters:
 
     async def _load(self) -> None:
         """The first letters of the reason that is chosen."""
-        rows: list[Row] = []
+        letters: list[Fields] = []
         at: int | None = 0
         for _ in range(PAGES_MAX):
             answer = await self._view.api.get(
                 queue_path(self._queue, "messages"), state="dead", limit=PAGE_ROWS, **{"from": at}
             )
             for message in answer["messages"]:
-                if self._wish.reason in (None, message["reason"]) and len(rows) <= LISTED:
-                    rows.append(message_row(self._queue, message))
+                if self._wish.reason in (None, message["reason"]) and len(letters) <= LISTED:
+                    letters.append(message)
             at = answer["next"]
-            if at is None or len(rows) > LISTED:
+            if at is None or len(letters) > LISTED:
                 break
         which = f"Dead letters: {self._wish.reason}" if self._wish.reason else "Dead letters"
-        self._list(which, rows[:LISTED], at is not None or len(rows) > LISTED)
+        self._list(which, letters[:LISTED], at is not None or len(letters) > LISTED)
 
     async def _load_ranges(self, ranges: tuple[tuple[int, int], ...], more: bool) -> None:
         """The letters that a dry run has named."""
         wanted = [offset for first, end in ranges for offset in range(first, end)]
-        rows: list[Row] = []
+        letters: list[Fields] = []
         while wanted:
             answer = await self._view.api.get(
                 queue_path(self._queue, "messages"), state="dead", limit=PAGE_ROWS, **{"from": wanted[0]}
             )
             found = {message["offset"]: message for message in answer["messages"]}
-            rows += [message_row(self._queue, found[offset]) for offset in wanted if offset in found]
+            letters += [found[offset] for offset in wanted if offset in found]
             behind = max(found, default=wanted[0]) + 1
             wanted = [offset for offset in wanted if offset >= behind]
-        self._list("Dead letters that fit", rows, more)
+        self._list("Dead letters that fit", letters, more)
 
-    def _list(self, title: str, rows: list[Row], more: bool) -> None:
+    def _list(self, title: str, letters: list[Fields], more: bool) -> None:
         self._title.set_text(title)
-        self._table.load(rows)
-        self._more.set_text(f"The first {len(rows)} are shown." if more and rows else "")
+        self._table.load(seen_rows(self._queue, letters, self._seen))
+        self._more.set_text(f"The first {len(letters)} are shown." if more and letters else "")
+
+    async def _acted(self, _: Sequence[Fields]) -> None:
+        await self._look()
+        await self._load()
 
     # --- redrive ---------------------------------------------------------------------------------
 

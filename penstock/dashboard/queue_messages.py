@@ -15,6 +15,7 @@ from nicegui.events import GenericEventArguments
 
 from penstock.control.frames import Fields
 from penstock.dashboard import payload
+from penstock.dashboard.acting import Selection, may_act
 from penstock.dashboard.caller import Caller, queue_path
 from penstock.dashboard.layout import button, panel, tag
 from penstock.dashboard.message_life import because, due_of
@@ -122,11 +123,13 @@ class _Messages:
                 self._choice = Choice("State", STATES, self._state, self._choose)
                 self._form()
                 button("Refresh", self._refresh)
-            self._table = message_table("Messages", "There is no message here.")
+            self._seen: dict[int, Fields] = {}
+            self._table = message_table("Messages", "There is no message here.", selectable=may_act(view))
             with tag("nav", classes="ps-pager", aria_label="Pages of messages"):
                 self._older = button("← Older", self._go_older)
                 self._range = tag("span", "", role="status")
                 self._newer = button("Newer →", self._go_newer)
+            Selection(view, self._table, self._seen, self._look_again)
         terminal(
             view,
             ["peek", self._queue, "--limit", "20"],
@@ -161,6 +164,9 @@ class _Messages:
             self._before.clear()
             await self._view.run(self._load)
 
+    async def _look_again(self, _: Sequence[Fields]) -> None:
+        await self._load()
+
     async def _refresh(self) -> None:
         await self._view.run(self._load)
 
@@ -185,7 +191,8 @@ class _Messages:
         state = None if self._state == "all" else self._state
         if self._from is None and state is None:
             self._from = max(row["offset_end"] - PAGE_ROWS, row["offset_start"])
-        rows, self._next = await read_page(self._view.api, self._queue, self._from or 0, state)
+        messages, self._next = await read_page(self._view.api, self._queue, self._from or 0, state)
+        rows = seen_rows(self._queue, messages, self._seen)
         self._table.load([{**it, "place": -it["offset"]} for it in rows] if state is None else rows)
         self._tell(row, rows)
         ui.navigate.history.replace(
@@ -199,16 +206,26 @@ class _Messages:
         self._range.set_text(f"Offsets {rows[0]['offset']} to {rows[-1]['offset']}" if rows else "")
 
 
-async def read_page(api: Caller, queue: str, start: int, state: str | None) -> tuple[list[Row], int | None]:
+async def read_page(
+    api: Caller, queue: str, start: int, state: str | None
+) -> tuple[list[Fields], int | None]:
     """Messages from an offset on, and where the next page begins; None: there is none."""
-    rows: list[Row] = []
+    messages: list[Fields] = []
     at: int | None = start
     for _ in range(CALLS_MAX):
         answer = await api.get(
-            queue_path(queue, "messages"), limit=PAGE_ROWS - len(rows), state=state, **{"from": at}
+            queue_path(queue, "messages"), limit=PAGE_ROWS - len(messages), state=state, **{"from": at}
         )
-        rows += [message_row(queue, message) for message in answer["messages"]]
+        messages += answer["messages"]
         at = answer["next"]
-        if at is None or len(rows) >= PAGE_ROWS:
+        if at is None or len(messages) >= PAGE_ROWS:
             break
-    return rows, at
+    return messages, at
+
+
+def seen_rows(queue: str, messages: Sequence[Fields], seen: dict[int, Fields]) -> list[Row]:
+    """Rows of a table; `seen` gets what there is to know of each, by its offset, and nothing else."""
+    seen.clear()
+    for message in messages:
+        seen[message["offset"]] = {"queue": queue, **{it: message[it] for it in ("offset", "id", "state")}}
+    return [message_row(queue, message) for message in messages]

@@ -63,7 +63,7 @@ class Draft:
 class SendForm(Element, component=ASSETS / "send.js"):
     """The form; who makes it hears its `send` and `close`."""
 
-    def __init__(self, draft: Draft, queues: Sequence[str]) -> None:
+    def __init__(self, draft: Draft, queues: Sequence[str], *, may_send: bool = True) -> None:
         super().__init__()
         text = _editable(draft.value)
         self.props["queue-given"] = draft.queue
@@ -71,7 +71,8 @@ class SendForm(Element, component=ASSETS / "send.js"):
         self.props["value-given"] = text or ""
         self.props["kept"] = _kept(draft.value) if text is None else ""
         self.props["headers-given"] = [list(it) for it in draft.headers.items()]
-        self.props["ways"] = [REPAIR, SEND] if draft.letter is not None else [SEND]
+        repair = [REPAIR] if draft.letter is not None else []
+        self.props["ways"] = [*repair, SEND] if may_send or not repair else repair
         self.props["actions"] = {"send": "Send", "repair": "Repair and redrive"}
 
 
@@ -91,7 +92,8 @@ def send_dialog(view: View, draft: Draft) -> None:
         dialog.props["no-backdrop-dismiss"] = True  # A click beside it loses nothing that was typed.
         with tag("div", classes="ps-panel ps-dialog ps-wide", role="document"):
             tag("h2", title)
-            _Sending(view, draft, SendForm(draft, names[:NAMES_MAX]), dialog)
+            may_send = user is not None and user.may_some(Right.SEND)
+            _Sending(view, draft, SendForm(draft, names[:NAMES_MAX], may_send=may_send), dialog)
     dialog.on("hide", dialog.delete)
     dialog.open()
 

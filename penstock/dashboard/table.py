@@ -110,6 +110,10 @@ class LiveTable(Element, component=ASSETS / "table.js"):
         if keys:
             self.run_method("drop", list(keys))
 
+    def pick_all(self) -> None:
+        """Tick all that are shown."""
+        self.run_method("pickAll", True)
+
     def unpick(self) -> None:
         """Tick none."""
         self.run_method("pickAll", False)

@@ -390,11 +390,12 @@ def test_by_keyboard(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     page = visit(broker, "/queue/keys")
     page.locator("#main").focus()
     seen = []
-    for _ in range(8):
+    for _ in range(9):
         page.keyboard.press("Tab")
         seen.append(page.evaluate("document.activeElement.innerText"))
     assert seen == [
         "Queues",
+        "Send a message…",
         "Pause",
         "Purge…",
         "Delete…",
