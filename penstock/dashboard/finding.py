@@ -29,6 +29,7 @@ from penstock.dashboard.acting import Selection, may_act
 from penstock.dashboard.caller import ApiError, Caller, queue_path
 from penstock.dashboard.layout import button, panel, tag
 from penstock.dashboard.pages import queue_href
+from penstock.dashboard.queue_blocks import command_lines, terminal
 from penstock.dashboard.queue_messages import COLUMNS, STATE_KINDS, STATES, message_table, row_of
 from penstock.dashboard.table import Column, Row
 from penstock.dashboard.view import View
@@ -118,6 +119,18 @@ class Query:
     def path(self) -> str:
         return queue_path(self.queue, "search") if self.queue else "/v1/search"
 
+    @property
+    def command(self) -> list[str]:
+        """The same search for a terminal."""
+        given = {
+            "--where": self.where,
+            "--state": ",".join(self.states),
+            "--from": self.start.removeprefix("-"),  # There, 1h is an hour ago.
+            "--to": self.end.removeprefix("-"),
+        }
+        words = [word for flag, text in given.items() if text for word in (flag, text)]
+        return ["search", self.queue or self.queues or "*", *words, *(["--newest"] if self.newest else [])]
+
     def export_href(self, form: str) -> str:
         queue = {"queue": self.queue} if self.queue else {}
         return f"{exporting.PATH}?{urlencode({'format': form, **queue, **self.words()})}"
@@ -196,6 +209,7 @@ class Finder:
             Selection(view, self._table, self._found, self._look_again)
         for element in (self._stop, self._bar, self._more, self._exports):
             element.set_visibility(False)
+        self._command = terminal(view, (self._query or Query(queue)).command)
         view.on_open(self._opened)
 
     # --- the form --------------------------------------------------------------------------------
@@ -271,6 +285,7 @@ class Finder:
         self._query = Query.of(given, self._queue)
         assert self._query is not None
         ui.navigate.history.replace(self._query.href)
+        self._command.set_text(command_lines(self._view, self._query.command))
         self._begin()
 
     def _begin(self) -> None:

@@ -53,13 +53,17 @@ class Choice:
             element.update()
 
 
-def terminal(view: View, *commands: Sequence[str]) -> None:
-    """The same from a terminal, to be copied."""
-    url = str(view.request.base_url).rstrip("/")
+def terminal(view: View, *commands: Sequence[str]) -> TextElement:
+    """The same from a terminal, to be copied; the element with the commands."""
     with tag("details", classes="ps-terminal"):
         tag("summary", "The same in a terminal")
-        lines = "\n".join(shlex.join(["penstock", *command, "--url", url]) for command in commands)
-        tag("pre", lines, "ps-code", tabindex="0", role="group", aria_label="Commands")
+        lines = command_lines(view, *commands)
+        return tag("pre", lines, "ps-code", tabindex="0", role="group", aria_label="Commands")
+
+
+def command_lines(view: View, *commands: Sequence[str]) -> str:
+    url = str(view.request.base_url).rstrip("/")
+    return "\n".join(shlex.join(["penstock", *command, "--url", url]) for command in commands)
 
 
 @contextlib.contextmanager

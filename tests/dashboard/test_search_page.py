@@ -3,6 +3,9 @@
 import csv
 import io
 import json
+import shlex
+import subprocess
+import sys
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -72,6 +75,14 @@ def test_many_queues_by_condition_state_and_time(broker: BrokerProcess, api: Api
     until(lambda: keys(page) == ["find.b:0", "find.b:2"], "the dead ones, oldest first")
     expect(page.locator('tr[data-key="find.b:0"] .ps-badge')).to_have_text(["dead", "rejected"])
     everybody(page)
+    # So does a terminal.
+    page.get_by_text("The same in a terminal").click()
+    command = shlex.split(page.locator(".ps-terminal pre").last.inner_text())
+    assert command[0] == "penstock"
+    done = subprocess.run(
+        [sys.executable, "-m", *command, "--json"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert [json.loads(line)["offset"] for line in done.stdout.splitlines()] == [0, 2]
     # The address repeats it, with everything.
     again = visit(broker, path(page))
     until(lambda: keys(again) == ["find.b:0", "find.b:2"], "the same search")
