@@ -439,11 +439,12 @@ def rules(patience: float = PATIENCE_SECONDS) -> tuple[Rule, ...]:
             "queue",
             WARN,
             "Nobody consumes it",
-            f"messages wait, nobody consumes, and none was handed out for {say(patience)}",
+            f"messages wait, nobody consumes or holds any, and none was handed out for {say(patience)}",
             f"somebody consumes, one was handed out, or none waits, for {say(moment)}",
             enter=lambda it: (
                 it.ready > 0
                 and not it.consumers
+                and not it.held  # by one that comes for more when it has settled these
                 and not it.is_log
                 and not it.paused
                 and it.undelivered_seconds >= patience

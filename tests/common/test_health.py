@@ -138,6 +138,7 @@ MORE_THAT_IS_WELL: dict[str, list[Any]] = {
     "no-consumers": [
         Q(ready=1, undelivered_seconds=9999, is_log=True),
         Q(ready=1, undelivered_seconds=9999, paused=True),
+        Q(ready=1, undelivered_seconds=9999, held=1),
         Q(undelivered_seconds=9999),
     ],
     "growing": [
