@@ -401,6 +401,8 @@ class Server:
                 connection.hold_for_server(False)
         if self._throttled:
             self.log.hurry()
+        if self._stopping:
+            self._check_drained()  # The last answer may have waited for this.
 
     def _tick(self) -> None:
         if self._done.is_set():
