@@ -19,6 +19,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl, unquote_to_bytes
@@ -31,6 +32,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.control.frames import Fields
 from penstock.errors import PenstockError
 from penstock.http.auth import USER, check_local, forbidden
+from penstock.http.connection import CONNECTION, BoundedProtocol
 from penstock.http.kinds import WrongValue
 from penstock.http.problems import Problem, problem_of
 from penstock.http.route import JSON_MEDIA, Field, Param, Route
@@ -40,6 +42,7 @@ from penstock.model.rights import NOBODY, Right, User
 log = logging.getLogger("penstock.http")
 
 QUERY_CHARACTERS_MAX: Final = 64 * 1024
+SHORT_QUERY_BYTES: Final = 128
 DISCARD_BYTES_MAX: Final = 1 << 30
 DISCARD_SECONDS_MAX: Final = 10.0
 NO_ROUTE: Final = "(none)"
@@ -108,6 +111,14 @@ class Call:
     async def body(self, bytes_max: int | None = None) -> bytes:
         """The whole body; a Problem where it is larger than allowed."""
         most = self.site.body_bytes_max if bytes_max is None else bytes_max
+        connection: BoundedProtocol | None = self.request.scope.get(CONNECTION)
+        whole = connection.whole_body(self.request.scope) if connection is not None else None
+        if whole is not None:  # as nearly always where it is small
+            if len(whole) > most:
+                raise _too_large(most)
+            if not self._hold(len(whole)):
+                raise too_many(self.site.bodies_bytes_max)
+            return whole
         length = self.request.headers.get("content-length", "")
         stream = self.request.stream()
         parts: list[bytes] = []
@@ -374,6 +385,8 @@ def _segments(raw: bytes) -> list[str]:
     if path == b"/":
         return []
     try:
+        if b"%" not in path:
+            return path.decode().removeprefix("/").split("/")
         return [unquote_to_bytes(segment).decode() for segment in path.removeprefix(b"/").split(b"/")]
     except UnicodeDecodeError:
         raise Problem(
@@ -388,9 +401,8 @@ def _match(route: Route, segments: list[str]) -> dict[str, Any] | None:
             values[wanted[1:-1]] = segment
         elif wanted != segment:
             return None
-    for param in route.params:
-        if param.where == "path":
-            values[param.name] = _value(param, values[param.name])
+    for param in route.path_params:
+        values[param.name] = _value(param, values[param.name])
     return values
 
 
@@ -402,12 +414,12 @@ def _value(param: Param, text: str) -> object:
 
 
 def _query_values(query: bytes, route: Route) -> dict[str, Any]:
-    params = {param.name: param for param in route.params if param.where == "query"}
+    params = route.query_params
     values = {param.name: param.default for param in params.values()}
     if len(query) > QUERY_CHARACTERS_MAX:
         raise Problem("bad-request", f"the query has more than {QUERY_CHARACTERS_MAX} characters")
     try:
-        given = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
+        given = (_short_query if len(query) < SHORT_QUERY_BYTES else _pairs_of)(query)
     except ValueError:
         raise Problem("bad-request", "the query is not UTF-8; encode it by percents") from None
     seen: set[str] = set()
@@ -424,12 +436,19 @@ def _query_values(query: bytes, route: Route) -> dict[str, Any]:
     return values
 
 
+def _pairs_of(query: bytes) -> list[tuple[str, str]]:
+    return parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
+
+
+_short_query: Final = lru_cache(256)(_pairs_of)
+"""A worker asks for the same again and again."""
+
+
 def _header_values(headers: Headers, route: Route) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for param in route.params:
-        if param.where == "header":
-            text = headers.get(param.name)
-            values[param.name] = param.default if text is None else _value(param, text)
+    for param in route.header_params:
+        text = headers.get(param.name)
+        values[param.name] = param.default if text is None else _value(param, text)
     return values
 
 

@@ -85,6 +85,15 @@ class BoundedProtocol(HttpToolsProtocol):
         """Where it comes from; through a socket of this machine, which has no names, a number."""
         return "{}:{}".format(*self.client) if self.client is not None else f"unix#{id(self)}"
 
+    def whole_body(self, scope: Any) -> bytes | None:  # a scope is of any type that ASGI knows
+        """The body of a request where all of it has come, which is then the caller's; else None."""
+        cycle = self.cycle
+        if cycle is None or cycle.scope is not scope or cycle.more_body or cycle.disconnected:
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        self.flow.resume_reading()
+        return body
+
     def connection_lost(self, exc: Exception | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()

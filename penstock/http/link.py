@@ -10,6 +10,7 @@ How it fails: `CallRefused` is the first process's no, with a kind and a sentenc
 import asyncio
 import socket
 from collections.abc import Callable
+from functools import partial
 from itertools import count as counter
 from typing import NamedTuple, cast
 
@@ -18,6 +19,9 @@ from penstock.errors import PenstockError
 
 CALL_SECONDS = 30.0
 """A first process that does not answer for so long is stopped, or as good as."""
+
+LOOK_SECONDS = 0.5
+"""So much later it may be told."""
 
 
 class CallRefused(PenstockError):
@@ -51,6 +55,8 @@ class Link(asyncio.Protocol):
         self._decoder = FrameDecoder()
         self._numbers = counter(1)
         self._open: dict[int, asyncio.Future[Frame]] = {}
+        self._late: dict[int, tuple[float, Asked, float]] = {}  # when, who, after how many seconds
+        self._looking: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self._out: list[Buffer] = []
         self._loop = asyncio.get_running_loop()
@@ -109,35 +115,34 @@ class Link(asyncio.Protocol):
 
     def ask(self, name: str, fields: Fields | None = None, *buffers: Buffer) -> Asked:
         """Ask now, behind what was asked before; `answer` waits for what comes back."""
-        if self._transport is None:
-            raise LinkLost("the broker is gone")
-        asked = Asked(next(self._numbers), name, self._loop.create_future())
-        self._open[asked.number] = asked.waiting
+        asked = self.expect(name)
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out += encode_frame({"n": asked.number, "call": name, **(fields or {})}, *buffers)
         return asked
 
+    def expect(self, name: str) -> Asked:
+        """An answer under a number of its own, which another call has to tell."""
+        if self._transport is None:
+            raise LinkLost("the broker is gone")
+        asked = Asked(next(self._numbers), name, self._loop.create_future())
+        self._open[asked.number] = asked.waiting
+        return asked
+
     async def answer(
         self, asked: Asked, *, seconds: float = CALL_SECONDS, unless: "asyncio.Future[None] | None" = None
     ) -> Frame:
-        name, waiting = asked.name, asked.waiting
-
-        def end(error: PenstockError) -> None:
-            if not waiting.done():
-                waiting.set_exception(error)
-
-        def leave(_: "asyncio.Future[None]") -> None:
-            end(CallLeft(f"nobody waits for the answer to {name!r} any more"))
-
-        late = f"the broker has not answered {name!r} for {seconds:.0f} s; try again"
-        timer = self._loop.call_later(seconds, end, CallRefused("unavailable", late))
+        # One timer looks after all of them: setting one up and calling it off is half of what a call takes.
+        self._late[asked.number] = self._loop.time() + seconds, asked, seconds
+        if self._looking is None:
+            self._looking = self._loop.call_later(LOOK_SECONDS, self._look)
+        leave = partial(_leave, asked)
         if unless is not None:
             unless.add_done_callback(leave)
         try:
-            frame = await waiting
+            frame = await asked.waiting
         finally:
-            timer.cancel()
+            del self._late[asked.number]
             self._open.pop(asked.number, None)
             if unless is not None:
                 unless.remove_done_callback(leave)
@@ -146,10 +151,23 @@ class Link(asyncio.Protocol):
             raise CallRefused(error["kind"], error["detail"])
         return frame
 
+    def _look(self) -> None:
+        now = self._loop.time()
+        for late, asked, seconds in list(self._late.values()):
+            if late <= now and not asked.waiting.done():
+                why = f"the broker has not answered {asked.name!r} for {seconds:.0f} s; try again"
+                asked.waiting.set_exception(CallRefused("unavailable", why))
+        self._looking = self._loop.call_later(LOOK_SECONDS, self._look) if self._late else None
+
     def _flush(self) -> None:
         out, self._out = self._out, []
         if self._transport is not None:
             self._transport.writelines(out)
+
+
+def _leave(asked: Asked, _: "asyncio.Future[None]") -> None:
+    if not asked.waiting.done():
+        asked.waiting.set_exception(CallLeft(f"nobody waits for the answer to {asked.name!r} any more"))
 
 
 async def open_link(fd: int) -> Link:

@@ -80,12 +80,19 @@ class Route:
     method: str = field(init=False)
     path: str = field(init=False)
     segments: Sequence[str] = field(init=False)
+    path_params: Sequence[Param] = field(init=False)
+    query_params: Mapping[str, Param] = field(init=False)
+    header_params: Sequence[Param] = field(init=False)
 
     def __post_init__(self) -> None:
         method, _, path = self.what.partition(" ")
         object.__setattr__(self, "method", method)
         object.__setattr__(self, "path", path)
         object.__setattr__(self, "segments", path.strip("/").split("/") if path != "/" else [])
+        # Every request looks at these.
+        object.__setattr__(self, "path_params", [it for it in self.params if it.where == "path"])
+        object.__setattr__(self, "query_params", {it.name: it for it in self.params if it.where == "query"})
+        object.__setattr__(self, "header_params", [it for it in self.params if it.where == "header"])
 
 
 QUEUE: Final = Param("queue", QueueName(), "the queue", "path", required=True)

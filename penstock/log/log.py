@@ -1149,6 +1149,12 @@ class Log:
         self._committer.want_sync()
         self._committer.push()
 
+    def confirm_with_turn(self, call: Callable[[LogFailed | None], None]) -> None:
+        """The same, by the group that the next `flush` puts out: for what comes in the middle of a turn. The
+        writer's thread would wake up beside it, and wait for the interpreter until the turn is over."""
+        self._check()
+        self._unconfirmed.append(call)
+
     def durable_end(self, queue: str) -> int:
         """Messages below this offset survive whatever happens; 0 where there is no such queue."""
         found = self._state.queues.get(queue)

@@ -91,6 +91,9 @@ class Answer(Protocol):
 
     def refuse(self, kind: str, detail: str) -> None: ...
 
+    def beside(self, number: int) -> "Answer":
+        """That of another call, which came in the same frame under this number."""
+
 
 class Host(Protocol):
     """What a handler needs of the server."""
@@ -231,8 +234,16 @@ def _committed(context: Context, answer: Answer) -> TransactionReceipt:
 
 
 def _take(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:
+    """Verdicts on what was taken before may come along, and are carried out first. They have an answer of
+    their own, and messages are taken whatever that is."""
     queue, dead = fields["queue"], fields["dead"]
     log = context.log
+    if "settle" in fields:
+        settled = answer.beside(fields["settle"]["n"])
+        try:
+            _settle(context, fields["settle"], body, settled)
+        except Exception as error:  # noqa: BLE001 - as of every call
+            context.refuse(settled, error, "settle")
 
     def done(ends_us: int, slices: list[Slice]) -> None:
         taken = [(it, log.whys(queue, it.offset_start, it.offset_end) if it.reason else []) for it in slices]
@@ -282,7 +293,7 @@ def _settle(context: Context, fields: Fields, body: memoryview, answer: Answer) 
         count, others = context.server.broker.taking.settle(queue, ruling, now_us)
         done.append(count)
         gone.append(others)
-    _when_safe(context, answer, {"done": done, "gone": gone})
+    context.log.confirm_with_turn(_told_when_safe(context, answer, {"done": done, "gone": gone}))
 
 
 # --- transactions whose parts come one by one ------------------------------------------------------
@@ -473,14 +484,17 @@ def _pause(context: Context, fields: Fields, body: memoryview, answer: Answer) -
 
 def _when_safe(context: Context, answer: Answer, result: Fields) -> None:
     """Tell what was done when it is synced: a crash does not take back what somebody was told."""
+    context.log.confirm(context.server.now_us(), _told_when_safe(context, answer, result))
 
+
+def _told_when_safe(context: Context, answer: Answer, result: Fields) -> Callable[[LogFailed | None], None]:
     def confirmed(error: LogFailed | None) -> None:
         if error is None:
             answer(result)
         else:
             context.refuse(answer, error)
 
-    context.log.confirm(context.server.now_us(), confirmed)
+    return confirmed
 
 
 def _purge(context: Context, fields: Fields, body: memoryview, answer: Answer) -> None:

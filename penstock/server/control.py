@@ -46,6 +46,11 @@ class Answer:
     def __call__(self, fields: Fields, *buffers: Buffer) -> None:
         self._control.answer({"n": self._number, **fields}, *buffers)
 
+    def beside(self, number: int) -> "Answer":
+        """Another one, of a call that came in the same frame."""
+        self._control.open_calls += 1
+        return Answer(self._control, number)
+
     def refuse(self, kind: str, detail: str) -> None:
         self({"error": {"kind": kind, "detail": detail}})
 

@@ -5,6 +5,7 @@ import json
 import time
 from array import array
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -15,6 +16,7 @@ from penstock.broker import operate
 from penstock.broker.operate import Draining
 from penstock.control.batches import pack_batch, pack_batches
 from penstock.control.frames import Buffer, Fields, Frame
+from penstock.control.takes import Verdict, pack_verdicts, unpack_taken
 from penstock.http.link import CallRefused, Link
 from penstock.http.reading import letters
 from penstock.log.errors import (
@@ -69,12 +71,17 @@ class Said:
 
     def __init__(self) -> None:
         self.answers: list[tuple[Fields, bytes]] = []
+        self.others: dict[int, Said] = {}  # answers to what came along
 
     def __call__(self, fields: Fields, *buffers: Buffer) -> None:
         self.answers.append((json.loads(json.dumps(fields)), b"".join(buffers)))
 
     def refuse(self, kind: str, detail: str) -> None:
         self({"error": {"kind": kind, "detail": detail}})
+
+    def beside(self, number: int) -> "Said":
+        self.others[number] = Said()
+        return self.others[number]
 
 
 class Caller(House):
@@ -850,3 +857,56 @@ def test_health(caller: Caller) -> None:
     caller.log._committer.fail(OSError("the disk is on fire"))
     answer = caller.ask("health")
     assert (answer["ready"], "on fire" in answer["reason"]) == (False, True)
+
+
+# --- verdicts that come along with a take ---------------------------------------------------------
+
+
+def take_along(caller: Caller, verdict: Verdict | None, queue: str = "q") -> tuple[Said, list[bytes]]:
+    """What a take of two messages is answered with, its own turn included; and the payloads."""
+    fields: Fields = {"take": caller.now, "queue": "q", "dead": False}
+    fields |= {"max": 2, "wait_us": 0, "lease_us": 60_000_000, "consumer": "ann:1", "user": ""}
+    buffers: list[Buffer] = []
+    if verdict is not None:
+        packed, buffers = pack_verdicts(queue, [verdict])
+        fields["settle"] = {"n": 7, **packed}
+    said = Said()
+    CALLS["take"](caller.context, fields, memoryview(b"".join(buffers)), said)
+    assert not said.answers
+    assert verdict is None or not said.others[7].answers, "nothing is on the disk so far"
+    caller.now += 1
+    caller.turn()
+    ((answer, body),) = said.answers
+    parts = unpack_taken(answer, memoryview(body)).parts
+    return said, [part.payload[lo:hi] for part in parts for lo, hi in pairwise(part.bounds)]
+
+
+def test_verdicts_along_with_a_take_are_carried_out_first_and_told_when_synced(caller: Caller) -> None:
+    caller.append("q", *(b"%d" % number for number in range(5)))
+    said, payloads = take_along(caller, None)
+    assert payloads == [b"0", b"1"]
+    origin = unpack_taken(said.answers[0][0], memoryview(said.answers[0][1])).parts[0].origin
+    verdict = Verdict("ack", origin, array("q", [0, 1, 4]), array("i", [0, 0, 0]))
+    said, payloads = take_along(caller, verdict)
+    assert payloads == [b"2", b"3"]
+    assert said.others[7].answers == [({"done": [2], "gone": [[4]]}, b"")]
+
+
+def test_what_is_wrong_with_verdicts_keeps_nobody_from_taking(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller.append("q", b"a", b"b")
+
+    def refuse(*_: object) -> None:
+        raise LogRefused("not this time")
+
+    monkeypatch.setattr(calls, "Ruling", refuse)
+    verdict = Verdict("ack", b"0" * 18, array("q", [0]), array("i", [0]))
+    fields, buffers = pack_verdicts("q", [verdict])
+    asked: Fields = {"take": 1, "queue": "q", "dead": False, "max": 2, "wait_us": 0, "lease_us": 1_000_000}
+    asked |= {"consumer": "ann:1", "user": "", "settle": {"n": 7, **fields}}
+    said = Said()
+    CALLS["take"](caller.context, asked, memoryview(b"".join(buffers)), said)
+    caller.turn()
+    assert said.others[7].answers[0][0]["error"]["detail"] == "not this time"
+    assert said.answers[0][0]["parts"][0]["count"] == 2

@@ -18,6 +18,7 @@ How it fails: as every call; input that is wrong changes nothing.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import count
 from typing import Final
@@ -26,7 +27,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from penstock.control.frames import Fields, Frame
+from penstock.control.frames import Buffer, Fields, Frame
 from penstock.control.takes import Taken, Verdict, pack_verdicts, unpack_taken
 from penstock.http import kinds, schema
 from penstock.http.app import Call, answer_json, json_text, too_many
@@ -34,7 +35,7 @@ from penstock.http.bodies.media import ARROW, NDJSON
 from penstock.http.bodies.taken import encode_taken, form_of
 from penstock.http.bodies.verdicts import OUTCOMES, read_verdicts, verdicts_schema
 from penstock.http.connection import CONNECTION, BoundedProtocol
-from penstock.http.link import CALL_SECONDS, Asked, CallLeft, CallRefused, Link
+from penstock.http.link import CALL_SECONDS, Asked, CallLeft, CallRefused
 from penstock.http.problems import Problem
 from penstock.http.route import JSON_MEDIA, Body, Param, Route
 from penstock.http.site import Site
@@ -107,7 +108,7 @@ async def take(call: Call, lease: kinds.Seconds) -> Response:
             "bad-request",
             f"verdicts are answered in {JSON_MEDIA} only; accept that, or settle before you take",
         )
-    asked = {
+    asked: Fields = {
         "take": next(_numbers),
         "queue": queue,
         "dead": dead,
@@ -124,9 +125,14 @@ async def take(call: Call, lease: kinds.Seconds) -> Response:
         told = asyncio.ensure_future(link.call("untake", {"take": asked["take"]}))
         told.add_done_callback(lambda it: it.cancelled() or it.exception())
 
-    # Both leave together, and what was taken becomes text while the verdicts are written to the disk.
-    settling = _ask_to_settle(link, queue, verdicts) if verdicts else None
-    taking = link.ask("take", asked)
+    # Both are one call with two answers: what was taken becomes text while the verdicts go to the disk.
+    settling: Asked | None = None
+    buffers: list[Buffer] = []
+    if verdicts:
+        settling = link.expect("settle")
+        fields, buffers = pack_verdicts(queue, verdicts)
+        asked["settle"] = {"n": settling.number, **fields}
+    taking = link.ask("take", asked, *buffers)
     try:
         try:
             frame = await link.answer(taking, seconds=call["wait"] + CALL_SECONDS, unless=connection.lost)
@@ -164,7 +170,10 @@ class TakenResponse(Response):
     def __init__(
         self, site: Site, body: bytes, media: str, connection: BoundedProtocol, undo: Callable[[], None]
     ) -> None:
-        super().__init__(body, media_type=media)
+        # As `super().__init__` would, which looks at much more.
+        self.status_code, self.background, self.body = 200, None, body
+        length = str(len(body)).encode()
+        self.raw_headers = [(b"content-length", length), (b"content-type", media.encode())]
         self._site = site
         self._connection = connection
         self._undo = undo
@@ -178,7 +187,8 @@ class TakenResponse(Response):
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             for number, piece in enumerate(pieces, 1):
-                async with asyncio.timeout(self._site.frame_seconds):
+                # The first one waits for nobody: the head was taken just before.
+                async with asyncio.timeout(self._site.frame_seconds) if number > 1 else nullcontext():
                     more = number < len(pieces)
                     # From the caller's end until `lost`, what is written goes nowhere, without a word.
                     was_closing = self._connection.transport.is_closing()
@@ -198,13 +208,8 @@ async def settle(call: Call, lease: kinds.Seconds) -> Response:
     verdicts = read_verdicts(await call.json(), lease)
     if not verdicts:
         return answer_json({**dict.fromkeys(OUTCOMES, 0), "gone": []})
-    link = call.site.link
-    return answer_json(_settled(verdicts, await link.answer(_ask_to_settle(link, queue, verdicts))))
-
-
-def _ask_to_settle(link: Link, queue: str, verdicts: Sequence[Verdict]) -> Asked:
     fields, buffers = pack_verdicts(queue, verdicts)
-    return link.ask("settle", fields, *buffers)
+    return answer_json(_settled(verdicts, await call.site.link.call("settle", fields, *buffers)))
 
 
 def _settled(verdicts: Sequence[Verdict], frame: Frame) -> Fields:

@@ -34,6 +34,7 @@ FORMS: Final = (JSON_MEDIA, NDJSON, ARROW)
 NEWLINE: Final = "\n"
 
 _quoted: Final = json.encoder.encode_basestring
+_ESCAPED: Final = bytes(range(32)) + b'"\\'
 
 
 def form_of(accept: str) -> str:
@@ -57,13 +58,21 @@ def encode_taken(taken: Taken, media: str, *, dead: bool) -> bytes:
 
 def _rows(part: TakenPart, lease_ends: str, dead: bool, between: str) -> str:
     origin = part.origin.decode()
+    tails = _others(part, lease_ends, dead)
+    text = _plain_text(part.payload)
+    if text is not None and len(tails) == 1:  # All are alike, as most are: what lies between is written once.
+        rows = [
+            f'{offset},"id":"{origin}{offset:014x}","value":"{text[lo:hi]}'
+            for offset, (lo, hi) in enumerate(pairwise(part.bounds), part.first)
+        ]
+        all_rows = f'",{tails[0]}}}{between}{{"offset":'.join(rows)
+        return f'{{"offset":{all_rows}",{tails[0]}}}'
     heads = [
         f'{{"offset":{offset},"id":"{origin}{offset:014x}",{value},'
-        for offset, value in enumerate(_values(part), part.first)
+        for offset, value in enumerate(_values(part, text), part.first)
     ]
-    tails = _others(part, lease_ends, dead)
-    if len(tails) == 1:  # All are alike.
-        return f"{tails[0]}}}{between}".join(heads) + tails[0] + "}"
+    if len(tails) == 1:
+        tails = [*tails] * len(heads)
     return between.join([f"{head}{tail}}}" for head, tail in zip(heads, tails, strict=True)])
 
 
@@ -100,14 +109,18 @@ def _time(time_us: int) -> str:
     return iso_time(time_us)
 
 
-def _values(part: TakenPart) -> Sequence[str]:
-    """The member of each message that has its payload."""
+def _plain_text(payload: bytes) -> str | None:
+    """ASCII in which nothing has to be escaped."""
+    if not payload.isascii():
+        return None
+    return payload.decode() if len(payload.translate(None, _ESCAPED)) == len(payload) else None
+
+
+def _values(part: TakenPart, text: str | None) -> Sequence[str]:
+    """The member of each message that has its payload, which is plain `text` where that is given."""
     payload = part.payload
-    if payload.isascii():
-        text = payload.decode()
-        if len(_quoted(text)) == len(text) + 2:  # nothing in it has to be escaped
-            return [f'"value":"{text[lo:hi]}"' for lo, hi in pairwise(part.bounds)]
-        return [f'"value":{_quoted(text[lo:hi])}' for lo, hi in pairwise(part.bounds)]
+    if text is not None:
+        return [f'"value":"{text[lo:hi]}"' for lo, hi in pairwise(part.bounds)]
     return [_value(payload[lo:hi]) for lo, hi in pairwise(part.bounds)]
 
 
