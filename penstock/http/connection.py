@@ -88,7 +88,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def whole_body(self, scope: Any) -> bytes | None:  # a scope is of any type that ASGI knows
         """The body of a request where all of it has come, which is then the caller's; else None."""
         cycle = self.cycle
-        if cycle is None or cycle.scope is not scope or cycle.more_body or cycle.disconnected:
+        if cycle.scope is not scope or cycle.more_body or cycle.disconnected:
             return None
         body, cycle.body = bytes(cycle.body), bytearray()
         self.flow.resume_reading()

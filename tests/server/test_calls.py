@@ -865,7 +865,7 @@ def test_health(caller: Caller) -> None:
 def take_along(caller: Caller, verdict: Verdict | None, queue: str = "q") -> tuple[Said, list[bytes]]:
     """What a take of two messages is answered with, its own turn included; and the payloads."""
     fields: Fields = {"take": caller.now, "queue": "q", "dead": False}
-    fields |= {"max": 2, "wait_us": 0, "lease_us": 60_000_000, "consumer": "ann:1", "user": ""}
+    fields |= {"max": 2, "wait_us": 0, "lease_us": 60_000_000, "consumer": "ann:1", "user": "", "agent": ""}
     buffers: list[Buffer] = []
     if verdict is not None:
         packed, buffers = pack_verdicts(queue, [verdict])
@@ -904,7 +904,7 @@ def test_what_is_wrong_with_verdicts_keeps_nobody_from_taking(
     verdict = Verdict("ack", b"0" * 18, array("q", [0]), array("i", [0]))
     fields, buffers = pack_verdicts("q", [verdict])
     asked: Fields = {"take": 1, "queue": "q", "dead": False, "max": 2, "wait_us": 0, "lease_us": 1_000_000}
-    asked |= {"consumer": "ann:1", "user": "", "settle": {"n": 7, **fields}}
+    asked |= {"consumer": "ann:1", "user": "", "agent": "", "settle": {"n": 7, **fields}}
     said = Said()
     CALLS["take"](caller.context, asked, memoryview(b"".join(buffers)), said)
     caller.turn()
