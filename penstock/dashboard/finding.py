@@ -232,10 +232,13 @@ class Finder:
                             box = tag("input", type="checkbox", name_="state", value=state)
                             box.props["checked"] = state in query.states
                             tag("span", STATES[state])
-                tag("label", "From", for_="ps-from")
-                self._input("from", query.start, "the beginning", maxlength="40", list_="ps-times")
-                tag("label", "to", for_="ps-to")
-                self._input("to", query.end, "now", maxlength="40", list_="ps-times")
+                for name, text, given, none in (
+                    ("from", "From", query.start, "the beginning"),
+                    ("to", "to", query.end, "now"),
+                ):
+                    with tag("span", classes="ps-pair"):
+                        tag("label", text, for_=f"ps-{name}")
+                        self._input(name, given, none, maxlength="40", list_="ps-times")
                 with tag("datalist", id="ps-times"):
                     for text in TIMES:
                         tag("option", value=text)
