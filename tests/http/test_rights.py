@@ -88,10 +88,6 @@ ELSEWHERE = {
     ("DELETE", "/v1/connections/{number}"): "operate",
     ("GET", "/v1/events"): "read",
     ("GET", "/v1/audit"): "admin",
-    ("GET", "/v1/health"): "read",
-    ("GET", "/v1/samples"): "read everywhere",
-    ("GET", "/v1/marks"): "read",
-    ("POST", "/v1/marks"): "operate",
 }
 """All other calls: one of these rights with some queue opens them, or with all."""
 
