@@ -1,4 +1,5 @@
-"""Chart: values over time, drawn in the browser (`assets/chart.js`) in the colours of the style sheet."""
+"""Charts: values over time (`assets/chart.js`), and how often which times were (`assets/heat.js`), drawn in
+the browser in the colours of the style sheet."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -33,8 +34,12 @@ class Chart(Element, component=ASSETS / "chart.js"):
         axes: bool = True,
         area: bool = False,
         span_seconds: float = 300.0,
+        stacked: bool = False,
+        handles: bool = False,
     ) -> None:
-        """`kind`: how values are written: count, rate, age (seconds) or size (bytes)."""
+        """`kind`: how values are written: count, rate, age (seconds), brief (fractions of them) or size
+        (bytes). `stacked`: each series on the one before. `handles`: marks can be reached by keyboard,
+        too."""
         super().__init__()
         self.props["label"] = label
         self.props["series"] = [asdict(it) for it in series]
@@ -44,6 +49,19 @@ class Chart(Element, component=ASSETS / "chart.js"):
         self.props["axes"] = axes
         self.props["area"] = area
         self.props["span-seconds"] = span_seconds
+        self.props["stacked"] = stacked
+        self.props["handles"] = handles
+
+    def span(self, seconds: float, until: float | None = None, gap_seconds: float | None = None) -> None:
+        """How much time it shows, up to when (None: to the last point), and what is a gap between points."""
+        self.props["span-seconds"] = seconds
+        self.props["until"] = until
+        self.props["gap-seconds"] = gap_seconds
+        self.update()
+
+    def put_marks(self, marks: Sequence[tuple[float, str]]) -> None:
+        """Moments and what happened there, oldest first, and no others."""
+        self.run_method("putMarks", [list(mark) for mark in marks])
 
     def load(self, points: Sequence[Point]) -> None:
         """These points and no others, oldest first. Call it when the browser is connected, or later."""
@@ -52,3 +70,25 @@ class Chart(Element, component=ASSETS / "chart.js"):
     def push(self, *points: Point) -> None:
         """Points behind those that are there."""
         self.run_method("push", [list(point) for point in points])
+
+
+class HeatMap(Element, component=ASSETS / "heat.js"):
+    """How many took how long, over time: a column for a time, a row for a range of seconds."""
+
+    def __init__(self, label: str, *, height: int = 220) -> None:
+        super().__init__()
+        self.props["label"] = label
+        self.props["height"] = height
+        self.props["span-seconds"] = 300.0
+
+    def load(
+        self,
+        rows: Sequence[str],
+        columns: Sequence[tuple[float, Sequence[int]]],
+        step_seconds: float,
+        span_seconds: float,
+        end: float,
+    ) -> None:
+        """`rows`: names of the ranges, the shortest first; `columns`: ends of steps, and a count for each
+        row."""
+        self.run_method("load", list(rows), [list(it) for it in columns], step_seconds, span_seconds, end)

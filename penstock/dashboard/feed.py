@@ -5,6 +5,7 @@
     tick      once a second, to all pages alike: the rows that have changed, the totals, the broker's state
     health    `/readyz` every `HEALTH_SECONDS`
     findings  `/v1/health` every `ATTENTION_SECONDS`: what needs attention, the most urgent first
+    history   totals of the last five minutes; what was before it ran is the API's `/v1/samples`
 
 Rules that always hold:
   * It runs while somebody listens, and `LINGER_SECONDS` longer (a page that is loaded again finds it
@@ -26,10 +27,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from penstock.control.frames import Fields
 from penstock.dashboard.caller import ApiError, Caller
+from penstock.model.rights import Right
 
 TICK_SECONDS: Final = 1.0
 HEALTH_SECONDS: Final = 5.0
@@ -211,8 +214,24 @@ class Feed:
             if after is None:
                 break
         self._drop(before)
+        if not self.complete:
+            with contextlib.suppress(ApiError):  # Then they begin with nothing.
+                await self._recall()
         first, self.complete = not self.complete, True
         self.tick(first)
+
+    async def _recall(self) -> None:
+        """What the broker remembers of the last minutes: totals go on from there."""
+        if not self._caller.may(Right.READ):
+            return
+        answer = await self._caller.get("/v1/samples", seconds=HISTORY_TICKS)
+        known = self.history[0].at if self.history else self._clock()
+        past = [
+            Totals(at, oldest_seconds=it["oldest_seconds"], **{name: it[name] for name in SUMMED})
+            for it in answer["samples"]
+            if (at := datetime.fromisoformat(it["time"]).timestamp()) < known
+        ]
+        self.history.extendleft(reversed(past))
 
     async def _read(self) -> None:
         gathered = b""

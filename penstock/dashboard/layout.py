@@ -229,6 +229,8 @@ def not_allowed(view: View) -> None:
     title, where = "You may look at no queue", " with some queue"
     if view.queue:
         title, where = "You may not look at this queue", f" with {view.queue}"
+    elif view.page.everywhere and view.may(Right.READ):
+        title, where = "This page is about all queues", " with every queue"
     elif view.page.right is Right.ADMIN:
         title, where = "This page is for admins", ""
     text = (

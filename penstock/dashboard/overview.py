@@ -125,7 +125,7 @@ async def build(view: View) -> None:
             tile.show(tick.totals)
             tile.chart.push(tile.point(tick.totals))
         if tick.is_first:
-            table.load([_new_row(queue, view.feed) for queue in view.feed.rows.values()])
+            opened()  # The feed knows more than this tick: what was before it.
             return
         table.drop(tick.gone)
         if tick.changed:

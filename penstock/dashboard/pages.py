@@ -29,6 +29,7 @@ class Page:
     module: str
     in_navigation: bool = True
     right: Right = Right.READ  # needed with the queue of the page, or with some queue
+    everywhere: bool = False  # or with every queue
 
     @property
     def is_there(self) -> bool:
@@ -49,6 +50,7 @@ PAGES: Final = (
     Page("/queue/{queue:path}", "Queue", "penstock.dashboard.queue", in_navigation=False),
     Page("/search", "Search", "penstock.dashboard.search"),
     Page("/dead", "Dead letters", "penstock.dashboard.dead"),
+    Page("/history", "History", "penstock.dashboard.history", everywhere=True),
     Page("/connections", "Connections", "penstock.dashboard.connections"),
     Page("/connections/{number}", "Connection", "penstock.dashboard.connection", in_navigation=False),
     Page("/readers", "Readers", "penstock.dashboard.readers"),

@@ -44,7 +44,9 @@ class View:
     def may_open(self, page: Page) -> bool:
         """Whether the visitor may see a page that is about no queue in particular."""
         user = self.session.user
-        return user is not None and user.may_some(page.right)
+        if user is None:
+            return False
+        return user.may(page.right) if page.everywhere else user.may_some(page.right)
 
     @property
     def queue(self) -> str:

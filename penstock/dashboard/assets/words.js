@@ -21,6 +21,30 @@ export function age(seconds) {
   return rest && number < 10 ? `${number} ${unit} ${rest} ${partUnit}` : `${number} ${unit}`;
 }
 
+// At most three digits that count.
+function three(number) {
+  const text = number.toFixed(number >= 100 ? 0 : number >= 10 ? 1 : 2);
+  return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
+}
+
+// How long something took.
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 59.95) {
+    const short = [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]].find(([unit]) => seconds >= unit * 0.9995);
+    if (short) return `${three(seconds / short[0])} ${short[1]}`;
+    return seconds > 0 ? `${three(seconds * 1e6)} µs` : "0 s";
+  }
+  let whole = Math.round(seconds);
+  const parts = [];
+  for (const [length, name] of [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]]) {
+    const number = Math.floor(whole / length);
+    whole %= length;
+    if (number || parts.length) parts.push(`${number} ${name}`);
+  }
+  return parts.slice(0, 2).filter((it) => !it.startsWith("0 ")).join(" ");
+}
+
 export function size(bytes) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   let at = 0;
@@ -36,4 +60,4 @@ export function clock(epochSeconds) {
   return new Date(epochSeconds * 1000).toISOString().slice(11, 19);
 }
 
-export const NAMED = { count, rate, age, size, clock };
+export const NAMED = { count, rate, age, duration, size, clock };
