@@ -134,6 +134,9 @@ class LogQueue(QueueState):
         """How long messages have waited that stand in their own places, of those that nobody has had
         before."""
         header, times = block.header, self._times
+        if block.due is None and not self.pending.notes:  # The usual case.
+            times.wait(self.number, now_us - header.time_us, end - first)
+            return
         for a, b, note in self.pending.noted(first, end):
             if note.attempts:
                 continue
@@ -297,10 +300,11 @@ class LogQueue(QueueState):
     def acknowledge(
         self, first: int, end: int, consumer: str, origin: bytes | None, dead: bool, now_us: int
     ) -> list[Fate]:
-        pending = self.pending
+        pending, times = self.pending, self._times
         fates = []
         for a, b, hold in pending.release(first, end, consumer, origin, dead):
-            self._worked(a, b, hold, now_us)
+            if times.wanted and not hold.dead:
+                times.work(self.number, now_us - hold.dispatched_us, b - a)
             if pending.notes:
                 self._record_end(ACKED, a, b, NO_REASON, hold)
             else:
