@@ -23,6 +23,7 @@ from textual.notifications import SeverityLevel
 from textual.screen import ModalScreen
 
 from penstock.cli.admin import Admin
+from penstock.cli.connections import called, goes_back
 from penstock.cli.main import EXIT_FAILURE
 from penstock.cli.redrive import redrive
 from penstock.common import tables, units
@@ -30,10 +31,11 @@ from penstock.errors import PenstockError
 from penstock.top.dialog import Confirm
 from penstock.top.feed import Feed, Snapshot, Trouble
 from penstock.top.help import Help
+from penstock.top.listing import Listing
 from penstock.top.overview import Overview
 from penstock.top.queue import QueueScreen
 from penstock.top.state import State
-from penstock.top.wishes import Open, Pause, Redrive
+from penstock.top.wishes import End, Open, Pause, PurgeLetters, Redrive, RedriveReason, ShowList
 
 T = TypeVar("T")
 
@@ -127,11 +129,14 @@ class Top(App[int]):
     def on_fed(self, event: Fed) -> None:
         self.state.take(event.found)
         for screen in self.screen_stack:
-            if isinstance(screen, (Overview, QueueScreen)):
+            if isinstance(screen, (Overview, QueueScreen, Listing)):
                 screen.show()
 
     def on_open(self, wish: Open) -> None:
         self.push_screen(QueueScreen(self.feed, self.state, wish.queue))
+
+    def on_show_list(self, wish: ShowList) -> None:
+        self.push_screen(Listing(self.feed, self.state, wish.view))
 
     def on_key(self, event: events.Key) -> None:
         if isinstance(self.screen, Overview) and self.screen.took_stray(event):
@@ -164,24 +169,64 @@ class Top(App[int]):
         self.push_screen(Confirm(question), decided)
 
     def on_redrive(self, wish: Redrive) -> None:
-        name = wish.queue
+        self._redrive(wish.queue, {})
+
+    def on_redrive_reason(self, wish: RedriveReason) -> None:
+        self._redrive(wish.queue, {"reason": wish.reason})
+
+    def _redrive(self, name: str, which: dict[str, str]) -> None:
+        reason = f" ({which['reason']})" if which else ""
 
         def counted(found: dict[str, Any]) -> None:
             if not found["matched"]:
                 self.say(f"{tables.shown(name)} has no dead letters to redrive")
                 return
             letters = units.counted(found["matched"], "dead letter")
-            question = f"Put {letters} of {tables.shown(name)} back, behind what waits there?"
+            question = f"Put {letters}{reason} of {tables.shown(name)} back, behind what waits there?"
             self.push_screen(Confirm(question), decided)
 
         def decided(yes: bool | None) -> None:
             if yes:
-                self._errand(lambda admin: redrive(admin, name, {"dry_run": False}), redriven)
+                self._errand(lambda admin: redrive(admin, name, {"dry_run": False, **which}), redriven)
 
         def redriven(found: dict[str, Any]) -> None:
             self.say(f"{tables.shown(name)}: redriven {units.counted(found['redriven'], 'dead letter')}")
 
-        self._errand(lambda admin: redrive(admin, name, {"dry_run": True}), counted)
+        self._errand(lambda admin: redrive(admin, name, {"dry_run": True, **which}), counted)
+
+    def on_purge_letters(self, wish: PurgeLetters) -> None:
+        name = wish.queue
+
+        def counted(queue: Any) -> None:
+            letters = units.counted(queue["dead"], "dead letter")
+            question = f"Throw away all {letters} of {tables.shown(name)}? They cannot be redriven then."
+            self.push_screen(Confirm(question), decided)
+
+        def decided(yes: bool | None) -> None:
+            if yes:
+                self._errand(lambda admin: admin.post("queues", name, "purge", dead=True), purged)
+
+        def purged(answer: Any) -> None:
+            self.say(f"{tables.shown(name)}: purged {units.counted(answer['purged'], 'dead letter')}")
+
+        self._errand(lambda admin: admin.get("queues", name), counted)
+
+    def on_end(self, wish: End) -> None:
+        number = str(wish.number)
+
+        def found(connection: Any) -> None:
+            def decided(yes: bool | None) -> None:
+                if yes:
+                    name = connection["name"]
+                    self._errand(lambda admin: admin.delete("connections", number, name=name), ended)
+
+            self.push_screen(Confirm(f"End {called(connection)}? {goes_back(connection)}"), decided)
+
+        def ended(answer: Any) -> None:
+            held = units.counted(answer["held"], "message")
+            self.say(f"ended {tables.shown(answer['name'])}, which held {held}")
+
+        self._errand(lambda admin: admin.get("connections", number), found)
 
     def say(self, text: str, *, error: bool = False) -> None:
         """A message for a moment."""

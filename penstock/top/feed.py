@@ -2,7 +2,8 @@
 
 One connection, one question at a time, and never more than half of the time is spent asking: a broker with
 very many queues is asked less often. Connections and the engine, which change slowly and cost the broker
-more, are asked for every `SLOW_ROUNDS` rounds. Of one queue, the one that is open, everything is asked for.
+more, are asked for every `SLOW_ROUNDS` rounds. Of one queue, the one that is open, everything is asked for;
+of the lists (`views.py`), the one that is open.
 
 How it fails: a broker that is gone, does not answer within `ANSWER_SECONDS` or says no becomes a `Trouble`
 with its sentence, and the next round comes as always. The thread is a daemon: who leaves does not wait for an
@@ -21,10 +22,14 @@ from penstock.cli.show import consumers_of
 from penstock.client.errors import Refused
 from penstock.client.http_core import Answer
 from penstock.errors import PenstockError
+from penstock.top.views import VIEWS
 
 ROUND_SECONDS: Final = 1.0
 ANSWER_SECONDS: Final = 10.0
 SLOW_ROUNDS: Final = 5
+ATTENTION: Final = 20
+"""How much of what needs attention is asked for."""
+
 MESSAGES: Final = 20
 """How many of the last messages of a queue are shown."""
 
@@ -39,6 +44,13 @@ class Opened(NamedTuple):
     gone: str = ""
 
 
+class Listed(NamedTuple):
+    """One of the lists of `views.py`."""
+
+    view: str
+    rows: list[Answer]
+
+
 class Snapshot(NamedTuple):
     """What one round has found."""
 
@@ -47,6 +59,9 @@ class Snapshot(NamedTuple):
     connections: int
     engine: Answer
     opened: Opened | None = None
+    attention: Sequence[Answer] = ()  # the worst first
+    attention_count: int = 0
+    listed: Listed | None = None
 
 
 class Trouble(NamedTuple):
@@ -66,6 +81,7 @@ class Feed:
         self._connections: list[Answer] = []
         self._engine: Answer = {}
         self._name: str | None = None
+        self._view: str | None = None
         self._messages = MESSAGES
         self._peeked: tuple[object, list[Answer]] = (None, [])
         self._stopped = threading.Event()
@@ -84,6 +100,11 @@ class Feed:
         """From now on everything about this queue; at once."""
         self._name = name
         self._messages = MESSAGES
+        self._wake.set()
+
+    def watch(self, view: str | None) -> None:
+        """From now on this list, too; at once."""
+        self._view = view
         self._wake.set()
 
     def hurry(self) -> None:
@@ -116,7 +137,25 @@ class Feed:
             self._connections = self._admin.get("connections")["connections"]
         self._rounds += 1
         opened = None if name is None else self._look_into(name)
-        return Snapshot(queues, listing.totals(queues), len(self._connections), self._engine, opened)
+        health, view = self._health(), self._view
+        return Snapshot(
+            queues,
+            listing.totals(queues),
+            len(self._connections),
+            self._engine,
+            opened,
+            health["attention"],
+            health["bad"] + health["warn"],
+            None if view is None else Listed(view, VIEWS[view].ask(self._admin, queues)),
+        )
+
+    def _health(self) -> Answer:
+        try:
+            return self._admin.get("health", limit=ATTENTION)
+        except Refused as error:
+            if error.status != 404:  # An older broker does not look at itself.
+                raise
+            return {"attention": [], "bad": 0, "warn": 0}
 
     def _look_into(self, name: str) -> Opened:
         try:

@@ -1,6 +1,7 @@
-"""Overview: the first screen: all queues, with the totals over time where the terminal is high enough."""
+"""Overview: the first screen: what needs attention, then all queues, with the totals over time where the
+terminal is high enough."""
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from rich.text import Text
 from textual import events, on
@@ -15,7 +16,10 @@ from penstock.top.chart import Charts
 from penstock.top.columns import QUIET, STRONG, short_count
 from penstock.top.state import State
 from penstock.top.table import QueueTable
-from penstock.top.wishes import Pause, Redrive
+from penstock.top.views import STYLES, attention_line
+from penstock.top.wishes import Pause, Redrive, ShowList
+
+ATTENTION_LINES: Final = 3
 
 
 class Entry(Input):
@@ -32,6 +36,7 @@ class Overview(Screen[None]):
     Overview #charts { layout: horizontal; height: 4; margin-top: 1; }
     Overview Chart { height: 4; }
     Overview.-low #charts { display: none; }
+    Overview #attention { height: auto; padding: 0 1; margin-top: 1; display: none; }
     Overview QueueTable { margin-top: 1; }
     Overview.-low QueueTable { margin-top: 0; }
     Overview #chosen { height: 1; padding: 0 1; display: none; }
@@ -45,6 +50,10 @@ class Overview(Screen[None]):
         Binding("p", "pause", "pause"),
         Binding("r", "redrive", "redrive"),
         Binding("escape", "no_filter", show=False),
+        Binding("a", "list('attention')", show=False),
+        Binding("c", "list('connections')", show=False),
+        Binding("l", "list('dead letters')", show=False),
+        Binding("n", "list('readers')", show=False),
     ]
 
     def __init__(self, url: str, state: State, sort: str, pattern: str | None) -> None:
@@ -58,6 +67,7 @@ class Overview(Screen[None]):
     def compose(self) -> ComposeResult:
         yield self._banner
         yield self._charts
+        yield Static(id="attention")
         yield self.table
         yield Static(id="chosen")
         yield Entry(id="filter", placeholder="part of a name", compact=True, select_on_focus=False)
@@ -72,9 +82,29 @@ class Overview(Screen[None]):
         self._banner.refresh()
         if self._state.trouble is not None:
             return
+        self._show_attention()
         self.table.show(self._state.snapshot.queues)
         self._charts.show(self._state.snapshot.total, self._state.history.total)
         self._show_choice()
+
+    def on_resize(self) -> None:
+        self._show_attention()
+
+    def _show_attention(self) -> None:
+        """What is wrong stands first, the worst in a line each; nothing is seen of it where nothing is."""
+        found, count = self._state.snapshot.attention, self._state.snapshot.attention_count
+        place = self.query_one("#attention", Static)
+        place.display = bool(found)
+        text = Text(no_wrap=True, overflow="ellipsis")
+        for finding in found[:ATTENTION_LINES]:
+            line = tables.cut(tables.shown(attention_line(finding)), self.size.width - 4)
+            text.append("" if not text else "\n").append(f"! {line}", STYLES[finding["level"]])
+        if count > ATTENTION_LINES:
+            text.append(f"\n  and {units.count(count - ATTENTION_LINES)} more: a shows all", QUIET)
+        place.update(text)
+
+    def action_list(self, view: str) -> None:
+        self.post_message(ShowList(view))
 
     # --- filter --------------------------------------------------------------------------------------
 

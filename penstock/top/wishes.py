@@ -25,3 +25,31 @@ class Pause(Wish):
     def __init__(self, queue: str, paused: bool) -> None:
         super().__init__(queue)
         self.paused = paused
+
+
+class RedriveReason(Wish):
+    """Put the dead letters of one reason back."""
+
+    def __init__(self, queue: str, reason: str) -> None:
+        super().__init__(queue)
+        self.reason = reason
+
+
+class PurgeLetters(Wish):
+    """Throw its dead letters away."""
+
+
+class End(Message):
+    """Send a connection away."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+class ShowList(Message):
+    """See one of the lists."""
+
+    def __init__(self, view: str) -> None:
+        super().__init__()
+        self.view = view
