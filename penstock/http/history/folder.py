@@ -67,7 +67,7 @@ NOW_BYTES_MAX: Final = 32 << 20
 """Of an hour that runs; what is beyond is left out."""
 
 MINUTE_BYTES_MAX: Final = NOW_BYTES_MAX // 60
-ROWS_AT_ONCE: Final = 8000
+ROWS_AT_ONCE: Final = 2000
 """About so many steps are in memory while an hour is folded."""
 
 BYTES_MAX: Final = sum(level.bytes_max for level in LEVELS) + 2 * NOW_BYTES_MAX
