@@ -42,7 +42,7 @@ class Listing(Screen[None]):
     Listing Rows:focus { border: none; background-tint: ansi_default; }
     Listing Rows > .option-list--option-highlighted { background: ansi_default; text-style: reverse; }
     Listing Rows > .option-list--option { padding: 0 1; }
-    Listing #below { height: 2; padding: 0 1; }
+    Listing #below { height: auto; max-height: 5; padding: 0 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,backspace,left", "back", "back", key_display="Esc"),
