@@ -64,6 +64,7 @@ HELP: Final = (
     "reason, died, attempts, consumer, protocol, timestamp, expires, retries, offset, id, value_bytes. From "
     "and to: an offset, a time in UTC (2026-11-15, 2026-11-15T10:00:00Z), or so long ago (-15m, -1h, -7d)."
 )
+WORDS: Final = ("queues", "where", "state", "from", "to", "newest")
 QUEUE_COLUMN: Final = Column("queue", "Queue", sortable=False)
 
 
@@ -81,8 +82,9 @@ class Query:
 
     @classmethod
     def of(cls, given: Mapping[str, str], queue: str = "") -> "Query | None":
-        """What an address asks for; None where it asks for nothing."""
-        if "newest" not in given:
+        """What an address asks for; None where it asks for nothing. On a queue's page others have a `state`,
+        too: there it is the direction that makes it a search."""
+        if given.keys().isdisjoint(("newest",) if queue else WORDS):
             return None
         states = given.get("state", "").split(",")
         return cls(
@@ -92,7 +94,7 @@ class Query:
             tuple(state for state in STATE_KINDS if state in states),
             given.get("from", "").strip(),
             given.get("to", "").strip(),
-            given["newest"] != "false",
+            given.get("newest") != "false",
         )
 
     def words(self) -> dict[str, str]:
@@ -190,8 +192,8 @@ class Finder:
         self._next: str | None = None
         self._turn = 0  # of searches: a new one ends the one before
         self._form(self._query or Query(queue))
-        with panel(classes="ps-browse") as section:
-            section.props["aria-label"] = "Found"
+        with panel(classes="ps-browse") as self._results:
+            self._results.props["aria-label"] = "Found"
             with tag("div", classes="ps-bar"):
                 self._status = tag("p", "", "ps-search-status", role="status")
                 self._stop = button("Stop", self._stop_it)
@@ -209,6 +211,7 @@ class Finder:
             Selection(view, self._table, self._found, self._look_again)
         for element in (self._stop, self._bar, self._more, self._exports):
             element.set_visibility(False)
+        self._results.set_visibility(self._query is not None)
         self._command = terminal(view, (self._query or Query(queue)).command)
         view.on_open(self._opened)
 
@@ -293,6 +296,7 @@ class Finder:
 
     def _begin(self) -> None:
         assert self._query is not None
+        self._results.set_visibility(True)
         self._found.clear()
         self._table.load([])
         for form, link in self._links.items():

@@ -29,8 +29,8 @@ ORDERS = [
 
 
 def keys(page: Page) -> list[str]:
-    rows = page.locator(".ps-messages tbody tr").all()
-    return [str(row.get_attribute("data-key")) for row in rows]
+    rows = page.locator(".ps-messages tbody tr")
+    return list(map(str, rows.evaluate_all("rows => rows.map(row => row.dataset.key)")))  # at one moment
 
 
 def status(page: Page) -> str:
@@ -52,6 +52,8 @@ def test_queries_are_addresses() -> None:
     assert of_one.href == "/queue/a%2Fb?part=messages&newest=true"
     assert Query.of(of_one.words(), "a/b") == of_one
     assert Query.of({}) is None  # Nobody has asked for anything.
+    assert Query.of({"state": "dead"}) == Query(states=("dead",))
+    assert Query.of({"state": "dead"}, "one") is None  # That is the list of its messages.
     asked = Query.of({"newest": "yes", "state": "dead,wrong", "queues": "x"}, "one")
     assert asked == Query("one", states=("dead",))
 
