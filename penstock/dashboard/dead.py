@@ -24,10 +24,9 @@ from nicegui.events import GenericEventArguments
 from penstock.common import units
 from penstock.dashboard.caller import ApiError, queue_path
 from penstock.dashboard.feed import Tick
-from penstock.dashboard.layout import button, confirm, panel, style, tag
+from penstock.dashboard.layout import confirm, style, tag
 from penstock.dashboard.pages import queue_href
-from penstock.dashboard.queue_letters import COLUMNS as CONDITION_COLUMNS
-from penstock.dashboard.queue_letters import EXAMPLES, REASONS
+from penstock.dashboard.redrive_form import REASONS, RedriveForm
 from penstock.dashboard.redriving import Progress, Wish, count, redrive
 from penstock.dashboard.table import Column, LiveTable, Row
 from penstock.dashboard.view import View
@@ -67,7 +66,6 @@ class _Dead:
         self._shown: dict[str, Row] = {}
         self._picked: list[str] = []
         self._results: dict[str, dict[str, int]] = {}
-        self._stopping = False
         self._operates = view.may(Right.OPERATE)
         asked = view.request.query_params
         reason = asked.get("reason", "")
@@ -145,52 +143,15 @@ class _Dead:
     # --- the form --------------------------------------------------------------------------------
 
     def _form(self) -> None:
-        with panel("Redrive"), tag("form", classes="ps-redrive") as form:
-            tag("p", HELP, "ps-help")
-            tag("label", "Condition", for_="ps-where")
-            self._where = tag(
-                "input",
-                classes="ps-field",
-                id="ps-where",
-                name_="where",
-                type="text",
-                maxlength="10000",
-                placeholder=EXAMPLES[0],
-                autocomplete="off",
-                spellcheck="false",
-                aria_describedby="ps-where-wrong",
-            )
-            self._where.props["defaultValue"] = self._wish.where or ""
-            self._wrong = tag("p", "", "ps-wrong", id="ps-where-wrong", role="alert")
-            with tag("details", classes="ps-terminal"):
-                tag("summary", "What can stand in a condition")
-                tag("p", CONDITION_COLUMNS, "ps-help")
-                tag("pre", "\n".join(EXAMPLES), "ps-code", tabindex="0", role="group", aria_label="Examples")
-            with tag("div", classes="ps-bar"):
-                tag("label", "Reason", for_="ps-reason")
-                with tag("select", classes="ps-field", id="ps-reason", name_="reason"):
-                    tag("option", "any", value="")
-                    for reason in REASONS:
-                        option = tag("option", reason, value=reason)
-                        option.props["selected"] = reason == self._wish.reason
-                with tag("div", classes="ps-actions ps-apart"):
-                    self._go = [
-                        tag("button", text, kind, type="submit", name_="do", value=what)
-                        for text, kind, what in (
-                            ("Dry run", "ps-button", "count"),
-                            ("Redrive…", "ps-button ps-primary", "redrive"),
-                        )
-                    ]
-            self._result = tag("p", "", "ps-result", role="status")
-            with tag("div", classes="ps-bar") as self._running:
-                self._progress = tag("progress", aria_label="Done so far", max="1", value="0")
-                button("Stop", self._stop)
-            self._running.set_visibility(False)
-        form.on(
-            "submit.prevent",
-            self._submitted,
-            js_handler="(event) => emit(Object.fromEntries(new FormData(event.target, event.submitter)))",
-        )
+        def fields() -> None:
+            tag("label", "Reason", for_="ps-reason")
+            with tag("select", classes="ps-field", id="ps-reason", name_="reason"):
+                tag("option", "any", value="")
+                for reason in REASONS:
+                    option = tag("option", reason, value=reason)
+                    option.props["selected"] = reason == self._wish.reason
+
+        self._redriving = RedriveForm(HELP, self._wish.where, fields, self._submitted)
 
     async def _submitted(self, event: GenericEventArguments) -> None:
         given: dict[str, Any] = event.args
@@ -204,19 +165,6 @@ class _Dead:
     async def _count_only(self) -> None:
         await self._carry_out(False)
 
-    def _stop(self) -> None:
-        self._stopping = True
-
-    def _say(self, text: str, wrong: str = "") -> None:
-        self._result.set_text(text)
-        self._wrong.set_text(wrong)
-        self._where.props["aria-invalid"] = "true" if wrong else "false"
-        self._where.update()
-
-    def _far(self, share: float) -> None:
-        self._progress.props["value"] = f"{share:.3f}"
-        self._progress.update()
-
     # --- what is done ----------------------------------------------------------------------------
 
     def _chosen(self) -> list[str]:
@@ -227,31 +175,28 @@ class _Dead:
         return [name for name in names if name in rows and user is not None and user.may(may, name)]
 
     async def _carry_out(self, really: bool) -> None:
-        self._stopping = False
+        self._redriving.stopping = False
         self._results = {}
-        for element in self._go:
-            element.props.set_bool("disabled", True)
-        self._running.set_visibility(True)
-        self._far(0)
+        self._redriving.busy(True)
+        self._redriving.run(True)
         try:
             queues = self._chosen()
             counts = await self._count(queues)
-            if really and counts and not self._stopping and await self._asked(counts):
+            if really and counts and not self._redriving.stopping and await self._asked(counts):
                 await self._redrive(counts)
         except ApiError as error:
             if error.problem == "bad-request" and self._wish.where is not None:
-                self._say("", str(error))
+                self._redriving.say("", str(error))
             else:
                 self._view.notify(str(error), wrong=True)
         finally:
             if not self._view.client.is_deleted:
-                for element in self._go:
-                    element.props.set_bool("disabled", False)
-                self._running.set_visibility(False)
+                self._redriving.busy(False)
+                self._redriving.run(False)
 
     async def _count(self, queues: Sequence[str]) -> dict[str, int]:
         """How many fit in each queue where some do."""
-        self._say("Counting…")
+        self._redriving.say("Counting…")
         self._table.show_columns((*COLUMNS[:2], FITS, *COLUMNS[2:]))
         found: dict[str, int] = {}
         looked_at = 0
@@ -260,7 +205,7 @@ class _Dead:
             try:
                 async for so_far in count(self._view.api, queue, self._wish):
                     progress = so_far
-                    if self._stopping or self._view.client.is_deleted:
+                    if self._redriving.stopping or self._view.client.is_deleted:
                         break
             except ApiError as error:
                 if error.status != 404:
@@ -272,19 +217,19 @@ class _Dead:
             self._results[queue] = {"fits": progress.matched}
             if progress.matched:
                 found[queue] = progress.matched
-            self._say(f"Counting: {units.count(sum(found.values()))} of {units.count(looked_at)}…")
-            self._far((at + 1) / len(queues))
+            self._redriving.say(f"Counting: {units.count(sum(found.values()))} of {units.count(looked_at)}…")
+            self._redriving.far((at + 1) / len(queues))
             self._show()
-            if self._stopping:
+            if self._redriving.stopping:
                 break
         total = f"{units.count(sum(found.values()))} of {units.counted(looked_at, 'dead letter')}"
         of_queues = units.counted(len(found), "queue")
-        stopped = "Stopped. " if self._stopping else ""
-        self._say(f"{stopped}{total} would be redriven, of {of_queues}. Nothing was changed.")
+        stopped = "Stopped. " if self._redriving.stopping else ""
+        self._redriving.say(f"{stopped}{total} would be redriven, of {of_queues}. Nothing was changed.")
         return found
 
     async def _asked(self, counts: Mapping[str, int]) -> bool:
-        self._running.set_visibility(False)
+        self._redriving.run(False)
         number = units.counted(sum(counts.values()), "dead letter")
         names = ", ".join(f"{queue} ({units.count(its)})" for queue, its in list(counts.items())[:10])
         more = f" and {len(counts) - 10} more" if len(counts) > 10 else ""
@@ -298,8 +243,7 @@ class _Dead:
 
     async def _redrive(self, counts: Mapping[str, int]) -> None:
         total, done = sum(counts.values()), 0
-        self._running.set_visibility(True)
-        self._far(0)
+        self._redriving.run(True)
         self._table.show_columns((*COLUMNS[:2], FITS, BACK, *COLUMNS[2:]))
         try:
             for queue, matched in counts.items():
@@ -310,17 +254,21 @@ class _Dead:
                             return
                         done = before + progress.redriven
                         self._results[queue] = {"fits": matched, "back": progress.redriven}
-                        self._say(f"Redriven {units.count(done)} of {units.count(total)}, in {queue}…")
-                        self._far(done / total)
-                        if self._stopping:
+                        self._redriving.say(
+                            f"Redriven {units.count(done)} of {units.count(total)}, in {queue}…"
+                        )
+                        self._redriving.far(done / total)
+                        if self._redriving.stopping:
                             break
                 except ApiError as error:
                     if error.status != 404:
                         raise
                 self._show()
-                if self._stopping:
+                if self._redriving.stopping:
                     break
         finally:
             if not self._view.client.is_deleted:
-                stopped = "Stopped. " if self._stopping else ""
-                self._say(f"{stopped}Redriven {units.count(done)} of {units.counted(total, 'dead letter')}.")
+                stopped = "Stopped. " if self._redriving.stopping else ""
+                self._redriving.say(
+                    f"{stopped}Redriven {units.count(done)} of {units.counted(total, 'dead letter')}."
+                )

@@ -6,7 +6,7 @@ Who may only read sees the reasons and the letters. Who may operate also counts 
 Reason, condition and limit are in the address: who opens it sees the dry run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -22,9 +22,9 @@ from penstock.dashboard.layout import button, confirm, panel, tag
 from penstock.dashboard.pages import queue_href
 from penstock.dashboard.queue_blocks import columns, terminal, whole
 from penstock.dashboard.queue_messages import message_table, seen_rows
-from penstock.dashboard.redriving import BAD_RECORD, LISTED, Progress, Wish, count, redrive
+from penstock.dashboard.redrive_form import REASONS, RedriveForm
+from penstock.dashboard.redriving import LISTED, Progress, Wish, count, redrive
 from penstock.dashboard.view import View
-from penstock.model.life import DEAD_REASONS
 from penstock.model.rights import Right
 
 PAGES_MAX: Final = 20
@@ -33,24 +33,9 @@ PAGES_MAX: Final = 20
 PAGE_ROWS: Final = 200
 LOOK_SECONDS: Final = 2.0
 
-REASONS: Final[Mapping[str, str]] = {
-    "rejected": "a consumer said: never again",
-    "expired": "its time was over",
-    "retries-exhausted": "its retry counter had run down",
-    "too-many-deliveries": "it reached the queue's max-deliveries",
-    "undeliverable": "it could not be delivered",
-    BAD_RECORD: "a pipeline could not read a record, and reports it",
-}
-assert set(REASONS) == {reason.label for reason in DEAD_REASONS}
-
-EXAMPLES: Final = (
-    "value.region = 'north' and value.amount >= 100",
-    "died > '-15m' and attempts < 3",
-    "value like '%timed out%' or consumer is null",
-)
-COLUMNS: Final = (
-    "Columns: reason, died, attempts, consumer, protocol, timestamp, expires, retries, offset, id, value, "
-    "value_bytes; and value.field of a payload that is JSON."
+HELP: Final = (
+    "Puts dead letters back behind the tail of the queue: those of the reason that is chosen, that fit the "
+    "condition. Bad records only where that reason is chosen, or the condition asks for reasons."
 )
 
 
@@ -78,7 +63,6 @@ class _Letters:
             asked.get("where") or None,
             whole(asked.get("limit", "")) or None,
         )
-        self._stopping = False
         self._drawn: dict[str | None, _Bar] | None = None  # by reason; None as one: all of them
         with columns():
             with panel("Reasons"):
@@ -145,7 +129,7 @@ class _Letters:
         self._ask(replace(self._wish, reason=reason))
         self._draw()
         if self._view.may(Right.OPERATE):
-            self._say("")
+            self._redriving.say("")
         await self._view.run(self._load)
 
     def _ask(self, wish: Wish) -> None:
@@ -215,74 +199,14 @@ class _Letters:
     # --- redrive ---------------------------------------------------------------------------------
 
     def _form(self) -> None:
-        with panel("Redrive"), tag("form", classes="ps-redrive") as form:
-            tag(
-                "p",
-                "Puts dead letters back behind the tail of the queue: those of the reason that is chosen, "
-                "that fit the condition. Bad records only where that reason is chosen, or the condition asks "
-                "for reasons.",
-                "ps-help",
+        def fields() -> None:
+            tag("label", "At most", for_="ps-limit")
+            limit = tag(
+                "input", id="ps-limit", name_="limit", type="number", min="1", step="1", placeholder="all"
             )
-            tag("label", "Condition", for_="ps-where")
-            self._where = tag(
-                "input",
-                id="ps-where",
-                name_="where",
-                type="text",
-                maxlength="10000",
-                placeholder=EXAMPLES[0],
-                autocomplete="off",
-                spellcheck="false",
-                aria_describedby="ps-where-wrong",
-            )
-            # As the address has it; what is typed from then on is the browser's.
-            self._where.props["defaultValue"] = self._wish.where or ""
-            self._wrong = tag("p", "", "ps-wrong", id="ps-where-wrong", role="alert")
-            with tag("details", classes="ps-terminal"):
-                tag("summary", "What can stand in a condition")
-                tag("p", COLUMNS, "ps-help")
-                tag("pre", "\n".join(EXAMPLES), "ps-code", tabindex="0", role="group", aria_label="Examples")
-            with tag("div", classes="ps-bar"):
-                tag("label", "At most", for_="ps-limit")
-                limit = tag(
-                    "input", id="ps-limit", name_="limit", type="number", min="1", step="1", placeholder="all"
-                )
-                limit.props["defaultValue"] = str(self._wish.limit or "")
-                with tag("div", classes="ps-actions ps-apart"):
-                    self._go = [
-                        tag("button", "Dry run", "ps-button", type="submit", name_="do", value="count"),
-                        tag(
-                            "button",
-                            "Redrive…",
-                            "ps-button ps-primary",
-                            type="submit",
-                            name_="do",
-                            value="redrive",
-                        ),
-                    ]
-            self._result = tag("p", "", "ps-result", role="status")
-            with tag("div", classes="ps-bar") as self._progress_box:
-                self._progress = tag("progress", aria_label="Redriven so far", max="1", value="0")
-                button("Stop", self._stop)
-            self._progress_box.set_visibility(False)
-        form.on(
-            "submit.prevent",
-            self._submitted,
-            js_handler="(event) => emit(Object.fromEntries(new FormData(event.target, event.submitter)))",
-        )
+            limit.props["defaultValue"] = str(self._wish.limit or "")
 
-    def _stop(self) -> None:
-        self._stopping = True
-
-    def _say(self, text: str, wrong: str = "") -> None:
-        self._result.set_text(text)
-        self._wrong.set_text(wrong)
-        self._where.props["aria-invalid"] = "true" if wrong else "false"
-        self._where.update()
-
-    def _busy(self, busy: bool) -> None:
-        for element in self._go:
-            element.props.set_bool("disabled", busy)
+        self._redriving = RedriveForm(HELP, self._wish.where, fields, self._submitted)
 
     async def _submitted(self, event: GenericEventArguments) -> None:
         given: dict[str, Any] = event.args
@@ -290,12 +214,12 @@ class _Letters:
         # No number, or 0, is as good as none: all that fit.
         wish = Wish(self._wish.reason, where or None, whole(str(given.get("limit", "")).strip()) or None)
         self._ask(wish)
-        self._busy(True)
+        self._redriving.busy(True)
         try:
             await self._carry_out(wish, given.get("do") == "redrive")
         finally:
             if not self._view.client.is_deleted:
-                self._busy(False)
+                self._redriving.busy(False)
 
     async def _carry_out(self, wish: Wish, really: bool) -> None:
         try:
@@ -305,21 +229,21 @@ class _Letters:
         except ApiError as error:
             # The API's word about a condition stands at the condition.
             if error.problem == "bad-request" and wish.where is not None:
-                self._say("", str(error))
+                self._redriving.say("", str(error))
             else:
-                self._say("")
+                self._redriving.say("")
                 self._view.notify(str(error), wrong=True)
 
     async def _count(self, wish: Wish) -> Progress:
         progress = Progress()
-        self._say("Counting…")
+        self._redriving.say("Counting…")
         async for progress in count(self._view.api, self._queue, wish):
             if self._view.client.is_deleted:
                 return Progress()
             looked_at = units.counted(progress.looked_at, "dead letter")
-            self._say(f"Counting: {units.count(progress.matched)} of {looked_at}…")
+            self._redriving.say(f"Counting: {units.count(progress.matched)} of {looked_at}…")
         total = max(self._dead, progress.looked_at)
-        self._say(
+        self._redriving.say(
             f"{units.count(progress.matched)} of {units.counted(total, 'dead letter')} would be redriven. "
             "Nothing was changed."
         )
@@ -338,23 +262,22 @@ class _Letters:
         )
 
     async def _redrive(self, wish: Wish, matched: int) -> None:
-        self._stopping = False
-        self._progress_box.set_visibility(True)
+        self._redriving.stopping = False
+        self._redriving.run(True)
         progress = Progress()
         try:
             async for progress in redrive(self._view.api, self._queue, wish, matched):
                 if self._view.client.is_deleted:  # whoever leaves the page stops it
                     return
-                self._progress.props["value"] = f"{progress.redriven / matched:.3f}"
-                self._progress.update()
-                self._say(f"Redriven {units.count(progress.redriven)} of {units.count(matched)}…")
-                if self._stopping:
+                self._redriving.far(progress.redriven / matched)
+                self._redriving.say(f"Redriven {units.count(progress.redriven)} of {units.count(matched)}…")
+                if self._redriving.stopping:
                     break
         finally:
             if not self._view.client.is_deleted:
-                self._progress_box.set_visibility(False)
+                self._redriving.run(False)
         await self._look()
-        self._say(
+        self._redriving.say(
             f"Redriven {units.counted(progress.redriven, 'dead letter')}; {units.count(self._dead)} left."
         )
         await self._load()
