@@ -11,6 +11,7 @@ Rules that always hold:
 How it fails: the API's word about a condition stands at the condition; any other is shown as everywhere.
 """
 
+import asyncio
 import contextlib
 import json
 from base64 import b64decode
@@ -64,6 +65,8 @@ HELP: Final = (
     "reason, died, attempts, consumer, protocol, timestamp, expires, retries, offset, id, value_bytes. From "
     "and to: an offset, a time in UTC (2026-11-15, 2026-11-15T10:00:00Z), or so long ago (-15m, -1h, -7d)."
 )
+TRIES: Final = 20
+TRY_SECONDS: Final = 0.5
 WORDS: Final = ("queues", "where", "state", "from", "to", "newest")
 QUEUE_COLUMN: Final = Column("queue", "Queue", sortable=False)
 
@@ -343,14 +346,22 @@ class Finder:
         self._wrong_is("")
         self._empty.set_text("Searching…")
         self._say("Searching… ", running=True)
-        try:
-            async for lines in results(self._view.api, query, after):
-                if turn != self._turn or self._view.client.is_deleted:
-                    return
-                self._take(lines)
-        except ApiError as error:
-            if turn == self._turn:
-                self._failed(query, error)
+        tries = TRIES
+        while turn == self._turn and not self._view.client.is_deleted:
+            try:
+                async for lines in results(self._view.api, query, after):
+                    if turn != self._turn or self._view.client.is_deleted:
+                        return
+                    self._take(lines)
+            except ApiError as error:
+                tries -= 1
+                if error.problem == "too-many-searches" and tries:
+                    # Those that were ended here before may be at their last message.
+                    await asyncio.sleep(TRY_SECONDS)
+                    continue
+                if turn == self._turn:
+                    self._failed(query, error)
+            return
 
     def _take(self, lines: list[Fields]) -> None:
         rows: list[Row] = []

@@ -153,8 +153,8 @@ def test_stop_ends_the_search_at_the_api(broker: BrokerProcess, api: Api, visit:
     line = json.dumps({"value": "ay" * 150_000}).encode() + b"\n"
     reply = api.ask("POST", path_of("slow", "batch"), line * 48, {"Content-Type": NDJSON})
     assert reply.status == 200
-    # About half a second for each of them.
-    where = quote(" or ".join(f"value like '%_y_{'z' * at}%'" for at in range(1, 20)))
+    # A part of a second for each of them, and on a busy machine still less than a condition may take.
+    where = quote(" or ".join(f"value like '%_y_{'z' * at}%'" for at in range(1, 8)))
     page = visit(broker, f"/search?queues=slow&where={where}&newest=true")
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
     until(lambda: " of about 48 searched, now at " in status(page), "how far it is")
