@@ -15,6 +15,13 @@ class LogRefused(LogError):
     """This call cannot be done now; nothing was changed. The text says what would help."""
 
 
+class LogNewer(LogRefused):
+    """A newer version has written this log, and something in it that this one does not know."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}: the log was written by a newer version; start that one, or a later one")
+
+
 class QueueUnknown(LogRefused):
     """There is no queue of that name. The first message that is sent to it makes it."""
 
@@ -24,8 +31,8 @@ class QueueDeleted(LogRefused):
 
     def __init__(self, queue: str) -> None:
         super().__init__(
-            f"queue {queue!r} was deleted, and another of that name stands now, with offsets from 0 on: what "
-            f"is known of the old one does not go with it"
+            f"queue {queue!r} was deleted, and another of that name stands now (or the whole log was "
+            f"restored from a backup): what is known of the old one does not go with it"
         )
 
 
@@ -51,6 +58,10 @@ class StageDamaged(LogRefused):
 
 class QueueFull(LogRefused):
     """The queue has its `max-bytes`. Try again when consumers have settled some."""
+
+
+class QueueTooSmall(QueueFull):
+    """It is more than the queue's `max-bytes`: there is never room for it, however long one waits."""
 
 
 class LogFailed(LogError):

@@ -165,6 +165,7 @@ class LogInfo:
     disk_bytes_free: int
     disk_bytes_total: int
     disk_bytes_reserve: int  # with less of it free, somebody should make room
+    disk_room_in: str  # whose room that is: the folder, or what limits a cluster's stream most
     bytes_in_flight: int
     full: bool
     failed: str  # empty: it has not

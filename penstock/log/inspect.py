@@ -33,7 +33,7 @@ from penstock.log.block import (
 from penstock.log.committer import SPARE
 from penstock.log.compare import differences, missing_names, problem_of
 from penstock.log.disk import WATERMARK, File, RealDisk, read_watermark
-from penstock.log.errors import LogDamaged, LogRefused
+from penstock.log.errors import LogDamaged, LogNewer, LogRefused
 from penstock.log.findings import NOBODY_S_ROWS, Report, rot
 from penstock.log.overlaps import Overlap, find_overlaps
 from penstock.log.overlay import TRIES_MAX, LogChanging, OverlayDisk, replayed
@@ -183,7 +183,7 @@ class _Inspection:
                 load_snapshot(state, position)
             except FileNotFoundError:
                 continue  # Newer ones have taken its place since the names were taken.
-            except LogDamaged as error:
+            except (LogDamaged, LogNewer) as error:
                 self.report.defect("bad-snapshot", where, str(error).removeprefix(f"{where}: "))
                 continue
             except (ValueError, KeyError, TypeError, RuntimeError) as error:
@@ -445,7 +445,7 @@ class _Inspection:
                 self.report.defect("lost-name", where, text, 0, name)
             try:
                 self._state.apply(header, body)
-            except (LogDamaged, ValueError, KeyError, TypeError) as error:
+            except (LogDamaged, LogNewer, ValueError, KeyError, TypeError) as error:
                 self._unreliable = True
                 text = f"the block at log position {header.position} cannot be applied: {error}"
                 self.report.defect("bad-content", where, text, 0, self._name_of(header))

@@ -164,6 +164,9 @@ class OverlayDisk:
     def total_bytes(self) -> int:
         return self._disk.total_bytes()
 
+    def room_in(self) -> str:
+        return self._disk.room_in()
+
     def lock(self) -> None:
         """Looking needs no lock."""
 

@@ -132,6 +132,10 @@ class QueueState:
             self._origin_opening, self._origin = opening, origin_of(self._log, self.number, opening)
         return self._origin
 
+    def renumber(self, log: int) -> None:
+        """The log has another number, and so all ids begin differently."""
+        self._log, self._origin_opening = log, -1
+
     def rows(self) -> Ledger:
         """The ledger, to be added to."""
         if self.ledger is NO_ROWS:

@@ -26,7 +26,7 @@ from typing import Any
 from penstock.log.block import Buffer
 from penstock.log.committer import Committer
 from penstock.log.disk import Disk, discard, is_final, read_whole, write_whole
-from penstock.log.errors import LogDamaged, LogFailed
+from penstock.log.errors import LogDamaged, LogFailed, LogNewer
 from penstock.log.info import ReaderInfo
 from penstock.log.queue import LogQueue
 from penstock.log.segments import Segment, Span
@@ -384,16 +384,19 @@ class Snapshotter:
 def read_snapshot(disk: Disk, position: int) -> "tuple[dict[str, Any], array[int]]":
     """The JSON part and the ranges of a snapshot. LogDamaged where it cannot be trusted."""
     name = snapshot_name(position)
-    data = read_whole(disk, name)
-    where = disk.where(name)
+    return parse_snapshot(read_whole(disk, name), disk.where(name))
+
+
+def parse_snapshot(data: bytes, where: str) -> "tuple[dict[str, Any], array[int]]":
+    """The same of a file's bytes."""
     if len(data) < _HEAD.size:
         raise LogDamaged(f"{where}: is cut short")
     magic, checksum, text_bytes = _HEAD.unpack_from(data)
     if magic != MAGIC or zlib.crc32(memoryview(data)[8:]) != checksum:
         raise LogDamaged(f"{where}: does not have its checksum")
     meta: dict[str, Any] = json.loads(data[_HEAD.size : _HEAD.size + text_bytes])
-    if meta["format"] != FORMAT:
-        raise LogDamaged(f"{where}: has format {meta['format']}; this version reads format {FORMAT}")
+    if meta["format"] > FORMAT:
+        raise LogNewer(f"{where}: has format {meta['format']}, and this version reads format {FORMAT}")
     for *facts, spans in meta["segments"][-1:]:  # What the last one has is told with the queues.
         told = ((queue["number"], queue.get("span", (-1,))) for queue in meta["queues"])
         spans += [[number, *span] for number, (base, *span) in told if base == facts[0]]

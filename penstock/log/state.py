@@ -24,7 +24,7 @@ from penstock.log.block import (
     read_messages,
 )
 from penstock.log.disk import Disk
-from penstock.log.errors import LogDamaged
+from penstock.log.errors import LogDamaged, LogNewer
 from penstock.log.info import ReaderInfo
 from penstock.log.keys import Keys, kind_of
 from penstock.log.ledger import read_rows
@@ -65,6 +65,8 @@ class LogSettings:
     segment_bytes: int = 64 * 1024 * 1024
     cache_bytes: int = 8 * 1024 * 1024
     block_bytes: int = 1024 * 1024  # a larger batch becomes several blocks
+    at_once_bytes: int = 16 * 1024  # the loop itself writes what is not larger
+    syncs_apart_us: int = 2000  # at least, where nobody waits for the next one
     interval_us: int = 50_000  # durability = interval: sync this often
     snapshot_blocks: int = 20_000  # a snapshot after this many blocks, so that a restart is fast
     reader_bytes_max: int = 10 * 1024**3  # what one reader may keep of the log for a queue; 0: no cap
@@ -592,7 +594,10 @@ class LogState:
     def _apply_control(self, fields: dict[str, Any], header: Header) -> None:
         operation = fields["op"]
         if operation == "opening":
-            self.log = fields["log"]
+            if fields["log"] != self.log:
+                self.log = fields["log"]  # It is another log from here on: a restored one.
+                for known in self.by_number.values():
+                    known.renumber(self.log)
         elif operation == "queue":
             if fields["number"] not in self.by_number:
                 self.declare(fields["number"], fields["name"])
@@ -636,9 +641,9 @@ class LogState:
             if queue is not None:
                 self.lose(queue, fields["damage"]["first"], fields["damage"]["end"])
         else:
-            raise LogDamaged(
-                f"the block at log position {header.position} says {operation!r}, which this version does "
-                f"not know: the log was written by a newer one"
+            said = f"{operation} {fields['format']}" if operation == "format" else repr(operation)
+            raise LogNewer(
+                f"the block at log position {header.position} says {said}, which this version does not know"
             )
 
 

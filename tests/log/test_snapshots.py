@@ -20,6 +20,7 @@ from penstock.log.state import LogSettings
 from penstock.model.batch import Batch
 from penstock.model.life import Reason
 from penstock.model.words import Outcome
+from tests.log.contract_rig import SECOND
 from tests.log.test_retention import Rig
 
 MANY = LogSettings(snapshot_blocks=1_000_000)
@@ -237,3 +238,24 @@ def test_whatever_happens_is_in_the_next_snapshot(tmp_path: Path, seed: int) -> 
     assert everything(rig) == before
     assert not inspect_log(str(rig.folder)).defects
     rig.engine.abandon()
+
+
+def test_a_look_at_delayed_messages_between_two_slices_counts(rig: Rig) -> None:
+    """It gives them a time of their own, and what was filed for their block is used up."""
+    rig.engine.append("later", Batch.of([b"x"], delay_us=[10 * SECOND]), rig.now_us)
+    for number in range(2 * SLICE_QUEUES):
+        rig.engine.append(f"q{number}", Batch.of([b"x"]), rig.now_us)
+    due(rig)
+    rig.turn()
+    assert rig.engine._snapshotter._slices == 1  # "later" is looked at, most others are not.
+    rig.now_us += 9 * SECOND
+    assert not rig.engine.due(rig.now_us)
+    for _ in range(5):
+        rig.turn()
+    assert rig.engine._snapshotter._slices == 0
+    assert len(list(rig.folder.glob("snapshot-*"))) == 2
+    rig.crash()
+    rig.now_us += 2 * SECOND
+    for _ in range(3):
+        rig.engine.due(rig.now_us)
+    assert rig.engine.ready("later") == 1

@@ -1,0 +1,124 @@
+"""`penstock backup DIR`: a copy of a running broker's log, over HTTP, into a folder that keeps several of
+them.
+
+Over HTTP and not from the data folder, so that it works from another machine, is for administrators alone,
+and stands in the audit. What a backup is made of, and when it is one, is said in `penstock/log/backup/`.
+
+Exit 0: there is a backup; 1: there is none, or parts of the log were damaged where the broker has it, which
+are named, and in the backup as they are.
+"""
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+
+from penstock.cli.admin import Admin, add_admin, at_least, say_objects
+from penstock.cli.main import EXIT_FAILURE
+from penstock.cli.messaging import progress, warn
+from penstock.client.errors import Refused
+from penstock.common import units
+from penstock.log.backup.listing import Listed, Listing
+from penstock.log.backup.store import BackupError, Store
+from penstock.log.backup.taking import Tell, take
+from penstock.log.disk import RealDisk
+from penstock.log.errors import LogInUse
+
+HELP = "copy the log of a running broker into a folder, only what is new since the last time"
+CHUNK_BYTES = 1 << 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder", metavar="DIR", help="a folder for the backups of this broker; made if need be"
+    )
+    parser.add_argument(
+        "--keep",
+        type=at_least(1),
+        metavar="N",
+        help="when it is done, remove all but the last N backups (default: keep all)",
+    )
+    add_admin(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    with Admin(args) as admin, _opened(args.folder) as store, told_progress() as tell:
+        warn("; ".join(store.unreadable) or None)
+        backup, copied_files, copied_bytes = take(store, _Broker(admin), tell)
+        dropped = store.prune(args.keep)
+    if args.json:
+        facts = {"backup": backup.name, "log": backup.log, "files": len(backup.files), "bytes": backup.bytes}
+        facts |= {"copied_files": copied_files, "copied_bytes": copied_bytes, "dropped": dropped}
+        say_objects([{**facts, "defects": backup.defects}])
+    else:
+        for defect in backup.defects:
+            print(f"DEFECT {defect}")
+        print(
+            f"{backup.name}: {units.size(backup.bytes)} in {units.counted(len(backup.files), 'file')}, "
+            f"{units.size(copied_bytes)} of it copied now"
+            + (f"; {units.counted(dropped, 'backup')} dropped" if dropped else "")
+        )
+    return EXIT_FAILURE if backup.defects else 0
+
+
+class _Broker:
+    """Implements `taking.Source`."""
+
+    def __init__(self, admin: Admin) -> None:
+        self._admin = admin
+
+    def listing(self) -> Listing:
+        answer = self._admin.get("backup")
+        files = [Listed(**it) for it in answer["files"]]
+        return Listing(answer["log"], answer["time_us"], answer["end"], files)
+
+    def read(self, file: Listed) -> Iterator[bytes]:
+        try:
+            with self._admin.stream("backup", file.name, bytes=file.bytes) as response:
+                while chunk := response.read(CHUNK_BYTES):
+                    yield chunk
+        except Refused as error:
+            if error.name != "file-not-found":
+                raise
+            raise FileNotFoundError(file.name) from None
+
+
+@contextlib.contextmanager
+def _opened(folder: str) -> Iterator[Store]:
+    """The store of a folder, which is ours as long as this goes on."""
+    disk = made_folder(folder)
+    try:
+        disk.lock()
+    except LogInUse:
+        raise BackupError(f"{folder}: another backup is being taken there; wait for it") from None
+    try:
+        yield Store(disk)
+    finally:
+        disk.unlock()
+
+
+def made_folder(folder: str) -> RealDisk:
+    """A folder whose name outlives a power cut."""
+    disk = RealDisk(folder)
+    above = os.open(os.path.dirname(os.path.abspath(folder)), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(above)
+    finally:
+        os.close(above)
+    return disk
+
+
+@contextlib.contextmanager
+def told_progress() -> Iterator[Tell]:
+    """Bytes, rate and the time that is left, where somebody watches."""
+    began = time.monotonic()
+    with progress() as tell:
+
+        def told(done: int, whole: int) -> None:
+            rate = done / max(time.monotonic() - began, 0.001)
+            left = units.duration(round((whole - done) / max(rate, 1)))
+            tell(f"{units.size(done)} of {units.size(whole)}, {units.size(rate)}/s, {left} left".ljust(60))
+
+        yield told if sys.stderr.isatty() else lambda done, whole: None

@@ -1,0 +1,1 @@
+"""Backups: a running broker's log in another folder, and back."""

@@ -1,0 +1,247 @@
+"""Restoring: from a store of backups to a folder that a broker can be started on.
+
+What comes out is the log as it was at one log position, the *cut*: without a time that is the end of the last
+backup, with one the place before the first block that is of later. Behind a cut a log looks as after a power
+cut at that moment, so that a start does what it does then: what consumers held comes again, a transaction
+without its end is none.
+
+A cut is made from one of two beginnings, and the blocks that follow it, which may be from later backups:
+
+    a backup      its files are the state at its end
+    a snapshot    its state, with exactly the segments that it names: one that was compacted after it lacks
+                  messages that were alive then, and does not do
+
+**Another log.** What was given out behind the cut is given out again: offsets, openings, numbers of queues.
+So a restored log begins with a block that gives it a number of its own, which every id and every queue's
+identity begins with: whoever comes with an id, a verdict, a checkpoint or a lease from before is told that it
+is another. Offsets before the cut are what they were; keys of transactions before it are known.
+
+Rules that always hold:
+  * Nothing is overwritten: the folder must be empty, or hold what an earlier call for the same cut has left.
+  * As long as anything is missing, the file `restoring` is there, and no broker opens the folder
+    (`Log.open`). Called again, it goes on: files that are there with the right checksum stay.
+  * Every file is compared with the checksum that its backup has of it.
+
+The folder may be a `StreamDisk`: then all of this happens to the stream of a cluster, which must be empty.
+How it fails: `BackupError`, with the file and what to do; `OSError` of the disk.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from penstock.log.backup.store import Backup, BackupError, Kept, Store, digest, put_file
+from penstock.log.block import HEADER_BYTES, KIND_CONTROL, Header, body_checksum, control_parts
+from penstock.log.disk import (
+    RESTORING,
+    WATERMARK,
+    Disk,
+    RealDisk,
+    discard,
+    read_whole,
+    sync_folder,
+    write_whole,
+)
+from penstock.log.errors import LogDamaged
+from penstock.log.scan import find_headers
+from penstock.log.segments import parse_segment_name, segment_name
+from penstock.log.snapshot import parse_snapshot
+from penstock.log.state import FORMAT
+
+Tell = Callable[[int, int], None]
+
+
+class Plan(NamedTuple):
+    """What is to be there."""
+
+    cut: int
+    files: tuple[tuple[Kept, int], ...]  # and how many bytes of each
+
+    @property
+    def text(self) -> bytes:
+        files = [[it.name, it.sha256, count] for it, count in self.files]
+        return json.dumps({"cut": self.cut, "files": files}).encode()
+
+
+class _Start(NamedTuple):
+    """A beginning: the state at a log position, and the files that it needs."""
+
+    position: int
+    files: Mapping[str, Kept]
+
+
+def plan(store: Store, at_us: int | None = None) -> Plan:
+    """What is to be there at that time; None: at the end of the last backup."""
+    if not store.backups:
+        raise BackupError("; ".join([f"there is no backup in {store.disk.where('')}", *store.unreadable]))
+    last = store.backups[-1]
+    if at_us is None:
+        return _planned({it.name: it for it in last.files}, last.end)
+    if at_us > last.time_us:
+        raise BackupError(f"the last backup, {last.name}, is older than that; without --at it is restored")
+    # A restored log is another one, and has backups of its own: of two, the one that was there at that time.
+    ends = {it.log: it.time_us for it in store.backups}
+    log = next(it.log for it in store.backups if at_us <= ends[it.log])
+    chain = [it for it in store.backups if it.log == log]
+    written = _written(chain)
+    for start in sorted(_starts(store, chain, at_us), key=lambda it: -it.position):
+        found = _cut(store, start, written, at_us, chain[-1].end)
+        if found is not None:
+            return found
+    raise BackupError(
+        "nothing here goes back to exactly that time: the log had not begun, or too much of it was compacted "
+        "or removed before it was backed up. The time of each backup does (--list), and what came soon after"
+    )
+
+
+def _written(chain: list[Backup]) -> dict[int, Kept]:
+    """By its first position: a segment that nobody has compacted, from the backup that has most of it."""
+    found: dict[int, Kept] = {}
+    for it in (it for backup in chain for it in backup.files):
+        base, generation = parse_segment_name(it.name) or (0, 1)
+        if not generation and (base not in found or it.bytes > found[base].bytes):
+            found[base] = it
+    return found
+
+
+def _starts(store: Store, chain: list[Backup], at_us: int) -> Iterator[_Start]:
+    """Those that are not of later."""
+    yield _Start(0, {})
+    every = {it.name: it for backup in chain for it in backup.files}
+    for backup in chain:
+        own = {it.name: it for it in backup.files}
+        if backup.time_us <= at_us:
+            yield _Start(backup.end, own)
+        for it in backup.files:
+            if parse_segment_name(it.name) is not None:
+                continue
+            try:
+                meta, _ = parse_snapshot(b"".join(store.read(it.stored)), it.name)
+            except (LogDamaged, FileNotFoundError):
+                continue
+            segments = {segment_name(*facts): time_us for *facts, _, time_us, _ in meta["segments"]}
+            if segments.keys() <= every.keys() and max(segments.values()) <= at_us:
+                named = {name: own.get(name) or every[name] for name in segments}
+                yield _Start(meta["position"], {it.name: it, **named})
+
+
+def _cut(store: Store, start: _Start, written: Mapping[int, Kept], at_us: int, end: int) -> Plan | None:
+    """The cut, where every block between it and the start is here; `end`: there are none behind it."""
+    files, at = dict(start.files), start.position
+    while at < end:
+        base = max((it for it in written if it <= at), default=0)
+        kept = written.get(base)
+        if kept is None or base + kept.bytes <= at:
+            return None
+        files[kept.name] = kept
+        file = store.disk.open(kept.stored)
+        try:
+            for header in find_headers(file, base, at, base + kept.bytes):
+                if header.time_us > at_us:
+                    return _planned(files, header.position) if header.position else None
+        finally:
+            file.close()
+        at = base + kept.bytes
+    return _planned(files, at)
+
+
+def _planned(files: Mapping[str, Kept], cut: int) -> Plan:
+    found = []
+    for it in sorted(files.values(), key=lambda it: it.name):
+        base, generation = parse_segment_name(it.name) or (0, 1)
+        if generation or base < cut:
+            found.append((it, it.bytes if generation else min(it.bytes, cut - base)))
+    return Plan(cut, tuple(found))
+
+
+# --- carrying it out -------------------------------------------------------------------------------
+
+
+def fill(store: Store, wanted: Plan, disk: Disk, now_us: int, tell: Tell = lambda done, whole: None) -> None:
+    """Put everything there; `finish` makes it a log."""
+    nothing = (RealDisk.LOCK, WATERMARK, f"{RESTORING}.tmp")
+    there = [name for name in disk.names() if name not in nothing]
+    if RESTORING in there:
+        if read_whole(disk, RESTORING) != wanted.text:
+            raise BackupError(
+                f"{disk.where('')}: a restore of something else was begun here and not finished; call that "
+                f"one again, or name another folder"
+            )
+    elif there:
+        raise BackupError(
+            f"{disk.where('')}: is not empty ({there[0]!r} is in it), and nothing is overwritten; name a new "
+            f"folder"
+        )
+    else:
+        write_whole(disk, RESTORING, wanted.text)
+    opening, done, whole = 0, 0, sum(count for _, count in wanted.files)
+    for kept, count in wanted.files:
+        if not _is_there(disk, kept, count):
+            _put(store, disk, kept, count)
+        sync_folder(disk)
+        opening = max(opening, _opening(disk, kept))
+        done += count
+        tell(done, whole)
+    base = max(wanted.cut, *(position + HEADER_BYTES for position in _compacted(wanted)), 0)
+    name = segment_name(base, 0)
+    block = _own_number(base, opening + 1, now_us)
+    write_whole(disk, name, block)
+    write_whole(disk, WATERMARK, (base + len(block)).to_bytes(8, "little"))
+
+
+def finish(disk: Disk) -> None:
+    """From now on it is a log."""
+    disk.remove(RESTORING)
+    sync_folder(disk)
+
+
+def _is_there(disk: Disk, kept: Kept, count: int) -> bool:
+    """Whether an earlier call has put it there. A file that is cut has no checksum: it is put there again."""
+    if count != kept.bytes or kept.name not in disk.names():
+        return False
+    return digest((read_whole(disk, kept.name),)) == kept.sha256
+
+
+def _put(store: Store, disk: Disk, kept: Kept, count: int) -> None:
+    where = store.disk.where(kept.stored)
+    try:
+        found = put_file(disk, kept.name, store.read(kept.stored), kept.bytes, count)
+    except FileNotFoundError:
+        raise BackupError(f"{where}: is missing; choose another time (--list, --at)") from None
+    except BackupError:  # It is longer, or shorter.
+        found = ""
+    if found != kept.sha256:
+        discard(disk, kept.name)
+        raise BackupError(f"{where}: is damaged, it has another checksum; choose another time (--list, --at)")
+
+
+def _opening(disk: Disk, kept: Kept) -> int:
+    """Which opening of the log a segment is from."""
+    parsed = parse_segment_name(kept.name)
+    if parsed is None:
+        return 0
+    file = disk.open(kept.name)
+    try:
+        base = parsed[0]
+        return next((it.opening for it in find_headers(file, base, base, base + file.size())), 0)
+    finally:
+        file.close()
+
+
+def _compacted(wanted: Plan) -> Iterator[int]:
+    for kept, _ in wanted.files:
+        base, generation = parse_segment_name(kept.name) or (0, 0)
+        if generation:
+            yield base
+
+
+def _own_number(position: int, opening: int, now_us: int) -> bytes:
+    """The block that makes it another log."""
+    number = int.from_bytes(os.urandom(3), "little")
+    parts = control_parts({"op": "opening", "opening": opening, "log": number, "format": FORMAT})
+    size, checksum = sum(map(len, parts)), body_checksum(parts)
+    header = Header(
+        KIND_CONTROL, 0, 0, 0, 0, opening, checksum, 0, 0, 0, size, now_us, position, 0, 0, position
+    )
+    return b"".join((header.pack(), *parts))

@@ -1,0 +1,109 @@
+"""Taking a backup: from a list of the log's files to a store that has them all.
+
+Only what the store has not yet is copied: a segment that nobody writes to any more is copied once, one that
+was compacted since is another file, and the last one, of at most a segment's size, is copied as far as it
+goes. Nobody waits for any of it: files that go away meanwhile are looked for in a new list, which is sooner
+done with each time, because less is new in it. Everything that was copied is read once more, and every
+block's checksums are compared: what is damaged in a second copy, too, is damaged where the broker has it, and
+is told with the backup."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Final, NamedTuple, Protocol
+
+from penstock import __version__
+from penstock.log.backup.listing import Listed, Listing
+from penstock.log.backup.store import PREFIX, Backup, BackupError, Kept, Store, stored_name
+from penstock.log.disk import read_whole
+from penstock.log.errors import LogDamaged
+from penstock.log.scan import Hole, walk
+from penstock.log.segments import parse_segment_name
+from penstock.log.snapshot import parse_snapshot
+
+LISTS_MAX: Final = 100
+Tell = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+class Source(Protocol):
+    """A broker."""
+
+    def listing(self) -> Listing: ...
+    def read(self, file: Listed) -> Iterator[bytes]:
+        """Its bytes; FileNotFoundError where it has gone."""
+
+
+class Taken(NamedTuple):
+    backup: Backup
+    copied_files: int
+    copied_bytes: int
+
+
+def take(store: Store, source: Source, tell: Tell = lambda done, whole: None) -> Taken:
+    """One more backup in the store."""
+    copied: dict[str, int] = {}
+    for _ in range(LISTS_MAX):
+        listing = source.listing()
+        try:
+            files, defects = _copy(store, source, listing, copied, tell)
+        except FileNotFoundError:
+            continue
+        time = datetime.fromtimestamp(listing.time_us / 1_000_000, UTC)
+        name = f"{PREFIX}{time:%Y%m%dT%H%M%S.%f}Z"
+        if any(name <= it.name for it in store.backups):
+            last = store.backups[-1].name
+            raise BackupError(f"by the broker's clock this is {name}, not later than {last}: it was set back")
+        backup = Backup(name, __version__, listing.log, listing.time_us, listing.end, files, defects)
+        store.add(backup)
+        return Taken(backup, len(copied), sum(copied.values()))
+    raise BackupError(f"the files of the log went away {LISTS_MAX} times while they were copied; try again")
+
+
+def _copy(
+    store: Store, source: Source, listing: Listing, copied: dict[str, int], tell: Tell
+) -> tuple[tuple[Kept, ...], tuple[str, ...]]:
+    known = {defect for it in store.backups if it.log == listing.log for defect in it.defects}
+    kept: list[Kept] = []
+    defects: list[str] = []
+    done, whole = 0, sum(file.bytes for file in listing.files)
+    for file in listing.files:
+        sha256 = store.checksum(listing.log, file) or ""
+        if not sha256:
+            copied[stored_name(listing.log, file)] = file.bytes
+            for _ in range(2):
+                sha256 = store.put(listing.log, file, _told(source.read(file), done, whole, tell))
+                wrong = list(_wrong(store, listing.log, file))
+                if not wrong:
+                    break
+            defects += wrong
+        else:  # What was wrong with it then still is.
+            defects += sorted(it for it in known if it.startswith(f"{file.name}: "))
+        done += file.bytes
+        kept.append(Kept(listing.log, *file, sha256))
+    return tuple(kept), tuple(defects)
+
+
+def _told(chunks: Iterator[bytes], done: int, whole: int, tell: Tell) -> Iterator[bytes]:
+    for chunk in chunks:
+        done += len(chunk)
+        yield chunk
+        tell(done, whole)
+
+
+def _wrong(store: Store, log: str, file: Listed) -> Iterator[str]:
+    """What is damaged in a file."""
+    stored, segment = stored_name(log, file), parse_segment_name(file.name)
+    if segment is None:
+        try:
+            parse_snapshot(read_whole(store.disk, stored), file.name)
+        except LogDamaged as error:
+            yield str(error)
+        return
+    base = segment[0]
+    opened = store.disk.open(stored)
+    try:
+        for found in walk(opened, base, base, base + file.bytes):
+            if isinstance(found, Hole):
+                size = found.end - found.start
+                yield f"{file.name}: {size} bytes at position {found.start - base} are damaged"
+    finally:
+        opened.close()
