@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from penstock.log.block import KIND_MESSAGES, Header
 from penstock.log.columns import slice_of
-from penstock.log.errors import LogDamaged, LogRefused, QueueFull, QueueUnknown
+from penstock.log.errors import LogDamaged, LogRefused, QueueFull, QueueTooSmall, QueueUnknown
 from penstock.log.info import QueueInfo
 from penstock.log.ledger import read_rows
 from penstock.log.queue import LogQueue
@@ -237,6 +237,11 @@ def check_queue(state: LogState, name: str, payload_bytes: int) -> None:
     max_bytes = (found.policy if found is not None else state.policies.for_queue(name)).max_bytes
     if not max_bytes:
         return
+    if payload_bytes > max_bytes:
+        raise QueueTooSmall(
+            f"queue {name!r}: {payload_bytes} bytes are more than its max-bytes of {max_bytes}, so that it "
+            f"never has room for them; send less at a time, or raise max-bytes"
+        )
     living = living_bytes(state.segments, found) if found is not None else 0
     if living + payload_bytes > max_bytes:
         raise QueueFull(

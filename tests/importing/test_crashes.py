@@ -1,0 +1,160 @@
+"""An import that is killed at any step, or whose servers are, loses nothing; what doubles is in docs.
+
+Killed means SIGKILL, of a process that has just done that step in its second batch, of 64 messages; then the
+same command runs again.
+"""
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.client import HttpClient
+from penstock.importing.sink import Sink
+from penstock.importing.source import Away
+from tests.importing.conftest import Command, Peer, Stalk
+from tests.importing.dying import STEPS, killed_after, method_of, patched
+from tests.server.harness import BrokerProcess
+
+BODIES = [b"message %04d" % number for number in range(150)]
+BATCH = 64
+"""The second one: four times the first."""
+
+NAMELESS = ("sspq", "rq")
+"""Where messages have no identity, what is stored and not settled comes twice."""
+
+Look = Callable[[str], list[bytes]]
+Fill = Callable[[str, str], str]
+
+
+@pytest.fixture
+def fill(
+    broker: BrokerProcess, redis: Any, redis_peer: Peer, stalk: Callable[[str], Stalk], beanstalkd: Peer
+) -> Fill:
+    """Puts the bodies into a source of some kind, under a name; its URL."""
+
+    def fill(kind: str, name: str) -> str:
+        if kind == "list":
+            redis.lpush(name, *BODIES)
+            return f"redis://127.0.0.1:{redis_peer.port}/0/{name}"
+        if kind == "stream":
+            for body in BODIES:
+                redis.xadd(name, {"payload": body})
+            return f"redis://127.0.0.1:{redis_peer.port}/0/{name}"
+        if kind == "beanstalk":
+            stalk(name).put(BODIES)
+            return f"beanstalk://127.0.0.1:{beanstalkd.port}/{name}"
+        with HttpClient(f"http://127.0.0.1:{broker.ports['http']}") as mq:
+            mq.send_many("default" if kind == "sspq" else name, BODIES)
+        return f"{kind}://127.0.0.1:{broker.ports[kind]}{f'/{name}' * (kind != 'sspq')}"
+
+    return fill
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("kind", ["list", "stream", "beanstalk", "phpmq", "sspq", "rq"])
+def test_killed_after_any_step_it_goes_on(
+    kind: str, step: str, fill: Fill, command: Command, stored: Look, tmp_path: Path
+) -> None:
+    if kind in NAMELESS and step == "written":
+        pytest.skip("nothing is written down of what has no identity")
+    name = f"{kind}-{step}"
+    queue = f"into-{name}"
+    url = fill(kind, name)
+    killed_after(step, [url, queue, "--journal", str(tmp_path / "journal")])
+    code, out, err = command(url, queue)
+    assert code == 0, (out, err)
+    counts = Counter(stored(queue))
+    assert counts.keys() == set(BODIES)
+    doubled = sum(count - 1 for count in counts.values())
+    if kind in NAMELESS and step == "stored":
+        assert 0 < doubled <= BATCH
+    elif kind == "rq" and step == "settled":  # which is written a moment later
+        assert doubled <= BATCH
+    else:
+        assert doubled == 0
+    # What had been stored comes again from these, and is known.
+    again = " more had been stored before" in out
+    assert again == (kind not in NAMELESS and step == "stored"), out
+    # And nothing is there a third time.
+    assert "another import" not in command(url, queue)[2]
+    assert sum(Counter(stored(queue)).values()) == len(BODIES) + doubled
+
+
+@pytest.mark.parametrize("kind", ["list", "stream", "beanstalk"])
+@pytest.mark.parametrize("step", ["taken", "settled"])
+def test_the_other_server_is_killed(
+    kind: str,
+    step: str,
+    fill: Fill,
+    command: Command,
+    stored: Look,
+    monkeypatch: pytest.MonkeyPatch,
+    redis_peer: Peer,
+    beanstalkd: Peer,
+) -> None:
+    name = f"{kind}-server-{step}"
+    url = fill(kind, name)
+    peer = beanstalkd if kind == "beanstalk" else redis_peer
+    # Before it: with messages that are stored and not settled there, or with none.
+    patched(monkeypatch, method_of(step, url), 2, before=peer.restart)
+    code, out, err = command(url)
+    assert code == 0, (out, err)
+    assert stored(name) == BODIES
+    assert "connecting again" in err or "trying for" in err or kind != "beanstalk"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_penstock_is_killed_around_a_commit(
+    when: str,
+    fill: Fill,
+    command: Command,
+    start_broker: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    broker: BrokerProcess,
+) -> None:
+    other = start_broker("--http", f"127.0.0.1:{broker.port(f'http-{when}')}", folder=when)
+    url = fill("list", f"broker-{when}")
+
+    def again() -> None:
+        other.kill()
+        other.start()
+
+    around: dict[str, Any] = {when: again}
+    patched(monkeypatch, (Sink, "_commit"), 2, **around)
+    here = f"http://127.0.0.1:{other.ports['http']}"
+    code, out, err = command(url, "jobs", "--url", here)
+    assert code == 0, (out, err)
+    with HttpClient(here) as mq:
+        assert [message.value for message in mq.peek("jobs", limit=1000)] == BODIES
+
+
+def test_equal_messages_are_no_repetition(
+    redis: Any, redis_peer: Peer, command: Command, stored: Look, tmp_path: Path
+) -> None:
+    redis.lpush("ticks", *[b"tick"] * 200)
+    url = f"redis://127.0.0.1:{redis_peer.port}/0/ticks"
+    killed_after("stored", [url, "--journal", str(tmp_path / "journal")])
+    assert command(url)[0] == 0
+    assert stored("ticks") == [b"tick"] * 200
+
+
+@pytest.mark.parametrize("kind", ["list", "stream", "beanstalk", "phpmq"])
+def test_told_to_end_before_what_is_stored_came_again(
+    kind: str, fill: Fill, command: Command, stored: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise Away("lost")
+
+    name = f"{kind}-ended"
+    url = fill(kind, name)
+    with monkeypatch.context() as patch:
+        patched(patch, method_of("settled", url), 2, before=lose)
+        assert command(url, f"into-{name}")[0] == 130
+    assert command(url, f"into-{name}")[0] == 0
+    assert Counter(stored(f"into-{name}")) == Counter(BODIES)
