@@ -224,6 +224,11 @@ class LogReader:
         """The log position up to which the last `refresh` saw the log."""
         return self._view.position
 
+    @property
+    def log(self) -> str:
+        """The log's own number: what all ids in it begin with."""
+        return f"{self._view.log:06x}"
+
     def openings(self, queue: str) -> list[tuple[int, int, int]]:
         """Which opening of the log the messages came in, as far as they are in the log.
 

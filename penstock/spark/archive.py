@@ -1,0 +1,121 @@
+"""Archive: what of a stream's ranges the log has no more, and the broker's table has.
+
+    firsts    on the driver: where the table begins, queue by queue
+    cut       on the driver: a range divided into what comes from the table and what comes from the log
+    batches   on an executor: the rows of a part, from the files that the driver has named
+
+Offsets in the table are those of the log, so a stream that begins in one and goes on in the other has one
+checkpoint, and knows no seam: each batch looks anew what has to come from where.
+
+Rules that always hold:
+  * The table is asked only for what is before the log's first offset, and then gives all that it has of a
+    range: retention may take from the log what was there when a batch was planned.
+  * Rows of the table do not change, so that a batch can be replayed.
+  * Only rows of the queue that has the name now (`identity`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.spark.api import Broker
+from penstock.spark.options import WrongOption
+from penstock.spark.splits import Range, split
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.lake.table import Span, Table
+
+
+class Part(NamedTuple):
+    """What a task reads from the table."""
+
+    whole: Range
+    paths: tuple[str, ...]  # files, in the order of offsets
+
+
+class Archive:
+    """The table of a broker, as the driver sees it."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.table: Table | None = None
+
+    def firsts(self, broker: Broker) -> dict[tuple[str, str], int]:
+        """The first offset of each queue there, by name and identity."""
+        found: dict[tuple[str, str], int] = {}
+        for span in self._spans(broker):
+            key = span.queue, span.identity
+            found[key] = min(span.first, found.get(key, span.first))
+        return found
+
+    def cut(
+        self,
+        broker: Broker,
+        ranges: Sequence[Range],
+        starts: Mapping[str, int],
+        min_partitions: int | None,
+    ) -> tuple[list[Part], list[Range]]:
+        """Parts for the table, and what is left for the log."""
+        parts: list[Part] = []
+        rest: list[Range] = []
+        early = [whole for whole in ranges if whole.start < min(starts.get(whole.queue, 0), whole.end)]
+        spans = self._spans(broker) if early else []
+        for whole in ranges:
+            its = [it for it in spans if (it.queue, it.identity) == (whole.queue, whole.identity)]
+            end = min(max(it.end for it in its), whole.end) if its else whole.start
+            if whole not in early or end <= whole.start:
+                rest.append(whole)
+                continue
+            for piece in chain.from_iterable(split([whole._replace(end=end)], min_partitions)):
+                files = [it.path for it in its if it.first < piece.end and it.end > piece.start]
+                parts.append(Part(piece, tuple(files)))
+            if end < whole.end:
+                rest.append(whole._replace(start=end))
+        return parts, rest
+
+    def _spans(self, broker: Broker) -> "list[Span]":
+        from penstock.lake.table import NoTable, Table
+
+        if self.table is None:
+            path = broker.get("archive")["path"]
+            if path is None:
+                raise WrongOption(
+                    f"option 'history': the broker at {self._url} archives nothing; set path under [archive] "
+                    "of its settings, or leave the option out"
+                )
+            self.table = Table(path, "messages")
+        try:
+            return self.table.open().spans()
+        except NoTable:
+            return []
+
+
+# --- on an executor --------------------------------------------------------------------------------
+
+
+def batches(table: "Table", part: Part, columns: Sequence[str]) -> Iterator["pa.RecordBatch"]:
+    """The rows of a part, as far as they are there."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    queue, start, end, *_ = part.whole
+    stored = [name for name in columns if name != "queue"]
+    for path in part.paths:
+        with table.input(path) as source:
+            file = pq.ParquetFile(source)
+            place = file.schema_arrow.get_field_index("offset")
+            groups = []
+            for number in range(file.num_row_groups):
+                bounds = file.metadata.row_group(number).column(place).statistics
+                if bounds is None or (bounds.min < end and bounds.max >= start):
+                    groups.append(number)
+            for batch in file.iter_batches(row_groups=groups, columns=stored):
+                offsets = batch.column(stored.index("offset"))
+                rows = batch.filter(pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end)))
+                if rows.num_rows:
+                    name = pa.repeat(pa.scalar(queue), rows.num_rows)
+                    arrays = [name if it == "queue" else rows.column(it) for it in columns]
+                    yield pa.RecordBatch.from_arrays(arrays, names=list(columns))

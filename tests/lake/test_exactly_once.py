@@ -1,0 +1,161 @@
+"""Each row is in the table once: killed at any point, two at a time, whatever becomes of the log."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.lake.table import Overtaken, Table, doubles_of, gaps_of
+from penstock.log.log import open_log
+from tests.lake.rig import DAY_US, archived, assert_complete, filled, now_us, put, rows_of
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("when", "method", "number"),
+    [
+        ("after", "open", 1),  # one table is made, and the other is not
+        ("before", "commit", 2),  # files that are in no table
+        ("after", "write", 3),
+        ("after", "_sync_log", 4),  # in the table, and nobody was told
+        ("after", "commit", 5),
+    ],
+)
+def test_killed_archiver_goes_on(tmp_path: Path, when: str, method: str, number: int) -> None:
+    data, path = str(tmp_path / "data"), str(tmp_path / "lake")
+    filled(data, {"orders": 300, "a/b ä%": 40})
+    killed = subprocess.run(
+        [sys.executable, "-m", "tests.lake.rig", data, path, when, method, str(number)], cwd=ROOT, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    archived(data, path, turns=12, rows=70).close()
+    assert_complete(data, path)
+
+
+def test_one_of_two_archivers_is_overtaken(tmp_path: Path) -> None:
+    data, path = str(tmp_path / "data"), str(tmp_path / "lake")
+    filled(data, {"orders": 100})
+    first, second = archived(data, path, turns=0), archived(data, path, turns=0)
+    # Both have looked at the same table; the second one's look is then kept from being repeated.
+    first.turn(1000.0)
+    lane = second._lanes["messages"]
+    queues = second.queues()
+    lane.look(queues)
+    with pytest.raises(Overtaken):
+        lane.archive(["orders"], queues, 1000.0)
+    second.turn(2000.0)
+    second.turn(3000.0)
+    assert_complete(data, path)
+    for archiver in (first, second):
+        archiver.close()
+
+
+def test_two_archivers_in_turns(tmp_path: Path) -> None:
+    """A leader that was deposed and does not know it yet."""
+    data, path = str(tmp_path / "data"), str(tmp_path / "lake")
+    log = open_log(data, now_us())
+    put(log, "orders", [b"0", b"1"])
+    first, second = archived(data, path), archived(data, path)
+    for turn in range(2, 6):
+        put(log, "orders", [b"%d" % turn])
+        for archiver in (first, second):
+            archiver.turn(1000.0 * turn)
+    assert_complete(data, path)
+    assert [row["value"] for row in sorted(rows_of(path), key=lambda it: it["offset"])] == [
+        b"0", b"1", b"2", b"3", b"4", b"5",
+    ]  # fmt: skip
+    for archiver in (first, second):
+        archiver.close()
+    log.close(now_us())
+
+
+def test_queue_that_is_made_again_is_told_apart(tmp_path: Path) -> None:
+    data, path = str(tmp_path / "data"), str(tmp_path / "lake")
+    log = open_log(data, now_us())
+    put(log, "orders", [b"old 0", b"old 1"])
+    archiver = archived(data, path)
+    log.delete(["orders"], now_us())
+    put(log, "orders", [b"new 0"])
+    archiver.turn(2000.0)
+    archiver.close()
+    log.close(now_us())
+    rows = sorted((row["identity"], row["offset"], row["value"]) for row in rows_of(path))
+    assert [(offset, value) for _, offset, value in rows] == [(0, b"old 0"), (1, b"old 1"), (0, b"new 0")]
+    assert all(row["id"].startswith(row["identity"]) for row in rows_of(path))
+    archived(data, path).close()
+    assert len(rows_of(path)) == 3
+
+
+def test_broker_that_lost_its_disk_begins_anew(tmp_path: Path) -> None:
+    path = str(tmp_path / "lake")
+    for life in ("first", "second"):
+        data = str(tmp_path / life)
+        filled(data, {"orders": 3})
+        archived(data, path, turns=2).close()
+    rows = rows_of(path)
+    assert sorted(row["offset"] for row in rows) == [0, 0, 1, 1, 2, 2]
+    assert len({row["identity"] for row in rows}) == 2
+    assert len({row["id"] for row in rows}) == 6
+
+
+def test_log_that_was_put_back_from_a_copy_is_refused(tmp_path: Path) -> None:
+    data, path, copy = tmp_path / "data", str(tmp_path / "lake"), tmp_path / "copy"
+    filled(str(data), {"orders": 20, "others": 5})
+    subprocess.run(["cp", "-r", str(data), str(copy)], check=True)
+    filled(str(data), {"orders": 20})
+    archived(str(data), path, turns=2).close()
+    told: list[dict[str, str]] = []
+    ahead = archived(str(copy), path, turns=2, tell=lambda it: told.append(dict(it.state["refused"])))
+    assert "ahead: it has offset 39, and the log ends before 20" in ahead._lanes["messages"].refused["orders"]
+    assert "others" not in told[-1]
+    ahead.close()
+    filled(str(copy), {"orders": 30, "others": 5})  # Now the log has more; but offset 39 is another message.
+    held: list[int] = []  # Nothing that the log has is given up for rows that are others.
+    other = archived(
+        str(copy),
+        path,
+        turns=2,
+        tell=lambda it: held.extend(its.get("orders", 0) for its in it.held.values()),
+    )
+    assert "offset 39 is of" in other._lanes["messages"].refused["orders"]
+    assert set(held) == {0}
+    other.close()
+    rows = rows_of(path)
+    assert len([row for row in rows if row["queue"] == "orders"]) == 40
+    assert len([row for row in rows if row["queue"] == "others"]) == 10
+
+
+def test_clock_that_was_set_back_is_no_copy(tmp_path: Path) -> None:
+    """As where the next leader's clock is behind; over midnight, days take turns in the table."""
+    data, path = str(tmp_path / "data"), str(tmp_path / "lake")
+    midnight = now_us() // DAY_US * DAY_US - DAY_US
+    log = open_log(data, midnight - 10)
+    for at_us in (midnight - 5000, midnight + 5000, midnight - 3000):
+        put(log, "orders", [b"a", b"b"], at_us)
+    archived(data, path).close()
+    table = Table(path, "messages").open()
+    assert [(it.first, it.end, it.rows) for it in table.spans()] == [(0, 6, 4), (2, 4, 2)]  # compacted
+    assert gaps_of(table.spans()) == doubles_of(table.spans()) == []
+    put(log, "orders", [b"c"], midnight - 2000)
+    archiver = archived(data, path, turns=2)
+    assert not any(lane.refused for lane in archiver._lanes.values())
+    archiver.close()
+    log.close(midnight + 5001)
+    assert_complete(data, path)
+
+
+def test_days_are_those_of_utc(tmp_path: Path) -> None:
+    data, path = str(tmp_path / "data"), str(tmp_path / "lake")
+    midnight = now_us() // DAY_US * DAY_US - DAY_US
+    log = open_log(data, midnight - 2)
+    put(log, "orders", [b"before"], midnight - 1)
+    put(log, "orders", [b"after"], midnight)
+    archived(data, path).close()
+    log.close(midnight + 1)
+    days = {row["value"]: row["day"] for row in rows_of(path)}
+    assert (days[b"after"] - days[b"before"]).days == 1
+    assert all(row["day"] == row["timestamp"].date() for row in rows_of(path))
+    assert len(Table(path, "messages").open().spans()) == 2
