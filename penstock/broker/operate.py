@@ -268,8 +268,9 @@ class Operator:
         now_us: int,
         *,
         readers_max: int,
+        keep_others: bool = False,
     ) -> None:
-        """A reader is at these positions, and reads no other queue any more."""
+        """A reader is at these positions, and reads no other queue any more, unless it keeps others."""
         if not positions or len(positions) > READER_QUEUES_MAX:
             raise LogRefused(f"reader {name!r} has {len(positions)} positions; use 1 to {READER_QUEUES_MAX}")
         log = self._log
@@ -285,7 +286,7 @@ class Operator:
         for queue, position in positions.items():
             log.hold_retention(ReaderInfo(name, queue, view, position, lease_until_us), now_us)
         for reader in log.readers():
-            if reader.name == name and reader.queue not in positions:
+            if not keep_others and reader.name == name and reader.queue not in positions:
                 log.release_retention(name, now_us, queue=reader.queue)
         self._broker.wake()
 

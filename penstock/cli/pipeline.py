@@ -1,8 +1,13 @@
-"""`penstock pipeline check|run FILE`: queues through Spark, as a file says.
+"""`penstock pipeline check|run|test|infer|export`: queues through Spark, as a file says.
 
 `check` judges files without Spark; with `--spark`, Spark judges SQL and schemas too, and reads nothing. `run`
 runs one until it is told to stop (SIGTERM, Ctrl-C: the batch that runs is finished), or with `--once` until
-everything is done that was there when it began.
+everything is done that was there when it began. Of one file that is all: what ends the pipeline ends the
+command. Several files, or a folder, are a service (`pipeline/service.py`): it keeps them running. `test` runs
+the tests in files. `infer` prints the columns of a queue's messages. `export` writes a project of Spark
+Declarative Pipelines.
+
+`list`, `pause`, `resume` and `restart` ask the broker (`pipeline_state.py`), and need no Spark.
 
 Exit codes: 0 done or stopped, 1 failed, 2 a mistake in a file or on the command line.
 """
@@ -13,12 +18,15 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from penstock.cli import pipeline_state
 from penstock.cli.main import EXIT_MISUSE
 from penstock.cli.messaging import URL_VARIABLE, add_token, token_given, warn
 from penstock.common import units
@@ -30,11 +38,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.pipeline.model import Pipeline, Source
+    from penstock.pipeline.progress import Teller
     from penstock.pipeline.running import Run
+    from penstock.pipeline.service import Service
 
 HELP = "run queues through Spark, as a file says"
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+STOP_SECONDS: Final = 120.0
+"""How long batches that run are waited for when it shall stop."""
 
 
 class NotInstalled(PenstockError):
@@ -43,8 +55,18 @@ class NotInstalled(PenstockError):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("action", choices=("check", "run"), help="judge files, or run one")
-    parser.add_argument("files", nargs="+", metavar="FILE", help="what a pipeline is, in TOML")
+    parser.add_argument(
+        "action",
+        choices=(*_ACTIONS, *pipeline_state.ACTIONS),
+        help="judge files; run one, or a folder; test them, …; of those that run: list, pause, …",
+    )
+    parser.add_argument(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="what a pipeline is, in TOML, or a folder; infer: a queue; pause, …: a NAME",
+    )
+    parser.set_defaults(via=None, vias=("http",), cafile=None)
     parser.add_argument("--once", action="store_true", help="run: until what is there now is done")
     parser.add_argument(
         "--master", metavar="URL", help="run: a Spark cluster (default: local[*], this machine)"
@@ -59,30 +81,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser, "a file with our token", f"what the file says, else {TOKEN_VARIABLE} or {TOKEN_FILE_VARIABLE}"
     )
     parser.add_argument("--json", action="store_true", help="for programs: one JSON object a line")
+    parser.add_argument("--format", choices=("json", "csv"), help="infer: what payloads are (default: json)")
+    parser.add_argument("--sample", type=int, metavar="N", help="infer: of how many messages (default: 1000)")
+    parser.add_argument("--to", choices=("sdp",), help="export: Spark Declarative Pipelines (the default)")
+    parser.add_argument("--out", metavar="DIR", help="export: a new folder for the project")
     parser.epilog = (
         "examples:\n"
         "  penstock pipeline check orders.toml\n"
         "  penstock pipeline run orders.toml --once\n"
-        "  penstock pipeline run orders.toml --master spark://host:7077"
+        "  penstock pipeline run orders.toml --master spark://host:7077\n"
+        "  penstock pipeline run /etc/penstock/pipelines\n"
+        "  penstock pipeline pause orders\n"
+        "  penstock pipeline test orders.toml\n"
+        "  penstock pipeline infer orders\n"
+        "  penstock pipeline export orders.toml --to sdp --out orders-sdp"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    return _check(args) if args.action == "check" else _run(args)
+    for flag, actions in _FLAGS.items():
+        if getattr(args, flag) and args.action not in actions:
+            raise Misuse(f"--{flag} is for {' and '.join(actions)}")
+    if args.action in pipeline_state.ACTIONS:
+        return pipeline_state.run(args)
+    if not args.files:
+        raise Misuse(f"{args.action} what? name a FILE, or a folder with such files")
+    _check_installed()
+    return _ACTIONS[args.action](args)
 
 
 # --- check -------------------------------------------------------------------------------------------------
 
 
 def _check(args: argparse.Namespace) -> int:
-    _check_installed()
     from penstock.pipeline.file import PipelineMistakes, read_pipeline
+    from penstock.pipeline.service import Files, clashes
 
-    if args.once or args.master:
-        raise Misuse("--once and --master are for run")
     pipelines: list[Pipeline] = []
     wrong = False
-    for path in args.files:
+    for path in Files(args.files, missing=True).found():
         try:
             pipeline = read_pipeline(path)
         except PipelineMistakes as mistakes:
@@ -90,11 +127,11 @@ def _check(args: argparse.Namespace) -> int:
             _say_mistakes(args, path, mistakes.lines)
         else:
             pipelines.append(pipeline)
-    clashes = list(_clashes(pipelines))
-    _say_mistakes(args, "", clashes)
-    if pipelines and not clashes:
+    shared = [line for at, it in enumerate(pipelines) for line in clashes(it, pipelines[:at])]
+    _say_mistakes(args, "", shared)
+    if pipelines and not shared:
         wrong = not _judge(args, pipelines) or wrong
-    return EXIT_MISUSE if wrong or clashes else 0
+    return EXIT_MISUSE if wrong or shared else 0
 
 
 def _judge(args: argparse.Namespace, pipelines: "list[Pipeline]") -> bool:
@@ -104,9 +141,9 @@ def _judge(args: argparse.Namespace, pipelines: "list[Pipeline]") -> bool:
     spark: SparkSession | None = None
     fine = True
     for pipeline in pipelines:
-        check_installed(pipeline.sink)
+        check_installed(pipeline)
     if args.spark:
-        spark = _start_spark(pipelines[0], None)
+        spark = _start_spark(pipelines[0].name, None, pipelines[0].spark)
     try:
         for pipeline in pipelines:
             mistakes = _new_run(args, pipeline, spark).check() if spark is not None else []
@@ -136,23 +173,16 @@ def _say_mistakes(args: argparse.Namespace, path: str, lines: "tuple[str, ...] |
         print(f"penstock pipeline: {printable(line)}", file=sys.stderr)
 
 
-def _clashes(pipelines: "list[Pipeline]") -> Iterator[str]:
-    """What several pipelines must not have in common: the broker and Spark know them by it."""
-    for number, pipeline in enumerate(pipelines):
-        for other in pipelines[:number]:
-            if pipeline.name == other.name:
-                yield f"{pipeline.file}: name: {other.file} is called {pipeline.name!r} too; take another"
-            if pipeline.checkpoint is not None and pipeline.checkpoint == other.checkpoint:
-                yield f"{pipeline.file}: [run] checkpoint: {other.file} has the same; take another"
-
-
 def _summary(pipeline: "Pipeline") -> str:
-    sink = pipeline.sink
     sources = " and ".join(_described(source) for source in pipeline.sources)
-    where = sink.options.get("path") or sink.options.get("queue")
-    steps = len(pipeline.steps)
+    steps, expectations = len(pipeline.steps), len(pipeline.expectations)
     middle = f", {units.counted(steps, 'step')}" if steps else ""
-    return f"{pipeline.name} reads {sources}{middle}, writes {sink.format}{f' to {where}' if where else ''}"
+    middle += f", {units.counted(expectations, 'expectation')}" if expectations else ""
+    sinks = []
+    for sink in pipeline.sinks:
+        where = sink.options.get("path") or sink.options.get("queue")
+        sinks.append(f"{sink.format}{f' to {where}' if where else ''}")
+    return f"{pipeline.name} reads {sources}{middle}, writes {' and '.join(sinks)}"
 
 
 def _described(source: "Source") -> str:
@@ -165,42 +195,22 @@ def _described(source: "Source") -> str:
 
 
 def _run(args: argparse.Namespace) -> int:
-    _check_installed()
-    from penstock.pipeline.file import PipelineMistakes, read_pipeline
-    from penstock.pipeline.running import check_broker, overridden
-    from penstock.pipeline.sinks import check_installed
+    """Several files, or a folder, are kept running; of one, what ends it ends the command."""
+    _check_runnable(args)
+    if len(args.files) > 1 or os.path.isdir(args.files[0]):
+        return _serve(args)
+    from penstock.pipeline.file import PipelineMistakes
+    from penstock.pipeline.running import check_broker
 
-    if args.spark:
-        raise Misuse("--spark is for check")
-    if len(args.files) > 1:
-        raise Misuse("run takes one file; start another process for each")
-    if args.master is not None and args.master.startswith("sc://"):
-        raise Misuse(
-            "--master: a pipeline does not run over Spark Connect; name a cluster, spark://HOST:7077"
-        )
     (path,) = args.files
     try:
-        pipeline = read_pipeline(path)
+        pipeline = _read(args, path)
     except PipelineMistakes as mistakes:
         _say_mistakes(args, path, mistakes.lines)
         return EXIT_MISUSE
-    given = {"url": args.url, "token": token_given(args)}
-    token, warning = token_around(os.environ)
-    warn(warning)
-    if any(
-        "token" in options for options in (*(it.options for it in pipeline.sources), pipeline.sink.options)
-    ):
-        warn(exposed(path))
-    around = {"url": os.environ.get(URL_VARIABLE), "token": token}
-    pipeline = overridden(
-        pipeline,
-        {name: text for name, text in given.items() if text},
-        {name: text for name, text in around.items() if text},
-    )
-    check_installed(pipeline.sink)
     check_broker(pipeline)
     with _stopping() as stopping:
-        spark = _start_spark(pipeline, args.master)
+        spark = _start_spark(pipeline.name, args.master, pipeline.spark)
         try:
             running = _new_run(args, pipeline, spark)
             stopping.attach(running)
@@ -212,14 +222,85 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _serve(args: argparse.Namespace) -> int:
+    """Keep many running."""
+    from penstock.pipeline.service import Files, Service, shared_settings
+
+    for path in args.files:
+        if not os.path.exists(path):
+            raise Misuse(f"{path}: there is no such file or folder")
+    files = Files(args.files)
+    with _stopping() as stopping:
+        pipelines: list[Pipeline] = []
+        for path in files.found():
+            with suppress(PenstockError):  # which the service tells
+                pipelines.append(_read(args, path))
+        spark = _start_spark("penstock pipelines", args.master, shared_settings(pipelines))
+
+        def say(name: str, state: str, more: str) -> None:
+            if args.json:
+                _print(args, json.dumps({"pipeline": name, "event": "state", "state": state, "text": more}))
+            else:
+                _print(args, f"{name}: {state}{': ' if more else ''}{more}")
+
+        try:
+            service = Service(
+                files,
+                spark,
+                lambda path: _read(args, path),
+                lambda name: _new_teller(args, name),
+                say,
+                once=args.once,
+            )
+            stopping.attach(service)
+            return 0 if service.run() else 1
+        finally:
+            _stop_spark(spark)
+
+
+def _check_runnable(args: argparse.Namespace) -> None:
+    if args.master is not None and args.master.startswith("sc://"):
+        raise Misuse(
+            "--master: a pipeline does not run over Spark Connect; name a cluster, spark://HOST:7077"
+        )
+
+
+def _read(args: argparse.Namespace, path: str) -> "Pipeline":
+    """What a file says, with what the command line and the environment say; all that it needs is there."""
+    from penstock.pipeline.file import read_pipeline
+    from penstock.pipeline.running import overridden
+    from penstock.pipeline.sinks import check_installed
+
+    pipeline = read_pipeline(path)
+    given = {"url": args.url, "token": token_given(args)}
+    token, warning = token_around(os.environ)
+    warn(warning)
+    said = [*(it.options for it in pipeline.sources), *(it.options for it in pipeline.sinks)]
+    if any("token" in options for options in said):
+        warn(exposed(path))
+    around = {"url": os.environ.get(URL_VARIABLE), "token": token}
+    pipeline = overridden(
+        pipeline,
+        {name: text for name, text in given.items() if text},
+        {name: text for name, text in around.items() if text},
+    )
+    check_installed(pipeline)
+    return pipeline
+
+
 class _Stopping:
-    """What signals ask for: the first to finish, the second to end at once."""
+    """What signals ask for: the first to finish, which may take a while, the second to end at once.
+
+    They are passed on by a thread: the main one may be within what they would set.
+    """
 
     def __init__(self) -> None:
         self._asked = 0
-        self._run: Run | None = None
+        self._run: Run | Service | None = None
+        self._signals: SimpleQueue[int] = SimpleQueue()
+        threading.Thread(target=self._follow, name="signals", daemon=True).start()
 
-    def attach(self, run: "Run") -> None:
+    def attach(self, run: "Run | Service") -> None:
         self._run = run
         # Spark puts a handler of its own there when it starts, and a signal may have come before.
         self.listen()
@@ -230,8 +311,14 @@ class _Stopping:
             signal.signal(number, self._heard)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
-        self._asked += 1
-        self._pass_on()
+        self._signals.put(number)
+
+    def _follow(self) -> None:
+        for seconds in (None, STOP_SECONDS):
+            with suppress(Empty):
+                self._signals.get(timeout=seconds)
+            self._asked += 1
+            self._pass_on()
 
     def _pass_on(self) -> None:
         if self._run is not None and self._asked:
@@ -252,6 +339,98 @@ def _stopping() -> Iterator[_Stopping]:
             signal.signal(number, handler)
 
 
+# --- test, infer, export -----------------------------------------------------------------------------------
+
+
+def _test(args: argparse.Namespace) -> int:
+    from penstock.pipeline.file import PipelineMistakes, read_pipeline
+    from penstock.pipeline.flows import own_session
+    from penstock.pipeline.sinks import check_installed
+    from penstock.pipeline.testing import differences
+
+    try:
+        pipelines = [read_pipeline(path) for path in args.files]
+    except PipelineMistakes as mistakes:
+        _say_mistakes(args, "", mistakes.lines)
+        return EXIT_MISUSE
+    for pipeline in pipelines:
+        check_installed(pipeline)
+        if not pipeline.tests:
+            raise Misuse(f"{pipeline.file} has no [[test]]; add one with given and expect")
+    failed = 0
+    spark = _start_spark(pipelines[0].name, args.master, pipelines[0].spark)
+    try:
+        for pipeline in pipelines:
+            session = own_session(spark, pipeline)
+            for test in pipeline.tests:
+                found = differences(session, pipeline, test)
+                failed += bool(found)
+                if args.json:
+                    print(json.dumps({"file": pipeline.file, "test": test.name, "differences": found}))
+                    continue
+                print(f"{pipeline.file}: {test.name}: {'failed' if found else 'fine'}")
+                for line in found:
+                    print(f"  {printable(line)}")
+    finally:
+        _stop_spark(spark)
+    return 1 if failed else 0
+
+
+def _infer(args: argparse.Namespace) -> int:
+    from penstock.pipeline.inferring import FORMATS, SAMPLE, inferred
+    from penstock.spark.session import local_session
+
+    if len(args.files) > 1:
+        raise Misuse("infer takes one queue")
+    token, warning = token_around(os.environ)
+    warn(warning)
+    said = {"url": args.url or os.environ.get(URL_VARIABLE), "token": token_given(args) or token}
+    _quiet()
+    spark = local_session("infer", args.master, {"spark.log.level": "OFF"})
+    try:
+        options = {name: text for name, text in said.items() if text}
+        print(inferred(spark, args.files[0], options, args.format or FORMATS[0], args.sample or SAMPLE))
+    finally:
+        _stop_spark(spark)
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    from penstock.pipeline.exporting import export
+    from penstock.pipeline.file import PipelineMistakes, read_pipeline
+
+    if len(args.files) > 1 or not args.out:
+        raise Misuse("export takes one file, and --out with a folder for the project")
+    try:
+        pipeline = read_pipeline(args.files[0])
+    except PipelineMistakes as mistakes:
+        _say_mistakes(args, args.files[0], mistakes.lines)
+        return EXIT_MISUSE
+    for path in export(pipeline, args.out):
+        print(path)
+    return 0
+
+
+_ACTIONS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
+    "check": _check,
+    "run": _run,
+    "test": _test,
+    "infer": _infer,
+    "export": _export,
+}
+_FLAGS: Final = {
+    "once": ("run",),
+    "master": ("run", "test", "infer"),
+    "spark": ("check",),
+    "url": ("check", "run", "infer", *pipeline_state.ACTIONS),
+    "format": ("infer",),
+    "sample": ("infer",),
+    "to": ("export",),
+    "out": ("export",),
+}
+"""Which flags are for which actions."""
+
+
 # --- both --------------------------------------------------------------------------------------------------
 
 
@@ -265,16 +444,38 @@ def _check_installed() -> None:
         raise NotInstalled(f"{error.name} is not installed; pip install 'penstock[spark]'") from None
 
 
-def _start_spark(pipeline: "Pipeline", master: str | None) -> "SparkSession":
+def _start_spark(name: str, master: str | None, settings: Mapping[str, str]) -> "SparkSession":
     from penstock.spark.session import local_session
 
+    _quiet()
+    session = local_session(name, master, {"spark.log.level": "OFF", **settings})
+    _quiet_without_java()
+    return session
+
+
+def _quiet() -> None:
     # What PySpark would say there, with all of Java's words, is told as one line.
-    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        logging.getLogger(name).disabled = True
+    for logger in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        logging.getLogger(logger).disabled = True
     # So is what is said of a Java that does not answer.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)  # some of it as nobody's
-    return local_session(pipeline.name, master, {"spark.log.level": "OFF", **pipeline.spark})
+
+
+def _quiet_without_java() -> None:
+    """Java that has ended is told as one line, and not by whoever listens for what it counts."""
+    from pyspark import SparkContext
+
+    server: Any = getattr(SparkContext._active_spark_context, "_accumulatorServer", None)
+    if server is None:  # It is the server's of Spark Connect.
+        return
+    tell = server.handle_error
+
+    def handle_error(request: object, address: object) -> None:
+        if not isinstance(sys.exception(), (EOFError, ConnectionError)):
+            tell(request, address)
+
+    server.handle_error = handle_error
 
 
 def _stop_spark(spark: "SparkSession") -> None:
@@ -285,14 +486,22 @@ def _stop_spark(spark: "SparkSession") -> None:
 
 
 def _new_run(args: argparse.Namespace, pipeline: "Pipeline", spark: "SparkSession") -> "Run":
-    from penstock.pipeline.progress import Teller
     from penstock.pipeline.running import Run
 
-    def say(line: str) -> None:
-        print(line, file=sys.stdout if args.json else sys.stderr, flush=True)
+    return Run(pipeline, spark, _new_teller(args, pipeline.name), once=args.once)
 
-    teller = Teller(pipeline.name, say, time.monotonic, as_json=args.json)
-    return Run(pipeline, spark, teller, once=args.once)
+
+def _new_teller(args: argparse.Namespace, name: str) -> "Teller":
+    from penstock.pipeline.progress import Teller
+
+    return Teller(name, lambda line: _print(args, line), time.monotonic, as_json=args.json)
+
+
+def _print(args: argparse.Namespace, line: str) -> None:
+    """In one piece: many pipelines speak at a time."""
+    stream = sys.stdout if args.json else sys.stderr
+    stream.write(f"{line}\n")
+    stream.flush()
 
 
 def _say(args: argparse.Namespace, line: str) -> None:

@@ -1,7 +1,11 @@
-"""One reader, as the page of readers shows it: where it is in each queue, its lag over time, its release."""
+"""One reader, as the page of readers shows it: where it is in each queue, its lag over time, its release; and
+of a pipeline how it stands, with what can be wished of one that a service keeps."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
+
+from nicegui.elements.mixins.text_element import TextElement
 
 from penstock.common import units
 from penstock.control.frames import Fields
@@ -21,15 +25,47 @@ COLUMNS: Final = (
     Column("bytes", "Lag in bytes", "size", help="The payload of that", minor=True),
     Column("behind", "Behind", "age", help="The age of the oldest that it has not read"),
 )
+STATES: Final = {
+    "running": "ok",
+    "paused": "warn",
+    "retrying": "warn",
+    "failed": "bad",
+    "stopped": "",
+    "silent": "bad",
+}
+"""Of pipelines; and how each looks."""
+
+WISHES: Final = {"pause": "Pause", "resume": "Resume", "restart": "Restart"}
 VIEWS: Final = {"messages": "Messages, by offset", "events": "Events, by number"}
+
+
+def badges_of(reader: Fields) -> list[list[str]]:
+    """What it says of its state, in a word or two, each with its look."""
+    about: Fields = reader["about"] or {}
+    state = "silent" if about.get("silent") else about.get("state")
+    found = [[state, STATES[state]]] if state else []
+    if "error" in about and state not in ("failed", "retrying"):
+        found.append(["failing", "bad"])
+    return found
+
+
+def takes_wishes(reader: Fields) -> bool:
+    about: Fields = reader["about"] or {}
+    return "wish" in about and not about["silent"] and about.get("state") != "stopped"
 
 
 class ReaderPanel:
     """Nothing is seen of it while there is no reader to show."""
 
-    def __init__(self, view: View, release: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        view: View,
+        release: Callable[[str], Awaitable[None]],
+        wish: Callable[[str, str], Awaitable[None]],
+    ) -> None:
         self._view = view
         self._release = release
+        self._wish = wish
         self._name = ""
         self._lag = 0
         self._shown: dict[str, Row] = {}
@@ -38,10 +74,15 @@ class ReaderPanel:
             with tag("div", classes="ps-heading"):
                 with tag("div", classes="ps-reader-name"):
                     self._title = tag("h2", "", id="reader-name")
-                    self._failing = badge("failing", "bad")
+                    self._badges = [badge(""), badge("")]
                     self._capped = badge("capped", "bad")
                     self._ended = badge("lease ended", "warn")
-                self._button = button("Release", self._ask) if view.may(Right.OPERATE) else None
+                self._button: TextElement | None = None
+                self._wishes: dict[str, TextElement] = {}
+                if view.may(Right.OPERATE):
+                    with tag("div", classes="ps-actions"):
+                        self._wishes = {it: button(WISHES[it], partial(self._wished, it)) for it in WISHES}
+                        self._button = button("Release", self._ask)
             self._gone = tag(
                 "p", "There is no such reader (any more): it was released, or its lease has ended."
             )
@@ -55,6 +96,10 @@ class ReaderPanel:
                     self._behind = fact("Behind")
                     self._moved = fact("Last moved")
                     self._batch = fact("Last batch")
+                    self._state = fact("State")
+                    self._rate = fact("Rows")
+                    self._parts = fact("Rows by sink")
+                    self._expectations = fact("Against expectations")
                     self._queues = fact("Queues")
                     self._lease = fact("Lease left")
                 self._chart = Chart(
@@ -81,10 +126,13 @@ class ReaderPanel:
         self._title.set_text(name)
         self._gone.set_visibility(reader is None)
         self._rest.set_visibility(reader is not None)
-        if self._button is not None:
-            self._button.set_visibility(reader is not None and self._may_release(reader))
+        self._show_actions(reader)
         error = ((reader or {}).get("about") or {}).get("error", "")
-        self._failing.set_visibility(bool(error))
+        words = badges_of(reader) if reader is not None else []
+        for element, (text, kind) in zip(self._badges, [*words, ["", ""], ["", ""]], strict=False):
+            element.set_text(text)
+            element.classes(replace=f"ps-badge ps-{kind}" if kind else "ps-badge")
+            element.set_visibility(bool(text))
         self._error.set_text(f"It says: {error}")
         self._error.set_visibility(bool(error))
         self._capped.set_visibility(reader is not None and any(it["capped"] for it in reader["queues"]))
@@ -127,6 +175,42 @@ class ReaderPanel:
         told = [f"number {units.count(batch)}"] if batch is not None else []
         told += [units.counted(rows, "row")] if rows is not None else []
         self._batch.set_text(", ".join(told) or "not said")
+        self._show_standing(about, reader["wish"])
+
+    def _show_standing(self, about: Fields, wish: Fields | None) -> None:
+        """How a pipeline does; of other readers there is nothing to show."""
+        state = about.get("state")
+        told = [f"{state} for {units.age(about.get('state_seconds', 0))}"] if state else []
+        if "retry_seconds" in about:
+            told.append(f"tried again in {units.age(about['retry_seconds'])}")
+        if about.get("silent"):
+            told.append(f"nothing was heard of it since {about['at'][11:19]} UTC")
+        if wish is not None:
+            told.append(f"{wish['action']} is wished")
+        _show_fact(self._state, ", ".join(told))
+        rows, bad = about.get("rows_total"), about.get("bad_records")
+        told = [f"{units.rate(about.get('rows_per_second', 0))}/s"] if rows is not None else []
+        told += [f"{units.count(rows)} in all"] if rows is not None else []
+        told += [units.counted(bad, "bad record")] if bad else []
+        _show_fact(self._rate, ", ".join(told))
+        _show_fact(self._parts, units.listed(about.get("sinks", {})))
+        checked: Fields = about.get("expectations_checked", {})
+        against = sorted(about.get("expectations", {}).items(), key=lambda it: (-it[1], it[0]))
+        shown = [f"{units.count(count)}{_share(count, checked.get(name))} {name}" for name, count in against]
+        _show_fact(self._expectations, ", ".join(shown))
+
+    def _show_actions(self, reader: Fields | None) -> None:
+        may = reader is not None and self._may_release(reader)
+        if self._button is not None:
+            self._button.set_visibility(may)
+        takes = reader is not None and may and takes_wishes(reader)
+        paused = reader is not None and (reader["about"] or {}).get("state") == "paused"
+        for action, element in self._wishes.items():
+            element.set_visibility(takes and action != ("pause" if paused else "resume"))
+
+    async def _wished(self, action: str) -> None:
+        name = self._name
+        await self._view.run(lambda: self._wish(name, action))
 
     def _may_release(self, reader: Fields) -> bool:
         user = self._view.session.user
@@ -149,6 +233,17 @@ class ReaderPanel:
             "Release",
         ):
             await self._view.run(lambda: self._release(name))
+
+
+def _show_fact(element: TextElement, text: str) -> None:
+    """A fact that is not there where there is nothing to say."""
+    element.set_text(text)
+    box = element.parent_slot.parent if element.parent_slot is not None else element
+    box.set_visibility(bool(text))
+
+
+def _share(count: int, checked: int | None) -> str:
+    return "" if checked is None else f" of {units.count(checked)}"
 
 
 def _row(queue: Fields) -> Row:

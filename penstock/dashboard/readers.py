@@ -14,7 +14,7 @@ from penstock.dashboard.alerts import Alert, Alerts
 from penstock.dashboard.layout import style, tag
 from penstock.dashboard.pages import reader_href
 from penstock.dashboard.poll import Poll, Trail, watch
-from penstock.dashboard.reader import ReaderPanel
+from penstock.dashboard.reader import WISHES, ReaderPanel, badges_of
 from penstock.dashboard.table import Column, LiveTable, Row
 from penstock.dashboard.tile import Tiles
 from penstock.dashboard.view import View
@@ -29,6 +29,7 @@ COLUMNS: Final = (
         "bytes", "Lag in bytes", "size", help="The payload of the messages that it has not read", minor=True
     ),
     Column("behind", "Behind", "age", help="The age of the oldest message that it has not read"),
+    Column("rate", "Rows", "rate", unit="/s", help="What a pipeline reads in a second", minor=True),
     Column("moved_at", "Last moved", "since", help="How long ago it has read on"),
     Column("lease", "Lease left", "age", help="How long what it has not read is kept, unless it renews this"),
 )
@@ -116,7 +117,12 @@ async def build(view: View) -> None:
         poll.expire()
         view.notify(f"Released {name}")
 
-    panel = ReaderPanel(view, release)
+    async def wish(name: str, action: str) -> None:
+        await view.api.ask("POST", f"/v1/readers/{quote(name, safe='')}/{action}", None)
+        poll.expire()
+        view.notify(f"{WISHES[action]} is wished of {name}")
+
+    panel = ReaderPanel(view, release, wish)
     shown: dict[str, Row] = {}
 
     def show(answer: Any, is_first: bool) -> None:
@@ -153,7 +159,7 @@ def _totals(readers: list[Fields]) -> dict[str, tuple[str, ...]]:
 
 
 def _row(reader: Fields, chosen: str, now: float, before: Row | None) -> Row:
-    state = [["failing", "bad"]] if error_of(reader) else []
+    state = badges_of(reader)
     if is_capped(reader):
         state.append(["capped", "bad"])
     moved_at = None
@@ -168,6 +174,7 @@ def _row(reader: Fields, chosen: str, now: float, before: Row | None) -> Row:
         "href": reader_href(reader["name"]),
         "state": state,
         "kind": (reader["about"] or {}).get("kind"),
+        "rate": (reader["about"] or {}).get("rows_per_second"),
         "view": reader["view"],
         "behind": round(lag_seconds_of(reader)) if lag_of(reader) else None,
         "moved_at": moved_at,

@@ -1,33 +1,36 @@
-"""Analysis: the same orders through a Spark pipeline to Parquet, their sums compared, and a report.
+"""Analysis: the same orders through a Spark pipeline to two tables, their sums compared, and a report.
 
-The pipeline is a file, as anybody would write it. It sums up by region and second. A second is written when
-orders have come that are so much later that it is over, which is what a watermark says. So that the last one
-is written too, one more order is sent, which counts nowhere; and beside it a record that is no order, which
-ends in the dead letters.
+The pipeline is a file, as anybody would write it: a graph with two sinks. One has every order, as a Delta
+table, which DuckDB then reads without Spark. The other has sums by region and second, as Parquet. A second is
+written when orders have come that are so much later that it is over, which is what a watermark says. So that
+the last one is written too, one more order is sent, of no amount, which the pipeline does not expect and
+drops; and beside it a record that is no order, which ends in the dead letters.
 
 Rules that always hold:
   * Spark, its files and what Java prints stay in the folder of the demonstration, or nowhere.
   * What was stored is compared with what Spark has written, region by region, to the last cent.
 
-Importing this needs the extra `spark`.
+Importing this needs the extras `spark` and `lake`, and DuckDB.
 """
 
 import json
 import shutil
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import duckdb
 import pyspark
+from deltalake import DeltaTable
 from pyspark.sql import functions as sql
 
 from penstock import __version__
 from penstock.client import HttpClient, PhpmqClient
-from penstock.common.tables import columns
+from penstock.common.tables import Column, columns
 from penstock.demo.broker import Broker
 from penstock.demo.orders import NO_ORDER, QUEUE, SCHEMA, Sum, amount, closing_order, sums_of
 from penstock.demo.screen import Screen
@@ -56,29 +59,52 @@ LATER_SECONDS: Final = 2.0
 PIPELINE: Final = '''\
 name = "orders"
 
-[source]
+[[source]]
+name = "orders"
 url = {url}
 subscribe = {queue}
 startingOffsets = "earliest"
-
-[parse]
+watermark = "timestamp, 1 second"
+[source.parse]
 format = "json"
 schema = {schema}
 
 [[step]]
+name = "paid"
+sql = "select id, region, amount, timestamp from orders"
+
+[[expect]]
+name = "costs_something"
+on = "paid"
+sql = "amount > 0"
+on-violation = "drop"
+
+[[step]]
+name = "sums"
 sql = """
 select region, window.start as second, count(*) as orders, sum(amount) as amount
-from input group by region, window(timestamp, '1 second')"""
+from orders group by region, window(timestamp, '1 second')"""
 
-[sink]
+[[sink]]
+name = "table"
+from = "paid"
+format = "delta"
+path = {table}
+
+[[sink]]
+name = "files"
+from = "sums"
 format = "parquet"
 path = {path}
 
 [run]
 trigger = "once"
 checkpoint = {checkpoint}
-watermark = "timestamp, 1 second"
 '''
+
+BY_REGION: Final = (
+    "select region, count(*) as orders, sum(amount) as amount from orders group by all order by all"
+)
 
 
 class Analysis:
@@ -90,6 +116,7 @@ class Analysis:
         self._folder = folder
         self.pipeline = folder / "orders.toml"
         self.parquet = folder / "orders.parquet"
+        self.table = folder / "orders.delta"
         self.report = folder / "report.html"
         self.report_tables = folder / "report-tables"
 
@@ -115,7 +142,17 @@ class Analysis:
             time.sleep(max(began + LATER_SECONDS - time.monotonic(), 0))
             self._send_two_more(number_end)
             self._run_pipeline(spark)
-            agree = self._compare(sums_of(stored), self._read_sums(spark))
+            sent = sums_of(stored)
+            self._screen.step("what was sent, and what is in the Parquet files:")
+            agree = self._compare(sent, self._read_sums(spark), BY_SPARK)
+            self._screen.step("the Delta table has every order, and needs no Spark to be read; with DuckDB:")
+            self._screen.note(f"  duckdb.sql({BY_REGION!r})")
+            agree &= self._compare(sent, self._ask_duckdb(), BY_DUCKDB)
+            self._screen.note(
+                "Every order is there once, to the last cent."
+                if agree
+                else "They differ, which must not be: please tell us."
+            )
             self._screen.section("A report on what happened, from the events")
             self._make_report(spark)
         finally:
@@ -130,7 +167,7 @@ class Analysis:
         with PhpmqClient(self._broker.url("phpmq"), **PATIENT) as worker:
             worker.ack_many(list(worker.consume(QUEUE, count=2, timeout=PATIENCE_SECONDS)))
         self._screen.step(f"HTTP   sent a record that is no order: {NO_ORDER.decode()}")
-        self._screen.note("       and an order that counts nowhere: time goes on, the last second is over")
+        self._screen.note("       and an order of no amount: time goes on, the last second is over")
 
     # --- the pipeline ------------------------------------------------------------------------------
 
@@ -140,6 +177,7 @@ class Analysis:
             "queue": QUEUE,
             "schema": SCHEMA,
             "path": str(self.parquet),
+            "table": str(self.table),
             "checkpoint": str(self._folder / "checkpoint"),
         }
         # A text in JSON is one in TOML.
@@ -174,22 +212,21 @@ class Analysis:
         )
         return {row["region"]: Sum(int(row["orders"]), int(row["amount"] * 100)) for row in rows}
 
-    def _compare(self, stored: Mapping[str, Sum], by_spark: Mapping[str, Sum]) -> bool:
+    def _ask_duckdb(self) -> Mapping[str, Sum]:
+        with duckdb.connect() as database:
+            database.register("orders", DeltaTable(self.table).to_pyarrow_dataset())
+            rows = database.execute(BY_REGION).fetchall()
+        return {region: Sum(orders, int(amount * 100)) for region, orders, amount in rows}
+
+    def _compare(self, stored: Mapping[str, Sum], found: Mapping[str, Sum], heads: Sequence[Column]) -> bool:
         nothing = Sum(0, 0)
         rows = [
-            _row(region, stored.get(region, nothing), by_spark.get(region, nothing))
-            for region in sorted(stored.keys() | by_spark.keys())
+            _row(region, stored.get(region, nothing), found.get(region, nothing))
+            for region in sorted(stored.keys() | found.keys())
         ]
-        rows.append(_row("all", _total(stored), _total(by_spark)))
-        self._screen.step("what was sent, and what is in the Parquet files:")
-        self._screen.table(COMPARED, rows)
-        agree = stored == by_spark
-        self._screen.note(
-            "Every order is there once, to the last cent."
-            if agree
-            else "They differ, which must not be: please tell us."
-        )
-        return agree
+        rows.append(_row("all", _total(stored), _total(found)))
+        self._screen.table(heads, rows)
+        return stored == found
 
     # --- the report --------------------------------------------------------------------------------
 
@@ -209,17 +246,18 @@ class Analysis:
         self._screen.step(f"{figures.events:,} events of {len(figures.queues)} queues: {self.report}")
 
 
-COMPARED: Final = columns("region", ">sent", ">amount", ">Spark", ">amount", "")
+BY_SPARK: Final = columns("region", ">sent", ">amount", ">Spark", ">amount", "")
+BY_DUCKDB: Final = columns("region", ">sent", ">amount", ">DuckDB", ">amount", "")
 
 
-def _row(region: str, stored: Sum, by_spark: Sum) -> list[str]:
+def _row(region: str, stored: Sum, found: Sum) -> list[str]:
     return [
         region,
         f"{stored.orders:,}",
         amount(stored.cents),
-        f"{by_spark.orders:,}",
-        amount(by_spark.cents),
-        "equal" if stored == by_spark else "DIFFERENT",
+        f"{found.orders:,}",
+        amount(found.cents),
+        "equal" if stored == found else "DIFFERENT",
     ]
 
 

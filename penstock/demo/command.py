@@ -2,8 +2,8 @@
 
 A broker in a folder of its own, on free ports; orders through all three protocols into one queue; a worker
 that takes them whatever door they came through; kill -9 in the middle of more of them; a restart; a count of
-everything that was confirmed, delivered and lost. Then Spark: a pipeline sums the same orders up, its sums
-are compared with what was sent, and a report tells what happened.
+everything that was confirmed, delivered and lost. Then Spark: a pipeline makes two tables of the same orders,
+whose sums, by Spark and by DuckDB, are compared with what was sent, and a report tells what happened.
 
 Where a person watches, the broker then stays up until they have looked around (`penstock/demo/staying.py`).
 What Spark has made is kept, and the last lines say where; the broker's log is kept only in a folder that was
@@ -38,8 +38,9 @@ JOURNAL: Final = "broker.log"
 RESULTS: Final = {
     "report.html": "the report; open it in a browser",
     "report-tables": "its tables, as Parquet",
-    "orders.parquet": "the orders by region and second",
-    "orders.toml": "the pipeline that has written them",
+    "orders.delta": "every order, as a Delta table",
+    "orders.parquet": "their sums by region and second",
+    "orders.toml": "the pipeline that has written both",
     LOG: "the log; `penstock verify` and `penstock dump` read it",
 }
 
@@ -137,7 +138,7 @@ def _analyse(broker: Broker, screen: Screen, folder: Path, traffic: Traffic) -> 
         if (error.name or "").partition(".")[0] == "penstock":
             raise
         raise SparkMissing(
-            f"{error.name} is not installed; pip install 'penstock[spark]', and Java 17 or newer for it"
+            f"{error.name} is not installed; pip install 'penstock[spark,lake]' duckdb, and Java 17 or newer"
         ) from None
     try:
         return Analysis(broker, screen, folder).run(traffic.stored, traffic.number_end)

@@ -1,4 +1,4 @@
-"""Batchwise: sinks that write a batch at a time, and know each batch again when it is run again.
+"""Batchwise: writing a batch to a sink, which knows each batch again when it is run again.
 
 Spark runs a batch again where its driver died before it had written down that the batch was done. What stays
 the same is the id of the query, which its checkpoint keeps, and the number of the batch.
@@ -6,21 +6,28 @@ the same is the id of the query, which its checkpoint keeps, and the number of t
     DeltaSink    a Delta table remembers with every commit which batch of which query it was; one that is
                  there already is passed over. Rows and id are one commit
     QueueSink    the broker stores the messages of a key once
+    FileSink     Spark's own sink for files keeps a list of those that count, by batch, in `_spark_metadata`
 
-The rows of a batch for a Delta table are gathered on the driver: `maxOffsetsPerTrigger` keeps that small.
+Of several sinks of one query, those with a name put it behind the id. The rows of a batch for a Delta table
+are gathered on the driver: `maxOffsetsPerTrigger` keeps that small.
 """
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.errors import PenstockError
-from penstock.pipeline.formats import COMPLETE, PENSTOCK
-from penstock.pipeline.model import Sink
+from penstock.pipeline.ends import PLACE
+from penstock.pipeline.formats import COMPLETE, DELTA, PENSTOCK
+from penstock.pipeline.model import Sink, Source
+from penstock.spark.api import Broker, Refused
+from penstock.spark.options import STREAM, write_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,29 +67,50 @@ class Batchwise(ABC):
         """Write a batch, unless it is written already."""
 
 
-class DeltaSink(Batchwise):
+class SinkWriter(ABC):
+    """One sink."""
+
+    @abstractmethod
+    def write(self, frame: DataFrame, query_id: str, batch_id: int) -> int:
+        """Write a batch, unless it is written already; how many rows were written now."""
+
+
+def writer_of(sink: Sink, source: Source) -> SinkWriter:
+    """What writes to a sink; messages go to the broker of the source, unless the sink names one."""
+    if sink.format == DELTA:
+        return DeltaSink(sink)
+    return QueueSink(sink, source) if sink.format == PENSTOCK else FileSink(sink)
+
+
+def broker_of(source: Source) -> dict[str, str]:
+    """Where a source is: its dead letters go there, and so do messages, unless their sink says otherwise."""
+    names = ("url", "token", "retrySeconds")
+    return {name: source.options[name] for name in names if name in source.options}
+
+
+class DeltaSink(SinkWriter):
     """A Delta table, by the package `deltalake`."""
 
     def __init__(self, sink: Sink) -> None:
-        super().__init__()
+        self._suffix = f"/{sink.name}" if sink.name else ""
         self._path = sink.options["path"]
         self._anew = sink.mode == COMPLETE
         self._partition_by = list(sink.partition_by)
         self._merges = sink.options.get("mergeSchema", "false").lower() == "true"
 
-    def write(self, frame: DataFrame, query_id: str, batch_id: int) -> None:
+    def write(self, frame: DataFrame, query_id: str, batch_id: int) -> int:
         from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-        writer = f"penstock/{query_id}"
+        writer = f"penstock/{query_id}{self._suffix}"
         there = DeltaTable.is_deltatable(self._path)
         table = DeltaTable(self._path) if there else None
         if table is not None:
             written = table.transaction_version(writer)
             if written is not None and written >= batch_id:
-                return
+                return 0
         rows = frame.toArrow()
         if there and not rows.num_rows and not self._anew:
-            return
+            return 0
         if table is not None and not self._merges:
             check_columns(self._path, [field.name for field in table.schema().fields], rows.column_names)
         if table is not None:
@@ -95,6 +123,7 @@ class DeltaSink(Batchwise):
             schema_mode="merge" if self._merges and there else None,
             commit_properties=CommitProperties(app_transactions=[Transaction(writer, batch_id)]),
         )
+        return int(rows.num_rows)
 
 
 def check_columns(path: str, there: Sequence[str], ours: Sequence[str]) -> None:
@@ -147,13 +176,84 @@ def _would_change(column: "pa.ChunkedArray", type_: "pa.DataType", merges: bool)
         return True
 
 
-class QueueSink(Batchwise):
-    """A queue, for results that change: Spark's own way to a sink of ours only knows rows that are added."""
+class QueueSink(SinkWriter):
+    """Queues: one, one for each value of a column, or those that a column `queue` names."""
 
-    def __init__(self, options: dict[str, str]) -> None:
-        super().__init__()
-        self._options = options
+    def __init__(self, sink: Sink, source: Source) -> None:
+        self._sink = sink
+        self._options = {**broker_of(source), **sink.options}
+        self._suffix = f"/{sink.name}" if sink.name else ""
 
-    def write(self, frame: DataFrame, query_id: str, batch_id: int) -> None:
-        key = f"spark/{query_id}/{batch_id}"
-        frame.write.format(PENSTOCK).mode("append").options(**self._options, transactionId=key).save()
+    def write(self, frame: DataFrame, query_id: str, batch_id: int) -> int:
+        rows, own = fanned_out(frame, self._sink)
+        options = {**self._options, **own}
+        return send(
+            rows,
+            {name: text for name, text in options.items() if text},
+            f"spark/{query_id}/{batch_id}{self._suffix}",
+        )
+
+
+def fanned_out(frame: DataFrame, sink: Sink) -> tuple[DataFrame, dict[str, str]]:
+    """The rows, each with its queue, where the sink names it by columns; and then no queue for all."""
+    queue = sink.options.get("queue", "")
+    names = PLACE.findall(queue)
+    if sink.format != PENSTOCK or not names:
+        return frame, {}
+    texts = PLACE.split(queue)  # every second one is a column
+    parts = [sql.col(f"`{it}`").cast("string") if at % 2 else sql.lit(it) for at, it in enumerate(texts)]
+    return frame.withColumn("queue", sql.concat(*parts)).drop(*(it for it in names if it != "queue")), {
+        "queue": ""
+    }
+
+
+def send(frame: DataFrame, options: Mapping[str, str], key: str) -> int:
+    """Messages, or dead letters, once for a key; how many the broker has under it."""
+    frame.write.format(PENSTOCK).mode("append").options(**options, transactionId=key).save()
+    said = write_options(options, STREAM)
+    with closing(Broker(said.url, said.token, said.retry_seconds)) as broker:
+        try:
+            stored = broker.get("transactions", key).get("stored", [])
+        except Refused:  # Where there are no rows there is no transaction.
+            return 0
+    return sum(int(it["offset_end"]) - int(it["offset_start"]) for it in stored)
+
+
+_FILE_FORMATS: Final = {
+    "parquet": "parquet.ParquetFileFormat",
+    "json": "json.JsonFileFormat",
+    "csv": "csv.CSVFileFormat",
+    "orc": "orc.OrcFileFormat",
+    "text": "text.TextFileFormat",
+}
+_ROWS: Final = "rows"
+
+
+class FileSink(SinkWriter):
+    """Files. Spark's own sink of a stream, which is asked to add a batch: for a batch there is none that
+    would know it again."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def write(self, frame: DataFrame, query_id: str, batch_id: int) -> int:
+        frame = frame.observe(_ROWS, sql.count(sql.lit(1)).alias(_ROWS))
+        self._java(frame.sparkSession).addBatch(batch_id, frame._jdf)
+        counted = frame._jdf.queryExecution().observedMetrics().get(_ROWS)
+        return int(counted.get().getLong(0)) if counted.isDefined() else 0  # not: it was written before
+
+    def _java(self, session: SparkSession) -> Any:  # Java has no types here
+        jvm: Any = session._jvm
+        sources: Any = jvm.org.apache.spark.sql.execution.datasources
+        package, name = _FILE_FORMATS[self._sink.format].split(".")
+        to_scala = jvm.org.apache.spark.api.python.PythonUtils
+        # As Spark resolves it when a stream is started: its sink takes no path that depends on where we are.
+        path = jvm.org.apache.hadoop.fs.Path(self._sink.options["path"])
+        files = path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+        return jvm.org.apache.spark.sql.execution.streaming.sinks.FileStreamSink(
+            session._jsparkSession,
+            files.makeQualified(path).toString(),
+            getattr(getattr(sources, package), name)(),
+            to_scala.toSeq(list(self._sink.partition_by)),
+            to_scala.toScalaMap(dict(self._sink.options)),
+        )

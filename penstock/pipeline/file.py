@@ -4,8 +4,9 @@
     [source]         any reading option of the data source; several: [[source]], each with a name
     [parse]          how payloads become columns; of one of several sources: [source.parse]
     [[step]]         sql or python, in order
-    [sink]           format, mode, and the format's options
     [run]            trigger, checkpoint, watermark, spark
+
+and what `ends.py` reads: tables, expectations, sinks and tests.
 
 Rules that always hold:
   * All mistakes are told, not only the first; each is one line with the file, the line, the key, and what
@@ -17,32 +18,22 @@ How it fails: `PipelineMistakes`. A step in Python is imported here, so that wha
 """
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any, Final
 
-from penstock.common.given import (
-    File,
-    FileKey,
-    Given,
-    SettingsError,
-    Spot,
-    check,
-    hint_for,
-    read_file,
-    sections_of,
-)
-from penstock.common.kinds import NAME, Kind, Text, Word, WrongValue
-from penstock.errors import PenstockError
+from penstock.common.given import FileKey, Given, SettingsError, Spot, hint_for
+from penstock.common.kinds import NAME, Text, Word, WrongValue
 from penstock.log.tables import VIEWS
+from penstock.pipeline.coding import AVRO, PACKAGES, PROTOBUF, WrongDefinition, ddl_of, fields_of
 from penstock.pipeline.ddl import TIMES, read_ddl
-from penstock.pipeline.formats import APPEND, CONSOLE, FORMATS, MODES, PENSTOCK, Format
+from penstock.pipeline.ends import EXPECT, SINK, TABLE, TEST, VIEW, Ends
+from penstock.pipeline.formats import CONSOLE
 from penstock.pipeline.functions import NeedsSpark, load_function, make_importable
 from penstock.pipeline.kinds import (
     ONCE,
     VIEW_NAME,
-    Columns,
     Conf,
     OptionKind,
     SchemaKind,
@@ -51,52 +42,69 @@ from penstock.pipeline.kinds import (
     Texts,
     Trigger,
     WatermarkKind,
-    text_of,
 )
 from penstock.pipeline.model import (
     DEAD,
     DROP,
     FAIL,
     INPUT,
+    Field,
     Parse,
     Pipeline,
     Sink,
     Source,
     Step,
     Watermark,
+    step_name,
 )
-from penstock.spark.options import READING, STREAM, WrongOption, read_options, write_options
+from penstock.pipeline.sections import PipelineMistakes, expanded_file
+from penstock.spark.options import READING, STREAM, WrongOption, read_options
+
+__all__ = [
+    "EXPECT",
+    "PARSE",
+    "RUN",
+    "SINK",
+    "SOURCE",
+    "STEP",
+    "TABLE",
+    "TEST",
+    "PipelineMistakes",
+    "read_pipeline",
+]
 
 TOP: Final = (
     FileKey("name", NAME, "what it is called, in Spark and at the broker", required=True),
     FileKey("source", Table(), "what to read"),
     FileKey("parse", Table(), "how payloads become columns"),
+    FileKey("table", Table(), "what to join"),
     FileKey("step", Table(), "what is done with them"),
+    FileKey("expect", Table(), "what holds for every row"),
     FileKey("sink", Table(), "where they go", required=True),
+    FileKey("test", Table(), "rows in, rows out"),
     FileKey("run", Table(), "how it runs"),
 )
 SOURCE: Final = (
     FileKey("name", VIEW_NAME, "the view that it is in SQL"),
     FileKey("watermark", WatermarkKind(), "how late rows may come"),
     FileKey("parse", Table(), "how payloads become columns"),
-    *(FileKey(option.name, OptionKind(option), "") for option in READING),
+    # Copies of bad records are never read.
+    *(FileKey(option.name, OptionKind(option), "") for option in READING if option.name != "copies"),
 )
 PARSE: Final = (
-    FileKey("format", Word(("json", "csv", "text")), "what payloads are", required=True),
+    FileKey("format", Word(("json", "csv", "text", AVRO, PROTOBUF)), "what payloads are", required=True),
     FileKey("schema", SchemaKind(), "the columns"),
+    FileKey("schema-file", Text("a path", "PATH"), "the schema of avro, the descriptor set of protobuf"),
+    FileKey("message", Text("the full name of a message", "NAME"), "which one of the descriptor set"),
+    FileKey("rescued", VIEW_NAME, "the column for what does not fit into the others"),
     FileKey("on-bad-record", Word((DEAD, DROP, FAIL)), "what becomes of a record that does not fit"),
     FileKey("options", Texts(), "of Spark's parser"),
 )
 STEP: Final = (
     FileKey("name", VIEW_NAME, "the view that its result is in SQL"),
+    FileKey("from", VIEW, "the view that is its input"),
     FileKey("sql", Sql(), "a query over the views"),
     FileKey("python", Text("a module and a function in it, as in module:function", "PATH"), "a function"),
-)
-SINK: Final = (
-    FileKey("format", Text("the name of a format: parquet, delta, json, console, penstock", ""), "", True),
-    FileKey("mode", Word(MODES), "which rows of a result are written"),
-    FileKey("path", Text("a path", "PATH"), "where"),
-    FileKey("partitionBy", Columns(), "columns that make folders"),
 )
 RUN: Final = (
     FileKey("trigger", Trigger(), "how often"),
@@ -107,77 +115,36 @@ RUN: Final = (
 
 _RESERVED_PARSER_OPTIONS: Final = ("mode", "columnNameOfCorruptRecord")
 
-
-class PipelineMistakes(PenstockError):
-    """What is wrong with a file, a line for each mistake."""
-
-    def __init__(self, lines: Sequence[str]) -> None:
-        super().__init__("\n".join(lines))
-        self.lines = tuple(lines)
+_PARSE_RULES: Final = (
+    (
+        "schema",
+        ("json", "csv", AVRO, PROTOBUF),
+        "a text has no columns: it is the column value; leave it out",
+    ),
+    ("schema", ("json", "csv", "text"), "the columns are those of schema-file; leave it out"),
+    ("schema-file", (AVRO, PROTOBUF), "it is for avro and protobuf; say the columns with schema"),
+    ("message", (PROTOBUF,), "only protobuf has messages; leave it out"),
+    ("rescued", ("json",), "only of json something can be rescued; leave it out"),
+    (
+        "options",
+        ("json", "csv", "text"),
+        "they are for Spark's parsers, which do not read this; leave them out",
+    ),
+)
+"""Which keys are for which formats, and what to say to the others."""
 
 
 def read_pipeline(path: str) -> Pipeline:
     """The pipeline in a file."""
     try:
-        file = read_file(path, "FILE")
+        file, mistakes = expanded_file(path)
     except SettingsError as error:
         raise PipelineMistakes([str(error)]) from None
-    return _Reader(file).pipeline()
+    return _Reader(file, mistakes).pipeline()
 
 
-class _Reader:
-    """One file on its way in; gathers the mistakes."""
-
-    def __init__(self, file: File) -> None:
-        self._file = file
-        self._mistakes: list[SettingsError] = []
-        self._unjudged: list[str] = []
-
-    # --- reading ---------------------------------------------------------------------------------
-
-    def _mistake(self, spot: Spot, problem: object, said: str = "") -> None:
-        self._mistakes.append(spot.wrong(problem, said))
-
-    def _spot(self, name: str, *keys: str | int) -> Spot:
-        return Spot(self._file.path, name, self._file, keys)
-
-    def _absent(self, name: str) -> Spot:
-        """Of something that is not there, and so has no line."""
-        return Spot(self._file.path, name)
-
-    def _section(
-        self, spot: Spot, table: Mapping[str, Any], keys: Sequence[FileKey], others: bool = False
-    ) -> dict[str, Given]:
-        """What a section says, without what is wrong. `others`: other keys than these may be right."""
-        known = {key.name: key for key in keys}
-        given: dict[str, Given] = {}
-        for name, value in table.items():
-            its_spot = spot.inner(name) if spot.keys else self._spot(name, name)
-            key = known.get(name)
-            if key is None and others and not get_close_matches(name.lower(), known, n=1, cutoff=0.8):
-                self._take(given, name, _ANYTHING, value, its_spot)
-            elif key is None:
-                hint = hint_for(name, {it: it for it in known}, known)
-                self._mistake(its_spot, f"there is no such setting; {hint}")
-            else:
-                self._take(given, name, key.kind, value, its_spot)
-        for key in keys:
-            if key.required and key.name not in table:
-                self._mistake(spot, f"there is no {key.name}; add {key.name} = and {key.kind.wanted()}")
-        return given
-
-    def _take(self, given: dict[str, Given], name: str, kind: Kind, value: object, spot: Spot) -> None:
-        try:
-            given[name] = check(kind, value, spot)
-        except SettingsError as error:
-            self._mistakes.append(error)
-
-    def _sections(self, name: str) -> list[tuple[Spot, dict[str, Any]]]:
-        try:
-            return sections_of(self._file, (name,), name)
-        except SettingsError as error:
-            self._mistakes.append(error)
-            return []
+class _Reader(Ends):
+    """One file on its way in."""
 
     # --- the whole -------------------------------------------------------------------------------
 
@@ -186,41 +153,51 @@ class _Reader:
         top = self._top(tables)
         run = self._section(self._spot("[run]", "run"), _table(tables, "run"), RUN)
         sources = self._sources(tables, run.get("watermark"))
-        steps = self._steps(tables, sources)
-        sink = self._sink(_table(tables, "sink")) if "sink" in tables else None
+        static = self._tables(sources)
+        views = [*(it.name for it in sources), *(it.name for it in static)]
+        givable = list(views)
+        steps = self._steps(tables, sources, views)
+        result = step_name(steps, len(steps) - 1) if steps else sources[0].name if sources else INPUT
+        streams = [name for name in views if all(name != it.name for it in static)]
+        expectations = self._expectations(streams, result)
+        sinks = self._sinks(views)
+        tests = self._tests(givable, views, sinks, expectations)
         checkpoint = run.get("checkpoint")
-        if sink is not None and checkpoint is None:
-            self._check_without_checkpoint(sink, sources)
+        if sinks and checkpoint is None:
+            self._check_without_checkpoint(sinks, sources)
         if self._mistakes:
             raise PipelineMistakes(sorted(map(str, self._mistakes), key=self._line))
-        assert sink is not None
         trigger = run["trigger"].value if "trigger" in run else None
         return Pipeline(
             name=top["name"].value,
             file=self._file.path,
             sources=tuple(sources),
             steps=tuple(steps),
-            sink=sink,
+            sinks=tuple(sinks),
             interval=trigger if trigger != ONCE else None,
             once=trigger == ONCE,
             checkpoint=checkpoint.value if checkpoint is not None else None,
             spark=run["spark"].value if "spark" in run else {},
             unjudged=tuple(self._unjudged),
+            tables=tuple(static),
+            expectations=tuple(expectations),
+            tests=tuple(tests),
         )
 
-    def _line(self, mistake: str) -> int:
-        """Where it stands; 0 for what is missing as a whole."""
-        found = re.match(", line ([0-9]+)", mistake.removeprefix(self._file.path))
-        return int(found[1]) if found is not None else 0
-
     def _top(self, tables: Mapping[str, Any]) -> dict[str, Given]:
-        plain = {name: value for name, value in tables.items() if name not in ("source", "step")}
+        # Where there may be several, [[NAME]] is read by those who know it.
+        several = ("source", "step", "table", "expect", "sink", "test")
+        plain = {
+            name: {} if name in several and isinstance(value, list) else value
+            for name, value in tables.items()
+            if name not in ("source", "step")
+        }
         return self._section(self._absent("the file"), plain, TOP)
 
-    def _check_without_checkpoint(self, sink: Sink, sources: Iterable[Source]) -> None:
+    def _check_without_checkpoint(self, sinks: Sequence[Sink], sources: Iterable[Source]) -> None:
         spot = self._spot("[run]", "run") if "run" in self._file.tables else self._absent("[run]")
         wanted = 'add checkpoint = and a path, as in checkpoint = "out/_checkpoint/NAME"'
-        if sink.format != CONSOLE:
+        if any(sink.format != CONSOLE for sink in sinks):
             self._mistake(spot, f"there is no checkpoint, by which a restart knows where to go on; {wanted}")
         elif any(source.parse is not None and source.parse.on_bad_record == DEAD for source in sources):
             self._mistake(
@@ -313,6 +290,7 @@ class _Reader:
             if parse.fields is None:
                 return
             types |= {field.name: field.type for field in parse.fields}
+            types |= {parse.rescued: "string"} if parse.rescued is not None else {}
         by_name = {name.lower(): name for name in types}
         name = by_name.get(watermark.column.lower())
         if name is None:
@@ -339,30 +317,73 @@ class _Reader:
             self._mistake(spot, f"view {view!r} has no payload to parse; leave it out, or read view messages")
         its_format = given["format"].value if "format" in given else None
         schema = given["schema"].value if "schema" in given else ""
-        if its_format == "text" and "schema" in given:
-            self._mistake(given["schema"].spot, "a text has no columns: it is the column value; leave it out")
+        for key, formats, why in _PARSE_RULES:
+            if key in section and its_format is not None and its_format not in formats:
+                self._mistake(spot.inner(key), why)
         if its_format in ("json", "csv") and "schema" not in section:
             self._mistake(spot, "there is no schema; add schema = and columns as in id bigint, region string")
         options: dict[str, str] = given["options"].value if "options" in given else {}
         for name in options:
             if name.lower() in (it.lower() for it in _RESERVED_PARSER_OPTIONS):
                 self._mistake(given["options"].spot, f"{name!r} is not yours to set; on-bad-record does it")
-        fields = read_ddl(schema) if schema else ()
+        fields, definition = read_ddl(schema) if schema else (), b""
+        message = given["message"].value if "message" in given else ""
+        if its_format in (AVRO, PROTOBUF):
+            fields, definition = self._defined(spot, given, its_format, message)
+            schema = ddl_of(fields)
         if fields is None:
             self._unjudged.append(f"{spot.name} schema")
+        rescued = given["rescued"].value if "rescued" in given else None
+        if rescued is not None and any(it.name.lower() == rescued.lower() for it in fields or ()):
+            self._mistake(given["rescued"].spot, f"the schema has a column {rescued!r}; take another name")
         on_bad_record = given["on-bad-record"].value if "on-bad-record" in given else DEAD
-        return Parse(its_format or "text", schema, fields, options, on_bad_record)
+        return Parse(
+            its_format or "text", schema, fields, options, on_bad_record, rescued, definition, message
+        )
+
+    def _defined(
+        self, spot: Spot, given: Mapping[str, Given], its_format: str, message: str
+    ) -> tuple[tuple[Field, ...], bytes]:
+        """The columns of a schema that stands in a file of its own, beside this one, and that schema."""
+        needed = {AVRO: ("schema-file",), PROTOBUF: ("schema-file", "message")}[its_format]
+        for key in needed:
+            if key not in given:
+                self._mistake(spot, f"there is no {key}, which {its_format} needs; add {key} =")
+        if any(key not in given for key in needed):
+            return (), b""
+        path = os.path.join(os.path.dirname(os.path.abspath(self._file.path)), given["schema-file"].value)
+        package = PACKAGES[its_format].partition(".")[0]
+        if find_spec(package) is None or find_spec(PACKAGES[its_format]) is None:
+            self._mistake(
+                given["format"].spot, f"{its_format} needs a package; pip install 'penstock[{its_format}]'"
+            )
+            return (), b""
+        try:
+            with open(path, "rb") as file:
+                definition = file.read()
+            return fields_of(its_format, definition, message), definition
+        except OSError as error:
+            self._mistake(given["schema-file"].spot, f"it cannot be read ({error.strerror}): {path}")
+        except WrongDefinition as error:
+            named = "message" if "there is no message" in str(error) else "schema-file"
+            self._mistake(given[named].spot, error)
+        return (), b""
 
     # --- steps -----------------------------------------------------------------------------------
 
-    def _steps(self, tables: Mapping[str, Any], sources: Sequence[Source]) -> list[Step]:
+    def _steps(self, tables: Mapping[str, Any], sources: Sequence[Source], views: list[str]) -> list[Step]:
+        """The steps; their names are views from then on."""
         make_importable(os.path.dirname(os.path.abspath(self._file.path)))
-        taken = {INPUT, *(source.name.lower() for source in sources)}
+        taken = {INPUT, *(name.lower() for name in views)}
         steps: list[Step] = []
         if "step" in tables:
             for spot, table in self._sections("step"):
-                steps.append(self._step(spot, table, taken))
-        elif len(sources) > 1:
+                step = self._step(spot, table, taken)
+                if "from" in table and isinstance(table["from"], str):
+                    step = replace(step, of=self._view(Given(table["from"], spot.inner("from")), views))
+                steps.append(step)
+                views.append(step_name(steps, len(steps) - 1))
+        elif len(sources) > 1 and not all("from" in table for _, table in self._some("sink")):
             self._mistake(self._absent("[[step]]"), "there is none; add one that joins the sources with SQL")
         return steps
 
@@ -391,68 +412,8 @@ class _Reader:
             return Step(name, None, None, path)
         return Step(name, None, function, path, takes_views)
 
-    # --- sink ------------------------------------------------------------------------------------
-
-    def _sink(self, table: Mapping[str, Any]) -> Sink:
-        spot = self._spot("[sink]", "sink")
-        name = table.get("format")
-        its_format = FORMATS.get(name) if isinstance(name, str) else None
-        own: list[FileKey] = []
-        if its_format is not None:
-            own += (FileKey(option.name, OptionKind(option), "") for option in its_format.options)
-            own += (FileKey(key, _ANYTHING, "") for key in its_format.keys or ())
-        common = [key for key in SINK if _applies(key, its_format)]
-        others = its_format is None or its_format.keys is None
-        given = self._section(spot, table, (*common, *own), others)
-        if isinstance(name, str) and its_format is None:
-            self._check_foreign(given, name)
-        mode = given["mode"].value if "mode" in given else APPEND
-        if its_format is not None:
-            if mode not in its_format.modes:
-                self._mistake(
-                    given["mode"].spot,
-                    f"{name} has {' and '.join(its_format.modes)}: {its_format.why_modes}",
-                    f' = "{mode}"',
-                )
-            if its_format.needs_path and "path" not in table:
-                self._mistake(spot, f"there is no path; add path = and where the {name} files go")
-        options = {key: it.value for key, it in given.items() if key not in ("format", "mode", "partitionBy")}
-        if name == PENSTOCK:
-            try:
-                write_options({key: text for key, text in options.items() if key in table}, STREAM)
-            except WrongOption as error:
-                self._mistake(spot, error)
-        partition_by = given["partitionBy"].value if "partitionBy" in given else ()
-        return Sink(str(name), mode, options, partition_by)
-
-    def _check_foreign(self, given: Mapping[str, Given], name: str) -> None:
-        near = get_close_matches(name.lower(), FORMATS, n=1, cutoff=0.8)
-        if near and "format" in given:
-            self._mistake(given["format"].spot, f"did you mean {near[0]}?", f" = {name!r}")
-        self._unjudged.append(f"[sink] format {name!r} and its options")
-
 
 def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A section; an empty one where something else stands there, which is told elsewhere."""
     found = tables.get(name)
     return found if isinstance(found, dict) else {}
-
-
-def _applies(key: FileKey, its_format: Format | None) -> bool:
-    """Whether a format can be told that."""
-    if its_format is None:
-        return True
-    return {"path": its_format.needs_path, "partitionBy": its_format.partitions}.get(key.name, True)
-
-
-class _Anything(Kind):
-    """An option that somebody else judges, as a text."""
-
-    def check(self, value: object) -> object:
-        return text_of(value)
-
-    def wanted(self) -> str:
-        return "a text, a number, or true or false"
-
-
-_ANYTHING: Final = _Anything()

@@ -14,6 +14,9 @@ MODES: Final = (APPEND, UPDATE, COMPLETE)
 CONSOLE: Final = "console"
 DELTA: Final = "delta"
 PENSTOCK: Final = "penstock"
+FILES: Final = ("parquet", "json", "csv", "orc", "text")
+TABLE_FORMATS: Final = ("parquet", DELTA, "csv", "json", "orc")
+"""Of tables that are joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +39,7 @@ _FILES: Final = Format(
 )
 
 FORMATS: Final[dict[str, Format]] = {
-    "parquet": _FILES,
-    "json": _FILES,
-    "csv": _FILES,
-    "orc": _FILES,
-    "text": _FILES,
+    **dict.fromkeys(FILES, _FILES),
     CONSOLE: Format(keys=("numRows", "truncate")),
     PENSTOCK: Format(
         (APPEND, UPDATE),

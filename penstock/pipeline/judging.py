@@ -15,13 +15,16 @@ from typing import Any, Final
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.common.given import File, SettingsError, Spot, hint_for, read_file, sections_of
+from penstock.common.given import File, SettingsError, Spot, hint_for, sections_of
 from penstock.errors import PenstockError
-from penstock.pipeline import plan
+from penstock.pipeline.batchwise import fanned_out
+from penstock.pipeline.ends import PLACE
 from penstock.pipeline.failures import cause_of
+from penstock.pipeline.flows import flows_of, streaming_graph
 from penstock.pipeline.formats import DELTA, FORMATS, PENSTOCK
-from penstock.pipeline.model import Pipeline
-from penstock.pipeline.steps import StepFailed
+from penstock.pipeline.graph import StepFailed
+from penstock.pipeline.model import Pipeline, Sink
+from penstock.pipeline.sections import expanded_file
 from penstock.spark.options import STREAM, write_options
 from penstock.spark.writing_columns import check_columns, columns_for
 
@@ -31,17 +34,33 @@ NEAR: Final = 0.85
 
 def mistakes(session: SparkSession, pipeline: Pipeline) -> list[str]:
     """What is wrong with a pipeline whose file is right in itself, in the order of its lines."""
-    file = read_file(pipeline.file, "FILE")
+    file, _ = expanded_file(pipeline.file)
     found = [*_settings(session, pipeline, file), *_parser_options(session, pipeline, file)]
     try:
-        frame = plan.main_frame(session, pipeline)
+        graph = streaming_graph(session, pipeline)
+        flows_of(session, pipeline, graph)
     except StepFailed as error:
-        found.append(sections_of(file, ("step",), "step")[error.number - 1][0].wrong(error.why))
+        found.append(_section(file, error.section, error.number).wrong(error.why))
     except PySparkException as error:
         found.append(Spot(file.path, "[source]", file, ("source",)).wrong(cause_of(error)))
     else:
-        found += _sink(session, pipeline, frame, file)
+        for number, sink in enumerate(pipeline.sinks):
+            rows = graph.frames[pipeline.origin(sink)]
+            found += _sink(session, sink, rows, _section(file, "sink", number))
     return sorted(map(str, found), key=lambda text: _line(text.removeprefix(file.path)))
+
+
+def placed(pipeline: Pipeline, error: StepFailed) -> str:
+    """What is wrong, with its line."""
+    file, _ = expanded_file(pipeline.file)
+    return str(_section(file, error.section, error.number).wrong(error.why))
+
+
+def _section(file: File, name: str, number: int) -> Spot:
+    """Where a section is, of which there may be several."""
+    if isinstance(file.tables[name], list):
+        return sections_of(file, (name,), name)[number][0]
+    return Spot(file.path, f"[{name}]", file, (name,))
 
 
 def _line(text: str) -> int:
@@ -99,20 +118,24 @@ def _parse_spot(file: File, number: int) -> Spot:
 # --- the sink --------------------------------------------------------------------------------------
 
 
-def _sink(session: SparkSession, pipeline: Pipeline, frame: DataFrame, file: File) -> Iterable[SettingsError]:
-    sink = pipeline.sink
-    spot = Spot(file.path, "[sink]", file, ("sink",))
+def _sink(session: SparkSession, sink: Sink, frame: DataFrame, spot: Spot) -> Iterable[SettingsError]:
     found: list[SettingsError] = []
     columns = {name.lower(): name for name in frame.columns}
-    for name in sink.partition_by:
-        if name.lower() not in columns:
-            hint = hint_for(name, columns, frame.columns)
-            found.append(spot.inner("partitionBy").wrong(f"there is no column {name!r}; {hint}"))
+    used = {"partitionBy": sink.partition_by}
+    if sink.format == PENSTOCK:
+        used["queue"] = tuple(PLACE.findall(sink.options.get("queue", "")))
+    for key, names in used.items():
+        for name in names:
+            if name.lower() not in columns:
+                hint = hint_for(name, columns, frame.columns)
+                found.append(spot.inner(key).wrong(f"there is no column {name!r}; {hint}"))
     try:
-        if sink.format == PENSTOCK:
-            _check_messages(frame, dict(sink.options))
+        if sink.format == PENSTOCK and not found:
+            rows, own = fanned_out(frame, sink)
+            options = {**sink.options, **own}
+            _check_messages(rows, {name: text for name, text in options.items() if text})
         elif not found and sink.format in FORMATS and sink.format != DELTA:
-            _write_nothing(session, pipeline, frame)
+            _write_nothing(session, sink, frame)
     except PenstockError as error:
         found.append(spot.wrong(error))
     except PySparkException as error:
@@ -120,8 +143,11 @@ def _sink(session: SparkSession, pipeline: Pipeline, frame: DataFrame, file: Fil
     try:
         _check_mode(session, frame, sink.mode)
     except PySparkException as error:
-        said = "mode" in file.tables["sink"]
-        found.append((spot.inner("mode") if said else spot).wrong(cause_of(error)))
+        assert spot.file is not None
+        said: Any = spot.file.tables
+        for part in spot.keys:
+            said = said[part]
+        found.append((spot.inner("mode") if "mode" in said else spot).wrong(cause_of(error)))
     return found
 
 
@@ -130,8 +156,7 @@ def _check_messages(frame: DataFrame, options: dict[str, str]) -> None:
     check_columns(frame.schema, columns_for(said, payloads="value" in frame.columns), said.queue)
 
 
-def _write_nothing(session: SparkSession, pipeline: Pipeline, frame: DataFrame) -> None:
-    sink = pipeline.sink
+def _write_nothing(session: SparkSession, sink: Sink, frame: DataFrame) -> None:
     if not FORMATS[sink.format].needs_path:
         return
     options = {name: value for name, value in sink.options.items() if name != "path"}

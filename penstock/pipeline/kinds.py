@@ -193,3 +193,46 @@ def text_of(value: object) -> str:
     if isinstance(value, str | int | float):
         return str(value)
     raise WrongValue("use a text, a number, or true or false")
+
+
+class Anything(Kind):
+    """An option that somebody else judges, as a text."""
+
+    def check(self, value: object) -> object:
+        return text_of(value)
+
+    def wanted(self) -> str:
+        return "a text, a number, or true or false"
+
+
+class Rows(Kind):
+    """Rows by the name of a view: tables, and where they are payloads, texts."""
+
+    def __init__(self, payloads: bool) -> None:
+        self._kinds: tuple[type, ...] = (dict, str) if payloads else (dict,)
+
+    def check(self, value: object) -> object:
+        if isinstance(value, dict) and all(
+            isinstance(rows, list) and all(isinstance(row, self._kinds) for row in rows)
+            for rows in value.values()
+        ):
+            return value
+        raise self.refuse()
+
+    def wanted(self) -> str:
+        return "rows by the name of a view: orders = [{id = 1}, {id = 2}]"
+
+
+class Counts(Kind):
+    """Numbers by name."""
+
+    def check(self, value: object) -> object:
+        if isinstance(value, dict) and all(type(it) is int for it in value.values()):
+            return value
+        raise self.refuse()
+
+    def wanted(self) -> str:
+        return "numbers by the name of an expectation: {paid = 2}"
+
+
+ANYTHING: Final = Anything()

@@ -1,9 +1,17 @@
-"""Parsing: payloads to columns, and what is said about records that do not fit. All of it is done by Spark.
+"""Parsing: payloads to columns, and what is said about records that do not fit. Spark does it; what is in
+Avro or Protobuf, Python does (`coding.py`), on batches in Arrow.
+
+    parsed         every message, with what the parser made of it
+    good_records   those that fit, as columns
+    bad_records    the others, as dead letters
+
+Both halves are made of the one that is parsed, which is read once where it is kept (`flows.py`).
 
 A record fits when it is all that its message holds, and every column of the schema can be made of it. Spark's
 own parsers are more generous: they read `{"id":1}{"id":2}` as its first half, an empty message as a row of
 nulls, and bytes that are no UTF-8 as other characters. Here these do not fit, for something would be lost.
-A field that is missing is null, unless the schema says `not null`.
+A field that is missing is null, unless the schema says `not null`. With a column for what is `rescued`, a
+field that has another type, or that the schema does not know, is in that column, as JSON, and ends nothing.
 
 Rules that always hold:
   * Every message is a row of the good ones or of the bad ones, never of both.
@@ -14,18 +22,21 @@ Rules that always hold:
   * Copies of bad records, which are in the log as dead letters of a pipeline, are no input of any pipeline.
 """
 
-from typing import Final
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sql
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
+from penstock.pipeline.coding import AVRO, PROTOBUF, decoder
 from penstock.pipeline.ddl import quoted
 from penstock.pipeline.model import FAIL, Parse
-from penstock.spark.options import BAD_RECORD
+from penstock.spark.options import COPIES
 
-COPIES: Final = "pipeline"
-"""The protocol of what pipelines send to dead letters."""
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 COPY_BYTES_MAX: Final = 1 << 20
 """Of a larger bad record the dead letter has the beginning; the whole is where its offset says."""
@@ -44,9 +55,11 @@ def without_copies(frame: DataFrame) -> DataFrame:
     return frame.where(sql.col("protocol") != COPIES)
 
 
-def good_records(frame: DataFrame, parse: Parse) -> DataFrame:
-    """The records that fit, as columns; where one that does not shall end the query, it does."""
-    parsed = _parsed(frame, parse)
+def good_records(frame: DataFrame, parse: Parse, columns: Sequence[str] = ()) -> DataFrame:
+    """Of what was parsed, the records that fit, as columns; one that does not may end the query.
+
+    `columns` are those of the message, where Spark must not be asked for them.
+    """
     fits = _fits(parse)
     if parse.on_bad_record == FAIL:
         problem = sql.concat(
@@ -57,20 +70,26 @@ def good_records(frame: DataFrame, parse: Parse) -> DataFrame:
             sql.lit(": this record does not fit: "),
             _shown(_text(parse)),
         )
-        parsed = parsed.where(sql.when(fits, True).otherwise(sql.raise_error(problem).cast("boolean")))
+        frame = frame.where(sql.when(fits, True).otherwise(sql.raise_error(problem).cast("boolean")))
     else:
-        parsed = parsed.where(fits)
-    record = _record(parse)
-    names = [name for name in parsed.select(record.alias("r")).select("r.*").columns if name != _CORRUPT]
-    hidden = {"value", *(name.lower() for name in names)}
-    return parsed.select(
-        *(record.getField(name).alias(name) for name in names),
-        *(name for name in frame.columns if name not in hidden),
-    )
+        frame = frame.where(fits)
+    record, names = _record(parse), _columns(parse)
+    hidden = {"value", _ROW, *(name.lower() for name in names)}
+    named = [record.getField(name).alias(name) for name in names]
+    if parse.rescued is not None:
+        hidden.add(parse.rescued.lower())
+        named.append(_rescued(parse, names).alias(parse.rescued))
+    return frame.select(*named, *(name for name in columns or frame.columns if name not in hidden))
+
+
+def is_bad(parse: Parse) -> Column:
+    """Of what was parsed, whether it does not fit."""
+    return ~_fits(parse)
 
 
 def bad_records(frame: DataFrame, parse: Parse, pipeline: str) -> DataFrame:
-    """The others, as dead letters: a queue, and JSON that says what is wrong with which record."""
+    """Of what was parsed, the others, as dead letters: a queue, and JSON that says what is wrong with which
+    record."""
     whole = sql.octet_length("value") <= COPY_BYTES_MAX
     copy = sql.when(whole, sql.col("value")).otherwise(sql.substring("value", 1, COPY_BYTES_MAX))
     is_text = sql.is_valid_utf8(copy.cast("string"))
@@ -84,25 +103,61 @@ def bad_records(frame: DataFrame, parse: Parse, pipeline: str) -> DataFrame:
         sql.when(~is_text, sql.base64(copy)).alias("value_base64"),
         sql.when(~whole, sql.octet_length("value")).alias("value_bytes"),
     )
-    as_json = sql.to_json(report, {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timeZone": "UTC"})
-    bad = _explained(_parsed(frame, parse).where(~_fits(parse)), parse)
-    return bad.select("queue", as_json.alias("value"))
+    bad = _explained(frame.where(is_bad(parse)), parse)
+    return bad.select("queue", as_report(report).alias("value"))
 
 
-def dead_letter_options() -> dict[str, str]:
-    """What makes a sink of messages one of dead letters."""
-    return {"dead": BAD_RECORD}
+def as_report(report: Column) -> Column:
+    """What a dead letter says, as JSON."""
+    return sql.to_json(report, {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timeZone": "UTC"})
 
 
 # --- the parsers -------------------------------------------------------------------------------------------
 
 
-def _parsed(frame: DataFrame, parse: Parse) -> DataFrame:
-    """Every message with what the parser made of it, in the column `_ROW`."""
+def parsed(frame: DataFrame, parse: Parse) -> DataFrame:
+    """Every message with what the parser made of it, in a column beside its own."""
+    if parse.format in (AVRO, PROTOBUF):
+        return frame.withColumn(_ROW, _by_python(parse)(sql.col("value")))
     text = _text(parse)
     parser = {"json": _from_json, "csv": _from_csv, "text": _from_text}[parse.format]
     row = sql.struct(parser(text, parse).alias("parsed"), sql.is_valid_utf8(text).alias("utf8"))
     return frame.withColumn(_ROW, sql.explode(sql.array(row)))
+
+
+def _by_python(parse: Parse) -> Any:  # a function of columns
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    kind = StructType.fromDDL(f"parsed struct<{parse.schema}>, utf8 boolean, error string")
+    arrow_type = to_arrow_type(kind, timezone="UTC")
+
+    def decode(batches: "Iterator[pa.Array]") -> "Iterator[pa.Array]":
+        import pyarrow
+
+        one = decoder(parse)
+        record_type = arrow_type.field("parsed").type
+
+        def row(payload: bytes | None, checked: bool) -> dict[str, Any]:
+            try:
+                record = one(payload or b"")
+                if checked:
+                    pyarrow.scalar(record, record_type)
+            except Exception as error:  # noqa: BLE001 - whatever the library raises, the record is bad
+                return {"utf8": True, "error": f"it is no {parse.format}: {error}"}
+            return {"parsed": record, "utf8": True}
+
+        for batch in batches:
+            payloads = batch.to_pylist()
+            try:
+                yield pyarrow.array([row(it, False) for it in payloads], arrow_type)
+            except (pyarrow.ArrowException, OverflowError):  # one of them is too large for its column
+                yield pyarrow.array([row(it, True) for it in payloads], arrow_type)
+
+    functions: Any = sql  # these have no types
+    with warnings.catch_warnings():
+        # Spark would rather have hints, which need Arrow when this module loads.
+        warnings.simplefilter("ignore", UserWarning)
+        return functions.arrow_udf(decode, kind, functions.ArrowUDFType.SCALAR_ITER)
 
 
 def _text(parse: Parse) -> Column:
@@ -135,6 +190,34 @@ def _from_text(text: Column, parse: Parse) -> Column:
     return sql.struct(text.alias("value"))
 
 
+def _columns(parse: Parse) -> list[str]:
+    """The names of a record's columns; as Spark reads them where only Spark can."""
+    if parse.format == "text":
+        return ["value"]
+    if parse.fields is not None:
+        return [field.name for field in parse.fields]
+    return [field.name for field in StructType.fromDDL(parse.schema)]  # type: ignore[attr-defined]
+
+
+def _rescued(parse: Parse, columns: list[str]) -> Column:
+    """What of an object is in no column: fields of other names, and those of another type."""
+    raw = sql.from_json(_text(parse), "map<string, variant>")
+    record = _record(parse)
+    empty = sql.array_compact(
+        sql.array(*(sql.when(record.getField(name).isNull(), sql.lit(name)) for name in columns))
+    )
+    left = sql.map_filter(
+        raw,
+        lambda name, value: (
+            ~name.isin(*columns)
+            | (sql.array_contains(empty, name) & value.isNotNull() & ~sql.is_variant_null(value))
+        ),
+    )
+    # Something within a column that has another type there.
+    inside = sql.col(_ROW).getField("parsed").getField(_CORRUPT).isNotNull()
+    return sql.when(sql.size(left) > 0, sql.to_json(left)).when(inside, sql.to_json(raw))
+
+
 def _record(parse: Parse) -> Column:
     """The record of a row."""
     parsed = sql.col(_ROW).getField("parsed")
@@ -147,7 +230,10 @@ def _is_whole(parse: Parse) -> Column:
     if parse.format == "json":
         alone = sql.size(parsed.getField("records")) == 1
         ended = parsed.getField("end").isNotNull()
-        return _record(parse).isNotNull() & alone & ended & parsed.getField(_CORRUPT).isNull()
+        whole = _record(parse).isNotNull() & alone & ended
+        return whole if parse.rescued is not None else whole & parsed.getField(_CORRUPT).isNull()
+    if parse.format in (AVRO, PROTOBUF):
+        return parsed.isNotNull()
     if parse.format == "csv":
         return (sql.length(_text(parse)) > 0) & parsed.getField(_CORRUPT).isNull()
     return sql.lit(True)
@@ -156,7 +242,12 @@ def _is_whole(parse: Parse) -> Column:
 def _fits(parse: Parse) -> Column:
     """Whether a row is a good record; never null."""
     fits = _is_whole(parse) & sql.col(_ROW).getField("utf8")
-    if parse.schema:
+    fields = parse.fields or ()
+    if fields and "not null" not in "".join(field.type for field in fields):
+        for field in fields:
+            if field.required:
+                fits &= _record(parse).getField(field.name).isNotNull()
+    elif parse.schema:
         # As Spark reads it: some schemas are left to it, and its parsers put nulls where something should be.
         fits &= _is_filled(_record(parse), StructType.fromDDL(parse.schema))
     return sql.coalesce(fits, sql.lit(False))
@@ -188,6 +279,8 @@ def _is_filled(column: Column, kind: DataType) -> Column:
 def _explained(bad: DataFrame, parse: Parse) -> DataFrame:
     """Bad records with what is wrong with each, in words. That costs much more than parsing them."""
     text = _text(parse)
+    if parse.format in (AVRO, PROTOBUF):
+        return bad.withColumn(_ERROR, sql.left(sql.col(_ROW).getField("error"), sql.lit(3 * SHOWN_MAX)))
     if parse.format == "json":
         bad = bad.withColumn(_KIND, sql.schema_of_variant(sql.try_parse_json(text)))
     explain = {"json": _json_errors, "csv": _csv_errors, "text": _no_errors}[parse.format]

@@ -4,22 +4,26 @@ For people there is a line about once a second while rows come, for all batches 
 
     orders: 12,040 rows, 8,021 a second; 0 behind; batch 12 took 150 ms
 
-For programs there is an object for every batch that had rows. `lag` is how many offsets are behind the batch,
-by queue and source together, as the source knew when it planned it; null where it does not know.
+For programs there is an object for every batch that had rows, and `Teller.state()` at any time: what was read
+and what became of it since the run began. `lag` is how many offsets are behind the batch, by queue and source
+together, as the source knew when it planned it; null where it does not know.
 
 Rules that always hold:
   * Every batch counts once, however often this is asked.
+  * What a batch has found is said behind the line of that batch, though it is known before Spark tells of it.
   * Nothing here waits for Spark.
+  * `counted` and `state` may be called by any thread.
 """
 
 import json
-from collections.abc import Callable, Iterable
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.common import units
-from penstock.pipeline.plan import BAD_COUNT, BAD_RECORDS
 
 LINE_SECONDS: Final = 1.0
 
@@ -35,19 +39,34 @@ class Batch(NamedTuple):
     rows_per_second: float
     lag: int | None
     milliseconds: int
-    bad_records: int
+    query: str = ""
 
     @classmethod
     def of(cls, report: Report) -> "Batch":
-        bad = (report.get("observedMetrics") or {}).get(BAD_RECORDS)
         return cls(
             int(report["batchId"]),
             int(report["numInputRows"]),
             float(report.get("processedRowsPerSecond") or 0.0),
             _lag(report["sources"]),
             int(report.get("batchDuration") or 0),
-            int(bad[BAD_COUNT]) if bad is not None else 0,
+            str(report.get("name") or ""),
         )
+
+
+class Judged(NamedTuple):
+    """What an expectation makes of rows."""
+
+    checked: int
+    violated: int
+
+
+class Found(NamedTuple):
+    """What a batch has found that people are told."""
+
+    query: str
+    number: int
+    bad_records: int
+    judged: Mapping[str, Judged]
 
 
 class Follower:
@@ -55,7 +74,13 @@ class Follower:
 
     def __init__(self, query: StreamingQuery) -> None:
         self._query = query
+        self._name = str(query.name or "")
         self._seen = -1
+
+    @property
+    def ended(self) -> tuple[str, int]:
+        """The query, and the last of its batches that is known to have ended; -1: none is."""
+        return self._name, self._seen
 
     def batches(self) -> list[Batch]:
         """Those that have ended since this was last asked, and had rows."""
@@ -68,6 +93,7 @@ class Follower:
         for progress in told:
             report: Report = json.loads(progress.json)
             number = int(report["batchId"])
+            self._seen = max(self._seen, number - 1)
             # While nothing comes Spark tells of the next batch again and again, without rows.
             if number > self._seen and int(report["numInputRows"]):
                 self._seen = number
@@ -76,7 +102,7 @@ class Follower:
 
 
 class Teller:
-    """Lines for people, or objects for programs."""
+    """Lines for people, or objects for programs; and how it stands, for whoever asks."""
 
     def __init__(
         self, name: str, say: Callable[[str], None], clock: Callable[[], float], as_json: bool = False
@@ -85,22 +111,71 @@ class Teller:
         self._say = say
         self._clock = clock
         self._as_json = as_json
-        self._waiting: list[Batch] = []
-        self._bad = 0
+        self._lock = threading.Lock()
+        self._waiting: dict[str, list[Batch]] = {}  # by query
         self._said_at = float("-inf")
+        self._rows = 0
+        self._last: dict[str, Batch] = {}  # of each query
+        self._bad = 0
+        self._sinks: Counter[str] = Counter()
+        self._checked: Counter[str] = Counter()
+        self._violations: Counter[str] = Counter()
+        self._untold: list[Found] = []
+        self._ended: dict[str, int] = {}  # of each query the last batch
 
-    def add(self, batches: Iterable[Batch], bad_batches: Iterable[Batch]) -> None:
-        """What the main query has done, and those of the bad records."""
+    def add(self, batches: Iterable[Batch], ended: Iterable[tuple[str, int]] = ()) -> None:
+        """What queries have done; and up to which batch each has come, where that had no rows."""
+        self._ended |= ended
         for batch in batches:
             if self._as_json:
-                self._object("batch", **batch._replace(bad_records=0)._asdict())
-            self._waiting.append(batch)
-        for batch in bad_batches:
-            if self._as_json and batch.bad_records:
-                self._object("bad-records", count=batch.bad_records)
-            self._bad += batch.bad_records
+                self._object("batch", **batch._asdict())
+            with self._lock:
+                self._rows += batch.rows
+                self._last.pop(batch.query, None)  # the newest is the last
+                self._last[batch.query] = batch
+                self._waiting.setdefault(batch.query, []).append(batch)
+            self._ended[batch.query] = max(self._ended.get(batch.query, -1), batch.number)
         if self._clock() - self._said_at >= LINE_SECONDS:
-            self.tell()
+            self._tell(lambda found: found.number <= self._ended.get(found.query, -1))
+
+    def counted(
+        self,
+        sinks: Mapping[str, int] | None = None,
+        judged: Mapping[str, Judged] | None = None,
+        bad_records: int = 0,
+        *,
+        query: str = "",
+        number: int = -1,
+    ) -> None:
+        """What a batch has written to sinks, and what it has found: how many rows hurt which expectation."""
+        with self._lock:
+            self._bad += bad_records
+            if bad_records or judged:
+                self._untold.append(Found(query, number, bad_records, judged or {}))
+            self._sinks.update(sinks or {})
+            for name, (checked, violated) in (judged or {}).items():
+                self._checked[name] += checked
+                self._violations[name] += violated
+
+    def state(self) -> dict[str, Any]:
+        """How it stands since the run began.
+
+        `rows` were read; `sinks` and `expectations` have the rows that were written to each, and that hurt
+        each, of those in `expectations_checked`;
+        `batch` is the last that had rows; `lag` is that of all queries together, null where none knows.
+        """
+        with self._lock:
+            lags = [batch.lag for batch in self._last.values() if batch.lag is not None]
+            last = next(reversed(self._last.values()), None)
+            return {
+                "rows": self._rows,
+                "bad_records": self._bad,
+                "sinks": dict(self._sinks),
+                "expectations": dict(self._violations),
+                "expectations_checked": dict(self._checked),
+                "lag": sum(lags) if lags else None,
+                "batch": last._asdict() if last is not None else None,
+            }
 
     def note(self, text: str) -> None:
         """Something that is no progress, and no failure either."""
@@ -111,19 +186,37 @@ class Teller:
 
     def tell(self) -> None:
         """Say now what there is to say."""
-        waiting, self._waiting = self._waiting, []
-        bad, self._bad = self._bad, 0
-        if self._as_json or not (waiting or bad):
+        self._tell(lambda _: True)
+
+    def _tell(self, is_due: Callable[[Found], bool]) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+            due = [found for found in self._untold if is_due(found)]
+            self._untold = [found for found in self._untold if not is_due(found)]
+        bad = sum(found.bad_records for found in due)
+        judged: dict[str, Judged] = {}
+        for name, (checked, violated) in (it for found in due for it in found.judged.items()):
+            before = judged.get(name, Judged(0, 0))
+            judged[name] = Judged(before.checked + checked, before.violated + violated)
+        untold = {name: it for name, it in judged.items() if it.violated}
+        if waiting or bad or untold:
+            self._said_at = self._clock()
+        if self._as_json:
+            if bad:
+                self._object("bad-records", count=bad)
+            for name, it in untold.items():
+                self._object("expectation", name=name, **it._asdict())
             return
-        self._said_at = self._clock()
-        if waiting:
-            self._say(f"{self._name}: {_line(waiting)}")
+        for query, batches in waiting.items():
+            self._say(f"{query or self._name}: {_line(batches)}")
         if bad:
             records = units.counted(bad, "bad record")
             self._say(f"{self._name}: {records}; `penstock dead QUEUE --reason bad-record` shows why")
+        for name, (checked, violated) in untold.items():
+            of = units.counted(checked, "row")
+            self._say(f"{self._name}: expectation {name}: {violated:,} of {of} against it")
 
     def _object(self, event: str, **facts: object) -> None:
-        facts.pop("bad_records", None)
         self._say(json.dumps({"pipeline": self._name, "event": event, **facts}))
 
 

@@ -1,7 +1,7 @@
 """Running: a pipeline from its start to its end.
 
     start    the broker is asked once, so that a wrong address is told in a line and at once; then the queries
-             of bad records begin, then the main one
+             (`flows.py`) begin, one after the other
     watch    progress is told, also to the broker (`telling.py`); a query that fails ends them all
     stop     the batches that run are finished, then the queries end
 
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from threading import Event
-from typing import Final
+from typing import Any, Final
 
 from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]  # py4j has no types
 from pyspark.errors import PySparkException
@@ -25,13 +25,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.errors import PenstockError
-from penstock.pipeline import plan
+from penstock.pipeline.beginnings import beginning, has_begun
 from penstock.pipeline.failures import cause_of
-from penstock.pipeline.formats import PENSTOCK
-from penstock.pipeline.judging import mistakes
-from penstock.pipeline.model import Pipeline, Source
+from penstock.pipeline.flows import Flow, FlowWriter, flows_of, frame_of, own_session, streaming_graph
+from penstock.pipeline.graph import StepFailed
+from penstock.pipeline.judging import mistakes, placed
+from penstock.pipeline.model import Pipeline
 from penstock.pipeline.progress import Follower, Teller
-from penstock.pipeline.sinks import start, start_sink
+from penstock.pipeline.sinks import start_flow
 from penstock.pipeline.telling import Telling
 from penstock.spark.api import Broker
 from penstock.spark.offsets import extents_of
@@ -49,7 +50,7 @@ END_SECONDS: Final = 3.0
 JAVA_GONE: Final = (Py4JError, ConnectionError)
 """What a call into Java may raise where there is no Java any more."""
 
-_ENDED: Final = (
+ENDED: Final = (
     "Spark's Java process has ended; somebody has killed it, or it needs more memory (spark.driver.memory)"
 )
 
@@ -79,16 +80,24 @@ def check_broker(pipeline: Pipeline) -> None:
 class Run:
     """One run of a pipeline. `stop` may be set at any time, by anybody."""
 
-    def __init__(self, pipeline: Pipeline, spark: SparkSession, teller: Teller, *, once: bool) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        spark: SparkSession,
+        teller: Teller,
+        *,
+        once: bool,
+        telling: Telling | None = None,  # of whoever keeps it running; else it has its own
+    ) -> None:
         self._pipeline = pipeline
         self._teller = teller
+        self._telling = telling
         self._once = once or pipeline.once
-        self._bad: list[StreamingQuery] = []
-        self._main: StreamingQuery | None = None
+        self._queries: list[StreamingQuery] = []
         self.stop = Event()
         self.stop_now = Event()
         with self._told():
-            self._session = plan.own_session(spark, pipeline)
+            self._session = own_session(spark, pipeline)
 
     def check(self) -> list[str]:
         """What Spark finds wrong with it, without reading anything."""
@@ -102,8 +111,8 @@ class Run:
         tried_again(self._run, self._teller.note)
 
     def _run(self) -> None:
-        self._bad, self._main = [], None
-        telling, failure = Telling(self._pipeline), ""
+        self._queries = []
+        telling, failure = self._telling or Telling(self._pipeline, self._teller.state).start(), ""
         try:
             with self._told():
                 try:
@@ -112,11 +121,12 @@ class Run:
                 finally:
                     self._end()
                     self._teller.tell()
-        except PipelineFailed as error:
+        except PenstockError as error:
             failure = str(error)
             raise
         finally:
-            telling.close(failure)
+            if self._telling is None:
+                telling.close(failure)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -129,50 +139,58 @@ class Run:
             )
             if not self.stop.is_set():
                 raise PipelineFailed(
-                    f"{self._pipeline.name}: {_ENDED if gone else cause_of(error)}"
+                    f"{self._pipeline.name}: {ENDED if gone else cause_of(error)}"
                 ) from error
 
     # --- start -----------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        pipeline, session = self._pipeline, self._session
+        session = self._session
+        # Where this thread has no session that is active, Spark finds no sink of ours.
+        java: Any = session._jvm
+        java.SparkSession.setActiveSession(session._jsparkSession)
         # Spark judges the whole before anything runs.
-        main = plan.main_frame(session, pipeline)
-        for source in plan.reported(pipeline):
-            self._bad.append(self._start_bad(source))
-        self._wait_for_beginnings()
-        self._main = start_sink(main, pipeline, once=self._once)
+        try:
+            graph = streaming_graph(session, self._pipeline)
+            flows = flows_of(session, self._pipeline, graph)
+        except StepFailed as error:
+            raise PipelineFailed(f"{self._pipeline.name}: {placed(self._pipeline, error)}") from error
+        new = {it.name for it in flows if it.checkpoint is None or not has_begun(session, it.checkpoint)}
+        for flow in flows:
+            pipeline = self._beginning(flow, flows, new)
+            writer = FlowWriter(pipeline, flow, graph, self._teller)
+            frame = frame_of(session, pipeline, flow)
+            self._queries.append(start_flow(frame, flow, writer, pipeline.interval, once=self._once))
+            if flow.name in new and flow.checkpoint is not None and flow is not flows[-1]:
+                self._wait_for_beginning(self._queries[-1], flow.checkpoint)
 
-    def _wait_for_beginnings(self) -> None:
-        """What comes between the beginnings of two queries that begin at the end of a queue is seen by the
-        first one alone."""
+    def _beginning(self, flow: Flow, flows: list[Flow], new: set[str]) -> Pipeline:
+        """The pipeline, where a new flow reads its sources from where the others have begun, or go on."""
+        if flow.name not in new:
+            return self._pipeline
+        others = sorted((it for it in flows if it is not flow), key=lambda it: it.name in new)
+        sources = list(self._pipeline.sources)
+        for number, source in enumerate(sources):
+            for other in others:
+                if source.name in other.reads and source.name in flow.reads and other.checkpoint is not None:
+                    begins = beginning(self._session, source, other.checkpoint, anew=other.name in new)
+                    if begins:
+                        sources[number] = replace(source, options={**source.options, **begins})
+                        break
+        return replace(self._pipeline, sources=tuple(sources))
+
+    def _wait_for_beginning(self, query: StreamingQuery, checkpoint: str) -> None:
+        """Until it is written down where a query begins: the others begin there, too."""
         deadline = time.monotonic() + BEGIN_SECONDS
         while not self.stop.is_set() and time.monotonic() < deadline:
-            if all(_has_begun(query) for query in self._bad):
+            if not query.isActive or has_begun(self._session, checkpoint):
                 return
             self.stop.wait(LOOK_SECONDS / 4)
-
-    def _start_bad(self, source: Source) -> StreamingQuery:
-        pipeline = self._pipeline
-        writing = (
-            plan.bad_frame(self._session, pipeline, source)
-            .writeStream.format(PENSTOCK)
-            .outputMode("append")
-            .options(**plan.bad_options(source))
-            .option("checkpointLocation", plan.bad_checkpoint(pipeline, source))
-        )
-        name = f"{pipeline.name}.{source.name}.{plan.BAD_RECORDS}"
-        return start(writing, name, pipeline.interval, once=self._once)
-
-    @property
-    def _queries(self) -> list[StreamingQuery]:
-        return [*self._bad, *([self._main] if self._main is not None else [])]
 
     # --- watch -----------------------------------------------------------------------------------
 
     def _watch(self, telling: Telling) -> None:
-        assert self._main is not None
-        main, bad = Follower(self._main), [Follower(query) for query in self._bad]
+        followers = [Follower(query) for query in self._queries]
         active = True
         while active:
             self.stop.wait(LOOK_SECONDS)
@@ -180,14 +198,10 @@ class Run:
             if self.stop.is_set():
                 self._finish()
                 active = False
-            self._raise_failure()
-            done = main.batches()
-            telling.add(done)
-            self._teller.add(done, [batch for follower in bad for batch in follower.batches()])
-
-    def _raise_failure(self) -> None:
-        for query in self._queries:
-            failure = query.exception()
+            failure = next((it for it in (query.exception() for query in self._queries) if it), None)
+            done = [batch for follower in followers for batch in follower.batches()]
+            telling.add([batch for batch in done if batch.query == self._pipeline.name])
+            self._teller.add(done, [follower.ended for follower in followers])
             if failure is not None:
                 raise failure
 
@@ -204,14 +218,9 @@ class Run:
 
     def _end(self) -> None:
         # Without Java there is nothing left to stop, and what has happened is told by somebody else.
-        with suppress(*JAVA_GONE):
-            for query in self._queries:
+        for query in self._queries:
+            with suppress(*JAVA_GONE):
                 query.stop()
-
-
-def _has_begun(query: StreamingQuery) -> bool:
-    """Whether it knows where it begins, or will never know."""
-    return not query.isActive or query.lastProgress is not None or bool(query.status["isDataAvailable"])
 
 
 def _is_at_work(query: StreamingQuery) -> bool:

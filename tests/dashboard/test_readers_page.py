@@ -216,6 +216,69 @@ def test_by_keyboard(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     assert "by-keyboard" in [it["name"] for it in api.get("/v1/readers")["readers"]]
 
 
+def test_a_pipeline_shows_how_it_stands_and_takes_wishes(start_broker: StartBroker, visit: Visit) -> None:
+    broker = start_broker()
+    with Api(broker.ports["http"]) as api:
+        api.send("orders", *[b"x"] * 5)
+        path = "/v1/readers/totals"
+        about: dict[str, object] = {
+            "kind": "pipeline",
+            "name": "totals",
+            "state": "retrying",
+            "state_seconds": 75,
+            "retry_seconds": 12,
+            "error": "no broker answers there",
+            "rows_total": 1200,
+            "rows_per_second": 3.5,
+            "bad_records": 2,
+            "sinks": {"files": 1100, "alerts": 98},
+            "expectations": {"amount > 0": 7, "region is known": 0},
+            "expectations_checked": {"amount > 0": 1198, "region is known": 1198},
+            "wish": 0,
+        }
+        panel_text = ""
+
+        def says(**more: object) -> bool:
+            """As the service does, again and again."""
+            about.update(more)
+            said = {"positions": {"orders": 0}, "lease_seconds": 600, "about": about}
+            return api.ask("PUT", path, said).status == 200
+
+        def until_shown(*texts: str) -> None:
+            def shown() -> bool:
+                nonlocal panel_text
+                says()
+                panel_text = page.locator("#reader").inner_text()
+                return all(text in panel_text for text in texts)
+
+            until(shown, f"{texts}, not {panel_text}")
+
+        says()
+        page = visit(broker, PATH)
+        until(lambda: says() and "retrying" in cell(page, "Readers", "totals", "name"), "its state")
+        assert cell(page, "Readers", "totals", "rate") == "3.5"
+        until_shown("retrying for 75 s, tried again in 12 s", "3.5/s, 1,200 in all, 2 bad records")
+        until_shown(
+            "1,100 files, 98 alerts", "7 of 1,198 amount > 0, 0 of 1,198 region is known", "Pause", "Restart"
+        )
+        assert "Resume" not in panel_text
+        everybody(page)
+        until_shown("Pause")
+        page.get_by_role("button", name="Pause").click()
+        expect(page.get_by_text("Pause is wished of totals")).to_be_visible()
+        until_shown("pause is wished")
+        wish = api.get(path)["wish"]
+        assert wish["action"] == "pause"
+        says(state="paused", wish=wish["number"], error=None, retry_seconds=None)
+        until_shown("paused for 75 s", "Resume")
+        assert "Pause" not in panel_text
+        page.get_by_role("button", name="Resume").click()
+        until(lambda: (api.get(path)["wish"] or {}).get("action") == "resume", "it to be wished")
+        # One that has ended has no buttons for it.
+        says(state="stopped")
+        expect(page.get_by_role("button", name="Restart")).to_be_hidden()
+
+
 def test_what_readers_say_of_themselves(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker()
     with Api(broker.ports["http"]) as api:

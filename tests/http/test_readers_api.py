@@ -41,6 +41,7 @@ def test_a_reader_is_shown_with_its_lag(api: Api) -> None:
         "view": "messages",
         "moved": None,
         "about": None,
+        "wish": None,
         "hidden": 0,
         "queues": [
             {"queue": "lag-a", "position": 1, "end": 3, "lag": 2, "lag_bytes": 5, "capped": False},
@@ -95,13 +96,14 @@ def test_a_reader_says_something_about_itself(api: Api) -> None:
     reader = held(api, "says", {"says": 0}, about={"kind": "pipeline", "name": "orders", "batch": 3})
     about = reader["about"]
     assert about.pop("at").endswith("Z")
+    assert about.pop("silent") is False
     assert about == {"kind": "pipeline", "name": "orders", "batch": 3}
     # Alone: where it is stays as it was.
     reply = api.ask("PUT", path, {"about": {"error": "the sink is full", "name": None}})
     assert reply.status == 200
     assert without_lease(reply.json) == without_lease(api.get(path))
     about = api.get(path)["about"]
-    del about["at"]
+    del about["at"], about["silent"]
     assert about == {"kind": "pipeline", "batch": 3, "error": "the sink is full"}
     text = api.ask("GET", "/metrics").body.decode()
     assert 'penstock_reader_failing{reader="says"} 1.0' in text
@@ -113,10 +115,72 @@ def test_a_reader_says_something_about_itself(api: Api) -> None:
     assert held(api, "says", {"says": 1})["about"] is None
 
 
+STATE = {
+    "kind": "pipeline",
+    "name": "orders",
+    "state": "retrying",
+    "state_seconds": 12.5,
+    "retry_seconds": 3.5,
+    "rows_total": 120,
+    "rows_per_second": 0.4,
+    "bad_records": 2,
+    "sinks": {"files": 100, "alerts": 20},
+    "expectations": {"amount is positive": 7},
+    "expectations_checked": {"amount is positive": 118},
+    "wish": 0,
+}
+
+
+def test_a_pipeline_says_how_it_stands(api: Api) -> None:
+    api.send("stands", b"x")
+    about = held(api, "stands", {"stands": 0}, about=STATE)["about"]
+    assert about == {**STATE, "at": about["at"], "silent": False}
+    text = api.ask("GET", "/metrics").body.decode()
+    for line in (
+        'penstock_reader_state{reader="stands",state="retrying"} 1.0',
+        'penstock_reader_state{reader="stands",state="running"} 0.0',
+        'penstock_reader_state{reader="stands",state="silent"} 0.0',
+        'penstock_reader_rows_total{reader="stands"} 120.0',
+        'penstock_reader_bad_records_total{reader="stands"} 2.0',
+        'penstock_reader_sink_rows_total{reader="stands",sink="files"} 100.0',
+        'penstock_reader_expectation_rows_total{expectation="amount is positive",reader="stands"} 118.0',
+        'penstock_reader_expectation_violations_total{expectation="amount is positive",reader="stands"} 7.0',
+    ):
+        assert line in text
+    assert api.ask("DELETE", "/v1/readers/stands").status == 204
+
+
+def test_a_wish_is_kept_until_it_is_done(api: Api) -> None:
+    api.send("wishes", b"x")
+    path = "/v1/readers/wishes"
+    assert api.ask("POST", f"{path}/pause").problem == "reader-not-found"
+    held(api, "wishes", {"wishes": 0}, about={"kind": "spark"})
+    assert api.ask("POST", f"{path}/pause").problem == "conflict"  # nobody there takes wishes
+    assert api.ask("PUT", path, {"about": STATE}).json["wish"] is None
+    first = api.ask("POST", f"{path}/pause").json["wish"]
+    assert first["action"] == "pause"
+    # Whatever it says, and wherever it is: it hears it until it says that it has done it.
+    assert held(api, "wishes", {"wishes": 1})["wish"] == first
+    assert api.ask("PUT", path, {"about": {"wish": 0}}).json["wish"] == first
+    second = api.ask("POST", f"{path}/resume").json["wish"]
+    assert (second["action"], second["number"] > first["number"]) == ("resume", True)
+    assert api.ask("PUT", path, {"about": {"wish": first["number"]}}).json["wish"] == second
+    assert api.ask("PUT", path, {"about": {"wish": second["number"]}}).json["wish"] is None
+    assert api.ask("POST", f"{path}/dance").problem == "bad-request"
+    # One that has ended takes none.
+    assert api.ask("PUT", path, {"about": {"state": "stopped"}}).status == 200
+    assert api.ask("POST", f"{path}/restart").problem == "conflict"
+    assert api.ask("DELETE", path).status == 204
+
+
 @pytest.mark.parametrize(
     "about",
     [
         {},
+        {"state": "dancing"},
+        {"sinks": {}},
+        {"expectations": {"one": -1}},
+        {"rows_per_second": -1},
         [],
         "x",
         {"kind": ""},

@@ -35,5 +35,15 @@ def dividing(frame: DataFrame) -> DataFrame:
     return frame.select(as_function("id").alias("value"))
 
 
+def _fails(*_: object) -> None:
+    raise OSError("no luck today")
+
+
+def out_of_luck(frame: DataFrame) -> DataFrame:
+    # Of a function with hints Spark tries to make another kind.
+    as_function: Any = sql.udf(lambda value: _fails(value), "binary")
+    return frame.select(as_function("value").alias("value"))
+
+
 def three(one: DataFrame, two: DataFrame, more: DataFrame) -> DataFrame:
     return one

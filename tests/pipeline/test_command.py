@@ -11,11 +11,14 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from penstock.cli.main import main
+from penstock.cli.pipeline import _stopping
 from tests.pipeline.rig import Files, orders
 from tests.server.harness import ROOT, BrokerProcess, until
 from tests.spark.rig import PATIENCE_SECONDS
@@ -139,9 +142,14 @@ def test_files_with_tokens_that_others_can_read_are_told_of(
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["check", "--once"], "--once and --master are for run"),
+        (["check", "--once"], "--once is for run"),
         (["run", "--spark"], "--spark is for check"),
-        (["run", "more.toml"], "run takes one file"),
+        (["test", "--sample", "5"], "--sample is for infer"),
+        (["test"], "has no [[test]]; add one with given and expect"),
+        (["export"], "export takes one file, and --out with a folder for the project"),
+        (["run", "nowhere.toml"], "nowhere.toml: there is no such file or folder"),
+        (["list"], "list takes no NAME"),
+        (["pause", "--once"], "--once is for run"),
         (["run", "--master", "sc://host"], "--master: a pipeline does not run over Spark Connect"),
     ],
 )
@@ -285,6 +293,108 @@ def test_killed_stopped_and_finished_everything_is_there_once(rig: Files) -> Non
     assert Counter(it["value"] for it in rig.bad_records("relay")) == Counter(it.decode() for it in bad)
 
 
+GATE = """\
+import time
+from pathlib import Path
+
+from pyspark.sql import functions as sql
+
+BEGUN, GATE = Path("FOLDER/begun"), Path("FOLDER/gate")
+
+
+def passed(value):
+    BEGUN.touch()
+    deadline = time.monotonic() + SECONDS
+    while not GATE.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return value
+
+
+def gated(frame):
+    return frame.select("id", sql.udf(lambda value: passed(value), "string")("region").alias("value"))
+"""
+
+
+def test_a_service_that_is_stopped_finishes_its_batches_and_the_next_goes_on(rig: Files) -> None:
+    text = GATE.replace("FOLDER", str(rig.folder)).replace("SECONDS", str(START_SECONDS))
+    (rig.folder / "gate_of_tests.py").write_text(text)
+    sql = 'sql = "select cast(id as string) as value from input"'
+    sinks = """
+[[step]]
+name = "letters"
+sql = "select cast(id as string) as value from input"
+[[sink]]
+name = "table"
+from = "gated"
+format = "delta"
+path = "FOLDER/table"
+[[sink]]
+name = "out"
+from = "letters"
+format = "penstock"
+queue = "gated.out"
+"""
+    gated = RELAY.replace('"relay"', '"gated"').replace(sql, 'name = "gated"\npython = "gate_of_tests:gated"')
+    gated = gated.replace('[sink]\nformat = "penstock"\nqueue = "relayed"\n', sinks)
+    rig.write("gated", gated.replace("FOLDER/checkpoint", "FOLDER/gated-checkpoint"))
+    rig.write("free", RELAY.replace('"relay"', '"free"').replace("relayed", "free.out"))
+    rig.send("gated", orders(60))
+    rig.send("free", orders(5))
+    with running(str(rig.folder), "--json") as command:
+        command.wait_for_batch(0)  # the other one's
+        until((rig.folder / "begun").exists, "a batch to be at work", START_SECONDS)
+        command.signal(signal.SIGTERM)
+        while True:  # The service has heard it, and waits.
+            told = command.object()
+            if (told["pipeline"], told.get("state")) == ("free", "stopped"):
+                break
+        (rig.folder / "gate").touch()
+        code, out, err = command.end()
+    assert (code, err) == (0, "")
+    states = [it["state"] for it in map(json.loads, out.splitlines()) if it["event"] == "state"]
+    assert states == ["stopped"]
+
+    def written() -> list[int]:
+        return sorted(DeltaTable(f"{rig.folder}/table").to_pyarrow_table()["id"].to_pylist())
+
+    # The batch is whole, in every sink and in the checkpoint.
+    assert written()[:20] == list(range(20))
+    assert len(written()) % 20 == 0
+    assert {b"%d" % number for number in range(20)} <= set(rig.messages("gated.out"))
+    assert (rig.folder / "gated-checkpoint" / "commits" / "0").exists()
+    rig.send("free", orders(5, first=5))
+    with running(str(rig.folder), "--once") as command:
+        code, _, err = command.end()
+    assert code == 0, err
+    assert written() == list(range(60))
+    assert Counter(rig.messages("gated.out")) == Counter(b"%d" % number for number in range(60))
+    assert Counter(rig.messages("free.out")) == Counter(b"%d" % number for number in range(10))
+
+
+def test_a_stop_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.cli.pipeline.STOP_SECONDS", 0.1)
+
+    class Slow:
+        def __init__(self) -> None:
+            self.stop, self.stop_now = Event(), Event()
+
+    first, second = Slow(), Slow()
+    with _stopping() as stopping:
+        stopping.attach(first)  # type: ignore[arg-type]  # all that it needs of a run
+        signal.raise_signal(signal.SIGTERM)
+        assert first.stop.wait(PATIENCE_SECONDS)
+        assert first.stop_now.wait(PATIENCE_SECONDS)
+    monkeypatch.undo()
+    with _stopping() as stopping:
+        signal.raise_signal(signal.SIGTERM)  # before there is anything to stop
+        stopping.attach(second)  # type: ignore[arg-type]
+        assert second.stop.wait(PATIENCE_SECONDS)
+        assert not second.stop_now.is_set()
+        signal.raise_signal(signal.SIGTERM)
+        assert second.stop_now.wait(PATIENCE_SECONDS)
+
+
 def test_a_failure_of_spark_is_one_line(rig: Files) -> None:
     rig.send("one-line", orders(1))
     text = RELAY.replace('"relay"', '"one-line"').replace("cast(id as string)", "id")
@@ -327,3 +437,31 @@ def test_check_with_spark_judges_every_file(tmp_path: Path) -> None:
         (other, "line 8: [sink]: "),
     ):
         assert any(line.startswith(f"penstock pipeline: {path}, {words}") for line in lines), lines
+
+
+def test_tests_of_files_are_run_and_what_differs_is_shown(tmp_path: Path) -> None:
+    example = (ROOT / "examples" / "pipelines" / "shop.toml").read_text()
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text(example.replace('{id = 1, manager = "Ann"', '{id = 1, manager = "Eve"'))
+    fine = tmp_path / "fine.toml"
+    fine.write_text(example)
+    command = [sys.executable, "-m", "penstock", "pipeline", "test", str(fine), str(wrong)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS, check=False)
+    assert done.returncode == 1, done
+    more = '"more": "{\\"colour\\":\\"red\\"}"}'
+    assert done.stdout.splitlines() == [
+        f"{fine}: an order has the manager of its region: fine",
+        f"{wrong}: an order has the manager of its region: failed",
+        f'  table: - {{"id": 1, "manager": "Eve", {more}',
+        f'  table: + {{"id": 1, "manager": "Ann", {more}',
+    ]
+
+
+def test_a_project_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "project"
+    assert main(["pipeline", "export", write(tmp_path, "one"), "--to", "sdp", "--out", str(out)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{out}/spark-pipeline.yml",
+        f"{out}/transformations/one.py",
+    ]
+    compile((out / "transformations" / "one.py").read_text(), "one.py", "exec")

@@ -1,10 +1,12 @@
 """What Spark says, in one line. The texts are Spark's, with most of their Java left out."""
 
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 
-from penstock.pipeline.failures import LINE_MAX, cause_of
-from penstock.spark.api import Unreachable
+from penstock.pipeline.failures import LINE_MAX, cause_of, passes
+from penstock.pipeline.running import PipelineFailed
+from penstock.spark.api import Refused, RefusedForNow, Unreachable
+from penstock.spark.offsets import DataLost
 
 PLAN = """
 === Streaming Query ===
@@ -68,6 +70,40 @@ def test_what_happened(text: str, told: str) -> None:
 
 def test_errors_of_ours_say_it_themselves() -> None:
     assert cause_of(Unreachable("nobody answers")) == "nobody answers"
+
+
+def traceback(line: str) -> PySparkException:
+    text = f'[PYTHON_DATA_SOURCE_ERROR] Traceback (most recent call last):\n  File "api.py", line 1\n{line}\n'
+    return PySparkException(f"{text} SQLSTATE: 38000{PLAN}")
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (Unreachable("nobody answers"), True),
+        (RefusedForNow("the queue is full", 429, "queue-full", {}), True),
+        (traceback("penstock.spark.api.Unreachable: nobody answers"), True),
+        (traceback("penstock.spark.api.RefusedForNow: the disk is full"), True),
+        (traceback("penstock.spark.writing_transaction.CommitUnknown: it may be committed"), True),
+        (PySparkException("Caused by: Python worker failed to connect back."), True),
+        (Refused("no", 403, "forbidden", {}), False),
+        (DataLost("offsets 0 to 5 are gone"), False),
+        (traceback("penstock.spark.offsets.DataLost: offsets 0 to 5 are gone"), False),
+        (AnalysisException("[UNRESOLVED_COLUMN] no such column"), False),
+        (PySparkException("[CAST_INVALID_INPUT] 'x' is no number. SQLSTATE: 22018"), False),
+        (PySparkException("[USER_RAISED_EXCEPTION] a bad record SQLSTATE: P0001"), False),
+        (PySparkException(TOLD[1][0]), None),
+        (traceback("OSError: no luck today"), None),
+        (PySparkException("Caused by: java.io.IOException: No space left on device"), None),
+        (RuntimeError("whatever"), None),
+    ],
+    ids=lambda it: str(it)[-60:] if isinstance(it, Exception) else None,
+)
+def test_what_may_pass(error: Exception, verdict: bool | None) -> None:
+    assert passes(error) is verdict
+    failed = PipelineFailed("orders: it has failed")
+    failed.__cause__ = error
+    assert passes(failed) is verdict
 
 
 def test_a_line_has_an_end() -> None:

@@ -85,8 +85,8 @@ def test_a_pipeline(tmp_path: Path) -> None:
         Field("at", "timestamp"),
     )
     assert source.parse.on_bad_record == "dead"
-    assert (pipeline.sink.format, pipeline.sink.mode) == ("parquet", "append")
-    assert pipeline.sink.options == {"path": "out/orders"}
+    assert (pipeline.sinks[0].format, pipeline.sinks[0].mode) == ("parquet", "append")
+    assert pipeline.sinks[0].options == {"path": "out/orders"}
     assert pipeline.checkpoint == "out/_checkpoint/orders"
     assert pipeline.unjudged == ("[[step]] 1 sql",)
 
@@ -105,7 +105,7 @@ def test_a_pipeline_with_everything(tmp_path: Path) -> None:
     first, second = pipeline.steps
     assert (first.name, first.sql) == ("both", "select * from orders join payments using (id)")
     assert (second.function is not None, second.takes_views) == (True, True)
-    assert (pipeline.sink.mode, pipeline.sink.options) == ("update", {"numRows": "5"})
+    assert (pipeline.sinks[0].mode, pipeline.sinks[0].options) == ("update", {"numRows": "5"})
     assert (pipeline.once, pipeline.interval) == (True, None)
     assert pipeline.spark == {"spark.ui.enabled": "true", "spark.executor.memory": "2g"}
 
@@ -154,7 +154,7 @@ def test_a_schema_keeps_the_texts_in_it(tmp_path: Path) -> None:
 def test_a_format_that_is_not_ours_goes_to_spark_with_its_options(tmp_path: Path) -> None:
     text = GOOD.replace('format = "parquet"\npath = "out/orders"', 'format = "kafka"\ntopic = "x"\nacks = 1')
     pipeline = read(tmp_path, text)
-    assert pipeline.sink.options == {"topic": "x", "acks": "1"}
+    assert pipeline.sinks[0].options == {"topic": "x", "acks": "1"}
     assert pipeline.unjudged == ("[[step]] 1 sql", "[sink] format 'kafka' and its options")
 
 
@@ -232,8 +232,13 @@ WRONG: list[tuple[str, str, str, str]] = [
         "line 4: [source] watermark",
         "there is no column 'att'; did you mean at?",
     ),
-    ('"json"', '"jsn"', "line 5: [parse] format = 'jsn'", "use json, csv or text"),
-    ('format = "json"\n', "", "line 4: [parse]", "there is no format; add format = and json, csv or text"),
+    ('"json"', '"jsn"', "line 5: [parse] format = 'jsn'", "use json, csv, text, avro or protobuf"),
+    (
+        'format = "json"\n',
+        "",
+        "line 4: [parse]",
+        "there is no format; add format = and json, csv, text, avro or protobuf",
+    ),
     (
         "id bigint, ",
         "id bigin, ",
@@ -316,7 +321,7 @@ WRONG: list[tuple[str, str, str, str]] = [
         'format = "parquet"\npath = "out/orders"',
         'format = "console"\npath = "x"',
         "line 11: [sink] path",
-        "there is no such setting; use one of format, mode, numRows, truncate",
+        "there is no such setting; use one of name, from, format, mode, numRows, truncate",
     ),
     ('"10 seconds"', '"10 secs"', "line 13: [run] trigger = '10 secs'", "use a number and a unit"),
     ('"10 seconds"', '"1 month"', "line 13: [run] trigger = '1 month'", "use a number and a unit"),

@@ -9,7 +9,6 @@ import pytest
 
 from penstock.pipeline.model import Pipeline
 from penstock.pipeline.running import PipelineFailed
-from penstock.pipeline.steps import StepFailed
 from tests.pipeline.rig import Rig, orders
 from tests.server.harness import until
 from tests.spark.rig import PATIENCE_SECONDS
@@ -94,14 +93,16 @@ def test_bad_records_are_told_once_however_often_a_batch_is_run(rig: Rig) -> Non
         assert api.get("/v1/queues/told-once")["ready"] == 7
     checkpoint = pipeline.checkpoint
     assert checkpoint is not None
-    for folder in (checkpoint, f"{checkpoint}/bad-records/input"):
-        rig.forget_last_batch(folder)
+    rig.forget_last_batch(checkpoint)
+    assert not (Path(checkpoint) / "bad-records").exists()  # the log is read once
     rig.run_once(pipeline)
     assert rig.bad_records("told-once") == letters
     assert sorted(row["id"] for row in rig.parquet(f"{rig.folder}/out")) == [0, 1, 2, 3, 4]
     # What comes later is told beside it, and what was told is read by nobody.
     rig.send("told-once", [b"", *orders(1, first=5)])
+    rig.said.clear()
     rig.run_once(pipeline)
+    assert [line.partition(",")[0] for line in rig.said if " rows, " in line] == ["told-once: 2 rows"]
     assert [it["error"] for it in rig.bad_records("told-once")[2:]] == ["the message is empty"]
     assert sorted(row["id"] for row in rig.parquet(f"{rig.folder}/out")) == [0, 1, 2, 3, 4, 5]
 
@@ -160,6 +161,7 @@ checkpoint = "FOLDER/checkpoint"
     )
     rig.send("join-payments", [b"1,2030-01-01T10:30:00Z,2.5", b"2,2030-01-01T12:30:00Z,3.5", b"x"])
     rig.run_once(pipeline)
+    assert any(line.startswith("joined.orders.bad-records: 5 rows, ") for line in rig.said), rig.said
     # The payment of an order may come much later than the order.
     rig.send("join-payments", [b"3,2030-01-01T10:40:00Z,4.5"])
     rig.run_once(pipeline)
@@ -247,6 +249,22 @@ def test_a_delta_table_exactly_once(rig: Rig) -> None:
     assert len(delta_rows(path)) == 10
 
 
+def test_files_of_another_checkpoint_are_refused(rig: Rig) -> None:
+    """Spark would take our batch 0 for the one that is there, and write nothing."""
+    text = from_queue("two-lives") + '[sink]\nformat = "parquet"\npath = "FOLDER/out"\n'
+    rig.send("two-lives", orders(2))
+    rig.run_once(rig.pipeline("two-lives", text + RUN))
+    rig.send("two-lives", orders(2, first=2))
+    other = rig.pipeline("two-lives", text + RUN.replace("FOLDER/checkpoint", "FOLDER/other"))
+    (line,) = rig.new_run(other).check()
+    assert line.startswith(f"{other.file}, line 11: [sink]: {rig.folder}/out has the batches of another ")
+    with pytest.raises(PipelineFailed) as raised:
+        rig.run_once(other)
+    assert str(raised.value) == f"two-lives: {line}"
+    rig.run_once(rig.pipeline("two-lives", text + RUN))
+    assert sorted(row["id"] for row in rig.parquet(f"{rig.folder}/out")) == [0, 1, 2, 3]
+
+
 def test_a_delta_table_written_anew(rig: Rig) -> None:
     from deltalake import DeltaTable
 
@@ -276,6 +294,23 @@ def test_bad_records_can_be_dropped_or_end_it(rig: Rig) -> None:
     with pytest.raises(PipelineFailed) as raised:
         rig.run_once(rig.pipeline("failing", failing))
     assert str(raised.value) == "failing: queue 'dropping', offset 1: this record does not fit: bad"
+
+
+def test_what_was_done_before_a_failure_is_counted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = from_queue("counted-too").replace("retrySeconds", "maxOffsetsPerTrigger = 2\nretrySeconds")
+    sink = '[sink]\nformat = "parquet"\npath = "FOLDER/out"\n'
+    rig.send("counted-too", [*orders(4), b"bad"])
+    run = rig.new_run(rig.pipeline("counted-too", text + 'on-bad-record = "fail"\n' + sink + RUN))
+
+    def all_is_over(seconds: float) -> bool:
+        until(lambda: not any(query.isActive for query in run._queries), "the failure", PATIENCE_SECONDS)
+        return False
+
+    monkeypatch.setattr(run.stop, "wait", all_is_over)  # nobody looks meanwhile
+    with pytest.raises(PipelineFailed, match="offset 4: this record does not fit"):
+        run.run()
+    state = run._teller.state()
+    assert (state["rows"], state["sinks"]) == (4, {"sink": 4})
 
 
 def test_a_stop_finishes_the_batch_and_a_start_goes_on(rig: Rig) -> None:
@@ -314,7 +349,7 @@ def test_the_batch_that_a_stop_waits_for_is_told(rig: Rig) -> None:
     def stop_within_the_batch() -> None:
         try:
             until(
-                lambda: run._main is not None and bool(run._main.status["isDataAvailable"]),
+                lambda: any(query.status["isDataAvailable"] for query in run._queries),
                 "the batch to begin",
                 PATIENCE_SECONDS,
             )
@@ -345,7 +380,7 @@ FAILING: list[tuple[str, str, str, str]] = [
         "view",
         '[[step]]\nname = "s"\nsql = "select * from inpt"\n',
         TO_QUEUE,
-        "[[step]] 1 (s): [TABLE_OR_VIEW_NOT",
+        "[[step]] 1: [TABLE_OR_VIEW_NOT",
     ),
     (
         "column",
@@ -385,10 +420,11 @@ FAILING: list[tuple[str, str, str, str]] = [
 def test_what_fails_is_told_in_one_line(rig: Rig, name: str, steps: str, sink: str, told: str) -> None:
     rig.send("failing", orders(1))
     pipeline = rig.pipeline(f"fails-{name}", from_queue("failing") + steps + sink + RUN)
-    with pytest.raises((PipelineFailed, StepFailed)) as raised:
+    with pytest.raises(PipelineFailed) as raised:
         rig.run_once(pipeline)
     (line,) = str(raised.value).splitlines()
     assert told in line
+    assert f"{pipeline.file}, line 11: " in line or "[[step]]" not in told
     assert rig.spark.streams.active == []
 
 

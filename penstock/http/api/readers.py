@@ -4,6 +4,10 @@ A reader is a name that its owner makes up, with a position in each queue that i
 behind these positions is kept for it until the lease ends; so it says where it is again and again, all its
 queues at a time. What one reader can keep is bounded by `[log] reader-bytes-max`; one that is further behind
 is `capped`. It may also say what it is and how it does (`watching/sayings.py`), with that or alone.
+
+A pipeline that a service keeps (`pipeline/service.py`) is a reader that takes wishes: it says so by the
+number of the last one that it has done, again and again, and is told of new ones in the answers. So whoever
+may operate its queues can pause it from here, and the service needs no door of its own.
 """
 
 from collections.abc import Mapping
@@ -16,10 +20,12 @@ from starlette.responses import Response
 from penstock.control.frames import Fields
 from penstock.http import kinds, schema
 from penstock.http.app import Call, answer_json, answer_list
+from penstock.http.archiving import READERS
 from penstock.http.problems import Problem
 from penstock.http.reading.looking import iso_time
 from penstock.http.route import Body, Field, Param, Route
 from penstock.http.site import Site
+from penstock.http.watching.sayings import STATES
 from penstock.log.errors import LogRefused
 from penstock.log.reader import LogReader
 from penstock.model.rights import Right, User
@@ -28,13 +34,28 @@ from penstock.model.timers import SECOND_US
 VIEWS: Final = ("messages", "events")
 LEASE_SECONDS: Final = 60
 POSITIONS_MAX: Final = 1000
+PARTS_MAX: Final = 100
 ABOUT: Final[Mapping[str, kinds.Kind]] = {
     "kind": kinds.Text("a kind of program, as pipeline or spark", 40),
     "name": kinds.Text("what people call it", 200),
     "batch": kinds.Whole(),
     "rows": kinds.Whole(),
     "error": kinds.Text("why it does not get on, in a line of 1000 characters", 1000),
+    "state": kinds.Word(STATES),
+    "state_seconds": kinds.Seconds(0, 1e12),
+    "retry_seconds": kinds.Seconds(0, 1e12),
+    "rows_total": kinds.Whole(),
+    "rows_per_second": kinds.Number(0, 1e12),
+    "bad_records": kinds.Whole(),
+    "sinks": kinds.MapOf(kinds.Text("a sink", 200), kinds.Whole(), PARTS_MAX),
+    "expectations": kinds.MapOf(kinds.Text("an expectation", 200), kinds.Whole(), PARTS_MAX),
+    "expectations_checked": kinds.MapOf(kinds.Text("an expectation", 200), kinds.Whole(), PARTS_MAX),
+    "wish": kinds.Whole(),
 }
+WISHES: Final = ("pause", "resume", "restart")
+SILENT_SECONDS: Final = 30
+"""Whoever has a state says it every few seconds; one of which nothing was heard for so long may be gone."""
+
 BYTES_MAX: Final = 1 << 62
 """More than any log has: all that a reader has not read is one piece."""
 
@@ -43,6 +64,10 @@ SCHEMAS: Final = {
         {
             **{name: kind.schema() for name, kind in ABOUT.items()},
             "at": schema.said(schema.TIME, "When it last said something."),
+            "silent": schema.said(
+                schema.BOOLEAN,
+                f"Whether it has a state, has not stopped, and said nothing for {SILENT_SECONDS} seconds.",
+            ),
         },
         tuple(ABOUT),
     ),
@@ -66,6 +91,10 @@ SCHEMAS: Final = {
             "moved": schema.said(schema.or_null(schema.COUNT), "By how much, over all its queues."),
             "about": schema.said(
                 schema.or_null(schema.ref("ReaderAbout")), "What it says of itself; null: nothing yet."
+            ),
+            "wish": schema.said(
+                schema.or_null(schema.object_of({"action": schema.words(*WISHES), "number": schema.COUNT})),
+                "What somebody wants of it, until it says that this is done.",
             ),
             "hidden": schema.said(schema.COUNT, "How many queues it reads that who asks may not read."),
             "queues": schema.list_of(
@@ -127,7 +156,10 @@ async def _complete(site: Site, readers: list[Fields]) -> list[Fields]:
             told = {name: it for name, it in saying.about.items() if name in ABOUT}
             if reader.get("hidden") and "error" in told:  # It may say names of queues.
                 told["error"] = "who may read every queue of this reader is told why"
-            reader["about"] = {**told, "at": iso_time(at_us)}
+            silent = told.get("state", "stopped") not in ("stopped", "failed")
+            silent = silent and now_us - at_us > SILENT_SECONDS * SECOND_US
+            reader["about"] = {**told, "at": iso_time(at_us), "silent": silent}
+        reader["wish"] = saying.wish._asdict() if saying.wish is not None else None
     return await site.readers.run(partial(_weighed, now_us=now_us), readers)
 
 
@@ -172,6 +204,15 @@ def _unknown(call: Call) -> Problem:
     )
 
 
+async def _known(call: Call) -> Fields:
+    """The reader that is named, all of it."""
+    answer, _ = await call.site.link.call("readers", {"name": call["name"]})
+    if not answer["readers"]:
+        raise _unknown(call)
+    reader: Fields = answer["readers"][0]
+    return reader
+
+
 async def _require_reader(call: Call) -> None:
     """Say no to changing a reader of queues that are somebody else's business."""
     if not call.user.may(Right.OPERATE):
@@ -193,13 +234,12 @@ async def put_reader(call: Call) -> Response:
         raise Problem(
             "bad-request", "neither positions nor about: say where the reader is, how it does, or both"
         )
+    if call["name"] in READERS.values():
+        raise Problem("bad-request", f"{call['name']!r} is the archiver's own reader; take another name")
     call.require(Right.OPERATE, positions or ())
     await _require_reader(call)
     if positions is None:
-        answer, _ = await site.link.call("readers", {"name": call["name"]})
-        if not answer["readers"]:
-            raise _unknown(call)
-        (reader,) = answer["readers"]
+        reader = await _known(call)
     else:
         answer, _ = await site.link.call(
             "hold_reader",
@@ -215,6 +255,23 @@ async def put_reader(call: Call) -> Response:
         site.sayings.is_at(call["name"], positions, site.mirror.now_us())
     if about is not None:
         site.sayings.said(call["name"], about, site.mirror.now_us())
+    (reader,) = await _complete(site, [reader])
+    return answer_json(reader)
+
+
+async def post_wish(call: Call) -> Response:
+    await _require_reader(call)
+    site, name, wish = call.site, call["name"], call["wish"]
+    (reader,) = await _complete(site, [await _known(call)])
+    about = reader["about"] or {}
+    if "wish" not in about or about["silent"] or about.get("state") == "stopped":
+        raise Problem(
+            "conflict",
+            f"reader {name!r} takes no wishes: only a pipeline does that `penstock pipeline run DIR` keeps, "
+            "while it tells this broker of itself",
+        )
+    async with call.act(f"{wish} pipeline", reader=name):
+        site.sayings.wished(name, wish, site.mirror.now_us())
     (reader,) = await _complete(site, [reader])
     return answer_json(reader)
 
@@ -250,6 +307,15 @@ ROUTES: Final = (
         schema.ref("Reader"),
         params=(_READER,),
         problems=("reader-not-found",),
+    ),
+    Route(
+        "POST /v1/readers/{name}/{wish}",
+        post_wish,
+        Right.OPERATE,
+        "Have the service that keeps a pipeline pause it, resume it, or start it anew.",
+        schema.ref("Reader"),
+        params=(_READER, Param("wish", kinds.Word(WISHES), "what it shall do", "path", required=True)),
+        problems=("reader-not-found", "conflict"),
     ),
     Route(
         "DELETE /v1/readers/{name}",

@@ -4,8 +4,12 @@ A reader is a position in the log and a lease. What kind of program it is, which
 does not get on, only the program knows: it may say so with its lease (`about`), and it is kept here, in this
 process, until its reader is gone. After a restart of the broker nothing is known until it is said again.
 
+The other way go wishes: what people want of the program, which hears it in the answer when it next says
+something, and then says the number of the wish that it has done.
+
 Rules that always hold:
   * What is said replaces what was said under the same name; null takes it back; the rest stays.
+  * A wish is kept until it is done or another one takes its place: an answer that is lost loses no wish.
   * So many readers are remembered, and no more: those that were heard of last.
 """
 
@@ -14,6 +18,15 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple
 
 READERS_MAX: Final = 10_000
+STATES: Final = ("running", "paused", "retrying", "failed", "stopped")
+"""Of a reader's program, as it says itself."""
+
+
+class Wish(NamedTuple):
+    """What somebody wants of the program. Numbers grow."""
+
+    action: str
+    number: int
 
 
 class Saying(NamedTuple):
@@ -23,6 +36,7 @@ class Saying(NamedTuple):
     positions: Mapping[str, int]
     moved_us: int = 0  # when it was last seen to move; 0: never
     moved: int = 0  # by how much
+    wish: Wish | None = None  # that is not done yet
 
 
 NOTHING: Final = Saying({}, {})
@@ -39,14 +53,20 @@ class Sayings:
         """A reader tells of itself."""
         known = self.of(name)
         told = {**known.about, **about, "at_us": now_us}
-        self._keep(name, known._replace(about={key: it for key, it in told.items() if it is not None}))
+        done = known.wish is not None and (about.get("wish") or 0) >= known.wish.number
+        told = {key: it for key, it in told.items() if it is not None}
+        self._keep(name, known._replace(about=told, wish=None if done else known.wish))
+
+    def wished(self, name: str, action: str, now_us: int) -> None:
+        """Somebody wants something of a reader's program."""
+        self._keep(name, self.of(name)._replace(wish=Wish(action, now_us)))
 
     def is_at(self, name: str, positions: Mapping[str, int], now_us: int) -> None:
         """A reader says where it is."""
         known = self.of(name)
         grown = sum(max(at - known.positions.get(queue, at), 0) for queue, at in positions.items())
         moved = (now_us, grown) if grown else (known.moved_us, known.moved)
-        self._keep(name, Saying(known.about, dict(positions), *moved))
+        self._keep(name, Saying(known.about, dict(positions), *moved, known.wish))
 
     def _keep(self, name: str, saying: Saying) -> None:
         self._by_name[name] = saying

@@ -12,7 +12,6 @@ How it fails: it does not. Counters that go back (another front-end leads) begin
 """
 
 import math
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -67,7 +66,7 @@ class Window:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._step = seconds / POINTS
-        self._points: deque[tuple[float, tuple[int, ...]]] = deque()
+        self._points: list[tuple[float, tuple[int, ...]]] = []  # few: two deques would be 1.5 KB a queue
 
     def add(self, at: float, *values: int) -> list[tuple[float, tuple[int, ...], tuple[int, ...]]]:
         """A point, where the last one is old enough. What leaves the window: seconds, and both ends of it."""
@@ -75,7 +74,7 @@ class Window:
         if not points or at - points[-1][0] >= self._step:
             points.append((at, values))
         while len(points) > 1 and points[1][0] <= at - self.seconds:
-            gone, values_then = points.popleft()
+            gone, values_then = points.pop(0)
             left.append((points[0][0] - gone, values_then, points[0][1]))
         return left
 
@@ -267,7 +266,7 @@ class BrokerTrack:
     def __init__(self, patience: float) -> None:
         self._syncs = Window(patience / 2)  # how many took how long
 
-    def look(self, engine: Fields, health: Fields, at: float) -> BrokerFigures:
+    def look(self, engine: Fields, health: Fields, at: float, archive_error: str = "") -> BrokerFigures:
         cluster = engine["cluster"] or {"nodes": [], "checks": []}
         now = engine["sync"]["buckets"]
         self._syncs.add(at, *now)
@@ -294,6 +293,7 @@ class BrokerTrack:
             nodes=len(cluster["nodes"]),
             nodes_offline=sum(it["state"] == "offline" for it in cluster["nodes"]),
             checks=tuple(_check(it) for it in cluster["checks"] if it["level"] != "ok"),
+            archive_error=archive_error,
         )
 
 
