@@ -43,10 +43,11 @@ than they need speed.
 import json
 import struct
 import sys
-import zlib
 from array import array
 from collections.abc import Sequence
 from typing import Any
+
+from penstock.log.checksum import crc32
 
 if sys.byteorder != "little":  # pragma: no cover - no such machine to test on
     raise ImportError("penstock's log maps its columns into memory and needs a little-endian machine")
@@ -176,7 +177,7 @@ class Header:
 
     def pack(self) -> bytes:
         packed = _HEADER.pack(MAGIC, *self._values()[:-1])
-        return packed + _CHECKSUM.pack(zlib.crc32(packed, _seed(self.position)))
+        return packed + _CHECKSUM.pack(crc32(packed, _seed(self.position)))
 
 
 def _seed(position: int) -> int:
@@ -190,7 +191,7 @@ def read_header(data: Buffer, at: int, position: int) -> Header | None:
     end = at + HEADER_BYTES - _CHECKSUM.size
     (checksum,) = _CHECKSUM.unpack_from(data, end)
     with memoryview(data) as view, view[at:end] as packed:
-        if zlib.crc32(packed, _seed(position)) != checksum:
+        if crc32(packed, _seed(position)) != checksum:
             return None
     fields = _HEADER.unpack_from(data, at)
     header = Header(*(*fields[1:], position))
@@ -202,7 +203,7 @@ def read_header(data: Buffer, at: int, position: int) -> Header | None:
 def body_checksum(parts: Sequence[Buffer]) -> int:
     checksum = 0
     for part in parts:
-        checksum = zlib.crc32(part, checksum)
+        checksum = crc32(part, checksum)
     return checksum
 
 

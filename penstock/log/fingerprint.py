@@ -12,12 +12,12 @@ same, and the first one counts. Of these, only queues are compared (`penstock/ht
 
 import hashlib
 import json
-import zlib
 from collections.abc import Iterable, Mapping
 from itertools import chain, pairwise
 from operator import add, mul
 from typing import Any, Final
 
+from penstock.log.checksum import crc32
 from penstock.model.batch import Batch
 
 KIND: Final = "transaction/"
@@ -49,7 +49,7 @@ class Fingerprint:
             total[1] += len(batch.payload)
             if self._looks_inside:
                 payload = memoryview(batch.payload)
-                checksums = [zlib.crc32(payload[start:end]) for start, end in pairwise(batch.bounds)]
+                checksums = [crc32(payload[start:end]) for start, end in pairwise(batch.bounds)]
                 # Squares: sums of checksums alone are the same where two rows have exchanged a part.
                 total[2] += sum(map(mul, checksums, checksums))
                 if batch.repairs is not None:

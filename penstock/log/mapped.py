@@ -10,11 +10,11 @@ seen; LogDamaged, with file, position and offsets, where a body does not have it
 
 import mmap
 import os
-import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
 
 from penstock.log.block import HEADER_BYTES, KIND_CONTROL, Header, read_header
+from penstock.log.checksum import crc32
 from penstock.log.disk import RealDisk
 from penstock.log.errors import LogDamaged
 from penstock.log.findings import rot
@@ -80,7 +80,7 @@ class MappedSegments:
         """The body of a block, checked. For the error: the name of its queue, or what is in it."""
         at = header.position - segment.base + HEADER_BYTES
         body = self.view(segment)[at : at + header.body_bytes]
-        if len(body) == header.body_bytes and zlib.crc32(body) == header.body_checksum:
+        if len(body) == header.body_bytes and crc32(body) == header.body_checksum:
             return body
         hole = Hole(header.position, header.end, header)
         raise LogDamaged(f"{self.where(segment)}: {rot(hole, segment.base, queue, what).text}")

@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.log.block import KIND_CONTROL, KIND_MESSAGES, Header, read_control
 from penstock.log.disk import Disk
-from penstock.log.errors import LogDamaged, LogRefused
+from penstock.log.errors import LogDamaged, LogNewer
 from penstock.log.mapped import MappedSegments
 from penstock.log.repairs import STAGE_QUEUE, repair_queue_of
 from penstock.log.segments import Index, Segment, Span, parse_segment_name
@@ -313,7 +313,7 @@ class ReadView:
             self._declare(fields["number"], fields["name"])
         elif fields["op"] == "format" and fields["format"] > FORMAT_DELAYS:
             where = self._files.where(segment)
-            raise LogRefused(f"{where}: the log has format {fields['format']}, of a newer version than this")
+            raise LogNewer(f"{where}: the log has format {fields['format']}")
         elif fields["op"] in ("stage", "format") and fields["queue"] and STAGE_QUEUE not in self.queues:
             self._declare(fields["queue"], STAGE_QUEUE)  # The block that did so is damaged, or not there.
         elif fields["op"] == "delete":

@@ -4,11 +4,11 @@ The walk ends at the first place where there is no valid block: the end of what 
 torn tail, or damage. Which of these it is, is not decided here.
 """
 
-import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from penstock.log.block import HEADER_BYTES, MAGIC, Header, read_header
+from penstock.log.checksum import crc32
 from penstock.log.disk import File
 from penstock.log.errors import LogDamaged
 
@@ -56,7 +56,7 @@ def walk_blocks(file: File, base: int, start: int, end: int) -> Iterator[tuple[H
             chunk_start, in_chunk = at, 0
             body_end = HEADER_BYTES + header.body_bytes
         body = memoryview(chunk)[in_chunk + HEADER_BYTES : body_end]
-        if len(body) != header.body_bytes or zlib.crc32(body) != header.body_checksum:
+        if len(body) != header.body_bytes or crc32(body) != header.body_checksum:
             return
         yield header, body
         at = header.end
@@ -135,7 +135,7 @@ def is_blank(file: File, base: int, hole: Hole) -> bool:
 def read_body(file: File, base: int, header: Header, name: str) -> memoryview:
     """The body of a block that is known to be there; LogDamaged where its checksum is wrong."""
     body = file.read(header.position - base + HEADER_BYTES, header.body_bytes)
-    if len(body) != header.body_bytes or zlib.crc32(body) != header.body_checksum:
+    if len(body) != header.body_bytes or crc32(body) != header.body_checksum:
         raise LogDamaged(
             f"{name}: the block at position {header.position - base} (queue number {header.queue}, "
             f"offsets {header.first_offset} to {header.offset_end - 1}) does not have its checksum"

@@ -1,8 +1,20 @@
 """Penstock and Spark: queues as batches and streams, `spark.readStream.format("penstock")`.
 
-Needs the extra `spark`. Nothing else in the package imports this one.
+Needs the extra `spark`; `history` and `archived`, which read the Delta tables of `[archive]`, need `lake`
+too. Nothing else in the package imports this one.
 """
+
+from typing import Any
 
 from penstock.spark.source import PenstockDataSource
 
-__all__ = ["PenstockDataSource"]
+__all__ = ["PenstockDataSource", "archived", "archived_end", "history"]
+
+
+def __getattr__(name: str) -> Any:
+    """Only who asks for them needs deltalake."""
+    if name in ("archived", "archived_end", "history"):
+        import importlib
+
+        return getattr(importlib.import_module("penstock.spark.lake"), name)
+    raise AttributeError(name)

@@ -58,6 +58,8 @@ FIRST_CONTACT_SECONDS: Final = 5.0
 BUSY: Final = frozenset({502, 503, 504})
 """Statuses of a broker, or of a proxy before it, that may be better in a moment."""
 
+FULL: Final = frozenset({429, 507})
+
 JSON_MEDIA: Final = "application/json"
 ARROW_MEDIA: Final = "application/vnd.apache.arrow.stream"
 _URN: Final = "urn:penstock:"
@@ -91,6 +93,10 @@ class Refused(BrokerError):
         self.fields = fields
 
 
+class RefusedForNow(Refused):
+    """The same, where waiting may help: a queue or a disk is full."""
+
+
 class Patience:
     """How long somebody goes on trying: pauses that grow, until nobody has answered for `seconds`."""
 
@@ -122,7 +128,8 @@ class Patience:
         now = self._clock()
         if self._failing_since is None:
             self._failing_since = now
-            log.warning("%s; trying again for up to %g s", error, self._seconds)
+            if self._seconds:  # Else nobody tries again.
+                log.warning("%s; trying again for up to %g s", error, self._seconds)
         left = self._failing_since + self._seconds - now
         if left <= 0 and isinstance(error, Refused):
             raise error
@@ -277,7 +284,8 @@ class Broker:
         if status in (401, 403):
             detail += f"; the option token says who you are, or {TOKEN_VARIABLE} where the driver runs"
         name = str(fields.get("type", "")).removeprefix(_URN) if isinstance(fields, dict) else ""
-        return Refused(f"{self._where}: {detail}", status, name, fields)
+        kind = RefusedForNow if status in FULL else Refused
+        return kind(f"{self._where}: {detail}", status, name, fields)
 
     def _json(self, status: int, content: bytes) -> Answer:
         try:

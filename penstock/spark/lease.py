@@ -1,8 +1,9 @@
 """Lease: a named reader at the broker, which keeps what a stream has not read yet.
 
-Spark tells a source how far a query has come (`commit`), one batch late, and does not tell it when the query
-ends. So the broker holds for a while only, and a thread renews that while the process lives: when the query
-is gone, so is the process, and the lease ends by itself.
+Spark tells a source how far a query has come (`commit`) when it has planned the next batch, and does not tell
+it when the query ends. Before that it asks what is next, also where nothing is: whoever is asked knows that
+all before is done (`streaming.py`). And the broker holds for a while only, and a thread renews that while the
+process lives: when the query is gone, so is the process, and the lease ends by itself.
 
 Rules that always hold:
   * The first hold is made before anything is read, and a no to it ends the query: whoever asked for a reader
@@ -78,6 +79,8 @@ class Lease:
     def move(self, positions: Positions) -> None:
         """What is before these positions was read, and need not be kept."""
         with self._lock:
+            if not self._has_failed and self._positions.items() >= positions.items():
+                return
             self._positions |= positions
             if self._has_failed:
                 self._has_failed = False

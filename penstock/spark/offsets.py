@@ -219,7 +219,8 @@ def kept_position(
         return 0
     if identity and extent.identity and identity != extent.identity:
         what = (
-            f"queue {queue!r} was deleted, and another of that name stands now; the one that was read up to"
+            f"queue {queue!r} was deleted, and another of that name stands now (or the log was restored from "
+            f"a backup); the one that was read up to"
         )
         lost(options, f"{what} {position} was {identity}, this one is {extent.identity}", _ANEW)
         return extent.start

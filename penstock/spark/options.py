@@ -58,6 +58,9 @@ STREAM: Final = "stream"
 BAD_RECORD: Final = Reason.BAD_RECORD.label
 """Why something is dead that was sent as a dead letter."""
 
+COPIES: Final = "pipeline"
+"""The protocol of what was sent as a dead letter: copies of bad records."""
+
 Bound = int | Mapping[str, int]
 """Where to begin or end: EARLIEST or LATEST for every queue, or a number for each."""
 
@@ -272,6 +275,18 @@ READING: Final = (
     Option("pushFilters", _flag, False, {STREAM: "Spark pushes filters into batches only; leave it out"}),
     Option("failOnDataLoss", _flag, True),
     Option(
+        "history",
+        _flag,
+        False,
+        {BATCH: "penstock.spark.history(spark, url=…, queue=…) is table and log as a batch"},
+    ),
+    Option(
+        "copies",
+        _flag,
+        True,
+        {BATCH: f"a batch has conditions; leave it out, and say where protocol <> '{COPIES}'"},
+    ),
+    Option(
         "reader",
         _text,
         refused={BATCH: "only a stream lives on to hold retention; PUT /v1/readers/NAME does it by hand"},
@@ -337,6 +352,8 @@ class ReadOptions:
     max_bytes_per_partition: int
     push_filters: bool
     fail_on_data_loss: bool
+    history: bool
+    copies: bool  # of bad records, which are in the log as dead letters
     reader: str | None
     retry_seconds: float
     engine: str = field(repr=False)  # AUTO, HTTP, FILE with a folder, or NATS servers to read messages from
@@ -421,6 +438,9 @@ def read_options(options: Mapping[str, str], kind: str) -> ReadOptions:
     _check_headers(values)
     _check_bounds(values)
     _check_rates(values)
+    _check_history(values)
+    if not values["copies"] and values["view"] != "messages":
+        raise WrongOption("option 'copies' is for view 'messages'; leave it out")
     values["ending_offsets"] = LATEST if values["ending_offsets"] is None else values["ending_offsets"]
     if values["starting_offsets"] is None:
         values["starting_offsets"] = EARLIEST if kind == BATCH else LATEST
@@ -496,6 +516,22 @@ def _check_rates(values: dict[str, Any]) -> None:
         ("max_bytes_per_partition", PARTITION_BYTES_DEFAULT),
     ):
         values[name] = default if values[name] is None else values[name]
+
+
+def _check_history(values: dict[str, Any]) -> None:
+    """What begins in the table goes by offsets, and is read from the broker."""
+    if not values["history"]:
+        return
+    if values["view"] != "messages":
+        raise WrongOption("option 'history' is for view 'messages'; leave it out")
+    if values["starting_offsets"] is None or _says(values["starting_offsets"], LATEST):
+        raise WrongOption(
+            "option 'history' begins in the table; say where: startingOffsets earliest, or {\"orders\": 42}"
+        )
+    if values["max_bytes_per_trigger"] is not None:
+        raise WrongOption("option 'history': the table counts rows; use maxOffsetsPerTrigger")
+    if _names_nats(values["engine"]):
+        raise WrongOption("option 'history' goes through the broker; leave the option engine out")
 
 
 def _names_nats(engine: str) -> bool:

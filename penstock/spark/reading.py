@@ -24,10 +24,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, EqualTo, Filter, InputPartition, Not
 from pyspark.sql.types import StructType
 
 from penstock.errors import PenstockError
+from penstock.spark import archive
 from penstock.spark.api import Body, Broker, Interrupted, Patience, Refused
 from penstock.spark.cuts import cut
 from penstock.spark.files import Folder, NoFiles, folder_of
@@ -43,12 +44,15 @@ from penstock.spark.offsets import (
     position_at,
     starting_positions,
 )
-from penstock.spark.options import ReadOptions, WrongOption
+from penstock.spark.options import COPIES, ReadOptions, WrongOption
 from penstock.spark.records import Plan, batches, plan_of
 from penstock.spark.splits import Range, split
+from penstock.spark.workers import settle_in
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from penstock.lake.table import Table
 
 log = logging.getLogger("penstock.spark")
 log.setLevel(logging.INFO)  # Which no handler shows unless it is asked to.
@@ -67,6 +71,8 @@ class Piece(InputPartition):
     ranges: tuple[Range, ...] = ()
     plans: tuple[Plan, ...] = ()  # of each range, where NATS is read
     folder: Folder | None = None  # where the files are, if the task has them; the broker is asked otherwise
+    archived: archive.Part | None = None  # instead of all that: from the table
+    table: "Table | None" = None
 
 
 class Scan:
@@ -78,8 +84,13 @@ class Scan:
         self._broker = Broker(options.url, options.token, options.retry_seconds)
         self._counter = "event_offset" if options.view == "events" else "offset"
         names = schema.fieldNames()
-        self._columns = names if self._counter in names else [*names, self._counter]
         self.where = Where()
+        needed = [self._counter]
+        if not options.copies:
+            # Here, and not by Spark: what it has never seen does not count as a row.
+            self.where = Where((Not(EqualTo(("protocol",), COPIES)),))
+            needed.append("protocol")
+        self._columns = [*names, *(name for name in needed if name not in names)]
 
     def narrowed(self, broker: Broker, ranges: Sequence[Range]) -> list[Range]:
         """What has to be read of some ranges, as far as the conditions on the rows tell."""
@@ -129,19 +140,33 @@ class Scan:
             return
         schema = to_arrow_schema(self._schema, timezone="UTC")
         try:
-            for number, part in enumerate(piece.ranges):
-                if piece.plans:
-                    rows = self._direct(part, piece.plans[number])
-                elif piece.folder is not None:
-                    rows = self._files(part, piece.folder)
-                else:
-                    rows = self._range(part)
+            for rows in self._rows(piece):
                 for whole in rows:
                     batch = self.where.rows(whole, self._columns)
                     if batch.num_rows:
                         yield pa.RecordBatch.from_arrays(batch.columns[: len(schema)], schema=schema)
         finally:
             self._broker.close()
+            settle_in()
+
+    def _rows(self, piece: Piece) -> Iterator[Iterator["pa.RecordBatch"]]:
+        if piece.archived is not None and piece.table is not None:
+            yield self._archived(piece.archived, piece.table)
+        for number, part in enumerate(piece.ranges):
+            if piece.plans:
+                yield self._direct(part, piece.plans[number])
+            elif piece.folder is not None:
+                yield self._files(part, piece.folder)
+            else:
+                yield self._range(part)
+
+    def _archived(self, part: archive.Part, table: "Table") -> Iterator["pa.RecordBatch"]:
+        """A range from the table."""
+        at = part.whole.start
+        for batch in archive.batches(table, part, self._columns):
+            at = self._follow(part.whole.queue, at, batch)
+            yield batch
+        self._check_end(part.whole, at)
 
     def _direct(self, part: Range, plan: Plan) -> Iterator["pa.RecordBatch"]:
         """A range from NATS."""

@@ -34,6 +34,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import PenstockError
 from penstock.spark.api import Broker
+from penstock.spark.archive import Archive
 from penstock.spark.cuts import within_bytes
 from penstock.spark.lease import Lease
 from penstock.spark.offsets import (
@@ -67,6 +68,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._scan = Scan(options, schema)
         self._broker = Broker(options.url, options.token, options.retry_seconds)
+        self._archive = Archive(options.url)
+        # Of the table, where it was asked; and what it did not have then, with where that began in the log.
+        self._firsts: dict[tuple[str, str], int] = {}
+        self._unarchived: dict[tuple[str, str], int] = {}
         self._initial: Offset | None = None  # where it begins; None: Spark has not asked
         self._plans_first = False
         self._starts: Positions = {}  # as of the last look
@@ -82,7 +87,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None:
             broker = self._broker.in_haste()
             try:
-                extents = extents_of(broker, self._options)
+                extents = self._extents(broker)
                 positions = starting_positions(broker, self._options, extents)
             finally:
                 broker.close()
@@ -138,6 +143,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     before[queue],
                 )
         self._hold(positions)
+        if self._lease is not None:
+            # What is before was read: Spark asks when it has noted that its last batch is done.
+            self._lease.move(self._wanted(positions))
         waiting = {
             queue: max(self._end(queue, extents) - position, 0) for queue, position in positions.items()
         }
@@ -185,10 +193,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return dict(sorted(self._ends.items())) if self._ends is not None else None
 
     def _look(self) -> dict[str, Extent]:
-        extents = extents_of(self._broker, self._options)
-        self._starts = {queue: extent.start for queue, extent in extents.items()}
+        extents = self._extents(self._broker)
         self._ends = {queue: extent.end for queue, extent in extents.items()}
         return extents
+
+    def _extents(self, broker: Broker) -> dict[str, Extent]:
+        """What there is to be read, with `history` also what only the table has."""
+        extents = extents_of(broker, self._options)
+        self._starts = {queue: extent.start for queue, extent in extents.items()}
+        if not self._options.history or not any(self._starts.values()):
+            return extents
+        starts = {(queue, extent.identity): extent.start for queue, extent in extents.items() if extent.start}
+        unknown = {key: start for key, start in starts.items() if key not in self._firsts}
+        if unknown != self._unarchived:
+            # What retention has taken since the last look may have come there before.
+            self._firsts = self._archive.firsts(broker)
+            self._unarchived = {key: start for key, start in unknown.items() if key not in self._firsts}
+        return {
+            queue: extent._replace(
+                start=min(extent.start, self._firsts.get((queue, extent.identity), extent.start))
+            )
+            for queue, extent in extents.items()
+        }
 
     def _end(self, queue: str, extents: Mapping[str, Extent]) -> int:
         """Where to stop in a queue: at its end, or where it was when availableNow was said."""
@@ -214,7 +240,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             Range(queue, self._begin(queue, before.get(queue, 0), stop), stop, identities.get(queue, ""))
             for queue, stop in ends.items()
         ]
-        return self._scan.pieces(self._broker, ranges)
+        if not self._options.history:
+            return self._scan.pieces(self._broker, ranges)
+        self._look()  # Retention moves on.
+        parts, rest = self._archive.cut(self._broker, ranges, self._starts, self._options.min_partitions)
+        archived = [Piece((), archived=part, table=self._archive.table) for part in parts]
+        return [*archived, *self._scan.pieces(self._broker, rest)]
 
     def _begin(self, queue: str, start: int, end: int) -> int:
         """Where to begin in a queue: where the query is, unless something is lost and it may go on."""
@@ -224,7 +255,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return end
             # The log is not the one that was read. It has begun anew, and so does the query in it.
             start = 0
-        if not self._options.fail_on_data_loss:
+        if not self._options.fail_on_data_loss and not self._options.history:
             start = min(max(start, self._starts.get(queue, 0)), end)
         return start
 
@@ -262,5 +293,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._lease.hold(self._wanted(positions))
 
     def _wanted(self, positions: Positions) -> Positions:
-        """A batch that is done again may have a queue in it that nobody wants held any more."""
-        return {queue: position for queue, position in positions.items() if self._options.wants(queue)}
+        """A batch that is done again may have a queue in it that nobody wants held any more. What is in the
+        table only is not held."""
+        return {
+            queue: max(position, self._starts.get(queue, 0)) if self._options.history else position
+            for queue, position in positions.items()
+            if self._options.wants(queue)
+        }

@@ -1,4 +1,4 @@
-"""A standalone cluster of Spark's, a master and two workers on this machine: batch, stream, sink, a pipeline;
+"""A standalone cluster of Spark's, a master and two workers on this machine: batch, stream, sink, pipelines;
 and that a token is shown nowhere."""
 
 import json
@@ -21,7 +21,7 @@ DRIVER_SECONDS = 300.0
 MESSAGES = 1000
 
 PIPELINE = """\
-name = "piping"
+name = "NAME"
 [source]
 url = "URL"
 subscribe = "piped"
@@ -30,9 +30,9 @@ startingOffsets = "earliest"
 sql = "select concat('piped ', cast(value as string)) as value from input"
 [sink]
 format = "penstock"
-queue = "piped.on"
+queue = "piped.NAME"
 [run]
-checkpoint = "FOLDER/checkpoint"
+checkpoint = "FOLDER/checkpoint/NAME"
 """
 
 
@@ -88,25 +88,29 @@ def test_everything_runs_and_nothing_shows_the_token(
     assert len(list(cluster.folder.rglob("stderr"))) >= 2
 
 
-def test_a_pipeline_finds_its_python_by_itself(
+def test_a_folder_of_pipelines_finds_its_python_by_itself(
     cluster: Cluster, start_broker: StartBroker, tmp_path: Path
 ) -> None:
     """Called by its full path, with no word about which Python the executors shall take."""
     broker = start_broker(config=CONFIG)
     send(broker, "piped", values(MESSAGES), token=TOKEN)
-    path = tmp_path / "piping.toml"
-    path.write_text(PIPELINE.replace("URL", url_of(broker)).replace("FOLDER", str(tmp_path)))
+    folder = tmp_path / "pipelines"
+    folder.mkdir()
+    for name in ("on", "off"):
+        text = PIPELINE.replace("URL", url_of(broker)).replace("FOLDER", str(tmp_path)).replace("NAME", name)
+        (folder / f"{name}.toml").write_text(text)
     environment = {name: text for name, text in os.environ.items() if not name.startswith("PYSPARK_")}
     environment["PATH"] = os.pathsep.join(
         folder
         for folder in environment["PATH"].split(os.pathsep)
         if folder != str(Path(sys.executable).parent)
     )
-    command = [str(Path(sys.executable).with_name("penstock")), "pipeline", "run", str(path), "--once"]
+    command = [str(Path(sys.executable).with_name("penstock")), "pipeline", "run", str(folder), "--once"]
     run(
         [*command, "--master", cluster.url],
         {**environment, "PENSTOCK_TOKEN": TOKEN},
         tmp_path / "pipeline.err",
     )
     with Api(broker.ports["http"], TOKEN) as api:
-        assert log_of(api, "piped.on") == [f"piped {value.decode()}" for value in values(MESSAGES)]
+        for queue in ("piped.on", "piped.off"):
+            assert log_of(api, queue) == [f"piped {value.decode()}" for value in values(MESSAGES)]

@@ -41,7 +41,8 @@ def test_a_query_that_is_started_again_is_told(queues: Queues, api: Api, tmp_pat
     make_again(queues, api, "deleted.later", 50)
     with Gathering(queues.stream("deleted.later"), "later", tmp_path) as gathering:
         text = gathering.failure()
-        assert f"DataLost: queue 'deleted.later' {TOLD}; the one that was read up to 20 was" in text
+        assert f"DataLost: queue 'deleted.later' {TOLD} (or the log was restored from a backup); " in text
+        assert "the one that was read up to 20 was" in text
         assert "begin with a new checkpoint, or set failOnDataLoss to false" in text
         assert not gathering.rows
     frame = queues.stream("deleted.later", failOnDataLoss="false")
@@ -122,8 +123,6 @@ def test_a_stream_with_a_reader_holds_the_others_on(queues: Queues, api: Api, tm
         delete(api, "leased.a")
         queues.send("leased.b", values(10, 10))
         gathering.wait(30)
-        queues.send("leased.b", values(1, 20))
-        gathering.wait(31)
         until(
             lambda: (
                 [(it["queue"], it["position"]) for it in api.get("/v1/readers/leaser")["queues"]]

@@ -8,6 +8,8 @@ the same, show that it came from the files.
 import logging
 import re
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from penstock import connect
 from penstock.common.tokens import hash_token, new_token
 from penstock.log.disk import mark_of
 from penstock.log.reader import LogReader
-from penstock.spark import files
+from penstock.spark import files, reading
 from penstock.spark.api import Refused, Unreachable
 from penstock.spark.offsets import DataLost
 from penstock.spark.options import BATCH, read_options
@@ -164,6 +166,31 @@ def test_a_task_says_which_it_did(queues: Queues, broker: BrokerProcess) -> None
 
 
 # --- which folder ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("main", "is_worker"), [("pyspark.daemon", True), ("pytest", False)])
+def test_a_worker_sets_its_modules_aside(main: str, is_worker: bool) -> None:
+    """Spark has it look for garbage after every task, in all that it has ever imported. Nobody else does."""
+    script = (
+        "import gc, sys, types; from penstock.spark.workers import settle_in; "
+        f"sys.modules['__main__'].__spec__ = types.SimpleNamespace(name={main!r}); settle_in(); "
+        "first = gc.get_freeze_count(); kept = [[] for _ in range(100)]; settle_in(); "
+        "print(first > 1000, gc.get_freeze_count() == first)"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert said.stdout.split() == [str(is_worker), "True"], said
+
+
+def test_a_task_settles_in_when_it_ends(
+    queues: Queues, broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues.send("settled", values(10))
+    ends: list[int] = []
+    monkeypatch.setattr(reading, "settle_in", lambda: ends.append(len(seen)))
+    seen: list[bytes] = []
+    for batch in Query(url_of(broker), "settled").batches():
+        seen += batch
+    assert ends == [10]
 
 
 def test_no_broker_is_needed_to_read(start_broker: StartBroker) -> None:

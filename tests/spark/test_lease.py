@@ -45,6 +45,18 @@ def test_a_stream_of_more_queues_than_one_reader_takes_holds_them_all(start_brok
             assert held(api, "many")["q0000"] == 1
 
 
+def test_a_stream_that_has_read_everything_is_not_behind(broker: BrokerProcess, api: Api) -> None:
+    """Spark says that a batch is done when it has planned the next; nothing comes, and it does not."""
+    send(broker, "lease-all", values(3))
+    for reader in a_stream(broker, subscribe="lease-all", reader="lease-all", startingOffsets="earliest"):
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ReadAllAvailable())
+        reader.partitions(start, end)
+        assert held(api, "lease-all") == {"lease-all": 0}  # it may be run again
+        assert reader.latestOffset(end, ReadAllAvailable()) == end
+        until(lambda: held(api, "lease-all") == {"lease-all": 3}, "the reader moves")
+
+
 def held(api: Api, name: str) -> dict[str, int]:
     return {
         row["queue"]: row["position"] for row in api.get(f"/v1/readers/{name.replace(' ', '%20')}")["queues"]

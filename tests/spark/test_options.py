@@ -64,6 +64,8 @@ def test_every_option_can_be_said() -> None:
         "includeHeaders": "false",
         "minPartitions": "8",
         "failOnDataLoss": "False",
+        "history": "false",
+        "copies": "true",
         "reader": "nightly",
         "retrySeconds": "2.5",
         "engine": "tls://ann:secret@a:4222,b",
@@ -224,6 +226,7 @@ REFUSED = [
         "option 'maxTriggerDelay': 'soon' is no time; use a number with its unit",
     ),
     (BATCH, "reader", "x", "'reader' is not for a batch: only a stream lives on"),
+    (BATCH, "copies", "false", "'copies' is not for a batch: a batch has conditions; leave it out, and say"),
     (BATCH, "retrySeconds", "-1", "option 'retrySeconds' is '-1': use a number of seconds from 0"),
     (BATCH, "startingTimestamp", "yesterday", "option 'startingTimestamp': 'yesterday' is no time"),
 ]

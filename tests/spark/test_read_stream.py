@@ -92,6 +92,31 @@ def test_events_stream_too(queues: Queues, tmp_path: Path, api: Api) -> None:
     assert Counter(event for _, event in seen)["accepted"] == 20
 
 
+def test_copies_of_bad_records_are_no_rows_where_nobody_wants_them(queues: Queues, tmp_path: Path) -> None:
+    def of_copies(wanted: str, schema: str | None = None) -> list[bytes]:
+        seen: list[bytes] = []
+
+        def take(frame: DataFrame, number: int) -> None:
+            seen.extend(bytes(row.value) for row in frame.collect())
+
+        options = {"startingOffsets": "earliest", "copies": wanted}
+        frame = queues.stream("stream.copies", schema, **options)
+        folder = str(tmp_path / f"{wanted}-{schema}")
+        writing = frame.writeStream.foreachBatch(take).option("checkpointLocation", folder)
+        query = writing.trigger(availableNow=True).start()
+        assert query.awaitTermination(int(PATIENCE_SECONDS))
+        rows.append(sum(progress.numInputRows for progress in query.recentProgress))
+        return sorted(seen)
+
+    rows: list[int] = []
+    queues.send("stream.copies", values(5))
+    letters = queues.spark.createDataFrame([("stream.copies", b"a copy")], "queue string, value binary")
+    letters.write.format("penstock").options(url=queues.url, dead="bad-record").mode("append").save()
+    assert of_copies("true") == sorted([*values(5), b"a copy"])
+    assert of_copies("false") == of_copies("false", "value binary") == sorted(values(5))
+    assert rows == [6, 5, 5]
+
+
 # --- how much at a time ----------------------------------------------------------------------------
 
 
