@@ -15,9 +15,12 @@ from typing import Final
 
 from librt.strings import (
     BytesWriter,
+    read_i32_be,
     read_i32_le,
     read_i64_be,
     read_i64_le,
+    write_i16_be,
+    write_i32_be,
     write_i32_le,
     write_i64_be,
     write_i64_le,
@@ -253,3 +256,119 @@ def _same_origin(ids: bytes, at: i64, origin_digits: i64) -> bool:
             return False
         index += 1
     return True
+
+
+def take_requests(
+    data: bytes,
+    at: i64,
+    head: bytes,
+    middle: bytes,
+    tail: bytes,
+    id_first: bool,
+    size_max: i64,
+    ids: BytesWriter,
+    payloads: list[bytes],
+    sizes: list[int],
+) -> i64:
+    """Take RQ's requests: head, id, middle, size, payload, tail; or head, size, payload, middle, id, tail.
+
+    Where they end. Ids are added as little-endian int32, and payloads in pieces, small ones in one.
+    """
+    out = BytesWriter()
+    head_bytes: i64 = len(head)
+    middle_bytes: i64 = len(middle)
+    front: i64 = head_bytes + 4
+    back: i64 = len(tail)
+    if id_first:
+        front += middle_bytes + 4
+    else:
+        back += middle_bytes + 4
+    last: i64 = len(data) - front - back  # where the last one can begin, if it is empty
+    while at <= last and stands(data, at, head):
+        if id_first and not stands(data, at + head_bytes + 4, middle):
+            break
+        start: i64 = at + front
+        size = i64(read_i32_be(data, start - 4))
+        if size < 0 or size > size_max or at + size > last:  # Over 31 bits it would be negative.
+            break
+        stop: i64 = start + size
+        id_at: i64 = at + head_bytes
+        if not id_first:
+            if not stands(data, stop, middle):
+                break
+            id_at = stop + middle_bytes
+        if not stands(data, stop + back - len(tail), tail):
+            break
+        write_i32_le(ids, read_i32_be(data, id_at))
+        if size < _SLICE_BYTES:
+            copy(out, data, start, stop)
+        else:
+            if len(out):
+                payloads.append(out.getvalue())
+                out = BytesWriter()
+            payloads.append(data[start:stop])
+        sizes.append(size)
+        at = stop + back
+    if len(out):
+        payloads.append(out.getvalue())
+    return at
+
+
+def take_id_frames(data: bytes, at: i64, action: i64, ids: BytesWriter) -> i64:
+    """Take RQ's frames of an id and this action: CLEAR, ID with four bytes, the action. Where they end.
+
+    Ids are added as little-endian int32.
+    """
+    last: i64 = len(data) - 7
+    while at <= last and data[at] == 0x01 and data[at + 1] == 0x80 and data[at + 6] == action:
+        write_i32_le(ids, read_i32_be(data, at + 2))
+        at += 7
+    return at
+
+
+def write_id_frames(ids: bytes, action: u8) -> bytes:
+    """Write such frames; ids are little-endian int32."""
+    out = BytesWriter()
+    stop: i64 = len(ids)
+    at: i64 = 0
+    while at < stop:
+        write_i16_be(out, 0x0180)
+        write_i32_be(out, read_i32_le(ids, at))
+        out.append(action)
+        at += 4
+    return out.getvalue()
+
+
+def write_deliveries(
+    head: bytes,
+    empty: bytes,
+    middle: bytes,
+    tail: bytes,
+    ids: bytes,
+    payload: bytes,
+    payload_start: i64,
+    bounds: bytes,
+) -> bytes:
+    """Write RQ's deliveries: head, size, payload, middle, id, tail; with `empty` before the middle of one
+    that is empty.
+
+    Ids and bounds are little-endian int32; `payload_start` is the bound of the payload's first byte.
+    """
+    out = BytesWriter()
+    stop: i64 = len(ids)
+    start: i64 = i64(read_i32_le(bounds, 0)) - payload_start
+    at: i64 = 0
+    while at < stop:
+        end: i64 = i64(read_i32_le(bounds, at + 4)) - payload_start
+        if end == start:
+            out.write(empty)
+        else:
+            out.write(head)
+            write_i32_be(out, i32(end - start))
+            copy(out, payload, start, end)
+        out.write(middle)
+        write_i32_be(out, read_i32_le(ids, at))
+        out.write(tail)
+        start = end
+        at += 4
+    return out.getvalue()

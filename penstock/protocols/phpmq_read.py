@@ -37,6 +37,7 @@ How it fails: anything malformed raises `PeerViolation`; the events before it in
 
 from collections.abc import Callable
 from enum import IntEnum, auto
+from functools import cache
 from typing import NoReturn
 
 from penstock.model.policy import QueueNameError, check_queue_name, door_of
@@ -76,7 +77,10 @@ _QUICK_COST, _CAREFUL_COST = 1, 4  # of messages that look like earlier ones, to
 
 # From this size on a content that came in pieces becomes a batch of its own: joining it with its
 # neighbours would copy it once more.
-_LARGE_BYTES = 1 << 20
+_ALONE_BYTES = 1 << 20
+
+LARGE_BYTES = 16 * 1024
+"""From this size on the quick way does not copy a content with its chunk. Tests have less."""
 
 QUICK = True
 """Whether a new `Reader` has the quick way. It has; tests of the careful way do without."""
@@ -93,6 +97,12 @@ class _Step(IntEnum):
     PACKET_BREAK = auto()
     CONTENT = auto()
     CONTENT_BREAK = auto()
+
+
+@cache
+def _content_bytes_max(limits: Limits) -> dict[PacketType, int]:
+    """One for all readers that have the same limits."""
+    return limits.content_bytes_max()
 
 
 class Reader:
@@ -113,11 +123,11 @@ class Reader:
         self.share = share
         self._accepts = accepts
         self._limits = limits
-        self._content_bytes_max = limits.content_bytes_max()
+        self._content_bytes_max = _content_bytes_max(limits)
         self._position = 0  # of the first byte of the chunk at hand in the stream
         self._violation: PeerViolation | None = None
         self._runs = Runs()
-        self._shapes = Shapes(limits.payload_bytes_max)
+        self._shapes = Shapes(limits.payload_bytes_max, LARGE_BYTES)
         self._quick = QUICK
 
         # The careful way: what is gathered now, and the message so far.
@@ -164,6 +174,12 @@ class Reader:
         return self._runs.take()
 
     def _feed(self, data: bytes | bytearray | memoryview, left: int) -> None:
+        if self._quick and isinstance(data, memoryview) and len(data) >= LARGE_BYTES:
+            at = self._take_large(data)
+            if at:
+                self._position += at
+                data = data[at:]
+                left -= _QUICK_COST
         at = 0
         if self._partial is not None:
             at = min(self._need, len(data))
@@ -171,7 +187,7 @@ class Reader:
             self._need -= at
             if self._need:
                 self._position += at
-                self.held_bytes += at
+                self._weigh()
                 return
         if not isinstance(data, bytes):
             # One copy of the chunk costs a tenth of what slicing a memoryview for each content would. The
@@ -203,10 +219,44 @@ class Reader:
                 self.dialect = dialect
         self._runs.close()
         self._position += end
+        self._weigh()
+
+    def _weigh(self) -> None:
         self.held_bytes = 0
         if self._step is not _Step.HEADER:
             begun = self._partial.tell() if self._partial is not None else 0
             self.held_bytes = begun + sum(map(len, self._packets.values()))
+
+    def _take_large(self, data: memoryview) -> int:
+        """Large contents, which are not copied with the chunk; returns what is read of it.
+
+        That is as if the chunk had been cut there: behind what was gathered, behind whole messages, and in
+        front of a content that is not whole.
+        """
+        at = 0
+        if self._step is _Step.CONTENT and self._partial is not None and self._need <= len(data):
+            at = self._need
+            self._partial.write(data[:at])
+            self._need = 0
+            self._position += at
+            self._careful(b"", 0)
+            self._position -= at
+        if self._step is not _Step.HEADER or self._partial is not None:
+            return at
+        if self._break_allowed and at < len(data):
+            self._break_allowed = False
+            if data[at] == _LINE_BREAK:
+                at += 1
+        start = at
+        at, content = self._shapes.take_large(data, start, self._runs)
+        if at > start and self._shapes.last is not None:
+            self.dialect = self._shapes.last.dialect
+        if not content:
+            return at
+        self._position += at
+        self._careful(bytes(data[at:content]), 0)
+        self._position -= at
+        return content
 
     def _careful(self, data: bytes, at: int) -> int:
         """Goes on until a message is complete or the chunk is used up; returns where it stands."""
@@ -413,7 +463,7 @@ class Reader:
     def _file(self, queue: str, packets: dict[PacketType, bytes], ttl_seconds: int) -> None:
         """A message with a content."""
         content = packets[PacketType.CONTENT]
-        if len(content) >= _LARGE_BYTES:
+        if len(content) >= _ALONE_BYTES:
             self._runs.close()
         with_ttl = self._type is MessageType.MESSAGE and PacketType.TTL in packets
         run = self._runs.of(self._type, queue, TTL_OF_EACH if with_ttl else 0)
@@ -423,11 +473,12 @@ class Reader:
             run.note_ttl(ttl_seconds, 1)
         if self._type is MessageType.DISPATCH:
             run.ids.append(packets[PacketType.ID])
-        if len(content) >= _LARGE_BYTES:
+        if len(content) >= _ALONE_BYTES:
             self._runs.close()
 
     def _violate(self, message: str, position: int, offending: bytes) -> NoReturn:
         self._violation = PeerViolation(PROTOCOL, message, position=position, offending=offending)
+        self._runs.close()  # It may have views of the chunk, which is not ours any longer.
         raise self._violation
 
 

@@ -67,7 +67,8 @@ class Run:
         self.queue = queue
         self.ttl_seconds = ttl_seconds  # of settlements: one for all; of messages: TTL_OF_EACH, or 0 for none
         self.id_bytes = id_bytes  # the same
-        self.payloads: list[bytes] = []  # one by one, or many of them in one piece
+        # One by one, or many of them in one piece; large ones as views of the chunk, which `event` copies.
+        self.payloads: list[bytes | memoryview] = []
         self.sizes: list[int] = []  # of each payload
         self.ttls: list[int] = []  # of payloads: as far as the last one that has a TTL
         self.ids: list[bytes] = []  # of dispatches: one by one; of settlements as the payloads
@@ -83,8 +84,8 @@ class Run:
             # An empty id can be told only by its place in the list, and never comes in one piece with others.
             count = len(joined) // self.id_bytes if self.id_bytes else len(self.ids)
             return Settled(type_, self.queue, joined, self.id_bytes, count, self.ttl_seconds)
-        payload = self.payloads[0] if len(self.payloads) == 1 else b"".join(self.payloads)
-        batch = Batch(payload, _bounds_of(self.sizes), protocol=PROTOCOL)
+        # A single one that is bytes is handed on as it is.
+        batch = Batch(b"".join(self.payloads), _bounds_of(self.sizes), protocol=PROTOCOL)
         if self.ttl_seconds == TTL_OF_EACH or (self.ttls and any(self.ttls)):
             self.note_ttl(0, 0)
             batch.ttl_seconds = array("q", self.ttls)
@@ -146,7 +147,14 @@ def _bounds_of(sizes: list[int]) -> "array[int]":
     return array("i", struct.pack(f"{len(bounds)}i", *bounds))
 
 
-def _take_groups(data: bytes, at: int, head: bytes, size: int, tail: bytes, contents: list[bytes]) -> int:
+def _take_groups(
+    data: bytes,
+    at: int,
+    head: bytes,
+    size: int,
+    tail: bytes,
+    contents: "list[bytes] | list[bytes | memoryview]",
+) -> int:
     """Takes messages `head + content + tail` with contents of one size, as far as whole groups go."""
     stride = len(head) + size + len(tail)
     group_bytes = _GROUP * stride
@@ -155,7 +163,7 @@ def _take_groups(data: bytes, at: int, head: bytes, size: int, tail: bytes, cont
         group = _group_of(len(head), size, len(tail))(data, at)
         if data[at : at + group_bytes] != head + (tail + head).join(group) + tail:
             break
-        contents += group
+        contents.extend(group)
         at += group_bytes
     return at
 
@@ -200,9 +208,12 @@ class _Shape:
 class Shapes:
     """What the messages of one connection have looked like so far."""
 
-    def __init__(self, payload_bytes_max: int) -> None:
+    def __init__(self, payload_bytes_max: int, large_bytes: int) -> None:
+        self.last: _Shape | None = None
+        """What the last message that was learned or taken looked like."""
+
         self._payload_bytes_max = payload_bytes_max
-        self._last: _Shape | None = None
+        self._large_bytes = large_bytes
         self._shapes: dict[tuple[MessageType, str, Dialect, bool], _Shape] = {}
         self._head_bytes: dict[bytes, int] = {}  # by the first _LEAD_BYTES
         self._owners: dict[bytes, _Shape] = {}  # by head
@@ -239,11 +250,11 @@ class Shapes:
                 self._ttl_values.clear()
             self._ttl_digits[shape.line_break + dialect.packet_header(PacketType.TTL, len(text))] = len(text)
             self._ttl_values[text] = int(text)
-        self._last = shape
+        self.last = shape
 
     def take(self, data: bytes, at: int, runs: Runs) -> tuple[int, Dialect | None]:
         """Whole messages from `at` on, as far as they are recognised: where they end, and their dialect."""
-        shape, end = self._last, at
+        shape, end = self.last, at
         if shape is not None and (
             loops.stands(data, at, shape.prefix) if COMPILED else data.startswith(shape.prefix, at)
         ):
@@ -256,8 +267,35 @@ class Shapes:
             end = self._take(shape, data, at, runs)
         if shape is None or end == at:
             return at, None
-        self._last = shape
+        self.last = shape
         return end, shape.dialect
+
+    def take_large(self, data: memoryview, at: int, runs: Runs) -> tuple[int, int]:
+        """Whole messages of the last shape whose contents are large: where they end, and where the content
+        begins of the next, if that is large too and not whole (or else 0).
+
+        They are views of the chunk, and copied once, when their run becomes an event: 64 KiB that go the way
+        of small ones are copied five times.
+        """
+        shape = self.last
+        if shape is None or shape.type_ is not MESSAGE or shape.ttl:
+            return at, 0
+        line_break, end = shape.line_break, len(data)
+        while True:
+            start = at + shape.head_bytes
+            size = self._size(shape, bytes(data[at:start]))
+            if size is None or size < self._large_bytes:
+                return at, 0
+            stop = start + size
+            after = stop + len(line_break)
+            if stop > end:
+                return at, start
+            if after > end or data[stop:after] != line_break:
+                return at, 0
+            run = runs.of(MESSAGE, shape.queue)
+            run.payloads.append(data[start:stop])
+            run.sizes.append(size)
+            at = after
 
     def _take(self, shape: _Shape, data: bytes, at: int, runs: Runs) -> int:
         if shape.type_ is MESSAGE:
@@ -273,7 +311,7 @@ class Shapes:
         self._shapes.clear()
         self._owners.clear()
         self._head_bytes.clear()
-        self._last = None
+        self.last = None
         self._sizes_known = 0
 
     def _size(self, shape: _Shape, head: bytes) -> int | None:

@@ -196,13 +196,19 @@ class ServerSession:
         return commands
 
     def deliver(self, queue: str, slices: Iterable[Slice], now_us: int, dead: bool = False) -> bytes:
-        """Dispatches of a queue, or of its dead letters, as one buffer for one write."""
+        """Dispatches of a queue, or of its dead letters."""
+        return b"".join(self.delivery(queue, list(slices), now_us, dead))
+
+    def delivery(
+        self, queue: str, slices: list[Slice], now_us: int, dead: bool = False
+    ) -> list[bytes | memoryview]:
+        """The same as buffers for one write."""
         writer = self._open.get((queue, dead))
         if writer is None:  # the missing cell of SERVER_WINDOWS
             state = self.window(queue, dead=dead).value
             raise MisuseError(f"phpmq: queue {queue!r}: cannot dispatch, the window is {state}")
         name = queue + DEAD_SUFFIX if dead else queue
-        return writer.dispatches(name, slices, now_us, self._ttl_packet, dead)
+        return writer.dispatch_parts(name, slices, now_us, self._ttl_packet, dead)
 
     def synced(self, refused: int) -> bytes:
         """Everything that the peer had said when it asked for this is stored, but for so many messages."""

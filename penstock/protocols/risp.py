@@ -28,6 +28,7 @@ sequence of bytes is a sequence of commands. `encode` fails with `MisuseError`.
 """
 
 from collections.abc import Collection, Mapping
+from functools import cache
 
 from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.gathering import Gathering
@@ -68,6 +69,18 @@ def encode(command: int, value: int | bytes | None = None) -> bytes:
     return bytes((command,)) + len(value).to_bytes(width, "big") + value
 
 
+@cache
+def _tables(
+    commands: tuple[int, ...], string_bytes_max: int, limits: tuple[tuple[int, int], ...]
+) -> tuple[bytes, tuple[int, ...]]:
+    """Which commands are known, and how long the string of each may be: 2.4 KB, for all readers together."""
+    limit_of = dict(limits)
+    return (
+        bytes(command in commands for command in range(256)),
+        tuple(limit_of.get(command, string_bytes_max) for command in range(256)),
+    )
+
+
 class Reader:
     """Cuts a stream into the commands of one vocabulary.
 
@@ -102,10 +115,9 @@ class Reader:
         string_bytes_max_of: Mapping[int, int] | None = None,
     ) -> None:
         """`string_bytes_max` bounds every string, known or not, that `string_bytes_max_of` does not name."""
-        limits = string_bytes_max_of or {}
         self._protocol = protocol
-        self._known = bytes(command in commands for command in range(256))
-        self._limits = tuple(limits.get(command, string_bytes_max) for command in range(256))
+        limits = tuple((string_bytes_max_of or {}).items())
+        self._known, self._limits = _tables(tuple(commands), string_bytes_max, limits)
         self.data = b""
         self.at = 0
         self.number = 0

@@ -43,9 +43,13 @@ from itertools import groupby
 from struct import Struct
 from sys import byteorder
 
+from penstock.build import COMPILED
 from penstock.model.batch import RETRIES_NONE, Batch
 from penstock.protocols.errors import MisuseError
 from penstock.protocols.risp import encode
+
+if COMPILED:
+    from penstock.protocols import loops
 
 PROTOCOL = "rq"
 """The door's name in batches."""
@@ -132,7 +136,7 @@ Name = str | int
 """A queue as the peer named it: by QUEUE (str) or by QUEUEID (int)."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Requests:
     """REQUEST: a run for one queue, alike in NOREPLY, TIMEOUT and in having RETRIES or not."""
 
@@ -142,16 +146,33 @@ class Requests:
     noreply: bool
     timeout_seconds: int
 
+    # Written out, see `model/batch.py`; so are those of the next two.
+    def __init__(
+        self, queue: Name, ids: "array[int]", batch: Batch, noreply: bool, timeout_seconds: int
+    ) -> None:
+        self.queue = queue
+        self.ids = ids
+        self.batch = batch
+        self.noreply = noreply
+        self.timeout_seconds = timeout_seconds
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class Replies:
     ids: "array[int]"
     batch: Batch
 
+    def __init__(self, ids: "array[int]", batch: Batch) -> None:
+        self.ids = ids
+        self.batch = batch
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class Delivered:
     ids: "array[int]"
+
+    def __init__(self, ids: "array[int]") -> None:
+        self.ids = ids
 
 
 @dataclass(slots=True)
@@ -230,6 +251,7 @@ _CLEAR = encode(Command.CLEAR)
 _ID = bytes((Command.ID,))
 _PAYLOAD = bytes((Command.PAYLOAD,))
 _CLEAR_ID = _CLEAR + _ID
+_NOTHING_SIZED = len(NOTHING).to_bytes(4, "big") + NOTHING
 
 ID_FRAME_BYTES = 7
 """CLEAR, ID with its four bytes, and an action."""
@@ -298,13 +320,13 @@ def encode_deliveries(
     noreply: bool,
 ) -> bytes:
     """A controller's requests to a consumer; message *i* is `payload[bounds[i]:bounds[i + 1]]`."""
-    head = _CLEAR + encode_queue(queue) + _PAYLOAD
-    middle = (encode(Command.NOREPLY) if noreply else b"") + _ID
-    action = encode(Command.REQUEST)
+    head, middle, action = _around(queue, noreply)
+    if COMPILED and not _is_large(bounds):
+        return _small_deliveries(head, middle, action, ids, payload, bounds)
+    source = _source(payload, bounds)
     # One pack writes the end of a frame and the beginning of the next.
     join = action + head
     pack = _joint(len(middle), len(join)).pack
-    source = _source(payload, bounds)
     start = bounds[0]
     ident = 0
     frames: list[bytes | memoryview] = []
@@ -323,6 +345,28 @@ def encode_deliveries(
         frames[0] = frames[0][len(middle) + 4 + len(action) :]
         add(middle + ident.to_bytes(4, "big") + action)
     return b"".join(frames)
+
+
+def _small_deliveries(
+    head: bytes,
+    middle: bytes,
+    tail: bytes,
+    ids: Sequence[int],
+    payload: bytes | memoryview,
+    bounds: Sequence[int],
+) -> bytes:
+    """What `encode_deliveries` gives, by a compiled loop."""
+    if len(ids) != len(bounds) - 1:
+        raise ValueError(f"{len(ids)} ids for {len(bounds) - 1} messages: each needs one")
+    start = 0
+    if not isinstance(payload, bytes):
+        payload, start = bytes(payload[bounds[0] : bounds[-1]]), bounds[0]
+    if not isinstance(bounds, (array, memoryview)):  # Compiled, a union would be made each time.
+        bounds = array("i", bounds)
+    empty = _CLEAR + head + _NOTHING_SIZED
+    return loops.write_deliveries(
+        head, empty, middle, tail, _column(ids).tobytes(), payload, start, bounds.tobytes()
+    )
 
 
 def encode_replies(ids: Sequence[int], batch: Batch) -> bytes:
@@ -379,7 +423,10 @@ def ids_of_frames(data: bytes, start: int, end: int) -> "array[int]":
 
 
 def _id_frames(action: Command, ids: Iterable[int]) -> bytes:
-    column = array("I", ids)
+    column = _column(ids)
+    if COMPILED:
+        return loops.write_id_frames(column.tobytes(), action)
+    column = column[:]  # or its owner would find it turned round
     if byteorder == "little":
         column.byteswap()
     raw = column.tobytes()
@@ -387,6 +434,10 @@ def _id_frames(action: Command, ids: Iterable[int]) -> bytes:
     for byte in range(4):
         frames[2 + byte :: ID_FRAME_BYTES] = raw[byte::4]
     return bytes(frames)
+
+
+def _column(ids: Iterable[int]) -> "array[int]":
+    return ids if isinstance(ids, array) and ids.typecode == "I" else array("I", ids)
 
 
 def _id_first(
@@ -428,10 +479,20 @@ def _flagged(noreply: bool, action: Command) -> bytes:
     return (encode(Command.NOREPLY) if noreply else b"") + encode(action)
 
 
-def _source(payload: bytes | memoryview, bounds: Sequence[int]) -> bytes | memoryview:
+def _is_large(bounds: Sequence[int]) -> bool:
     count = len(bounds) - 1
-    large = count > 0 and bounds[count] - bounds[0] >= count * _VIEW_FROM_BYTES
-    return memoryview(payload) if large else payload
+    return count > 0 and bounds[count] - bounds[0] >= count * _VIEW_FROM_BYTES
+
+
+def _source(payload: bytes | memoryview, bounds: Sequence[int]) -> bytes | memoryview:
+    return memoryview(payload) if _is_large(bounds) else payload
+
+
+@lru_cache(maxsize=1024)
+def _around(queue: str, noreply: bool) -> tuple[bytes, bytes, bytes]:
+    """What stands before a delivery's payload and its length, between it and its id, and behind that."""
+    middle = (encode(Command.NOREPLY) if noreply else b"") + _ID
+    return _CLEAR + encode_queue(queue) + _PAYLOAD, middle, encode(Command.REQUEST)
 
 
 @lru_cache(maxsize=256)

@@ -8,7 +8,9 @@ by itself (PONG, PING, UNDELIVERED for a request that cannot be taken) waits in 
 
 Rules that always hold:
   * A received chunk becomes commands for many messages each; no object per message. A delivery
-    that is out is two array entries, indexed by its id.
+    that is out is two array entries, indexed by its id; or one of `_notices`, NOREPLY deliveries in the
+    order in which they went out, which is also the order in which most consumers are done with them.
+    Where one is not, they all become entries.
   * A delivery id is between 0 and 32767, and is given again only when its consumer is done with it.
   * Queues are named to a node by QUEUE as the node itself named them, and by QUEUEID in CONSUMING only.
   * A dead letter is always delivered as NOREPLY: whoever asked has been told long ago.
@@ -22,14 +24,14 @@ the same chunk wait in `salvage`.
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from penstock.model import words
 from penstock.model.batch import Batch, Slice
 from penstock.model.policy import door_of
-from penstock.model.words import Command, Outcome, ranges_of
+from penstock.model.words import Command, Outcome, Ranges, ranges_of
 from penstock.protocols import rq
 from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.rq import Limits, Name
@@ -54,11 +56,18 @@ from penstock.protocols.rq_session import (
 )
 from penstock.protocols.share import SHARE
 
+IN_ORDER = True
+"""Whether a new session settles what is done in order as a whole. Tests of the other way have it off."""
+
+_NOTICES_MAX = 64
+"""So many of `_notices` there are at most: each is an object, where an entry has 12 bytes."""
+
 _STATE_BITS = 2
 _STATE_MASK = (1 << _STATE_BITS) - 1
 _NOTICE = int(Exchange.NOTICE)
 _AFTER_DELIVERED = tuple(int(EXCHANGES.get((state, Step.DELIVERED), state)) for state in Exchange)
-_MAY_DELIVER = frozenset({Connection.OPEN, Connection.LEAVING})
+_OPEN: Final = Connection.OPEN  # what comes with every chunk is looked up once
+_LEAVING: Final = Connection.LEAVING
 _NOT_CONSUMED = frozenset({Consumer.NONE, Consumer.CANCELLED})
 
 
@@ -68,6 +77,17 @@ class _Shared(NamedTuple):
     queue: str
     dead: bool
     origin: bytes
+
+
+class _Notices:
+    """NOREPLY deliveries of neighbours that went out in order: their ids, and the first one's offset."""
+
+    __slots__ = ("ids", "number", "offset")
+
+    def __init__(self, ids: "array[int]", offset: int, number: int) -> None:
+        self.ids = ids
+        self.offset = offset
+        self.number = number  # of what they share
 
 
 class ControllerSession:
@@ -95,11 +115,13 @@ class ControllerSession:
         self._queue_names: list[str] = []  # index + 1 is the queue id
         self._pool = IdPool()
         self._shared: list[_Shared] = []
-        self._shared_numbers: dict[_Shared, int] = {}
+        self._shared_numbers: dict[tuple[str, bool, bytes], int] = {}  # by queue, dead and origin
         # By delivery id: the offset, and a tag (the number of what is shared, and the exchange's state in the
         # last bits).
         self._offsets = array("q")
         self._tags = array("i")
+        self._notices: list[_Notices] = []
+        self._in_order = IN_ORDER
 
     # -- state ------------------------------------------------------------------------------------
 
@@ -129,7 +151,10 @@ class ControllerSession:
 
     def free_deliveries(self) -> int:
         """How many more deliveries may begin: the ids are limited, and none begins once we are closing."""
-        return self._pool.available if self._connection in _MAY_DELIVER else 0
+        return self._pool.available if self._may_deliver() else 0
+
+    def _may_deliver(self) -> bool:
+        return self._connection is _OPEN or self._connection is _LEAVING
 
     def consumer(self, queue: str, *, dead: bool = False) -> Consumer:
         return self._consumers.get(door_name(queue, dead), Consumer.NONE)
@@ -166,6 +191,8 @@ class ControllerSession:
 
     def take_output(self) -> bytes:
         """What the session has to say by itself; it is forgotten here."""
+        if not self._output:
+            return b""
         output = bytes(self._output)
         self._output.clear()
         return output
@@ -193,7 +220,9 @@ class ControllerSession:
     def deliver(self, queue: str, slices: Sequence[Slice], *, dead: bool = False) -> bytes:
         """Requests for a consumer. Messages with a reply address want a reply, all others are NOREPLY."""
         name = self._told(queue, dead)
-        count = sum(map(len, slices))
+        count = 0
+        for part in slices:
+            count += part.hi - part.lo
         if count > self.free_deliveries():
             raise MisuseError(
                 f"queue {name!r}: {count} deliveries do not fit, {self._pool.taken} are out and "
@@ -202,18 +231,22 @@ class ControllerSession:
             )
         buffers = []
         for part in slices:
-            number = self._shared_number(_Shared(queue, dead, part.origin))
-            for wants_reply, lo, hi in _reply_runs(part, dead):
+            number = self._shared_number(queue, dead, part.origin)
+            runs = [(False, part.lo, part.hi)] if dead or part.reply is None else _reply_runs(part)
+            for wants_reply, lo, hi in runs:
                 ids = self._pool.take(hi - lo)
-                self._note(ids, part.first_offset + lo, number, wants_reply)
+                if wants_reply:
+                    self._note(ids, part.first_offset + lo, number, Exchange.REQUEST)
+                else:
+                    self._add_notices(ids, part.first_offset + lo, number)
                 bounds = part.bounds[lo : hi + 1]
                 buffers.append(rq.encode_deliveries(name, ids, part.payload, bounds, noreply=not wants_reply))
-        return b"".join(buffers)
+        return buffers[0] if len(buffers) == 1 else b"".join(buffers)
 
     def broadcast(self, queue: str, batch: Batch) -> bytes:
         """To a consumer. Nothing once we are closing: a broadcast is for whoever is there."""
         name = self._told(queue, dead=False)
-        return rq.encode_broadcasts(name, batch) if self._connection in _MAY_DELIVER else b""
+        return rq.encode_broadcasts(name, batch) if self._may_deliver() else b""
 
     def delivered(self, tickets: Iterable[int]) -> bytes:
         """To the requester: a consumer has taken these requests, or these NOREPLY requests are durable."""
@@ -255,17 +288,16 @@ class ControllerSession:
         if self._connection is Connection.FULL:
             raise MisuseError("the node was told SERVER_FULL: nothing else can be said to it")
 
-    def _shared_number(self, shared: _Shared) -> int:
-        number = self._shared_numbers.get(shared)
+    def _shared_number(self, queue: str, dead: bool, origin: bytes) -> int:
+        number = self._shared_numbers.get((queue, dead, origin))
         if number is None:
-            number = self._shared_numbers[shared] = len(self._shared)
-            self._shared.append(shared)
+            number = self._shared_numbers[queue, dead, origin] = len(self._shared)
+            self._shared.append(_Shared(queue, dead, origin))
         return number
 
-    def _note(self, ids: list[int], offset: int, number: int, wants_reply: bool) -> None:
-        """Write down which offsets are behind new delivery ids."""
+    def _note(self, ids: "array[int]", offset: int, number: int, state: Exchange) -> None:
+        """Write down which offsets are behind delivery ids."""
         offsets, tags = self._offsets, self._tags
-        state = EXCHANGES[Exchange.FREE, Step.REQUEST if wants_reply else Step.NOTICE]
         tag = number << _STATE_BITS | state
         grown = self._pool.high - len(tags)
         offsets.frombytes(bytes(grown * offsets.itemsize))
@@ -274,6 +306,22 @@ class ControllerSession:
             offsets[ident] = offset
             tags[ident] = tag
             offset += 1
+
+    def _add_notices(self, ids: "array[int]", offset: int, number: int) -> None:
+        notices = self._notices
+        last = notices[-1] if notices else None
+        if last is not None and last.number == number and last.offset + len(last.ids) == offset:
+            last.ids.extend(ids)
+            return
+        if len(notices) >= _NOTICES_MAX:
+            self._note_notices()
+        self._notices.append(_Notices(ids, offset, number))
+
+    def _note_notices(self) -> None:
+        """Who answers does not keep to their order, or answers others: write them all down."""
+        notices, self._notices = self._notices, []
+        for some in notices:
+            self._note(some.ids, some.offset, some.number, Exchange.NOTICE)
 
     # -- events -----------------------------------------------------------------------------------
 
@@ -295,13 +343,17 @@ class ControllerSession:
             self._ignored.add(why, f"request {event.ids[0]}: {detail}", len(event.ids))
 
     def _on_delivered(self, event: rq.Delivered) -> None:
+        ids = self._settle_in_order(event.ids) if self._in_order else event.ids
+        if not ids:
+            return
+        self._note_notices()
         tags, offsets, known = self._tags, self._offsets, len(self._tags)
         groups: dict[int, tuple[list[int], list[int]]] = {}  # by tag: delivery ids and their offsets
         idents: list[int] = []
         found: list[int] = []
         last = -1
         after = strays = 0
-        for ident in event.ids:
+        for ident in ids:
             if ident >= known:
                 strays += 1
                 continue
@@ -321,14 +373,40 @@ class ControllerSession:
             elif exchange is Exchange.TAKEN:
                 self._ignored.add("DELIVERED twice", f"delivery {idents[0]}", len(idents))
             elif exchange is Exchange.NOTICE:
-                self._settle(self._shared[tag >> _STATE_BITS], idents, found)
+                self._pool.free(idents)
+                self._settle(tag >> _STATE_BITS, ranges_of(found))
             else:
                 shared = self._shared[tag >> _STATE_BITS]
                 self._commands.append(words.Accepted(shared.queue, shared.origin, ranges_of(found)))
         if strays:
             self._ignored.add("DELIVERED for a delivery that is not out", count=strays)
 
+    def _settle_in_order(self, ids: "array[int]") -> "array[int]":
+        """Settle the deliveries that went out first, as far as these ids are theirs; the ids behind them."""
+        notices = self._notices
+        settled: dict[int, Ranges] = {}
+        at = done = 0
+        while at < len(ids) and done < len(notices):
+            first = notices[done]
+            count = min(len(first.ids), len(ids) - at)
+            whole = count == len(first.ids)
+            if (first.ids if whole else first.ids[:count]) != ids[at : at + count]:
+                break
+            settled.setdefault(first.number, []).append((first.offset, first.offset + count))
+            at += count
+            if whole:
+                done += 1
+            else:
+                del first.ids[:count]
+                first.offset += count
+        del notices[:done]
+        self._pool.free(ids[:at])
+        for number, ranges in settled.items():
+            self._settle(number, ranges if len(ranges) == 1 else _merged(ranges))
+        return ids[at:]
+
     def _on_replies(self, event: rq.Replies) -> None:
+        self._note_notices()
         ids, batch = event.ids, event.batch
         tags, offsets, known = self._tags, self._offsets, len(self._tags)
         groups: dict[int, list[int]] = {}  # by tag, REQUEST counted as TAKEN: positions in the batch
@@ -351,21 +429,21 @@ class ControllerSession:
             whole = len(members) == len(ids)
             idents = list(ids) if whole else [ids[position] for position in members]
             found = [offsets[ident] for ident in idents]
+            self._pool.free(idents)
             if tag & _STATE_MASK == Exchange.NOTICE:
                 # The consumer is done with it, which is what counts; there is nobody to answer.
                 self._ignored.add("REPLY to a NOREPLY delivery", f"delivery {idents[0]}", len(idents))
-                self._settle(shared, idents, found)
+                self._settle(tag >> _STATE_BITS, ranges_of(found))
                 continue
-            self._pool.free(idents)
             answers = batch if whole else pick(batch, members)
             self._commands.append(words.Reply(shared.queue, shared.origin, array("q", found), answers))
         if strays:
             self._ignored.add("REPLY to a delivery that is not out", count=strays)
 
-    def _settle(self, shared: _Shared, idents: list[int], offsets: list[int]) -> None:
-        self._pool.free(idents)
+    def _settle(self, number: int, ranges: Ranges) -> None:
+        shared = self._shared[number]
         self._commands.append(
-            words.Settle(shared.queue, Outcome.ACK, shared.origin, ranges_of(offsets), dead=shared.dead)
+            words.Settle(shared.queue, Outcome.ACK, shared.origin, ranges, dead=shared.dead)
         )
 
     def _on_broadcasts(self, event: rq.Broadcasts) -> None:
@@ -442,7 +520,7 @@ class ControllerSession:
 
     def _refused(self, action: str, queue: Name) -> tuple[str, str] | None:
         """Why work for a queue cannot begin: the reason, and the case. None: it can."""
-        if self._connection is not Connection.OPEN:
+        if self._connection is not _OPEN:
             return f"{action} while closing", f"the connection is {self._connection.value}"
         name = self._named(queue)
         if not name and isinstance(queue, int):
@@ -473,16 +551,25 @@ _HANDLERS: dict[type, Callable[[ControllerSession, Any], None]] = {
 }
 
 
-def _reply_runs(part: Slice, dead: bool) -> Iterator[tuple[bool, int, int]]:
+def _merged(ranges: Ranges) -> Ranges:
+    """Ranges in any order, as `ranges_of` gives those of their offsets."""
+    found: Ranges = []
+    for first, end in sorted(ranges):
+        if found and first <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((first, end))
+    return found
+
+
+def _reply_runs(part: Slice) -> list[tuple[bool, int, int]]:
     """The messages of a slice, parted where wanting a reply changes: whether they do, from, to."""
-    reply = part.reply
-    if dead or reply is None:
-        yield False, part.lo, part.hi
-    elif all(reply[part.lo : part.hi]):
-        yield True, part.lo, part.hi
-    else:
-        lo = part.lo
-        for wants_reply, group in groupby(reply[part.lo : part.hi], key=bool):
-            hi = lo + sum(1 for _ in group)
-            yield wants_reply, lo, hi
-            lo = hi
+    reply, lo = part.reply or (), part.lo
+    if all(reply[lo : part.hi]):
+        return [(True, lo, part.hi)]
+    runs = []
+    for wants_reply, group in groupby(reply[lo : part.hi], key=bool):
+        hi = lo + sum(1 for _ in group)
+        runs.append((wants_reply, lo, hi))
+        lo = hi
+    return runs

@@ -9,7 +9,8 @@ over where a frame begins, because the frames of one peer differ in id and paylo
     its payload must stand there again, byte for byte (`_Shape`, `_take_requests`).
 
 Whatever they do not recognise, the walker reads. Measured for requests of 100 bytes: 0.4 µs each in
-the fast path, 4 µs in the walker; a chunk costs 6 µs besides.
+the fast path, 4 µs in the walker; a chunk costs 6 µs besides. The compiled build reads both kinds byte
+by byte (`loops`), four times as quickly.
 
 An empty payload comes in two forms that the original programs can read (`rq.py` says why): a REPLY
 without PAYLOAD, and a PAYLOAD of one NOP byte in a frame that begins with two CLEARs.
@@ -28,9 +29,11 @@ came before it in the same chunk waits in `salvage`. A command that lacks an att
 """
 
 import re
+from array import array
 from collections.abc import Callable
 from struct import Struct
 
+from penstock.build import COMPILED
 from penstock.model.batch import RETRIES_NONE
 from penstock.protocols import rq
 from penstock.protocols.errors import PeerViolation
@@ -38,6 +41,11 @@ from penstock.protocols.risp import NEED_MORE, NUMBER_FIRST, SKIPPED, SKIPS_MAX,
 from penstock.protocols.rq import FLAG_FIRST, ID_FRAME_BYTES, NEEDS, NOTHING, Command, Event, Limits, Name
 from penstock.protocols.rq_runs import ALONE_FROM_BYTES, FAILED, SETTLED, Key, Runs
 from penstock.protocols.share import PAYLOAD_SHIFT, UNBOUNDED
+
+if COMPILED:
+    from librt.strings import BytesWriter
+
+    from penstock.protocols import loops
 
 _CHUNK_BYTES_MAX = 1 << 20
 """Larger chunks have no share, and are read in windows of this size, so that no event grows without end."""
@@ -129,7 +137,9 @@ class Decoder:
         self._names: dict[bytes, str] = {}
         self._runs = Runs()
         self._shapes: list[_Shape] = []
-        self._fast = FAST_PATHS
+        self._fast_id_frames = "id frames" in FAST_PATHS
+        self._fast_settled = "settled" in FAST_PATHS
+        self._fast_requests = "requests" in FAST_PATHS
         # Whether the command before was a CLEAR, and whether that of the registers was the second of two.
         self._after_clear = False
         self._cleared_twice = False
@@ -334,15 +344,15 @@ class Decoder:
 
     def _take_frames(self) -> None:
         """Read the known frames that begin here."""
-        reader, fast = self._reader, self._fast
+        reader = self._reader
         at, end, size = -1, reader.at, len(reader.data)
         while at < end < size:
             at = end
-            if self._shapes and "requests" in fast:
+            if self._shapes and self._fast_requests:
                 self._take_requests()
-            if reader.at < size and "id frames" in fast:
+            if reader.at < size and self._fast_id_frames:
                 self._take_id_frames()
-            if reader.at < size and "settled" in fast:
+            if reader.at < size and self._fast_settled:
                 self._take_settled()
             end = reader.at
             if end > at:
@@ -354,20 +364,28 @@ class Decoder:
         reader = self._reader
         data, at = reader.data, reader.at
         action = data[at + ID_FRAME_BYTES - 1] if at + ID_FRAME_BYTES <= len(data) else _CLEAR
-        frames = _ID_RUNS[action].match(data, at) if action in _ID_RUNS else None
-        if frames is None:
+        if action not in _ID_RUNS:
             return
-        ids = rq.ids_of_frames(data, at, frames.end())
+        if COMPILED:
+            raw = BytesWriter()
+            end = loops.take_id_frames(data, at, action, raw)
+            ids = array("I", raw.getvalue())
+        else:
+            frames = _ID_RUNS[action].match(data, at)
+            end = frames.end() if frames is not None else at
+            ids = rq.ids_of_frames(data, at, end)
+        if not ids:
+            return
         if action == _DELIVERED:
             self._runs.delivered(ids)
         elif action == _REPLY:
             run = self._runs.run(SETTLED)
             run.ids += ids
-            run.parts += [b""] * len(ids)
+            run.sizes += [0] * len(ids)
             run.replied.update(ids)
         else:
             self._runs.run(FAILED).ids.extend(ids)
-        reader.at = frames.end()
+        reader.at = end
         self._load({}, ids[-1], {}, None)
 
     def _take_settled(self) -> None:
@@ -415,9 +433,10 @@ class Decoder:
             return
         run = self._runs.run(SETTLED)
         run.replied = replied
-        run.delivered += delivered
-        run.ids += ids
+        run.delivered.extend(delivered)
+        run.ids.extend(ids)
         run.parts += parts
+        run.sizes += map(len, parts)
         reader.at = at
         _, ident, command = unpack(data, frame)
         self._load({}, ident, {}, parts[-1] if command == _PAYLOAD else None)
@@ -434,6 +453,8 @@ class Decoder:
 
     def _take_shape(self, shape: _Shape) -> bool:
         """Read requests that differ from the shape in id and payload only, while they follow."""
+        if COMPILED:
+            return self._take_shape_compiled(shape)
         reader = self._reader
         data, at = reader.data, reader.at
         head, middle, tail = shape.head, shape.middle, shape.tail
@@ -474,12 +495,34 @@ class Decoder:
         if not ids:
             return False
         run = self._runs.run(shape.key)
-        run.ids += ids
+        run.ids.extend(ids)
         run.parts += parts
+        run.sizes += map(len, parts)
         if shape.key.has_retries:
             run.retries += [shape.numbers[Command.RETRIES]] * len(ids)
         reader.at = at
         self._load(shape.numbers, ids[-1], shape.strings, parts[-1])
+        return True
+
+    def _take_shape_compiled(self, shape: _Shape) -> bool:
+        reader = self._reader
+        data, at = reader.data, reader.at
+        ids = BytesWriter()
+        parts: list[bytes] = []
+        sizes: list[int] = []
+        head, middle, tail, size_max = shape.head, shape.middle, shape.tail, self._fast_bytes_max
+        end = loops.take_requests(data, at, head, middle, tail, shape.id_first, size_max, ids, parts, sizes)
+        if end == at:
+            return False
+        run = self._runs.run(shape.key)
+        run.ids.frombytes(ids.getvalue())
+        run.parts += parts
+        run.sizes += sizes
+        if shape.key.has_retries:
+            run.retries += [shape.numbers[Command.RETRIES]] * len(sizes)
+        reader.at = end
+        payload_end = end - shape.back.size
+        self._load(shape.numbers, run.ids[-1], shape.strings, data[payload_end - sizes[-1] : payload_end])
         return True
 
     def _learn(self, key: Key, payload_bytes: int) -> None:

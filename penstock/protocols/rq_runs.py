@@ -20,9 +20,13 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import NamedTuple
 
+from penstock.build import COMPILED
 from penstock.model.batch import Batch
 from penstock.protocols import rq
 from penstock.protocols.rq import PROTOCOL, Command, Event, Name
+
+if COMPILED:
+    from penstock.protocols import loops
 
 ALONE_FROM_BYTES = 256 << 10
 """A payload of this size is an event of its own: joining it to others would copy it."""
@@ -45,25 +49,25 @@ FAILED = Key(Command.UNDELIVERED)
 class Run:
     """The frames gathered so far."""
 
-    __slots__ = ("delivered", "ids", "key", "parts", "replied", "retries")
+    __slots__ = ("delivered", "ids", "key", "parts", "replied", "retries", "sizes")
 
     def __init__(self, key: Key) -> None:
         self.key = key
-        self.ids: list[int] = []
-        self.parts: list[bytes] = []  # payloads
+        self.ids = array("I")
+        self.parts: list[bytes] = []  # payloads, one by one, or many of them in one piece
+        self.sizes: list[int] = []  # of each payload
         self.retries: list[int] = []
-        self.delivered: list[int] = []
+        self.delivered = array("I")
         self.replied: set[int] = set()  # the same as ids, to look up; in SETTLED only
 
     def batch(self) -> Batch:
         """The payloads as columns. A single one is handed on as it is."""
-        parts = self.parts
-        return Batch(
-            b"".join(parts),
-            array("i", accumulate(map(len, parts), initial=0)),
-            retries=array("h", self.retries) if self.key.has_retries else None,
-            protocol=PROTOCOL,
-        )
+        retries = array("h", self.retries) if self.key.has_retries else None
+        return Batch(b"".join(self.parts), _bounds_of(self.sizes), None, retries, None, PROTOCOL)
+
+
+def _bounds_of(sizes: list[int]) -> "array[int]":
+    return array("i", loops.bounds_of(sizes) if COMPILED else accumulate(sizes, initial=0))
 
 
 class Runs:
@@ -97,7 +101,7 @@ class Runs:
             self._of = kind
         run = self._open.get(name)
         if run is not None:
-            if run.key == key:
+            if run.key is key or run.key == key:
                 return run
             self._end(name)
         run = self._open[name] = Run(key)
@@ -110,6 +114,7 @@ class Runs:
             self._end(key.queue)
             run = self.run(key)
         run.parts.append(payload)
+        run.sizes.append(len(payload))
         return run
 
     def added(self, run: Run) -> None:
@@ -120,7 +125,7 @@ class Runs:
     def delivered(self, ids: Iterable[int]) -> None:
         """DELIVERED of these ids: in a new run where one of them was replied to in the old one."""
         run = self.run(SETTLED)
-        if not run.replied.isdisjoint(ids):
+        if run.replied and not run.replied.isdisjoint(ids):
             self.close()
             run = self.run(SETTLED)
         run.delivered.extend(ids)
@@ -139,14 +144,13 @@ class Runs:
         run = self._open.pop(name)
         key, events = run.key, self._events
         if key.action is Command.REQUEST:
-            ids = array("I", run.ids)
-            events.append(rq.Requests(name, ids, run.batch(), key.noreply, key.timeout_seconds))
+            events.append(rq.Requests(name, run.ids, run.batch(), key.noreply, key.timeout_seconds))
         elif key.action is Command.BROADCAST:
             events.append(rq.Broadcasts(name, run.batch()))
         elif key.action is Command.UNDELIVERED:
-            events.append(rq.Undelivered(array("I", run.ids)))
+            events.append(rq.Undelivered(run.ids))
         else:
             if run.delivered:
-                events.append(rq.Delivered(array("I", run.delivered)))
+                events.append(rq.Delivered(run.delivered))
             if run.ids:
-                events.append(rq.Replies(array("I", run.ids), run.batch()))
+                events.append(rq.Replies(run.ids, run.batch()))

@@ -35,6 +35,7 @@ Rules that always hold:
     peer's step that it does not have is told as `Ignored`.
 """
 
+from array import array
 from collections.abc import Iterable
 from enum import Enum, IntEnum
 from functools import lru_cache
@@ -222,7 +223,7 @@ class IdPool:
 
     def __init__(self, end: int = IDS_END) -> None:
         self._end = end
-        self._freed: list[int] = []
+        self._freed = array("I")
         self.high = 0  # every id that was ever given is below
 
     @property
@@ -233,19 +234,20 @@ class IdPool:
     def taken(self) -> int:
         return self.high - len(self._freed)
 
-    def take(self, count: int) -> list[int]:
+    def take(self, count: int) -> "array[int]":
         """`count` ids; the caller has looked at `available`."""
         freed = self._freed
         again = min(count, len(freed))
         ids = freed[len(freed) - again :]
         del freed[len(freed) - again :]
-        fresh_end = self.high + count - again
-        ids.extend(range(self.high, fresh_end))
-        self.high = fresh_end
+        fresh = count - again
+        if fresh:
+            ids.extend(range(self.high, self.high + fresh))
+            self.high += fresh
         return ids
 
-    def free(self, ids: list[int]) -> None:
-        self._freed += ids
+    def free(self, ids: Iterable[int]) -> None:
+        self._freed.extend(ids)
 
 
 class IgnoredTally:

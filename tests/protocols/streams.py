@@ -152,12 +152,26 @@ def _rq_left_over(random: Random) -> list[bytes]:
     ]
 
 
+def _rq_in_order(random: Random) -> list[bytes]:
+    """A consumer that is done with what it was given from the first on; nearly always."""
+    ids = list(range(random.choice((0, 8, 8, 8, 9, 16)), random.choice((9, 12, 16, 17, 24, 30))))
+    for _ in range(random.choice((0, 0, 1, 2))):
+        at = random.randrange(len(ids) + 1)
+        ids[at : at + random.choice((0, 1, 2))] = random.choice(([], [at], [8, 8], ids[:2][::-1]))
+    frames = [encode(Command.CLEAR) + encode(Command.ID, i) + encode(Command.DELIVERED) for i in ids]
+    if random.random() < 0.3:
+        frames.insert(random.randrange(len(frames) + 1), random.choice((b"\x05", _rq_frame(random))))
+    return frames
+
+
 def _rq_frames(random: Random) -> list[bytes]:
     return _rq_run(random) if random.random() < 0.5 else _rq_left_over(random) * random.choice((1, 2, 3))
 
 
 def rq_stream(random: Random) -> bytes:
-    return _told(random, _rq_frame, _rq_frames, _TIMES_RQ)
+    stream = _told(random, _rq_frame, _rq_frames, _TIMES_RQ)
+    in_order = b"".join(_rq_in_order(random))
+    return random.choice((stream, stream, in_order + stream, stream + in_order))
 
 
 # --- PHPMQ -------------------------------------------------------------------------------------------
@@ -286,5 +300,6 @@ def feedings(random: Random, stream: bytes) -> dict[str, list[bytes | memoryview
         f"cut at {marks}": [*chunks],
         f"views cut at {marks}": views,
         "small chunks": [stream[lo:hi] for lo, hi in pairwise(small)],
+        "small views": [view[lo:hi] for lo, hi in pairwise(small)],
         "byte by byte": [stream[at : at + 1] for at in range(len(stream))],
     }

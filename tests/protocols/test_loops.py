@@ -5,6 +5,7 @@ are, though nobody uses them so. That both ways through a protocol agree is said
 which run on both builds.
 """
 
+from collections.abc import Iterable
 from itertools import accumulate
 
 from hypothesis import example, given
@@ -115,6 +116,78 @@ def test_write_dispatches(messages: list[bytes], offset: int, payload_start: int
     )
     expected = [b"<%d>%s|id%014x;" % (len(m), m, offset + i) for i, m in enumerate(messages)]
     assert out.getvalue() == b"".join(expected)
+
+
+ids_of_rq = st.sampled_from((0, 1, 7, 0x01800000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF))
+
+
+def le32(numbers: Iterable[int]) -> bytes:
+    return b"".join(number.to_bytes(4, "little") for number in numbers)
+
+
+@given(st.lists(st.tuples(ids_of_rq, contents), max_size=5), texts, texts, st.booleans(), st.data())
+def test_take_requests_takes_every_whole_one_and_no_more(
+    requests: list[tuple[int, bytes]], middle: bytes, tail: bytes, id_first: bool, draw: st.DataObject
+) -> None:
+    head, tail, whole = b"H" + middle, tail + b"T", []
+    for ident, payload in requests:
+        said = [ident.to_bytes(4, "big"), len(payload).to_bytes(4, "big") + payload]
+        first, second = said if id_first else said[::-1]
+        whole.append(head + first + middle + second + tail)
+    ends = list(accumulate(map(len, whole), initial=0))
+    data = b"".join(whole)[: draw.draw(st.integers(0, ends[-1]))]
+    size_max = draw.draw(st.sampled_from((2, 600, 1 << 30)))
+    count = sum(end <= len(data) for end in ends[1:])
+    count = next((i for i in range(count) if len(requests[i][1]) > size_max), count)
+    if draw.draw(st.booleans()):
+        data += b"H" + b"\xff" * 60
+    ids = BytesWriter()
+    payloads: list[bytes] = []
+    sizes: list[int] = []
+    at = loops.take_requests(data, 0, head, middle, tail, id_first, size_max, ids, payloads, sizes)
+    assert at == ends[count]
+    assert ids.getvalue() == le32(ident for ident, _ in requests[:count])
+    assert b"".join(payloads) == b"".join(payload for _, payload in requests[:count])
+    assert sizes == [len(payload) for _, payload in requests[:count]]
+
+
+def test_take_requests_leaves_a_size_that_no_payload_has() -> None:
+    data = b"H\0\0\0\1M\x80\0\0\0T"
+    assert loops.take_requests(data, 0, b"H", b"M", b"T", True, 1 << 30, BytesWriter(), [], []) == 0
+
+
+@given(
+    st.lists(ids_of_rq, max_size=5),
+    st.sampled_from((10, 11, 13, 16)),
+    st.integers(0, 8),
+    st.binary(max_size=8),
+)
+def test_id_frames(ids: list[int], action: int, cut: int, more: bytes) -> None:
+    frames = [b"\x01\x80" + ident.to_bytes(4, "big") + bytes((action,)) for ident in ids]
+    assert loops.write_id_frames(le32(ids), action) == b"".join(frames)
+    data = b"".join(frames)
+    data = data[: len(data) - cut] if cut else data + b"\x01\x80" + more[:5] + b"\x0c"
+    count = len(data) // 7 if cut else len(ids)
+    out = BytesWriter()
+    assert loops.take_id_frames(data, 0, action, out) == 7 * count
+    assert out.getvalue() == le32(ids[:count])
+
+
+@given(st.lists(st.tuples(ids_of_rq, contents), max_size=5), st.integers(0, 9))
+@example([(1, b""), (2, b"a"), (3, b"")], 0)
+def test_write_deliveries(messages: list[tuple[int, bytes]], payload_start: int) -> None:
+    bounds = le32(accumulate((len(payload) for _, payload in messages), initial=payload_start))
+    payload = b"".join(payload for _, payload in messages)
+    ids = le32(ident for ident, _ in messages)
+    written = loops.write_deliveries(b"<", b"(0)", b"|id", b";", ids, payload, payload_start, bounds)
+    expected = [
+        (b"<" + len(said).to_bytes(4, "big") + said if said else b"(0)")
+        + b"|id"
+        + ident.to_bytes(4, "big")
+        + b";"
+        for ident, said in messages
+    ]
+    assert written == b"".join(expected)
 
 
 @given(offsets)

@@ -19,7 +19,7 @@ from typing import Any
 
 from penstock.model import words
 from penstock.model.batch import NO_TTL, RETRIES_NONE, Batch, Slice
-from penstock.protocols import phpmq, phpmq_read, rq, rq_decoder, rq_node, sspq
+from penstock.protocols import phpmq, phpmq_read, phpmq_write, rq, rq_controller, rq_decoder, rq_node, sspq
 from penstock.protocols.errors import PeerViolation
 from penstock.protocols.phpmq import Dialect, MessageType, PacketType
 from penstock.protocols.phpmq_session import IGNORED_TWICE
@@ -59,12 +59,13 @@ def _set(module: ModuleType, name: str, value: object) -> Iterator[None]:
 def _paths(wire: str) -> list[tuple[ModuleType, str, object]]:
     """All fast paths, none, and each taken away."""
     if wire == "phpmq":
-        return [(phpmq_read, "QUICK", quick) for quick in (True, False)]
+        paths = [("QUICK", True), ("QUICK", False), ("LARGE_BYTES", 1), ("LARGE_BYTES", 40)]
+        return [(phpmq_read, name, value) for name, value in paths]
     if wire == "sspq":
         return [(sspq, "FAST_PATHS", fast) for fast in (True, False)]
     every = rq_decoder.FAST_PATHS
     some = [every, frozenset(), *(every - {path} for path in sorted(every))]
-    return [(rq_decoder, "FAST_PATHS", paths) for paths in some]
+    return [(rq_controller, "IN_ORDER", False), *((rq_decoder, "FAST_PATHS", paths) for paths in some)]
 
 
 def _fed(session: Any, receive: Callable[[Any], Iterable[Any]], chunks: Chunks) -> Any:
@@ -188,6 +189,13 @@ def _stored(reply: bool) -> list[Slice]:
     return [Slice(_BLOCK.payload, _BLOCK.bounds, 0, 8, 0, ORIGIN, 0, reply=addresses)]
 
 
+def _notices() -> list[Slice]:
+    """Of two origins, with a gap, and one that comes a second time."""
+    rows = ((0, 8, ORIGIN), (10, 11, ORIGIN), (5, 6, ORIGIN), (0, 3, ORIGIN[::-1]), (11, 14, ORIGIN))
+    block = Batch.of([b"%d" % i for i in range(14)])
+    return [Slice(block.payload, block.bounds, lo, hi, 90, origin, 0) for lo, hi, origin in rows]
+
+
 def _by_queue(said: list[Said]) -> list[Said]:
     """RQ tells the queues of a chunk one after the other: each keeps its own order."""
     return sorted(said, key=lambda item: (str(item[0]), str(item[1])))
@@ -198,6 +206,7 @@ def _serve_rq(chunks: Chunks, share: int) -> Said:
     _fed(session, lambda chunk: session.receive(chunk, 0), [rq.encode_consume("Q1", 0, 20, False)])
     session.consuming("Q1")
     session.deliver("Q1", _stored(reply=True))
+    session.deliver("Q1", _notices())
     commands, violation = _fed(session, lambda chunk: session.receive(chunk, 1), chunks)
     acks, others, ignored = _words(commands)
     output = sorted(reference(session.take_output())[0], key=repr)
@@ -385,6 +394,8 @@ def _written_phpmq(random: Random) -> Iterator[tuple[bytes, bytes]]:
                 packets.append((PacketType.TTL, b"%d" % left))
             out.append(_phpmq_plain(dialect, MessageType.DISPATCH, packets))
     yield writer.dispatches("orders", pieces, now_us, setting, dead), b"".join(out)
+    with _set(phpmq_write, "LARGE_BYTES", 1):
+        assert b"".join(writer.dispatch_parts("orders", pieces, now_us, setting, dead)) == b"".join(out)
     ids = [ORIGIN + b"%014x" % i for i in range(random.choice((0, 1, 40)))] + [b"x"]
     packets_of = [[queue, (PacketType.ID, id_), (PacketType.TTL, b"9")] for id_ in ids]
     requeues = b"".join(_phpmq_plain(dialect, MessageType.REQUEUE, packets) for packets in packets_of)
