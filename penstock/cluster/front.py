@@ -34,7 +34,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from penstock import __version__
-from penstock.cluster.checks import Finding, Level, check, refuse, wait_for_nodes
+from penstock.cluster.checks import Finding, Level, check, look, refuse, wait_for_nodes
 from penstock.cluster.host import RelayHost
 from penstock.cluster.info import cluster_info
 from penstock.cluster.nodes import front_end_id, relay_files, servers_of, wire_options
@@ -46,14 +46,16 @@ from penstock.common.given import SettingsError
 from penstock.common.journal import log
 from penstock.log.columns import BATCH_BYTES_MAX
 from penstock.log.disk import RealDisk
-from penstock.log.errors import LogError, LogFailed
+from penstock.log.errors import LogError, LogFailed, LogNewer
 from penstock.log.jetstream.api import JetStream
 from penstock.log.jetstream.errors import JetStreamTrouble
 from penstock.log.jetstream.lease import ASK_SECONDS, WARM, Claim, Election, Role, View
 from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.replica import LOG, Replica
+from penstock.log.jetstream.room import Room, bounds_of
 from penstock.log.jetstream.stream_log import StreamLog, make_streams, open_stream_log
+from penstock.log.state import Damage
 from penstock.server.backend import Backend
 from penstock.server.server import LAST_WORDS_SECONDS, Server
 from penstock.server.setting_kinds import OFF
@@ -64,7 +66,10 @@ WARM_SECONDS: Final = 5.0
 """Whose copy has been up to date within this time has the log: what is missing is read in a moment."""
 
 LOOK_SECONDS: Final = 5.0
-"""How often files that are gone from the stream are looked for, and how its nodes are."""
+"""How often files that are gone from the stream are looked for, how its nodes are, and what they can take."""
+
+SILENT_SECONDS: Final = 60.0
+"""How long the nodes' monitoring is left alone where none of it answers."""
 
 JOIN_SECONDS: Final = 30.0
 """How long the start waits for somebody to lead."""
@@ -99,6 +104,7 @@ def front_end(settings: Settings, reload: Callable[[], Settings] | None = None) 
 class Front(Backend):
     _remote: RemoteBroker
     _nats: LinkThread
+    _quick: JetStream  # which asks once, for what is asked again anyway
     _replica: Replica
     _election: Election
     _trust: Trust
@@ -115,6 +121,9 @@ class Front(Backend):
         self._findings: list[Finding] = []
         self._own: RealDisk | None = None  # the folder, locked: nobody else works on the copy of the log
         self._stream: dict[str, Any] | None = None  # what JetStream says of the log's stream
+        self._room = Room()
+        self._ask_nodes_at = float("-inf")  # their monitoring
+        self._removed: list[str] = []  # what others have taken out of the stream, in words
         self._relay: socket.socket | None = None
         self._relay_address: TcpAddress
         self._view = View()
@@ -175,8 +184,10 @@ class Front(Backend):
         self._trust = Trust(key, relay_files(self._cluster))
         self._own = RealDisk(self.folder)
         self._own.lock()
+        self._quick = JetStream(self._nats.link, patience_seconds=0.0)
         self._replica = Replica(self._nats.api, self._names, self.folder)
         await self._asked(self._replica.begin())
+        await self._look_at_room()  # Who leads goes by it from the first message on.
         if self._second is not None:
             await self._second.listen()
         listen = self._cluster.listen
@@ -366,7 +377,10 @@ class Front(Backend):
                 settings=server.settings.log,
                 policies=server.settings.policies,
                 wake=server.wake,
+                room=self._room,
             )
+        except LogNewer:
+            raise  # Others may be able to lead: this one ends.
         except (LogError, JetStreamTrouble) as error:
             self._is_copy_used = False
             log.warning("the log could not be opened, and is tried again: %s", error)
@@ -427,6 +441,7 @@ class Front(Backend):
         """Somebody else leads, or nobody knows what has become of our log: begin anew."""
         led, self._led, self._lost = self._led, None, None
         self._kept_up = float("-inf")
+        self._removed.clear()
         log.warning("this front-end leads no more: its clients are disconnected, and can come again")
         if self._host is not None:
             self._host.close()
@@ -462,9 +477,12 @@ class Front(Backend):
             self._joined.set()
         elif self._view.role is Role.FOLLOWING:
             # What passes by itself is no news before there was a link; that it is not let in is, once.
-            if self._linked or (ANOTHER_KEY in why and why != self._told):
+            theirs = self._view.claim.version or __version__
+            is_news = (ANOTHER_KEY in why or theirs != __version__) and why != self._told
+            if self._linked or is_news:
                 self._told = why
-                log.warning("no link to the leader: %s", why)
+                versions = "" if theirs == __version__ else f" (of version {theirs}, this is {__version__})"
+                log.warning("no link to the leader%s: %s", versions, why)
             self._nats.soon(self._election.suspect)
         self._linked = up
 
@@ -507,12 +525,39 @@ class Front(Backend):
 
     async def _look_at_nodes(self) -> None:
         while True:
-            try:
-                self._stream = await self._asked(self._nats.api.stream(self._names.stream))
-            except JetStreamTrouble as error:
-                log.debug("nobody tells how the nodes are: %s", error)
+            await self._look_at_room()
+            led = self._led
+            if led is not None:
+                await self._look_for_removed(led)
             await asyncio.to_thread(self._replica.keep)
             await asyncio.sleep(LOOK_SECONDS)
+
+    async def _look_at_room(self) -> None:
+        """How the stream is, and what can still be stored in it."""
+        sent_bytes = self._room.sent_bytes
+        try:
+            self._stream = stream = await self._asked(self._quick.stream(self._names.stream))
+            account = await self._asked(self._quick.account())
+        except JetStreamTrouble as error:
+            log.debug("nobody tells how the nodes are: %s", error)
+            return
+        nodes = []
+        if self._loop.time() >= self._ask_nodes_at:
+            nodes = (await look(self._nats.link.info, self._server.settings)).nodes
+            if not nodes:
+                self._ask_nodes_at = self._loop.time() + SILENT_SECONDS
+        self._room.see(bounds_of(account, stream, nodes), sent_bytes)
+
+    async def _look_for_removed(self, led: StreamLog) -> None:
+        try:
+            found = await self._asked(led.appender.look_for_removed())
+        except JetStreamTrouble as error:
+            log.debug("the records of the log were not counted: %s", error)
+            return
+        for text in found if led is self._led else ():
+            self._removed.append(text)
+            led.log.report_damage(Damage(f"stream {self._names.stream}", 0, "", 0, 0, text))
+            self._server.want_turn()
 
     # --- for people ------------------------------------------------------------------------------
 
@@ -525,5 +570,20 @@ class Front(Backend):
             members={**self._election.view.members, self._member: self._said_of_us()},
             linked=self._host.front_ends if self._host is not None else (),
             stream=self._stream,
-            findings=self._findings,
+            findings=[*self._findings, *self._now_found()],
         )
+
+    def _now_found(self) -> list[Finding]:
+        """What the checks at the start could not see."""
+        if not self._removed:
+            return []
+        more = f" (and {len(self._removed) - 1} more)" if len(self._removed) > 1 else ""
+        return [
+            Finding(
+                "records",
+                Level.FAIL,
+                self._removed[0] + more,
+                "take a backup of this front-end now (penstock backup), and see who may write to NATS: "
+                "docs/cluster.md#rights-in-nats",
+            )
+        ]

@@ -4,9 +4,16 @@ What arrives while one group is being written and synced gathers for the next: g
 Positions are given when a block is added, so everything that is known about it is known at
 once; only its bytes are still on their way.
 
+A small group is written by the loop, and the writer's thread has only the sync to do: to share the
+interpreter with a thread that writes costs several times what the write does. What is larger, or begins a
+segment, the thread does as a whole.
+
 Rules that always hold:
-  * Groups are written one after the other. A group begins only when the sync of the one before
-    has returned, so what a crash leaves behind is a prefix of the log and a broken rest.
+  * Groups are written one after the other. The thread begins one only when the sync before has returned; the
+    loop may write behind a sync that is under way. A block says how far syncs that had returned when it was
+    written reach, so what a crash leaves behind is a prefix of the log and a broken rest.
+  * Where nobody waits for it, a sync begins no sooner than `apart_seconds` after the one before, which costs
+    as much as the messages that it makes safe. Who begins to wait ends that at once.
   * A receipt is given after the sync that covers it, never before. (`interval` asks for the write
     only, `none` for nothing: a queue's owner chose that.)
   * A transaction's blocks stand together in one segment and in one group.
@@ -22,7 +29,9 @@ Rules that always hold:
     disk in that moment makes accepted messages wait.
 """
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from penstock.log.block import HEADER_BYTES, Buffer, Header, body_checksum
@@ -59,10 +68,11 @@ class Block:
 class Group:
     """What goes out in one write and one sync."""
 
-    __slots__ = ("after_sync", "after_write", "blocks", "shown", "sync", "synced", "was_stalled")
+    __slots__ = ("after_sync", "after_write", "blocks", "end", "shown", "sync", "synced", "was_stalled")
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
+        self.end = 0  # what was written when it was; known from then on
         self.sync = False
         self.synced = 0  # everything before this was safe when it went out
         self.was_stalled = False  # there was no room for it at first
@@ -88,6 +98,8 @@ class Committer:
         writer: Worker,
         keeper: Worker,
         segment_bytes: int,
+        at_once_bytes: int,
+        apart_seconds: float,
         publish: Callable[[int], None],
         on_failure: Callable[[LogFailed], None],
     ) -> None:
@@ -106,14 +118,22 @@ class Committer:
         self._reserve_bytes = max(segment_bytes // 16, 4 * HEADER_BYTES)
         self._granted = 0  # up to this position there is room for messages
         self._refused = False  # the last messages that asked found none
+        # Where a file has no room of its own, a write may take as long as a sync.
+        self._at_once_bytes = at_once_bytes if disk.sets_room_aside else 0
         self._publish = publish
         self._on_failure = on_failure
         self._gathering = Group()
-        self._in_flight: Group | None = None
+        self._in_flight: Group | None = None  # with the writer's thread, as a whole
         self._stalled: Group | None = None  # waiting for room
-        self._files: dict[int, File] = {}  # by base; the writer thread's own: written since the last sync
-        self._waiting_for_sync: list[Callable[[LogFailed | None], None]] = []
-        self._waiting_to_be_shown: list[Callable[[], None]] = []
+        self._unsynced: deque[Group] = deque()  # written, with those who wait for their sync
+        self._is_awaited = False  # there are such
+        self._syncs = 0  # given to the writer's thread, and not ended
+        self._sync_is_next = False  # the last of them has not begun: it covers what is written until then
+        self._sync_ended = 0.0  # the writer thread's own: when, by the clock that nobody sets
+        self._apart_seconds = apart_seconds
+        self._patience = threading.Lock()  # the writer's thread waits for it until the next sync is due
+        # By base, written since the last sync. The writer's thread changes it; the loop looks, too.
+        self._files: dict[int, File] = {}
         self._spare = ""  # the file that lies ready to be the next segment
         self._spares_made = 0
         self._spare_wanted = False
@@ -157,7 +177,7 @@ class Committer:
         if refused:
             self._granted = 0
             raise DiskFull(
-                f"no room for {length} more bytes in {self._disk.where('')}: new messages wait until "
+                f"no room for {length} more bytes in {self._disk.room_in()}: new messages wait until "
                 f"there is room; deliveries and settlements go on"
             )
 
@@ -263,17 +283,36 @@ class Committer:
     # --- putting out -----------------------------------------------------------------------------
 
     def push(self) -> None:
-        """Hand the gathered group to the writer, unless one is on its way."""
+        """Write the gathered group, or hand it to the writer, unless one is on its way there."""
         if self._stalled is not None or self.failed is not None:
             return
         group = self._gathering
         if not group:
             return
-        if self._in_flight is not None:
-            self._writer.hurry()
+        at_once = self._in_flight is None and self._is_small(group)
+        if not at_once and self.writing:
+            self.hurry()
             return
         self._gathering = Group()
-        self._submit(group)
+        if at_once:
+            group.synced = self.synced
+            try:
+                self._put(group)
+            except OSError as error:
+                self._ended(group, None, error)
+            else:
+                self._ended(group, None, None)
+        else:
+            self._submit(group)
+
+    def _is_small(self, group: Group) -> bool:
+        """Whether the loop can write it, into a file that is open."""
+        if not group.blocks:
+            return True
+        first, last = group.blocks[0], group.blocks[-1]
+        if first.segment is not last.segment or first.segment.base not in self._files:
+            return False
+        return last.header.end - first.header.position <= self._at_once_bytes
 
     def _submit(self, group: Group) -> None:
         self._in_flight = group
@@ -281,13 +320,38 @@ class Committer:
         self._writer.submit(
             lambda: self._write(group),
             lambda took, error: self._ended(group, took, error),
-            quiet=not (group.is_awaited or self._waiting_for_sync),
+            quiet=not (group.is_awaited or (group.sync and self._is_awaited)),
         )
 
-    def _write(self, group: Group) -> list[float]:
+    def _start_sync(self) -> None:
+        """Have all that is written synced."""
+        if not self._sync_is_next:
+            self._sync_is_next = True
+            self._syncs += 1
+            self._patience.acquire(blocking=False)
+            self._writer.submit(self._sync_written, self._has_synced, quiet=not self._is_awaited)
+        elif self._is_awaited:
+            self.hurry()
+
+    def _sync_written(self) -> tuple[int, list[float]]:
+        """On the writer's thread: up to where all is synced now."""
+        left_seconds = self._sync_ended + self._apart_seconds - time.perf_counter()
+        if left_seconds > 0 and not self._is_awaited:
+            self._patience.acquire(timeout=left_seconds)
+        self._sync_is_next = False
+        written = self._segments.written
+        if self.failed is not None:
+            raise self.failed
+        return written, self._sync(keep=max(self._files, default=-1))
+
+    def _write(self, group: Group) -> list[float] | None:
         """On the writer's thread: everything to the files, then the sync; how many seconds each took."""
         if self.failed is not None:
             raise self.failed
+        self._put(group)
+        return self._sync(keep=max(self._files)) if group.sync else None
+
+    def _put(self, group: Group) -> None:
         blocks = group.blocks
         at = 0
         while at < len(blocks):
@@ -305,7 +369,6 @@ class Committer:
             if file is None:
                 file = self._files[segment.base] = self._open(segment)
             file.write(start, buffers)
-        return self._sync(keep=blocks[-1].segment.base if blocks else -1) if group.sync else []
 
     def _open(self, segment: Segment) -> File:
         """On the writer's thread: a segment's file; a new one has its name safe before its content."""
@@ -334,14 +397,14 @@ class Committer:
                 took.append(time.perf_counter() - started)
         except OSError as error:
             raise SyncFailed(f"sync: {error}") from error
+        self._sync_ended = time.perf_counter()
         for base in [base for base in self._files if base != keep]:
             self._files.pop(base).close()
         return took
 
     def _ended(self, group: Group, took: list[float] | None, error: BaseException | None) -> None:
+        """It is written, and synced where it `took` time for that."""
         self._in_flight = None
-        for seconds in took or ():
-            self.syncs.add(seconds)
         if self.failed is not None:
             return
         if isinstance(error, OSError) and is_full(error):
@@ -351,9 +414,7 @@ class Committer:
             self._granted = 0
             if self.synced < self._segments.written:
                 # What was written before need not wait for room to be safe, and what rests on that.
-                before = Group()
-                before.sync = True
-                self._submit(before)
+                self._start_sync()
             return
         if error is not None:
             self.fail(error, group)
@@ -362,31 +423,54 @@ class Committer:
             # There was some; where the segment had to be smaller for it, there is none for the next.
             self._no_room = self.active.limit < self._segment_bytes
         if group.blocks:
-            written = group.blocks[-1].header.end
-            self._segments.written = written
+            self._segments.written = group.blocks[-1].header.end
             for block in group.blocks:
                 self.bytes_in_flight -= HEADER_BYTES + block.header.body_bytes
-        if group.sync:
-            self.synced = self._segments.written
-            self._publish(self.synced)
+            group.blocks = []
+        group.end = self._segments.written
+        self._unsynced.append(group)
+        self._is_awaited |= bool(group.after_sync)
+        if took is not None:
+            self._count_sync(group.end, took)
+        elif group.sync:
+            self._start_sync()
         self.push()
-        shown = group.shown
-        if not group.sync:
-            self._waiting_to_be_shown += shown
-        else:
-            if self._waiting_to_be_shown:
-                shown, self._waiting_to_be_shown = self._waiting_to_be_shown + shown, []
-            for show in shown:
-                show()
         for call in group.after_write:
             call(None)
-        if group.sync:
-            waiting, self._waiting_for_sync = self._waiting_for_sync + group.after_sync, []
-            for call in waiting:
-                call(None)
-        else:
-            self._waiting_for_sync += group.after_sync
+        if took is not None:
+            self._tell_synced()
         self._want_spare()
+
+    def _has_synced(self, result: tuple[int, list[float]] | None, error: BaseException | None) -> None:
+        self._syncs -= 1
+        if self.failed is not None:
+            return
+        if result is None:
+            assert error is not None
+            self.fail(error)
+            return
+        self._count_sync(*result)
+        self.push()
+        self._tell_synced()
+
+    def _count_sync(self, end: int, took: list[float]) -> None:
+        for seconds in took:
+            self.syncs.add(seconds)
+        self.synced = max(self.synced, end)
+        self._publish(self.synced)
+
+    def _tell_synced(self) -> None:
+        """Those who wait for what is synced by now."""
+        groups = []
+        while self._unsynced and self._unsynced[0].end <= self.synced:
+            groups.append(self._unsynced.popleft())
+        self._is_awaited = any(group.after_sync for group in self._unsynced)
+        for group in groups:
+            for show in group.shown:
+                show()
+        for group in groups:
+            for call in group.after_sync:
+                call(None)
 
     def fail(self, error: BaseException, group: Group | None = None) -> None:
         """For good: by the writer's last group, or by an error of the keeper's that is final."""
@@ -403,9 +487,10 @@ class Committer:
         for lost in (group, self._in_flight, self._stalled, self._gathering):
             for call in lost.after_write + lost.after_sync if lost is not None else ():
                 call(self.failed)
-        for call in self._waiting_for_sync:
-            call(self.failed)
-        self._waiting_for_sync = []
+        for written in self._unsynced:
+            for call in written.after_sync:
+                call(self.failed)
+        self._unsynced.clear()
         self._gathering = Group()
 
     # --- room ------------------------------------------------------------------------------------
@@ -489,17 +574,19 @@ class Committer:
         return shrunk
 
     def hurry(self) -> None:
-        """Somebody waits for room: have the end of the group that is with the writer told at once."""
+        """Somebody waits: have what is with the writer done, and its end told, at once."""
+        if self._patience.locked():
+            self._patience.release()  # Where it does not wait yet, it will not.
         self._writer.hurry()
 
     @property
     def writing(self) -> bool:
-        """Whether a group is with the writer."""
-        return self._in_flight is not None
+        """Whether the writer has something to do."""
+        return self._in_flight is not None or self._syncs > 0
 
     @property
     def idle(self) -> bool:
-        return self._in_flight is None and self._stalled is None and not self._gathering
+        return not self.writing and self._stalled is None and not self._gathering
 
     def close(self) -> None:
         """Let go of the files. Nothing is on its way any more, or nobody cares."""

@@ -42,13 +42,16 @@ HISTORY = "history"
 AUDIT = "audit.jsonl"
 """What names of files begin with that are not the log's either: who did what."""
 
+RESTORING = "restoring"
+"""A file that is there while a restore into the folder is not finished: nobody may take it for a log."""
+
 LOCK_BYTES_MAX = 256
 IOV_MAX = 1024
 JOIN_BYTES_MAX = 64 * 1024
 """Below this, joining buffers in memory is cheaper than handing them to the kernel one by one."""
 
 _OURS: Final = re.compile(
-    r"(lock|watermark|stages|history|audit\.jsonl|log|records|replica|kept|dashboard|\d{20}(\.\d+)?\.seg|(snapshot|spare)-\d+)(\.\w+)?"
+    r"(lock|watermark|restoring|stages|history|audit\.jsonl|log|records|replica|kept|dashboard|\d{20}(\.\d+)?\.seg|(snapshot|spare)-\d+)(\.\w+)?"
 )
 """What a data folder holds."""
 
@@ -79,6 +82,7 @@ class Disk(Protocol):
     def sync_names(self) -> None: ...
     def free_bytes(self) -> int: ...
     def total_bytes(self) -> int: ...
+    def room_in(self) -> str: ...
     def lock(self) -> None: ...
     def unlock(self) -> None: ...
     def where(self, name: str) -> str: ...
@@ -246,6 +250,10 @@ class RealDisk:
     def total_bytes(self) -> int:
         facts = os.statvfs(self._folder_fd if self._folder_fd >= 0 else self.path)
         return facts.f_blocks * facts.f_frsize
+
+    def room_in(self) -> str:
+        """What it is that has so much room, for people."""
+        return self.where("")
 
     def lock(self) -> None:
         """One process per data folder. The kernel lets go of the locks when the process ends.

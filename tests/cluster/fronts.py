@@ -67,8 +67,10 @@ class LoopThread:
         self.faults: list[str] = []  # exceptions that left a callback
         self.loop.set_exception_handler(lambda _, context: self.faults.append(repr(context)))
         self.lines = Lines()
-        logging.getLogger("penstock").addHandler(self.lines)
-        logging.getLogger("penstock").setLevel(logging.INFO)
+        self._log = logging.getLogger("penstock")
+        self._log_level = self._log.level
+        self._log.addHandler(self.lines)
+        self._log.setLevel(logging.INFO)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -101,7 +103,8 @@ class LoopThread:
         self.run(settle())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(WAIT_SECONDS)
-        logging.getLogger("penstock").removeHandler(self.lines)
+        self._log.removeHandler(self.lines)
+        self._log.setLevel(self._log_level)
         assert not self._thread.is_alive(), "a test left something open that the loop waits for"
         assert not self.faults, self.faults
 

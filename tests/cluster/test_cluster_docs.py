@@ -5,7 +5,6 @@ import re
 import subprocess
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -15,11 +14,14 @@ from penstock.log.jetstream.cluster import server_path
 from penstock.log.jetstream.lease import LEASE_SECONDS, SUSPECT_SECONDS
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.rights import rights_of_front_end, rights_of_reader, user_block
-from penstock.server.settings import SECTIONS, TABLE, Settings
+from penstock.server.settings import SECTIONS, Settings
 from penstock.server.settings_read import add_arguments, load
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "cluster.md").read_text(encoding="utf-8")
+VALUES = yaml.safe_load(
+    (DOCS.parent / "examples/kubernetes/cluster/nats-values.yaml").read_text(encoding="utf-8")
+)["config"]
 
 
 def blocks(language: str) -> list[str]:
@@ -33,11 +35,6 @@ def read(folder: Path, text: str, **environ: str) -> Settings:
     return load(parser.parse_args(["--config", str(folder / "penstock.toml")]), environ)
 
 
-def manifests() -> list[dict[str, Any]]:
-    _, front_ends = blocks("yaml")
-    return list(yaml.safe_load_all(front_ends))
-
-
 def test_the_settings_of_a_front_end_are_settings(tmp_path: Path) -> None:
     front_end, other_log = (read(tmp_path, text) for text in blocks("toml"))
     assert isinstance(front_end.engine, tuple)
@@ -45,30 +42,6 @@ def test_the_settings_of_a_front_end_are_settings(tmp_path: Path) -> None:
     assert (front_end.cluster.id, str(front_end.cluster.advertise)) == ("front-1", "front-1:7400")
     assert len(front_end.cluster.monitor) == 3
     assert other_log.cluster.name == "telemetry"
-
-
-def test_the_settings_of_a_pod_are_settings(tmp_path: Path) -> None:
-    secret, deployment, service = manifests()
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    given = {it["name"]: it.get("value", "penstock-7d9") for it in container["env"]}
-    assert given.keys() - {"POD_IP"} <= {setting.variable for setting in TABLE}
-    address = given.pop("PENSTOCK_CLUSTER_ADVERTISE").replace("$(POD_IP)", "10.1.2.3")
-    del given["POD_IP"]
-    settings = read(
-        tmp_path, secret["stringData"]["penstock.toml"], PENSTOCK_CLUSTER_ADVERTISE=address, **given
-    )
-    assert str(settings.cluster.advertise) == "10.1.2.3:7400"
-    ports = {it["name"]: it["containerPort"] for it in container["ports"]}
-    assert settings.http is not None
-    doors = {it.protocol: it.address for it in settings.listeners} | {"http": settings.http.address}
-    assert ports == {
-        **{name: int(str(address).rpartition(":")[2]) for name, address in doors.items()},
-        "relay": settings.cluster.listen.port,
-    }
-    assert {it["name"]: it["port"] for it in service["spec"]["ports"]} == {
-        name: port for name, port in ports.items() if name != "relay"
-    }
-    assert deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"]
 
 
 def test_nats_takes_the_configuration_of_a_node(tmp_path: Path) -> None:
@@ -93,26 +66,22 @@ def test_the_rights_of_users_are_those_that_are_needed() -> None:
     node = next(text for text in blocks("text") if text.startswith("server_name"))
     assert user_block("penstock", '"replace-this"', front) in node
     assert user_block("spark", '"replace-this-too"', reader) in node
-    (user,) = yaml.safe_load(blocks("yaml")[0])["config"]["merge"]["authorization"]["users"]
+    (user,) = VALUES["merge"]["authorization"]["users"]
     assert user["permissions"] == {"publish": [*front.publish], "subscribe": [*front.subscribe]}
     spark = (DOCS / "spark.md").read_text(encoding="utf-8")
     assert f"publish:   {', '.join(reader.publish)}\nsubscribe: {', '.join(reader.subscribe)}\n" in spark
 
 
 def test_no_example_is_without_a_user(tmp_path: Path) -> None:
-    secret = manifests()[0]["stringData"]
-    for text in (blocks("toml")[0], secret["penstock.toml"]):
-        settings = read(tmp_path, text, PENSTOCK_CLUSTER_ADVERTISE="a:1")
-        assert settings.strict
-        assert settings.cluster.credentials == "/etc/penstock/nats.user"
-    assert secret["nats.user"] == f"penstock:{secret['nats-password']}"
+    settings = read(tmp_path, blocks("toml")[0])
+    assert settings.strict
+    assert settings.cluster.credentials == "/etc/penstock/nats.user"
 
 
 def test_the_values_of_the_chart_say_what_counts() -> None:
-    values = yaml.safe_load(blocks("yaml")[0])["config"]
-    assert values["jetstream"]["merge"] == {"sync_interval": "always"}
-    assert values["cluster"]["replicas"] == 3
-    assert values["monitor"]["enabled"]
+    assert VALUES["jetstream"]["merge"] == {"sync_interval": "always"}
+    assert VALUES["cluster"]["replicas"] == 3
+    assert VALUES["monitor"]["enabled"]
 
 
 def test_the_table_of_checks_has_those_that_there_are() -> None:

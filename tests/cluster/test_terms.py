@@ -417,8 +417,11 @@ def test_a_commit_that_was_refused_is_taken_under_the_next_leader(tmp_path: Path
 def test_a_follower_that_cannot_wait_for_a_leader_says_that_something_may_be_lost(tmp_path: Path) -> None:
     with site_of(tmp_path, nodes=1, flags=("--drain-seconds", "0.5")) as site:
         leader, follower = site.leader(), site.follower()
-        leader.pause()
         with follower.wire("phpmq") as sender:
+            sender.say(phpmq(1, (1, b"work"), (2, b"first")))
+            # Who is not accepted yet when it stops is refused.
+            until(lambda: leader.ask("/v1/queues")["queues"], "the first message to be there")
+            leader.pause()
             sender.say(phpmq(1, (1, b"work"), (2, b"sent")))
             follower.signal(signal.SIGTERM)
             assert follower.wait() == 0

@@ -58,6 +58,8 @@ class Run(Steps):
             segment_bytes=rng.choice((1024, 2048, 2048, 4096, 8192)),
             cache_bytes=rng.choice((0, 1000, 8000)),
             block_bytes=rng.choice((64, 200, 1000)),
+            at_once_bytes=1 << 14 if seed % 4 else 0,
+            syncs_apart_us=0,
             interval_us=SECOND_US // 2,
             snapshot_blocks=rng.randint(5, 20),
             stage_group_bytes=rng.choice((100, 1000, 1 << 20)),

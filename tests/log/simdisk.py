@@ -415,6 +415,9 @@ class SimDisk:
     def total_bytes(self) -> int:
         return 1 << 40 if self.capacity_bytes is None else self.capacity_bytes
 
+    def room_in(self) -> str:
+        return self.where("")
+
     def lock(self) -> None:
         self.check_power()
         if self._locked:

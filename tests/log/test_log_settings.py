@@ -1,6 +1,7 @@
 """What each setting of the embedded log does, and each durability: files, blocks, memory, syncs."""
 
 import os
+import threading
 import tracemalloc
 from array import array
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from penstock.log.ledger import EVENTS_MAX, Ledger, read_rows
 from penstock.log.log import Log, open_log
 from penstock.log.results import Stored
 from penstock.log.state import LogSettings
+from penstock.log.workers import ThreadWorker
 from penstock.model.batch import Batch
 from penstock.model.life import Event, Reason
 from penstock.model.pending import Note
@@ -39,6 +41,7 @@ class CountingFile(RealFile):
     def sync(self) -> None:
         super().sync()
         self._disk.syncs += 1
+        self._disk.meanwhile()
 
 
 class CountingDisk(RealDisk):
@@ -47,6 +50,7 @@ class CountingDisk(RealDisk):
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
         self.syncs = 0
+        self.meanwhile: Callable[[], None] = lambda: None  # what is done before a sync has returned
 
     def create(self, name: str, size: int) -> RealFile:
         return CountingFile(super().create(name, size)._fd, self)
@@ -294,7 +298,7 @@ def test_pieces_of_a_ledger_say_what_the_whole_says() -> None:
 
 
 def test_what_is_not_written_yet_is_kept_whatever_the_cache_says(make: Make) -> None:
-    log = make(LogSettings(cache_bytes=100, block_bytes=500))
+    log = make(LogSettings(cache_bytes=100, block_bytes=500, at_once_bytes=0))
     for i in range(20):
         log.engine.append("orders", Batch.of([b"%-400d" % i]), NOW)
     log.engine.flush(NOW)
@@ -394,7 +398,7 @@ def test_commit_takes_one_sync_for_all_queues_of_a_turn(make: Make) -> None:
 
 
 def test_what_comes_while_a_group_is_on_its_way_shares_the_next_sync(make: Make) -> None:
-    log = make(LogSettings())
+    log = make(LogSettings(at_once_bytes=0))
     log.send("orders", [b"first"])
     before = log.disk.syncs
     came: list[object] = []
@@ -407,7 +411,7 @@ def test_what_comes_while_a_group_is_on_its_way_shares_the_next_sync(make: Make)
 
 
 def test_readers_see_the_events_of_the_groups_that_are_synced(make: Make) -> None:
-    log = make(LogSettings())
+    log = make(LogSettings(at_once_bytes=0))
     log.engine.append("orders", Batch.of([b"a", b"b"]), NOW)
     log.engine.flush(NOW)
     log.engine.take("orders", "ann", 1, NOW)
@@ -545,3 +549,59 @@ def test_what_is_in_no_block_yet_is_not_safe(tmp_path: Path) -> None:
     flush()
     assert safe[1:] == [True, False, True, False, True]
     log.close(NOW)
+
+
+# --- who writes, and when it is synced ------------------------------------------------------------
+
+
+def test_the_loop_writes_a_small_group_and_the_writer_a_large_one(make: Make) -> None:
+    log = make(LogSettings())
+    for size, is_written in ((10, True), (10, True), (20_000, False), (10, False)):
+        log.engine.append("orders", Batch.of([b"x" * size]), NOW)
+        log.engine.flush(NOW)
+        assert (log.engine.bytes_in_flight == 0) is is_written
+    assert log.engine.durable_end("orders") == 0
+    log.engine.wait()
+    assert log.engine.bytes_in_flight == 0
+    assert log.engine.durable_end("orders") == 4
+
+
+def test_a_sync_does_not_cover_what_is_written_while_it_is_under_way(make: Make) -> None:
+    log = make(LogSettings())
+
+    def append() -> None:
+        log.engine.append("orders", Batch.of([b"x"]), NOW)
+        log.engine.flush(NOW)
+        log.disk.meanwhile = lambda: None
+
+    append()
+    log.disk.meanwhile = append
+    log.writer.step()
+    log.engine.poll()
+    assert log.engine.durable_end("orders") == 1
+    log.writer.step()
+    log.engine.poll()
+    assert log.engine.durable_end("orders") == 2
+
+
+def test_syncs_keep_apart_until_somebody_waits_for_one(tmp_path: Path) -> None:
+    disk, woken = CountingDisk(tmp_path), threading.Event()
+    writer, keeper = (ThreadWorker("test", woken.set) for _ in range(2))
+    log = Log.open(disk, NOW, writer=writer, keeper=keeper)
+    log.wait()
+    log._committer._apart_seconds = 600.0
+    before = disk.syncs
+    for _ in range(5):
+        log.append("orders", Batch.of([b"x"]), NOW)
+        log.flush(NOW)
+    assert disk.syncs == before
+    stored: list[object] = []
+    log.append("orders", Batch.of([b"x"]), NOW, stored.append)
+    woken.clear()
+    log.flush(NOW)
+    assert woken.wait(10)
+    log.poll()
+    assert stored
+    assert log.durable_end("orders") == 6
+    assert disk.syncs == before + 1
+    log.abandon()

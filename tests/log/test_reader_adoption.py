@@ -457,5 +457,5 @@ def test_a_format_that_is_not_known_is_not_read(tmp_path: Path) -> None:
     with pen.done() as reader:
         assert list(reader.queues()) == ["orders"]
     pen.control({"op": "format", "format": 4})
-    with pytest.raises(LogRefused, match=r"\.seg: the log has format 4, of a newer version than this"):
+    with pytest.raises(LogRefused, match=r"\.seg: the log has format 4: .* newer version"):
         pen.done()

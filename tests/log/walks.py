@@ -199,6 +199,8 @@ class Life:
             block_bytes=self.rng.choice((200, 1000)),
             cache_bytes=self.rng.choice((0, 2000)),
             snapshot_blocks=self.rng.choice((8, 30)),
+            at_once_bytes=0 if seed % 2 else 1 << 14,
+            syncs_apart_us=0,
         )
         self.open()
         self.walks = [

@@ -1,4 +1,5 @@
-"""The engine contract, unchanged, run by the cluster's engine on a real cluster of three nodes."""
+"""The engine contract, unchanged, run by the cluster's engine on a real server: how many copies a record has
+is NATS' affair. `make test-long` runs it on a cluster of three nodes."""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -16,8 +17,10 @@ from penstock.log.log import Log
 from penstock.log.state import LogSettings
 from penstock.model.policy import Policies
 from tests.log.contract import EngineContract, Harness
-from tests.nats.streams import delete_stream
+from tests.nats.streams import delete_stream, new_log
+from tests.seeds import SEEDED
 
+NODES = 3 if SEEDED else 1
 SMALL = LogSettings(segment_bytes=16 * 1024, block_bytes=2048, cache_bytes=4096, snapshot_blocks=16)
 
 
@@ -26,7 +29,7 @@ class StreamHarness:
 
     identity_stays = True
 
-    def __init__(self, nats: LinkThread, folder: Path, replicas: int = 3) -> None:
+    def __init__(self, nats: LinkThread, folder: Path) -> None:
         self._nats = nats
         self._folder = folder
         self._folders = 0
@@ -34,7 +37,7 @@ class StreamHarness:
         self._policies = Policies()
         self._log: StreamLog | None = None
         self._replica: Replica
-        nats.ask(make_streams(nats, self._names, replicas))
+        nats.ask(make_streams(nats, self._names, NODES))
 
     def open(self, now_us: int, policies: Policies) -> Log:
         self._policies = policies
@@ -85,11 +88,13 @@ class StreamHarness:
 
 @pytest.fixture(scope="module")
 def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LinkThread]:
-    cluster = Cluster(tmp_path_factory.mktemp("nats"), 3)
+    cluster = Cluster(tmp_path_factory.mktemp("nats"), NODES)
     try:
         cluster.start()
         nats = LinkThread.open(parse_server(node.url) for node in cluster.nodes)
         try:
+            # With its last stream a server takes the folder of all of them away, also while the next is made.
+            new_log(nats)
             yield nats
         finally:
             nats.close()

@@ -29,6 +29,7 @@ from penstock.log.jetstream.errors import JetStreamError, JetStreamTrouble
 from penstock.log.jetstream.link_thread import LinkClosed, LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.records import HEAD_BYTES_MAX, Kind, Record, RecordDamaged, read_record
+from penstock.log.jetstream.room import RECORD_BYTES, Room
 
 ANSWER_SECONDS = 2.0
 PAUSE_SECONDS = 0.1
@@ -54,8 +55,9 @@ class Appender:
         writer: int,
         seq_last: int,
         records: dict[str, int] | None = None,
+        room: Room | None = None,
     ) -> None:
-        """`records` says how many records each file has; it is kept so."""
+        """`records` says how many records each file has; it is kept so. `room` is told what is sent."""
         self._nats = nats
         # Everything is tried again here, where somebody may call `stop` meanwhile.
         self._api = JetStream(nats.link, answer_seconds=ANSWER_SECONDS, patience_seconds=0.0)
@@ -63,6 +65,9 @@ class Appender:
         self.writer = writer
         self.seq_last = seq_last  # of the stream, as far as we know
         self._records = records if records is not None else {}
+        self.room = room if room is not None else Room()
+        self._removing: dict[str, int] = {}  # files that are being taken out, by how many calls
+        self._missing: dict[str, int] = {}  # records that somebody else has taken out, by file: as told
         self._number = 0
         self._turn = asyncio.Lock()
         self._ended: JetStreamTrouble | None = None
@@ -114,14 +119,41 @@ class Appender:
         async def purge() -> None:
             self._check()
             before_seq = self.seq_last + 1
-            await self._until_done(lambda: self._try_purge(name, before_seq))
-            self._records.pop(name, None)
+            self._removing[name] = self._removing.get(name, 0) + 1
+            try:
+                await self._until_done(lambda: self._try_purge(name, before_seq))
+                self._records.pop(name, None)
+            finally:
+                self._removing[name] -= 1
+                if not self._removing[name]:
+                    del self._removing[name]
 
         self._nats.ask(purge())
 
     def stop(self) -> None:
         """Try no more. Whoever waits is told, after `ANSWER_SECONDS` at the latest."""
         self._stopped = True
+
+    async def look_for_removed(self) -> list[str]:
+        """On the link's loop: what of our log somebody else has taken out of the stream, in words; each once.
+
+        A record counts when it is stored, so the stream has at least as many of each file, unless we take
+        it out ourselves.
+        """
+        before = dict(self._records)
+        subjects = await self._api.subjects(self._names.stream, self._names.files)
+        there = {self._names.name_of(subject): count for subject, count in subjects.items()}
+        told = []
+        for name, count in before.items():
+            missing = count - there.get(name, 0)
+            ours = name in self._removing or name not in self._records
+            if missing > self._missing.get(name, 0) and not ours:
+                self._missing[name] = missing
+                told.append(
+                    f"stream {self._names.stream}: {missing} of {count} records of file {name} were removed "
+                    f"by somebody else; this front-end still has them"
+                )
+        return told
 
     # --- on the link's loop ---------------------------------------------------------------------
 
@@ -196,6 +228,7 @@ class Appender:
         except JetStreamTrouble as error:
             why, overtaken = str(error), isinstance(error, JetStreamError) and error.wrong_last
         else:
+            self.room.sent_bytes += len(payload) + RECORD_BYTES
             return seq, ""
         return await self._who_was_first(why) if overtaken else (0, why)
 

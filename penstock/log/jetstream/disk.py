@@ -8,6 +8,7 @@ replicas. No local file is ever synced: whatever this machine loses, the stream 
     File.sync     what was written to a file since the last time: one record, or several that count as one
     sync_names    whole files that got their name (snapshots, compacted segments), and files that are gone
     create        a file with no room set aside for it; files that lie ready, and unfinished ones, stay here
+    free_bytes    what the stream has room for (`room.py`), or the folder, where that is less
 
 Fault model: of what was not synced nothing is safe, of what was synced everything, and in order: this disk
 forgets less than a local one does. What was written and not synced is lost with the process.
@@ -28,6 +29,7 @@ from penstock.log.disk import RealDisk, RealFile
 from penstock.log.jetstream.appender import Appender
 from penstock.log.jetstream.errors import JetStreamTrouble
 from penstock.log.jetstream.replica import RecordIndex, is_shared
+from penstock.log.jetstream.room import Bound
 
 
 class StreamFile:
@@ -136,11 +138,19 @@ class StreamDisk:
     def names(self) -> list[str]:
         return self._local.names()
 
+    def _bound(self) -> Bound:
+        local = Bound(self.path, self._local.total_bytes(), self._local.free_bytes())
+        stream = self.appender.room.bound
+        return local if stream is None or local.free < stream.free else stream
+
     def free_bytes(self) -> int:
-        return self._local.free_bytes()
+        return self._bound().free
 
     def total_bytes(self) -> int:
-        return self._local.total_bytes()
+        return self._bound().total
+
+    def room_in(self) -> str:
+        return self._bound().what
 
     def lock(self) -> None:
         self._local.lock()

@@ -73,6 +73,16 @@ AGAIN = frozenset(
 )
 """Errors that pass by themselves. All others stay until somebody changes something."""
 
+FULL = frozenset(
+    {
+        10002,  # the account has stored as much as it may
+        10047,  # a node has too little for what a stream asks for
+    }
+)
+NODE_FULL = 10023
+_FULL_TEXTS = ("maximum bytes exceeded", "no space left")
+"""What is said where there is no room: by these numbers, or with 10077 in these words."""
+
 NO_PLACE = 10005
 _NO_PLACE_TEXT = "no suitable peers for placement"
 _PASSING_REASONS = frozenset({"", "peer offline", "miscellaneous issue"})
@@ -92,6 +102,10 @@ class JetStreamError(JetStreamTrouble):
     def __init__(self, what: str, failure: Failure) -> None:
         again = _passes(failure)
         now = "it may work in a moment" if again else "it will not work before something is changed"
+        if failure.err_code in FULL or any(text in failure.text for text in _FULL_TEXTS):
+            now = "its storage is full: raise the limit of the account, the stream or the nodes, or make room"
+        elif failure.err_code == NODE_FULL:
+            now = "a node's storage is full (max_file_store), or it is behind the others"
         super().__init__(f"{what}: JetStream says {failure.text!r} (error {failure.err_code}); {now}")
         self.failure = failure
         self.again = again

@@ -24,7 +24,6 @@ before is good, and whoever asks goes on behind it.
 """
 
 import logging
-import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -32,6 +31,7 @@ from typing import Final, NamedTuple
 
 from penstock.errors import PenstockError
 from penstock.log.block import FLAG_ELSEWHERE, HEADER_BYTES, KIND_MESSAGES, MAGIC, Header, read_header
+from penstock.log.checksum import crc32
 from penstock.log.errors import LogDamaged
 from penstock.log.jetstream.api import JetStream
 from penstock.log.jetstream.link_thread import LinkThread
@@ -320,7 +320,7 @@ class _Walker:
 
     def _blocks(self, header: Header, body: memoryview) -> Iterator[Block]:
         wanted = list(self._wanted(header))
-        if wanted and zlib.crc32(body) != header.body_checksum:
+        if wanted and crc32(body) != header.body_checksum:
             text = (
                 f"stream {self._source.stream}, {self._part.file}: the block at position "
                 f"{header.position - self._part.base} does not have its checksum: offsets "

@@ -17,11 +17,11 @@ Nothing in a record is in the machine's own byte order: little endian throughout
 
 import re
 import struct
-import zlib
 from enum import IntEnum
 from typing import Final, NamedTuple
 
 from penstock.errors import PenstockError
+from penstock.log.checksum import crc32
 
 MAGIC: Final = b"PnR1"
 _HEAD: Final = struct.Struct("<4sIBBHQQQQ")
@@ -73,7 +73,7 @@ class Record(NamedTuple):
             self.position,
             len(self.data),
         )
-        checksum = zlib.crc32(self.data, zlib.crc32(name, zlib.crc32(head[_CHECKED_FROM:])))
+        checksum = crc32(self.data, crc32(name, crc32(head[_CHECKED_FROM:])))
         return b"".join((MAGIC, checksum.to_bytes(4, "little"), head[_CHECKED_FROM:], name, self.data))
 
 
@@ -88,7 +88,7 @@ def read_record(payload: bytes) -> Record:
     magic, checksum, kind, flags, name_bytes, writer, number, position, size = _HEAD.unpack_from(payload)
     if magic != MAGIC:
         raise RecordDamaged(f"begins with {magic!r}, not with {MAGIC!r}")
-    if zlib.crc32(memoryview(payload)[_CHECKED_FROM:]) != checksum:
+    if crc32(memoryview(payload)[_CHECKED_FROM:]) != checksum:
         raise RecordDamaged("does not have its checksum")
     start = _HEAD.size + name_bytes
     if len(payload) != start + size:

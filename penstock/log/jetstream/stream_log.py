@@ -24,6 +24,7 @@ from penstock.log.jetstream.errors import JetStreamError, JetStreamTrouble
 from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.replica import Replica
+from penstock.log.jetstream.room import Room
 from penstock.log.log import Log
 from penstock.log.state import Damage, LogSettings
 from penstock.log.workers import ThreadWorker
@@ -88,6 +89,7 @@ def open_stream_log(
     settings: LogSettings | None = None,
     policies: Policies | None = None,
     wake: Callable[[], None],
+    room: Room | None = None,
 ) -> StreamLog:
     """Lead the log: everything that is in the stream is recovered, and whoever wrote it before writes no
     more."""
@@ -95,7 +97,7 @@ def open_stream_log(
     seq_last = nats.ask(replica.complete())
     replica.set_watermark()
     unfinished = replica.unfinished()
-    appender = Appender(nats, names, secrets.randbits(63), seq_last, replica.records)
+    appender = Appender(nats, names, secrets.randbits(63), seq_last, replica.records, room)
     disk = StreamDisk(replica.path, appender, replica.index)
     try:
         log = Log.open(
