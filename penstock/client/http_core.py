@@ -168,7 +168,7 @@ class HttpCore:
         terms = _checked_terms(queue, ttl, retries, key, delay, headers)
         message = self._checked(queue, body)
         if headers:
-            line = f"{{{_value(message)}{_members(terms)}}}\n".encode()
+            line = f"{{{json_value(message)}{_members(terms)}}}\n".encode()
             return self._post(_path(queue, "batch"), _NDJSON, line, key, first, 1)
         return self._post(_path(queue, "messages", **terms), _BYTES, message, key, first, 1)
 
@@ -192,7 +192,7 @@ class HttpCore:
                     # As it is: in a line of JSON a large message could be larger than the broker takes.
                     yield self.send(queue, batch[0], ttl, retries, its_key, delay, headers, first)
                 else:
-                    lines = "".join(f"{{{_value(message)}{more}}}\n" for message in batch).encode()
+                    lines = "".join(f"{{{json_value(message)}{more}}}\n" for message in batch).encode()
                     yield self._post(_path(queue, "batch"), _NDJSON, lines, its_key, first, len(batch))
                 first += len(batch)
         except Exception as error:
@@ -340,7 +340,7 @@ def _batches(messages: Iterable[bytes]) -> Iterator[list[bytes]]:
 _text_in_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
-def _value(message: bytes) -> str:
+def json_value(message: bytes) -> str:
     """A message as a member of a JSON object: as text where it is some, because that is shorter."""
     try:
         return f'"value":{_text_in_json(message.decode())}'
@@ -438,6 +438,7 @@ def lost(name: str, request: Request, why: str) -> ConnectionLost:
         f"{name}: the connection was lost ({why}){_doubt(request)}",
         in_doubt=request.count,
         positions=range(request.first, request.first + request.count),
+        sent=request.first + request.count,
     )
 
 
@@ -445,6 +446,7 @@ def unreached(name: str, request: Request, tried: str, error: ConnectionLost) ->
     """The error of a request that nobody is there for; `tried`: what became of it before, if it was."""
     if tried:
         return lost(name, request, f"{tried}; {error}")
+    error.sent = request.first
     if request.first:
         error.args = (f"{error}{_before(request)}, the others were not sent",)
     return error
@@ -456,6 +458,7 @@ def timed_out(name: str, request: Request, seconds: float) -> TimedOut:
         f"{name}: no answer within {seconds:g} s{_doubt(request)}",
         in_doubt=request.count,
         positions=range(request.first, request.first + request.count),
+        sent=request.first + request.count,
     )
 
 

@@ -21,7 +21,7 @@ import hashlib
 import hmac
 import ipaddress
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final
@@ -80,6 +80,15 @@ class Guard:
         if not token:
             raise _unauthorized("send a token: Authorization: Bearer TOKEN")
         return await self.recognise(token, address)
+
+    def recall(self, headers: Mapping[str, str], address: str) -> User | None:
+        """Who asks, where nothing has to be compared to know it; None: `identify` finds out, or says no."""
+        if self.is_open:
+            check_local(headers)
+            return EVERYBODY
+        digest = _digest(_bearer(headers))
+        user = self._recall(digest) if self.guesses.is_trusted(digest, address) else None
+        return None if user is None or user.is_over(round(self._wall() * 1_000_000)) else user
 
     async def recognise(self, token: str, address: str) -> User:
         """Whose token it is; a Problem where nobody's, or its time is over."""
@@ -152,7 +161,7 @@ class Guard:
         return None if user is None or user.is_over(round(self._wall() * 1_000_000)) else user
 
 
-def _bearer(headers: Headers) -> str:
+def _bearer(headers: Mapping[str, str]) -> str:
     """The token that a caller shows; empty: none."""
     scheme, _, shown = headers.get("authorization", "").partition(" ")
     return shown.strip() if scheme.lower() == "bearer" else ""
@@ -183,7 +192,7 @@ def _unauthorized(detail: str) -> Problem:
     return Problem("unauthorized", detail, headers={"WWW-Authenticate": 'Bearer realm="penstock"'})
 
 
-def check_local(headers: Headers) -> None:
+def check_local(headers: Mapping[str, str]) -> None:
     """Where nobody has a token: whether it is somebody on this machine who asks, and no web page."""
     host = headers.get("host", "")
     if host and not _is_local(host):

@@ -7,11 +7,13 @@ connections, for ever. What is no HTTP gets a problem, as every other mistake do
 
 import asyncio
 import json
-from typing import Any, Final, cast
-
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.http.problems import MEDIA, Problem
+from penstock.http.web_server import HttpToolsProtocol, RequestResponseCycle
+
+if TYPE_CHECKING:
+    from penstock.http.quick import Quick
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 HEAD_SECONDS_MAX: Final = 30.0
@@ -42,6 +44,11 @@ class JoiningTransport:
         else:
             self._transport.write(data)
 
+    def write_whole(self, data: bytes) -> None:
+        """An answer with its head: nothing comes behind it."""
+        self._flush()
+        self._transport.write(data)
+
     def close(self) -> None:
         self._flush()
         self._transport.close()
@@ -54,7 +61,9 @@ class JoiningTransport:
 
 class BoundedProtocol(HttpToolsProtocol):
     connections_max = 1000
-    """Of this process: it is set before the first of them."""
+    """Of this process: it is set before the first of them, as the next one."""
+
+    quick: "Quick | None" = None
 
     def __init__(self, *args: Any, caller: tuple[str, int] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)  # uvicorn's own, passed through
@@ -63,6 +72,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._ended = 0  # requests that have come as a whole
         self._deadline: asyncio.TimerHandle | None = None
+        self._starts_later = False
+        self._begun: RequestResponseCycle | None = None  # It may go a short way, when its body has come.
         self.lost: asyncio.Future[None] = self.loop.create_future()
         """Done when nobody is there any more."""
 
@@ -103,6 +114,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         ended = self._ended
         super().data_received(data)
+        begun, self._begun = self._begun, None
+        if begun is not None and not self.transport.is_closing():
+            self.go_on(begun)  # The rest of its body may take long.
         # A chunk with the end of a request is no head, or only its last part is one.
         if self._in_head and ended == self._ended and not self.transport.is_closing():
             if self._deadline is None:
@@ -124,10 +138,40 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+        self._starts_later = self.quick is not None
         super().on_headers_complete()
+        self._starts_later = False
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # as uvicorn has it
+        if self._starts_later:
+            self._begun = cycle
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def go_on(self, cycle: RequestResponseCycle, app: Any = None) -> None:
+        """A request that was begun goes its usual way; where there is another `app`, that answers it."""
+        super()._start_asgi_task(cycle, app or self.app)
+
+    def answer(self, cycle: RequestResponseCycle, body: bytes) -> None:
+        """A request that no task answers is done: as `RequestResponseCycle.send` does it, at once."""
+        cycle.response_started = cycle.response_complete = True
+        if not cycle.disconnected:
+            head = b"".join([b"%b: %b\r\n" % header for header in cycle.default_headers])
+            if not cycle.keep_alive:
+                head += b"connection: close\r\n"
+            cast(JoiningTransport, self.transport).write_whole(
+                b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\ncontent-type: application/json\r\n\r\n%b"
+                % (head, len(body), body)
+            )
+            if not cycle.keep_alive:
+                self.transport.close()
+        self.on_response_complete()
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        begun, self._begun = self._begun, None
+        if begun is not None and (self.quick is None or not self.quick.take(self, begun)):
+            self.go_on(begun)
         # Whatever comes next is a head again; while nothing comes, the keep-alive time runs.
         self._in_head = True
         self._head_bytes = 0

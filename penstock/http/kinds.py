@@ -23,6 +23,7 @@ __all__ = [
     "Kind",
     "ListOf",
     "MapOf",
+    "Number",
     "QueueName",
     "Record",
     "Seconds",
@@ -69,6 +70,14 @@ class Seconds(kinds.Seconds, Kind):
 
     def schema(self) -> Schema:
         return {"type": "number", "minimum": self.lowest, "maximum": self.highest}
+
+
+@dataclass(frozen=True, slots=True)
+class Number(Seconds):
+    """Something else that is counted in fractions, as a rate."""
+
+    def wanted(self) -> str:
+        return f"a number from {self.lowest:g} to {self.highest:g}"
 
 
 @dataclass(frozen=True, slots=True)

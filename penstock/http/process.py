@@ -13,8 +13,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-import uvicorn
-
 from penstock.common.given import SettingsError
 from penstock.common.journal import start_logging
 from penstock.common.malloc import keep_freed_memory
@@ -25,8 +23,10 @@ from penstock.http.app import App, Door
 from penstock.http.bell import Bell
 from penstock.http.connection import BoundedProtocol
 from penstock.http.link import LinkLost, open_link
+from penstock.http.quick import Quick
 from penstock.http.site import Site
 from penstock.http.tls_door import TlsDoor
+from penstock.http.web_server import Config, Server
 
 KEEP_ALIVE_SECONDS = 75
 
@@ -63,7 +63,8 @@ async def serve(link_fd: int, listen_fd: int, bell_fd: int | None, extend: Exten
         app.door = extension.door
         site.has_pages = True
     BoundedProtocol.connections_max = hello["connections_max"]
-    config = uvicorn.Config(
+    BoundedProtocol.quick = Quick(site)
+    config = Config(
         app,
         http=BoundedProtocol,
         ws="none" if extension is None else extension.websocket_protocol(),
@@ -78,7 +79,7 @@ async def serve(link_fd: int, listen_fd: int, bell_fd: int | None, extend: Exten
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
-    server = uvicorn.Server(config)
+    server = Server(config)
     door = socket.socket(fileno=listen_fd)
     entrance: TlsDoor | None = None
     bell: Bell | None = None

@@ -5,6 +5,7 @@ from collections import Counter
 
 from penstock.common.malloc import KEPT_BYTES, give_memory_back
 from penstock.control.frames import Fields
+from penstock.http.archiving import Archiving
 from penstock.http.auditing import Auditing
 from penstock.http.auth import Guard
 from penstock.http.history.keeper import Keeper
@@ -38,7 +39,8 @@ class Site:
         self.mirror = Mirror(link)
         self.rates = Rates()
         self.sayings = Sayings()
-        self.health = Health(link, self.mirror, hello["health_seconds"])
+        self.archiving = Archiving(self.data, hello, link, self.mirror, self.sayings)
+        self.health = Health(link, self.mirror, hello["health_seconds"], archiving=self.archiving)
         self.history = Keeper(self.data, hello["history_days"], link, self.mirror)
         self.auditing.done = self.history.acted
         self.scrubber = Scrubber(self.data, link)
@@ -69,9 +71,11 @@ class Site:
         self.history.start()
         await self.stages.start()
         self.scrubber.start()
+        self.archiving.start()
 
     async def close(self) -> None:
         await self.auditing.close()
+        await self.archiving.stop()
         await self.health.stop()
         await self.history.stop()
         await self.mirror.stop()

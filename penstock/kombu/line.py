@@ -75,7 +75,9 @@ class Line:
 
     def send(self, method: str, target: str, body: bytes = b"", media: str = "", wait: float = 0.0) -> None:
         """Write a request that the broker may answer after so many seconds."""
-        if self._socket is None or self._idle.poll(0):  # Nothing comes unasked but the broker's end.
+        # Nothing comes unasked but the broker's end. Where an answer is still waited for, somebody was
+        # interrupted: it would be taken for the next one, or the rest of a request is missing.
+        if self._socket is None or self.is_waiting or self._idle.poll(0):
             self._open()
         assert self._socket is not None
         lines = [f"{method} {target} HTTP/1.1", *self._place.headers, f"Content-Length: {len(body)}"]
@@ -83,6 +85,7 @@ class Line:
             lines.append(f"Content-Type: {media}")
         head = "\r\n".join([*lines, "", ""]).encode()
         self._reading = _Reading()
+        self.is_waiting = True
         try:
             self._socket.settimeout(ANSWER_SECONDS)
             self._socket.sendall(head + body)
@@ -91,7 +94,7 @@ class Line:
         except OSError:
             self.close()
             raise
-        self.is_waiting, self.due = True, time.monotonic() + wait + ANSWER_SECONDS
+        self.due = time.monotonic() + wait + ANSWER_SECONDS
 
     def receive(self, seconds: float = 0.0) -> Answer | None:
         """The answer, or None where it is not complete within so many seconds; 0: from what is there."""

@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from tests.celery.workers import url_of
 from tests.certificates import make_certificates
 from tests.http.api import NDJSON, Api
 from tests.server.harness import WAIT_SECONDS, BrokerProcess, until
+from tests.server.test_second import second_of
 
 Connect = Callable[..., Any]  # a kombu.Connection, which has no types
 
@@ -486,6 +489,39 @@ def test_what_the_broker_refuses_is_not_tried_again(connect: Connect) -> None:
     producer = Producer(connection.channel())
     with pytest.raises(connection.channel_errors, match="name has 300 bytes"):
         producer.publish(1, routing_key="n" * 300, retry=True, retry_policy={"max_retries": 3})
+
+
+@pytest.mark.parametrize("size", [10, 12_000_000], ids=["answer", "body"])
+def test_a_call_that_was_interrupted_is_not_gone_on_with(
+    broker: BrokerProcess, connect: Connect, api: Api, queue: str, size: int
+) -> None:
+    """As by a soft time limit of Celery: the next call gets its own answer, and nothing is mixed."""
+
+    class TimeLimitError(Exception):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise TimeLimitError
+
+    connection = connect()
+    connection.connect()
+    ask = connection.transport.ask
+    second = second_of(broker)
+    former = signal.signal(signal.SIGALRM, interrupt)
+    os.kill(second, signal.SIGSTOP)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(TimeLimitError):
+            ask("POST", "queues", queue, "messages", body=b"A" * size)
+        going_on = threading.Timer(0.3, os.kill, (second, signal.SIGCONT))
+        going_on.start()
+        assert "queues" in ask("GET", "queues", query={"limit": 1}, body=b"B" * 14_000_000).fields
+        going_on.join()
+    finally:
+        os.kill(second, signal.SIGCONT)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+    until(lambda: row(api, queue).get("ready", 0) == (size == 10), "what was sent as a whole, and no more")
 
 
 def test_a_url_has_no_virtual_host(connect: Connect, broker: BrokerProcess) -> None:

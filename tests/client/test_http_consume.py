@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -162,11 +163,14 @@ async def test_again_later_and_never_again(kind: Connect, broker: BrokerProcess,
 @both
 async def test_a_delay_of_a_message_that_is_sent(kind: Connect, broker: BrokerProcess, queue: str) -> None:
     async with kind(url(broker)) as mq:
+        began = time.monotonic()
         await mq.send(queue, b"later", delay=0.2)
         await mq.send_many(queue, [b"later too", b"and this"], delay=0.2, headers={"a": "b"})
         await mq.send(queue, b"now", delay=0)
+        await mq.send(queue, b"tomorrow", delay=86_400)
         received = await take(mq.consume(queue, timeout=WAIT_SECONDS), 4)
-        assert received[0].body == b"now"
+        assert time.monotonic() - began >= 0.2
+        assert (await mq.queue(queue)).delayed == 1
         assert {it.body: it.headers for it in received} == {
             b"now": {},
             b"later": {},

@@ -165,6 +165,7 @@ async def test_batches_in_doubt_are_named(kind: Connect) -> None:
             with pytest.raises(ConnectionLost) as raised:
                 await api.send_many("q", [b"x"] * 10_003)
     assert (raised.value.in_doubt, raised.value.positions) == (3, (10_000, 10_001, 10_002))
+    assert raised.value.sent == 10_003
     assert "the first 10000 messages of this call are stored; it is not known whether 3 mess" in str(
         raised.value
     )
@@ -215,7 +216,7 @@ async def test_nobody_is_there_for_the_rest(kind: Connect) -> None:
         async with kind(url, **QUICK, reconnect_seconds=0) as api:
             with pytest.raises(ConnectionLost) as raised:
                 await api.send_many("q", [b"x"] * 10_003)
-    assert raised.value.in_doubt == 0
+    assert (raised.value.in_doubt, raised.value.sent) == (0, 10_000)
     assert str(raised.value).endswith(
         "; the first 10000 messages of this call are stored, the others were not sent"
     )

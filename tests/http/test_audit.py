@@ -58,6 +58,9 @@ def test_every_act_is_told_before_and_after(start_broker: StartBroker) -> None:
         assert operate.ask("POST", "/v1/stages", line, {"Content-Type": NDJSON}, **where).status == 200
         root.post("/v1/queues/orders.a/purge")
         assert operate.ask("PUT", "/v1/readers/r", {"positions": {"orders.a": 0}}).status == 200
+        about = {"about": {"state": "running", "wish": 0}}
+        assert operate.ask("PUT", "/v1/readers/r", about).status == 200
+        assert operate.ask("POST", "/v1/readers/r/pause").status == 200
         assert operate.ask("DELETE", "/v1/readers/r").status == 204
         form = urlencode({"token": bearer("root")["Authorization"].removeprefix("Bearer ")}).encode()
         kind = {"Accept": "text/html", "Content-Type": "application/x-www-form-urlencoded"}
@@ -84,6 +87,7 @@ def test_every_act_is_told_before_and_after(start_broker: StartBroker) -> None:
         ("operate", "http", "redrive", "orders.a", "done"),
         ("operate", "http", "repair", "orders.a", "done"),
         ("root", "http", "purge", "orders.a", "done"),
+        ("operate", "http", "pause pipeline", None, "done"),
         ("operate", "http", "release reader", None, "done"),
         ("root", "page", "sign in", None, "done"),
         ("root", "http", "delete", "orders.a", "done"),

@@ -44,6 +44,7 @@ NEEDS = {
         ("GET", "/v1/readers/r"),
         ("GET", "/v1/connections"),
         ("GET", "/v1/connections/1"),
+        ("GET", "/v1/archive"),
         ("GET", "/v1/engine"),
         ("GET", "/v1/events"),
         ("GET", "/v1/transactions/t"),
@@ -63,12 +64,19 @@ NEEDS = {
         ("POST", "/v1/marks"),
         ("PUT", "/v1/readers/r"),
         ("DELETE", "/v1/readers/r"),
+        ("POST", "/v1/readers/r/pause"),
         ("DELETE", "/v1/connections/1"),
         ("POST", "/v1/stages?transaction=t&queue=q"),
         ("POST", "/v1/transactions"),
         ("DELETE", "/v1/transactions/t"),
     ],
-    "admin": [("POST", "/v1/queues/q/purge"), ("DELETE", "/v1/queues/q"), ("GET", "/v1/audit")],
+    "admin": [
+        ("POST", "/v1/queues/q/purge"),
+        ("DELETE", "/v1/queues/q"),
+        ("GET", "/v1/audit"),
+        ("GET", "/v1/backup"),
+        ("GET", "/v1/backup/00000000000000000000.seg?bytes=0"),
+    ],
 }
 RANK = ["read", "operate", "admin"]
 

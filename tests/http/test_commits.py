@@ -179,7 +179,7 @@ def test_a_full_queue_takes_all_of_it_or_nothing(run: Run) -> None:
         ids = await stage_many(rig)
         with pytest.raises(CallRefused, match="max-bytes") as refused:
             await rig.stages.commit("key", ids)
-        assert refused.value.kind == "queue-full"
+        assert refused.value.kind == "too-large"
         assert rig.stored() == {}
         stored, staged = await rig.stages.standing("key")
         assert (stored, len(staged)) == (None, 5)

@@ -34,7 +34,7 @@ from tests.http.zoo import (
     value,
     zoo,
 )
-from tests.log.folders import NOW_US, Worker
+from tests.log.folders import NOW_US, SECOND_US, Worker
 from tests.server.harness import WAIT_SECONDS, BrokerProcess, until
 
 NAMES = ["zoo", "a/b c", "größe/ñ 100%", "日本/語?x=1&y#z"]
@@ -381,6 +381,10 @@ def test_what_retention_has_removed_is_passed_over(tmp_path: Path, start_broker:
             worker.turn()
         worker.settle_down()
         worker.reopen(crash=part % 2 == 0)
+    # The broker's time goes on from here: no delay and no TTL ends between one question and the next.
+    worker.now_us += 60 * SECOND_US
+    worker.engine.due(worker.now_us)
+    worker.engine.expire(worker.now_us)
     worker.settle_down()
     worker.engine.pause("brief", True, worker.now_us)
     worker.engine.close(worker.now_us)
@@ -401,7 +405,7 @@ def test_what_retention_has_removed_is_passed_over(tmp_path: Path, start_broker:
             some = [message for messages in pages(api, "brief", limit=7, state=state) for message in messages]
             assert offsets(some) == [message["offset"] for message in every if message["state"] == state]
         ready = [message for message in every if message["state"] == "ready"]
-        assert len(ready) == facts["ready"]
+        assert len(ready) == facts["ready"] > 0
         # Of an old one, the acceptance is known, though the events of that time are gone.
         old = api.get(path_of("brief", f"messages/{kept[0]}"))
         assert old["history"][0]["event"] == "accepted"

@@ -228,7 +228,10 @@ def everything(broker: BrokerProcess) -> Scraped:
         api.send("all", b"x")
         api.post("/v1/queues/all/take")
         until(lambda: api.get("/v1/health")["bad"] == 1, "it to be stalled")
-        body = {"view": "messages", "positions": {"all": 0}, "lease_seconds": 60}
+        about = {"kind": "pipeline", "name": "everything", "state": "running", "state_seconds": 1}
+        about |= {"rows_total": 1, "bad_records": 1, "sinks": {"out": 1}, "expectations": {"fine": 1}}
+        about["expectations_checked"] = {"fine": 2}
+        body = {"view": "messages", "positions": {"all": 0}, "lease_seconds": 60, "about": about}
         assert api.ask("PUT", "/v1/readers/everything", body).status == 200
         scraped = scrape(api)
         assert api.ask("DELETE", "/v1/readers/everything").status == 204
@@ -271,6 +274,8 @@ def test_names_follow_the_rules(exposed: Scraped) -> None:
             "engine",
             "python",
             "state",
+            "sink",
+            "expectation",
         }
 
 

@@ -73,6 +73,7 @@ ELSEWHERE = {
     ("GET", "/v1/readers/{name}"): "read",
     ("PUT", "/v1/readers/{name}"): "operate",
     ("DELETE", "/v1/readers/{name}"): "operate",
+    ("POST", "/v1/readers/{name}/{wish}"): "operate",
     ("POST", "/v1/stages?transaction=t"): "send operate",
     ("POST", "/v1/transactions"): "send operate",
     ("GET", "/v1/transactions/{key}"): "send read operate",
@@ -87,7 +88,10 @@ ELSEWHERE = {
     ("GET", "/v1/connections/{number}"): "read",
     ("DELETE", "/v1/connections/{number}"): "operate",
     ("GET", "/v1/events"): "read",
+    ("GET", "/v1/archive"): "read",
     ("GET", "/v1/audit"): "admin",
+    ("GET", "/v1/backup"): "admin",
+    ("GET", "/v1/backup/{file}"): "admin",
 }
 """All other calls: one of these rights with some queue opens them, or with all."""
 
@@ -142,7 +146,9 @@ def test_a_call_that_names_no_queue_needs_its_right_with_some(
 ) -> None:
     port = guarded.ports["http"]
     needed = ELSEWHERE[method, path].split()
-    path = path.format(name="nobody", key="none", number=999_999)
+    path = path.format(
+        name="nobody", key="none", number=999_999, wish="pause", file="00000000000000000000.seg"
+    )
     for name in (*RIGHTS, "other", "all", "root"):
         has = {"other": RIGHTS, "all": (*RIGHTS, "everywhere"), "root": (*RIGHTS, "everywhere", "admin")}
         held = has.get(name, (name,))
@@ -245,6 +251,10 @@ def test_readers_belong_to_who_operates_all_their_queues(guarded: BrokerProcess)
         assert api.ask("PUT", "/v1/readers/mine", {"positions": {"orders.a": 0}}).status == 200
         assert everywhere.ask("PUT", "/v1/readers/theirs", both).status == 200
         assert api.ask("PUT", "/v1/readers/theirs", {"positions": {"orders.a": 0}}).status == 403
+        about = {"about": {"state": "running", "wish": 0}}
+        assert everywhere.ask("PUT", "/v1/readers/theirs", about).status == 200
+        assert api.ask("POST", "/v1/readers/theirs/pause").status == 403
+        assert everywhere.ask("POST", "/v1/readers/theirs/pause").status == 200
         assert api.ask("DELETE", "/v1/readers/theirs").status == 403
         seen = {it["name"]: [at["queue"] for at in it["queues"]] for it in r.get("/v1/readers")["readers"]}
         assert seen == {"mine": ["orders.a"], "theirs": ["orders.a"]}

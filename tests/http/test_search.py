@@ -324,6 +324,35 @@ def test_an_end_by_time_says_where_to_go_on(million: tuple[Log, str]) -> None:
         assert found_by(again, reader) == [("q", 999_999)]
 
 
+@pytest.mark.parametrize("stretches", [1, 2, 3])
+def test_time_that_is_over_before_a_stretch_is_looked_at_leaves_nothing_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stretches: int
+) -> None:
+    """The first process may take long to answer: then nothing of what it told has been looked at."""
+    monkeypatch.setattr(reading, "STRETCH", 4)
+    monkeypatch.setattr(reading, "REST_SECONDS", -1.0)
+    log = open_log(str(tmp_path), NOW_US)
+    log.append("q", Batch.of([b"%d" % i for i in range(12)]), NOW_US)
+    log.flush(NOW_US)
+    log.wait()
+    engine = Engine(log)
+    wanted = Wanted(["q"])
+    search = Search(wanted, engine, now_us=NOW_US)
+
+    def late() -> None:
+        if engine.asked == stretches:
+            search._deadline = 0.0
+
+    engine.before = late
+    with LogReader(str(tmp_path)) as reader:
+        found = found_by(search, reader)
+        assert search.ended is not None
+        assert (search.ended.why, search.searched) == ("time", len(found))
+        again = Search(wanted._replace(after=search.ended.next), engine, now_us=NOW_US)
+        assert found + found_by(again, reader) == [("q", offset) for offset in range(12)]
+    log.close(NOW_US)
+
+
 def test_a_search_that_nobody_takes_from_stands_still_and_one_that_is_broken_off_stops(
     million: tuple[Log, str],
 ) -> None:

@@ -5,7 +5,9 @@ from typing import Final
 from starlette.responses import Response
 
 from penstock.http.api import (
+    archive,
     audit,
+    backup,
     broker,
     connections,
     health,
@@ -39,7 +41,7 @@ _PARTS: Final = {
     "readers": (readers,),
     "connections": (connections,),
     "transactions": (transactions,),
-    "broker": (broker, health, audit),
+    "broker": (broker, health, audit, backup, archive),
 }
 """By their tags in the document."""
 

@@ -32,6 +32,8 @@ PROTOCOL: Final = "http"
 HEADER_PREFIX: Final = b"penstock-header-"
 """What stands before the names of a message's headers; names arrive in lower case."""
 
+SEND_PATH: Final = "/v1/queues/{queue}/messages"
+
 IN_DOUBT: Final = ("unavailable", "failed")
 """Kinds of no that leave it open what was stored."""
 
@@ -150,23 +152,27 @@ async def _store(call: Call, batch: Batch) -> Stored:
 def _raise(refusal: CallRefused, queue: str, key: str) -> NoReturn:
     if refusal.kind not in IN_DOUBT:
         raise refusal
+    raise in_doubt(refusal, queue, key) from None
+
+
+def in_doubt(refusal: CallRefused, queue: str, key: str = "") -> Problem:
     now = (
         f"send it again with the same {HEADER}, which is safe"
         if key
         else f"sent again it may be stored twice; an {HEADER} makes that safe"
     )
-    raise Problem(
+    return Problem(
         "unavailable",
         f"queue {queue!r}: {refusal}. It is not known whether this was stored: {now}",
         headers={"Retry-After": "1"},
-    ) from None
+    )
 
 
 _FULL: Final = ("queue-full", "disk-full", "key-reused", "conflict")
 
 ROUTES: Final = (
     Route(
-        "POST /v1/queues/{queue}/messages",
+        f"POST {SEND_PATH}",
         send_message,
         Right.SEND,
         "Send one message: the body, whatever it is, and headers as Penstock-Header-NAME: value. Answered "

@@ -168,7 +168,7 @@ class Search:
         self._rest = 0.0
         self._refreshed = 0.0
         self.queue = ""
-        self.offset = 0
+        self.offset = 0  # what is looked at next
         self.searched = 0  # messages that were looked at, or passed over because of how they stand
         self.total = 0  # about so many there are
         self.found = 0
@@ -249,7 +249,7 @@ class Search:
                     if isinstance(item, Missing):
                         yield item
                     elif item is None:
-                        yield spans._replace(next=self.offset + 1)
+                        yield spans._replace(next=self.offset)
                         spans = Spans([], [], 0)
                     else:
                         row = item.row
@@ -316,8 +316,8 @@ class Search:
                 elif item is None:
                     yield []
                 if item is None and time.monotonic() > self._deadline:
-                    self.searched += self._passed(extent, pieces, at, self.offset + 1)
-                    raise _Stop("time", self.offset + 1)
+                    self.searched += self._passed(extent, pieces, at, self.offset)
+                    raise _Stop("time", self.offset)
                 if isinstance(item, Found) and self._counted():
                     if items:
                         yield items
@@ -476,7 +476,7 @@ class Search:
             if not self._is_in_time(block):
                 continue
             for row in self._rows(reader, name, run, block, first, end, asked):
-                self.offset = row.offset
+                self.offset = row.offset + 1
                 if condition is None:
                     yield Found(row, runs.why_of(row.offset), run.distance is not None)
                 elif self._fits(condition, row):

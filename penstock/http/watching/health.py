@@ -21,11 +21,12 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from penstock.common.health import BAD, BY_STATE, LEVELS, STATES, WARN, Phase, look, rules, visible
 from penstock.control.frames import Fields
 from penstock.errors import PenstockError
+from penstock.http.archiving import READERS
 from penstock.http.hrefs import queue_href, reader_href
 from penstock.http.watching.mirror import Caller, Mirror
 from penstock.http.watching.tracks import BrokerTrack, QueueTrack, ReaderTrack
@@ -81,6 +82,13 @@ class Finding:
         return not self.queues or any(user.may(Right.READ, queue) for queue in self.queues)
 
 
+class Archives(Protocol):
+    """What archives queues, as far as its health goes."""
+
+    @property
+    def error(self) -> str: ...
+
+
 class _Thing:
     """Something that is watched: its track, and how far it is with each rule."""
 
@@ -100,8 +108,10 @@ class Health:
         mirror: Mirror,
         patience: float,
         clock: Callable[[], float] = time.monotonic,
+        archiving: Archives | None = None,
     ) -> None:
         self._link = link
+        self._archiving = archiving
         self._mirror = mirror
         self._patience = patience
         self._clock = clock
@@ -167,7 +177,8 @@ class Health:
         health, _ = await self._link.call("health")
         self._engine = engine
         thing = self._broker
-        figures = thing.track.look(engine, health, at)
+        failing = self._archiving.error if self._archiving is not None else ""
+        figures = thing.track.look(engine, health, at, failing)
         thing.phases = look(self._tables["broker"], thing.phases, figures, at)
         thing.who = _offline(engine)
         if engine["readers"] or self._readers:
@@ -186,7 +197,9 @@ class Health:
 
     def _look_at_readers(self, readers: list[Fields], at: float) -> None:
         known, self._readers = self._readers, {}
-        self._read = {it["queue"] for reader in readers for it in reader["queues"]}
+        # That a queue is archived says nothing of what it is for.
+        others = [reader for reader in readers if reader["name"] not in READERS.values()]
+        self._read = {it["queue"] for reader in others for it in reader["queues"]}
         for reader in readers:
             thing = known.get(reader["name"]) or _Thing(ReaderTrack(reader, at, self._patience))
             thing.queues = tuple(it["queue"] for it in reader["queues"])

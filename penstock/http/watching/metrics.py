@@ -33,6 +33,7 @@ from penstock.common.health import LEVELS, STATES
 from penstock.control.frames import Fields
 from penstock.http.watching.health import Finding
 from penstock.http.watching.mirror import oldest_seconds
+from penstock.http.watching.sayings import STATES as READER_STATES
 from penstock.log.info import SYNC_BOUNDS_SECONDS
 from penstock.model.life import DEAD_REASONS
 
@@ -302,6 +303,28 @@ def _reader_families(scrape: Scrape) -> Iterator[Metric]:
     lease = GaugeMetricFamily(
         "penstock_reader_lease_seconds", "How long a reader still holds retention.", labels=["reader"]
     )
+    state = GaugeMetricFamily(
+        "penstock_reader_state",
+        "1 for the state that a reader says it is in, 0 for the others.",
+        labels=["reader", "state"],
+    )
+    rows = CounterMetricFamily("penstock_reader_rows", "Rows that a pipeline has read.", labels=["reader"])
+    bad = CounterMetricFamily(
+        "penstock_reader_bad_records", "Records that did not fit a pipeline's schema.", labels=["reader"]
+    )
+    written = CounterMetricFamily(
+        "penstock_reader_sink_rows", "Rows that a pipeline has written to a sink.", labels=["reader", "sink"]
+    )
+    checked = CounterMetricFamily(
+        "penstock_reader_expectation_rows",
+        "Rows of a pipeline that an expectation was held against.",
+        labels=["reader", "expectation"],
+    )
+    violated = CounterMetricFamily(
+        "penstock_reader_expectation_violations",
+        "Rows of a pipeline that were not as it expects them.",
+        labels=["reader", "expectation"],
+    )
     room = READER_ROWS_MAX
     hidden: dict[str, int] = {}  # by view: the largest lag of those that have no labels of their own
     hidden_bytes, hidden_seconds = 0, 0.0
@@ -310,7 +333,22 @@ def _reader_families(scrape: Scrape) -> Iterator[Metric]:
         room -= len(reader["queues"]) if own else 0
         if own:
             lease.add_metric([reader["name"]], reader["lease_seconds_left"])
-            failing.add_metric([reader["name"]], "error" in (reader["about"] or {}))
+            about = reader["about"] or {}
+            failing.add_metric([reader["name"]], "error" in about)
+            if "state" in about:
+                now = "silent" if about["silent"] else about["state"]
+                for one in (*READER_STATES, "silent"):
+                    state.add_metric([reader["name"], one], one == now)
+            for family, member in ((rows, "rows_total"), (bad, "bad_records")):
+                if member in about:
+                    family.add_metric([reader["name"]], about[member])
+            for family, member in (
+                (written, "sinks"),
+                (checked, "expectations_checked"),
+                (violated, "expectations"),
+            ):
+                for part, count in about.get(member, {}).items():
+                    family.add_metric([reader["name"], part], count)
         for it in reader["queues"]:
             if own:
                 lag.add_metric([reader["name"], it["queue"], reader["view"]], it["lag"])
@@ -333,6 +371,12 @@ def _reader_families(scrape: Scrape) -> Iterator[Metric]:
     yield lag_seconds
     yield failing
     yield lease
+    yield state
+    yield rows
+    yield bad
+    yield written
+    yield checked
+    yield violated
 
 
 # --- This process --------------------------------------------------------------------------
