@@ -1,4 +1,4 @@
-"""examples/systemd/penstock.service: systemd reads it, its sandbox is tight, and the broker lives in it.
+"""examples/systemd: systemd reads the units, their sandboxes are tight, and the broker lives in its own.
 
 `tests.sandbox` makes the sandbox, as root; that it forbids what it should is tried first.
 """
@@ -22,6 +22,7 @@ from tests.sandbox import ROOT, STATE, allowed_calls, values
 
 PATH = ROOT / "examples" / "systemd" / "penstock.service"
 UNIT = PATH.read_text(encoding="utf-8")
+PIPELINES = PATH.with_name("penstock-pipelines.service")
 SECONDS = 60
 EXPOSURE_MAX = 2.0
 
@@ -36,16 +37,31 @@ def systemd_analyze(*words: str) -> str:
     return done.stdout
 
 
-def test_the_sandbox_is_tight() -> None:
-    said = systemd_analyze("security", "--offline=yes", "--no-pager", str(PATH))
-    found = re.search(r"Overall exposure level for penstock.service: ([\d.]+)", said)
+def test_it_is_the_one_that_is_installed() -> None:
+    assert (ROOT / "penstock" / "cli" / "debian" / PATH.name).read_text(encoding="utf-8") == UNIT
+
+
+@pytest.mark.parametrize("path", [PATH, PIPELINES], ids=lambda path: str(path.stem))
+def test_the_sandbox_is_tight(path: Path) -> None:
+    said = systemd_analyze("security", "--offline=yes", "--no-pager", str(path))
+    found = re.search(rf"Overall exposure level for {path.name}: ([\d.]+)", said)
     assert found is not None, said
     assert float(found[1]) < EXPOSURE_MAX, said
 
 
-def test_systemd_knows_every_word_of_it(tmp_path: Path) -> None:
-    (tmp_path / PATH.name).write_text(UNIT.replace("/opt/penstock/bin/penstock", sys.executable))
-    assert systemd_analyze("verify", "--man=no", str(tmp_path / PATH.name)) == ""
+@pytest.mark.parametrize("path", [PATH, PIPELINES], ids=lambda path: str(path.stem))
+def test_systemd_knows_every_word_of_it(tmp_path: Path, path: Path) -> None:
+    unit = path.read_text(encoding="utf-8")
+    (tmp_path / path.name).write_text(unit.replace("/opt/penstock/bin/penstock", sys.executable))
+    assert systemd_analyze("verify", "--man=no", str(tmp_path / path.name)) == ""
+
+
+def test_pipelines_are_started_and_stopped_as_their_command_wants_it() -> None:
+    unit = PIPELINES.read_text(encoding="utf-8")
+    (line,) = values(unit, "ExecStart")
+    assert shlex.split(line)[1:] == ["pipeline", "run", "/etc/penstock/pipelines"]
+    assert (values(unit, "KillMode"), values(unit, "Restart")) == (["mixed"], ["on-failure"])
+    assert "MemoryDenyWriteExecute" not in unit  # Java could not live with it.
 
 
 def test_a_stop_has_the_time_that_it_needs() -> None:

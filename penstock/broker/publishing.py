@@ -10,7 +10,6 @@ Rules that always hold:
   * A port that asks whether all it has said is durable is answered once for all that it asks in a turn.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence, Set
 from typing import Final
 
@@ -137,15 +136,15 @@ class Publishing:
         self._full.clear()
         for attached in list(self.held_back):
             while attached.waiting and not self._others_wait(attached.waiting[0].queue):
-                command = attached.waiting.popleft()
+                command = attached.waiting.pop(0)
                 if self._store(attached, command, now_us):
                     continue
                 if command.queue not in self._full or len(command.batch) == 1:
-                    attached.waiting.appendleft(command)
+                    attached.waiting.insert(0, command)
                     break
                 # Some may fit where all do not, and all of them may be more than the queue ever takes.
                 self._full.discard(command.queue)
-                attached.waiting.extendleft(reversed(command.halves()))
+                attached.waiting[:0] = command.halves()
             self._end_late(attached, now_us - self.held_back[attached])
             if not attached.waiting:
                 del self.held_back[attached]
@@ -158,7 +157,7 @@ class Publishing:
         seconds = waited_us // SECOND_US
         if not seconds or not attached.waiting or attached.waiting[0].tickets is None:
             return
-        waiting, attached.waiting = attached.waiting, deque()
+        waiting, attached.waiting = attached.waiting, []
         for command in waiting:
             is_over = self.waits_for_disk and seconds >= DISK_SECONDS
             if command.tickets is None or not (is_over or 0 < command.timeout_seconds <= seconds):

@@ -12,25 +12,62 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import socket
 import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from penstock.common.address import Address, TcpAddress, UnixAddress, bind_unix
+from penstock.common.journal import log
 from penstock.common.tls_files import TlsFiles
 
 if TYPE_CHECKING:
     from penstock.server.server import Server
 
-BACKLOG: Final = 1024
+BACKLOG: Final = 4096
+"""Who comes when so many wait is told nothing, and tries again a second later, then after two more. Linux has
+no longer one than `net.core.somaxconn`."""
+
 AT_ONCE: Final = 16
 """So many are accepted before others have their turn."""
 
 TOLD_MAX: Final = 32
 """So many over `connections-max` may be there at a time, to be told."""
 
+KEEP_ALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+)
+"""A peer that vanishes without a word is found out by the kernel after two minutes of silence: what it holds
+must go back. A listening socket passes these on to all that it accepts, who then need not ask one by one."""
+
 PAUSE_SECONDS: Final = 0.5
+FILES_BESIDE_CONNECTIONS: Final = 256
+
+
+def allow_files(connections_max: int) -> int:
+    """Ask the system for a file descriptor per connection; for how many connections there are some, when the
+    log and the second process have theirs."""
+    wanted = connections_max + FILES_BESIDE_CONNECTIONS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return connections_max
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed == wanted:
+        return connections_max
+    most = max(allowed - FILES_BESIDE_CONNECTIONS, allowed // 2)
+    log.warning(
+        "the system allows %d open files, too few for connections-max = %d: it is %d from now on; raise the "
+        "limit (ulimit -n) or lower the setting",
+        allowed,
+        connections_max,
+        most,
+    )
+    return most
 
 
 def bind(address: Address, socket_mode: int) -> list[socket.socket]:
@@ -44,7 +81,8 @@ def bind(address: Address, socket_mode: int) -> list[socket.socket]:
         for family, kind, protocol, _, where in dict.fromkeys(found):
             ours = socket.socket(family, kind, protocol)
             sockets.append(ours)
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            for option in ((socket.SOL_SOCKET, socket.SO_REUSEADDR, 1), *KEEP_ALIVE):
+                ours.setsockopt(*option)
             if family == socket.AF_INET6:
                 ours.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             ours.bind((where[0], port, *where[2:]))
@@ -85,7 +123,7 @@ class Accepting:
     def _accept(self, ours: socket.socket) -> None:
         for _ in range(AT_ONCE):
             try:
-                peer, _ = ours.accept()
+                peer, where = ours.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # no descriptors, no memory, or a fault of the network
@@ -97,16 +135,16 @@ class Accepting:
                 return
             has_place = self._server.find_place()
             if not has_place and self._server.parting >= TOLD_MAX:
-                self._server.refused(_name_of(peer))
+                self._server.refused(_name_of(where))
                 peer.close()
                 continue
             if self._tls is not None and not self._server.memory.admit_tls():
                 text = "refused a connection: those with TLS take half of memory-bytes-max"
-                self._server.journal.note(logging.WARNING, text, peer=_name_of(peer))
+                self._server.journal.note(logging.WARNING, text, peer=_name_of(where))
                 peer.close()
                 continue
             peer.setblocking(False)
-            task = self._loop.create_task(self._enter(peer, has_place))
+            task = self._loop.create_task(self._enter(peer, where, has_place))
             if has_place:
                 self._server.entering += 1
             else:
@@ -118,8 +156,7 @@ class Accepting:
         if ours in self.sockets:
             self._loop.add_reader(ours, self._accept, ours)
 
-    async def _enter(self, peer: socket.socket, has_place: bool) -> None:
-        name = _name_of(peer)
+    async def _enter(self, peer: socket.socket, where: object, has_place: bool) -> None:
         context = self._tls.context if self._tls is not None else None
         seconds = self._server.limits.handshake_seconds if context is not None else None
         try:
@@ -128,6 +165,7 @@ class Accepting:
             )
         except (OSError, ssl.SSLError) as error:
             peer.close()
+            name = _name_of(where)
             self._server.journal.note(
                 logging.WARNING,
                 f"a connection came to nothing: {str(error) or 'its peer has left'}",
@@ -165,10 +203,6 @@ class Accepting:
             ours.close()
 
 
-def _name_of(peer: socket.socket) -> str:
+def _name_of(where: object) -> str:
     """For a line of the log, where there is no connection yet."""
-    try:
-        name = peer.getpeername()
-    except OSError:
-        return "somebody who has left"
-    return str(TcpAddress(name[0], name[1])) if isinstance(name, tuple) else "unix"
+    return str(TcpAddress(where[0], where[1])) if isinstance(where, tuple) else "unix"

@@ -45,6 +45,7 @@ from penstock.log.errors import (
     LogRefused,
     QueueDeleted,
     QueueFull,
+    QueueTooSmall,
     QueueUnknown,
     ReaderUnknown,
     StageDamaged,
@@ -176,6 +177,7 @@ REFUSALS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (StageUnknown, "no-stage"),
     (StageDamaged, "stage-damaged"),
     (DiskFull, "disk-full"),
+    (QueueTooSmall, "too-large"),
     (QueueFull, "queue-full"),
     (LogFailed, "failed"),
     (LogError, "refused"),
@@ -576,6 +578,7 @@ def _hold_reader(context: Context, fields: Fields, body: memoryview, answer: Ans
         fields["lease_seconds"],
         now_us,
         readers_max=fields["readers_max"],
+        keep_others=fields.get("keep_others", False),
     )
     mine = [reader for reader in context.log.readers() if reader.name == fields["name"]]
     _when_safe(context, answer, {"reader": _reader(context, mine, now_us)})

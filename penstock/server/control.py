@@ -144,6 +144,9 @@ class Control(asyncio.BufferedProtocol):
         if handler is None:
             answer.refuse("bug", f"there is no call {fields['call']!r}")
             return
+        if not isinstance(self._server.home, Broker):  # It was overtaken; the second process is about to end.
+            answer.refuse("draining", "this front-end leads no more; try again")
+            return
         try:
             handler(self._context, fields, frame.body, answer)
         except Exception as error:  # noqa: BLE001 - a fault of ours in one call must not end the broker

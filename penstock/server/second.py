@@ -312,11 +312,22 @@ class SecondProcess:
             "log_format": self._settings.log_format,
             "durability": self._settings.durability,
             "block_bytes": self._settings.log.block_bytes,
+            "archive": self._archive(),
             "payload_bytes_max": limits.payload_bytes_max,
             "queue_name_bytes_max": limits.queue_name_bytes_max,
             "frame_seconds": limits.frame_seconds,
             "handshake_seconds": limits.handshake_seconds,
         }
+
+    def _archive(self) -> Fields | None:
+        """What is to be archived; None: nothing."""
+        archive = self._settings.archive
+        if archive.path is None:
+            return None
+        # A folder as every process of this machine understands it.
+        path = archive.path.removeprefix("file://")
+        path = path if "://" in path else os.path.abspath(path)
+        return {**asdict(archive), "path": path}
 
 
 def _ending(code: int) -> str:

@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import signal
 import sys
 import threading
@@ -35,9 +34,9 @@ from penstock.common.journal import Journal, log
 from penstock.common.malloc import give_memory_back, keep_freed_memory
 from penstock.common.ready import ready_line
 from penstock.log.disk import RealDisk
-from penstock.log.errors import LogFailed
+from penstock.log.errors import LogError, LogFailed
 from penstock.log.log import Log
-from penstock.server.accepting import Accepting
+from penstock.server.accepting import Accepting, allow_files
 from penstock.server.audit import Audit
 from penstock.server.backend import Backend
 from penstock.server.connection import Connection
@@ -48,6 +47,7 @@ from penstock.server.rounds import TICK_SECONDS, Rounds
 from penstock.server.second import SecondProcess
 from penstock.server.settings import Limits, Listener, Settings
 from penstock.server.settings_read import reloadable_difference
+from penstock.server.supervisor import Supervisor
 from penstock.server.tls import tls_files
 from penstock.server.users import Users
 from penstock.server.wires import CONNECTIONS
@@ -70,7 +70,6 @@ GRACE_SECONDS = 0.1
 
 STOP_SECONDS = 2.0
 LAST_WORDS_SECONDS = 1.0
-FILES_BESIDE_CONNECTIONS = 256
 
 DISK_LINES = {
     "full": (logging.ERROR, "the disk is full: new messages wait for room in %s; deliveries and acks go on"),
@@ -115,6 +114,7 @@ class Server:
         self._position_seen = self._position_tidied = 0  # of the log
         self._disk_state = ""  # or "low", or "full"
         self._folder_found: list[tuple[int, int]] = []  # what the folder and its lock were, by number
+        self._supervisor = Supervisor()
         self._stopping = False
         self._dismissed = False
         self._closed = False  # the log, with all there is to a turn
@@ -191,6 +191,7 @@ class Server:
             self._loop.call_later(TICK_SECONDS, self._tick)
             self._garbage.start()
             print(self.ready_line(), flush=True)  # noqa: T201 - the contract with whoever started us
+            self._supervisor.ready(self._status())
             log.info("ready", extra={"facts": self._backend.facts()})
             self.audit.tell(door="process", act="start", version=__version__, pid=os.getpid())
             await self._done.wait()
@@ -244,6 +245,7 @@ class Server:
         self._stopping = True
         self._end_within(self.settings.drain_seconds + STOP_SECONDS)
         log.info("%s: draining, at most %s s", name, self.settings.drain_seconds)
+        self._supervisor.stopping(self._status())
         self._stop_listening()
         for connection in list(self.connections):
             connection.say_closing()
@@ -288,6 +290,11 @@ class Server:
             self._done.set()
 
     def _asked_to_reload(self) -> None:
+        self._supervisor.reloading()
+        self._read_again()
+        self._supervisor.reloaded()
+
+    def _read_again(self) -> None:
         self._look_at_tls(asked=True)
         if self.second is not None:
             self.second.read_tls_again()
@@ -324,7 +331,7 @@ class Server:
         """Stop at once."""
         if self._exit == EXIT_OK:
             self._exit = EXIT_FAILED
-            log.critical("stopping: %s", error, exc_info=None if isinstance(error, LogFailed) else error)
+            log.critical("stopping: %s", error, exc_info=None if isinstance(error, LogError) else error)
             self._done.set()
 
     async def _close_everything(self) -> None:
@@ -343,6 +350,7 @@ class Server:
         self._closed = True
         self.audit.tell(door="process", act="stop", result="failed" if self._exit else "done")
         self.audit.close()
+        self._supervisor.close()
         self.journal.flush()
         log.info("stopped")
 
@@ -425,6 +433,7 @@ class Server:
             self._tell_of_the_disk()
             self._look_at_the_folder()
             self._tidy()
+            self._supervisor.beat(self._status())
             if self.ticks % TLS_TICKS == 0:
                 self._look_at_tls()
             left = (connection for connection in self.connections if connection.has_left)
@@ -460,7 +469,8 @@ class Server:
         """A line before it is full, when it is, and when it is not any more: most senders get no word."""
         if self._log is None:
             return
-        info, before, data = self._log.info(), self._disk_state, self.settings.data
+        info, before = self._log.info(), self._disk_state
+        data = info.disk_room_in
         reserve = info.disk_bytes_reserve
         if info.full or (isinstance(self.home, Broker) and self.home.publishing.waits_for_disk):
             now = "full"
@@ -473,6 +483,12 @@ class Server:
             log.warning("there is room on the disk again, for %s: senders go on", data)
         if now or before == "low":
             log.log(*DISK_LINES[now], data)
+
+    def _status(self) -> str:
+        """One line, for who looks after the process."""
+        doing = f"draining, at most {self.settings.drain_seconds} s" if self._stopping else self.ready_line()
+        disk = f"; the disk is {'almost ' * (self._disk_state == 'low')}full" if self._disk_state else ""
+        return f"{doing}; {len(self.connections)} connections{disk}"
 
     def _look_at_the_folder(self) -> None:
         """Stop where another one has its name, or the lock file's: another broker may be at work there."""
@@ -552,28 +568,6 @@ class Server:
             connection.hold_for_server(True)
 
 
-def _allow_files(connections_max: int) -> int:
-    """Ask the system for a file descriptor per connection; for how many connections there are some, when the
-    log and the second process have theirs."""
-    wanted = connections_max + FILES_BESIDE_CONNECTIONS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return connections_max
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed == wanted:
-        return connections_max
-    most = max(allowed - FILES_BESIDE_CONNECTIONS, allowed // 2)
-    log.warning(
-        "the system allows %d open files, too few for connections-max = %d: it is %d from now on; raise the "
-        "limit (ulimit -n) or lower the setting",
-        allowed,
-        connections_max,
-        most,
-    )
-    return most
-
-
 def serve(
     settings: Settings,
     reload: Callable[[], Settings] | None = None,
@@ -581,7 +575,7 @@ def serve(
 ) -> int:
     """Run a server in this process until it is told to stop; its exit code."""
 
-    connections_max = _allow_files(settings.limits.connections_max)
+    connections_max = allow_files(settings.limits.connections_max)
 
     async def main() -> int:
         server = kind(settings, reload)

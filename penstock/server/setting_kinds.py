@@ -104,6 +104,23 @@ class TextOrTexts(Kind):
 
 
 @dataclass(frozen=True, slots=True)
+class Patterns(Kind):
+    """Patterns of names: a list in the file, elsewhere with commas between them."""
+
+    metavar: str = "PATTERNS"
+
+    def check(self, value: object) -> object:
+        texts = [it.strip() for it in value.split(",")] if isinstance(value, str) else value
+        texts = texts if isinstance(texts, list) else []
+        if texts and all(isinstance(it, str) and it and it.isprintable() for it in texts):
+            return tuple(texts)
+        raise self.refuse()
+
+    def wanted(self) -> str:
+        return 'patterns of names, as in ["orders.*", "billing"]; outside a file with commas between them'
+
+
+@dataclass(frozen=True, slots=True)
 class Words(Kind):
     """A list of some of a few words. For the file only."""
 

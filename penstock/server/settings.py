@@ -37,6 +37,7 @@ from penstock.server.setting_kinds import (
     Listen,
     Mode,
     Moment,
+    Patterns,
     Reach,
     Records,
     Secret,
@@ -169,7 +170,18 @@ class ClusterSettings:
     monitor: tuple[str, ...] = ()  # http://HOST:PORT of the monitoring of every node
 
 
+@dataclass(frozen=True, slots=True)
+class ArchiveSettings:
+    """History as Delta tables. The user's names have hyphens where these have underscores."""
+
+    path: str | None = None  # a folder, or what deltalake takes for an object store; None: off
+    queues: tuple[str, ...] = ("*",)
+    seconds: int = 60
+    rows: int = 1_000_000
+
+
 _CLUSTER: Final = ClusterSettings()
+_ARCHIVE: Final = ArchiveSettings()
 _AUDIT: Final = f"DATA/{AUDIT}"
 
 
@@ -194,6 +206,7 @@ class Settings:
     strict: bool = False
     socket_mode: int = 0o600
     cluster: ClusterSettings = _CLUSTER  # means something only with an engine of URLs
+    archive: ArchiveSettings = _ARCHIVE
 
     @property
     def audit_path(self) -> str | None:
@@ -248,6 +261,7 @@ _DEFAULTS: Final = {
     "http": HttpSettings(),
     "log": LogSettings(),
     "cluster": _CLUSTER,
+    "archive": _ARCHIVE,
 }
 _INT32_MAX = 2**31 - 1  # the ends of payloads in a batch are 32-bit numbers
 _MONTH_SECONDS = 30 * 86_400
@@ -476,6 +490,22 @@ TABLE: Final[tuple[Setting, ...]] = (
         Whole(0, 1 << 50),
         "bytes that should be free on the disk, at most a quarter of it; with less, /readyz warns; 0: never",
     ),
+    _of(
+        "archive",
+        "path",
+        Text("a folder, or the URL of one in an object store", "PATH"),
+        "where queues become Delta tables, as s3://bucket/penstock; without it they do not",
+    ),
+    Setting(
+        "queues",
+        Patterns(),
+        "*",
+        "which queues do: patterns of names, `*` is any text, `?` any character",
+        section="archive",
+        field="archive.queues",
+    ),
+    _of("archive", "seconds", Whole(1, 86_400), "how often a table gets what has come since"),
+    _of("archive", "rows", Whole(1, 100_000_000), "a queue with so many new rows does not wait for that"),
     _of("cluster", "name", LOG_NAME, "the log, shared by all front-ends that have the same name here"),
     _of(
         "cluster",

@@ -47,6 +47,7 @@ from penstock.server.settings import (
     PROTOCOLS,
     SECTIONS,
     TABLE,
+    ArchiveSettings,
     Limits,
     Listener,
     Setting,
@@ -101,6 +102,7 @@ _GROUPS: Final = {
     "limits": ("limits", "What clients can make the broker hold; in the file, these are keys of [limits]."),
     "http": ("http", "What the HTTP API allows; in the file, these are keys of [http]."),
     "log": ("log", "How the embedded log keeps its files; in the file, these are keys of [log]."),
+    "archive": ("archive", "Queues as Delta tables; in the file, these are keys of [archive]."),
     "cluster": (
         "cluster",
         "How front-ends share a log on NATS; in the file, these are keys of [cluster].",
@@ -208,6 +210,8 @@ def _hint_in_file(section: str, name: str) -> str:
             f"{setting.label} above the first [section]" if section and not setting.section else setting.label
         )
         known |= {setting.name: label, setting.dest.replace("_", "-"): label}
+    if not section:
+        known["queues"] = _FILE_ONLY["queue"]  # and not the one of [archive]
     if section == "http":
         here |= {key.name: f"[http] {key.name}" for key in HTTP_KEYS} | {"tokens": _TOKENS}
         known["http"] = here["address"]  # above [http] there can be no http
@@ -295,6 +299,10 @@ def load(args: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
     doors = [(listener.setting, listener.address, spot) for listener, spot in listeners]
     if http is not None:
         doors.append(("http", http.address, given["http"].spot))
+    if http is None and values["archive"]["path"] is not None:
+        raise given["[archive] path"].spot.wrong(
+            "the process of the HTTP API looks after what archives, and http is off; give it an address"
+        )
     cluster = cluster_settings(given, values["cluster"])
     if top["engine"] != LOG:
         doors.append(("[cluster] listen", cluster.listen, given["[cluster] listen"].spot))
@@ -324,6 +332,7 @@ def load(args: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
             ),
         ),
         users=users,
+        archive=ArchiveSettings(**values["archive"]),
     )
 
 

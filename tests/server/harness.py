@@ -15,10 +15,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
 from penstock.common.ready import Doors, NotReady, wait_ready
+from tests.warm import Warm
 
 WAIT_SECONDS = 30.0
 LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.01, 0.2
@@ -52,6 +54,10 @@ class BrokerProcess:
     """`penstock serve` on free ports, with a folder that outlives it."""
 
     alive: ClassVar[set["BrokerProcess"]] = set()
+    is_warm = True
+    """Whether it is forked from a process that has imported everything (`tests/warm.py`)."""
+    has_pages: ClassVar[bool] = False
+    """Whether somebody will look at its dashboard."""
 
     def __init__(self, folder: Path, *flags: str, env: dict[str, str] | None = None) -> None:
         self.folder = folder
@@ -105,12 +111,21 @@ class BrokerProcess:
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")} | self.env
+        command = self.command()
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self.command(), stdout=subprocess.PIPE, stderr=log, env=environment, cwd=ROOT
-            )
+            if self._forks(command):
+                self._process = Warm.get(self.has_pages).start(command[3:], environment, log)
+            else:
+                self._process = subprocess.Popen(
+                    command, stdout=subprocess.PIPE, stderr=log, env=environment, cwd=ROOT
+                )
         self.alive.add(self)
         return self._process
+
+    def _forks(self, command: list[str]) -> bool:
+        """Not where something is done before it begins, or given to its interpreter."""
+        is_plain = command[:4] == [sys.executable, "-m", "penstock", "serve"]
+        return self.is_warm and is_plain and all(name.startswith("PENSTOCK_") for name in self.env)
 
     @property
     def pid(self) -> int:
@@ -135,13 +150,15 @@ class BrokerProcess:
     def stop(self) -> int:
         """SIGTERM; the exit code."""
         if self.running:
-            self.signal(signal.SIGTERM)
+            with suppress(ProcessLookupError):  # It has just ended, and whoever forked it knows it first.
+                self.signal(signal.SIGTERM)
         return self.wait()
 
     def kill(self) -> None:
         """kill -9."""
         if self.running:
-            self.signal(signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                self.signal(signal.SIGKILL)
         self.wait()
 
     def log(self) -> str:

@@ -5,6 +5,8 @@ import socket
 import ssl
 from pathlib import Path
 
+from penstock.common.address import TcpAddress
+from penstock.server.accepting import KEEP_ALIVE, bind
 from tests.certificates import make_certificates
 from tests.server.harness import SEND, BrokerProcess, Wire, rq, sspq, until
 
@@ -146,3 +148,12 @@ def test_connections_with_tls_take_half_of_the_memory_at_most(tmp_path: Path) ->
         peer.close()
     until(lambda: answers_over_tls(tmp_path, port), "room again")
     assert broker.stop() == 0
+
+
+def test_who_is_accepted_is_watched_by_the_kernel() -> None:
+    (ours,) = bind(TcpAddress("127.0.0.1", 0), 0o600)
+    with ours, socket.socket() as theirs:
+        ours.listen()
+        theirs.connect(ours.getsockname())
+        with ours.accept()[0] as peer:
+            assert [peer.getsockopt(level, option) for level, option, _ in KEEP_ALIVE] == [1, 60, 15, 4]

@@ -24,6 +24,7 @@ from penstock.log.errors import (
     LogFailed,
     LogRefused,
     QueueFull,
+    QueueTooSmall,
     QueueUnknown,
     ReaderUnknown,
     StageDamaged,
@@ -193,6 +194,7 @@ def caller(tmp_path: Path) -> Iterator[Caller]:
         (StagesFull("x"), "disk-full"),
         (DiskFull("x"), "disk-full"),
         (QueueFull("x"), "queue-full"),
+        (QueueTooSmall("x"), "too-large"),
         (LogRefused("x"), "refused"),
         (calls.CallRefused("x"), "refused"),
         (QueueNameError("x"), "name"),
@@ -255,7 +257,7 @@ def test_append_says_why_not(tmp_path: Path) -> None:
     caller = Caller(tmp_path, Policies({"*": {"max-bytes": 2}}))
     fields, buffers = pack_batch(Batch.of([b"abc"]))
     assert caller.refused("append", {"queue": "q.dead", "batch": fields}, *buffers)[0] == "name"
-    assert caller.refused("append", {"queue": "q", "batch": fields}, *buffers)[0] == "queue-full"
+    assert caller.refused("append", {"queue": "q", "batch": fields}, *buffers)[0] == "too-large"
     caller.broker.drain()
     assert caller.refused("append", {"queue": "q", "batch": fields}, *buffers)[0] == "draining"
     caller.log.close(caller.now)
@@ -335,7 +337,7 @@ def test_what_is_not_staged_or_committed(tmp_path: Path) -> None:
     assert refused("a", key="") == "refused"
     stage = caller.stage("k", ("a", [b"abc"]))["stage"]
     asked = {"key": "k", "stages": [stage]}
-    assert caller.refused("commit", asked)[0] == "queue-full"
+    assert caller.refused("commit", asked)[0] == "too-large"
     assert caller.refused("commit", {**asked, "key": "other"})[0] == "no-stage"
     caller.log._state.settings.stages_bytes_max = 10
     assert refused("a") == "disk-full"
@@ -821,6 +823,7 @@ def test_the_engine_says_how_it_is(caller: Caller, tmp_path: Path) -> None:
     assert answer.pop("disk_bytes_reserve") == min(1 << 30, answer["disk_bytes_total"] // 4)
     assert (answer.pop("disk_bytes_total") >= answer.pop("disk_bytes_free")) > 0
     assert answer.pop("position") >= answer.pop("log_bytes") > 5000
+    assert answer.pop("disk_room_in") == answer["data"]
     assert answer.pop("data").startswith(str(tmp_path))
     assert answer == {
         "engine": "log",

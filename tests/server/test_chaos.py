@@ -26,6 +26,8 @@ from tests.server.harness import (
     until,
 )
 
+pytestmark = pytest.mark.usefixtures("cold")
+
 MB = 1_000_000
 
 

@@ -19,6 +19,8 @@ from tests.server.harness import (
     sspq,
 )
 
+pytestmark = pytest.mark.usefixtures("cold")
+
 KIB, MIB = 1 << 10, 1 << 20
 MILLION = 1_000_000
 

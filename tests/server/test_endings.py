@@ -262,7 +262,9 @@ def test_what_comes_from_a_connection_that_is_no_port_any_more_goes_nowhere(
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_an_idle_node_that_is_no_port_any_more_gets_no_mark(tmp_path: Path, loop: str) -> None:
+def test_an_idle_node_that_is_no_port_any_more_gets_no_mark(
+    tmp_path: Path, loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It was silent until it broke the protocol, and its last words are still being written."""
 
     async def test() -> None:
@@ -276,14 +278,14 @@ def test_an_idle_node_that_is_no_port_any_more_gets_no_mark(tmp_path: Path, loop
             connection.tick(later + SILENCE_US)
             assert isinstance(connection, RqConnection)
             assert connection._session.idle
-            before, ticked = connection.leave, list[str]()
+            before, ticked = RqConnection.leave, list[str]()
 
-            def leave(*, lost: bool) -> None:
-                before(lost=lost)
+            def leave(connection: RqConnection, *, lost: bool) -> None:
+                before(connection, lost=lost)
                 connection.tick(server.now_us())  # what the server does once a second
                 ticked.append(connection.name)
 
-            connection.leave = leave  # type: ignore[method-assign]
+            monkeypatch.setattr(RqConnection, "leave", leave)
             await node.say(rq((224, b""))[:1] + b"\xff\xff\xff\xff")
             assert await node.hear(2) == rq(5)
             await soon(lambda: not server.connections, "the connection to be gone")

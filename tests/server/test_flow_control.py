@@ -36,6 +36,8 @@ from tests.server.harness import (
 from tests.server.inside import LOOPS, Inside, Peer, run
 from tests.server.inside import until as soon
 
+pytestmark = pytest.mark.usefixtures("cold")
+
 KIB, MIB = 1 << 10, 1 << 20
 SEGMENT = 4 * MIB
 

@@ -30,6 +30,8 @@ from tests.server.harness import (
 )
 from tests.server.inside import Inside, run
 
+pytestmark = pytest.mark.usefixtures("cold")
+
 
 def serve_once(*flags: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "penstock", "serve", *flags]

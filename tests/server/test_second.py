@@ -20,6 +20,8 @@ from tests.http.api import Api
 from tests.server.harness import WAIT_SECONDS, BrokerProcess
 from tests.server.inside import LOOPS, Inside, run
 
+pytestmark = pytest.mark.usefixtures("cold")
+
 
 def started(folder: Path, *flags: str) -> BrokerProcess:
     return BrokerProcess(folder, "--http", "127.0.0.1:0", *flags).start()

@@ -159,6 +159,8 @@ OTHER: Mapping[str, tuple[str, str]] = {
     "[log] interval-seconds": ("0.01", "1.5"),
     "[cluster] name": ("one", "two-2"),
     "[cluster] id": ("one", "two-2"),
+    "[archive] path": ("lake", "s3://bucket/penstock"),
+    "[archive] queues": ("a*", "b,c"),
     "[cluster] listen": ("0.0.0.0:1", "[::1]:0"),
     "[cluster] advertise": ("10.0.0.1:1", "broker.example:2"),
     "[cluster] credentials": ("one.creds", "two.nk"),

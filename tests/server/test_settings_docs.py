@@ -105,12 +105,13 @@ def test_the_reference_has_every_section() -> None:
         "`[[user]]`",
         "`[[http.tokens]]`",
         "`[log]`",
+        "`[archive]`",
         "`[cluster]`",
         "`[[listener]]`",
         '`[queue."PATTERN"]`',
         "Reading the settings again",
     ]
-    assert list(SECTIONS) == ["", "limits", "http", "log", "cluster"]
+    assert list(SECTIONS) == ["", "limits", "http", "log", "archive", "cluster"]
 
 
 def test_the_reference_has_everything_a_listener_can_say() -> None:
