@@ -8,10 +8,12 @@ SHELL := bash
 export PYTHON
 # ARGS goes to pytest (make test) or to the benchmark runner (make bench).
 ARGS ?=
+# What scripts/image goes by.
+export BASE EXTRAS IMAGE PYTHON_VERSION
 # SECONDS is how long `make test-long` takes in all (3600), and `make fuzz` for each target (600).
 SECONDS ?=
 
-.PHONY: help setup demo test test-fast test-long test-compiled test-pythons check bench bench-cluster bench-hostile bench-peers bench-spark fuzz mutate sbom clean
+.PHONY: help setup demo test test-fast test-long test-compiled test-pythons check bench bench-cluster bench-hostile bench-peers bench-spark fuzz mutate sbom wheels release image docs clean
 
 help: ## List the commands.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -63,6 +65,18 @@ mutate: ## Make small wrong changes where data lives; print those that no test n
 
 sbom: ## Write the bill of materials of what .venv has, build/sbom.cdx.json, as CycloneDX.
 	@scripts/sbom $(ARGS)
+
+wheels: ## Build dist/: sdist, pure wheel, and a compiled wheel for every Python that is found; try each.
+	@scripts/wheels
+
+release: ## Check and build all that a release has, and tag it (ARGS=--dry-run tags nothing).
+	@scripts/release $(ARGS)
+
+image: ## Build the image localhost/penstock with buildah, podman or docker (BASE=… PYTHON_VERSION=3.13).
+	@scripts/image $(ARGS)
+
+docs: ## Build the documentation's site into build/site and check its links (ARGS=serve shows it while you write).
+	@scripts/docs $(ARGS)
 
 clean: ## Remove the virtual environment, caches and everything that was built.
 	@scripts/clean

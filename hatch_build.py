@@ -5,7 +5,9 @@ The same sources run interpreted, which is what `pip install` without a compiler
 per message and per chunk costs less. Two ways to get it:
 
     HATCH_BUILD_HOOK_ENABLE_CUSTOM=true pip wheel .     a wheel with compiled modules, for this platform;
-                                                        it needs two small packages more, `RUN_TIME`
+                                                        it needs two small packages more, `RUN_TIME`;
+                                                        COMPILED_LIBRARIES=FOLDER keeps what was compiled
+                                                        there, and takes it where nothing has changed
     python hatch_build.py build/compiled                a copy of this tree with them (`scripts/compile`)
 
 Rules that always hold:
@@ -115,8 +117,8 @@ setup(
 """
 
 
-def compile_into(folder: Path) -> list[Path]:
-    """Put the compiled modules into a folder, each in its place; which they are."""
+def compile_into(folder: Path) -> None:
+    """Put the compiled modules into a folder, each in its place."""
     if sys.byteorder != "little":
         raise SystemExit("the modules were not compiled: this machine is big-endian")
     with tempfile.TemporaryDirectory() as work:
@@ -127,14 +129,12 @@ def compile_into(folder: Path) -> list[Path]:
         done = subprocess.run(command, cwd=work, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"the modules were not compiled:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
-        made: list[Path] = []
         for library in sorted(Path(work).rglob("*.so")):
             place = library.relative_to(work)
             if place.parts[0] != "build":
                 # What all modules share lies beside the package, and is imported by a name of its own.
                 (folder / place).parent.mkdir(parents=True, exist_ok=True)
-                made.append(Path(shutil.copy2(library, folder / place)))
-    return made
+                shutil.copy2(library, folder / place)
 
 
 class CustomBuildHook(BuildHookInterface):
@@ -143,9 +143,15 @@ class CustomBuildHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel" or version == "editable":
             return
-        self._folder = tempfile.mkdtemp(prefix="penstock-compiled-")
-        for library in compile_into(Path(self._folder)):
-            build_data["force_include"][str(library)] = str(library.relative_to(self._folder))
+        kept = os.environ.get("COMPILED_LIBRARIES")
+        if kept:
+            folder = libraries_in(Path(kept))
+        else:
+            self._folder = tempfile.mkdtemp(prefix="penstock-compiled-")
+            folder = Path(self._folder)
+            compile_into(folder)
+        for library in sorted(folder.rglob("*.so")):
+            build_data["force_include"][str(library)] = str(library.relative_to(folder))
         build_data["dependencies"] += RUN_TIME
         build_data["pure_python"] = False
         build_data["infer_tag"] = True

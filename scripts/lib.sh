@@ -129,3 +129,29 @@ browser_install() {
     command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null ||
         [ -x "${CHROMIUM:-}" ] || apt_install chromium
 }
+
+# pythons: every CPython from 3.11 on that is found, a line for each minor version: "12 /path/to/python3.12". PYTHON=…
+# is the only one, where it is given.
+pythons() {
+    local minor python
+    for minor in $(seq 11 30); do
+        for python in ${PYTHON:-"python3.$minor" "${PYENV_ROOT:-$HOME/.pyenv}/versions/3.$minor".*/bin/python}; do
+            # A version manager's shim may be there and not run.
+            if [ "$("$python" -c 'import sys, venv; print(sys.implementation.name, sys.version_info[1])' 2>/dev/null)" = "cpython $minor" ]; then
+                echo "$minor $("$python" -c 'import sys; print(sys.executable)')"
+                break
+            fi
+        done
+    done
+}
+
+# compiler_install [PYTHON]: 0 when there is a C compiler and Python.h, 1 when that is not possible here (the reason is printed).
+compiler_install() {
+    able "${1:-$venv/bin/python}" || { apt_install gcc libc6-dev python3-dev && able "${1:-$venv/bin/python}"; }
+}
+
+# able PYTHON: whether modules can be compiled for it.
+able() {
+    command -v cc >/dev/null &&
+        "$1" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
+}
