@@ -1,55 +1,43 @@
-"""What the README tells people to type, typed. Only the ports differ, so that tests can run side by side."""
+"""The README is one screen: what it is, a picture, two commands, where to read on; what it names is there."""
 
-import os
 import re
-import shlex
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from tests.server.harness import ROOT, BrokerProcess
+from tests.server.harness import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+LINES_MAX = 45
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    process = BrokerProcess(tmp_path_factory.mktemp("readme"), "--http", "127.0.0.1:0").start()
-    yield process
-    assert process.stop() == 0
-
-
-def shell(command: str, broker: BrokerProcess) -> str:
-    words = shlex.split(command.replace(".venv/bin/penstock", f"{shlex.quote(sys.executable)} -m penstock"))
-    protocol = "phpmq" if " receive " in command else "http"
-    environment = os.environ | {"PENSTOCK_URL": f"{protocol}://127.0.0.1:{broker.ports[protocol]}"}
-    result = subprocess.run(
-        words, env=environment, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
-def test_send_and_receive_as_it_says(broker: BrokerProcess) -> None:
-    words = "send|queues|peek|receive"
-    commands = re.findall(rf"^    (\.venv/bin/penstock (?:{words})\b.*)$", README, re.MULTILINE)
-    assert len(commands) == 4
-    assert [shell(command, broker) for command in commands][-1] == "hello\n"
-
-
-def test_the_python_example(broker: BrokerProcess) -> None:
-    source, _ = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    source = source.replace("127.0.0.1:9100", f"127.0.0.1:{broker.ports['phpmq']}")
-    result = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
-    )
-    assert (result.stdout, result.stderr) == ("b'hello'\n", "")
+def test_it_is_one_screen_with_a_picture_and_two_commands() -> None:
+    assert len(README.splitlines()) <= LINES_MAX
+    assert len(re.findall(r"^!\[[^]]+\]\(", README, re.MULTILINE)) == 1
+    assert re.findall(r"^    (make \w+)", README, re.MULTILINE) == ["make demo", "make test"]
 
 
 def test_every_page_that_it_names_is_there() -> None:
-    pages = re.findall(r"\]\((docs/[^)]+)\)", README)
-    assert len(pages) > 4
+    pages = re.findall(r"\]\(([^)]+)\)", README)
+    assert len(pages) > 20
     assert [page for page in pages if not Path(ROOT, page).is_file()] == []
+
+
+def test_what_make_installs_outside_the_folder_is_named() -> None:
+    """The README says that docs/install.md lists it: all packages that the scripts ask apt-get for."""
+    assert "(docs/install.md) lists what they\ninstall outside" in README
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    table = page.partition("| installed with apt-get")[2].partition("\n\n")[0]
+    named = set(re.findall(r"`([a-z][\w-]+)`", table))
+    asked = set()
+    for script in (ROOT / "scripts").iterdir():
+        if script.is_file() and script.suffix != ".py":
+            text = script.read_text(encoding="utf-8")
+            for words in re.findall(
+                r"(?:apt_install|apt_install_stopped) ((?:[\w-]+ ?)+)(?= \|\||;|$| &&|\n)", text
+            ):
+                asked |= set(words.split())
+            asked |= {
+                last or first
+                for first, last in re.findall(r"^ +need ([\w-]+) \"[^\"]*\"(?: (\w+))?$", text, re.MULTILINE)
+            }
+    assert len(asked) > 8
+    assert asked - named == set()
