@@ -8,7 +8,8 @@ and the ones that people use who can do without:
                  file during a run, which would only slow it down
     beanstalkd   binlog, `-f 0` (an fsync each) or `-F` (none)
     NATS         JetStream with files, `sync_interval: always` or its default of two minutes
-    RabbitMQ     what a message survives is said by the client, for its queue (bench/loadgen/wire_amqp.c)
+    RabbitMQ     what a message survives is said by the client, for its queue (bench/loadgen/wire_amqp.c);
+                 a frame takes the largest payload whole
 """
 
 import subprocess
@@ -65,9 +66,9 @@ def penstock(
     return Server("Penstock", process, ports)
 
 
-def redis(folder: Path, appendfsync: str) -> Server:
+def redis(folder: Path, appendfsync: str, port: int = 0) -> Server:
     """Redis with an append-only file."""
-    port = free_port()
+    port = port or free_port()
     command = [installed("redis-server", "Debian's redis-server"), "--port", str(port)]
     command += ["--bind", "127.0.0.1", "--maxclients", str(CONNECTIONS_MAX), "--dir", str(folder)]
     command += ["--appendonly", "yes", "--appendfsync", appendfsync, "--save", ""]
@@ -75,9 +76,9 @@ def redis(folder: Path, appendfsync: str) -> Server:
     return listening(f"Redis, {appendfsync}", command, {"redis-streams": port, "redis-lists": port})
 
 
-def beanstalkd(folder: Path, fsync: bool) -> Server:
+def beanstalkd(folder: Path, fsync: bool, port: int = 0) -> Server:
     """beanstalkd with a binlog."""
-    port = free_port()
+    port = port or free_port()
     command = [installed("beanstalkd", "Debian's beanstalkd"), "-l", "127.0.0.1", "-p", str(port)]
     command += ["-b", str(folder), "-z", str(PAYLOAD_BYTES_MAX), *(("-f", "0") if fsync else ("-F",))]
     name = "beanstalkd, fsync each" if fsync else "beanstalkd, no fsync"
@@ -104,7 +105,7 @@ def rabbitmq(folder: Path) -> Server:
     port, names = free_port(), free_port()
     config = folder / "rabbitmq.conf"
     config.write_text(
-        f"listeners.tcp.1 = 127.0.0.1:{port}\n"
+        f"listeners.tcp.1 = 127.0.0.1:{port}\nframe_max = {2 * PAYLOAD_BYTES_MAX}\n"
         "log.console = true\nlog.console.level = error\nlog.file = false\n",
         encoding="utf-8",
     )

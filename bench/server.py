@@ -21,7 +21,7 @@ from types import TracebackType
 
 from bench.cores import family
 
-START_SECONDS_MAX = 60.0
+START_SECONDS_MAX = 180.0
 STOP_SECONDS_MAX = 20.0
 QUIET_SECONDS_MAX = 5.0
 QUIET_SHARE = 0.1

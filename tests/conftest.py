@@ -8,8 +8,9 @@ once. No test depends on any of that.
 """
 
 import gc
+import logging
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,14 +36,19 @@ TOGETHER = {
         "spark/test_filters.py",
         "spark/test_deleted.py",
         "spark/test_rates.py",
+        "spark/test_lake.py",
     ),
     "another Spark session": (
         "report/test_numbers.py",
         "report/test_page.py",
         "pipeline/test_runs.py",
+        "pipeline/test_graph.py",
+        "pipeline/test_exporting.py",
+        "pipeline/test_testing.py",
         "pipeline/test_parsing.py",
         "pipeline/test_judging.py",
         "pipeline/test_batchwise.py",
+        "pipeline/test_service.py",
         "spark/test_addresses.py",
     ),
     "a cluster of Spark's": (
@@ -64,7 +70,12 @@ FIRST = (
     "pipeline/test_command.py",
     "spark/test_sql_commands.py",
     *TOGETHER["a cluster of Spark's"],
+    "test_release.py",
+    "test_image.py",
     "celery/test_crashes.py",
+    "importing/test_crashes.py",
+    "importing/test_rabbitmq.py",
+    "test_tutorials.py",
     "log/test_walks.py",
     "celery/test_workers.py",
     "http/test_transactions.py",
@@ -84,6 +95,9 @@ FIRST = (
     "log/test_retention.py",
     "dashboard/test_connections_page.py",
     "cluster/test_up.py",
+    "log/test_backup.py",
+    "http/test_backup.py",
+    "cluster/test_upgrades.py",
     "report/test_cli.py",
     "http/test_search.py",
     "http/test_messages.py",
@@ -125,11 +139,14 @@ SLOW = (
     "cluster",
     "dashboard",
     "http",
+    "importing",
     "nats",
     "pipeline",
     "report",
     "spark",
     "top",
+    "test_image.py",
+    "test_release.py",
     "broker/test_consumers.py",
     "broker/test_cost.py",
     "broker/test_restarts.py",
@@ -155,7 +172,8 @@ SLOW = (
     "test_build.py",
     "test_mutate.py",
     "test_project.py",
-    "test_readme.py",
+    "test_site.py",
+    "test_tutorials.py",
 )
 """What `--fast` (`make test-fast`) leaves out: Spark, browsers, NATS, and what takes seconds."""
 SLOW_TESTS = {
@@ -177,6 +195,8 @@ def helpers() -> list[str]:
 
 
 pytest.register_assert_rewrite(*helpers())
+from tests.seeds import SEEDED  # noqa: E402 - which is a helper, and rewritten by now
+
 # Nothing fails because a machine has much else to do.
 settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
@@ -202,8 +222,32 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("fast"):
         items[:] = [item for item in items if getattr(item, "originalname", item.name) not in SLOW_TESTS]
+    if not SEEDED:
+        items[:] = [item for item in items if item.get_closest_marker("long") is None]
     places = {HERE / name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+@pytest.fixture(scope="module")
+def cold() -> Iterator[None]:
+    """Brokers of the module begin from nothing, and are not forked (`tests/warm.py`)."""
+    from tests.server.harness import BrokerProcess
+
+    BrokerProcess.is_warm = False
+    yield
+    BrokerProcess.is_warm = True
+
+
+@pytest.fixture(autouse=True)
+def _log_as_it_was() -> Iterator[None]:
+    """A command in this process sends the log to the standard error of its test, and no longer."""
+    loggers = [logging.getLogger(name) for name in ("penstock", "penstock.client")]
+    before = [(it, it.handlers[:], it.level, it.propagate) for it in loggers]
+    yield
+    for logger, handlers, level, propagate in before:
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+        logger.propagate = propagate
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,7 +4,8 @@
 
 Every kind of run in `RUNS` is a command that takes a seed. They take turns, as many at once as there are
 processes, and each turn has seeds of its own: the first is printed, so is the command of every turn, and
-the command of one that failed repeats it. A turn that hangs is ended, and has failed. The time that is
+the command of one that failed repeats it. "variants" is what is marked `long`: the same as tests that
+`make test` has, once more in another way. A turn that hangs is ended, and has failed. The time that is
 given is when the last turns begin.
 """
 
@@ -42,9 +43,12 @@ RUNS = {
     "lease": PYTEST + "tests/nats/test_lease_time.py",
     "kill": PYTEST + "tests/log/test_kill9.py tests/server/test_chaos.py tests/celery/test_crashes.py "
     "tests/http/test_transactions.py",
-    "bits": PYTEST + "tests/log/test_damage.py",
+    "bits": PYTEST + "tests/log/test_damage.py tests/log/test_stage_cuts.py",
     "cut": PYTEST + "tests/client/test_cut.py",
-    "streams": PYTEST + "tests/nats/test_stream_log.py tests/nats/test_replica.py",
+    "streams": PYTEST + "tests/nats/test_stream_log.py tests/nats/test_replica.py "
+    "tests/nats/test_stream_contract.py",
+    "openapi": PYTEST + "tests/http/test_openapi.py",
+    "variants": PYTEST + "-m long tests",
     "faults": PYTEST + "tests/cluster/test_faults.py",
     "spark": "python -m tests.spark.large {seed}",
 }

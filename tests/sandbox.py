@@ -106,7 +106,8 @@ def main(unit_path: str, state: str, *command: str) -> None:
     os.close(folder)
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         place = line.split()[4]
-        if place != STATE and not place.startswith(("/proc", "/sys", "/dev")):
+        hidden = not os.path.exists(place)  # by what was mounted above it just now
+        if place != STATE and not hidden and not place.startswith(("/proc", "/sys", "/dev")):
             mount("-o", "remount,bind,ro", place)
     mount("-t", "proc", "-o", "subset=pid,hidepid=invisible", "proc", "/proc")
     os.umask(int(values(unit, "UMask")[0], 8))

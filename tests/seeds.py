@@ -9,12 +9,21 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
 
 Say = Callable[[str], None]
 
 SEED = os.environ.get("PENSTOCK_TEST_SEED", "")
 SEEDED = bool(SEED)
-"""By `make test-long`, which has the time to look further."""
+"""By `make test-long`, which has the time to look further; tests that are marked `long` run only then."""
+
+
+def some(values: Sequence[Any], *often: Any) -> list[Any]:
+    """For `parametrize`: all of them, of which `make test` runs those that are named."""
+    assert set(often) <= set(values)
+    return [value if value in often else pytest.param(value, marks=pytest.mark.long) for value in values]
 
 
 def run_seeds(arguments: Sequence[str], run: Callable[[int, Say | None], "Counter[str]"]) -> None:

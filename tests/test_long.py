@@ -1,6 +1,9 @@
 """`make test-long`: turns, seeds, and what a failure says. The runs themselves are tests of their own."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,26 @@ def test_every_kind_names_what_is_there_and_takes_a_seed() -> None:
         for path in re.findall(r"\btests[/.][\w/.]+", typed):
             found = path if "/" in path else path.replace(".", "/") + ".py"
             assert (ROOT / found).is_file(), f"{kind}: {path}"
+
+
+@pytest.mark.parametrize(
+    ("around", "code"), [({"PENSTOCK_TEST_SEED": "7"}, 0), ({}, 5)], ids=["long", "short"]
+)
+def test_variants_are_those_that_make_test_leaves_out(around: dict[str, str], code: int) -> None:
+    """5: nothing is left to run."""
+    assert "-m long tests" in long.RUNS["variants"]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", "-m", "long"]
+    environment = {name: it for name, it in os.environ.items() if not name.startswith(("PENSTOCK", "PYTEST"))}
+    done = subprocess.run(
+        [*command, "tests/dashboard/test_queue_page.py"],
+        env=environment | around,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done
+    assert done.stdout.count("::test_any_name_stays_text[") == (4 if around else 0)
 
 
 def test_a_real_run_says_its_seeds(

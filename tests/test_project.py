@@ -91,6 +91,7 @@ def test_the_core_needs_little() -> None:
         "uvicorn",
         "httptools",
         "prometheus-client",
+        "isal",
         "shtab",
     ]
 
@@ -118,7 +119,10 @@ def test_a_wheel_holds_both_packages_with_their_types_and_nothing_else(wheel: zi
     assert {"penstock/py.typed", "pyspark_penstock/py.typed", "pyspark_penstock/__init__.py"} <= set(names)
     assert {name.partition("/")[0] for name in names} == {"penstock", "pyspark_penstock"}
     others = [name for name in names if not name.endswith((".py", "/py.typed"))]
-    assert [name for name in others if not name.startswith("penstock/dashboard/assets/")] == []
+    assert [name for name in others if not name.startswith("penstock/dashboard/assets/")] == [
+        "penstock/cli/debian/penstock.service",
+        "penstock/cli/debian/penstock.toml",
+    ]
 
 
 def test_a_package_page_says_who_and_where_and_all_its_links_lead_there(wheel: zipfile.ZipFile) -> None:
@@ -130,7 +134,8 @@ def test_a_package_page_says_who_and_where_and_all_its_links_lead_there(wheel: z
     addresses = dict(line.split(", ", 1) for line in about.get_all("Project-URL", []))
     assert addresses["Repository"] == repository
     assert {"Documentation", "Changelog"} < addresses.keys()
-    assert set(about.get_all("Provides-Extra", [])) == {"arrow", "celery", "dashboard", "nats", "spark"}
+    extras = {"arrow", "avro", "celery", "dashboard", "import", "lake", "nats", "protobuf", "spark"}
+    assert set(about.get_all("Provides-Extra", [])) == extras
     links = re.findall(r"\]\(([^)]+)\)", wheel.read(place).decode())
     assert len(links) > 10
     assert [link for link in links if not link.startswith(f"{repository}/")] == []
@@ -357,15 +362,46 @@ def telling(tree: Path) -> Path:
     return tree
 
 
+APT = (
+    "openssl",
+    "curl",
+    "jq",
+    "python3-dev",
+    "systemd",
+    "buildah",
+    "prometheus",
+    "rabbitmq-server",
+    "chromium",
+)
+"""The last of each call: a compiler comes with two more."""
+
+
 def test_the_demo_needs_java_and_what_it_shows_and_tests_add_to_it(telling: Path) -> None:
     root = {**bare(telling), "USER_ID": "0"}
     java = "apt-get default-jre-headless"
-    shown = "--editable .[dashboard,spark]"
+    shown = "--editable .[dashboard,spark,lake] --requirement .venv/demo.txt"
     assert calls_of(telling, "demo", **root) == (0, READY("demo"), ["venv", java, shown])
     assert calls_of(telling, "demo", **root) == (0, "", [])
-    installed = [f"apt-get {name}" for name in ("openssl", "curl", "jq", "systemd", "prometheus", "chromium")]
-    more = "--editable .[dashboard,spark,nats,celery] --requirement .venv/dev.txt"
+    installed = [f"apt-get {name}" for name in APT]
+    packages = " ".join(f"--requirement .venv/{group}.txt" for group in ("dev", "docs", "demo"))
+    more = f"--editable .[dashboard,spark,nats,celery,import,lake,avro,protobuf] {packages}"
     assert calls_of(telling, "test", **root) == (0, READY("test"), [*installed, more])
+    assert calls_of(telling, "demo", **root) == (0, "", [])
+
+
+def test_the_site_needs_no_java_and_takes_nothing_from_the_demo(telling: Path) -> None:
+    root = {**bare(telling), "USER_ID": "0"}
+    site = "--editable . --requirement .venv/docs.txt"
+    assert calls_of(telling, "docs", **root) == (0, READY("docs"), ["venv", site])
+    assert calls_of(telling, "docs", **root) == (0, "", [])
+    java = "apt-get default-jre-headless"
+    assert calls_of(telling, "demo", **root) == (
+        0,
+        READY("demo"),
+        [java, "--editable .[dashboard,spark,lake] --requirement .venv/demo.txt"],
+    )
+    # What a set-up is made from has changed with Java; from then on both stay as they are.
+    assert calls_of(telling, "docs", **root) == (0, READY("docs"), [site])
     assert calls_of(telling, "demo", **root) == (0, "", [])
 
 
@@ -378,14 +414,16 @@ def test_without_java_the_demo_s_packages_are_without_spark_until_there_is_one(t
     assert "chromium" not in said
     assert calls_of(telling, "demo", **nobody) == (0, "", [])
     pretend(telling, "java", "echo 'openjdk version \"21.0.1\"' >&2")
-    assert calls_of(telling, "demo", **nobody)[2] == ["--editable .[dashboard,spark]"]
+    assert calls_of(telling, "demo", **nobody)[2] == [
+        "--editable .[dashboard,spark,lake] --requirement .venv/demo.txt"
+    ]
 
 
-def test_set_up_knows_two_things_to_set_up(tree: Path) -> None:
+def test_set_up_knows_three_things_to_set_up(tree: Path) -> None:
     ended = set_up(tree, "all")
     assert (ended.returncode, ended.stderr) == (
         1,
-        "penstock: 'all' is nothing that can be set up: demo or test.\n",
+        "penstock: 'all' is nothing that can be set up: demo, docs or test.\n",
     )
 
 

@@ -2,7 +2,8 @@
 
 One panel for each measure, one bar for each subject that has it, in the order of the figures. Colours say
 who it is: Penstock, a peer that syncs before it confirms, a peer that does not. Text has the figure, so
-colour is never alone.
+colour is never alone. The picture has a ground of its own, and two sets of colours: it is dark where the
+page is.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,18 @@ ROW_HEIGHT = 24
 PANEL_HEAD = 44
 LEGEND_HEIGHT = 40
 
-COLOURS = {"Penstock": "#0b6e4f", "syncs, then confirms": "#4a6fa5", "confirms before it syncs": "#b0b7c3"}
+KINDS = {"Penstock": "ours", "syncs, then confirms": "durable", "confirms before it syncs": "other"}
+"""Who it is, and the class of its bars."""
+
+STYLE = """<style>
+.ground { fill: #ffffff } text { fill: #15202b }
+.ours { fill: #0f766e } .durable { fill: #4a6fa5 } .other { fill: #b0b7c3 }
+@media (prefers-color-scheme: dark) {
+.ground { fill: #0e1418 } text { fill: #e6ecf0 }
+.ours { fill: #2dd4bf } .durable { fill: #7f9fd6 } .other { fill: #56636f }
+}
+</style>"""
+"""The colours of the dashboard."""
 
 PANELS: tuple[tuple[str, Measure], ...] = (
     ("End to end, 100 B: messages a second (more is better)", rate("end to end 100 B")),
@@ -39,7 +51,7 @@ class Bar:
 
 def bars(measure: Measure, results: Results, settings: tuple[Setting, ...]) -> list[Bar]:
     """The best one first."""
-    kinds = list(COLOURS)
+    kinds = list(KINDS)
     found = []
     for setting in settings:
         for subject in setting.subjects:
@@ -67,7 +79,8 @@ def svg(results: Results, settings: tuple[Setting, ...]) -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
             f'height="{height}" font-family="sans-serif" font-size="13" role="img" '
             'aria-label="Penstock and its peers, side by side">',
-            f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+            STYLE,
+            f'<rect width="{WIDTH}" height="{height}" class="ground"/>',
             *parts,
             "</svg>\n",
         )
@@ -76,8 +89,8 @@ def svg(results: Results, settings: tuple[Setting, ...]) -> str:
 
 def _legend() -> str:
     parts, left = [], 12
-    for kind, colour in COLOURS.items():
-        parts.append(f'<rect x="{left}" y="14" width="14" height="14" fill="{colour}"/>')
+    for kind, name in KINDS.items():
+        parts.append(f'<rect x="{left}" y="14" width="14" height="14" class="{name}"/>')
         parts.append(_text(left + 20, 26, kind))
         left += 200
     return "\n".join(parts)
@@ -90,7 +103,7 @@ def _bar(bar: Bar, top: int, most: float) -> str:
         (
             _text(LABEL_WIDTH - 8, top + 14, bar.name, anchor="end"),
             f'<rect x="{LABEL_WIDTH}" y="{top}" width="{max(length, 1):.1f}" height="{BAR_HEIGHT}" '
-            f'fill="{COLOURS[bar.kind]}"/>',
+            f'class="{KINDS[bar.kind]}"/>',
             _text(right + 6, top + 14, number(bar.value)),
         )
     )
@@ -98,6 +111,5 @@ def _bar(bar: Bar, top: int, most: float) -> str:
 
 def _text(x: float, y: float, text: str, *, anchor: str = "start", weight: str = "normal") -> str:
     return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-weight="{weight}" fill="#1c2430">'
-        f"{escape(text)}</text>"
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-weight="{weight}">{escape(text)}</text>'
     )

@@ -90,6 +90,7 @@ class Verdict:
         return "reached" if is_met else "not reached"
 
 
+ANY_WIRE = "any wire"
 END_TO_END = "end to end 100 B"
 BACKLOG = scene("backlog MB", "backlog: resident memory above idle")
 RECOVERY = scene("recovery s", "kill -9 with the backlog: to the first message")
@@ -101,13 +102,18 @@ GOALS = (
     Goal("phpmq", "interpreted", cpu(END_TO_END), DURABLE, 0.5),
     Goal("sspq", "", rate("publish 100 B"), DURABLE, 3.0),
     Goal("phpmq", "", rate("end to end 1 KiB"), DURABLE, 5.0),
+    Goal(ANY_WIRE, "compiled", rate("end to end 64 KiB"), DURABLE, 1.5),
+    Goal(ANY_WIRE, "compiled", rate("publish 64 KiB"), DURABLE, 1.5),
+    Goal(ANY_WIRE, "compiled", rate("drain 64 KiB"), DURABLE, 1.5),
+    Goal(ANY_WIRE, "compiled", rate("end to end 1 MiB"), DURABLE, 1.5),
     Goal("phpmq", "", rate("32+32 connections"), DURABLE, 2.0),
+    Goal("sspq", "", rate("one at a time, 32 consumers"), DURABLE, 2.0),
     Goal("phpmq", "", p99("paced"), DURABLE, 0.5),
     Goal("phpmq", "", p99("paced"), RELAXED, 1.2),
     Goal("phpmq", "", BACKLOG, ANYBODY, 0.5),
     Goal("phpmq", "", RECOVERY, ANYBODY, 1.0),
 )
-"""A goal without a variant is for the best one that there is."""
+"""A goal without a variant, or for any wire, is for the best one that there is."""
 
 
 def best(measure: Measure, results: Results, subjects: list[Subject]) -> tuple[float | None, str]:
@@ -137,7 +143,9 @@ def verdicts(results: Results, settings: tuple[Setting, ...]) -> list[Verdict]:
     found = []
     for goal in GOALS:
         candidates = [
-            subject for subject in ours if subject.wire == goal.wire and subject.name.endswith(goal.variant)
+            subject
+            for subject in ours
+            if goal.wire in (subject.wire, ANY_WIRE) and subject.name.endswith(goal.variant)
         ]
         own, _ = best(goal.measure, results, candidates)
         other, name = best(goal.measure, results, peers_of(settings, goal.against))

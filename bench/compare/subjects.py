@@ -104,8 +104,15 @@ def penstock_setting(variant: Variant) -> Setting:
                 "DELIVERED for a NOREPLY request: the message is synced",
                 counts(400_000, 400_000, 150_000),
             ),
-            # A consumer has one message at a time there, which would be another measure.
-            Subject(named("SSPQ"), "sspq", True, "as PHPMQ", {"publish": 1_500_000}, drained_by="phpmq"),
+            # A consumer has one message at a time there, which is another measure.
+            Subject(
+                named("SSPQ"),
+                "sspq",
+                True,
+                "as PHPMQ",
+                {"publish": 1_500_000, "single": 50_000},
+                drained_by="phpmq",
+            ),
         ),
     )
 
@@ -167,7 +174,7 @@ def beanstalkd_setting(fsync: bool, meaning: str, messages: Mapping[str, int]) -
                 "beanstalkd",
                 fsync,
                 f"INSERTED: {meaning}",
-                messages,
+                {**messages, "single": messages["end-to-end"]},
                 () if fsync else ALL_SCENES,
             ),
         ),

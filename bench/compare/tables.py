@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.__main__ import number
-from bench.compare.goals import DURABLE, Goal, best, peers_of, rate, verdicts
+from bench.compare.goals import ANY_WIRE, DURABLE, Goal, best, peers_of, rate, verdicts
 from bench.compare.results import Results
 from bench.compare.subjects import Setting, Subject
 from bench.compare.works import RATE_PER_SECOND, SIZES
 
 NOTHING = "–"
+
+MANY = "32 producers and 32 consumers, 16 messages in flight each"
+SINGLE = "One producer, 32 consumers that have one message at a time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,8 @@ def all_tables(results: Results, settings: tuple[Setting, ...]) -> list[Table]:
     subjects = [subject for setting in settings for subject in setting.subjects]
     return [
         *(_rates(kind, results, settings, subjects) for kind in ("end to end", "publish", "drain")),
-        _many(results, settings, subjects),
+        _work(MANY, "32+32 connections", results, settings, subjects),
+        _work(SINGLE, "one at a time, 32 consumers", results, settings, subjects),
         _paced(results, subjects),
         _scenes(results, subjects),
         _costs(results),
@@ -45,11 +49,10 @@ def _rates(kind: str, results: Results, settings: tuple[Setting, ...], subjects:
     return Table(title, ("", *SIZES.values()), _with_figures(rows))
 
 
-def _many(results: Results, settings: tuple[Setting, ...], subjects: list[Subject]) -> Table:
-    rows = [
-        (subject.name, _rate_cell(results, settings, subject, "32+32 connections")) for subject in subjects
-    ]
-    title = "32 producers and 32 consumers, 16 messages in flight each"
+def _work(
+    title: str, work: str, results: Results, settings: tuple[Setting, ...], subjects: list[Subject]
+) -> Table:
+    rows = [(subject.name, _rate_cell(results, settings, subject, work)) for subject in subjects]
     return Table(title, ("", "msg/s · CPU µs · ratio"), _with_figures(rows))
 
 
@@ -132,7 +135,8 @@ def _goals(results: Results, settings: tuple[Setting, ...]) -> Table:
 
 def goal_name(goal: Goal) -> str:
     variant = f", {goal.variant}" if goal.variant else ""
-    return f"{goal.wire.upper()}{variant}, {goal.measure.name}"
+    wire = goal.wire if goal.wire == ANY_WIRE else goal.wire.upper()
+    return f"{wire}{variant}, {goal.measure.name}"
 
 
 def _or_nothing(value: float | None) -> str:

@@ -18,20 +18,21 @@ class Work:
     then: str = ""  # after publishing: the title of draining the same
 
 
-SIZES = {100: "100 B", 1024: "1 KiB", 65_536: "64 KiB"}
+SIZES = {100: "100 B", 1024: "1 KiB", 65_536: "64 KiB", 1 << 20: "1 MiB"}
 
 WORKS: tuple[Work, ...] = (
     *(Work(f"end to end {size}", "end-to-end", size_bytes) for size_bytes, size in SIZES.items()),
     *(Work(f"publish {size}", "publish", size_bytes, f"drain {size}") for size_bytes, size in SIZES.items()),
     Work("32+32 connections", "many", 100),
+    Work("one at a time, 32 consumers", "single", 100),
     Work("paced", "paced", 100),
 )
 
 TITLES = tuple(title for work in WORKS for title in (work.title, work.then) if title)
 
-# Of the messages of 100 bytes, and at most so many: 64 KiB are three orders more bytes.
-SHARE = {100: 1.0, 1024: 0.4, 65_536: 0.02}
-MOST = {100: 10_000_000, 1024: 200_000, 65_536: 3_000}
+# Of the messages of 100 bytes, and at most so many: 64 KiB are three orders more bytes, 1 MiB are four.
+SHARE = {100: 1.0, 1024: 0.4, 65_536: 0.02, 1 << 20: 0.02}
+MOST = {100: 10_000_000, 1024: 200_000, 65_536: 3_000, 1 << 20: 200}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class Scale:
         if work.mode == "paced":
             return of_100_bytes // min(self.divide_by, 10)
         share = int(of_100_bytes * SHARE[work.size_bytes] / self.divide_by)
-        return min(max(share, MESSAGES_LEAST), MOST[work.size_bytes])
+        most = MOST[work.size_bytes]
+        return min(max(share, min(MESSAGES_LEAST, most // 10)), most)
 
 
 FULL = Scale(rounds=3, divide_by=1, backlog=1_000_000, recoveries=3, connections=10_000, queues=10_000)

@@ -39,6 +39,7 @@ struct mode {
     bool first;    /* it is over when one message has arrived, and nothing is acknowledged */
     bool idles;    /* connections that do nothing until standard input ends */
     unsigned connections;   /* of each side, where the command line does not say */
+    unsigned consumers;     /* where there are not as many as producers */
     unsigned window;        /* of each consumer, likewise */
     unsigned in_flight_max; /* of each producer, likewise; 0: no bound */
 };

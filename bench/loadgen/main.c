@@ -17,6 +17,7 @@ static const struct mode modes[] = {
      .in_flight_max = 1000},
     {.name = "paced", .produces = true, .consumes = true, .paced = true, .connections = 1, .window = 500},
     {.name = "many", .produces = true, .consumes = true, .connections = 32, .window = 16, .in_flight_max = 16},
+    {.name = "single", .produces = true, .consumes = true, .connections = 1, .consumers = 32, .window = 1},
     {.name = "queues", .produces = true, .consumes = true, .moves = true, .connections = 1, .window = 1},
     {.name = "first", .consumes = true, .first = true, .connections = 1, .window = 1},
     {.name = "idle", .idles = true, .connections = 10000},
@@ -62,7 +63,7 @@ static const char usage[] =
     "             [--window N] [--producers N] [--consumers N] [--in-flight N] [--unconfirmed N] [--rate PER_SECOND]\n"
     "             [--seconds-max S] [--run NUMBER] [--acks each|together]\n"
     "wires: sspq phpmq rq redis-streams redis-lists beanstalkd amqp amqp-quorum amqp-transient nats\n"
-    "modes: end-to-end publish drain request paced many queues first idle\n";
+    "modes: end-to-end publish drain request paced many single queues first idle\n";
 
 static double number(const char *flag, const char *text, double least, double most)
 {
@@ -140,7 +141,8 @@ static void read_settings(int count, char **words)
         die("--queue: a name of more than 200 bytes");
     const struct mode *mode = settings.mode;
     settings.producers = settings.producers ? settings.producers : mode->connections;
-    settings.consumers = settings.consumers ? settings.consumers : mode->connections;
+    unsigned consumers = mode->consumers ? mode->consumers : mode->connections;
+    settings.consumers = settings.consumers ? settings.consumers : consumers;
     settings.window = settings.window ? settings.window : mode->window;
     settings.in_flight_max = has_in_flight ? settings.in_flight_max : mode->in_flight_max;
     if (!mode->consumes)

@@ -23,7 +23,7 @@ enum {
     FRAME_HEARTBEAT = 8,
     FRAME_END = 0xce,
     FRAME_HEAD_BYTES = 7,
-    FRAME_BYTES_MAX = 131072,
+    FRAME_BYTES_MAX = 2 * 1024 * 1024, /* or what the server has */
     METHOD_BYTES_MAX = 1024,
     DURABLE = 2,            /* the bit of queue.declare */
     DELIVERY_MODE = 0x1000, /* the flag of a content header */
@@ -124,10 +124,10 @@ static void hear_exactly(struct connection *connection, uint8_t *bytes, size_t l
         got += hear(connection, bytes + got, length - got);
 }
 
-/* Says what is in the frame and waits for a method. */
-static void call(struct connection *connection, const struct frame *frame, uint32_t expected)
+/* Says what is in the frame and waits for a method. Of a TUNE: what it returns is how large a frame may be. */
+static uint32_t call(struct connection *connection, const struct frame *frame, uint32_t expected)
 {
-    uint8_t head[FRAME_HEAD_BYTES], rest[8192];
+    uint8_t head[FRAME_HEAD_BYTES], rest[8192] = {0};
     uint32_t method;
     say(connection, frame->bytes, frame->length);
     do {
@@ -141,6 +141,7 @@ static void call(struct connection *connection, const struct frame *frame, uint3
     } while (head[0] == FRAME_HEARTBEAT || (head[0] == FRAME_METHOD && method == BASIC_ACK));
     if (head[0] != FRAME_METHOD || method != expected)
         die_of(method, rest + 4, get(head + 3, 4) - 4);
+    return get(rest + 6, 4);
 }
 
 /* The channel ends behind everything that was said on it; a connection that just ends takes acknowledgements along, and
@@ -171,12 +172,17 @@ static void amqp_hello(struct connection *connection)
     put_bytes(&frame, plain, sizeof plain - 1);
     put_short_string(&frame, "en_US");
     end(&frame, start);
-    call(connection, &frame, CONNECTION_TUNE);
+    uint32_t frame_bytes_max = call(connection, &frame, CONNECTION_TUNE);
+    if (!frame_bytes_max || frame_bytes_max > FRAME_BYTES_MAX)
+        frame_bytes_max = FRAME_BYTES_MAX;
+    if (settings.size_bytes + FRAME_HEAD_BYTES + 1 > frame_bytes_max)
+        die("--size %zu: a payload goes into one frame here, of %u bytes (rabbitmq.conf: frame_max)",
+            settings.size_bytes, frame_bytes_max);
 
     frame.length = 0;
     start = begin(&frame, CONNECTION_TUNE_OK);
     put(&frame, 8, 2); /* channels */
-    put(&frame, FRAME_BYTES_MAX, 4);
+    put(&frame, frame_bytes_max, 4);
     put(&frame, 0, 2); /* no heartbeats */
     end(&frame, start);
     start = begin(&frame, CONNECTION_OPEN);
@@ -242,8 +248,6 @@ static struct frame publish; /* all that stands before a payload */
 
 static void amqp_prepare(void)
 {
-    if (settings.size_bytes + FRAME_HEAD_BYTES + 1 > FRAME_BYTES_MAX)
-        die("--size %zu: amqp takes one frame a message here", settings.size_bytes);
     publish.length = 0;
     size_t start = begin(&publish, BASIC_PUBLISH);
     put(&publish, 0, 2);

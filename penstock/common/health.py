@@ -103,6 +103,7 @@ class BrokerFigures:
     nodes: int = 0  # of NATS
     nodes_offline: int = 0
     checks: tuple[str, ...] = ()  # of the NATS cluster, that found something; each with its text
+    archive_error: str = ""  # why queues do not become tables
 
 
 Figures = Any  # of the rule's scope: a table of rules for three kinds of them has no better type
@@ -310,6 +311,24 @@ def rules(patience: float = PATIENCE_SECONDS) -> tuple[Rule, ...]:
             do="Let it catch up, or set a higher bound while there is room on the disk.",
             hides=("reader-behind", "reader-ended"),
             shown=("lag",),
+        ),
+        Rule(
+            "archive-failing",
+            "broker",
+            WARN,
+            "Archiving does not get on",
+            f"[archive] has a path, and what archives says for {say(moment)} why it cannot",
+            f"it gets on, for {say(moment)}",
+            enter=lambda it: bool(it.archive_error),
+            stay=lambda it: bool(it.archive_error),
+            enter_seconds=moment,
+            leave_seconds=moment,
+            why=lambda it: (
+                f"It says: {it.archive_error}. What is not in the table is kept in the log, at most [log] "
+                "reader-bytes-max of a queue."
+            ),
+            do="See with penstock archive status what is not archived yet, and look after the store or the "
+            "queue that it names; it goes on by itself.",
         ),
         Rule(
             "node-offline",

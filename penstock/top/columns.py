@@ -42,6 +42,7 @@ PLAIN: Final = Style()
 QUIET: Final = Style(dim=True)
 BAD: Final = Style(color="red", bold=True)
 WARN: Final = Style(color="yellow", bold=True)
+LEVELS: Final = {"bad": BAD, "warn": WARN}
 GOOD: Final = Style(color="green", bold=True)
 TRACE: Final = Style(color="cyan")
 STRONG: Final = Style(bold=True)

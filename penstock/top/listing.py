@@ -16,7 +16,7 @@ from textual.widgets.option_list import Option
 from penstock.client.http_core import Answer
 from penstock.common import tables
 from penstock.top.banner import Banner
-from penstock.top.columns import QUIET, STRONG
+from penstock.top.columns import LEVELS, PLAIN, QUIET, STRONG
 from penstock.top.feed import Feed
 from penstock.top.state import State
 from penstock.top.views import VIEWS, lines_of
@@ -97,7 +97,7 @@ class Listing(Screen[None]):
         rows.clear_options()
         rows.add_options(
             [
-                Option(Text(line, self.view.style(row), no_wrap=True), id=None)
+                Option(Text(line, LEVELS.get(self.view.level(row), PLAIN), no_wrap=True), id=None)
                 for line, row in zip(lines[1:], self._rows.values(), strict=False)
             ]
         )

@@ -13,10 +13,10 @@ from textual.widgets import Footer, Input, Static
 from penstock.common import tables, units
 from penstock.top.banner import Banner
 from penstock.top.chart import Charts
-from penstock.top.columns import QUIET, STRONG, short_count
+from penstock.top.columns import LEVELS, QUIET, STRONG, short_count
 from penstock.top.state import State
 from penstock.top.table import QueueTable
-from penstock.top.views import STYLES, attention_line
+from penstock.top.views import attention_line
 from penstock.top.wishes import Pause, Redrive, ShowList
 
 ATTENTION_LINES: Final = 3
@@ -98,7 +98,7 @@ class Overview(Screen[None]):
         text = Text(no_wrap=True, overflow="ellipsis")
         for finding in found[:ATTENTION_LINES]:
             line = tables.cut(tables.shown(attention_line(finding)), self.size.width - 4)
-            text.append("" if not text else "\n").append(f"! {line}", STYLES[finding["level"]])
+            text.append("" if not text else "\n").append(f"! {line}", LEVELS[finding["level"]])
         if count > ATTENTION_LINES:
             text.append(f"\n  and {units.count(count - ATTENTION_LINES)} more: a shows all", QUIET)
         place.update(text)

@@ -8,19 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rich.style import Style
-
 from penstock.cli import connections
 from penstock.cli.admin import Admin
 from penstock.client.http_core import Answer
 from penstock.common import tables, units
 from penstock.common.tables import NOTHING, Column, columns
-from penstock.top.columns import BAD, PLAIN, WARN
 
 QUEUES_ASKED: Final = 20
 """Of so many queues, those with the most dead letters, the reasons are asked for."""
-
-STYLES: Final = {"bad": BAD, "warn": WARN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +28,7 @@ class View:
     ask: Callable[[Admin, Sequence[Answer]], list[Answer]]
     key_of: Callable[[Answer], str]
     cells: Callable[[Answer], list[str]]
-    style: Callable[[Answer], Style]
+    level: Callable[[Answer], str]  # "bad", "warn" or nothing: how it is drawn
     below: Callable[[Answer], str]  # more about the row under the cursor
     queue_of: Callable[[Answer], str] = lambda row: ""
 
@@ -98,7 +93,7 @@ VIEWS: Final = {
             _attention,
             lambda it: f"{it['state']} {subject_of(it)}",
             lambda it: [it["level"], subject_of(it), it["state"], units.since(it["since"]), it["why"]],
-            lambda it: STYLES.get(it["level"], PLAIN),
+            lambda it: str(it["level"]),
             lambda it: f"{it['why']} {it['do']}",
             lambda it: it["queue"] or "",
         ),
@@ -109,7 +104,7 @@ VIEWS: Final = {
             _connections,
             lambda it: str(it["number"]),
             connections.row,
-            lambda it: WARN if it["blocked"] or it["held_back"] else PLAIN,
+            lambda it: "warn" if it["blocked"] or it["held_back"] else "",
             lambda it: f"{it['name']}  x ends it",
         ),
         View(
@@ -119,7 +114,7 @@ VIEWS: Final = {
             _letters,
             lambda it: f"{it['reason']} {it['queue']}",
             lambda it: [it["queue"], it["reason"], units.count(it["count"])],
-            lambda it: PLAIN,
+            lambda it: "",
             lambda it: "r puts these back  x throws away all dead letters of the queue",
             lambda it: it["queue"],
         ),
@@ -130,7 +125,7 @@ VIEWS: Final = {
             _readers,
             lambda it: it["name"],
             _reader_cells,
-            lambda it: BAD if (it["about"] or {}).get("error") else PLAIN,
+            lambda it: "bad" if (it["about"] or {}).get("error") else "",
             lambda it: "reads " + ", ".join(part["queue"] for part in it["queues"]),
         ),
     )

@@ -66,7 +66,7 @@ def test_a_run_measures_both_proves_the_counts_and_writes_the_report(tmp_path: P
     works = {(one["subject"], one["work"]) for one in found["figures"]}
     subjects = {subject for subject, _ in works}
     assert subjects == {"Penstock PHPMQ, interpreted", "NATS JetStream, sync 2m"}
-    assert len(works) == 2 * 11
+    assert len(works) == 2 * 14
     assert all(one["per_second"] > 0 for one in found["figures"])
     paced = [one for one in found["figures"] if one["work"] == "paced"]
     assert all(0 < one["p50_us"] <= one["p99_us"] <= one["p999_us"] for one in paced)

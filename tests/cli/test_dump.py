@@ -34,6 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(os, "urandom", lambda count: b"\xef\xcd\xab"[:count])
     path = tmp_path / "data"
     engine = open_log(str(path), NOW_US)
+    engine.wait()  # What comes now is one group, and was synced up to here when that went out.
     orders = Batch.of(
         [b"first", NASTY, "caf\u00e9 \u2713".encode(), b"back\\slash", b"\xff\xfe", b"long " * 20],
         ttl_seconds=[60, 0, 0, 0, 0, 3600],

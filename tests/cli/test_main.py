@@ -98,6 +98,7 @@ def test_version_loads_nothing_that_takes_time() -> None:
 
 def test_every_command_of_the_table_has_a_module_path_of_its_own() -> None:
     elsewhere = {"top": "penstock.top.command", "demo": "penstock.demo.command"}
+    elsewhere |= {"import": "penstock.cli.importing"}  # no module can be called that
     assert {name: f"penstock.cli.{name}" for name in cli.COMMANDS} | elsewhere == cli.COMMANDS
 
 

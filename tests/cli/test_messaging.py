@@ -21,6 +21,7 @@ from penstock.cli import messaging
 from penstock.cli.main import main
 from penstock.client import HttpClient, PhpmqClient, RqClient
 from tests.server.harness import BrokerProcess, until
+from tests.warm import Warm
 
 SECONDS = 20
 COMMAND = [sys.executable, "-m", "penstock"]
@@ -40,14 +41,7 @@ def url(broker: BrokerProcess, protocol: str) -> str:
 
 
 def penstock(*arguments: str, stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        input=stdin,
-        capture_output=True,
-        check=False,
-        timeout=SECONDS,
-        env={**ENVIRONMENT, **environment},
-    )
+    return Warm.get(pages=False).run(arguments, {**ENVIRONMENT, **environment}, stdin, SECONDS)
 
 
 def succeed(*arguments: str, stdin: bytes = b"") -> bytes:

@@ -68,6 +68,7 @@ CASES = {
         WORKS,
     ),
     "reader-capped": Case(R(lag=5, capped=True), R(lag=10**9), None, R()),
+    "archive-failing": Case(B(archive_error="no bucket"), B(), None, B()),
     "node-offline": Case(
         B(nodes=3, nodes_offline=1), B(nodes=3), None, B(nodes=3), B(nodes=3, nodes_offline=2)
     ),

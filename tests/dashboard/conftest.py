@@ -21,6 +21,7 @@ from playwright.sync_api import (
     expect,
     sync_playwright,
 )
+from playwright.sync_api import Error as PlaywrightError
 
 from tests.http.conftest import StartBroker, api, broker, start_broker
 from tests.server import harness
@@ -47,6 +48,14 @@ Visit = Callable[..., Page]
 
 # Brokers are those of the tests of the HTTP API.
 __all__ = ["StartBroker", "Visit", "api", "broker", "browser", "profile", "start_broker", "visit"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _pages() -> Iterator[None]:
+    """The brokers of these tests have NiceGUI at once."""
+    BrokerProcess.has_pages = True
+    yield
+    BrokerProcess.has_pages = False
 
 
 @pytest.fixture(scope="module")
@@ -198,8 +207,20 @@ def _brightness(colour: Sequence[float]) -> float:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    """Poll for what a browser shows; the end is bounded and named."""
-    harness.until(condition, what, BROWSER_SECONDS)
+    """Poll for what a browser shows; the end is bounded and named.
+
+    A page that has lost its socket loads itself again (`page.js`): meanwhile it shows nothing.
+    """
+
+    def holds() -> bool:
+        try:
+            return condition()
+        except PlaywrightError as error:
+            if "Execution context was destroyed" not in error.message:
+                raise
+            return False
+
+    harness.until(holds, what, BROWSER_SECONDS)
 
 
 def fits(page: Page) -> None:

@@ -344,6 +344,7 @@ def test_without_the_extra_a_line_says_how_to_get_it(tmp_path: Path) -> None:
         assert broker.stop() == 0
 
 
+@pytest.mark.usefixtures("cold")
 def test_nobody_pays_for_what_nobody_visits(start_broker: StartBroker) -> None:
     broker = start_broker()
     with Api(broker.ports["http"]) as api:
