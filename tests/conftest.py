@@ -261,6 +261,15 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """What a file leaves open is told of the file itself, and not of whichever test finds the garbage."""
+    done = yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+    return done
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
     """As `--dist loadfile` does it, but in the order above, and for what counts as one file."""

@@ -416,6 +416,8 @@ class Server:
         if self._done.is_set():
             return
         self._loop.call_later(TICK_SECONDS, self._tick)
+        if self._stopping:
+            self._check_drained()  # Whatever ended last, and outside of a turn.
         self.ticks += 1
         step_us = self.clock.look()
         now_us = self.now_us()
