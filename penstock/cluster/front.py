@@ -35,6 +35,7 @@ from typing import Any, Final
 
 from penstock import __version__
 from penstock.cluster.checks import Finding, Level, check, look, refuse, wait_for_nodes
+from penstock.cluster.clocks import APART_US, CLOCK, TIME, Clocks
 from penstock.cluster.host import RelayHost
 from penstock.cluster.info import cluster_info
 from penstock.cluster.nodes import front_end_id, relay_files, servers_of, wire_options
@@ -55,6 +56,7 @@ from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.replica import LOG, Replica
 from penstock.log.jetstream.room import Room, bounds_of
 from penstock.log.jetstream.stream_log import StreamLog, make_streams, open_stream_log
+from penstock.log.log import Log
 from penstock.log.state import Damage
 from penstock.server.backend import Backend
 from penstock.server.server import LAST_WORDS_SECONDS, Server
@@ -122,6 +124,7 @@ class Front(Backend):
         self._own: RealDisk | None = None  # the folder, locked: nobody else works on the copy of the log
         self._stream: dict[str, Any] | None = None  # what JetStream says of the log's stream
         self._room = Room()
+        self._clocks = Clocks()
         self._ask_nodes_at = float("-inf")  # their monitoring
         self._removed: list[str] = []  # what others have taken out of the stream, in words
         self._relay: socket.socket | None = None
@@ -202,6 +205,7 @@ class Front(Backend):
             facts=self._said_of_us,
             changed=self._seen,
             is_warm=self._is_warm,
+            heard=self._clocks.heard,
         )
         await self._asked(self._election.start())
         self._looking = self._loop.create_task(self._look_at_nodes(), name="looking at nodes")
@@ -221,7 +225,14 @@ class Front(Backend):
 
     def _said_of_us(self) -> dict[str, Any]:
         leads = self._led is not None
-        return {"id": self._member, "version": __version__, "leads": leads, WARM: leads or self._is_warm()}
+        return {
+            "id": self._member,
+            "version": __version__,
+            "leads": leads,
+            WARM: leads or self._is_warm(),
+            CLOCK: time.time_ns() // 1000,
+            TIME: self._server.now_us(),
+        }
 
     def _is_warm(self) -> bool:
         return time.monotonic() - self._kept_up < WARM_SECONDS
@@ -422,6 +433,7 @@ class Front(Backend):
             rounds=server.rounds,
         )
         self._led, self._term = led, claim.term
+        self._keep_what_is_left(led.log)
         self._leader_before = ""  # should we lead again, everybody has something to claim
         self._remote.lost("this front-end leads")
         self._remote.move_to(broker, opened, server.now_us())
@@ -436,6 +448,22 @@ class Front(Backend):
             self._second.start()
         log.info("leading after %.1f s: %d queues", time.monotonic() - began, len(opened.queues()))
         self._joined.set()
+
+    def _keep_what_is_left(self, opened: Log) -> None:
+        """What runs out does so by the time that passes, and not by what clocks are apart."""
+        step_us = self._clocks.step_us(self._member, self._leader_before)
+        if not step_us:
+            return
+        log.warning(
+            "the clock here is %.1f s ahead of that of %s, which led before: what runs out has as much time "
+            "left as it had there; set the clocks right (NTP)",
+            step_us / 1_000_000,
+            self._leader_before,
+        )
+        try:
+            opened.step(step_us, self._server.now_us())
+        except LogFailed as error:
+            self.fail(error)
 
     async def _step_down(self) -> None:
         """Somebody else leads, or nobody knows what has become of our log: begin anew."""
@@ -575,6 +603,27 @@ class Front(Backend):
 
     def _now_found(self) -> list[Finding]:
         """What the checks at the start could not see."""
+        return [*self._removed_found(), *self._clocks_found()]
+
+    def _clocks_found(self) -> list[Finding]:
+        ahead = {name: self._clocks.ahead_us(name, self._member) for name in self._election.view.members}
+        apart = [
+            f"{name} is {abs(by_us) / 1_000_000:.1f} s {'ahead' if by_us > 0 else 'behind'}"
+            for name, by_us in sorted(ahead.items())
+            if by_us is not None and abs(by_us) >= APART_US
+        ]
+        if not apart:
+            return []
+        return [
+            Finding(
+                "clocks",
+                Level.WARN,
+                f"by the clock of {self._member}, which leads, {', '.join(apart)}",
+                "set the clocks right (NTP): times of messages are those of the front-end that leads",
+            )
+        ]
+
+    def _removed_found(self) -> list[Finding]:
         if not self._removed:
             return []
         more = f" (and {len(self._removed) - 1} more)" if len(self._removed) > 1 else ""

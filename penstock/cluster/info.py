@@ -9,7 +9,7 @@
               read first)
     nodes     every NATS node that has a copy of the log: its name, its state ("leader", "current", "behind"
               or "offline"), and by how many records it is behind
-    checks    what the checks at the start came to (`checks.py`)
+    checks    what the checks came to: at the start (`checks.py`), and since (`records`, `clocks`)
 
 Everything in it is plain JSON.
 """

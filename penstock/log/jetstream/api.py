@@ -44,6 +44,7 @@ class Stored:
     seq: int
     subject: str
     payload: bytes
+    time: str = ""  # when it was stored, by the clock of NATS
 
 
 class JetStream:
@@ -158,6 +159,7 @@ class JetStream:
             int(message["seq"]),
             str(message["subject"]),
             base64.b64decode(message.get("data", "")),
+            str(message.get("time", "")),
         )
 
     async def _gather(self, stream: str, question: Settings) -> list[Stored]:
@@ -168,7 +170,12 @@ class JetStream:
                 return []
             raise
         try:
-            return [Stored(int(said["Nats-Sequence"]), said["Nats-Subject"], data) for said, data in found]
+            return [
+                Stored(
+                    int(said["Nats-Sequence"]), said["Nats-Subject"], data, said.get("Nats-Time-Stamp", "")
+                )
+                for said, data in found
+            ]
         except (KeyError, ValueError):
             raise JetStreamTrouble(f"stream {stream}: an answer does not say which message it is") from None
 

@@ -131,11 +131,13 @@ class Election:
         facts: Callable[[], dict[str, Any]],
         changed: Callable[[View], None],
         is_warm: Callable[[], bool] = lambda: True,
+        heard: Callable[[str, dict[str, Any], str], None] = lambda member, facts, stored: None,
         clock: Callable[[], float] = now,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`offer` makes what we would say if we led in that term; `facts` what we say of ourselves, with
-        `WARM` among it; `is_warm` is asked for the same."""
+        `WARM` among it; `is_warm` is asked for the same. `heard` gets every new record of a member, with when
+        it was stored."""
         self._register = register
         self._names = names
         self._member = member
@@ -143,6 +145,7 @@ class Election:
         self._facts = facts
         self._changed = changed
         self._is_warm = is_warm
+        self._heard = heard
         self._clock = clock
         self._sleep = sleep
         self.view = View()
@@ -358,6 +361,7 @@ class Election:
             if seq != stored.seq:
                 self._members_seen[name] = (stored.seq, seen)
                 since = seen
+                self._heard(name, _fields(stored.payload), stored.time)
             if seen - since <= MEMBER_GONE_SECONDS:
                 members[name] = _fields(stored.payload)
             elif seen - since > MEMBER_FORGET_SECONDS and self.view.role is Role.LEADING:
