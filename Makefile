@@ -10,7 +10,7 @@ export PYTHON
 ARGS ?=
 # What scripts/image goes by.
 export BASE EXTRAS IMAGE PYTHON_VERSION
-# SECONDS is how long `make test-long` takes in all (3600), and `make fuzz` for each target (600).
+# SECONDS is how long `make test-long` goes on with new seeds (3600), and `make fuzz` for each target (600).
 SECONDS ?=
 
 .PHONY: help setup demo test test-fast test-long test-compiled test-pythons check bench bench-cluster bench-hostile bench-peers bench-spark fuzz mutate sbom wheels release image docs clean
@@ -30,7 +30,7 @@ test: ## Run everything that must hold: linter, formatter, types, all tests (ARG
 test-fast: ## Run the linter and the quick tests, without Spark, browser and NATS, within a minute.
 	@scripts/test --fast $(ARGS)
 
-test-long: ## Run seeded crashes, cuts, restarts and models on new seeds for SECONDS=3600 (ARGS="crash walks --seed 7").
+test-long: ## Run the tests that make test leaves out, then crashes, cuts, restarts and models on new seeds for SECONDS=3600.
 	@scripts/test-long --seconds $(or $(SECONDS),3600) $(ARGS)
 
 test-compiled: ## Run all tests once more, on the hot modules compiled by mypyc.

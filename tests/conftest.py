@@ -10,6 +10,7 @@ once. No test depends on any of that.
 import gc
 import logging
 import os
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -205,6 +206,9 @@ settings.load_profile("tests")
 def pytest_configure() -> None:
     from tests import java  # which is a helper, and rewritten by now
 
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # As shells start what runs in the background; commands of tests would inherit it, and hear no Ctrl-C.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["JDK_JAVA_OPTIONS"] = java.options()
 
 
@@ -212,6 +216,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fast", action="store_true", help="only what is quick, without Spark, browser and NATS"
     )
+    parser.addoption("--long", action="store_true", help="also what is marked `long`, as make test-long does")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -222,7 +227,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("fast"):
         items[:] = [item for item in items if getattr(item, "originalname", item.name) not in SLOW_TESTS]
-    if not SEEDED:
+    if not SEEDED and not config.getoption("long"):
         items[:] = [item for item in items if item.get_closest_marker("long") is None]
     places = {HERE / name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
@@ -262,7 +267,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
     """What a file leaves open is told of the file itself, and not of whichever test finds the garbage."""
     done = yield
     if nextitem is None or nextitem.path != item.path:

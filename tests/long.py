@@ -1,12 +1,12 @@
-"""What `make test` tries with a few seeds, tried with new ones for as long as there is time.
+"""What takes longer than `make test` may: the tests that it leaves out, and what it tries with few seeds.
 
     python -m tests.long [--seconds 3600] [--seed N] [--processes N] [KIND ...]
 
-Every kind of run in `RUNS` is a command that takes a seed. They take turns, as many at once as there are
-processes, and each turn has seeds of its own: the first is printed, so is the command of every turn, and
-the command of one that failed repeats it. "variants" is what is marked `long`: the same as tests that
-`make test` has, once more in another way. A turn that hangs is ended, and has failed. The time that is
-given is when the last turns begin.
+"rest" is what is marked `long`: it comes first, alone and once, and shares processes as `make test` does.
+Every other kind of run in `RUNS` is a command that takes a seed. They take turns, as many at once as there
+are processes, and each turn has new seeds: the first is printed, so is the command of every turn, and
+the command of one that failed repeats it. A turn that hangs is ended, and has failed. The time that is
+given is when the last turns begin, counted from the end of "rest".
 """
 
 import argparse
@@ -22,7 +22,8 @@ from itertools import count
 from typing import NamedTuple
 
 TURN_SECONDS = 1800.0
-"""Much more than any turn takes: then it hangs."""
+REST_SECONDS = 7200.0
+"""Much more than any turn takes, and than the tests that are marked `long` do: then it hangs."""
 SEEDS = 1000
 """No turn goes through more, from its first on."""
 SAID = 6000
@@ -33,7 +34,10 @@ MODELS = (
     "tests/log/test_model.py tests/model/test_pending.py tests/broker/test_consumers.py "
     "tests/protocols/test_rq_conversation.py"
 )
+REST = "rest"
 RUNS = {
+    REST: "python -m pytest -q -p no:cacheprovider --hypothesis-seed={seed} --long -m long --dist loadfile "
+    f"--numprocesses {min(os.cpu_count() or 1, 3) + 1} tests",
     "crash": "python -m tests.log.crash {seed} 300",
     "restarts": "python -m tests.broker.restarts {seed} 300",
     "ways": "python tests/protocols/fuzz_ways.py -max_total_time=60 -seed={seed}",
@@ -48,7 +52,6 @@ RUNS = {
     "streams": PYTEST + "tests/nats/test_stream_log.py tests/nats/test_replica.py "
     "tests/nats/test_stream_contract.py",
     "openapi": PYTEST + "tests/http/test_openapi.py",
-    "variants": PYTEST + "-m long tests",
     "faults": PYTEST + "tests/cluster/test_faults.py",
     "spark": "python -m tests.spark.large {seed}",
 }
@@ -64,6 +67,9 @@ class Turn(NamedTuple):
     def typed(self) -> str:
         return RUNS[self.kind].format(seed=self.seed)
 
+    def seconds(self) -> float:
+        return REST_SECONDS if self.kind == REST else TURN_SECONDS
+
     def run(self) -> str:
         """Nothing where it went well, or else what was said."""
         around, command = self.typed().split("python ", 1)
@@ -75,17 +81,17 @@ class Turn(NamedTuple):
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                timeout=TURN_SECONDS,
+                timeout=self.seconds(),
                 check=False,
             )
         except subprocess.TimeoutExpired as hung:
-            return f"{(hung.stdout or b'').decode(errors='replace')[-SAID:]}\nnot done in {TURN_SECONDS} s"
+            return f"{(hung.stdout or b'').decode(errors='replace')[-SAID:]}\nnot done in {self.seconds()} s"
         said = done.stdout.decode(errors="replace")[-SAID:]
         return f"{said}\nexit code {done.returncode}" if done.returncode else ""
 
 
 def turns(kinds: Sequence[str], first: int, deadline: float) -> Iterator[Turn]:
-    for number in count():
+    for number in count() if kinds else ():
         if time.monotonic() >= deadline and number >= len(kinds):
             return
         yield Turn(kinds[number % len(kinds)], first + number * SEEDS)
@@ -94,7 +100,7 @@ def turns(kinds: Sequence[str], first: int, deadline: float) -> Iterator[Turn]:
 def run(
     kinds: Sequence[str], first: int, seconds: float, processes: int, say: Callable[[str], None]
 ) -> list[Turn]:
-    """Each kind at least once; which turns have failed."""
+    """Each kind at least once, the rest of the tests before all others; which turns have failed."""
     failed: list[Turn] = []
     done: Counter[str] = Counter()
     running: dict[Future[str], Turn] = {}
@@ -110,6 +116,11 @@ def run(
                 say(f"fine    {turn.typed()}")
 
     with ThreadPoolExecutor(processes) as pool:
+        if REST in kinds:
+            turn = Turn(REST, first)
+            running[pool.submit(turn.run)] = turn
+            finish(wait(running).done)
+            kinds = [kind for kind in kinds if kind != REST]
         for turn in turns(kinds, first, time.monotonic() + seconds):
             running[pool.submit(turn.run)] = turn
             if len(running) >= processes:

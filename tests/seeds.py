@@ -17,11 +17,11 @@ Say = Callable[[str], None]
 
 SEED = os.environ.get("PENSTOCK_TEST_SEED", "")
 SEEDED = bool(SEED)
-"""By `make test-long`, which has the time to look further; tests that are marked `long` run only then."""
+"""By `make test-long`, which has the time to look further; tests that are marked `long` run then, too."""
 
 
 def some(values: Sequence[Any], *often: Any) -> list[Any]:
-    """For `parametrize`: all of them, of which `make test` runs those that are named."""
+    """For `parametrize`: all of them. `make test` runs those that are named, `make test-long` the others."""
     assert set(often) <= set(values)
     return [value if value in often else pytest.param(value, marks=pytest.mark.long) for value in values]
 

@@ -23,15 +23,17 @@ def test_every_kind_names_what_is_there_and_takes_a_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("around", "code"), [({"PENSTOCK_TEST_SEED": "7"}, 0), ({}, 5)], ids=["long", "short"]
+    ("flags", "around", "code"),
+    [(["--long"], {}, 0), ([], {"PENSTOCK_TEST_SEED": "7"}, 0), ([], {}, 5)],
+    ids=["rest", "seeded", "short"],
 )
-def test_variants_are_those_that_make_test_leaves_out(around: dict[str, str], code: int) -> None:
+def test_the_rest_is_what_make_test_leaves_out(flags: list[str], around: dict[str, str], code: int) -> None:
     """5: nothing is left to run."""
-    assert "-m long tests" in long.RUNS["variants"]
+    assert "--long -m long" in long.RUNS[long.REST]
     command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", "-m", "long"]
     environment = {name: it for name, it in os.environ.items() if not name.startswith(("PENSTOCK", "PYTEST"))}
     done = subprocess.run(
-        [*command, "tests/dashboard/test_queue_page.py"],
+        [*command, *flags, "tests/dashboard/test_queue_page.py"],
         env=environment | around,
         cwd=ROOT,
         capture_output=True,
@@ -39,7 +41,18 @@ def test_variants_are_those_that_make_test_leaves_out(around: dict[str, str], co
         check=False,
     )
     assert done.returncode == code, done
-    assert done.stdout.count("::test_any_name_stays_text[") == (4 if around else 0)
+    assert done.stdout.count("::test_any_name_stays_text[") == (0 if code else 4)
+
+
+def test_the_rest_comes_first_and_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long, "RUNS", {"a": "python -c 0 {seed}", long.REST: "python -c 1 {seed}"})
+    assert long.main(["--seconds", "0.5", "--seed", "5", "--processes", "1"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[1:3] == ["fine    python -c 1 5", "fine    python -c 0 5"]
+    assert said[-1].endswith(", rest 1")
+    assert long.main(["--seed", "5", long.REST]) == 0
 
 
 def test_a_real_run_says_its_seeds(
@@ -75,4 +88,4 @@ def test_a_turn_that_hangs_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_kind_that_is_none_is_misuse(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         long.main(["crush"])
-    assert "no such kind: crush; there are crash, restarts, ways, " in capsys.readouterr().err
+    assert "no such kind: crush; there are rest, crash, restarts, ways, " in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """Packages as strangers install them, and what keeps a wrong one from being released.
 
-One compiled wheel is built, for the Python of the tests; what `scripts/compile` has compiled is used again
-where nothing has changed since. Those of other Pythons belong to `make wheels`.
+One compiled wheel is built, for the Python of the tests, in `make test-long`; what `scripts/compile` has
+compiled is used again where nothing has changed since. Those of other Pythons belong to `make wheels`.
 """
 
 import os
@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from penstock import __version__
+from tests.seeds import some
 from tests.server.harness import ROOT
 from tests.test_build import EXPECTED, MODULES
 
@@ -44,26 +45,40 @@ def run(*words: str | Path, cwd: Path = ROOT, **around: str) -> "subprocess.Comp
 
 
 @pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What `make wheels` makes for one Python, before auditwheel names the machines that it fits."""
-    folder = tmp_path_factory.mktemp("dist")
-    tree = folder / "tree"
+def tree_of_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tree = tmp_path_factory.mktemp("dist") / "tree"
     ignore = shutil.ignore_patterns(
         "__pycache__", "*.so", ".venv", "build", "dist", ".git", ".*_cache", "stamp"
     )
     shutil.copytree(ROOT, tree, ignore=ignore)
-    build = (sys.executable, "-m", "hatchling", "build", "-d")
+    return tree
+
+
+def build(tree: Path, *words: str, **around: str) -> Path:
+    """What `make wheels` makes for one Python, before auditwheel names the machines that it fits."""
+    done = run(sys.executable, "-m", "hatchling", "build", "-d", *words, cwd=tree, **around)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return tree / words[0]
+
+
+@pytest.fixture(scope="module")
+def pure(tree_of_packages: Path) -> Path:
+    """The folder of the wheel for everything else, and of the sdist."""
+    return build(tree_of_packages, "pure", "-t", "wheel", "-t", "sdist")
+
+
+@pytest.fixture(scope="module")
+def interpreted(pure: Path) -> Path:
+    (wheel,) = pure.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def compiled(tree_of_packages: Path) -> Path:
+    """Minutes, where nothing was compiled before."""
     around = {"HATCH_BUILD_HOOK_ENABLE_CUSTOM": "true", "COMPILED_LIBRARIES": str(LIBRARIES)}
-    for words, given in (
-        (("pure", "-t", "wheel", "-t", "sdist"), {}),
-        (("compiled", "-t", "wheel"), around),
-    ):
-        done = run(*build, *words, cwd=tree, **given)
-        assert done.returncode == 0, done.stdout + done.stderr
-    (compiled,) = (tree / "compiled").iterdir()
-    (pure,) = (tree / "pure").glob("*.whl")
-    (sdist,) = (tree / "pure").glob("*.tar.gz")
-    return {"compiled": compiled, "interpreted": pure, "sdist": sdist}
+    (wheel,) = build(tree_of_packages, "compiled", "-t", "wheel", **around).iterdir()
+    return wheel
 
 
 def names(wheel: Path) -> set[str]:
@@ -71,24 +86,26 @@ def names(wheel: Path) -> set[str]:
         return {name for name in packed.namelist() if ".dist-info/" not in name}
 
 
-def test_the_compiled_wheel_is_the_pure_one_with_libraries(dist: dict[str, Path]) -> None:
-    assert dist["interpreted"].name == f"penstock-{__version__}-py3-none-any.whl"
-    assert f"-cp3{sys.version_info.minor}-cp3{sys.version_info.minor}-linux_" in dist["compiled"].name
-    more = names(dist["compiled"]) - names(dist["interpreted"])
+@pytest.mark.long
+def test_the_compiled_wheel_is_the_pure_one_with_libraries(compiled: Path, interpreted: Path) -> None:
+    assert interpreted.name == f"penstock-{__version__}-py3-none-any.whl"
+    assert f"-cp3{sys.version_info.minor}-cp3{sys.version_info.minor}-linux_" in compiled.name
+    more = names(compiled) - names(interpreted)
     assert {name.partition(".")[0] for name in more if name.startswith("penstock/")} == set(MODULES)
     shared = [name for name in more if not name.startswith("penstock/")]
     assert len(shared) == 1
     assert all(name.endswith(".so") for name in more)
 
 
-def test_a_wheel_from_the_sdist_is_the_same(dist: dict[str, Path], tmp_path: Path) -> None:
-    with tarfile.open(dist["sdist"]) as packed:
+def test_a_wheel_from_the_sdist_is_the_same(pure: Path, interpreted: Path, tmp_path: Path) -> None:
+    (sdist,) = pure.glob("*.tar.gz")
+    with tarfile.open(sdist) as packed:
         packed.extractall(tmp_path, filter="data")
     tree = tmp_path / f"penstock-{__version__}"
     done = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "out", cwd=tree)
     assert done.returncode == 0, done.stderr
     (wheel,) = (tree / "out").iterdir()
-    assert names(wheel) == names(dist["interpreted"])
+    assert names(wheel) == names(interpreted)
     assert (
         (tree / "examples" / "systemd" / "penstock.service").read_text(encoding="utf-8").startswith("# /etc")
     )
@@ -96,13 +113,15 @@ def test_a_wheel_from_the_sdist_is_the_same(dist: dict[str, Path], tmp_path: Pat
     assert (tree / ".github" / "workflows" / "tests.yml").is_file()
 
 
-@pytest.mark.parametrize("build", ["compiled", "interpreted"])
-def test_each_works_in_an_empty_environment(dist: dict[str, Path], build: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("build", some(["compiled", "interpreted"], "interpreted"))
+def test_each_works_in_an_empty_environment(
+    request: pytest.FixtureRequest, build: str, tmp_path: Path
+) -> None:
     """Send, receive, kill -9, receive; and no compiler is asked for."""
     assert run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv").returncode == 0
     python = tmp_path / "venv" / "bin" / "python"
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python)
-    wheel = dist[build]
+    wheel = request.getfixturevalue(build)
     done = run(*pip, "install", "--quiet", "--only-binary", ":all:", wheel, CC="false")
     assert done.returncode == 0, done.stderr
     clean = {"PYTHONPATH": "", "PYTHONSAFEPATH": ""}

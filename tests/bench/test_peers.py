@@ -41,6 +41,7 @@ def left_behind(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_a_run_measures_both_proves_the_counts_and_writes_the_report(tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     docs.mkdir()

@@ -100,6 +100,7 @@ def test_a_broker_that_comes_back(
     assert worker.stop() == 0
 
 
+@pytest.mark.long
 def test_ten_thousand_tasks_through_crashes(
     broker: BrokerProcess, start_worker: StartWorker, make_app: MakeApp, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from tests.http.conftest import StartBroker
 from tests.server.harness import until
 
 
+@pytest.mark.long
 def test_it_says_what_is_wrong_by_text_and_exit_code(
     start_broker: StartBroker, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -388,6 +388,7 @@ PAIRS = [(ours, theirs) for ours in WIRES for theirs in (*WIRES, "http") if ours
 
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+@pytest.mark.long
 def test_the_port_of_another_protocol(broker: BrokerProcess, ours: str, theirs: str) -> None:
     where = ("--url", f"{ours}://127.0.0.1:{broker.ports[theirs]}")
     for command in (("send", "astray", "x"), ("receive", "astray")):

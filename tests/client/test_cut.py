@@ -24,6 +24,7 @@ from penstock import aconnect
 from penstock.client import ConnectionLost, PhpmqClient, TimedOut
 from tests.certificates import make_certificates
 from tests.client.both import Connect, both
+from tests.seeds import SEEDED
 from tests.server.harness import BrokerProcess
 
 LINGER_RESET = struct.pack("ii", 1, 0)
@@ -273,7 +274,7 @@ async def hear(cuts: Cuts, client: Any, name: str) -> bool:
 @both
 async def test_sends(kind: Connect, house: House, protocol: str, transport: str) -> None:
     cuts = Cuts(kind, house, protocol, transport, "sends")
-    every = transport == "tcp" and kind is aconnect
+    every = SEEDED and transport == "tcp" and kind is aconnect
     await cuts.all(say, 10_000 if every else 40, silent=0.005)
     found = house.stored(cuts.queue)
     assert not set(cuts.done) - set(found), "called done, and not stored"
@@ -287,7 +288,7 @@ async def test_acknowledgements(kind: Connect, house: House, protocol: str, tran
     cuts = Cuts(kind, house, protocol, transport, "acks")
     with PhpmqClient(f"phpmq+unix://{house.folder}/phpmq.sock") as mq:
         mq.send_many(cuts.queue, (b"%d" % number for number in range(10_000)))
-    every = transport == "tcp" and protocol == "sspq" and kind is aconnect
+    every = SEEDED and transport == "tcp" and protocol == "sspq" and kind is aconnect
     await cuts.all(hear, 10_000 if every else 30, silent=0)
     left = house.stored(cuts.queue)
     assert not set(cuts.done) & set(left), "acknowledged, and there again"

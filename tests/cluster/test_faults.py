@@ -72,6 +72,7 @@ def kill_and_start(fronts: Site, node: Node) -> None:
     fronts.nodes.wait_ready()
 
 
+@pytest.mark.long
 def test_kill_9_of_the_node_that_leads_the_stream_twice(fronts: Site, say: Say) -> None:
     with Load(fronts, fronts.queue()) as load:
         for _ in range(2):
@@ -113,6 +114,7 @@ def test_kill_9_of_the_leader(fronts: Site, say: Say) -> None:
         assert fronts.leader() is not victim
 
 
+@pytest.mark.long
 def test_a_node_that_stands_still(fronts: Site, chance: random.Random, say: Say) -> None:
     victim = chance.choice(fronts.nodes.nodes)
     with Load(fronts, fronts.queue()) as load:
@@ -223,6 +225,7 @@ def flip(cluster: Cluster) -> int:
     return flipped
 
 
+@pytest.mark.long
 def test_a_flipped_bit_is_reported_and_never_delivered(tmp_path: Path) -> None:
     bodies = [b"before", NEEDLE, b"behind"]
     with site(tmp_path) as fronts:

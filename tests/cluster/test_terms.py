@@ -177,6 +177,7 @@ def write_lease(nats: LinkThread, changed: Callable[[Claim], Claim]) -> None:
     wait_until("the record is written", written)
 
 
+@pytest.mark.long
 def test_who_leads_again_waits_for_who_led_long_ago(tmp_path: Path) -> None:
     """Its clients were gone when it led no more. By now it has others, and they hold messages."""
     with site_of(tmp_path, nodes=1) as site:
@@ -205,6 +206,7 @@ def test_who_leads_again_waits_for_who_led_long_ago(tmp_path: Path) -> None:
             nats.close()
 
 
+@pytest.mark.long
 def test_who_has_just_come_is_waited_for(tmp_path: Path) -> None:
     """Whoever leads has to know of everybody who was there when it took the lease, not a second before."""
     with site_of(tmp_path, nodes=1) as site:
@@ -343,6 +345,7 @@ def test_a_follower_that_stops_waits_for_what_is_settled_last_and_no_longer(tmp_
             assert follower.wait(WAIT_SECONDS) == 0
 
 
+@pytest.mark.long
 def test_who_had_the_lease_and_never_came_to_lead_is_waited_for(tmp_path: Path) -> None:
     """Its clients were not sent away, and hold what they have from the leader before."""
     cluster = Cluster(tmp_path / "nats", 1).start()

@@ -122,6 +122,7 @@ def test_a_signal_stops_everything_and_removes_what_was_temporary(begin: Begin, 
     assert not Path(folder).exists()
 
 
+@pytest.mark.long
 def test_a_folder_is_continued(begin: Begin, tmp_path: Path) -> None:
     flags = ("--json", "--front-ends", "0", "--folder", str(tmp_path / "data"))
 
@@ -319,6 +320,7 @@ def unready(address: str) -> str:
             return str(json.load(error)["detail"])
 
 
+@pytest.mark.long
 def test_a_cluster_without_a_majority_is_not_ready(tmp_path: Path) -> None:
     local = LocalCluster(tmp_path, 3, 1)
 

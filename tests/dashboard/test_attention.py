@@ -75,6 +75,7 @@ def test_what_is_wrong_is_on_every_page(broker: BrokerProcess, api: Api, visit: 
     expect(attention).to_be_hidden()
 
 
+@pytest.mark.long
 def test_many_findings_leave_room_for_the_rest(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     names = [f"many-{number}" for number in range(7)]
     for name in names:
@@ -94,6 +95,7 @@ def test_many_findings_leave_room_for_the_rest(broker: BrokerProcess, api: Api, 
         api.ask("DELETE", f"/v1/queues/{name}")
 
 
+@pytest.mark.long
 def test_nobody_sees_what_they_may_not_read(tmp_path_factory: pytest.TempPathFactory, visit: Visit) -> None:
     folder = tmp_path_factory.mktemp("rights")
     (folder / "penstock.toml").write_text(SETTINGS)

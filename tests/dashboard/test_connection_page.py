@@ -72,6 +72,7 @@ def test_it_is_ended_after_a_question(broker: BrokerProcess, api: Api, visit: Vi
     assert api.get("/v1/queues/page.end")["ready"] == 2
 
 
+@pytest.mark.long
 def test_who_leaves_is_said_to_have_ended(broker: BrokerProcess, api: Api, visit: Visit, wire: Wire) -> None:
     number = holding(api, wire, "page.left", 1)
     page = visit(broker, f"/connections/{number}")

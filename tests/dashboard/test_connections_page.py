@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from penstock.client import PhpmqClient, RqClient, SspqClient
@@ -47,6 +48,7 @@ def block(broker: BrokerProcess, wire: Any) -> None:
     wire.say(phpmq(2, (1, b"big"), (4, b"100")))
 
 
+@pytest.mark.long
 def test_an_empty_broker_says_how_to_connect(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker()
     page = visit(broker, PATH)
@@ -147,6 +149,7 @@ def test_find_sort_and_filter(start_broker: StartBroker, visit: Visit) -> None:
         assert cell(page, worker, "held") == "1"
 
 
+@pytest.mark.long
 def test_who_does_not_read_is_marked_and_explained(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker()
     page = visit(broker, PATH)
@@ -182,6 +185,7 @@ def test_senders_and_settlers_have_rates(start_broker: StartBroker, visit: Visit
         expect(page.get_by_role("button", name="End…")).to_be_visible()
 
 
+@pytest.mark.long
 def test_senders_that_wait_for_room_are_marked(tmp_path: Path, visit: Visit) -> None:
     with broker_on_small_disk(tmp_path) as small, PhpmqClient(url(small, "phpmq")) as mq:
         page = visit(small, PATH)
@@ -240,6 +244,7 @@ def test_everybody_can_use_it(broker: BrokerProcess, visit: Visit) -> None:
         everybody(page)
 
 
+@pytest.mark.long
 def test_it_comes_back_with_the_broker(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker()
     page = visit(broker, PATH, forgive=NOBODY)

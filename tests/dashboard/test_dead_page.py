@@ -1,5 +1,6 @@
 """Dead letters of many queues in a browser: by queue and reason, counted first, and back by a click."""
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from penstock.common.tokens import hash_token, new_token
@@ -84,6 +85,7 @@ def test_what_is_wrong_stands_at_the_condition(broker: BrokerProcess, api: Api, 
     assert api.get(path_of("wrong"))["dead"] == 1
 
 
+@pytest.mark.long
 def test_rights(start_broker: StartBroker, visit: Visit) -> None:
     tokens = {name: new_token(name) for name in ("reader", "operator", "root")}
     may = {

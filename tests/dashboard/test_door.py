@@ -398,6 +398,7 @@ async def _sessions_end() -> None:
     assert everybody.user is EVERYBODY
 
 
+@pytest.mark.long
 def test_one_who_signs_in_again_and_again_ends_sessions_of_its_own() -> None:
     in_a_loop(_one_who_signs_in_again_and_again_ends_sessions_of_its_own())
 

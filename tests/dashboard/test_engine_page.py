@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from penstock import __version__
@@ -105,6 +106,7 @@ def test_damage_is_told_with_what_to_do(start_broker: StartBroker, visit: Visit)
     axe(page)
 
 
+@pytest.mark.long
 def test_a_full_disk_is_told_until_there_is_room(tmp_path: Path, visit: Visit) -> None:
     with broker_on_small_disk(tmp_path) as small:
         page = visit(small, PATH)
@@ -171,6 +173,7 @@ def rows_of(page: Page, table: str) -> list[list[str]]:
     return [row.locator("th, td").all_inner_texts() for row in rows]
 
 
+@pytest.mark.long
 def test_a_cluster_is_shown_with_what_is_wrong_with_it(tmp_path: Path, visit: Visit) -> None:
     nodes = Cluster(tmp_path / "nats", 3)
     flags = ("--http", "127.0.0.1:0", "--cluster-id", "front-1", "--allow-unsafe-sync")

@@ -27,6 +27,7 @@ HOUR, DAY = 3600, 86_400
 # --- what becomes of samples ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_field_of_a_chart_is_one_of_a_sample(broker: BrokerProcess, api: Api) -> None:
     api.send("fields", b"x")
     for graphs, path in ((GRAPHS, "/v1/queues/fields/samples"), (WHOLE_GRAPHS, "/v1/samples")):
@@ -180,6 +181,7 @@ def test_a_queue_over_hours_with_gaps_marks_and_all_charts(remembering: BrokerPr
     expect(page).to_have_url(re.compile(r"/queue/orders\?span=14d$"))
 
 
+@pytest.mark.long
 def test_a_time_of_ones_own_is_in_the_address_and_stands_still(
     remembering: BrokerProcess, visit: Visit
 ) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.dashboard.conftest import StartBroker, Visit, axe, until
@@ -84,6 +85,7 @@ def test_a_page_comes_back_when_only_its_process_was_lost(start_broker: StartBro
     until(lambda: rows(page) == ["orders"], "the page to live again")
 
 
+@pytest.mark.long
 def test_a_page_tells_of_a_broker_that_does_not_answer(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker()
     page = visit(broker)
@@ -111,6 +113,7 @@ def test_open_pages_do_not_keep_a_broker_from_stopping(start_broker: StartBroker
     assert "nicegui" not in broker.log().lower()
 
 
+@pytest.mark.long
 def test_many_pages_read_the_broker_once(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker()
     with Api(broker.ports["http"]) as api:

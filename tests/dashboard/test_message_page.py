@@ -114,6 +114,7 @@ def test_a_very_long_life_is_shortened() -> None:
     assert (drawn[0][0], drawn[-1][0]) == ("accepted", "now")
 
 
+@pytest.mark.long
 def test_what_a_worker_over_http_has_said(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     """Headers that it was sent with, a delay, and the reason of a rejection: all of it stays text."""
     said = "<img src=x onerror=alert(1)> \u202egnirts"
@@ -188,6 +189,7 @@ def test_the_forms_of_a_payload(broker: BrokerProcess, api: Api, visit: Visit) -
     assert shown(page) == "(empty)"
 
 
+@pytest.mark.long
 def test_a_large_payload_is_shown_in_part_and_downloaded_whole(
     broker: BrokerProcess, api: Api, visit: Visit
 ) -> None:
@@ -260,6 +262,7 @@ def test_json_is_laid_out(broker: BrokerProcess, api: Api, visit: Visit) -> None
         page.close()
 
 
+@pytest.mark.long
 def test_json_folds_by_click_and_by_key(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     api.send("folds", b'{"a": {"b": [1, 2, 3], "c": "<i>"}, "d": [{}]}')
     page = visit(broker, "/queue/folds?offset=0")
@@ -283,6 +286,7 @@ def test_json_folds_by_click_and_by_key(broker: BrokerProcess, api: Api, visit: 
     everybody(page)
 
 
+@pytest.mark.long
 def test_a_megabyte_of_json_kills_no_page(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     """However wide, deep or long: few lines are drawn, and there is a way to the rest."""
     wide = json.dumps({"rows": [{"id": at, "text": "x" * 20} for at in range(20_000)], "tail": 7}).encode()
@@ -327,6 +331,7 @@ def test_copy_is_what_was_sent(broker: BrokerProcess, api: Api, visit: Visit) ->
 # --- for everybody -----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_what_is_not_there(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     api.send("short", b"x")
     page = visit(broker, "/queue/short?offset=7", forgive=["404"])

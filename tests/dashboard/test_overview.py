@@ -4,6 +4,7 @@ import json
 import re
 from urllib.parse import quote, unquote
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from penstock import connect
@@ -38,6 +39,7 @@ def fill(api: Api, queue: str, count: int) -> None:
     assert api.ask("POST", path, lines.encode(), {"Content-Type": NDJSON}).status == 200
 
 
+@pytest.mark.long
 def test_an_empty_broker_says_what_to_do(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker()
     page = visit(broker)
@@ -152,6 +154,7 @@ def test_find_and_sort_and_both_are_in_the_address(start_broker: StartBroker, vi
     assert page.url.partition("?")[2] == "sort=ready"
 
 
+@pytest.mark.long
 def test_a_thousand_queues(start_broker: StartBroker, visit: Visit) -> None:
     # None of them needs attention, however long this takes: that would be told, too.
     broker = start_broker(config="[http]\nhealth-seconds = 86400\n")

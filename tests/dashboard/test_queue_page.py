@@ -83,6 +83,7 @@ def test_the_numbers_are_the_apis_while_traffic_runs(broker: BrokerProcess, api:
     expect(page.get_by_text("Nobody consumes this queue at the moment.")).to_be_visible()
 
 
+@pytest.mark.long
 def test_charts_begin_with_the_past(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     fill(api, "charted", 40)
     until(lambda: bool(api.get("/v1/queues/charted/samples")["samples"]), "a step to be over")
@@ -139,6 +140,7 @@ def test_any_name_stays_text(broker: BrokerProcess, visit: Visit, name: str) -> 
             assert page.locator("h1").inner_text() == name
 
 
+@pytest.mark.long
 def test_a_queue_that_is_not_there_yet(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     page = visit(broker, "/queue/later%3Cb%3E", forgive=["404"])
     expect(page.get_by_role("heading", name="There is no such queue")).to_be_visible()
@@ -255,6 +257,7 @@ def test_pause_and_resume_by_click(broker: BrokerProcess, api: Api, visit: Visit
     expect(page.get_by_role("button", name="Resume")).to_be_visible()
 
 
+@pytest.mark.long
 def test_a_purge_wants_the_name(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     fill(api, "purged", 1233)
     api.send("purged", b"later", delay=600)
@@ -327,6 +330,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]
 
 
 @pytest.mark.parametrize("role", ROLES)
+@pytest.mark.long
 def test_each_role_has_its_buttons_and_no_more(guarded: BrokerProcess, visit: Visit, role: str) -> None:
     page = visit(guarded, "/queue/orders?part=dead", alone=True)
     page.get_by_label("Token").fill(f"{role}-0123456789abcdef")
@@ -351,6 +355,7 @@ def test_each_role_has_its_buttons_and_no_more(guarded: BrokerProcess, visit: Vi
         assert api.ask("POST", "/v1/queues/orders/purge").status == (200 if role == "admin" else 403)
 
 
+@pytest.mark.long
 def test_a_role_that_was_taken_away_takes_the_buttons_with_it(
     start_broker: StartBroker, tmp_path: Path, visit: Visit
 ) -> None:

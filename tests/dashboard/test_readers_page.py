@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from urllib.parse import quote
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.dashboard.conftest import StartBroker, Visit, axe, everybody, readable
@@ -37,6 +38,7 @@ def chosen(page: Page) -> str:
     return page.locator("#reader-name").inner_text()
 
 
+@pytest.mark.long
 def test_without_readers_it_shows_the_option_of_spark(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker()
     page = visit(broker, PATH)
@@ -129,6 +131,7 @@ def test_what_the_api_refuses_is_told(start_broker: StartBroker, visit: Visit) -
         readable(page.get_by_role("button", name="Close"))
 
 
+@pytest.mark.long
 def test_only_who_may_operate_can_release(start_broker: StartBroker, tmp_path: Path, visit: Visit) -> None:
     config = tmp_path / "penstock.toml"
     config.write_text(
@@ -152,6 +155,7 @@ def test_only_who_may_operate_can_release(start_broker: StartBroker, tmp_path: P
         assert len(api.get("/v1/readers")["readers"]) == 1
 
 
+@pytest.mark.long
 def test_leases_that_ended_and_readers_that_are_capped_are_marked(
     start_broker: StartBroker, visit: Visit
 ) -> None:
@@ -279,6 +283,7 @@ def test_a_pipeline_shows_how_it_stands_and_takes_wishes(start_broker: StartBrok
         expect(page.get_by_role("button", name="Restart")).to_be_hidden()
 
 
+@pytest.mark.long
 def test_what_readers_say_of_themselves(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker()
     with Api(broker.ports["http"]) as api:

@@ -111,6 +111,7 @@ def test_a_dry_run_and_a_redrive_by_click(broker: BrokerProcess, api: Api, visit
     expect(page.get_by_text("No letter is dead.")).to_be_visible()
 
 
+@pytest.mark.long
 def test_a_wrong_condition_is_told_at_its_field(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     reject(broker, api, "wrong", [b"x"])
     page = visit(broker, "/queue/wrong?part=dead")
@@ -146,6 +147,7 @@ def test_bad_records_only_where_they_are_asked_for(broker: BrokerProcess, api: A
 
 
 @pytest.mark.parametrize("where", ["", "value like 'n%'"])
+@pytest.mark.long
 def test_very_many(broker: BrokerProcess, api: Api, visit: Visit, where: str) -> None:
     """More than a portion: the count and the redrive go on until all are through."""
     queue, count = f"many{len(where)}", redriving.PORTION * 2 + 345

@@ -170,6 +170,7 @@ def test_only_what_is_theirs_is_there(
     assert "cannot read" not in broker.log()
 
 
+@pytest.mark.long
 def test_who_may_read_nothing_is_told_so(broker: BrokerProcess, visit: Visit) -> None:
     page = sign_in(visit(broker, alone=True, forgive=["403", "404"]), "sender")
     for path in ("/", "/connections", "/readers", "/engine"):
@@ -208,6 +209,7 @@ def test_rights_that_change_change_the_pages_that_are_open(broker: BrokerProcess
         assert navigation(page) == list(ALL)
 
 
+@pytest.mark.long
 def test_connections_show_users_where_there_are_some(broker: BrokerProcess, visit: Visit) -> None:
     with PhpmqClient(f"phpmq://127.0.0.1:{broker.ports['phpmq']}"), api_of(broker, "taker") as taker:
         page = sign_in(visit(broker, "/connections", alone=True), "root")
@@ -223,6 +225,7 @@ def test_connections_show_users_where_there_are_some(broker: BrokerProcess, visi
         everybody(page)
 
 
+@pytest.mark.long
 def test_the_sign_in_page_says_what_is_wrong(start_broker: StartBroker, visit: Visit) -> None:
     broker = start_broker(config=SETTINGS)
     page = visit(broker, alone=True, forgive=["401", "429"])

@@ -148,6 +148,7 @@ def test_a_search_of_many_goes_on_and_can_be_stopped(broker: BrokerProcess, api:
     expect(page.get_by_role("button", name="Go on")).to_be_hidden()
 
 
+@pytest.mark.long
 def test_stop_ends_the_search_at_the_api(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     """A search that takes long says how far it is; Stop ends it, and leaving its page does."""
     line = json.dumps({"value": "ay" * 150_000}).encode() + b"\n"
@@ -170,6 +171,7 @@ def test_stop_ends_the_search_at_the_api(broker: BrokerProcess, api: Api, visit:
 
 
 @pytest.mark.parametrize("form", ["NDJSON", "CSV", "Parquet"])
+@pytest.mark.long
 def test_exports(broker: BrokerProcess, api: Api, visit: Visit, form: str) -> None:
     queue = f"export.{form}"
     send(api, queue, ORDERS)

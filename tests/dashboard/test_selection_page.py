@@ -2,6 +2,7 @@
 
 from base64 import b64decode
 
+import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from penstock.common.tokens import hash_token, new_token
@@ -198,6 +199,7 @@ def test_repairs_a_dead_letter(broker: BrokerProcess, api: Api, visit: Visit) ->
     expect(dialog.get_by_role("alert")).to_contain_text("is no dead letter any more")
 
 
+@pytest.mark.long
 def test_only_what_one_may_do_is_offered(start_broker: StartBroker, visit: Visit) -> None:
     may = {
         "reader": 'rights = [{queues = "*", may = ["read"]}]',

@@ -2,6 +2,7 @@
 
 from base64 import b64decode
 
+import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from penstock.common.tokens import hash_token, new_token
@@ -92,6 +93,7 @@ def test_on_the_page_of_a_queue(broker: BrokerProcess, api: Api, visit: Visit) -
     assert [value(message(api, "soon", at)) for at in (1, 2)] == [b"two", b"three"]
 
 
+@pytest.mark.long
 def test_what_is_refused_stands_in_the_dialog(broker: BrokerProcess, api: Api, visit: Visit) -> None:
     api.send("strict", b"x")
     page = visit(broker, "/queue/strict")
@@ -120,6 +122,7 @@ def test_what_is_refused_stands_in_the_dialog(broker: BrokerProcess, api: Api, v
     assert value(message(api, "strict", 1)) == b"z" * 2 * EDIT_BYTES_MAX
 
 
+@pytest.mark.long
 def test_only_those_who_may_send_are_offered_it(start_broker: StartBroker, visit: Visit) -> None:
     tokens = {name: new_token(name) for name in ("reader", "sender", "root")}
     may = {

@@ -201,6 +201,7 @@ def tail_of(api: Api, name: str) -> int:
     return int(found[0]["offset_end"]) if found else 0
 
 
+@pytest.mark.long
 def test_a_slow_listener_gets_the_newest_rows_and_no_backlog(start_broker: StartBroker) -> None:
     broker = start_broker()
     port = broker.ports["http"]

@@ -104,6 +104,7 @@ def test_a_log_that_a_reader_reads_misses_nobody(broker: BrokerProcess, api: Api
     assert states(api, "log") == set()
 
 
+@pytest.mark.long
 def test_paused_with_a_backlog(api: Api) -> None:
     api.send("rests", b"x")
     api.post("/v1/queues/rests/pause")
@@ -112,6 +113,7 @@ def test_paused_with_a_backlog(api: Api) -> None:
     until(lambda: "paused" not in states(api, "rests"), "it to be well")
 
 
+@pytest.mark.long
 def test_blocked_names_who_does_not_read(broker: BrokerProcess, api: Api) -> None:
     with wire_client(broker) as mq:
         mq.send_many("big", [bytes(1_000_000)] * 40)
@@ -125,6 +127,7 @@ def test_blocked_names_who_does_not_read(broker: BrokerProcess, api: Api) -> Non
     until(lambda: "blocked" not in states(api, "big"), "it to be gone")
 
 
+@pytest.mark.long
 def test_full_while_senders_wait(broker: BrokerProcess, api: Api) -> None:
     with broker.wire("phpmq") as wire:
         for _ in range(3):
@@ -138,6 +141,7 @@ def test_full_while_senders_wait(broker: BrokerProcess, api: Api) -> None:
         until(lambda: "full" not in states(api, "small"), "it to have room")
 
 
+@pytest.mark.long
 def test_dying_says_of_what(broker: BrokerProcess, api: Api) -> None:
     api.send("sick", *[b"x"] * 12)
     with wire_client(broker) as mq:
@@ -152,6 +156,7 @@ def test_dying_says_of_what(broker: BrokerProcess, api: Api) -> None:
         until(lambda: "dying" not in states(api, "sick"), "nothing to die any more")
 
 
+@pytest.mark.long
 def test_growing_while_more_comes_than_goes(broker: BrokerProcess, api: Api) -> None:
     over = threading.Event()
 

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.http.api import Api
 from tests.seeds import SEED, SEEDED
 from tests.server.harness import ROOT, BrokerProcess
@@ -56,6 +58,7 @@ def config(folder: Path) -> Path:
     return where
 
 
+@pytest.mark.long
 def test_what_the_document_promises_holds(tmp_path: Path, broker: BrokerProcess) -> None:
     seed = REQUESTS_SEED
     url = f"http://127.0.0.1:{broker.ports['http']}/openapi.json"

@@ -386,6 +386,7 @@ def history_of(broker: BrokerProcess) -> Path:
     return broker.folder / "data" / "history"
 
 
+@pytest.mark.long
 def test_history_outlives_both_processes(start_broker: StartBroker) -> None:
     """A clean stop, the end of the second process alone, and kill -9 of all; each leaves what was before."""
     broker = start_broker()

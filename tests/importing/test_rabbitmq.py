@@ -151,6 +151,7 @@ def test_rabbitmq_says_no(
     assert command(publish("closed", []))[0] == 0
 
 
+@pytest.mark.long
 def test_the_page_is_a_session_that_says_what_it_shows(
     broker: BrokerProcess,
     redis_peer: Peer,

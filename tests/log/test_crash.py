@@ -149,6 +149,7 @@ def test_compacting_that_makes_a_segment_longer_is_caught(monkeypatch: pytest.Mo
 
 
 @interpreted_only  # The fault is put in place of a method, which compiled callers do not look up.
+@pytest.mark.long
 def test_a_block_of_another_segment_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments that overlap, nobody who looks for that, and blocks that are remembered by position alone."""
     compact_as_before(monkeypatch)

@@ -850,6 +850,7 @@ def test_a_reader_that_comes_while_a_segment_is_compacted_keeps_it(make: Make) -
     assert log.read("orders") == kept
 
 
+@pytest.mark.long
 def test_a_thousand_segments_that_are_passed_over_are_no_trouble(make: Make) -> None:
     log = make({"*": {"retention-seconds": 0}}, LogSettings(segment_bytes=512, snapshot_blocks=100_000))
     for _ in range(1200):

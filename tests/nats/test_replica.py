@@ -780,6 +780,7 @@ def test_a_node_that_has_lost_a_record_is_found_out(start: Start, tmp_path: Path
         assert completed(nats, names, tmp_path / "other").reports == replica.reports
 
 
+@pytest.mark.long
 def test_one_bad_node_of_three_costs_nothing(start: Start, tmp_path: Path) -> None:
     """Not even when it leads the stream, and others believe what it says."""
     cluster = start(3)

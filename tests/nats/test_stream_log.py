@@ -594,6 +594,7 @@ class Sender:
         return self._sent
 
 
+@pytest.mark.long
 def test_nodes_that_die_cost_time_and_no_message(start: Start, tmp_path: Path) -> None:
     cluster = start(3)
     took: dict[str, float] = {}

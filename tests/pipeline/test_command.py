@@ -270,6 +270,7 @@ checkpoint = "FOLDER/checkpoint"
 """
 
 
+@pytest.mark.long
 def test_killed_stopped_and_finished_everything_is_there_once(rig: Files) -> None:
     path = str(rig.write("relay", RELAY))
     good = orders(200)
@@ -395,6 +396,7 @@ def test_a_stop_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch) -> N
         assert second.stop_now.wait(PATIENCE_SECONDS)
 
 
+@pytest.mark.long
 def test_a_failure_of_spark_is_one_line(rig: Files) -> None:
     rig.send("one-line", orders(1))
     text = RELAY.replace('"relay"', '"one-line"').replace("cast(id as string)", "id")
@@ -405,6 +407,7 @@ def test_a_failure_of_spark_is_one_line(rig: Files) -> None:
     assert lines == ["penstock: one-line: column 'value' is bigint; cast it to binary or string"]
 
 
+@pytest.mark.long
 def test_java_that_is_killed_is_one_line(rig: Files) -> None:
     rig.send("orphan", orders(1))
     with running(str(rig.write("orphan", RELAY.replace('"relay"', '"orphan"'))), "--json") as command:
@@ -439,6 +442,7 @@ def test_check_with_spark_judges_every_file(tmp_path: Path) -> None:
         assert any(line.startswith(f"penstock pipeline: {path}, {words}") for line in lines), lines
 
 
+@pytest.mark.long
 def test_tests_of_files_are_run_and_what_differs_is_shown(tmp_path: Path) -> None:
     example = (ROOT / "examples" / "pipelines" / "shop.toml").read_text()
     wrong = tmp_path / "wrong.toml"

@@ -68,6 +68,7 @@ def url_of(broker: BrokerProcess) -> str:
     return f"http://127.0.0.1:{broker.ports['http']}"
 
 
+@pytest.mark.long
 def test_a_report_as_a_user_makes_it(live: BrokerProcess, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     done = subprocess.run(

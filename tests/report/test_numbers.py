@@ -119,6 +119,7 @@ def test_totals_and_coverage(
     }
 
 
+@pytest.mark.long
 def test_a_time_of_which_retention_has_left_nothing_is_cut(spark: SparkSession, whole: Made) -> None:
     # Of one queue all that is kept came later, of another nothing is kept; of the others everything is.
     assert whole.result.span is not None

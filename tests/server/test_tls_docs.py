@@ -83,6 +83,7 @@ def typed(tmp_path: Path) -> Iterator[Typed]:
         typed.broker.kill()
 
 
+@pytest.mark.long
 def test_a_small_ca(typed: Typed) -> None:
     typed.type(0, 2)
     assert [path.name for path in typed.folder.glob("*.key") if path.stat().st_mode & 0o077] == []

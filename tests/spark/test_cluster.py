@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from tests.http.api import Api
 from tests.server.harness import ROOT
@@ -88,6 +89,7 @@ def test_everything_runs_and_nothing_shows_the_token(
     assert len(list(cluster.folder.rglob("stderr"))) >= 2
 
 
+@pytest.mark.long
 def test_a_folder_of_pipelines_finds_its_python_by_itself(
     cluster: Cluster, start_broker: StartBroker, tmp_path: Path
 ) -> None:

@@ -199,6 +199,7 @@ def test_a_batch_of_nothing(both: Both) -> None:
 # --- streams ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_stream_goes_on_when_a_node_and_a_leader_die(both: Both, brokers: Site, tmp_path: Path) -> None:
     both.queues.send("direct.stream", values(1000))
     frame = both.queues.stream(

@@ -8,6 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import pyspark_penstock
 from penstock.spark import PenstockDataSource
 from tests.http.api import Api
@@ -52,6 +54,7 @@ def test_it_can_be_found_where_pyarrow_is_missing() -> None:
     assert (done.returncode, done.stdout) == (0, "penstock\n"), done.stderr
 
 
+@pytest.mark.long
 def test_spark_connect_reads_and_writes(start_broker: StartBroker, tmp_path: Path) -> None:
     """With the token in the environment of the server: what a client says is in Spark's event log."""
     token = "kept-to-ourselves-0123456789"

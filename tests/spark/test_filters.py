@@ -195,6 +195,7 @@ def test_what_is_not_taken_over_stays_with_spark(condition: Filter) -> None:
     assert not is_taken(condition)
 
 
+@pytest.mark.long
 def test_what_lives_is_found_by_its_time_however_old_it_is(start_broker: StartBroker) -> None:
     broker = start_broker("--log-segment-bytes", "65536", config=KEEP_NOTHING)
     send(broker, "old", values(1))

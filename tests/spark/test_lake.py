@@ -182,6 +182,7 @@ def _fill(broker: BrokerProcess) -> None:
         send(broker, "orders", [value + b"x" * 1000 for value in numbered(100, at)])
 
 
+@pytest.mark.long
 def test_a_stream_finds_in_the_table_what_came_there_after_it_began(
     start_broker: StartBroker, tmp_path: Path
 ) -> None:
@@ -224,6 +225,7 @@ def test_history_that_cannot_be_meant(options: dict[str, str], why: str) -> None
         read_options({"subscribe": "q", "history": "true"}, BATCH)
 
 
+@pytest.mark.long
 def test_a_stream_with_history_where_nothing_is_archived(
     spark: SparkSession, start_broker: StartBroker, tmp_path: Path
 ) -> None:

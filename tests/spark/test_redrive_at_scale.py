@@ -66,6 +66,7 @@ def test_letters_are_chosen_by_sql_and_go_back_as_they_are(
     assert len(bodies_left(broker, "letters.a", 50)) == 50
 
 
+@pytest.mark.long
 def test_many_letters(queues: Queues, api: Api) -> None:
     count = 100_000
     queues.send("letters.many", (b"%06d" % at for at in range(count)), ttl=[1] * count)

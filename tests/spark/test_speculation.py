@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from tests.http.api import Api
 from tests.server.harness import ROOT
@@ -21,6 +22,7 @@ MESSAGES = 400
 DRIVER_SECONDS = 240.0
 
 
+@pytest.mark.long
 def test_a_task_that_hangs_and_its_speculative_twin_store_every_row_once(
     cluster: Cluster, start_broker: StartBroker, tmp_path: Path
 ) -> None:

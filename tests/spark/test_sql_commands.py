@@ -9,6 +9,7 @@ from base64 import b64decode
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from pyarrow import parquet
 
 from tests.http.api import Api
@@ -55,6 +56,7 @@ def test_the_shell_runs(start_broker: StartBroker, tmp_path: Path) -> None:
     assert run(command, tmp_path, broker).splitlines() == ["0\tthree apples", "1\ta pear"]
 
 
+@pytest.mark.long
 def test_the_declarative_pipeline_takes_every_order_once(start_broker: StartBroker, tmp_path: Path) -> None:
     broker = start_broker()
     project = tmp_path / "project"

@@ -17,6 +17,7 @@ from penstock.top.queue import QueueScreen
 from penstock.top.table import QueueTable
 from tests.http.api import NDJSON, Api
 from tests.http.morgue import path_of
+from tests.seeds import some
 from tests.server.harness import WAIT_SECONDS, BrokerProcess
 
 MANY = 1000
@@ -74,6 +75,7 @@ def name_at_cursor(app: Top) -> str:
 # --- very many queues ----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_thousand_queues(crowded: BrokerProcess) -> None:
     app = program(crowded, "many.*")
 
@@ -117,7 +119,7 @@ def test_a_round_with_a_thousand_queues_is_cheap(crowded: BrokerProcess) -> None
     run(app, drive)
 
 
-@pytest.mark.parametrize("size", [(20, 5), (40, 10), (80, 24), (250, 80)])
+@pytest.mark.parametrize("size", some([(20, 5), (40, 10), (80, 24), (250, 80)], (20, 5), (80, 24)))
 def test_every_size_of_terminal(crowded: BrokerProcess, size: tuple[int, int]) -> None:
     app = program(crowded, "many.000?")
 

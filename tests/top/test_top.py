@@ -157,6 +157,7 @@ def test_filtering(stocked: Api, url: str) -> None:
         screen.wait(lambda it: len(names(it)) == 3, "all again, from within the entry")
 
 
+@pytest.mark.long
 def test_no_queue(start_broker: StartBroker) -> None:
     broker = start_broker()
     with Screen("top", "--url", url_of(broker)) as screen:
@@ -323,6 +324,7 @@ def test_it_comes_back_with_the_broker(start_broker: StartBroker) -> None:
         assert "○" not in screen.text
 
 
+@pytest.mark.long
 def test_a_broker_that_is_silent(start_broker: StartBroker) -> None:
     broker = start_broker()
     with Screen("top", "--url", url_of(broker)) as screen:
@@ -343,6 +345,7 @@ def test_a_broker_that_is_silent(start_broker: StartBroker) -> None:
         ("http://", 2, "penstock top: 'http://': a host is missing"),
     ],
 )
+@pytest.mark.long
 def test_a_wrong_address(address: str, code: int, complaint: str) -> None:
     with Screen("top", "--url", address) as screen:
         assert screen.end() == code
