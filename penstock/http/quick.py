@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from penstock.http.web_server import RequestResponseCycle
 
 BODY_BYTES_MAX: Final = 16 * 1024
+PATH_BYTES_MAX: Final = 512
+"""Of paths that are remembered: whoever may not even send could have us keep a thousand of 64 KiB."""
+
 _BEFORE, _, _BEHIND = (part.encode() for part in SEND_PATH.partition("{queue}"))
 _KEY: Final = HEADER.lower().encode()
 _ASKED: Final = frozenset({b"host", b"origin", b"authorization"})
@@ -113,9 +116,13 @@ class Quick:
         self._site.requests["POST", SEND_PATH, "2xx"] += len(sent)
 
 
-@lru_cache(1024)
 def _queue_in(path: bytes) -> str | None:
     """The queue that a message is for; None where it is another path, or is written in another way."""
+    return _short_path(path) if len(path) <= PATH_BYTES_MAX else None
+
+
+@lru_cache(1024)
+def _short_path(path: bytes) -> str | None:
     if not (path.startswith(_BEFORE) and path.endswith(_BEHIND)) or b"%" in path:
         return None
     name = path[len(_BEFORE) : -len(_BEHIND)]

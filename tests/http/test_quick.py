@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from penstock.http import quick
 from penstock.http.api.sending import SEND_PATH
 from penstock.http.auth import Guard
 from penstock.http.link import CallRefused
@@ -34,15 +35,27 @@ class Raw:
 
     def answer(self) -> tuple[bytes, Any]:
         """The next one: its head, and what its body says."""
-        while b"\r\n\r\n" not in self._heard:
-            self._hear()
-        head, _, self._heard = self._heard.partition(b"\r\n\r\n")
+        head = self.interim()
         found = re.search(rb"content-length: (\d+)", head)
         assert found is not None, head
         while len(self._heard) < (length := int(found[1])):
             self._hear()
         body, self._heard = self._heard[:length], self._heard[length:]
         return head, json.loads(body)
+
+    def interim(self) -> bytes:
+        """An answer without a body, before the one that counts."""
+        while b"\r\n\r\n" not in self._heard:
+            self._hear()
+        head, _, self._heard = self._heard.partition(b"\r\n\r\n")
+        return head
+
+    def all(self) -> bytes:
+        """Everything until the broker closes it."""
+        heard = b""
+        while more := self._socket.recv(65_536):
+            heard += more
+        return heard
 
     def ends(self) -> bool:
         return self._socket.recv(1) == b""
@@ -82,6 +95,120 @@ def test_its_answer_is_that_of_the_usual_way(raw: Raw) -> None:
     assert int(receipt["id"], 16) + 1 == int(receipt_then["id"], 16)
     assert list(receipt.items())[2:] == list(receipt_then.items())[2:] == [("repeated", False)]
     assert re.sub(rb"date: [^\r]*", b"", head) == re.sub(rb"date: [^\r]*", b"", head_then)
+
+
+LINES = {
+    "plain": ("Host: localhost", "Content-Length: 3", "", "abc"),
+    "empty": ("Host: localhost", "Content-Length: 0", "", ""),
+    "no length": ("Host: localhost", "", ""),
+    "largest": ("Host: localhost", "Content-Length: 900", "", "x" * 900),
+    "too large": ("Host: localhost", "Content-Length: 901", "", "x" * 901),
+    "chunks": ("Host: localhost", "Transfer-Encoding: chunked", "", "1", "a", "2", "bc", "0", "", ""),
+    "trailer": (
+        "Host: localhost",
+        "Transfer-Encoding: chunked",
+        "",
+        "1",
+        "a",
+        "0",
+        "Host: elsewhere",
+        "",
+        "",
+    ),
+    "too many chunks": (
+        "Host: localhost",
+        "Transfer-Encoding: chunked",
+        "",
+        *("65", "x" * 101) * 9,
+        "0",
+        "",
+        "",
+    ),
+    "bye": ("Host: localhost", "Connection: close", "Content-Length: 1", "", "a"),
+    "stay": ("Host: localhost", "Connection: keep-alive", "Content-Length: 1", "", "a"),
+    "upgrade": ("Host: localhost", "Connection: upgrade, close", "Upgrade: h2c", "Content-Length: 0", "", ""),
+    "expects": ("Host: localhost", "Expect: 100-continue", "Content-Length: 1", "", "a"),
+    "no host": ("Content-Length: 1", "", "a"),
+    "strange host": ("Host: elsewhere", "Content-Length: 1", "", "a"),
+    "two hosts": ("Host: elsewhere", "Host: localhost", "Content-Length: 1", "", "a"),
+    "own page": ("Host: localhost", "Origin: http://localhost", "Content-Length: 1", "", "a"),
+    "strange page": ("Host: localhost", "Origin: http://elsewhere", "Content-Length: 1", "", "a"),
+    "proxy": ("Host: localhost", "X-Forwarded-For: 192.0.2.1", "Content-Length: 1", "", "a"),
+    "token": ("Host: localhost", "Authorization: Bearer nobody", "Content-Length: 1", "", "a"),
+    "packed": ("Host: localhost", "Content-Encoding: gzip", "Content-Length: 1", "", "a"),
+    "json": ("Host: localhost", "Content-Type: application/json", "Content-Length: 1", "", "{"),
+    "header": ("Host: localhost", "Penstock-Header-A: b", "Content-Length: 1", "", "a"),
+    "key": ("Host: localhost", "Idempotency-Key: k", "Content-Length: 1", "", "a"),
+    "two lengths": ("Host: localhost", "Content-Length: 1", "Content-Length: 2", "", "a"),
+    "damaged chunk": ("Host: localhost", "Transfer-Encoding: chunked", "", "zz", "a", ""),
+}
+PATHS = {
+    "query": "{}/messages?",
+    "ttl": "{}/messages?ttl=5&retries=2&delay=1",
+    "wrong": "{}/messages?ttl=0",
+    "fragment": "{}/messages#there",
+    "slash": "{}/messages/",
+    "dead": "{}.dead/messages",
+    "none": "{}/nothing",
+    "no name": "{}/../messages",
+    "odd name": "{}$/messages",
+    "long name": "{}" + "n" * 240 + "/messages",
+    "too long": "{}" + "n" * 250 + "/messages",
+}
+BYE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+KEPT = ("offset", "ttl", "retries", "headers", "protocol", "state", "value_base64")
+ASKED = {
+    **{what: ("HTTP/1.1", "{}/messages", lines) for what, lines in LINES.items()},
+    **{what: ("HTTP/1.1", path, LINES["plain"]) for what, path in PATHS.items()},
+    "version 1.0": ("HTTP/1.0", "{}/messages", LINES["plain"]),
+    "version 1.0, stays": ("HTTP/1.0", "{}/messages", LINES["stay"]),
+}
+
+
+def test_it_and_the_usual_way_do_the_same(start_broker: StartBroker) -> None:
+    """A path with a percent goes the usual way, whatever is asked."""
+    broker = start_broker(config="[limits]\npayload-bytes-max = 900\n")
+    asked = []
+    for number, (version, path, lines) in enumerate(ASKED.values()):
+        for start, queue in (("/v1", f"a{number}-"), ("/%761", f"b{number}-")):
+            line = f"POST {start}/queues/{path.format(queue)} {version}"
+            asked.append((queue, "\r\n".join((line, *lines)).encode() + BYE))
+    heard: list[list[Any]] = [[] for _ in asked]
+    for _ in range(2):  # What has a key is stored once.
+        raws = [Raw(broker.ports["http"]) for _ in asked]
+        for raw, (_, request) in zip(raws, asked, strict=True):
+            raw.say(request)
+        for raw, (queue, _), did in zip(raws, asked, heard, strict=True):
+            did.append(alike(raw.all(), queue))
+            raw.close()
+    with Api(broker.ports["http"]) as api:
+        for (queue, _), did in zip(asked, heard, strict=True):
+            messages = api.ask("GET", f"/v1/queues/{queue}/messages").json.get("messages", [])
+            did.append([[it[key] for key in KEPT] for it in messages])
+    for what, short, usual in zip(ASKED, heard[::2], heard[1::2], strict=True):
+        assert short == usual, what
+    assert sum(len(did[-1]) for did in heard[::2]) > len(ASKED)
+
+
+def test_long_paths_of_nobody_are_not_remembered() -> None:
+    before = quick._short_path.cache_info().currsize
+    assert quick._queue_in(b"/v1/queues/%b/messages" % (b"x" * 60_000)) is None
+    assert quick._short_path.cache_info().currsize == before
+
+
+def alike(said: bytes, queue: str) -> list[list[bytes]]:
+    """Lines of heads and bodies, without what is another one each time: the date, ids, the name."""
+    said = said.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")  # needless where the body is there
+    said = re.sub(rb'date: [^\r]*|"id":"[0-9a-f]+"', b"", said).replace(queue.encode(), b"QUEUE")
+    return [sorted(part.split(b"\r\n")) for part in said.split(b"\r\n\r\n")]
+
+
+def test_who_waits_for_a_word_before_the_body_gets_it(raw: Raw) -> None:
+    whole = send("polite", b"x", "Expect: 100-continue")
+    raw.say(whole[:-1])
+    assert raw.interim() == b"HTTP/1.1 100 Continue"
+    raw.say(whole[-1:])
+    assert raw.answer()[1]["offset"] == 0
 
 
 def test_requests_that_come_at_once_are_answered_in_their_order(raw: Raw, api: Api) -> None:
@@ -199,9 +326,9 @@ def test_what_may_have_been_stored_is_not_sent_again(kind: str, status: int | No
         connection: Any = SimpleNamespace(
             flow=SimpleNamespace(write_paused=False), go_on=lambda cycle, app: went.append((cycle, app))
         )
-        quick = Quick(site)
+        way = Quick(site)
         cycles: list[Any] = [SimpleNamespace(scope={**scope, "headers": []}, body=b"x") for _ in range(2)]
-        assert all(quick.take(connection, cycle) for cycle in cycles)
+        assert all(way.take(connection, cycle) for cycle in cycles)
         while len(went) < 2:
             await asyncio.sleep(0)
         assert [cycle for cycle, _ in went] == cycles
