@@ -247,10 +247,10 @@ class Reader:
             self._break_allowed = False
             if data[at] == _LINE_BREAK:
                 at += 1
-        start = at
+        start, shape = at, self._shapes.last  # which may be forgotten meanwhile
         at, content = self._shapes.take_large(data, start, self._runs)
-        if at > start and self._shapes.last is not None:
-            self.dialect = self._shapes.last.dialect
+        if at > start and shape is not None:
+            self.dialect = shape.dialect
         if not content:
             return at
         self._position += at

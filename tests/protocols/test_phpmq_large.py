@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.model.batch import Batch
-from penstock.protocols import phpmq, phpmq_read
+from penstock.protocols import phpmq, phpmq_read, phpmq_runs
 from penstock.protocols.errors import PeerViolation
-from penstock.protocols.phpmq import Dialect, MessageType, Sent
+from penstock.protocols.phpmq import Dialect, MessageType, PacketType, Sent
 from penstock.protocols.phpmq_read import Reader
 from penstock.protocols.phpmq_write import Writer
 from penstock.protocols.share import UNBOUNDED
@@ -77,3 +77,17 @@ def test_it_says_what_the_careful_way_says(
     assert said(Reader(phpmq.FROM_CLIENT), views) == expected
     share = data.draw(st.sampled_from((1, 2, 7, UNBOUNDED)))
     assert said(Reader(phpmq.FROM_CLIENT, share=share), views) == expected
+
+
+def test_a_dialect_is_the_last_one_also_where_shapes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(phpmq_runs, "_CACHE_MAX", 1)
+    narrow, wide = Dialect(32, line_breaks=False), Dialect(36, line_breaks=False)
+    # In an order of its own, which is not learned.
+    packets = (PacketType.QUEUE, b"q"), (PacketType.TTL, b"5"), (PacketType.CONTENT, b"odd")
+    odd = wide.message_header(MessageType.MESSAGE, 3) + b"".join(wide.packet(*it) for it in packets)
+    reader = Reader(phpmq.FROM_CLIENT)
+    for message in (b"x" * LARGE, odd, b"x" * (LARGE + 1)):
+        is_odd = message is odd
+        chunk = odd if is_odd else Writer(narrow).sends("q", Batch.of([message]))
+        reader.feed(memoryview(chunk))
+        assert reader.dialect == (wide if is_odd else narrow)
