@@ -28,7 +28,7 @@ class Port(Protocol):
         """How many deliveries it can take now."""
 
     def deliver(self, queue: str, slices: list[Slice], now_us: int, dead: bool) -> None:
-        """Messages that it holds from now on."""
+        """Messages that it holds from now on. It may write their payloads later, from where they are."""
 
     def consuming(self, queue: str, dead: bool) -> None:
         """Its demand for a queue is in force."""

@@ -169,7 +169,8 @@ def pack_slices(slices: Sequence[Slice]) -> list[Buffer]:
 
 
 def unpack_slices(body: Body) -> list[Slice]:
-    """Slices that are views of the frame: they hold as long as it does."""
+    """Slices that are views of the frame, and hold as long as it does, but for their payloads: a port may
+    write these later, when the next frame stands where this one did."""
     slices = []
     (pieces,) = body.numbers(COUNT)
     for _ in range(pieces):
@@ -182,7 +183,7 @@ def unpack_slices(body: Body) -> list[Slice]:
             raise body.bad(f"{payload_bytes} bytes of payload, and bounds that end at {bounds[-1]}")
         slices.append(
             Slice(
-                body.raw(payload_bytes),
+                bytes(body.raw(payload_bytes)),
                 bounds,
                 0,
                 count,

@@ -220,6 +220,16 @@ def slices(draw: st.DrawFn) -> Slice:
     )
 
 
+def test_a_payload_outlives_the_buffer_that_its_frame_stood_in() -> None:
+    """A port writes large ones from where they are, and its peer may be slow to read."""
+    block = Batch.of([b"mine"])
+    sent = Slice(block.payload, block.bounds, 0, 1, 0, b"0" * 18, 0)
+    buffer = bytearray(encode_frame(Kind.DELIVER, *pack_slices([sent])))
+    (piece,) = [piece for frame in Reader().feed(buffer) for piece in unpack_slices(Body(frame))]
+    buffer[:] = bytes(len(buffer))
+    assert piece.payload == b"mine"
+
+
 @given(st.lists(slices(), max_size=4))
 def test_of_a_slice_only_its_window_travels(pieces: list[Slice]) -> None:
     buffers = pack_slices(pieces)
