@@ -1,7 +1,9 @@
 """The controller's session: received chunks to broker words, deliveries and answers to bytes."""
 
+import re
 from array import array
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from penstock.model.words import (
     Reply,
     Settle,
 )
-from penstock.protocols import rq
+from penstock.protocols import rq, rq_controller
 from penstock.protocols.errors import MisuseError, PeerViolation
 from penstock.protocols.rq import Limits
 from penstock.protocols.rq_controller import ControllerSession
@@ -416,6 +418,51 @@ def test_settlements_that_are_far_apart_cost_as_much_as_neighbours() -> None:
     [settled] = session.receive(rq.encode_delivered([0, 1]), 1)
     assert isinstance(settled, Settle)
     assert settled.ranges == [(0, 1), (far, far + 1)]
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_whatever_goes_out_and_is_answered_in_between_each_answer_is_for_what_is_out(
+    in_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deliveries and answers in turn, in order and not, so that ids are given again while others are out."""
+    monkeypatch.setattr(rq_controller, "IN_ORDER", in_order)
+    monkeypatch.setattr(rq_controller, "_NOTICES_MAX", 4)
+    for seed in range(30):
+        random = Random(seed)
+        session, out = consumer("q", "q.dead"), dict[int, list[Any]]()
+        for _ in range(40):
+            for _ in range(random.choice((0, 1, 6))):
+                dead, offset, count = random.random() < 0.2, random.randrange(40), random.randrange(1, 5)
+                reply = [random.choice((b"", b"r")) for _ in range(count)] if random.random() < 0.2 else None
+                wire = session.deliver("q", [stored([b"x"] * count, offset, reply=reply)], dead=dead)
+                ids = [int.from_bytes(it) for it in re.findall(rb"\x80(....)\x0a", wire, re.DOTALL)]
+                assert len(ids) == count
+                assert out.keys().isdisjoint(ids)
+                for i, ident in enumerate(ids):
+                    wants_reply = reply is not None and reply[i] == b"r" and not dead
+                    out[ident] = [Accepted if wants_reply else Settle, dead, offset + i]
+            ids = list(out)[: random.choice((0, 1, 3, 20))]
+            ids += random.choices(range(len(out) + 9), k=random.choice((0, 0, 2)))
+            due, strays = set(), 0
+            for ident in ids:
+                kind, dead, offset = out.get(ident, (None, False, 0))
+                due |= {(kind, dead, offset)} if kind else set()
+                strays += kind is None
+                if kind is Accepted:
+                    out[ident][0] = None  # It has been taken, and is out still.
+                elif ident in out and kind:
+                    del out[ident]
+            told = session.receive(rq.encode_delivered(ids), 1)
+            done = {
+                (type(one), isinstance(one, Settle) and one.dead, offset)
+                for one in told
+                if isinstance(one, Settle | Accepted)
+                for first, end in one.ranges
+                for offset in range(first, end)
+            }
+            assert done == due, seed
+            assert sum(one.count for one in told if isinstance(one, Ignored)) == strays
+            assert session.deliveries == len(out)
 
 
 # -- silence ---------------------------------------------------------------------------------------
