@@ -30,11 +30,16 @@ class JoiningTransport:
         self._transport = transport
         self._loop = loop
         self._kept: bytes = b""
+        self.is_lost = False
+        """Nobody is there any more. Of requests that came at once uvicorn tells only the last so, and to
+        write for the others would fail."""
 
     def __getattr__(self, name: str) -> Any:  # the transport's
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
+        if self.is_lost:
+            return
         if self._kept:
             kept, self._kept = self._kept, b""
             self._transport.writelines((kept, data))
@@ -47,14 +52,15 @@ class JoiningTransport:
     def write_whole(self, data: bytes) -> None:
         """An answer with its head: nothing comes behind it."""
         self._flush()
-        self._transport.write(data)
+        if not self.is_lost:
+            self._transport.write(data)
 
     def close(self) -> None:
         self._flush()
         self._transport.close()
 
     def _flush(self) -> None:
-        if self._kept:
+        if self._kept and not self.is_lost:
             kept, self._kept = self._kept, b""
             self._transport.write(kept)
 
@@ -109,6 +115,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
         self.lost.set_result(None)
+        cast(JoiningTransport, self.transport).is_lost = True
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

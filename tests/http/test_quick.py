@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import os
 import re
+import signal
 import socket
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -256,6 +259,25 @@ def test_many_who_send_at_a_time_get_receipts_of_their_own(broker: BrokerProcess
     with ThreadPoolExecutor(16) as pool:
         told = {offset: text for offsets in pool.map(one, range(16)) for offset, text in offsets.items()}
     assert [told[offset] for offset in range(320)] == payloads(api, "many")
+
+
+def test_who_says_nonsense_behind_a_message_takes_no_receipt_from_others(broker: BrokerProcess) -> None:
+    """It is sent away before its first answer is there, and only its second request knows."""
+    raws = [Raw(broker.ports["http"]) for _ in range(8)]
+    for raw in raws:
+        raw.say(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert raw.answer()[1] == {"status": "ok"}
+    second = int(Path(f"/proc/{broker.pid}/task/{broker.pid}/children").read_text())
+    os.kill(second, signal.SIGSTOP)  # so that it reads them all in one turn
+    for number, raw in enumerate(raws):
+        message = send("nonsense", b"x")
+        raw.say(message, *(message, b"nonsense\r\n\r\n") * (number % 2 == 0))
+    os.kill(second, signal.SIGCONT)
+    for raw in raws[1::2]:
+        assert raw.answer()[1]["repeated"] is False
+    for raw in raws:
+        raw.close()
+    assert "Traceback" not in broker.log()
 
 
 def test_where_there_is_room_for_some_these_are_stored(start_broker: StartBroker) -> None:
