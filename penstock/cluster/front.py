@@ -35,7 +35,7 @@ from typing import Any, Final
 
 from penstock import __version__
 from penstock.cluster.checks import Finding, Level, check, look, refuse, wait_for_nodes
-from penstock.cluster.clocks import APART_US, CLOCK, TIME, Clocks
+from penstock.cluster.clocks import APART_US, CLOCK, LEADS, TIME, Clocks
 from penstock.cluster.host import RelayHost
 from penstock.cluster.info import cluster_info
 from penstock.cluster.nodes import front_end_id, relay_files, servers_of, wire_options
@@ -124,7 +124,7 @@ class Front(Backend):
         self._own: RealDisk | None = None  # the folder, locked: nobody else works on the copy of the log
         self._stream: dict[str, Any] | None = None  # what JetStream says of the log's stream
         self._room = Room()
-        self._clocks = Clocks()
+        self._clocks = Clocks(self._member, lambda: server.clock.stepped_us)
         self._ask_nodes_at = float("-inf")  # their monitoring
         self._removed: list[str] = []  # what others have taken out of the stream, in words
         self._relay: socket.socket | None = None
@@ -228,7 +228,7 @@ class Front(Backend):
         return {
             "id": self._member,
             "version": __version__,
-            "leads": leads,
+            LEADS: leads,
             WARM: leads or self._is_warm(),
             CLOCK: time.time_ns() // 1000,
             TIME: self._server.now_us(),
@@ -413,7 +413,7 @@ class Front(Backend):
         opened.cluster = self._cluster_info
         broker = server.make_broker(opened)
         others = set(members) - {self._member}
-        if members.get(self._leader_before, {}).get("leads", True):
+        if members.get(self._leader_before, {}).get(LEADS, True):
             # It has nothing to claim: its clients are gone with it, or will be told to come again. Those of
             # one that had the lease, and has not come to lead, are there.
             others.discard(self._leader_before)
@@ -451,17 +451,19 @@ class Front(Backend):
 
     def _keep_what_is_left(self, opened: Log) -> None:
         """What runs out does so by the time that passes, and not by what clocks are apart."""
-        step_us = self._clocks.step_us(self._member, self._leader_before)
-        if not step_us:
+        now_us = self._server.now_us()
+        # No more than it has gone forward at all: a leader of a moment may have made the same step.
+        step_us = min(self._clocks.step_us(), now_us - opened.found_us)
+        if step_us < APART_US:
             return
         log.warning(
             "the clock here is %.1f s ahead of that of %s, which led before: what runs out has as much time "
             "left as it had there; set the clocks right (NTP)",
             step_us / 1_000_000,
-            self._leader_before,
+            self._clocks.leader,
         )
         try:
-            opened.step(step_us, self._server.now_us())
+            opened.step(step_us, now_us)
         except LogFailed as error:
             self.fail(error)
 
@@ -606,7 +608,7 @@ class Front(Backend):
         return [*self._removed_found(), *self._clocks_found()]
 
     def _clocks_found(self) -> list[Finding]:
-        ahead = {name: self._clocks.ahead_us(name, self._member) for name in self._election.view.members}
+        ahead = {name: self._clocks.ahead_us(name) for name in self._election.view.members}
         apart = [
             f"{name} is {abs(by_us) / 1_000_000:.1f} s {'ahead' if by_us > 0 else 'behind'}"
             for name, by_us in sorted(ahead.items())

@@ -32,6 +32,7 @@ class Clock:
         self._base_us = wall_ns() // 1000
         self._from_ns = steady_ns()
         self._ahead_us = 0  # of the machine's clock, when that was last looked at
+        self.stepped_us = 0  # by so much it was put forward, all steps together
 
     def now_us(self) -> int:
         passed_us = (self._steady_ns() - self._from_ns) // 1000
@@ -51,7 +52,10 @@ class Clock:
             log.warning(
                 "the clock of this machine was set %s by %.1f s%s", way, abs(step_us) / STEP_US, self._rest()
             )
-        return -ahead_us if ahead_us <= -STEP_US else 0
+        if ahead_us > -STEP_US:
+            return 0
+        self.stepped_us -= ahead_us
+        return -ahead_us
 
     def not_before(self, time_us: int) -> None:
         """That is how far the log has come."""

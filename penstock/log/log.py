@@ -159,6 +159,7 @@ class Log:
         self._ticked_us = 0
         self._unsynced_us = 0  # how long, by ticks
         self._closed = False
+        self.found_us = 0  # the log's time when it was opened; 0: nothing was in it
         self.deleted: deque[str] = deque(maxlen=DELETED_MAX)
         """Names of queues that were deleted, for whoever shows queues, and clears it."""
         # Of those who want to hear when all is synced, while settlements wait for room.
@@ -192,7 +193,8 @@ class Log:
             state = LogState(disk, settings or LogSettings(), policies or Policies())
             position = recover(state)
             opened = cls(state, writer, keeper)
-            opened._begin(position, max(now_us, opened.time_us))
+            opened.found_us = opened.time_us
+            opened._begin(position, max(now_us, opened.found_us))
         except BaseException as error:
             if opened is not None:
                 opened.abandon()

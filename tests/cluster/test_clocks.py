@@ -1,15 +1,22 @@
 """Front-ends whose clocks differ: they are named, and no message runs out for it."""
 
 import sys
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from penstock.client import HttpClient
 from penstock.cluster.clocks import CLOCK, TIME, Clocks
+from penstock.cluster.front import Front
+from penstock.log.disk import RealDisk
+from penstock.log.log import Log
 from tests.cluster.processes import FrontEnd
 from tests.cluster.processes import site as site_of
+from tests.log.inline import InlineWorker
 from tests.server.harness import until
 
 SECOND_US = 1_000_000
@@ -28,50 +35,118 @@ def stamp(time_us: int) -> str:
     return f"{at:%Y-%m-%dT%H:%M:%S}.{time_us % SECOND_US:06d}789Z"
 
 
-def said(
-    clocks: Clocks, member: str, ahead_us: int, late_us: int = 0, at_us: int = 1_800_000_000_000_000
-) -> None:
-    facts = {CLOCK: at_us + ahead_us, TIME: at_us + ahead_us}
-    clocks.heard(member, facts, stamp(at_us + late_us))
+AT_US = 1_800_000_000 * SECOND_US
 
 
-def test_what_is_on_its_way_is_no_difference() -> None:
-    clocks = Clocks()
-    said(clocks, "a", 0)
-    for late_us in (900_000, 10_000, 700_000):
-        said(clocks, "b", 0, late_us)
-    assert clocks.ahead_us("b", "a") == -10_000
-    assert clocks.ahead_us("a", "b") == 10_000
-    assert clocks.step_us("b", "a") == clocks.step_us("a", "b") == 0
+class Ours(Clocks):
+    """What front-end `a` hears; its own clock is right."""
+
+    def __init__(self) -> None:
+        self.stepped = 0
+        super().__init__("a", lambda: self.stepped)
+
+    def round(self, member: str, ahead_us: int, late_us: int = 0, node_us: int = 0, **facts: object) -> None:
+        """Both say something, `member` a moment later. By `node_us` is the clock of the node ahead."""
+        own = AT_US + self.stepped
+        self.heard("a", {CLOCK: own, TIME: own}, stamp(AT_US + node_us))
+        theirs = AT_US + ahead_us
+        self.heard(member, {CLOCK: theirs, TIME: theirs, **facts}, stamp(AT_US + late_us + node_us))
 
 
-@pytest.mark.parametrize(("ahead_us", "step_us"), [(999_999, 0), (SECOND_US, SECOND_US), (-5 * SECOND_US, 0)])
+def test_what_is_long_on_its_way_is_no_difference() -> None:
+    clocks = Ours()
+    for late_us in (900_000, 10_000, 5_000_000, 20_000, 10_000):
+        clocks.round("b", 0, late_us, leads=True)
+    assert clocks.ahead_us("b") == -20_000
+    assert clocks.step_us() == 0
+
+
+@pytest.mark.parametrize(
+    ("ahead_us", "step_us"), [(-999_999, 0), (-SECOND_US, SECOND_US), (5 * SECOND_US, 0)]
+)
 def test_only_forward_is_a_step(ahead_us: int, step_us: int) -> None:
-    clocks = Clocks()
-    said(clocks, "a", 0)
-    said(clocks, "b", ahead_us)
-    assert clocks.ahead_us("b", "a") == ahead_us
-    assert clocks.step_us("b", "a") == step_us
+    clocks = Ours()
+    clocks.round("b", ahead_us, leads=True)
+    assert clocks.ahead_us("b") == ahead_us
+    assert clocks.step_us() == step_us
 
 
 def test_a_clock_that_is_set_right_is_right_after_some_records() -> None:
-    clocks = Clocks()
-    said(clocks, "a", 0)
-    said(clocks, "b", 7200 * SECOND_US)
+    clocks = Ours()
+    clocks.round("b", 7200 * SECOND_US)
     for _ in range(8):
-        said(clocks, "b", 0)
-    assert clocks.ahead_us("b", "a") == 0
+        clocks.round("b", 0)
+    assert clocks.ahead_us("b") == 0
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+def test_another_node_that_stamps_with_a_wrong_clock_is_no_difference(hours: int) -> None:
+    """The leader dies with the node that has stamped until then: only we have stamps of the next one."""
+    clocks = Ours()
+    for _ in range(8):
+        clocks.round("b", 0, leads=True)
+    clocks.round("c", 0)
+    for _ in range(8):
+        clocks.round("c", 0, node_us=hours * 3600 * SECOND_US)
+    assert clocks.ahead_us("c") == 0
+    assert clocks.step_us() == 0
+    # Nor where it comes between their records.
+    clocks.heard("b", {CLOCK: AT_US, TIME: AT_US}, stamp(AT_US))
+    assert clocks.ahead_us("b") == 0
+
+
+def test_who_had_the_lease_and_has_not_led_is_not_compared_with() -> None:
+    clocks = Ours()
+    for _ in range(3):
+        clocks.round("b", 0, leads=True)
+        clocks.round("c", -7200 * SECOND_US, leads=False)
+    assert clocks.step_us() == 0
+    clocks.heard("a", {"leads": True}, "")
+    clocks.round("c", -7200 * SECOND_US, leads=False)
+    assert clocks.step_us() == 0
+    clocks.round("c", -7200 * SECOND_US, leads=True)
+    assert clocks.step_us() == 7200 * SECOND_US
+
+
+def test_our_own_clock_may_be_put_forward_when_the_leader_is_gone() -> None:
+    clocks = Ours()
+    clocks.round("b", 0, leads=True)
+    clocks.stepped = 7200 * SECOND_US
+    assert clocks.step_us() == 7200 * SECOND_US
+    clocks.round("b", 0, leads=True)
+    assert clocks.step_us() == 7200 * SECOND_US
 
 
 @pytest.mark.parametrize("facts", [{}, {CLOCK: 1}, {CLOCK: "1", TIME: 1}, {CLOCK: None, TIME: None}])
 def test_who_says_nothing_of_its_clock_has_none(facts: dict[str, object]) -> None:
-    clocks = Clocks()
-    said(clocks, "a", 0)
-    clocks.heard("b", facts, stamp(1_800_000_000_000_000))
+    clocks = Ours()
+    clocks.round("c", -7200 * SECOND_US, leads=True)
+    clocks.heard("b", {**facts, "leads": True}, stamp(AT_US))
     clocks.heard("a", {CLOCK: 1, TIME: 1}, "yesterday")
-    assert clocks.ahead_us("b", "a") is None
-    assert clocks.ahead_us("nobody", "a") is None
-    assert clocks.step_us("a", "b") == clocks.step_us("b", "a") == 0
+    assert clocks.ahead_us("b") is None
+    assert clocks.ahead_us("nobody") is None
+    assert clocks.step_us() == 0
+
+
+def test_it_is_heard_and_asked_by_two_threads() -> None:
+    clocks = Ours()
+    clocks.round("b", 0, leads=True)
+    before, ended = sys.getswitchinterval(), threading.Event()
+
+    def hear() -> None:
+        while not ended.is_set():
+            clocks.heard("b", {CLOCK: AT_US, TIME: AT_US}, stamp(AT_US))
+
+    thread = threading.Thread(target=hear)
+    sys.setswitchinterval(1e-6)
+    try:
+        thread.start()
+        for _ in range(20_000):
+            assert clocks.ahead_us("b") == clocks.step_us() == 0
+    finally:
+        sys.setswitchinterval(before)
+        ended.set()
+        thread.join()
 
 
 class Hasty(FrontEnd):
@@ -109,3 +184,41 @@ def test_a_leader_whose_clock_is_ahead_ends_nothing_by_it(tmp_path: Path) -> Non
             mq.send("ticks", b"", ttl=1)
             until(lambda: not [*mq.peek("ticks", state="ready")], "what runs out by itself to run out")
             assert [it.body for it in mq.consume("orders", count=2, timeout=5)] == [b"keep", b"more"]
+
+
+class Opened:
+    """What is asked of a log that was opened."""
+
+    def __init__(self, found_us: int) -> None:
+        self.found_us = found_us
+        self.steps: list[int] = []
+
+    def step(self, by_us: int, now_us: int) -> None:
+        self.steps.append(by_us)
+
+
+@pytest.mark.parametrize(
+    ("idle_us", "steps"),
+    [(3 * 7200 * SECOND_US, [7200 * SECOND_US]), (4 * SECOND_US, [4 * SECOND_US]), (900_000, []), (-1, [])],
+)
+def test_a_step_that_somebody_has_made_a_moment_ago_is_not_made_again(idle_us: int, steps: list[int]) -> None:
+    """Who took over, and died before it could say so: the time of its log is further than it has told."""
+    front: Any = Front.__new__(Front)
+    front._server = SimpleNamespace(now_us=lambda: AT_US)
+    front._clocks = clocks = Ours()
+    clocks.round("b", -7200 * SECOND_US, leads=True)
+    front._keep_what_is_left(opened := Opened(AT_US - idle_us))
+    assert opened.steps == steps
+
+
+def test_a_log_knows_what_time_it_was_in_it_when_it_was_opened(tmp_path: Path) -> None:
+    def opened(now_us: int) -> Log:
+        return Log.open(RealDisk(str(tmp_path)), now_us, writer=InlineWorker(), keeper=InlineWorker())
+
+    first = opened(AT_US)
+    assert first.found_us == 0
+    first.close(AT_US + SECOND_US)
+    second = opened(AT_US + 7200 * SECOND_US)
+    assert AT_US <= second.found_us <= AT_US + SECOND_US
+    assert second.time_us == AT_US + 7200 * SECOND_US
+    second.abandon()

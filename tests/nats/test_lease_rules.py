@@ -489,12 +489,23 @@ async def test_members_are_seen_as_long_as_they_say_so_and_forgotten_by_who_lead
     await stage.until(lambda: "bob" in stage.ann.election.view.members, 2 * MEMBER_SECONDS)
 
 
+@pytest.mark.parametrize("said", [b"[1]", b"{", b"[" * 100_000])
 @on_stage
-async def test_what_a_member_says_that_cannot_be_read_is_nothing(stage: Stage) -> None:
+async def test_what_a_member_says_that_cannot_be_read_is_nothing(stage: Stage, said: bytes) -> None:
     await stage.ann.election.start()
-    stage.world.store.put(NAMES.state("member.odd"), b"[1]", None, None)
+    stage.world.store.put(NAMES.state("member.odd"), said, None, None)
     await stage.until(lambda: "odd" in stage.ann.election.view.members)
     assert stage.ann.election.view.members["odd"] == {}
+
+
+@on_stage
+async def test_our_own_record_is_heard_first(stage: Stage) -> None:
+    heard: list[str] = []
+    stage.bob.election._heard = lambda member, facts, stored: heard.append(member)
+    stage.world.store.put(NAMES.state("member.ann"), b"{}", None, None)
+    await stage.bob.election.start()
+    await stage.until(lambda: len(heard) == 2)
+    assert heard == ["bob", "ann"]
 
 
 # --- who has the log ---------------------------------------------------------------------------------
