@@ -54,7 +54,7 @@ from penstock.log.jetstream.lease import ASK_SECONDS, WARM, Claim, Election, Rol
 from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.replica import LOG, Replica
-from penstock.log.jetstream.room import Room, bounds_of
+from penstock.log.jetstream.room import Room, Said, bounds_of
 from penstock.log.jetstream.stream_log import StreamLog, make_streams, open_stream_log
 from penstock.log.log import Log
 from penstock.log.state import Damage
@@ -554,12 +554,20 @@ class Front(Backend):
             self._keeping = None
 
     async def _look_at_nodes(self) -> None:
+        """Nothing but the end of this front-end ends it: room that has come back would not be seen."""
+        told = ""
         while True:
-            await self._look_at_room()
-            led = self._led
-            if led is not None:
-                await self._look_for_removed(led)
-            await asyncio.to_thread(self._replica.keep)
+            try:
+                await self._look_at_room()
+                led = self._led
+                if led is not None:
+                    await self._look_for_removed(led)
+                await asyncio.to_thread(self._replica.keep)
+                told = ""
+            except Exception as error:  # noqa: BLE001 - it is told
+                if told != str(error):
+                    told = str(error)
+                    log.exception("a fault in looking at the nodes and the copy of the log, which goes on")
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _look_at_room(self) -> None:
@@ -571,12 +579,13 @@ class Front(Backend):
         except JetStreamTrouble as error:
             log.debug("nobody tells how the nodes are: %s", error)
             return
-        nodes = []
+        nodes: list[Said] = []
         if self._loop.time() >= self._ask_nodes_at:
             nodes = (await look(self._nats.link.info, self._server.settings)).nodes
             if not nodes:
                 self._ask_nodes_at = self._loop.time() + SILENT_SECONDS
-        self._room.see(bounds_of(account, stream, nodes), sent_bytes)
+        heard = self._room.heard(nodes, sent_bytes, self._loop.time())
+        self._room.see(bounds_of(account, stream, heard), sent_bytes)
 
     async def _look_for_removed(self, led: StreamLog) -> None:
         try:

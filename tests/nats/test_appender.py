@@ -256,7 +256,8 @@ def test_no_node_that_could_store_it_for_a_while(three: Cluster) -> None:
 # --- no room -----------------------------------------------------------------------------------------
 
 
-def test_a_full_stream_is_waited_for(nats: LinkThread) -> None:
+def test_a_full_stream_is_waited_for(nats: LinkThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TELL_SECONDS", 0.2)
     names = new_log(nats, max_bytes=20_000)
     appender = Appender(nats, names, 7, 0)
     for number in range(5):
@@ -264,11 +265,13 @@ def test_a_full_stream_is_waited_for(nats: LinkThread) -> None:
     writing = Later(appender.write, FILE, [(15_000, bytes(6000))])
     wait_for("it waits", lambda: appender.trouble)
     assert "maximum bytes" in appender.trouble
+    wait_for("the room is known to be used up", lambda: appender.room.refused)
+    assert appender.room.refused == "maximum bytes exceeded"
     assert last_seq(nats, names) == 5
     settings = {**names.stream_settings(1), "max_bytes": 100_000}
     nats.ask(nats.api.call(f"STREAM.UPDATE.{names.stream}", settings))
     writing.result()
-    assert appender.trouble == ""
+    assert appender.trouble == appender.room.refused == ""
     assert [record.number for record in records_in(nats, names)] == list(range(6))
 
 

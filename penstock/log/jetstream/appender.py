@@ -73,6 +73,7 @@ class Appender:
         self._ended: JetStreamTrouble | None = None
         self._stopped = False
         self.trouble = ""  # what it waits for at this moment
+        self._full = ""  # what NATS said last to a record for which it has no room
 
     @property
     def bytes_max(self) -> int:
@@ -189,6 +190,7 @@ class Appender:
             if time.monotonic() - told > TELL_SECONDS:
                 told = time.monotonic()
                 log.warning("the log has not been stored for %.0f s, and waits: %s", told - began, why)
+                self.room.refused = self._full
             await asyncio.sleep(PAUSE_SECONDS)
         if self.trouble:
             self.trouble = ""
@@ -227,7 +229,9 @@ class Appender:
             )
         except JetStreamTrouble as error:
             why, overtaken = str(error), isinstance(error, JetStreamError) and error.wrong_last
+            self._full = error.failure.text if isinstance(error, JetStreamError) and error.is_full else ""
         else:
+            self._full = self.room.refused = ""
             self.room.sent_bytes += len(payload) + RECORD_BYTES
             return seq, ""
         return await self._who_was_first(why) if overtaken else (0, why)

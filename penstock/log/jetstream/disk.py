@@ -140,7 +140,9 @@ class StreamDisk:
 
     def _bound(self) -> Bound:
         local = Bound(self.path, self._local.total_bytes(), self._local.free_bytes())
-        stream = self.appender.room.bound
+        stream, refused = self.appender.room.bound, self.appender.room.refused
+        if refused:
+            return Bound(f"NATS, which says {refused!r}", stream.total if stream else local.total, 0)
         return local if stream is None or local.free < stream.free else stream
 
     def free_bytes(self) -> int:

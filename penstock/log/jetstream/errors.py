@@ -102,13 +102,15 @@ class JetStreamError(JetStreamTrouble):
     def __init__(self, what: str, failure: Failure) -> None:
         again = _passes(failure)
         now = "it may work in a moment" if again else "it will not work before something is changed"
-        if failure.err_code in FULL or any(text in failure.text for text in _FULL_TEXTS):
+        full = failure.err_code in FULL or any(text in failure.text for text in _FULL_TEXTS)
+        if full:
             now = "its storage is full: raise the limit of the account, the stream or the nodes, or make room"
         elif failure.err_code == NODE_FULL:
             now = "a node's storage is full (max_file_store), or it is behind the others"
         super().__init__(f"{what}: JetStream says {failure.text!r} (error {failure.err_code}); {now}")
         self.failure = failure
         self.again = again
+        self.is_full = full or failure.err_code == NODE_FULL
 
     @property
     def not_found(self) -> bool:
