@@ -12,7 +12,8 @@ words go depends on who leads (`log/jetstream/lease.py`):
 
 From following to leading nobody loses a connection: what clients hold and wait for moves to the new broker,
 here or elsewhere. From leading to following there is no such way: what the others have done meanwhile is
-not known here, so that all clients are disconnected, and come again.
+not known here, so that all clients are disconnected, and come again. What those had sent who have left
+already, and no log has had yet, goes to the next leader.
 
 Rules that always hold:
   * One change at a time. What a change was for may be over when it ends: it is looked at again then.
@@ -437,8 +438,6 @@ class Front(Backend):
         self._leader_before = ""  # should we lead again, everybody has something to claim
         self._remote.lost("this front-end leads")
         self._remote.move_to(broker, opened, server.now_us())
-        for connection in server.connections:
-            connection.move(broker)
         server.move_to(broker, opened)
         await self._host.listen(self._relay.dup())
         if self._pipe is not None:
@@ -477,10 +476,13 @@ class Front(Backend):
             self._host.close()
             self._host = None
         self._remote.lost("this front-end begins anew")  # two of one name would push each other out
+        broker = self._server.broker
         self._go_remote()
+        self._remote.take_from(broker, self._server.now_us())
         for connection in list(self._server.connections):
-            connection.move(self._remote)
-            connection.drop()
+            if not connection.has_left:
+                connection.move(self._remote)
+                connection.drop()
         self._letting_go = self._loop.create_task(self._let_go(led))
         await asyncio.shield(self._letting_go)  # A stop waits for it.
 

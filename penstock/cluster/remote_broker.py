@@ -6,6 +6,7 @@
     lost(why)                               there is no leader that anybody knows of
     is_linked                               whether the leader hears us
     move_to(broker, log, now_us)            this front-end leads now: everything goes on in its own broker
+    take_from(broker, now_us)               it leads no more: what was sent by who has left goes on here
     on_link(is_up, why)                     is called when a link begins, has ended or could not be had
 
 Words of clients become frames, frames of the leader become deliveries. What it remembers besides is what a
@@ -445,6 +446,9 @@ class RemoteBroker:
     def move_to(self, broker: Broker, log: Log, now_us: int) -> None:
         """Everything goes on in a broker of our own, whose log has what the last leader stored."""
         self._dialer.hang_up("this front-end leads now")
+        for seat in self._seating:  # Also who has left, and of whom something is still to be heard.
+            if isinstance(seat.port, Connection):
+                seat.port.move(broker)
         numbered, gathered = self._sending.take_all()
         newest = {
             lane: number_of(log.transaction_newest(series_of(self._front_end, self._life, lane)))
@@ -465,6 +469,18 @@ class RemoteBroker:
         for seat in self._syncing:
             broker.handle(seat.port, [words.Sync()], now_us)
         self._syncing.clear()
+
+    def take_from(self, broker: Broker, now_us: int) -> None:
+        """Who is connected finds out that something may be lost, and who has left does not. So what they have
+        sent, and no log has had yet, goes to the next leader."""
+        for port, attached in list(broker.ports.attached.items()):
+            if isinstance(port, Connection) and (port.has_left or port.is_gone):
+                waiting = [command for command in attached.waiting if not command.wants_reply]
+                port.move(self)
+                self.attach(port)
+                port.hold(False)
+                port.hold_for_server(False)
+                self.handle(port, waiting, now_us)
 
     @staticmethod
     def _move_publish(seat: Seat, publish: words.Publish, broker: Broker, log: Log, now_us: int) -> None:

@@ -622,5 +622,10 @@ class Connection(asyncio.BufferedProtocol):
         """Whether its peer is gone, and it is here only for what it has sent and there is no room for."""
         return bool(self._holds & BY_BROKER) and self._left_ticks >= LEFT_TICKS and not self._closing
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether its socket is closed, and it is here only for what it has said and was not heard yet."""
+        return self._transport is None
+
     def say_closing(self) -> None:
         """The server is about to stop; only RQ has a word for it."""
