@@ -1,6 +1,7 @@
 """The one hand that writes a cluster's log: every record once, through lost answers, nodes and room."""
 
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -275,14 +276,18 @@ def test_a_full_stream_is_waited_for(nats: LinkThread, monkeypatch: pytest.Monke
     assert [record.number for record in records_in(nats, names)] == list(range(6))
 
 
-def test_room_that_a_removal_makes_is_used(nats: LinkThread) -> None:
+def test_room_that_a_removal_makes_is_used(nats: LinkThread, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "penstock.nats")
     names = new_log(nats, max_bytes=20_000)
     appender = Appender(nats, names, 7, 0)
     appender.send_file(SNAPSHOT, bytes(15_000))
     writing = Later(appender.write, FILE, [(0, bytes(10_000))])
     wait_for("it waits", lambda: appender.trouble)
+    Later(appender.remove, "snapshot-00000000000000000001").result()
+    assert "stored again" not in caplog.text
     Later(appender.remove, SNAPSHOT).result()
     writing.result()
+    assert "stored again" in caplog.text
     assert [record.name for record in records_in(nats, names)] == [FILE]
 
 

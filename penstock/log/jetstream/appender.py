@@ -180,19 +180,20 @@ class Appender:
     async def _until_done(self, attempt: Callable[[], Awaitable[tuple[int, str]]]) -> int:
         """What the attempt comes to when it is not 0; until then, it says why."""
         began = told = time.monotonic()
+        waited = False  # `trouble` may be another call's: a removal does not wait for records
         while True:
             done, why = await attempt()
             if done:
                 break
             if self._stopped:
                 raise LinkClosed(f"stopped while the log waited to be stored: {why}")
-            self.trouble = why
+            self.trouble, waited = why, True
             if time.monotonic() - told > TELL_SECONDS:
                 told = time.monotonic()
                 log.warning("the log has not been stored for %.0f s, and waits: %s", told - began, why)
                 self.room.refused = self._full
             await asyncio.sleep(PAUSE_SECONDS)
-        if self.trouble:
+        if waited:
             self.trouble = ""
             log.info("the log is stored again, after %.1f s", time.monotonic() - began)
         return done
