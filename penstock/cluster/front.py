@@ -339,7 +339,7 @@ class Front(Backend):
 
     def before_turn(self) -> None:
         # A process that was stopped for a while finds out here, before it hands out what may be with others.
-        if self._led is not None and self._doubt is None and not self._election.is_sure:
+        if self._led is not None and not self._server.broker.is_suspended and not self._election.is_sure:
             self._make_sure()
 
     def _make_sure(self) -> None:

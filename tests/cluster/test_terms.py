@@ -8,15 +8,18 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from penstock.cluster.frames import Hello
+from penstock.cluster.front import Front
 from penstock.cluster.trust import Leader, Trust, cluster_key
 from penstock.common.address import TcpAddress, parse_address
 from penstock.log.jetstream.cluster import Cluster, wait_until
 from penstock.log.jetstream.errors import JetStreamError
-from penstock.log.jetstream.lease import LEASE, Claim
+from penstock.log.jetstream.lease import LEASE, Claim, Role, View
 from penstock.log.jetstream.link_thread import LinkThread
 from penstock.log.jetstream.names import LogNames
 from penstock.log.jetstream.servers import parse_server
@@ -430,3 +433,23 @@ def test_a_follower_that_cannot_wait_for_a_leader_says_that_something_may_be_los
             assert follower.wait() == 0
         follower.says("not known to be stored")
         leader.resume()
+
+
+def test_who_was_stopped_again_a_moment_after_it_was_unsure_hands_nothing_out() -> None:
+    """That a doubt is looked at again soon says nothing of this turn: the process may have stood still."""
+    front: Any = Front.__new__(Front)
+    election = SimpleNamespace(is_sure=False)
+    broker = SimpleNamespace(is_suspended=False)
+    broker.suspend = lambda suspended: setattr(broker, "is_suspended", suspended)
+    later = SimpleNamespace(call_later=lambda seconds, call: call)
+    front._led, front._doubt, front._view, front._loop = object(), None, View(Role.LEADING), later
+    front._server, front._election = SimpleNamespace(broker=broker), election
+    front.before_turn()
+    assert broker.is_suspended
+    election.is_sure = True
+    front._make_sure()  # as it does when the lease was renewed
+    front.before_turn()
+    assert not broker.is_suspended
+    election.is_sure = False
+    front.before_turn()
+    assert broker.is_suspended
