@@ -280,6 +280,9 @@ def test_room_that_a_removal_makes_is_used(nats: LinkThread, caplog: pytest.LogC
     caplog.set_level(logging.INFO, "penstock.nats")
     names = new_log(nats, max_bytes=20_000)
     appender = Appender(nats, names, 7, 0)
+    appender.room.refused = "full in an earlier term"
+    appender = Appender(nats, names, 7, 0, room=appender.room)
+    assert not appender.room.refused
     appender.send_file(SNAPSHOT, bytes(15_000))
     writing = Later(appender.write, FILE, [(0, bytes(10_000))])
     wait_for("it waits", lambda: appender.trouble)

@@ -66,6 +66,7 @@ class Appender:
         self.seq_last = seq_last  # of the stream, as far as we know
         self._records = records if records is not None else {}
         self.room = room if room is not None else Room()
+        self.room.refused = ""  # as the one before has left it
         self._removing: dict[str, int] = {}  # files that are being taken out, by how many calls
         self._missing: dict[str, int] = {}  # records that somebody else has taken out, by file: as told
         self._number = 0
