@@ -499,13 +499,14 @@ async def test_what_a_member_says_that_cannot_be_read_is_nothing(stage: Stage, s
 
 
 @on_stage
-async def test_our_own_record_is_heard_first(stage: Stage) -> None:
+async def test_our_own_record_is_heard_first_and_then_the_oldest(stage: Stage) -> None:
     heard: list[str] = []
     stage.bob.election._heard = lambda member, facts, stored: heard.append(member)
-    stage.world.store.put(NAMES.state("member.ann"), b"{}", None, None)
+    for name in ("ann", "cid", "ann"):
+        stage.world.store.put(NAMES.state(f"member.{name}"), b"{}", None, None)
     await stage.bob.election.start()
-    await stage.until(lambda: len(heard) == 2)
-    assert heard == ["bob", "ann"]
+    await stage.until(lambda: len(heard) == 3)
+    assert heard == ["bob", "cid", "ann"]
 
 
 # --- who has the log ---------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ class Election:
     ) -> None:
         """`offer` makes what we would say if we led in that term; `facts` what we say of ourselves, with
         `WARM` among it; `is_warm` is asked for the same. `heard` gets every new record of a member, with when
-        it was stored; our own before others."""
+        it was stored; our own first, then others as they were stored."""
         self._register = register
         self._names = names
         self._member = member
@@ -354,7 +354,7 @@ class Election:
         """Who is there at this moment. Whoever begins to lead asks: somebody may have come a moment ago."""
         found = await self._register.last_of(self._names.state_stream, [self._names.state(_MEMBER + ">")])
         ours = self._names.state(_MEMBER + self._member)
-        found.sort(key=lambda it: it.subject != ours)  # Others are compared with it.
+        found.sort(key=lambda it: (it.subject != ours, it.seq))
         seen = self._clock()
         members: dict[str, dict[str, Any]] = {}
         for stored in found:
