@@ -8,7 +8,7 @@ repairs. Where the power is cut, in the middle of a backup or of a restore, the 
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class Source:
         with LogReader(path) as reader:
             return Listing(reader.log, self.worker.now_us, end, files)
 
-    def read(self, file: Listed) -> Iterator[bytes]:
+    def read(self, file: Listed) -> Generator[bytes, None, None]:
         try:
             content = (self.worker.folder / file.name).read_bytes()
         except FileNotFoundError:
@@ -68,7 +68,7 @@ class Source:
 class Busy(Source):
     """One that goes on with its work while it is copied."""
 
-    def read(self, file: Listed) -> Iterator[bytes]:
+    def read(self, file: Listed) -> Generator[bytes, None, None]:
         for _ in range(3):
             self.worker.turn()
         yield from super().read(file)
@@ -232,6 +232,81 @@ def test_what_the_broker_has_damaged_is_told_and_kept(tmp_path: Path) -> None:
     assert any(name in it.text for it in inspect_log(str(restored(Store(disk), tmp_path / "r"))).defects)
 
 
+def test_what_is_somebody_elses_stays(tmp_path: Path) -> None:
+    worker = Worker(tmp_path / "data", 3)
+    worker.turn()
+    worker.settle_down()
+    name = "bbe9e9-00000000000000000000.seg-8-9"
+    others = ("202401-report-2024-01", f"{name}.txt", "notes.tmp")
+    ours = (name, f"{name}.tmp", "backup-20300131T120000.000000Z.tmp")
+    disk = SimDisk(dict.fromkeys((*others, *ours), b"precious"))
+    store = Store(disk)
+    take(store, Source(worker))
+    store.prune(1)
+    worker.engine.abandon()
+    assert {it for it, content in disk.files().items() if content == b"precious"} == {*others}
+
+
+def test_what_a_cut_run_has_copied_is_checked_before_it_is_used(tmp_path: Path) -> None:
+    """It may have been cut before it was read once more."""
+    worker = Worker(tmp_path / "data", 5)
+    for _ in range(60):
+        worker.turn()
+    worker.settle_down()
+    source, store = Source(worker), Store(SimDisk())
+    file = next(it for it in source.listing().files if it.name.endswith(".seg"))
+    content = bytearray(b"".join(source.read(file)))
+    content[200] ^= 1
+    store.put(source.listing().log, file, [bytes(content)])
+    taken = take(store, source)
+    assert taken.backup.defects == ()
+    assert taken.copied_files == len(taken.backup.files)
+    assert inspect_log(str(restored(store, tmp_path / "r"))).defects == []
+    # The same where the broker has it damaged, and goes on so that a new list is needed.
+    (worker.folder / file.name).write_bytes(content)
+    gone = [source.listing().files[-1].name]
+
+    class Going(Source):
+        def read(self, file: Listed) -> Generator[bytes, None, None]:
+            if file.name in gone:
+                gone.remove(file.name)
+                raise FileNotFoundError(file.name)
+            yield from super().read(file)
+
+    worker.now_us += 1
+    again = take(Store(SimDisk()), Going(worker))
+    worker.engine.abandon()
+    assert not gone
+    assert [it.split(":")[0] for it in again.backup.defects] == [file.name]
+
+
+def test_backups_of_two_logs_in_one_folder(tmp_path: Path) -> None:
+    """As of a broker that was restored while the old one goes on: each can be had, and nobody guesses."""
+    disk, logs = SimDisk(), []
+    for seed in (3, 4):
+        logs.append(Worker(tmp_path / f"{seed}", seed))
+        logs[-1].turn()
+        logs[-1].settle_down()
+    for at, worker in enumerate([*logs, *logs]):
+        worker.now_us = 2_000_000_000_000_000 + 1_000_000_000 * at
+        worker.turn()
+        take(Store(disk), Source(worker))
+    for worker in logs:
+        worker.engine.abandon()
+    store = Store(disk)
+    for backup in store.backups:
+        named = {it for it, _ in plan(store, backup.time_us).files}
+        assert named <= {it for other in store.backups if other.log == backup.log for it in other.files}
+    one, other = store.backups[1:3]
+    with pytest.raises(BackupError, match=f"--log {other.log} or {one.log}"):
+        plan(store, other.time_us - 1)
+    for log in (one.log, other.log):
+        assert {it.log for it, _ in plan(store, other.time_us - 1, log).files} == {log}
+        assert {it.log for it, _ in plan(store, None, log).files} == {log}
+    with pytest.raises(BackupError, match="no backup of log 'nobody'"):
+        plan(store, None, "nobody")
+
+
 # --- what is wrong -----------------------------------------------------------------------------------
 
 
@@ -258,17 +333,20 @@ def test_a_damaged_file_is_not_restored(kept: SimDisk) -> None:
         broken = Store(SimDisk({**files, victim.stored: content}))
         with pytest.raises(BackupError, match=victim.stored):
             fill(broken, plan(broken), SimDisk(), 1)
-    missing = Store(SimDisk({name: it for name, it in files.items() if name != victim.stored}))
-    with pytest.raises(BackupError, match="is missing"):
-        fill(missing, plan(missing), SimDisk(), 1)
+    last = max(newest.files, key=lambda it: (it.name.endswith(".seg"), it.name))
+    for file, at_us in ((victim, None), (last, newest.time_us - 1)):
+        missing = Store(SimDisk({name: it for name, it in files.items() if name != file.stored}))
+        with pytest.raises(BackupError, match="is missing"):
+            fill(missing, plan(missing, at_us), SimDisk(), 1)
 
 
 def test_a_damaged_backup_is_none_and_nothing_is_thrown_away_for_it(kept: SimDisk) -> None:
     files = kept.files()
     older, newer = Store(kept).backups
-    for at in range(0, len(files[newer.name]), 7):
+    first_line = files[newer.name].index(b"\n") + 1
+    for bit in [*range(8 * first_line), *range(8 * first_line, 8 * len(files[newer.name]), 57)]:
         text = bytearray(files[newer.name])
-        text[at] ^= 2
+        text[bit // 8] ^= 1 << bit % 8
         store = Store(SimDisk({**files, newer.name: bytes(text)}))
         assert [it.name for it in store.backups] == [older.name]
         assert newer.name in store.unreadable[0]
@@ -279,7 +357,8 @@ def test_a_damaged_backup_is_none_and_nothing_is_thrown_away_for_it(kept: SimDis
 def test_a_newer_format_is_refused(kept: SimDisk) -> None:
     name = Store(kept).backups[0].name
     files = kept.files()
-    files[name] = files[name].replace(b"penstock backup 1 ", b"penstock backup 2 ", 1)
+    text = files[name].partition(b"\n")[2].replace(b'"format": 1', b'"format": 2')
+    files[name] = f"penstock backup 2 {digest([text])}\n".encode() + text
     with pytest.raises(BackupError, match="format 2, of a newer version"):
         Store(SimDisk(files))
 

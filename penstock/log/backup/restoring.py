@@ -71,19 +71,19 @@ class _Start(NamedTuple):
     files: Mapping[str, Kept]
 
 
-def plan(store: Store, at_us: int | None = None) -> Plan:
-    """What is to be there at that time; None: at the end of the last backup."""
-    if not store.backups:
-        raise BackupError("; ".join([f"there is no backup in {store.disk.where('')}", *store.unreadable]))
-    last = store.backups[-1]
+def plan(store: Store, at_us: int | None = None, log: str | None = None) -> Plan:
+    """What is to be there at that time; None: at the end of the last backup. `log`: of that log alone."""
+    backups = [it for it in store.backups if log in (None, it.log)]
+    if not backups:
+        what = "no backup" if log is None else f"no backup of log {log!r} (--list shows which there are)"
+        raise BackupError("; ".join([f"there is {what} in {store.disk.where('')}", *store.unreadable]))
+    last = backups[-1]
     if at_us is None:
         return _planned({it.name: it for it in last.files}, last.end)
     if at_us > last.time_us:
         raise BackupError(f"the last backup, {last.name}, is older than that; without --at it is restored")
-    # A restored log is another one, and has backups of its own: of two, the one that was there at that time.
-    ends = {it.log: it.time_us for it in store.backups}
-    log = next(it.log for it in store.backups if at_us <= ends[it.log])
-    chain = [it for it in store.backups if it.log == log]
+    chosen = _log_at(backups, at_us)
+    chain = [it for it in backups if it.log == chosen]
     written = _written(chain)
     for start in sorted(_starts(store, chain, at_us), key=lambda it: -it.position):
         found = _cut(store, start, written, at_us, chain[-1].end)
@@ -93,6 +93,17 @@ def plan(store: Store, at_us: int | None = None) -> Plan:
         "nothing here goes back to exactly that time: the log had not begun, or too much of it was compacted "
         "or removed before it was backed up. The time of each backup does (--list), and what came soon after"
     )
+
+
+def _log_at(backups: list[Backup], at_us: int) -> str:
+    """A restored log is another one, and has backups of its own: the one that was there at that time."""
+    ends = {it.log: it.time_us for it in backups}
+    firsts = {it.log: it.time_us for it in reversed(backups)}
+    of_then = [it.log for it in backups if it.time_us == at_us]
+    there = of_then or [it for it in ends if firsts[it] <= at_us <= ends[it]]
+    if len(there) > 1:
+        raise BackupError(f"of that time there are backups of several logs: say --log {' or '.join(there)}")
+    return there[0] if there else next(it.log for it in backups if at_us <= ends[it.log])
 
 
 def _written(chain: list[Backup]) -> dict[int, Kept]:
@@ -135,7 +146,10 @@ def _cut(store: Store, start: _Start, written: Mapping[int, Kept], at_us: int, e
         if kept is None or base + kept.bytes <= at:
             return None
         files[kept.name] = kept
-        file = store.disk.open(kept.stored)
+        try:
+            file = store.disk.open(kept.stored)
+        except FileNotFoundError:
+            raise _missing(store, kept) from None
         try:
             for header in find_headers(file, base, at, base + kept.bytes):
                 if header.time_us > at_us:
@@ -144,6 +158,10 @@ def _cut(store: Store, start: _Start, written: Mapping[int, Kept], at_us: int, e
             file.close()
         at = base + kept.bytes
     return _planned(files, at)
+
+
+def _missing(store: Store, kept: Kept) -> BackupError:
+    return BackupError(f"{store.disk.where(kept.stored)}: is missing; choose another time (--list, --at)")
 
 
 def _planned(files: Mapping[str, Kept], cut: int) -> Plan:
@@ -208,7 +226,7 @@ def _put(store: Store, disk: Disk, kept: Kept, count: int) -> None:
     try:
         found = put_file(disk, kept.name, store.read(kept.stored), kept.bytes, count)
     except FileNotFoundError:
-        raise BackupError(f"{where}: is missing; choose another time (--list, --at)") from None
+        raise _missing(store, kept) from None
     except BackupError:  # It is longer, or shorter.
         found = ""
     if found != kept.sha256:

@@ -31,7 +31,10 @@ from penstock.log.segments import parse_segment_name
 FORMAT: Final = 1
 PREFIX: Final = "backup-"
 _HEAD: Final = re.compile(rb"penstock backup (\d+) ([0-9a-f]{64})\n")
-_FILE: Final = re.compile(r"[0-9a-f]{6}-.+-\d+-\d+(\.tmp)?")
+_FILE: Final = re.compile(
+    r"([0-9a-f]{6}-(\d{20}(\.\d+)?\.seg|snapshot-\d{20})-\d+-\d+|backup-\d{8}T\d{6}\.\d{6}Z\.tmp)(\.tmp)?"
+)
+"""What may go where no backup names it. Whatever else is in the folder is somebody's."""
 
 
 class BackupError(PenstockError):
@@ -88,19 +91,22 @@ class Store:
             self._known |= {file.stored: file.sha256 for file in backup.files}
 
     def checksum(self, log: str, file: Listed) -> str | None:
-        """Of a file that is here already; None: it is not, or not whole."""
-        stored = stored_name(log, file)
+        """Of a file that a backup has; None: none has it, or it is not there whole."""
+        return self._known.get(stored_name(log, file)) if self._is_there(log, file) else None
+
+    def left(self, log: str, file: Listed) -> str | None:
+        """The same of one that a run has left that was cut: nobody has looked at what is in it."""
+        return digest(self.read(stored_name(log, file))) if self._is_there(log, file) else None
+
+    def _is_there(self, log: str, file: Listed) -> bool:
         try:
-            opened = self.disk.open(stored)
+            opened = self.disk.open(stored_name(log, file))
         except FileNotFoundError:
-            return None
+            return False
         try:
-            if opened.size() != file.bytes:
-                return None
+            return opened.size() == file.bytes
         finally:
             opened.close()
-        # Where no backup has it, an earlier run was cut.
-        return self._known.get(stored) or digest(self.read(stored))
 
     def read(self, stored: str, bytes_max: int | None = None) -> Iterator[bytes]:
         file = self.disk.open(stored)
@@ -117,7 +123,7 @@ class Store:
 
     def add(self, backup: Backup) -> None:
         """From now on it is one."""
-        fields = backup._asdict() | {"files": [it[1:] for it in backup.files]}
+        fields = backup._asdict() | {"format": FORMAT, "files": [it[1:] for it in backup.files]}
         text = json.dumps(fields, indent=1).encode() + b"\n"
         head = f"penstock backup {FORMAT} {hashlib.sha256(text).hexdigest()}\n".encode()
         sync_folder(self.disk)  # The names of what it names.
@@ -179,11 +185,13 @@ def _read(name: str, data: bytes) -> Backup:
     head = _HEAD.match(data)
     if head is None:
         raise ValueError("its first line is no backup's")
-    if int(head[1]) > FORMAT:
-        raise BackupError(f"{name} has format {int(head[1])}, of a newer version than this: use that one")
     text = data[head.end() :]
     if hashlib.sha256(text).hexdigest().encode() != head[2]:
         raise ValueError("it does not have its checksum")
     fields = json.loads(text)
+    if fields.pop("format", FORMAT) != int(head[1]):
+        raise ValueError("its first line says another format than it has")
+    if int(head[1]) > FORMAT:
+        raise BackupError(f"{name} has format {int(head[1])}, of a newer version than this: use that one")
     files = tuple(Kept(fields["log"], *it) for it in fields.pop("files"))
     return Backup(**{**fields, "name": name, "files": files, "defects": tuple(fields["defects"])})

@@ -7,7 +7,8 @@ done with each time, because less is new in it. Everything that was copied is re
 block's checksums are compared: what is damaged in a second copy, too, is damaged where the broker has it, and
 is told with the backup."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Final, NamedTuple, Protocol
 
@@ -28,7 +29,7 @@ class Source(Protocol):
     """A broker."""
 
     def listing(self) -> Listing: ...
-    def read(self, file: Listed) -> Iterator[bytes]:
+    def read(self, file: Listed) -> Generator[bytes, None, None]:
         """Its bytes; FileNotFoundError where it has gone."""
 
 
@@ -38,9 +39,15 @@ class Taken(NamedTuple):
     copied_bytes: int
 
 
+class _Copied(NamedTuple):
+    sha256: str
+    wrong: list[str]  # what is damaged in it
+    bytes: int  # 0: an earlier run has copied it
+
+
 def take(store: Store, source: Source, tell: Tell = lambda done, whole: None) -> Taken:
     """One more backup in the store."""
-    copied: dict[str, int] = {}
+    copied: dict[str, _Copied] = {}
     for _ in range(LISTS_MAX):
         listing = source.listing()
         try:
@@ -51,35 +58,55 @@ def take(store: Store, source: Source, tell: Tell = lambda done, whole: None) ->
         name = f"{PREFIX}{time:%Y%m%dT%H%M%S.%f}Z"
         if any(name <= it.name for it in store.backups):
             last = store.backups[-1].name
-            raise BackupError(f"by the broker's clock this is {name}, not later than {last}: it was set back")
+            raise BackupError(
+                f"by the broker's clock this is {name}, not later than {last}: it was set back, or that is "
+                f"another broker's; name another folder"
+            )
         backup = Backup(name, __version__, listing.log, listing.time_us, listing.end, files, defects)
         store.add(backup)
-        return Taken(backup, len(copied), sum(copied.values()))
+        sizes = [it.bytes for it in copied.values() if it.bytes]
+        return Taken(backup, len(sizes), sum(sizes))
     raise BackupError(f"the files of the log went away {LISTS_MAX} times while they were copied; try again")
 
 
 def _copy(
-    store: Store, source: Source, listing: Listing, copied: dict[str, int], tell: Tell
+    store: Store, source: Source, listing: Listing, copied: dict[str, _Copied], tell: Tell
 ) -> tuple[tuple[Kept, ...], tuple[str, ...]]:
     known = {defect for it in store.backups if it.log == listing.log for defect in it.defects}
     kept: list[Kept] = []
     defects: list[str] = []
     done, whole = 0, sum(file.bytes for file in listing.files)
     for file in listing.files:
-        sha256 = store.checksum(listing.log, file) or ""
-        if not sha256:
-            copied[stored_name(listing.log, file)] = file.bytes
-            for _ in range(2):
-                sha256 = store.put(listing.log, file, _told(source.read(file), done, whole, tell))
-                wrong = list(_wrong(store, listing.log, file))
-                if not wrong:
-                    break
-            defects += wrong
-        else:  # What was wrong with it then still is.
+        sha256 = store.checksum(listing.log, file)
+        if sha256 is not None:  # What was wrong with it then still is.
             defects += sorted(it for it in known if it.startswith(f"{file.name}: "))
+        else:
+            stored = stored_name(listing.log, file)
+            if stored not in copied:
+                copied[stored] = _copied(store, source, listing.log, file, done, whole, tell)
+            sha256 = copied[stored].sha256
+            defects += copied[stored].wrong
         done += file.bytes
         kept.append(Kept(listing.log, *file, sha256))
     return tuple(kept), tuple(defects)
+
+
+def _copied(
+    store: Store, source: Source, log: str, file: Listed, done: int, whole: int, tell: Tell
+) -> _Copied:
+    """A file that no backup has; its checksums were compared, whoever has copied it."""
+    left = store.left(log, file)
+    if left is not None and not any(_wrong(store, log, file)):
+        return _Copied(left, [], 0)
+    for _ in range(2):
+        with closing(
+            source.read(file)
+        ) as chunks:  # Left in the middle, it would hold the line to the broker.
+            sha256 = store.put(log, file, _told(chunks, done, whole, tell))
+        wrong = list(_wrong(store, log, file))
+        if not wrong:
+            break
+    return _Copied(sha256, wrong, file.bytes)
 
 
 def _told(chunks: Iterator[bytes], done: int, whole: int, tell: Tell) -> Iterator[bytes]:
