@@ -13,7 +13,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from penstock.cli.admin import Admin, add_admin, at_least, say_objects
 from penstock.cli.main import EXIT_FAILURE
@@ -23,7 +23,7 @@ from penstock.common import units
 from penstock.log.backup.listing import Listed, Listing
 from penstock.log.backup.store import BackupError, Store
 from penstock.log.backup.taking import Tell, take
-from penstock.log.disk import RealDisk
+from penstock.log.disk import RealDisk, SyncFailed
 from penstock.log.errors import LogInUse
 
 HELP = "copy the log of a running broker into a folder, only what is new since the last time"
@@ -44,10 +44,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with Admin(args) as admin, _opened(args.folder) as store, told_progress() as tell:
+    with (
+        told_disk(args.folder),
+        Admin(args) as admin,
+        _opened(args.folder) as store,
+        told_progress() as tell,
+    ):
         warn("; ".join(store.unreadable) or None)
+        logs = {it.log for it in store.backups}
         backup, copied_files, copied_bytes = take(store, _Broker(admin), tell)
         dropped = store.prune(args.keep)
+    if logs and backup.log not in logs:
+        warn(
+            f"{args.folder}: the backups before this one are of another log, {' and '.join(sorted(logs))}: "
+            f"as it was before a restore, or another broker's, which should have a folder of its own"
+        )
     if args.json:
         facts = {"backup": backup.name, "log": backup.log, "files": len(backup.files), "bytes": backup.bytes}
         facts |= {"copied_files": copied_files, "copied_bytes": copied_bytes, "dropped": dropped}
@@ -74,7 +85,7 @@ class _Broker:
         files = [Listed(**it) for it in answer["files"]]
         return Listing(answer["log"], answer["time_us"], answer["end"], files)
 
-    def read(self, file: Listed) -> Iterator[bytes]:
+    def read(self, file: Listed) -> Generator[bytes, None, None]:
         try:
             with self._admin.stream("backup", file.name, bytes=file.bytes) as response:
                 while chunk := response.read(CHUNK_BYTES):
@@ -92,11 +103,24 @@ def _opened(folder: str) -> Iterator[Store]:
     try:
         disk.lock()
     except LogInUse:
+        Store(disk)  # It has a sentence of its own for a broker's folder.
         raise BackupError(f"{folder}: another backup is being taken there; wait for it") from None
     try:
         yield Store(disk)
     finally:
         disk.unlock()
+
+
+@contextlib.contextmanager
+def told_disk(folder: str) -> Iterator[None]:
+    """What a disk says no with, as a sentence."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (OSError, SyncFailed) as error:
+        where, why = getattr(error, "filename", None) or folder, getattr(error, "strerror", None) or error
+        raise BackupError(f"{where}: {why}; call it again when that is mended, and it goes on") from None
 
 
 def made_folder(folder: str) -> RealDisk:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 
 from penstock.cli.admin import say_objects
-from penstock.cli.backup import made_folder, told_progress
+from penstock.cli.backup import made_folder, told_disk, told_progress
 from penstock.cli.main import EXIT_FAILURE
 from penstock.cli.messaging import warn
 from penstock.common import units
@@ -33,6 +33,10 @@ from penstock.server.settings_read import load
 
 HELP = "make a data folder, or a cluster's log, of a backup, as it was at any time that is covered"
 
+DAMAGED = (
+    "is damaged, it has another checksum; remove it, and the next backup copies it again if it still can"
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="the folder of the backups")
@@ -43,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--at",
         metavar="TIME",
         help="as it was then: 2030-01-31T12:00:00Z, or how long ago: 90s, 15m, 1h (default: the last backup)",
+    )
+    parser.add_argument(
+        "--log", metavar="LOG", help="of that log alone, where there are backups of several (see --list)"
     )
     parser.add_argument(
         "--engine",
@@ -61,6 +68,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    with told_disk(args.folder):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     try:
         store = Store(RealDisk(args.folder, read_only=True))
     except (FileNotFoundError, NotADirectoryError):
@@ -72,11 +84,11 @@ def run(args: argparse.Namespace) -> int:
     warn("; ".join(store.unreadable) or None)
     now_us = time.time_ns() // 1000
     try:
-        wanted = plan(store, None if args.at is None else moment_us(args.at, now_us))
+        wanted = plan(store, None if args.at is None else moment_us(args.at, now_us), args.log)
         settings = load(args, os.environ)
     except (NoMoment, SettingsError) as error:
         raise Misuse(str(error)) from None
-    with _target(settings) as disk:
+    with told_disk(settings.data), _target(settings) as disk:
         with told_progress() as tell:
             fill(store, wanted, disk, now_us, tell)
             report = inspect_log(disk.path, tell)
@@ -137,7 +149,7 @@ def _damaged(store: Store, backup: Backup, checked: dict[str, str]) -> list[str]
             where = store.disk.where(file.stored)
             try:
                 same = digest(store.read(file.stored)) == file.sha256
-                checked[file.stored] = "" if same else f"{where}: is damaged, it has another checksum"
+                checked[file.stored] = "" if same else f"{where}: {DAMAGED}"
             except OSError as error:
                 checked[file.stored] = f"{where}: cannot be read: {error.strerror}"
     return [text for file in backup.files if (text := checked[file.stored])]

@@ -1,5 +1,6 @@
 """`penstock backup` of a broker at work, `penstock restore`, and what a broker makes of the result."""
 
+import errno
 import json
 import os
 import threading
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.cli.main import main
-from penstock.log.disk import RESTORING
+from penstock.log.disk import RESTORING, RealFile
 from tests.http.api import Api
 from tests.http.conftest import StartBroker
 from tests.server.harness import BrokerProcess
@@ -188,6 +189,32 @@ def test_a_restore_that_was_cut_is_refused_by_serve_and_goes_on(
     again = start_broker(folder="r")
     with Api(again.ports["http"]) as api:
         assert values(api, "q") == {0: "one", 1: "two"}
+    assert main(["backup", str(store), "--url", url(again)]) == 0
+    assert "are of another log, " in capsys.readouterr().err
+
+
+def test_where_a_disk_says_no(
+    start_broker: StartBroker, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a sentence; and when there is room, the same command goes on."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    broker = start_broker()
+    with Api(broker.ports["http"]) as api:
+        api.send("q", b"one")
+    store, data = str(tmp_path / "b"), str(tmp_path / "r")
+    for words in (("backup", store, "--url", url(broker)), ("restore", store, data)):
+        with monkeypatch.context() as patch:
+            patch.setattr(RealFile, "write", full)
+            said = run(*words, code=1)
+        assert "No space left on device; call it again when that is mended, and it goes on\n" in said
+        run(*words)
+    (tmp_path / "file").touch()
+    assert "file" in run("backup", str(tmp_path / "file"), "--url", url(broker), code=1)
+    said = run("backup", str(broker.folder / "data"), "--url", url(broker), code=1)
+    assert "is the data folder of a broker" in said
 
 
 def test_misuse(tmp_path: Path, run: Run) -> None:
