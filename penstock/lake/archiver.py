@@ -90,6 +90,7 @@ class Lane:
         self._checked: set[Key] = set()
         self._waits_since: dict[str, float] = {}
         self._small: dict[tuple[str, str], int] = {}  # files by queue and day
+        self._others: dict[Key, list[Span]] = {}  # what there is of other logs, in order
         self._next_at = 0.0
 
     @property
@@ -125,9 +126,11 @@ class Lane:
         turn = self.table.turn(self._reader.log)
         if turn == self._turn:
             return False
-        self._places, self._small = {}, {}
+        self._places, self._small, self._others = {}, {}, {}
         for span in self.table.spans():
             key = span.queue, span.identity
+            if not span.identity.startswith(self._reader.log):
+                self._others.setdefault(key, []).append(span)
             if key not in self._places or self._places[key].next < span.end:
                 self._places[key] = Place(span.end, span.last_us)
             if span.size < FILE_BYTES // 2:
@@ -150,20 +153,43 @@ class Lane:
         why = ""
         if last >= end:
             why = f"the table is ahead: it has {self.table.counter} {last}, and the log ends before {end}"
-        elif place.last_us and last >= (queue.event_start if self._events else queue.offset_start):
-            look = self._reader.event_blocks if self._events else self._reader.messages
-            # None: it is damaged by now, and nobody can tell.
-            block = next(look(name, last, place.next, fail_on_loss=False), None)
-            if block is not None and block.header.time_us - place.last_us >= MOMENT_US:
-                stored, there = moment(block.header.time_us), moment(place.last_us)
+        elif not place.last_us:
+            why = self._is_restored(key, queue)
+        elif last >= (queue.event_start if self._events else queue.offset_start):
+            time_us = self._time_us(name, last)
+            if time_us is not None and time_us - place.last_us >= MOMENT_US:
+                stored, there = moment(time_us), moment(place.last_us)
                 why = f"{self.table.counter} {last} is of {there} in the table and of {stored} in the log"
         if why:
             self.refused[name] = (
-                f"{why}. Was the log put back from a copy? Archive into another path, or delete the queue "
-                "and make it again"
+                f"{why}. Was the log put back from a copy, or restored? Archive into another path, or delete "
+                "the queue and make it again"
             )
         else:
             self._checked.add(key)
+
+    def _time_us(self, name: str, number: int) -> int | None:
+        """When it came; None: it is damaged by now, and nobody can tell."""
+        look = self._reader.event_blocks if self._events else self._reader.messages
+        block = next(look(name, number, number + 1, fail_on_loss=False), None)
+        return None if block is None else block.header.time_us
+
+    def _is_restored(self, key: Key, queue: ReaderQueue) -> str:
+        """Why nothing is archived of a queue that is new to the table: its log was restored from a backup. It
+        is another log since, and what it had before is in the table under the number that it had then."""
+        name, identity = key
+        start, end = (
+            (queue.event_start, queue.event_end) if self._events else (queue.offset_start, queue.offset_end)
+        )
+        digits = len(self._reader.log)
+        for (other, life), spans in self._others.items():
+            if other != name or life[digits:] != identity[digits:]:
+                continue
+            span = next((it for it in spans if it.end > start), None)
+            row = None if span is None else self.table.row_from(span, start)
+            if row is not None and row[0] < end and self._time_us(name, row[0]) == row[1]:
+                return f"{self.table.counter} {row[0]} is in the table already, of log {life[:digits]}"
+        return ""
 
     def gap(self, queue: str, first: int, end: int) -> None:
         what = f"queue {queue!r}: {self.table.counter}s {first} to {end - 1}"

@@ -243,6 +243,15 @@ class Table:
         """Where the file of a span is: in the table's folder, or below its URL."""
         return f"{self.folder or self.uri}/{unquote(span.path)}"
 
+    def row_from(self, span: Span, start: int) -> tuple[int, int] | None:
+        """The first row of a file from `start` on: its number, and when it came."""
+        with told(self.uri), self.input(span.path) as file:
+            rows = pq.read_table(file, columns=[self.counter, "timestamp"])
+            rows = rows.filter(pa.compute.greater_equal(rows[self.counter], start)).sort_by(self.counter)
+            if not rows.num_rows:
+                return None
+            return rows[self.counter][0].as_py(), rows["timestamp"].cast(pa.int64())[0].as_py()
+
     def input(self, path: str) -> Any:
         """A file of the table, as a span names it, to be read."""
         with told(self.uri):

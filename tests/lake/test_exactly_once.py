@@ -3,12 +3,20 @@
 import signal
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 from penstock.lake.table import Overtaken, Table, doubles_of, gaps_of
+from penstock.log.backup.listing import Listed, Listing, list_files
+from penstock.log.backup.restoring import fill, finish, plan
+from penstock.log.backup.store import Store
+from penstock.log.backup.taking import take
+from penstock.log.disk import RealDisk
 from penstock.log.log import open_log
+from penstock.log.reader import LogReader
 from tests.lake.rig import DAY_US, archived, assert_complete, filled, now_us, put, rows_of
 
 ROOT = Path(__file__).parents[2]
@@ -126,6 +134,44 @@ def test_log_that_was_put_back_from_a_copy_is_refused(tmp_path: Path) -> None:
     rows = rows_of(path)
     assert len([row for row in rows if row["queue"] == "orders"]) == 40
     assert len([row for row in rows if row["queue"] == "others"]) == 10
+
+
+def test_log_that_was_restored_is_refused(tmp_path: Path) -> None:
+    """It has another number, and what was there before the cut is in the table already, under the old one."""
+    data, path = tmp_path / "data", str(tmp_path / "lake")
+    filled(str(data), {"orders": 20, "others": 5})
+    store = Store(RealDisk(str(tmp_path / "b")))
+    store.disk.lock()
+    take(store, Folder(data))
+    store.disk.unlock()
+    filled(str(data), {"orders": 20})
+    archived(str(data), path, turns=2).close()  # All of it is one file, and the cut is in the middle.
+    disk = RealDisk(str(tmp_path / "r"))
+    disk.lock()
+    fill(store, plan(store), disk, now_us())
+    finish(disk)
+    disk.unlock()
+    filled(disk.path, {"orders": 30, "new": 3})
+    restored = archived(disk.path, path, turns=2)
+    for lane in restored._lanes.values():
+        assert lane.refused.keys() == {"orders", "others"}
+        assert "0 is in the table already" in lane.refused["orders"]
+    restored.close()
+    assert Counter(row["queue"] for row in rows_of(path)) == {"orders": 40, "others": 5, "new": 3}
+
+
+class Folder:
+    """A log that nobody has open, as the source of a backup."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def listing(self) -> Listing:
+        with LogReader(str(self._path)) as reader:
+            return Listing(reader.log, now_us(), *list_files(str(self._path)))
+
+    def read(self, file: Listed) -> Generator[bytes, None, None]:
+        yield (self._path / file.name).read_bytes()[: file.bytes]
 
 
 def test_clock_that_was_set_back_is_no_copy(tmp_path: Path) -> None:
