@@ -45,6 +45,8 @@ class Key(Source):
             raise Misuse("redis://…: use redis://HOST:PORT/DB/KEY, as in redis://127.0.0.1:6379/0/jobs")
         self.key = self.queue = "/".join(place.path[1:])
         self.beside = f"{self.key}:penstock"
+        group = place.options.get("group", GROUP)
+        self._journal = f"{self.beside}:journal" + (f":{group}" if group != GROUP else "")
         self.pops = choice(place, "pop", "right", "left").upper()
         import redis  # here: an extra
         from redis.backoff import NoBackoff
@@ -99,14 +101,14 @@ class Key(Source):
 
     def recall(self) -> bytes:
         with self._told():
-            return self.redis.get(f"{self.beside}:journal") or b""
+            return self.redis.get(self._journal) or b""
 
     def remember(self, record: bytes) -> None:
         with self._told():
             if record:
-                self.redis.set(f"{self.beside}:journal", record)
+                self.redis.set(self._journal, record)
             else:
-                self.redis.delete(f"{self.beside}:journal", f"{self.beside}:batch")
+                self.redis.delete(self._journal, f"{self.beside}:batch")
 
     def close(self) -> None:
         self.redis.close()

@@ -143,6 +143,19 @@ def test_equal_messages_are_no_repetition(
     assert stored("ticks") == [b"tick"] * 200
 
 
+def test_groups_of_a_stream_know_nothing_of_each_other(
+    redis: Any, fill: Fill, command: Command, stored: Look, tmp_path: Path
+) -> None:
+    """They have the same entries: what one has stored and not acknowledged is not done for the other."""
+    url = fill("stream", "shared-stream")
+    for group in ("one", "two"):
+        redis.xgroup_create("shared-stream", group, "0")
+    killed_after("stored", [f"{url}?group=one", "one", "--journal", str(tmp_path / "journal")])
+    for group in ("two", "one"):
+        assert command(f"{url}?group={group}", group)[0] == 0
+        assert stored(group) == BODIES
+
+
 @pytest.mark.parametrize("kind", ["list", "stream", "beanstalk", "phpmq"])
 def test_told_to_end_before_what_is_stored_came_again(
     kind: str, fill: Fill, command: Command, stored: Look, monkeypatch: pytest.MonkeyPatch
