@@ -212,12 +212,17 @@ class _Inspection:
     # --- segments ------------------------------------------------------------------------------------
 
     def _check_no_gap(self, reached: int | None, base: int) -> None:
-        """Retention leaves gaps, but only before the oldest snapshot of two."""
+        """Retention leaves gaps, but only before the oldest snapshot of two. A restore may have brought one
+        alone: a gap that it knows of is one, too."""
         # One that was damaged, and set aside since, counted when retention asked.
         aside = sum(name.startswith(QUARANTINE + PREFIX) for name in self._names)
         kept = self._snapshot_positions and len(self._snapshot_positions) + aside >= SNAPSHOTS_KEPT
-        if reached is not None and reached < base and not (kept and base <= self._snapshot_positions[0]):
-            self._missing_positions(reached, base)
+        if reached is None or reached >= base or (kept and base <= self._snapshot_positions[0]):
+            return
+        for position, state in self._snapshots.items():
+            if base <= position and not any(reached <= it.base < base for it in state.segments.all):
+                return
+        self._missing_positions(reached, base)
 
     def _missing_positions(self, start: int, end: int) -> None:
         self._unreliable = True

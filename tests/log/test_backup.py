@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -160,6 +161,58 @@ def test_any_time_that_is_covered_comes_back(tmp_path: Path, seed: int) -> None:
         back += 1
     assert back > len(ends)
     check_same(restored(store, tmp_path / "last"), moments[-1][1], sent)
+
+
+def test_a_gap_that_retention_has_left_is_no_defect(tmp_path: Path) -> None:
+    """A restore to a time between two backups brings one snapshot, of the two that retention waits for."""
+    worker = Worker(tmp_path / "data", 1)
+    gaps: list[str] = []
+    for turn in range(100):
+        worker.turn()
+        if turn % 10 == 9:
+            worker.reopen(crash=False)
+            worker.reopen(crash=False)  # The opening between them has a segment without a message.
+            worker.settle_down()
+        files = [it for it in list_files(str(worker.folder))[1] if it.name.count(".") == 1]
+        ends = {int(it.name[:20]) + it.bytes for it in files} | {int(files[0].name[:20])}
+        gaps = [it.name for it in files if int(it.name[:20]) not in ends]
+        if gaps:
+            break
+    worker.reopen(crash=False)  # with a snapshot that knows of the gap
+    *_, older, newer = sorted(it.name for it in worker.folder.glob("snapshot-*"))
+    worker.engine.abandon()
+    assert gaps[0][:20] < newer.removeprefix("snapshot-")
+    (worker.folder / older).unlink()
+    assert inspect_log(str(worker.folder)).defects == []
+    (worker.folder / gaps[0]).unlink()
+    assert "missing-segment" in {it.kind for it in inspect_log(str(worker.folder)).defects}
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + 1))
+def test_what_was_restored_is_backed_up_and_restored_like_any_other(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    store = Store(SimDisk())
+    worker = Worker(tmp_path / "0", seed)
+    for life in range(2):
+        moments: list[tuple[int, LogState]] = []
+        sent: dict[tuple[str, int], bytes] = {}
+        for turn in range(40):
+            worker.turn()
+            worker.settle_down()
+            sent |= content_of(worker.folder)
+            moments.append((worker.now_us, replayed(str(worker.folder))[0]))
+            if rng.random() < 0.15 or turn == 39:
+                take(store, Source(worker))
+            worker.now_us += 1
+        worker.engine.abandon()
+        for at_us, then in rng.sample(moments[10:], 8):
+            target = tmp_path / f"{life}-{at_us}"
+            with suppress(BackupError):
+                check_same(restored(store, target, at_us), then, sent)
+        later = Worker(restored(store, tmp_path / f"{life + 1}"), seed + 1000)
+        later.now_us = worker.now_us + 1000
+        worker = later
+    worker.engine.abandon()
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + 4))
