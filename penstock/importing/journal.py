@@ -47,7 +47,12 @@ class Journal:
             kept = self._source.recall()
         else:
             kept = self._path.read_bytes() if self._path.exists() else b""
-        record: dict[str, Any] = json.loads(kept or b"{}")
+        try:
+            record = json.loads(kept or b"{}")
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or not record.keys() <= {"transaction", "fresh", "known"}:
+            raise Busy(f"{self._path}: is no journal of an import; name another file with --journal")
         return record
 
     def write(self, transaction: str, fresh: Sequence[str], known: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from penstock.client import HttpClient, PeekedMessage, RqClient, SspqClient
 from penstock.errors import Misuse
+from penstock.importing.journal import Busy, Journal
 from penstock.importing.run import Import
 from penstock.importing.sink import Sink
 from penstock.importing.source import PASSWORD_VARIABLE, Refuses, place_of, source_of
@@ -279,6 +281,15 @@ def test_one_at_a_time(redis: Any, redis_url: str, command: Command, monkeypatch
     patched(monkeypatch, (Sink, "store"), 1, before=lambda: second.append(command(f"{redis_url}/alone")))
     assert command(f"{redis_url}/alone")[0] == 0
     assert "another import from" in said(second[0])
+
+
+@pytest.mark.parametrize("content", [b"notes", b"[1]", b'{"notes": 1}', b"\xff"])
+def test_a_file_of_something_else_is_no_journal(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "notes").write_bytes(content)
+    journal = Journal(source_of("sspq://h"), str(tmp_path / "notes"))
+    with closing(journal), pytest.raises(Busy, match="notes: is no journal of an import; name another file"):
+        journal.read()
+    assert (tmp_path / "notes").read_bytes() == content
 
 
 @pytest.mark.parametrize("scheme", ["redis", "beanstalk", "phpmq", "sspq", "rq"])
