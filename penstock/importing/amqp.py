@@ -30,6 +30,10 @@ from penstock.importing.source import (
     tls_of,
 )
 
+LATE: Final = 406
+"""What RabbitMQ closes a channel with where an acknowledgement was due, after 30 minutes by default: as where
+Penstock has had no room for so long. The messages come again over another one."""
+
 PROPERTIES: Final = (
     "content_type",
     "content_encoding",
@@ -138,6 +142,8 @@ class Amqp(Source):
         except errors.ProbableAccessDeniedError as error:
             raise Refuses(f"{self.name}: no access to vhost {self._vhost!r}: {_said(error)}") from None
         except errors.ChannelClosedByBroker as error:
+            if error.reply_code == LATE:
+                raise Away(f"{self.name}: RabbitMQ says {_said(error)}") from None
             raise Refuses(f"{self.name}: RabbitMQ says {_said(error)}") from None
         except (errors.AMQPError, OSError) as error:
             raise Away(f"{self.name}: {_said(error)}") from None

@@ -14,10 +14,11 @@ import pytest
 
 from penstock.client import HttpClient, PeekedMessage, RqClient, SspqClient
 from penstock.errors import Misuse
+from penstock.importing.amqp import Amqp
 from penstock.importing.journal import Busy, Journal
 from penstock.importing.run import Import
 from penstock.importing.sink import Sink
-from penstock.importing.source import PASSWORD_VARIABLE, Refuses, place_of, source_of
+from penstock.importing.source import PASSWORD_VARIABLE, Away, Refuses, place_of, source_of
 from tests.importing.conftest import Command, Peer, Stalk
 from tests.importing.dying import killed_after, patched
 from tests.server.harness import BrokerProcess, until
@@ -281,6 +282,15 @@ def test_one_at_a_time(redis: Any, redis_url: str, command: Command, monkeypatch
     patched(monkeypatch, (Sink, "store"), 1, before=lambda: second.append(command(f"{redis_url}/alone")))
     assert command(f"{redis_url}/alone")[0] == 0
     assert "another import from" in said(second[0])
+
+
+@pytest.mark.parametrize(("code", "what"), [(406, Away), (404, Refuses)])
+def test_rabbitmq_waits_half_an_hour_for_an_acknowledgement(code: int, what: type[Exception]) -> None:
+    """Where Penstock has no room for longer, the channel is closed, and the import goes on over another."""
+    source = Amqp(place_of("amqp://h/q"))
+    why = "delivery acknowledgement on channel 1 timed out"
+    with pytest.raises(what, match=why), source._told():
+        raise source._pika.exceptions.ChannelClosedByBroker(code, why)
 
 
 @pytest.mark.parametrize("content", [b"notes", b"[1]", b'{"notes": 1}', b"\xff"])
