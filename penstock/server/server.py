@@ -385,8 +385,7 @@ class Server:
             self.memory.look()
             self.rounds.be_sparing(self.memory.is_tight)
         self.rounds.end()
-        if self._throttled:
-            self.log.hurry()
+        self._read_on()
         if self._stopping:
             self._check_drained()
 
@@ -403,14 +402,18 @@ class Server:
         if opened.failed is not None:
             self.fail(opened.failed)
             return
-        if self._throttled and opened.bytes_in_flight <= self.limits.in_flight_bytes:
+        self._read_on()
+        if self._stopping:
+            self._check_drained()  # The last answer may have waited for this.
+
+    def _read_on(self) -> None:
+        """The disk may have caught up: with the writer's end, or in a turn, where the loop itself writes."""
+        if self._throttled and self.log.bytes_in_flight <= self.limits.in_flight_bytes:
             throttled, self._throttled = self._throttled, set()
             for connection in throttled:
                 connection.hold_for_server(False)
         if self._throttled:
             self.log.hurry()
-        if self._stopping:
-            self._check_drained()  # The last answer may have waited for this.
 
     def _tick(self) -> None:
         if self._done.is_set():

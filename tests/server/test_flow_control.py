@@ -187,6 +187,25 @@ async def deaf_consumer(server: Inside) -> Peer:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
+def test_a_sender_is_read_again_when_the_loop_itself_has_written_what_it_sent(
+    tmp_path: Path, loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer has no end to tell then: nobody waits for a sync, and the next tick may be late."""
+    config = tmp_path / "penstock.toml"
+    config.write_text('[queue.q]\ndurability = "none"\n')
+    monkeypatch.setattr(Inside, "_tick", lambda server: None)
+
+    async def test() -> None:
+        async with Inside.open(tmp_path, f"--config {config} --limits-in-flight-bytes 4096") as server:
+            sender = await server.connect("phpmq")
+            for number in range(3):
+                await sender.say(message("phpmq", number, bytes(5000)))
+                await soon(lambda: server.log.ready("q") > number, f"message {number}")  # noqa: B023
+
+    run(loop, test())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
 def test_senders_that_left_while_a_queue_is_full_keep_nobody_out_who_would_empty_it(
     tmp_path: Path, loop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
