@@ -434,9 +434,9 @@ class Committer:
             self._count_sync(group.end, took)
         elif group.sync:
             self._start_sync()
-        self.push()
-        for call in group.after_write:
+        for call in group.after_write:  # The next group may be written at once, and its receipts come behind.
             call(None)
+        self.push()
         if took is not None:
             self._tell_synced()
         self._want_spare()

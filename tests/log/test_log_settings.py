@@ -12,7 +12,7 @@ import pytest
 from penstock.log import segments
 from penstock.log.block import KIND_SETTLEMENTS, Header
 from penstock.log.disk import RealDisk, RealFile
-from penstock.log.errors import LogInUse
+from penstock.log.errors import LogError, LogInUse
 from penstock.log.ledger import EVENTS_MAX, Ledger, read_rows
 from penstock.log.log import Log, open_log
 from penstock.log.results import Stored
@@ -582,6 +582,23 @@ def test_a_sync_does_not_cover_what_is_written_while_it_is_under_way(make: Make)
     log.writer.step()
     log.engine.poll()
     assert log.engine.durable_end("orders") == 2
+
+
+def test_receipts_for_the_write_alone_come_in_order(make: Make) -> None:
+    """The loop writes what has gathered behind a large group as soon as that is written."""
+    log = make(LogSettings(), {"orders": {"durability": "interval"}})
+    first_offsets: list[int] = []
+
+    def told(result: Stored | LogError) -> None:
+        assert isinstance(result, Stored)
+        first_offsets.append(result.first)
+
+    log.send("orders", [b"x"])
+    for size in (20_000, 10):
+        log.engine.append("orders", Batch.of([b"x" * size]), NOW, told)
+        log.engine.flush(NOW)
+    log.engine.wait()
+    assert first_offsets == [1, 2]
 
 
 def test_syncs_keep_apart_until_somebody_waits_for_one(tmp_path: Path) -> None:
