@@ -49,6 +49,9 @@ SEGMENTS_MIN = 16
 SEGMENTS_ROOM = 8
 """And this part of what the log can have of it, where others have the rest. The active one and the one that
 lies ready cannot be removed, and two are kept: with room for less than five, new messages never had any."""
+AHEAD_BYTES = 4 * 1024 * 1024
+"""The loop writes no further than this behind what is synced while a sync is under way: whoever sends faster
+than the disk syncs is not read any more, as bytes in flight say."""
 SPARE = "spare-"
 """Files that lie ready to become segments. Each has a name of its own: one may be on its way to be
 renamed while the next is made."""
@@ -311,6 +314,8 @@ class Committer:
             return True
         first, last = group.blocks[0], group.blocks[-1]
         if first.segment is not last.segment or first.segment.base not in self._files:
+            return False
+        if self._syncs and last.header.end - self.synced > AHEAD_BYTES:
             return False
         return last.header.end - first.header.position <= self._at_once_bytes
 

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.log import segments
 from penstock.log.block import KIND_SETTLEMENTS, Header
+from penstock.log.committer import AHEAD_BYTES
 from penstock.log.disk import RealDisk, RealFile
 from penstock.log.errors import LogError, LogInUse
 from penstock.log.ledger import EVENTS_MAX, Ledger, read_rows
@@ -582,6 +583,26 @@ def test_a_sync_does_not_cover_what_is_written_while_it_is_under_way(make: Make)
     log.writer.step()
     log.engine.poll()
     assert log.engine.durable_end("orders") == 2
+
+
+def test_the_loop_does_not_write_on_and_on_while_a_sync_stands(make: Make) -> None:
+    """Otherwise nothing would be in flight however long the disk takes, and no sender be held back."""
+    log = make(LogSettings())
+
+    def append() -> None:
+        log.engine.append("orders", Batch.of([b"x" * 15_000]), NOW)
+        log.engine.flush(NOW)
+
+    written = 0
+    for _ in range(2 * AHEAD_BYTES // 15_000):
+        append()
+        written += log.engine.bytes_in_flight == 0
+    assert 0.9 < written * 15_000 / AHEAD_BYTES <= 1
+    log.engine.wait()
+    assert log.engine.bytes_in_flight == 0
+    assert log.engine.durable_end("orders") == 2 * AHEAD_BYTES // 15_000
+    append()
+    assert log.engine.bytes_in_flight == 0
 
 
 def test_receipts_for_the_write_alone_come_in_order(make: Make) -> None:
