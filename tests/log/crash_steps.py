@@ -27,7 +27,7 @@ from tests.log.crash_model import (
     Transaction,
 )
 from tests.log.inline import InlineWorker
-from tests.log.simdisk import SimDisk
+from tests.log.simdisk import SimDisk, nothing
 
 SECTIONS: dict[str, dict[str, object]] = {
     "orders": {"retention-seconds": 3},
@@ -773,7 +773,10 @@ class Steps:
         self.end_turn()
 
     def flush(self) -> None:
+        calls = len(self.disk.calls)
         self.engine.flush(self.now_us)
+        if ("write", self.engine._committer.active.name) in self.disk.calls[calls:]:
+            self.model.counts["written by the loop"] += 1
         self.end_turn()
 
     def end_turn(self) -> None:
@@ -784,7 +787,24 @@ class Steps:
         self.engine.poll()
 
     def write(self) -> None:
+        """The loop goes on while the writer waits for a sync."""
+        broken: list[Exception] = []
+
+        def turn() -> None:
+            self.disk.meanwhile = nothing
+            self.model.counts["turns while a sync is under way"] += 1
+            try:
+                self.append()
+                self.flush()
+            except Exception as error:  # noqa: BLE001 - of the loop's, and not of the writer's job
+                broken.append(error)
+
+        if self.rng.random() < 0.5:
+            self.disk.meanwhile = turn
         self.writer.step()
+        self.disk.meanwhile = nothing
+        for error in broken:
+            raise error
 
     def keep(self) -> None:
         self.keeper.step()

@@ -2,10 +2,11 @@
 
 # Fault model, and how it is carried out here
 
-  * A write that returned may be lost until `File.sync` has returned after it: written and synced
-    bytes are kept apart. `crash` keeps any subset of the unsynced writes, applied in any order,
-    and may tear each of them: a prefix of it stays, or any of its sectors. A new size (allocation,
-    extension, truncation) is such a write too.
+  * A write that returned may be lost until a `File.sync` that began after it has returned: written and
+    synced bytes are kept apart, and `meanwhile` is done while a sync is under way, which does not cover it.
+    `crash` keeps any subset of the unsynced writes, applied in any order, and may tear each of them: a
+    prefix of it stays, or any of its sectors. A new size (allocation, extension, truncation) is such a
+    write too.
   * A byte that was synced stays as it was written.
   * A created, renamed or removed name may be forgotten until `sync_names` has returned: `crash`
     keeps any subset of the pending name operations. A file without a name is gone.
@@ -26,7 +27,7 @@ call on the old one or its files raises `PowerCut`. So does every call after the
 import errno
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.log.block import Buffer
@@ -35,6 +36,10 @@ from penstock.log.errors import LogInUse
 
 SECTOR_BYTES = 64
 """What stays or goes as a whole when a write is torn. Smaller than any real one: more ways to break."""
+
+
+def nothing() -> None:
+    """Nobody writes while a sync is under way."""
 
 
 class PowerCut(BaseException):
@@ -79,15 +84,16 @@ class _Inode:
         self.pending.append(_Write(0, b"", size))
         _resize(self.live, size)
 
-    def sync(self) -> None:
-        if self.doomed:
+    def sync(self, count: int) -> None:
+        """The oldest so many changes are safe."""
+        if self.doomed or count < len(self.pending):
             content = bytearray(self.synced)
-            for change in self.pending:
+            for change in self.pending[:count]:
                 _apply(content, change)
             self.synced = bytes(content)
         elif self.pending:
             self.synced = bytes(self.live)
-        self.pending = []
+        self.pending = self.pending[count:]
 
     def after_crash(self, rng: random.Random, keep: float, tear: float) -> "_Inode":
         changes = self.doomed + self.pending
@@ -183,8 +189,10 @@ class SimFile:
             inode.doomed += inode.pending
             inode.pending = []
             raise OSError(fault, f"{self._name}: {os.strerror(fault)}")
+        count = len(inode.pending)
+        self._disk.meanwhile()
         self._disk.leave()
-        inode.sync()
+        inode.sync(count)
 
     def size(self) -> int:
         self._disk.check_power()
@@ -234,6 +242,7 @@ class SimDisk:
         self.capacity_bytes = capacity_bytes  # may be changed at any time; None: no limit
         self.used_bytes = sum(len(inode.live) for inode in self._names.values())
         self.calls: list[tuple[str, str]] = []  # (call, name) of everything that changes the disk
+        self.meanwhile: Callable[[], None] = nothing  # before a sync returns
         self.published = 0
 
     # --- faults ----------------------------------------------------------------------------------

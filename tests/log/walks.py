@@ -199,7 +199,7 @@ class Life:
             block_bytes=self.rng.choice((200, 1000)),
             cache_bytes=self.rng.choice((0, 2000)),
             snapshot_blocks=self.rng.choice((8, 30)),
-            at_once_bytes=0 if seed % 2 else 1 << 14,
+            at_once_bytes=0,
             syncs_apart_us=0,
         )
         self.open()
@@ -211,6 +211,8 @@ class Life:
         ]
 
     def open(self) -> None:
+        """The loop writes small groups in every other opening."""
+        self.settings.at_once_bytes ^= 1 << 14
         self.disk = MeanDisk(str(self.folder))
         self.writer, self.keeper = InlineWorker(), InlineWorker()
         self.engine = Log.open(
