@@ -272,8 +272,11 @@ class Committer:
         self._gathering.after_write.append(call)
 
     def when_synced(self, call: Callable[[LogFailed | None], None]) -> None:
-        """Call when everything added so far is synced."""
-        self._gathering.after_sync.append(call)
+        """Call when everything added so far is synced; at once where the log has failed, perhaps just now."""
+        if self.failed is not None:
+            call(self.failed)
+        else:
+            self._gathering.after_sync.append(call)
 
     def show_when_synced(self, show: Callable[[], None]) -> None:
         """The same for somebody who is in no hurry, and needs not hear of a failure. It comes first."""

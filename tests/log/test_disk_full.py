@@ -11,6 +11,7 @@ import os
 import random
 import subprocess
 import sys
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -494,6 +495,24 @@ def test_open_receipts_get_the_error() -> None:
     assert len(rig.errors) == 4
     assert len(rig.confirmed) == 3
     assert_final(rig, disk, "sync")
+
+
+def test_who_commits_hears_that_the_loop_could_not_write_it() -> None:
+    """The log has failed in the middle of the call, and nothing comes behind it that could tell."""
+    disk = SimDisk()
+    rig = Rig(simulated(disk, LogSettings()))
+    rig.append(1)
+    rig.engine.take("orders", "ann", 1, rig.now_us)
+    rig.engine.settle("orders", "ann", Outcome.REJECT, [(0, 1)], rig.now_us)
+    repairs, staged, told = Batch.of([b"repaired"]), list[StageInfo | LogError](), list[object]()
+    repairs.repairs = array("q", [0])
+    rig.engine.stage("key", [("orders", repairs)], rig.now_us, staged.append)
+    rig.turn()
+    assert isinstance(staged[0], StageInfo)
+    disk.fail("write", 1, errno.EIO)
+    rig.engine.commit("key", [staged[0].stage], rig.now_us, told.append)
+    assert isinstance(rig.engine.failed, LogFailed)
+    assert told == [rig.engine.failed]
 
 
 def test_queues_that_do_not_wait_for_syncs_hear_of_a_failure() -> None:
