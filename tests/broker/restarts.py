@@ -89,6 +89,7 @@ class Run:
             cache_bytes=self.rng.choice((0, 4000)),
             interval_us=SECOND_US,
             snapshot_blocks=9,
+            syncs_apart_us=0,
         )
         self.disk = SimDisk()
         self.open()

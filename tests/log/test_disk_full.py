@@ -30,7 +30,9 @@ from tests.log.folders import no_receipt
 from tests.log.inline import InlineWorker
 from tests.log.simdisk import SimDisk, SimFile
 
-SETTINGS = LogSettings(segment_bytes=2048, cache_bytes=0, block_bytes=500, snapshot_blocks=6)
+SETTINGS = LogSettings(
+    segment_bytes=2048, cache_bytes=0, block_bytes=500, snapshot_blocks=6, syncs_apart_us=0
+)
 POLICIES = Policies({"*": {"retention-seconds": 0}})
 START_US = 1_700_000_000_000_000
 TURNS = 14

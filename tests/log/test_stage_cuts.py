@@ -41,6 +41,7 @@ SETTINGS = LogSettings(
     snapshot_blocks=15,
     stage_group_bytes=4000,
     stage_seconds=60,
+    syncs_apart_us=0,
 )
 POLICIES = Policies({"*": {"retention-seconds": 0}})
 QUEUES = ("orders", "mails", "letters")
