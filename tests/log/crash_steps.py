@@ -27,7 +27,7 @@ from tests.log.crash_model import (
     Transaction,
 )
 from tests.log.inline import InlineWorker
-from tests.log.simdisk import SimDisk, nothing
+from tests.log.simdisk import PowerCut, SimDisk, nothing
 
 SECTIONS: dict[str, dict[str, object]] = {
     "orders": {"retention-seconds": 3},
@@ -352,11 +352,14 @@ class Steps:
                 model.show(model.queues[name], origin, first, end)
                 model.confirm(model.queues[name], end, turn, safe=True)
 
+        cut: PowerCut | None = None
         try:
             self.engine.commit(key, stages, self.now_us, receipt)
         except LogError as error:
             self.refused(error)
             return
+        except PowerCut as error:  # While the loop wrote it: all of it may be there, or nothing.
+            cut = error
         happened = {name: len(queue.happenings) for name, queue in model.queues.items()}
         for name, batch in parts:
             if batch.repairs is not None:
@@ -385,6 +388,8 @@ class Steps:
         )
         model.transactions.append(Transaction(key, doors, ranges, stages, brought))
         ended = model.end_stages(key)
+        if cut is not None:
+            raise cut
         self.due()  # Which of a staged part are delayed is found by looking at them.
         self.cut_soon()
 
