@@ -6,7 +6,8 @@ the same is the id of the query, which its checkpoint keeps, and the number of t
     DeltaSink    a Delta table remembers with every commit which batch of which query it was; one that is
                  there already is passed over. Rows and id are one commit
     QueueSink    the broker stores the messages of a key once
-    FileSink     Spark's own sink for files keeps a list of those that count, by batch, in `_spark_metadata`
+    FileSink     Spark's own sink for files keeps a list of those that count, by batch, in `_spark_metadata`.
+                 It wants every batch in it: those before a sink was there are put in, without files
 
 Of several sinks of one query, those with a name put it behind the id. The rows of a batch for a Delta table
 are gathered on the driver: `maxOffsetsPerTrigger` keeps that small.
@@ -39,6 +40,10 @@ KNOWN_SECONDS: Final = 60.0
 
 class NoIdentity(PenstockError):
     """A batch that nobody could know again."""
+
+
+class OthersFiles(PenstockError):
+    """Files that another query writes. Says where, and what to do."""
 
 
 class WrongColumns(PenstockError):
@@ -227,6 +232,7 @@ _FILE_FORMATS: Final = {
     "text": "text.TextFileFormat",
 }
 _ROWS: Final = "rows"
+_LOG_VERSION: Final = 1
 
 
 class FileSink(SinkWriter):
@@ -237,23 +243,56 @@ class FileSink(SinkWriter):
         self._sink = sink
 
     def write(self, frame: DataFrame, query_id: str, batch_id: int) -> int:
+        self._catch_up(frame.sparkSession, batch_id)
         frame = frame.observe(_ROWS, sql.count(sql.lit(1)).alias(_ROWS))
         self._java(frame.sparkSession).addBatch(batch_id, frame._jdf)
         counted = frame._jdf.queryExecution().observedMetrics().get(_ROWS)
         return int(counted.get().getLong(0)) if counted.isDefined() else 0  # not: it was written before
+
+    def _catch_up(self, session: SparkSession, batch_id: int) -> None:
+        """Put in the list what it lacks before this batch: Spark cannot read one with a gap."""
+        jvm: Any = session._jvm
+        path = self._sink.options["path"]
+        sinks: Any = jvm.org.apache.spark.sql.execution.streaming.sinks
+        done = sinks.FileStreamSinkLog(
+            _LOG_VERSION,
+            session._jsparkSession,
+            f"{self._place(jvm, session)}/_spark_metadata",
+            jvm.scala.Option.empty(),
+        )
+        latest = done.getLatestBatchId()
+        there = int(latest.get()) if latest.isDefined() else -1
+        if there > batch_id:
+            raise OthersFiles(
+                f"{path} has batch {there} already, and this is {batch_id}: another query writes there, and "
+                "Spark would take its batches for ours, which would be left out; take another path"
+            )
+        assert session._sc._gateway is not None
+        nothing = session._sc._gateway.new_array(sinks.SinkFileStatus, 0)
+        compacted = batch_id - batch_id % done.compactInterval() - 1
+        if there < 0 <= compacted:  # A list that begins may begin with what Spark makes of many.
+            out = done.fileManager().createAtomic(done.batchIdToPath(compacted), False)
+            done.serialize(nothing, out)
+            out.close()
+            there = compacted
+        for number in range(there + 1, batch_id):
+            done.add(number, nothing)
 
     def _java(self, session: SparkSession) -> Any:  # Java has no types here
         jvm: Any = session._jvm
         sources: Any = jvm.org.apache.spark.sql.execution.datasources
         package, name = _FILE_FORMATS[self._sink.format].split(".")
         to_scala = jvm.org.apache.spark.api.python.PythonUtils
-        # As Spark resolves it when a stream is started: its sink takes no path that depends on where we are.
-        path = jvm.org.apache.hadoop.fs.Path(self._sink.options["path"])
-        files = path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
         return jvm.org.apache.spark.sql.execution.streaming.sinks.FileStreamSink(
             session._jsparkSession,
-            files.makeQualified(path).toString(),
+            self._place(jvm, session),
             getattr(getattr(sources, package), name)(),
             to_scala.toSeq(list(self._sink.partition_by)),
             to_scala.toScalaMap(dict(self._sink.options)),
         )
+
+    def _place(self, jvm: Any, session: SparkSession) -> str:
+        """As Spark resolves it for a stream: its sink takes no path that depends on where we are."""
+        path = jvm.org.apache.hadoop.fs.Path(self._sink.options["path"])
+        files = path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+        return str(files.makeQualified(path).toString())

@@ -1,4 +1,4 @@
-"""What is told where rows do not fit into a Delta table. A table refuses the same, in fewer words."""
+"""What is told where rows do not fit into a Delta table, which says less of the same; and lists of files."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
-from penstock.pipeline.batchwise import DeltaSink, WrongColumns, check_columns
+from penstock.pipeline.batchwise import DeltaSink, FileSink, OthersFiles, WrongColumns, check_columns
 from penstock.pipeline.model import Sink
 
 TABLE = pa.table({"id": [1], "region": ["north"]})
@@ -94,3 +94,14 @@ def test_a_new_member_of_a_struct_is_refused_or_merged(spark: SparkSession, tmp_
         {"a": 1, "b": [{"c": 1, "d": None}], "e": None},
         {"a": 2, "b": [{"c": 2, "d": "x"}], "e": 5},
     ]
+
+
+def test_files_that_begin_later_or_were_away_can_be_read(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark reads no list of files that lacks a batch, and puts none together."""
+    sink = FileSink(Sink("json", "append", {"path": str(tmp_path)}, ()))
+    for batch in (22, 23, 31):
+        assert sink.write(spark.sql(f"select {batch} as batch"), "q", batch) == 1
+    assert sink.write(spark.sql("select 0 as batch"), "q", 31) == 0  # It is there.
+    assert sorted(row.batch for row in spark.read.json(str(tmp_path)).collect()) == [22, 23, 31]
+    with pytest.raises(OthersFiles, match="has batch 31 already, and this is 30: another query writes there"):
+        sink.write(spark.sql("select 0 as batch"), "q", 30)
