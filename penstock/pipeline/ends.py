@@ -26,6 +26,7 @@ from penstock.pipeline.kinds import (
     SchemaKind,
     Sql,
     Texts,
+    place_of,
 )
 from penstock.pipeline.model import (
     BAD_RECORDS,
@@ -169,7 +170,8 @@ class Ends(Sections):
             if any(sink.name == other.name for other in found if other.name):
                 self._mistake(spot.inner("name"), f"another sink is called {sink.name!r}; take another name")
             path = sink.options.get("path")
-            if path is not None and any(path == other.options.get("path") for other in found):
+            others = [other.options["path"] for other in found if "path" in other.options]
+            if path is not None and place_of(path) in map(place_of, others):
                 self._mistake(spot.inner("path"), "another sink writes there; take another path")
             found.append(sink)
         return found

@@ -33,12 +33,13 @@ from pyspark.sql import functions as sql
 
 from penstock.errors import PenstockError
 from penstock.pipeline.batchwise import Batchwise, SinkWriter, broker_of, send, writer_of
-from penstock.pipeline.beginnings import has_begun, has_files
+from penstock.pipeline.beginnings import has_begun, has_files, has_read
 from penstock.pipeline.formats import CONSOLE, FORMATS
 from penstock.pipeline.graph import Graph, StepFailed, is_against, read_tables
 from penstock.pipeline.model import BAD_RECORDS, DEAD, FAIL, Expectation, Pipeline, Sink, Source
-from penstock.pipeline.parsing import as_report, bad_records, good_records, is_bad, parsed
+from penstock.pipeline.parsing import COPY_BYTES_MAX, as_report, bad_records, good_records, is_bad, parsed
 from penstock.pipeline.progress import Judged, Teller
+from penstock.spark.offsets import Positions
 from penstock.spark.options import BAD_RECORD
 
 _FOR_REPORTS: Final = (
@@ -111,12 +112,12 @@ def flows_of(session: SparkSession, pipeline: Pipeline, graph: Graph) -> list[Fl
         if root is None:
             why = f"{origin!r} reads no queue; a sink needs rows that come"
             raise StepFailed(pipeline.file, "sink", number, sink.name, why)
-        is_spark_s = sink.format == CONSOLE or sink.format not in FORMATS
+        is_spark_s = _is_spark_s(sink)
         same = [it for it in found if (it.root, it.mode) == (root, sink.mode) and not it.is_spark_s]
         if same and not is_spark_s:
             found[found.index(same[0])] = replace(same[0], sinks=(*same[0].sinks, sink))
             continue
-        word = f"{root}.{sink.mode}".replace(" ", "-") + (f".{sink.name}" if is_spark_s else "")
+        word = _word(root, sink)
         checkpoint = pipeline.checkpoint
         if checkpoint is not None and found:
             checkpoint = f"{checkpoint.rstrip('/')}/flows/{word}"
@@ -139,6 +140,32 @@ def flows_of(session: SparkSession, pipeline: Pipeline, graph: Graph) -> list[Fl
         else:
             _refuse_untold(pipeline, graph, root)
     return [*tells, *found]
+
+
+def _is_spark_s(sink: Sink) -> bool:
+    return sink.format == CONSOLE or sink.format not in FORMATS
+
+
+def _word(root: str, sink: Sink) -> str:
+    """What a flow is called behind the first one, and its folder in the checkpoint."""
+    return f"{root}.{sink.mode}".replace(" ", "-") + (f".{sink.name}" if _is_spark_s(sink) else "")
+
+
+def others_read(session: SparkSession, pipeline: Pipeline) -> list[tuple[str | None, str, Positions]]:
+    """Of the flows beside the first that have done something: which source it is, or None for all that it
+    reads; how the names of its readers end; and where it goes on."""
+    if pipeline.checkpoint is None:
+        return []
+    folder = pipeline.checkpoint.rstrip("/")
+    views = [*(it.name for it in pipeline.sources), *pipeline.step_names]
+    words = sorted({_word(view, sink) for view in views for sink in pipeline.sinks})
+    found: list[tuple[str | None, str, Positions]] = [
+        (None, f".{word}", has_read(session, f"{folder}/flows/{word}")) for word in words
+    ]
+    for source in pipeline.sources:
+        read = has_read(session, f"{folder}/{BAD_RECORDS}/{source.name}")
+        found.append((source.name, f".{BAD_RECORDS}", read))
+    return [it for it in found if it[2]]
 
 
 def _apart(pipeline: Pipeline, source: str) -> Flow:
@@ -282,11 +309,14 @@ class FlowWriter(Batchwise):
             raise ExpectationFailed(f"expectation {expectation.name}: {count} against it, as {first[0]}")
         if count and expectation.on_violation == DEAD:
             ours = [it for it in ("offset", "id", "timestamp") if it in rows.columns]
+            row = sql.to_json(sql.struct(*(sql.col(f"`{it}`") for it in rows.columns)))
+            whole = sql.octet_length(row) <= COPY_BYTES_MAX
             report = sql.struct(
                 sql.lit(f"against expectation {expectation.name}: {expectation.sql}").alias("error"),
                 sql.lit(self._pipeline.name).alias("pipeline"),
                 *ours,
-                sql.to_json(sql.struct(*(sql.col(f"`{it}`") for it in rows.columns))).alias("value"),
+                sql.when(whole, row).otherwise(sql.left(row, sql.lit(COPY_BYTES_MAX // 4))).alias("value"),
+                sql.when(~whole, sql.octet_length(row)).alias("value_bytes"),
             )
             letters = rows.select("queue", as_report(report).alias("value"))
             source = self._source or self._pipeline.sources[0]

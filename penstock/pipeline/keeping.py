@@ -21,8 +21,8 @@ How it fails: it does not. Java that has ended is not its business: whoever keep
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -31,11 +31,12 @@ from penstock.common.text import printable
 from penstock.errors import PenstockError
 from penstock.pipeline.beginnings import has_read
 from penstock.pipeline.failures import cause_of, passes
+from penstock.pipeline.flows import others_read
 from penstock.pipeline.model import Pipeline
 from penstock.pipeline.pausing import is_noted, note
 from penstock.pipeline.progress import Teller
 from penstock.pipeline.running import ENDED, PipelineFailed, Run, check_broker
-from penstock.pipeline.telling import FAILED, PAUSED, RETRYING, RUNNING, STOPPED, Telling
+from penstock.pipeline.telling import FAILED, PAUSED, RETRYING, RUNNING, STOPPED, OthersRead, Telling
 from penstock.spark.offsets import Positions
 
 PAUSE_SECONDS_MIN: Final = 1.0
@@ -77,7 +78,7 @@ class Keeper:
         self._why = ""  # it is in its state
         self._for_good = False
         self._teller = teller  # of all its runs: counts grow as long as it is kept
-        self._telling = Telling(pipeline, teller.state, self.wished, self._has_read)
+        self._telling = Telling(pipeline, teller.state, self.wished, self._has_read, self._others_read)
         self._thread = threading.Thread(target=self._keep, name=f"keeping {pipeline.name}", daemon=True)
         self._thread.start()
 
@@ -207,10 +208,12 @@ class Keeper:
 
     def _has_read(self) -> Positions:
         """How far it has come, by its checkpoint; nothing: it has not begun."""
-        try:
+        with _told():
             return has_read(self._spark, self.pipeline.checkpoint) if self.pipeline.checkpoint else {}
-        except Exception as error:
-            raise PipelineFailed(cause_of(error)) from error
+
+    def _others_read(self) -> OthersRead:
+        with _told():
+            return others_read(self._spark, self.pipeline)
 
     def _run_once(self) -> None:
         run = self._new_run(self.pipeline, self._teller, self._telling)
@@ -232,3 +235,12 @@ class Keeper:
         again = "" if retry_seconds is None else f"again in {retry_seconds:g} s: "
         self._say(self.pipeline.name, state, printable(again + why))
         self._telling.is_now(state, why if state in (FAILED, RETRYING) else "", retry_seconds)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What Spark raises is one of ours, for who has nothing to do with Spark."""
+    try:
+        yield
+    except Exception as error:
+        raise PipelineFailed(cause_of(error)) from error

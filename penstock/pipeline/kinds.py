@@ -4,6 +4,7 @@ How it fails: `WrongValue`, which says what would be right.
 """
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -233,6 +234,14 @@ class Counts(Kind):
 
     def wanted(self) -> str:
         return "numbers by the name of an expectation: {paid = 2}"
+
+
+def place_of(path: str) -> str:
+    """A path as only this place is written: `out/a/`, `./out/a` and `file:///…/out/a` are one."""
+    scheme, colon, rest = path.partition(":")
+    if colon and scheme != "file":
+        return path.rstrip("/")
+    return os.path.abspath(re.sub("^/+", "/", rest) if colon else path)
 
 
 ANYTHING: Final = Anything()

@@ -143,7 +143,11 @@ class Pipeline:
     @property
     def result(self) -> str:
         """The name of what the steps come to."""
-        return step_name(self.steps, len(self.steps) - 1) if self.steps else self.sources[0].name
+        return self.step_names[-1] if self.steps else self.sources[0].name
+
+    @property
+    def step_names(self) -> list[str]:
+        return [step_name(self.steps, number) for number in range(len(self.steps))]
 
     def origin(self, sink: Sink) -> str:
         """The name of the view that goes to a sink."""

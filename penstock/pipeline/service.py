@@ -33,7 +33,10 @@ from pyspark.sql import SparkSession
 from penstock.common.text import printable
 from penstock.errors import PenstockError
 from penstock.pipeline.file import PipelineMistakes
+from penstock.pipeline.flows import reader_of
+from penstock.pipeline.formats import APPEND, DELTA, FORMATS
 from penstock.pipeline.keeping import Keeper, Say
+from penstock.pipeline.kinds import place_of
 from penstock.pipeline.model import Pipeline
 from penstock.pipeline.progress import Teller
 from penstock.pipeline.running import ENDED, JAVA_GONE, PipelineFailed, Run
@@ -60,8 +63,30 @@ def clashes(pipeline: Pipeline, others: Iterable[Pipeline]) -> Iterator[str]:
     for other in others:
         if pipeline.name == other.name:
             yield f"{pipeline.file}: name: {other.file} is called {pipeline.name!r} too; take another"
-        if pipeline.checkpoint is not None and pipeline.checkpoint == other.checkpoint:
+        elif shared := _readers(pipeline) & _readers(other):
+            yield (
+                f"{pipeline.file}: name: {other.file} has the reader {min(shared)!r} too, and each would let "
+                "go of what the other holds; take another name, or another reader"
+            )
+        checkpoints = [it.checkpoint for it in (pipeline, other) if it.checkpoint is not None]
+        if len(checkpoints) > len(set(map(place_of, checkpoints))):
             yield f"{pipeline.file}: [run] checkpoint: {other.file} has the same; take another"
+        for path in sorted(_places(pipeline).keys() & _places(other).keys()):
+            if not _places(pipeline)[path] or not _places(other)[path]:
+                yield f"{pipeline.file}: [sink] path: {other.file} writes to {path}, too; take another"
+
+
+def _readers(pipeline: Pipeline) -> set[str]:
+    return {reader_of(pipeline, source) for source in pipeline.sources}
+
+
+def _places(pipeline: Pipeline) -> dict[str, bool]:
+    """Where it writes, and whether others may, too: many may add rows to a Delta table."""
+    return {
+        place_of(sink.options["path"]): (sink.format, sink.mode) == (DELTA, APPEND)
+        for sink in pipeline.sinks
+        if sink.format in FORMATS and "path" in sink.options
+    }
 
 
 def shared_settings(pipelines: Iterable[Pipeline]) -> dict[str, str]:

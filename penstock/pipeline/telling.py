@@ -46,6 +46,8 @@ RATE_SECONDS: Final = 60.0
 ERROR_CHARACTERS_MAX: Final = 1000
 
 Wished = Callable[[str], None]
+OthersRead = Sequence[tuple[str | None, str, Positions]]
+"""What `flows.others_read` finds."""
 
 
 class Telling:
@@ -57,10 +59,14 @@ class Telling:
         standing: Callable[[], Mapping[str, Any]],  # `Teller.state`
         wished: Wished | None = None,
         has_read: Callable[[], Positions] = dict,  # how far it has come, where its broker has forgotten it
+        others_read: Callable[[], OthersRead] = list,
     ) -> None:
         self._pipeline = pipeline
         self._wished = wished
         self._has_read = has_read
+        self._others_read = others_read
+        self._others: OthersRead | None = None  # None: not asked since it was last run
+        self._held_until: dict[str, float] = {}  # by source: the other flows' readers
         self._standing = standing
         self._about: dict[str, Any] = {"kind": "pipeline", "state": RUNNING, "error": None}
         if wished is not None:
@@ -92,6 +98,7 @@ class Telling:
         with self._lock:
             self._about |= {"state": state, "error": _line(error)}
             self._since = time.monotonic()
+            self._others, self._held_until = None, {}
             self._retry_at = None if retry_seconds is None else self._since + retry_seconds
         self._new.set()
 
@@ -99,6 +106,7 @@ class Telling:
         """What its file says now; or why that is not taken."""
         with self._lock:
             self._pipeline, self._of_file = pipeline, file_error
+            self._others, self._held_until = None, {}
         self._new.set()
 
     def close(self, error: str = "", *, state: str = "") -> None:
@@ -165,6 +173,8 @@ class Telling:
                 positions = {it["queue"]: it["position"] for it in answer["queues"]}
                 broker.put("readers", name, fields={"view": answer["view"], "positions": positions})
         self._hear(answer)
+        if holds and time.monotonic() > self._held_until.get(source.name, 0):
+            self._hold_others(options, source, name)
 
     def _hold(self, broker: Broker, options: ReadOptions, name: str, about: Mapping[str, Any]) -> Answer:
         """It is where it has come to, and in queues that it has never read, where it would begin."""
@@ -172,6 +182,18 @@ class Telling:
         positions |= {queue: at for queue, at in self._has_read().items() if queue in positions}
         fields = {"about": about, "view": options.view, "positions": positions}
         return broker.put("readers", name, fields=fields)
+
+    def _hold_others(self, options: ReadOptions, source: Source, name: str) -> None:
+        """The other flows are where they are, as long as none of them runs."""
+        others = self._others_read() if self._others is None else self._others
+        with closing(Broker(options.url, options.token, 0)) as broker:
+            there = extents_of(broker, options) if others else {}
+            for of, end, read in others:
+                positions = {queue: at for queue, at in read.items() if queue in there}
+                if positions and of in (None, source.name):
+                    fields = {"view": options.view, "positions": positions}
+                    broker.put("readers", name + end, fields=fields)
+        self._others, self._held_until[source.name] = others, time.monotonic() + HOLD_SECONDS / 2
 
     def _hear(self, answer: Answer) -> None:
         wish = answer.get("wish")

@@ -92,6 +92,18 @@ def test_check_sees_what_several_must_not_share(tmp_path: Path, capsys: pytest.C
         f"penstock pipeline: {other}: name: {one} is called 'one' too; take another",
         f"penstock pipeline: {other}: [run] checkpoint: {one} has the same; take another",
     ]
+    # A place is one however it is written, and a reader whoever has it.
+    text = GOOD.replace('"penstock"\nqueue = "out"', f'"json"\npath = "{tmp_path}/out"')
+    one = write(tmp_path, "one", text=text)
+    text = text.replace("/out", "/./out/").replace("[source]", '[source]\nreader = "one"')
+    two = write(tmp_path, "two", text=text.replace("FOLDER", f"file://{tmp_path}/one/"))
+    assert main(["pipeline", "check", one, two]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition(f"{two}: ")[2].partition(": ")[0] for line in told] == [
+        "name",
+        "[run] checkpoint",
+        "[sink] path",
+    ]
 
 
 # --- run ---------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.pipeline import telling
 from penstock.pipeline.file import read_pipeline
 from penstock.pipeline.progress import Teller
 from penstock.pipeline.service import Files, Service, shared_settings
@@ -217,6 +218,28 @@ def test_pause_resume_and_restart(rig: Rig) -> None:
             rig.send("svc-p", [b"3"])
             until_out(rig, "svc-p", b"1", b"2", b"3")
         assert api.ask("POST", "/v1/readers/p/restart").problem == "conflict"  # nobody is there to do it
+
+
+def test_every_query_of_a_graph_is_held_while_it_is_paused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telling, "HOLD_SECONDS", 0.1)
+    step = '[[step]]\nname = "all"\nfrom = "input"\nsql = "select count(*) as n from input"\n'
+    step += '[[sink]]\nname = "out"\nfrom = "step 1"'
+    counts = '[[sink]]\nname = "n"\nformat = "delta"\nmode = "complete"\npath = "FOLDER/n"\n[run]'
+    rig.write("q", relay("svc-q").replace("[sink]", step).replace("[run]", counts))
+    rig.send("svc-q", [b"1"])
+    with rig.api() as api, kept(rig.spark, rig.folder):
+        until_out(rig, "svc-q", b"1")
+        until(lambda: any(rig.folder.glob("checkpoints/svc-q/flows/*/commits/0")), "a count", SECONDS)
+        wish(api, "q", "pause")
+        until_state(api, "q", "paused")
+        assert api.ask("DELETE", "/v1/readers/q.all.complete").status == 204
+        until(
+            lambda: api.ask("GET", "/v1/readers/q.all.complete").status == 200,
+            "the other query's reader to be held again",
+            SECONDS,
+        )
+        held = reader(api, "q.all.complete")
+        assert (held["queues"][0]["position"], held["lease_seconds_left"] > 30) == (1, True)
 
 
 def test_a_pause_lasts_where_broker_and_service_restart_at_once(rig: Rig, start_broker: StartBroker) -> None:
