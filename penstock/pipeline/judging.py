@@ -22,7 +22,7 @@ from penstock.pipeline.ends import PLACE
 from penstock.pipeline.failures import cause_of
 from penstock.pipeline.flows import flows_of, streaming_graph
 from penstock.pipeline.formats import DELTA, FORMATS, PENSTOCK
-from penstock.pipeline.graph import StepFailed
+from penstock.pipeline.graph import Graph, StepFailed
 from penstock.pipeline.model import Pipeline, Sink
 from penstock.pipeline.sections import expanded_file
 from penstock.spark.options import STREAM, write_options
@@ -165,6 +165,15 @@ def _write_nothing(session: SparkSession, sink: Sink, frame: DataFrame) -> None:
         if sink.partition_by:
             writing = writing.partitionBy(*sink.partition_by)
         writing.save(f"{folder}/nothing")
+
+
+def check_modes(session: SparkSession, pipeline: Pipeline, graph: Graph) -> None:
+    """Whether Spark would write each sink's rows as a stream."""
+    for number, sink in enumerate(pipeline.sinks):
+        try:
+            _check_mode(session, graph.frames[pipeline.origin(sink)], sink.mode)
+        except PySparkException as error:
+            raise StepFailed(pipeline.file, "sink", number, sink.name, cause_of(error)) from error
 
 
 def _check_mode(session: SparkSession, frame: DataFrame, mode: str) -> None:

@@ -215,7 +215,12 @@ def _rescued(parse: Parse, columns: list[str]) -> Column:
     )
     # Something within a column that has another type there.
     inside = sql.col(_ROW).getField("parsed").getField(_CORRUPT).isNotNull()
-    return sql.when(sql.size(left) > 0, sql.to_json(left)).when(inside, sql.to_json(raw))
+    # What no variant can be, such as an object that names a member twice, is there as it came.
+    return (
+        sql.when(raw.isNull(), _text(parse))
+        .when(sql.size(left) > 0, sql.to_json(left))
+        .when(inside, sql.to_json(raw))
+    )
 
 
 def _record(parse: Parse) -> Column:

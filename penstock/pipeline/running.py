@@ -29,7 +29,7 @@ from penstock.pipeline.beginnings import beginning, has_begun
 from penstock.pipeline.failures import cause_of
 from penstock.pipeline.flows import Flow, FlowWriter, flows_of, frame_of, own_session, streaming_graph
 from penstock.pipeline.graph import StepFailed
-from penstock.pipeline.judging import mistakes, placed
+from penstock.pipeline.judging import check_modes, mistakes, placed
 from penstock.pipeline.model import Pipeline
 from penstock.pipeline.progress import Follower, Teller
 from penstock.pipeline.sinks import start_flow
@@ -153,6 +153,9 @@ class Run:
         try:
             graph = streaming_graph(session, self._pipeline)
             flows = flows_of(session, self._pipeline, graph)
+            # What it refuses in a stream, such as every row of a table where none of the stream fits, would
+            # be done within a batch, and again with the next.
+            check_modes(session, self._pipeline, graph)
         except StepFailed as error:
             raise PipelineFailed(f"{self._pipeline.name}: {placed(self._pipeline, error)}") from error
         new = {it.name for it in flows if it.checkpoint is None or not has_begun(session, it.checkpoint)}

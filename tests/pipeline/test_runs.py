@@ -406,6 +406,12 @@ FAILING: list[tuple[str, str, str, str]] = [
         '[sink]\nformat = "parquet"\npath = "FOLDER/out"\n',
         "[STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION] Invalid streaming output mode: append.",
     ),
+    (
+        "static",
+        '[[step]]\nsql = "select id from (values (1)) as t(id) left join input using (id)"\n',
+        '[sink]\nformat = "parquet"\npath = "FOLDER/out"\n',
+        "LeftOuter join with a streaming DataFrame/Dataset on the right and a static",
+    ),
     ("columns", "", TO_QUEUE, "column 'id' cannot be written: there are value, queue, ttl, retries"),
     (
         "format",
