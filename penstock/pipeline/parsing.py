@@ -200,27 +200,49 @@ def _columns(parse: Parse) -> list[str]:
 
 
 def _rescued(parse: Parse, columns: list[str]) -> Column:
-    """What of an object is in no column: fields of other names, and those of another type."""
+    """What of an object is in no column: fields of other names, those of another type, and those with members
+    of other names in them."""
     raw = sql.from_json(_text(parse), "map<string, variant>")
+    schema: Any = StructType.fromDDL(parse.schema)
+    nested = [field for field in schema if isinstance(field.dataType, StructType | ArrayType | MapType)]
+    # Something has another type: where it is within a column, nobody knows in which.
+    inside = sql.col(_ROW).getField("parsed").getField(_CORRUPT).isNotNull()
     record = _record(parse)
     empty = sql.array_compact(
         sql.array(*(sql.when(record.getField(name).isNull(), sql.lit(name)) for name in columns))
     )
-    left = sql.map_filter(
-        raw,
-        lambda name, value: (
-            ~name.isin(*columns)
-            | (sql.array_contains(empty, name) & value.isNotNull() & ~sql.is_variant_null(value))
-        ),
-    )
-    # Something within a column that has another type there.
-    inside = sql.col(_ROW).getField("parsed").getField(_CORRUPT).isNotNull()
+
+    def is_left(name: Column, value: Column) -> Column:
+        left = ~name.isin(*columns)
+        left |= sql.array_contains(empty, name) & value.isNotNull() & ~sql.is_variant_null(value)
+        for field in nested:
+            left |= (name == field.name) & (inside | _has_more(value, field.dataType))
+        return left
+
+    left = sql.map_filter(raw, is_left)
     # What no variant can be, such as an object that names a member twice, is there as it came.
     return (
         sql.when(raw.isNull(), _text(parse))
         .when(sql.size(left) > 0, sql.to_json(left))
         .when(inside, sql.to_json(raw))
     )
+
+
+def _has_more(value: Column, kind: DataType) -> Column:
+    """Whether there is a member in it, at any depth, that its type does not know."""
+    more = sql.lit(False)
+    if isinstance(kind, StructType):
+        members = sql.try_variant_get(value, "$", "map<string, variant>")
+        more = sql.exists(sql.map_keys(members), lambda name: ~name.isin(*kind.names))
+        for field in kind:
+            more |= _has_more(members.getItem(field.name), field.dataType)
+    elif isinstance(kind, ArrayType):
+        items = sql.try_variant_get(value, "$", "array<variant>")
+        more = sql.exists(items, lambda it: _has_more(it, kind.elementType))
+    elif isinstance(kind, MapType):
+        members = sql.try_variant_get(value, "$", "map<string, variant>")
+        more = sql.exists(sql.map_values(members), lambda it: _has_more(it, kind.valueType))
+    return sql.coalesce(more, sql.lit(False))
 
 
 def _record(parse: Parse) -> Column:

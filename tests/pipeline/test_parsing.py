@@ -210,15 +210,19 @@ def test_spark_reads_schemas_as_they_are_read_here(spark: SparkSession) -> None:
 
 
 def test_what_does_not_fit_is_rescued(spark: SparkSession) -> None:
-    schema = "id bigint not null, n struct<a: int>, tag string"
+    schema = (
+        "id bigint not null, n struct<a: int>, tag string, l array<struct<m: map<string, struct<c: int>>>>"
+    )
     parse = Parse("json", schema, read_ddl(schema), {}, "dead", "_rescued")
     payloads = [
         b'{"id":1,"tag":"x"}',
         b'{"id":2,"tag":null,"more":{"b":[1]}}',
         b'{"id":3,"n":"none","new":1}',
-        b'{"id":4,"n":{"a":"x"}}',
+        b'{"id":4,"n":{"a":"x"},"new":1}',
         b'{"id":"five"}',
         b'{"id":6,"more":{"a":1,"a":2}}',
+        b'{"id":7,"n":{"a":1,"b":2},"l":[null,{"m":{"k":{"c":1}}}]}',
+        b'{"id":8,"n":null,"l":[{},{"m":{"j":null,"k":{"c":1,"d":2}}}]}',
         b"no json",
     ]
     fits, others = split(frame_of(spark, payloads), parse)
@@ -227,11 +231,13 @@ def test_what_does_not_fit_is_rescued(spark: SparkSession) -> None:
         1: None,
         2: {"more": {"b": [1]}},
         3: {"n": "none", "new": 1},
-        4: {"id": 4, "n": {"a": "x"}},
+        4: {"n": {"a": "x"}, "new": 1},
         6: {"id": 6, "more": {"a": 2}},
+        7: {"n": {"a": 1, "b": 2}},
+        8: {"l": [{}, {"m": {"j": None, "k": {"c": 1, "d": 2}}}]},
     }
-    assert (rows[3].n, rows[1].tag) == (None, "x")
-    assert [json.loads(row.value)["offset"] for row in others.collect()] == [4, 6]
+    assert (rows[3].n, rows[1].tag, rows[7].n.a) == (None, "x", 1)
+    assert [json.loads(row.value)["offset"] for row in others.collect()] == [4, 8]
 
 
 AVRO_SCHEMA = {
