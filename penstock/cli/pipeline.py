@@ -100,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     for flag, actions in _FLAGS.items():
-        if getattr(args, flag) and args.action not in actions:
+        if getattr(args, flag) not in (None, False) and args.action not in actions:
             raise Misuse(f"--{flag} is for {' and '.join(actions)}")
     if args.action in pipeline_state.ACTIONS:
         return pipeline_state.run(args)
@@ -382,6 +382,8 @@ def _infer(args: argparse.Namespace) -> int:
 
     if len(args.files) > 1:
         raise Misuse("infer takes one queue")
+    if args.sample is not None and args.sample < 1:
+        raise Misuse(f"--sample {args.sample}: there is nothing to see in that many messages; use 1 or more")
     token, warning = token_around(os.environ)
     warn(warning)
     said = {"url": args.url or os.environ.get(URL_VARIABLE), "token": token_given(args) or token}

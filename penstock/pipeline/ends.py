@@ -33,6 +33,7 @@ from penstock.pipeline.model import (
     DEAD,
     DROP,
     FAIL,
+    INPUT,
     KEEP,
     Expectation,
     Sink,
@@ -91,7 +92,7 @@ class Ends(Sections):
 
     def _tables(self, sources: Collection[Source]) -> list[StaticTable]:
         found: list[StaticTable] = []
-        taken = {source.name.lower() for source in sources}
+        taken = {INPUT, *(source.name.lower() for source in sources)}
         for spot, table in self._some("table"):
             given = self._section(spot, table, TABLE)
             said = {key: it.value for key, it in given.items()}

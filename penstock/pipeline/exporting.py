@@ -9,7 +9,8 @@ a stream is read as one, `STREAM(name)`.
 
 Rules that always hold:
   * What cannot be said there is refused, all of it, by name: nothing is left out without a word.
-  * No token is written: the source takes it from the environment, as always.
+  * No token is written: the source takes it from the environment, as always. What else is secret by its name
+    is refused.
 
 How it fails: `NotExported`.
 """
@@ -17,7 +18,8 @@ How it fails: `NotExported`.
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 from penstock.errors import PenstockError
 from penstock.log.tables import VIEWS
@@ -40,6 +42,10 @@ from penstock.pipeline.parsing import bad_records, good_records, parsed, without
 
 spark = SparkSession.active()
 '''
+
+
+_SECRET: Final = re.compile("secret|password|token|access.?key", re.IGNORECASE)
+_SECRET_IN_URL: Final = re.compile("://[^/]*@")
 
 
 class NotExported(PenstockError):
@@ -73,13 +79,26 @@ def export(pipeline: Pipeline, folder: str) -> list[str]:
     return [os.path.join(folder, name) for name in files]
 
 
+def _without_token(options: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in options.items() if name != "token"}
+
+
+def _secrets(where: str, options: Mapping[str, str]) -> Iterator[str]:
+    for name, text in options.items():
+        if _SECRET.search(name) or _SECRET_IN_URL.search(text):
+            yield f"{where}: {name} cannot be exported: it would stand in a file; leave it out, and add it"
+
+
 def _refused(pipeline: Pipeline) -> Iterator[str]:
+    yield from _secrets("[run] spark", pipeline.spark)
     for source in pipeline.sources:
+        yield from _secrets(f"source {source.name}", _without_token(source.options))
         parse = source.parse
         if parse is not None and (parse.format in (AVRO, PROTOBUF) or parse.fields is None):
             what = parse.format if parse.fields is not None else "a schema that only Spark can read"
             yield f"source {source.name}: {what} cannot be exported; parse json, csv or text"
     for table in pipeline.tables:
+        yield from _secrets(f"[[table]] {table.name}", table.options)
         if table.format == DELTA:
             yield f"[[table]] {table.name}: delta cannot be exported: Spark has no reader of its own for it"
     for number, step in enumerate(pipeline.steps):
@@ -94,6 +113,8 @@ def _refused(pipeline: Pipeline) -> Iterator[str]:
             yield f"[[expect]] {expectation.name}: {why}"
     for sink in pipeline.sinks:
         where = f"[[sink]] {sink.name}" if sink.name else "[sink]"
+        options = _without_token(sink.options) if sink.format == PENSTOCK else sink.options
+        yield from _secrets(where, options)
         if sink.format in (DELTA, CONSOLE):
             yield f"{where}: {sink.format} cannot be exported: Spark has no sink of that name there"
         if sink.mode != APPEND:
@@ -133,7 +154,7 @@ def _views(pipeline: Pipeline) -> Iterator[str]:
 
 
 def _source(pipeline: Pipeline, source: Source) -> Iterator[str]:
-    options = {key: text for key, text in source.options.items() if key != "token"}
+    options = _without_token(source.options)
     options["reader"] = f"{reader_of(pipeline, source)}.sdp"
     read = f"spark.readStream.format('penstock').options(**{options!r}).load()"
     if source.view == "messages":
@@ -145,7 +166,7 @@ def _source(pipeline: Pipeline, source: Source) -> Iterator[str]:
         constant = f"PARSE_{source.name.upper()}"
         yield f"{constant} = {parse!r}\n"
         if parse.on_bad_record == DEAD:
-            to = {key: text for key, text in broker_of(source).items() if key != "token"}
+            to = _without_token(broker_of(source))
             letters = f"bad_records(parsed({read}, {constant}), {constant}, {pipeline.name!r})"
             yield from _sink(f"bad_records_{source.name}", PENSTOCK, {**to, "dead": BAD_RECORD}, letters)
         read = f"good_records(parsed({read}, {constant}), {constant}, {columns!r})"
@@ -172,8 +193,7 @@ def _sinks(pipeline: Pipeline) -> Iterator[str]:
         options = dict(sink.options)
         frame = f"spark.readStream.table({_view_of(pipeline.origin(sink))!r})"
         if sink.format == PENSTOCK:
-            options = {**broker_of(pipeline.sources[0]), **options}
-            options.pop("token", None)
+            options = _without_token({**broker_of(pipeline.sources[0]), **options})
             names = PLACE.findall(options.get("queue", ""))
             if names:
                 frame = f"spark.sql({_fanned_out(pipeline.origin(sink), options.pop('queue'), names)!r})"

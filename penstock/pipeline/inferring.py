@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sql
 
 from penstock.errors import PenstockError
+from penstock.pipeline.ddl import quoted
 from penstock.spark.api import Broker
 from penstock.spark.offsets import extents_of
 from penstock.spark.options import BATCH, COPIES, read_options
@@ -41,7 +42,7 @@ def inferred(session: SparkSession, queue: str, options: dict[str, str], its_for
     names = [name for name in found.columns if name != "_corrupt_record"]
     if not names:
         raise NothingToInfer(f"queue {queue!r}: nothing in its last {end - start} messages is {its_format}")
-    ddl = str(found.select(*(f"`{name}`" for name in names))._jdf.schema().toDDL())
+    ddl = str(found.select(*map(quoted, names))._jdf.schema().toDDL())
     return (
         f"# Of {end - start} messages of {queue}, offsets {start} to {end - 1}.\n"
         f'[parse]\nformat = "{its_format}"\nschema = {json.dumps(ddl, ensure_ascii=False)}'

@@ -159,8 +159,8 @@ class OptionKind(Kind):
     option: Option
 
     def hides(self, value: object) -> bool:
-        # In the URL of a server, what stands before the @ may be a password.
-        return self.option.name == "token" or (self.option.name == "engine" and "@" in str(value))
+        # In a URL, what stands before the @ may be a password.
+        return self.option.name == "token" or (self.option.name in ("engine", "url") and "@" in str(value))
 
     def check(self, value: object) -> object:
         why_not = (self.option.refused or {}).get(STREAM)

@@ -151,7 +151,7 @@ class Pipeline:
 
     def origin(self, sink: Sink) -> str:
         """The name of the view that goes to a sink."""
-        return self.result if sink.of is None or sink.of == INPUT else sink.of
+        return self.result if sink.of is None else sink.of
 
 
 def step_name(steps: Sequence[Step], number: int) -> str:

@@ -147,7 +147,7 @@ def _compared(name: str, expected: Sequence[Row], rows: Iterable[Row]) -> list[s
 
 
 def _shown(row: Row, columns: Sequence[str]) -> str:
-    return json.dumps({name: _plain(row.get(name)) for name in columns}, ensure_ascii=False)
+    return json.dumps({name: _plain(row.get(name)) for name in columns}, ensure_ascii=False, default=str)
 
 
 def _plain(value: Any) -> Any:
@@ -163,6 +163,6 @@ def _plain(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, bytes | bytearray):
         return bytes(value).decode(errors="backslashreplace")
-    if isinstance(value, Decimal | float) and value == int(value):
+    if isinstance(value, Decimal | float) and float(value).is_integer():
         return int(value)
     return float(value) if isinstance(value, Decimal) else value

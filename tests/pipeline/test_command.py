@@ -157,6 +157,7 @@ def test_files_with_tokens_that_others_can_read_are_told_of(
         (["check", "--once"], "--once is for run"),
         (["run", "--spark"], "--spark is for check"),
         (["test", "--sample", "5"], "--sample is for infer"),
+        (["infer", "--sample", "0"], "--sample 0: there is nothing to see in that many messages"),
         (["test"], "has no [[test]]; add one with given and expect"),
         (["export"], "export takes one file, and --out with a folder for the project"),
         (["run", "nowhere.toml"], "nowhere.toml: there is no such file or folder"),

@@ -88,6 +88,7 @@ def test_what_cannot_be_exported_is_refused_by_name(rig: Rig) -> None:
         '[[step]]\nname = "letters"',
         '[[step]]\npython = "tests.pipeline.steps_of_tests:shout"\n[[step]]\nname = "letters"',
     )
+    text += 'spark = {"spark.hadoop.fs.s3a.secret.key" = "geheim"}\n'
     with pytest.raises(NotExported) as raised:
         export(rig.pipeline("refused", text), str(rig.folder / "nothing"))
     said = str(raised.value)
@@ -97,8 +98,10 @@ def test_what_cannot_be_exported_is_refused_by_name(rig: Rig) -> None:
         "[[step]] step 2: python",
         "[[expect]] small: keep",
         "[[sink]] files: delta",
+        "[run] spark: spark.hadoop.fs.s3a.secret.key",
     ):
         assert f": {what} cannot be exported" in said
+    assert "geheim" not in said
     assert not (rig.folder / "nothing").exists()
     (rig.folder / "full").mkdir()
     (rig.folder / "full" / "x").write_text("")

@@ -158,6 +158,11 @@ def test_a_format_that_is_not_ours_goes_to_spark_with_its_options(tmp_path: Path
     assert pipeline.unjudged == ("[[step]] 1 sql", "[sink] format 'kafka' and its options")
 
 
+def test_a_sink_may_be_from_the_source_itself(tmp_path: Path) -> None:
+    pipeline = read(tmp_path, GOOD.replace('format = "parquet"', 'from = "input"\nformat = "parquet"'))
+    assert pipeline.origin(pipeline.sinks[0]) == pipeline.sources[0].name == "input"
+
+
 def test_a_console_needs_no_checkpoint_where_nothing_is_told_once(tmp_path: Path) -> None:
     text = re.sub('format = "parquet"\npath = .*', 'format = "console"', GOOD)
     text = text.replace('checkpoint = "out/_checkpoint/orders"\n', "")
@@ -443,10 +448,11 @@ def test_a_token_is_in_no_mistake(tmp_path: Path) -> None:
     (line,) = mistakes(tmp_path, text)
     assert line.startswith("p.toml, line 4: [source] token: ")
     assert "secret" not in line
-    text = GOOD.replace('subscribe = "orders"', 'subscribe = "orders"\nengine = "nats://ann:secret@"')
-    (line,) = mistakes(tmp_path, text)
-    assert line.startswith("p.toml, line 4: [source] engine: ")
-    assert "secret" not in line
+    for key, url in (("engine", "nats://ann:secret@"), ("url", "http://ann:secret@host:1")):
+        text = GOOD.replace('subscribe = "orders"', f'subscribe = "orders"\n{key} = "{url}"')
+        (line,) = mistakes(tmp_path, text)
+        assert line.startswith(f"p.toml, line 4: [source] {key}: ")
+        assert "secret" not in line
 
 
 @pytest.mark.parametrize(

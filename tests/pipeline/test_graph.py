@@ -223,6 +223,11 @@ WRONG = (
         "[[table]] 1 name: 'orders' is another view already; take another name",
     ),
     (
+        'name = "regions"',
+        'name = "Input"',
+        "[[table]] 1 name: 'Input' is another view already; take another name",
+    ),
+    (
         '"FOLDER/files"',
         '"${GRAPH_NOWHERE}"',
         "sink.path: there is no variable GRAPH_NOWHERE in the environment; ",

@@ -42,6 +42,9 @@ sql = "select name, sum(id) as total, max(timestamp) as last from lines group by
 [[step]]
 name = "plain"
 sql = "select cast(value as string) as text, offset from raw"
+[[step]]
+name = "odd"
+sql = "select double('NaN') as x, double('Infinity') as y, time'10:00:00' as t from raw where offset = 0"
 [[sink]]
 name = "out"
 from = "sums"
@@ -63,6 +66,7 @@ expect.out = [
 expect.words = [{value = "two", queue = "words"}, {value = "one", queue = "words"}]
 expect.plain = [{text = "x", offset = 0}, {text = "y", offset = 7}]
 expect.coded = [{id = 5}]
+expect.odd = [{x = nan, y = inf, t = 10:00:00}]
 """
 AVRO = '{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}'
 
@@ -120,11 +124,11 @@ def test_mistakes_are_told(rig: Rig, old: str, new: str, said: str) -> None:
 
 
 def test_a_schema_is_inferred_from_the_last_messages(rig: Rig) -> None:
-    rig.send("inferred", [b'{"old": 1}', *orders(3), b"no json"])
+    rig.send("inferred", [b'{"old": 1}', *orders(2), b'{"o`d": 1}', b"no json"])
     found = inferred(rig.spark, "inferred", {"url": rig.url}, "json", 4)
     assert found == (
         "# Of 4 messages of inferred, offsets 1 to 4.\n"
-        '[parse]\nformat = "json"\nschema = "amount DOUBLE,id BIGINT,region STRING"'
+        '[parse]\nformat = "json"\nschema = "amount DOUBLE,id BIGINT,`o``d` BIGINT,region STRING"'
     )
     rig.send("inferred-csv", [b"1,x,2.5", b"2,y,3"])
     found = inferred(rig.spark, "inferred-csv", {"url": rig.url}, "csv", 10)
