@@ -7,7 +7,8 @@ the same is the id of the query, which its checkpoint keeps, and the number of t
                  there already is passed over. Rows and id are one commit
     QueueSink    the broker stores the messages of a key once
     FileSink     Spark's own sink for files keeps a list of those that count, by batch, in `_spark_metadata`.
-                 It wants every batch in it: those before a sink was there are put in, without files
+                 It wants every batch in it: those before a sink was there are put in, without files. And
+                 it says nothing of whose batches they are: a file beside it, named for the query, does
 
 Of several sinks of one query, those with a name put it behind the id. The rows of a batch for a Delta table
 are gathered on the driver: `maxOffsetsPerTrigger` keeps that small.
@@ -233,6 +234,7 @@ _FILE_FORMATS: Final = {
 }
 _ROWS: Final = "rows"
 _LOG_VERSION: Final = 1
+_OF_QUERY: Final = "query-"
 
 
 class FileSink(SinkWriter):
@@ -241,15 +243,16 @@ class FileSink(SinkWriter):
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
+        self._is_ours = False  # as far as is known
 
     def write(self, frame: DataFrame, query_id: str, batch_id: int) -> int:
-        self._catch_up(frame.sparkSession, batch_id)
+        self._catch_up(frame.sparkSession, query_id, batch_id)
         frame = frame.observe(_ROWS, sql.count(sql.lit(1)).alias(_ROWS))
         self._java(frame.sparkSession).addBatch(batch_id, frame._jdf)
         counted = frame._jdf.queryExecution().observedMetrics().get(_ROWS)
         return int(counted.get().getLong(0)) if counted.isDefined() else 0  # not: it was written before
 
-    def _catch_up(self, session: SparkSession, batch_id: int) -> None:
+    def _catch_up(self, session: SparkSession, query_id: str, batch_id: int) -> None:
         """Put in the list what it lacks before this batch: Spark cannot read one with a gap."""
         jvm: Any = session._jvm
         path = self._sink.options["path"]
@@ -262,10 +265,18 @@ class FileSink(SinkWriter):
         )
         latest = done.getLatestBatchId()
         there = int(latest.get()) if latest.isDefined() else -1
-        if there > batch_id:
+        if not self._is_ours:
+            folder, files = done.metadataPath(), done.fileManager()
+            marks = {str(it.getPath().getName()) for it in files.list(folder)}
+            marks = {name for name in marks if name.startswith(_OF_QUERY)}
+            if not marks:
+                mark = jvm.org.apache.hadoop.fs.Path(folder, _OF_QUERY + query_id)
+                files.createAtomic(mark, False).close()
+            self._is_ours = marks <= {_OF_QUERY + query_id}
+        if not self._is_ours or there > batch_id:
             raise OthersFiles(
-                f"{path} has batch {there} already, and this is {batch_id}: another query writes there, and "
-                "Spark would take its batches for ours, which would be left out; take another path"
+                f"{path} has batches of another query, which Spark would take for ours: those would be left "
+                "out; take another path"
             )
         assert session._sc._gateway is not None
         nothing = session._sc._gateway.new_array(sinks.SinkFileStatus, 0)

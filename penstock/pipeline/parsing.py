@@ -143,7 +143,7 @@ def _by_python(parse: Parse) -> Any:  # a function of columns
                 if checked:
                     pyarrow.scalar(record, record_type)
             except Exception as error:  # noqa: BLE001 - whatever the library raises, the record is bad
-                return {"utf8": True, "error": f"it is no {parse.format}: {error}"}
+                return {"utf8": True, "error": f"it is no {parse.format}: {error}".rstrip(": ")}
             return {"parsed": record, "utf8": True}
 
         for batch in batches:

@@ -103,5 +103,8 @@ def test_files_that_begin_later_or_were_away_can_be_read(spark: SparkSession, tm
         assert sink.write(spark.sql(f"select {batch} as batch"), "q", batch) == 1
     assert sink.write(spark.sql("select 0 as batch"), "q", 31) == 0  # It is there.
     assert sorted(row.batch for row in spark.read.json(str(tmp_path)).collect()) == [22, 23, 31]
-    with pytest.raises(OthersFiles, match="has batch 31 already, and this is 30: another query writes there"):
-        sink.write(spark.sql("select 0 as batch"), "q", 30)
+    for of, query, batch in ((sink, "q", 30), (FileSink(sink._sink), "other", 31)):
+        with pytest.raises(
+            OthersFiles, match="has batches of another query, which Spark would take for ours"
+        ):
+            of.write(spark.sql("select 0 as batch"), query, batch)
