@@ -202,6 +202,10 @@ class Ends(Sections):
         options = {key: it.value for key, it in given.items() if key not in _NOT_OPTIONS}
         if name == PENSTOCK:
             judged = {key: PLACE.sub("x", text) for key, text in options.items()}
+            odd = re.search("{[^{}]*}", judged.get("queue", ""))
+            if odd is not None:
+                why = "in { } stands the name of a column, of letters, digits and _; name it so in a step"
+                self._mistake(given["queue"].spot, f"{odd[0]} is no column: {why}")
             try:
                 write_options(judged, STREAM)
             except WrongOption as error:

@@ -403,7 +403,7 @@ class _Reader(Ends):
             return Step(name, None, None, None)
         path = given["python"].value
         try:
-            function, takes_views = load_function(path)
+            function, takes_views = load_function(path, self._file.path)
         except NeedsSpark:
             self._unjudged.append(f"{spot.name} python")
             return Step(name, None, None, path)

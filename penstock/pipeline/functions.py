@@ -47,17 +47,25 @@ def is_beside(function: Function, file: str) -> bool:
     return path is not None and os.path.abspath(path).startswith(folder + os.sep)
 
 
-def load_function(path: str) -> tuple[Function, bool]:
-    """The function that a path names, and whether it takes the session and all views."""
+def load_function(path: str, file: str) -> tuple[Function, bool]:
+    """The function that a path in a file names, and whether it takes the session and all views."""
     module_name, colon, name = path.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module_name.split("."), *name.split("."))):
         raise WrongValue("use a module and a function in it, as in module:function")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # noqa: BLE001 - whatever a module of the user's raises, it is a mistake to tell
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a module raises, it is a mistake to tell
         if isinstance(error, PySparkRuntimeError) and SparkContext._active_spark_context is None:
             raise NeedsSpark from None
         raise WrongValue(f"module {module_name!r} cannot be imported: {_told(error)}") from None
+    beside = os.path.join(os.path.dirname(os.path.abspath(file)), *module_name.split("."))
+    loaded = getattr(module, "__file__", None) or "Python's own"
+    ours = [path for path in (f"{beside}.py", f"{beside}/__init__.py") if os.path.exists(path)]
+    if ours and not (os.path.exists(loaded) and any(os.path.samefile(path, loaded) for path in ours)):
+        raise WrongValue(
+            f"module {module_name!r} is {loaded} here, and not the one beside this file: Python loads a name "
+            "once; take another name"
+        )
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
@@ -88,5 +96,5 @@ def _hint(module: ModuleType, name: str) -> str:
     return hint_for(name, {it: it for it in own}, own) if own else "define a function there"
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]

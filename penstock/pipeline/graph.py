@@ -160,7 +160,7 @@ class Graph:
             function, takes_views = step.function, step.takes_views
             if function is None:
                 assert step.function_path is not None, "a step is SQL or Python"
-                function, takes_views = load_function(step.function_path)
+                function, takes_views = load_function(step.function_path, file)
             if is_beside(function, file):
                 _send_along(function)
             # As views, so that it can be told later of what the result is made.

@@ -157,6 +157,7 @@ class Service:
         self._new_teller = new_teller
         self._say = say
         self._once = once
+        self._has_looked = False
         self._judged: dict[str, bytes] = {}  # by file: what it said when it was judged
         self._refused: dict[str, str] = {}  # by file: why it was not taken
         self._kept: dict[str, Keeper] = {}  # by file
@@ -179,7 +180,7 @@ class Service:
     def _is_done(self) -> bool:
         """Whether nothing is left to run; a moment ago everything was judged."""
         busy = ("", RUNNING, RETRYING)
-        return self._once and bool(self._judged) and not any(it.state in busy for it in self._kept.values())
+        return self._once and self._has_looked and not any(it.state in busy for it in self._kept.values())
 
     def _end(self, error: str = "") -> None:
         keepers = [*self._kept.values(), *self._ending]
@@ -217,6 +218,7 @@ class Service:
         for path in changed:
             self._judged[path] = settled[path]
             self._take(path)
+        self._has_looked = True
 
     def _let_go(self, path: str) -> None:
         keeper = self._kept.pop(path, None)

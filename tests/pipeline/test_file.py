@@ -421,12 +421,16 @@ PYTHON: list[tuple[str, str]] = [
     ("tests.pipeline.steps_of_tests:NUMBER", "is int; name a function"),
     ("tests.pipeline.steps_of_tests:three", "'three' takes 3 arguments; define three(frame)"),
     ("beside:f", "module 'beside' cannot be imported: ZeroDivisionError"),
+    ("ending:f", "module 'ending' cannot be imported: SystemExit: 3"),
+    ("sys:exit", "module 'sys' is Python's own here, and not the one beside this file"),
+    ("typing:cast", "typing.py here, and not the one beside this file: Python loads a name once"),
 ]
 
 
 @pytest.mark.parametrize(("path", "problem"), PYTHON, ids=[path for path, _ in PYTHON])
 def test_a_step_in_python_is_imported(tmp_path: Path, path: str, problem: str) -> None:
-    (tmp_path / "beside.py").write_text("1 / 0\n")
+    for name, text in (("beside", "1 / 0"), ("ending", "raise SystemExit(3)"), ("typing", ""), ("sys", "")):
+        (tmp_path / f"{name}.py").write_text(text)
     text = re.sub("sql = .*", f'python = "{path}"', GOOD)
     (line,) = mistakes(tmp_path, text)
     assert line.startswith(f"p.toml, line 8: [[step]] 1 python = '{path}': ")

@@ -209,6 +209,11 @@ WRONG = (
         "[[sink]] 2 name: another sink is called 'files'; take another name",
     ),
     ("FOLDER/table", "FOLDER/./files/", "[[sink]] 2 path: another sink writes there; take another path"),
+    (
+        '"QUEUE.{region}"',
+        '"QUEUE.{re-gion}"',
+        "[[sink]] 3 queue: {re-gion} is no column: in { } stands the name of a column, of letters",
+    ),
     ('on = "orders"', 'on = "order"', "[[expect]] 1 on: there is no view 'order'; did you mean orders?"),
     (
         'name = "large"',

@@ -54,7 +54,7 @@ def relay(queue: str, word: str = "") -> str:
 class Kept:
     """A service over a folder, in a thread, and what it says."""
 
-    def __init__(self, spark: SparkSession, *folders: Path) -> None:
+    def __init__(self, spark: SparkSession, *folders: Path, once: bool = False) -> None:
         self.said: list[tuple[str, str, str]] = []
         self.service = Service(
             Files(map(str, folders)),
@@ -62,6 +62,7 @@ class Kept:
             read_pipeline,
             lambda name: Teller(name, lambda line: None, time.monotonic),
             lambda *said: self.said.append(said),
+            once=once,
         )
         self.thread = threading.Thread(target=self.service.run, daemon=True)
 
@@ -331,6 +332,16 @@ def test_what_a_file_says_counts_when_it_was_said_twice(tmp_path: Path) -> None:
     path.unlink()
     files.look()
     assert files.look() == {}
+
+
+def test_a_folder_in_which_nothing_is_to_be_run_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.pipeline.service.LOOK_SECONDS", 0.01)
+    it = Kept(spark, tmp_path, once=True)
+    it.thread.start()
+    it.thread.join(SECONDS)
+    assert not it.thread.is_alive()
 
 
 def test_settings_of_spark_that_all_share(rig: Rig) -> None:
