@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from penstock.lake.table import FILE_BYTES, VIEWS, Overtaken, Span, Table, Written, fits, moment
+from penstock.lake.table import FILE_BYTES, VIEWS, Span, Table, Written, fits, moment
 from penstock.log.arrow import events_batches, messages_batches
 from penstock.log.errors import QueueDeleted
 from penstock.log.reader import LogReader, ReaderQueue
@@ -85,6 +85,7 @@ class Lane:
         self._reader = reader
         self._plan = plan
         self._turn = -1  # of the log, as of which the places are known
+        self._version = -1  # of the table, likewise
         self._places: dict[Key, Place] = {}
         self._identities: dict[str, str] = {}  # of the queues that were there at the last look
         self._checked: set[Key] = set()
@@ -97,13 +98,22 @@ class Lane:
     def _events(self) -> bool:
         return self.table.view == "events"
 
-    def look(self, queues: Mapping[str, ReaderQueue]) -> dict[str, int]:
-        """The places of queues that are new here, or have moved without a commit."""
+    def begin(self) -> None:
+        """As the table is now."""
+        self.table.open(make=True)
+        self._turn = -1
+        self.follow()
+
+    def look(self, queues: Mapping[str, ReaderQueue], began: Mapping[Key, ReaderQueue]) -> dict[str, int]:
+        """The places of queues that are new here, or have moved without a commit. They `began` to be held
+        there."""
         moved = {}
         for name, queue in queues.items():
             key = name, self._reader.identity(name)
             start = queue.event_start if self._events else queue.offset_start
-            place = self._places.setdefault(key, Place(start))
+            place = self._places.setdefault(
+                key, Place(began[key].event_start if self._events else began[key].offset_start)
+            )
             if key not in self._checked:
                 self._check(key, queue, place)
             if name in self.refused:
@@ -121,13 +131,14 @@ class Lane:
         return moved
 
     def follow(self) -> bool:
-        """Look at the table; whether somebody else has archived this log since the last time."""
+        """Look at the table; whether somebody else has changed it since the last time."""
         self.table.refresh()
-        turn = self.table.turn(self._reader.log)
-        if turn == self._turn:
+        turn, version = self.table.turn(self._reader.log), self.table.delta.version()
+        if (turn, version) == (self._turn, self._version):
             return False
+        spans = self.table.spans()
         self._places, self._small, self._others = {}, {}, {}
-        for span in self.table.spans():
+        for span in spans:
             key = span.queue, span.identity
             if not span.identity.startswith(self._reader.log):
                 self._others.setdefault(key, []).append(span)
@@ -137,7 +148,7 @@ class Lane:
                 self._count(span)
         self._checked.clear()
         self._identities.clear()
-        self._turn = turn
+        self._turn, self._version = turn, version
         return True
 
     def _count(self, span: Span) -> None:
@@ -224,7 +235,6 @@ class Lane:
 
     def archive(self, names: list[str], queues: Mapping[str, ReaderQueue], now: float) -> dict[str, int]:
         """A slice of these queues, as one commit; where they are now."""
-        self._next_at = now + self._plan.seconds
         rows, size = self._plan.rows, SLICE_BYTES
         files: list[Written] = []
         places: dict[Key, Place] = {}
@@ -244,13 +254,11 @@ class Lane:
             size -= taken.size
             places[key] = Place(taken.at, its[-1].span.last_us if its else place.last_us)
         if files:
-            try:
-                self.table.commit(files, self._reader.log, self._turn + 1)
-            except Overtaken:
-                self._turn = -1
-                raise
+            self.table.commit(files, self._reader.log, self._turn + 1)
             self._turn += 1
+            self._version += 1
             self.last_us = time.time_ns() // 1000
+        self._next_at = now + self._plan.seconds
         for written in files:
             self._count(written.span)
             self.rows += written.span.rows
@@ -273,7 +281,7 @@ class Lane:
             part for part, count in self._small.items() if count >= (COMPACT_FILES if part[1] >= today else 2)
         ]
         for part in sorted(ripe, key=lambda part: -self._small[part])[:COMPACT_TURNS]:
-            self.table.compact(*part)
+            self._version += self.table.compact(*part)
             self._small[part] = 1
 
 
@@ -338,8 +346,9 @@ class Archiver:
         self._wanted = [matcher(pattern) for pattern in plan.queues]
         self._reader = LogReader(data)
         self._too_long: dict[str, str] = {}
-        self._known: dict[str, str] = {}  # identities of queues that retention waits for
+        self._known: dict[Key, ReaderQueue] | None = None  # as they were when they began to be held
         self._lanes: dict[str, Lane] = {}  # until the tables are there, none
+        self._is_open = False
         self._vacuum_at = time.monotonic() + 3600
 
     def close(self) -> None:
@@ -358,14 +367,14 @@ class Archiver:
     def turn(self, now: float) -> bool:
         """One look at the log, and a commit for each table whose time has come. Whether there was one."""
         queues, did = self.queues(), False
-        self._hold_new(queues)
+        began = self._hold_new(queues)
         self._open()
         for view, lane in self._lanes.items():
             refused = dict(lane.refused)
-            held = lane.look(queues)
+            held = lane.look(queues, began)
             picked = lane.picked(lane.waiting(queues), now)
             if picked and lane.follow():
-                held |= lane.look(queues)
+                held |= lane.look(queues, began)
                 picked = lane.picked(lane.waiting(queues), now)
             if picked:
                 held |= lane.archive(picked, queues, now)
@@ -382,27 +391,36 @@ class Archiver:
                 lane.table.vacuum()
         return did
 
-    def _hold_new(self, queues: Mapping[str, ReaderQueue]) -> None:
-        """Before anything else, and whether there is a table or not: nothing of a new queue may be lost."""
-        identities = {name: self._reader.identity(name) for name in queues}
-        new = [name for name, identity in identities.items() if self._known.get(name) != identity]
+    def _hold_new(self, queues: Mapping[str, ReaderQueue]) -> dict[Key, ReaderQueue]:
+        """Before anything else, and whether there is a table or not: nothing of a new queue may be lost. What
+        retention has taken of it before that is a gap: all that is there at the first look was held before,
+        or is older than its table."""
+        known, began = self._known or {}, dict[Key, ReaderQueue]()
+        new: dict[str, tuple[int, int]] = {}
+        for name, queue in queues.items():
+            key = name, self._reader.identity(name)
+            if key not in known:
+                new[name] = queue.offset_start, queue.event_start
+                queue = queue if self._known is None else queue._replace(offset_start=0, event_start=0)
+            began[key] = known.get(key, queue)
         if new:
-            starts = {name: (queues[name].offset_start, queues[name].event_start) for name in new}
-            held = {view: {name: it[at] for name, it in starts.items()} for at, view in enumerate(VIEWS)}
+            held = {view: {name: it[at] for name, it in new.items()} for at, view in enumerate(VIEWS)}
             self._say(held, queues)
-        self._known = identities
+        self._known = began
+        return began
 
     def _open(self) -> None:
-        if not self._lanes:
-            lanes = {}
-            for view in VIEWS:
-                lanes[view] = Lane(Table(self._plan.path, view).open(make=True), self._reader, self._plan)
-                lanes[view].follow()
-            self._lanes = lanes
+        if not self._is_open:
+            lanes = self._lanes or {
+                view: Lane(Table(self._plan.path, view), self._reader, self._plan) for view in VIEWS
+            }
+            for lane in lanes.values():
+                lane.begin()
+            self._lanes, self._is_open = lanes, True
 
     def begin_again(self) -> None:
         """Something has failed: the next turn opens the tables anew."""
-        self._lanes = {}
+        self._is_open = False
 
     def _say(self, held: Mapping[str, Mapping[str, int]], queues: Mapping[str, ReaderQueue]) -> None:
         tables = {

@@ -93,7 +93,12 @@ class Written(NamedTuple):
 
 def folder_name(queue: str) -> str:
     """A queue's name as a part of a path, as Hive has it: some (Polars) go by names of folders."""
-    return "".join(it if it.isalnum() or it in "-_.~" else quote(it, safe="") for it in queue)
+    return "".join(it if it.isalnum() else _quoted(it) for it in queue)
+
+
+def _quoted(text: str) -> str:
+    """As deltalake has it: it looks for no file that has a tilde in its path as it is."""
+    return quote(text, safe="").replace("~", "%7E")
 
 
 def fits(queue: str) -> bool:
@@ -350,23 +355,25 @@ class Table:
         self._sync_log(before)
 
     def compact(self, queue: str, day: str) -> bool:
-        """Small files of a queue's day become fewer; False where its name makes no name of a folder."""
-        if len(quote(queue, safe="")) > NAME_BYTES_MAX:
+        """Small files of a queue's day become fewer, with a commit where there are several; whether there was
+        one. None of a queue whose name makes no name of a folder."""
+        if len(_quoted(queue)) > NAME_BYTES_MAX:
             return False
         before = self.delta.version()
         with told(self.uri):
-            self.delta.optimize.compact(
+            done = self.delta.optimize.compact(
                 [("queue", "=", queue), ("day", "=", day)], target_size=FILE_BYTES, max_concurrent_tasks=1
             )
         self.refresh()
-        if self.folder is not None and self.delta.version() != before:
+        did = bool(done["numFilesRemoved"])
+        if self.folder is not None and did:
             for span in self.spans(queue):
                 if span.day == day:
                     _sync(self.place(span))
                     self._has_name(self.place(span))
             self._sync_names()
         self._sync_log(before)
-        return True
+        return did
 
     def vacuum(self) -> int:
         """Remove files that no version of the last week has; how many."""
@@ -374,11 +381,11 @@ class Table:
             return len(self.delta.vacuum(dry_run=False, full=True))
 
     def _sync_log(self, after: int) -> None:
-        """The commits behind a version are on the disk."""
+        """The commits behind a version are on the disk, and what deltalake has made of them."""
         if self.folder is not None:
             log = os.path.join(self.folder, "_delta_log")
             for name in os.listdir(log):
-                if name.endswith(".json") and name[:20].isdigit() and int(name[:20]) >= after:
+                if name == "_last_checkpoint" or (name[:20].isdigit() and int(name[:20]) >= after):
                     _sync(os.path.join(log, name))
             _sync(log)
 

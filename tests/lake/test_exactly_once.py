@@ -51,7 +51,7 @@ def test_one_of_two_archivers_is_overtaken(tmp_path: Path) -> None:
     first.turn(1000.0)
     lane = second._lanes["messages"]
     queues = second.queues()
-    lane.look(queues)
+    lane.look(queues, second._hold_new(queues))
     with pytest.raises(Overtaken):
         lane.archive(["orders"], queues, 1000.0)
     second.turn(2000.0)
@@ -78,6 +78,25 @@ def test_two_archivers_in_turns(tmp_path: Path) -> None:
     for archiver in (first, second):
         archiver.close()
     log.close(now_us())
+
+
+def test_rows_that_somebody_takes_off_the_table_come_again(tmp_path: Path) -> None:
+    """While it archives: the turns of the log are what they were."""
+    data, path = str(tmp_path / "data"), str(tmp_path / "lake")
+    log = open_log(data, now_us())
+    put(log, "orders", [b"0", b"1"])
+    archiver = archived(data, path)
+    table = Table(path, "messages").open()
+    version = table.delta.version()
+    put(log, "orders", [b"2", b"3"])
+    archiver.turn(2000.0)
+    table.refresh()
+    table.delta.restore(version)
+    put(log, "orders", [b"4"])
+    archiver.turn(3000.0)
+    archiver.close()
+    log.close(now_us())
+    assert_complete(data, path)
 
 
 def test_queue_that_is_made_again_is_told_apart(tmp_path: Path) -> None:

@@ -15,10 +15,13 @@ from penstock.lake.archiver import QUEUES_MAX
 from penstock.lake.check import Extent, check
 from penstock.lake.table import LakeError, Table, gaps_of
 from penstock.log.log import open_log
-from penstock.log.reader import LogReader
+from penstock.log.reader import LogReader, ReaderQueue
 from penstock.model.batch import Batch
 from penstock.model.headers import encode_headers
 from tests.lake.rig import DAY_US, archived, assert_complete, filled, now_us, put, rows_of
+
+ODD = "a/b '\"%~=*[1]{}#?:;+& ²"
+"""All that means something in a path or a URL."""
 
 
 def extents(data: str, view: str = "messages") -> dict[str, Extent]:
@@ -67,7 +70,7 @@ def test_small_files_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(archiver_module, "COMPACT_TURNS", 0)
     archiver = archived(data, path, turns=0)
     for turn in range(1, 5):
-        for queue in ("a/b '\"%", long):
+        for queue in (ODD, long):
             put(log, queue, [b"x"], yesterday + turn)
         archiver.turn(1000.0 * turn)
     table = Table(path, "messages").open()
@@ -78,7 +81,7 @@ def test_small_files_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     archiver.turn(9000.0)
     table.refresh()
     assert [(it.queue, it.rows) for it in table.spans()] == [
-        ("a/b '\"%", 4),
+        (ODD, 4),
         ("other", 1),
         *[(long, 1)] * 4,  # Its name is too long for the name of a folder, by percents.
     ]
@@ -92,7 +95,7 @@ def test_small_files_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     log.wait()
     assert_complete(data, path)
     frame = pl.read_delta(f"{path}/messages")
-    assert dict(frame.group_by("queue").len().rows()) == {"a/b '\"%": 4, "other": 1, long: 4}
+    assert dict(frame.group_by("queue").len().rows()) == {ODD: 4, "other": 1, long: 4}
     log.close(now_us())
 
 
@@ -130,6 +133,31 @@ def test_damage_is_a_gap_that_is_told(tmp_path: Path) -> None:
     assert gaps_of(table.spans())
     (found,) = check(table, extents(str(data)))
     assert found.wrong == ("a gap: offsets 0 to 29 are not all there",)
+
+
+def test_what_retention_took_of_a_queue_before_it_was_held_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came, was done with and went while the archiver was busy: nothing of it is in any table."""
+    data, path, told = str(tmp_path / "data"), str(tmp_path / "lake"), list[Any]()
+    filled(data, {"orders": 10, "quick": 10})
+    queues, old = LogReader.queues, ["orders"]
+
+    def without_what_went(reader: LogReader) -> dict[str, ReaderQueue]:
+        return {it: queue._replace(offset_start=7) for it, queue in queues(reader).items() if it in old}
+
+    monkeypatch.setattr(LogReader, "queues", without_what_went)
+    archiver = archived(data, path, turns=0, tell=lambda it: told.append(it.state["gaps"]))
+    archiver.turn(1000.0)
+    assert told[-1] == []  # It began to archive later than the log did.
+    old.append("quick")
+    archiver.turn(2000.0)
+    gap = "queue 'quick': offsets 0 to 6 are not in the log, nor in the table"
+    assert told[-1] == [gap]
+    archiver.begin_again()  # As when its store does not answer.
+    archiver.turn(3000.0)
+    assert archiver._lanes["messages"].gaps == [gap]
+    archiver.close()
 
 
 def test_check_names_what_is_wrong(tmp_path: Path) -> None:
