@@ -10,12 +10,14 @@ checkpoint, and knows no seam: each batch looks anew what has to come from where
 Rules that always hold:
   * The table is asked only for what is before the log's first offset, and then gives all that it has of a
     range: retention may take from the log what was there when a batch was planned.
-  * Rows of the table do not change, so that a batch can be replayed.
+  * Rows of the table do not change, so that a batch can be replayed. They come in the order of offsets,
+    whatever order a compaction has left them in.
   * Only rows of the queue that has the name now (`identity`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.spark.api import Broker
@@ -32,7 +34,8 @@ class Part(NamedTuple):
     """What a task reads from the table."""
 
     whole: Range
-    paths: tuple[str, ...]  # files, in the order of offsets
+    files: tuple[tuple[int, tuple[str, ...]], ...]
+    """In the order of offsets: the first one, and the files that begin there; several where they overlap."""
 
 
 class Archive:
@@ -69,8 +72,8 @@ class Archive:
                 rest.append(whole)
                 continue
             for piece in chain.from_iterable(split([whole._replace(end=end)], min_partitions)):
-                files = [it.path for it in its if it.first < piece.end and it.end > piece.start]
-                parts.append(Part(piece, tuple(files)))
+                files = [it for it in its if it.first < piece.end and it.end > piece.start]
+                parts.append(Part(piece, tuple(_together(files))))
             if end < whole.end:
                 rest.append(whole._replace(start=end))
         return parts, rest
@@ -92,30 +95,70 @@ class Archive:
             return []
 
 
+def _together(files: "Sequence[Span]") -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Files in order, those that overlap as one: where a clock is set back over midnight, days take turns."""
+    first, end, paths = 0, 0, list[str]()
+    for it in files:
+        if paths and it.first >= end:
+            yield first, tuple(paths)
+            paths = []
+        if not paths:
+            first = it.first
+        paths.append(it.path)
+        end = max(end, it.end)
+    if paths:
+        yield first, tuple(paths)
+
+
 # --- on an executor --------------------------------------------------------------------------------
 
 
 def batches(table: "Table", part: Part, columns: Sequence[str]) -> Iterator["pa.RecordBatch"]:
     """The rows of a part, as far as they are there."""
     import pyarrow as pa
+
+    for first, paths in part.files:
+        rows = chain.from_iterable(_rows(table, path, part.whole, columns) for path in paths)
+        for batch in _in_order(rows, max(first, part.whole.start)):
+            name = pa.repeat(pa.scalar(part.whole.queue), batch.num_rows)
+            arrays = [name if it == "queue" else batch.column(it) for it in columns]
+            yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+
+def _rows(table: "Table", path: str, whole: Range, columns: Sequence[str]) -> Iterator["pa.RecordBatch"]:
+    """Those of a file that are in a range, as they stand there."""
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    queue, start, end, *_ = part.whole
-    stored = [name for name in columns if name != "queue"]
-    for path in part.paths:
-        with table.input(path) as source:
-            file = pq.ParquetFile(source)
-            place = file.schema_arrow.get_field_index("offset")
-            groups = []
-            for number in range(file.num_row_groups):
-                bounds = file.metadata.row_group(number).column(place).statistics
-                if bounds is None or (bounds.min < end and bounds.max >= start):
-                    groups.append(number)
-            for batch in file.iter_batches(row_groups=groups, columns=stored):
-                offsets = batch.column(stored.index("offset"))
-                rows = batch.filter(pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end)))
-                if rows.num_rows:
-                    name = pa.repeat(pa.scalar(queue), rows.num_rows)
-                    arrays = [name if it == "queue" else rows.column(it) for it in columns]
-                    yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
+    with table.input(path) as source:
+        file = pq.ParquetFile(source)
+        place = file.schema_arrow.get_field_index("offset")
+        groups = []
+        for number in range(file.num_row_groups):
+            bounds = file.metadata.row_group(number).column(place).statistics
+            if bounds is None or (bounds.min < whole.end and bounds.max >= whole.start):
+                groups.append(number)
+        for batch in file.iter_batches(row_groups=groups, columns=[it for it in columns if it != "queue"]):
+            offsets = batch.column("offset")
+            yield batch.filter(pc.and_(pc.greater_equal(offsets, whole.start), pc.less(offsets, whole.end)))
+
+
+def _in_order(rows: Iterable["pa.RecordBatch"], at: int) -> Iterator["pa.RecordBatch"]:
+    """By offset, from one on. What was compacted is there by the size that its files had: of that, all is in
+    memory."""
+    import numpy as np
+
+    runs: list[tuple[int, pa.RecordBatch]] = []
+    for batch in rows:
+        offsets = batch.column("offset").to_numpy()
+        for run in np.split(np.arange(batch.num_rows), np.flatnonzero(np.diff(offsets) != 1) + 1):
+            if not len(run):
+                continue
+            first, its = int(offsets[run[0]]), batch.slice(int(run[0]), len(run))
+            if runs or first != at:
+                runs.append((first, its))
+            else:
+                at = first + len(run)
+                yield its
+    for _, its in sorted(runs, key=itemgetter(0)):
+        yield its

@@ -127,10 +127,10 @@ def history(
 def _rows(spark: SparkSession, found: _Archive, queue: str, end: int, fail_on_data_loss: bool) -> DataFrame:
     schema = schema_of("messages", found.headers)
     spans = [span for span in found.spans if span.first < end]
-    lost = gaps_of(spans)
-    last = max((span.end for span in spans), default=end)
-    if last < end:
-        lost = [*lost, (last, end)]
+    first, last = spans[0].first if spans else end, max((span.end for span in spans), default=end)
+    # What is before all that the table has may be gone from the log, too: then it was never archived.
+    edges = [(min(found.extent.start, first), first), *gaps_of(spans), (last, max(last, end))]
+    lost = [(start, stop) for start, stop in edges if start < stop]
     if lost and fail_on_data_loss:
         first, stop = lost[0]
         raise DataLost(

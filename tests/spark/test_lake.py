@@ -8,18 +8,23 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.common.given import SettingsError
+from penstock.lake import archiver
 from penstock.lake.table import Table
+from penstock.log.log import open_log
 from penstock.server.settings_read import load
 from penstock.spark import archived, archived_end, history
+from penstock.spark.archive import Archive, batches
 from penstock.spark.offsets import DataLost
 from penstock.spark.options import BATCH, STREAM, WrongOption, read_options
 from penstock.spark.source import schema_of
+from penstock.spark.splits import Range
 from penstock.spark.streaming import StreamReader
 from tests.http.api import Api
 from tests.http.conftest import StartBroker
@@ -123,7 +128,10 @@ def test_history_tells_of_a_gap_and_of_another_life(
     table.delta.delete("offset in (2, 3) and identity = '" + files[0].identity + "'")
     with pytest.raises(DataLost, match="has not the offsets 2 to 3"):
         history(spark, url=url, queue="orders")
-    assert len(values(history(spark, url=url, queue="orders", fail_on_data_loss=False))) == 3
+    table.delta.delete("offset = 0 and identity = '" + files[0].identity + "'")
+    with pytest.raises(DataLost, match="has not the offsets 0 to 0"):  # As they are in the log, still.
+        history(spark, url=url, queue="orders")
+    assert len(values(history(spark, url=url, queue="orders", fail_on_data_loss=False))) == 2
 
 
 KEEP_NOTHING = """
@@ -207,6 +215,38 @@ def test_a_stream_finds_in_the_table_what_came_there_after_it_began(
     offsets = [offset for batch in rows for offset in batch.column("offset").to_pylist()]
     assert offsets == [*range(begins, begins + 100)]
     reader.stop()
+
+
+def test_rows_come_in_order_whatever_is_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of different sizes, and days that took turns when a clock was set back."""
+    data, path = str(tmp_path / "data"), str(tmp_path / "lake")
+    monkeypatch.setattr(archiver, "COMPACT_TURNS", 0)
+    midnight = rig.now_us() // rig.DAY_US * rig.DAY_US - rig.DAY_US
+    log = open_log(data, midnight - 10)
+    lake = rig.archived(data, path, turns=0)
+    for turn, count in enumerate((1, 50, 5, 200, 3), 1):
+        rig.put(log, "orders", [b"%d" % n for n in range(count)], midnight + (-1) ** turn * 1000)
+        lake.turn(1000.0 * turn)
+    log.close(midnight + 2000)
+    lake.close()
+    table = Table(path, "messages").open()
+    for day in {span.day for span in table.spans()}:
+        table.compact("orders", day)
+    identity = table.spans()[0].identity
+    assert [(it.first, it.end, it.rows) for it in table.spans()] == [(0, 259, 9), (1, 256, 250)]
+
+    class Said:
+        def get(self, _: str) -> dict[str, str]:
+            return {"path": path}
+
+    whole = [Range("orders", 2, 258, identity)]
+    archive = Archive("http://broker")
+    parts, rest = archive.cut(cast(Any, Said()), whole, {"orders": 259}, 2)
+    columns = ["queue", "value", "offset"]
+    rows = [row for part in parts for it in batches(table, part, columns) for row in it.to_pylist()]
+    assert (len(parts), rest) == (2, [])
+    assert [row["offset"] for row in rows] == [*range(2, 258)]
+    assert rows[0] == {"queue": "orders", "value": b"1", "offset": 2}
 
 
 @pytest.mark.parametrize(
