@@ -104,6 +104,32 @@ class TextOrTexts(Kind):
 
 
 @dataclass(frozen=True, slots=True)
+class Store(Kind):
+    """A folder, or the URL of one in an object store: many are told where it is, so without credentials."""
+
+    metavar: str = "PATH"
+
+    def hides(self, value: object) -> bool:
+        return self._may_tell(value)
+
+    def check(self, value: object) -> object:
+        if not isinstance(value, str) or not value or "\0" in value:
+            raise self.refuse()
+        if self._may_tell(value):
+            raise WrongValue(
+                "it has credentials in it, and whoever may read is told it; leave them to the environment"
+            )
+        return value
+
+    def wanted(self) -> str:
+        return "a folder, or the URL of one in an object store"
+
+    @staticmethod
+    def _may_tell(value: object) -> bool:
+        return bool(re.match(r"[^/]+://([^/]*:[^/]*@|.*\?)", str(value)))
+
+
+@dataclass(frozen=True, slots=True)
 class Patterns(Kind):
     """Patterns of names: a list in the file, elsewhere with commas between them."""
 

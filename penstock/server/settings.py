@@ -41,6 +41,7 @@ from penstock.server.setting_kinds import (
     Reach,
     Records,
     Secret,
+    Store,
     TextOrTexts,
     TokenHashes,
     Urls,
@@ -493,7 +494,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     _of(
         "archive",
         "path",
-        Text("a folder, or the URL of one in an object store", "PATH"),
+        Store(),
         "where queues become Delta tables, as s3://bucket/penstock; without it they do not",
     ),
     Setting(
