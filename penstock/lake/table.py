@@ -19,6 +19,7 @@ How it fails: `Overtaken`, and `LakeError` for all that deltalake, Arrow or the 
 
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -150,7 +151,9 @@ def told(where: str) -> Iterator[None]:
     except TableNotFoundError as error:
         raise NoTable(f"{where}: there is no table yet") from error
     except (DeltaError, OSError, pa.ArrowException) as error:
-        raise LakeError(f"{where}: {error}") from error
+        # Some of these are drawn as trees, in colours.
+        text = " ".join(re.sub(r"\x1b\[[0-9;]*m|[↳├└│▶─]", " ", str(error)).split())
+        raise LakeError(f"{where}: {text}") from error
 
 
 def table_schema(view: str) -> pa.Schema:

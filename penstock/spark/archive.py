@@ -18,7 +18,7 @@ Rules that always hold:
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.spark.api import Broker
 from penstock.spark.options import WrongOption
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.lake.table import Span, Table
+
+
+INSTALL: Final = "pip install 'penstock[lake]'"
 
 
 class Part(NamedTuple):
@@ -79,8 +82,12 @@ class Archive:
         return parts, rest
 
     def _spans(self, broker: Broker) -> "list[Span]":
-        from penstock.lake.table import NoTable, Table
-
+        try:
+            from penstock.lake.table import NoTable, Table
+        except ImportError as error:
+            raise WrongOption(
+                f"option 'history' needs the extra lake, here and where tasks run: {INSTALL} ({error})"
+            ) from None
         if self.table is None:
             path = broker.get("archive")["path"]
             if path is None:

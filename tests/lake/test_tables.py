@@ -13,7 +13,7 @@ import pytest
 from penstock.lake import archiver as archiver_module
 from penstock.lake.archiver import QUEUES_MAX
 from penstock.lake.check import Extent, check
-from penstock.lake.table import LakeError, Table, gaps_of
+from penstock.lake.table import LakeError, Table, gaps_of, told
 from penstock.log.log import open_log
 from penstock.log.reader import LogReader, ReaderQueue
 from penstock.model.batch import Batch
@@ -208,3 +208,10 @@ def test_types_are_those_of_the_view(tmp_path: Path) -> None:
     columns = "queue offset id value timestamp protocol expires retries headers day identity"
     assert schema.names == columns.split()
     assert Table(path, "messages").open().delta.metadata().partition_columns == ["queue", "day", "identity"]
+
+
+def test_what_is_beneath_is_told_in_one_line() -> None:
+    tree = "Generic S3 error\n  \x1b[31m↳\x1b[0m Error performing GET\n    \x1b[31m↳\x1b[0m HTTP error"
+    with pytest.raises(LakeError) as error, told("s3://bucket/messages"):
+        raise OSError(tree)
+    assert str(error.value) == "s3://bucket/messages: Generic S3 error Error performing GET HTTP error"

@@ -350,3 +350,23 @@ def test_settings_of_the_page_are_right(tmp_path: Path) -> None:
     assert load(argparse.Namespace(), {"PENSTOCK_ARCHIVE_QUEUES": "a*, b"}).archive.queues == ("a*", "b")
     with pytest.raises(SettingsError, match=r"PENSTOCK_ARCHIVE_PATH.*http is off"):
         load(argparse.Namespace(), {"PENSTOCK_ARCHIVE_PATH": "lake", "PENSTOCK_HTTP": "off"})
+    for path in ("s3://key:s3cret@bucket/lake", "az://lake/a?sig=s3cret"):  # It is no secret where it is.
+        with pytest.raises(SettingsError, match="leave them to the environment") as told:
+            load(argparse.Namespace(), {"PENSTOCK_ARCHIVE_PATH": path})
+        assert "s3cret" not in str(told.value)
+    for path in ("abfss://lake@account.dfs.core.windows.net/a", "a:b@c?", "file:///x/y"):
+        assert load(argparse.Namespace(), {"PENSTOCK_ARCHIVE_PATH": path}).archive.path == path
+
+
+def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import penstock.spark
+
+    for name in ("penstock.lake.table", "penstock.spark.lake"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(penstock.spark, "lake")
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    for name in ("history", "archived", "archived_end"):
+        with pytest.raises(ImportError, match=re.escape("pip install 'penstock[lake]'")):
+            getattr(penstock.spark, name)
+    with pytest.raises(WrongOption, match=re.escape("pip install 'penstock[lake]'")):
+        Archive("http://broker").firsts(cast(Any, None))
