@@ -1,15 +1,16 @@
-"""Archive: what of a stream's ranges the log has no more, and the broker's table has.
+"""Archive: what of a query's ranges the log has no more, and the broker's table has.
 
     firsts    on the driver: where the table begins, queue by queue
     cut       on the driver: a range divided into what comes from the table and what comes from the log
-    batches   on an executor: the rows of a part, from the files that the driver has named
+    part_of   on an executor: a range that retention took from the log since it was divided
+    batches   on an executor: the rows of a part
 
 Offsets in the table are those of the log, so a stream that begins in one and goes on in the other has one
 checkpoint, and knows no seam: each batch looks anew what has to come from where.
 
 Rules that always hold:
   * The table is asked only for what is before the log's first offset, and then gives all that it has of a
-    range: retention may take from the log what was there when a batch was planned.
+    range. Retention takes nothing that is not there: what goes between plan and reading is read there, too.
   * Rows of the table do not change, so that a batch can be replayed. They come in the order of offsets,
     whatever order a compaction has left them in.
   * Only rows of the queue that has the name now (`identity`).
@@ -21,6 +22,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.spark.api import Broker
+from penstock.spark.offsets import Extent
 from penstock.spark.options import WrongOption
 from penstock.spark.splits import Range, split
 
@@ -46,7 +48,7 @@ class Archive:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self.table: Table | None = None
+        self._table: Table | None = None
 
     def firsts(self, broker: Broker) -> dict[tuple[str, str], int]:
         """The first offset of each queue there, by name and identity."""
@@ -74,32 +76,48 @@ class Archive:
             if whole not in early or end <= whole.start:
                 rest.append(whole)
                 continue
-            for piece in chain.from_iterable(split([whole._replace(end=end)], min_partitions)):
-                files = [it for it in its if it.first < piece.end and it.end > piece.start]
-                parts.append(Part(piece, tuple(_together(files))))
+            pieces = chain.from_iterable(split([whole._replace(end=end)], min_partitions))
+            parts += (_part(piece, its) for piece in pieces)
             if end < whole.end:
                 rest.append(whole._replace(start=end))
         return parts, rest
 
-    def _spans(self, broker: Broker) -> "list[Span]":
+    def table(self, broker: Broker) -> "Table":
+        """Where it is; it may not be there yet."""
         try:
-            from penstock.lake.table import NoTable, Table
+            from penstock.lake.table import Table
         except ImportError as error:
             raise WrongOption(
                 f"option 'history' needs the extra lake, here and where tasks run: {INSTALL} ({error})"
             ) from None
-        if self.table is None:
+        if self._table is None:
             path = broker.get("archive")["path"]
             if path is None:
                 raise WrongOption(
                     f"option 'history': the broker at {self._url} archives nothing; set path under [archive] "
                     "of its settings, or leave the option out"
                 )
-            self.table = Table(path, "messages")
-        try:
-            return self.table.open().spans()
-        except NoTable:
-            return []
+            self._table = Table(path, "messages")
+        return self._table
+
+    def _spans(self, broker: Broker) -> "list[Span]":
+        return _spans(self.table(broker))
+
+
+def _spans(table: "Table", queue: str | None = None) -> "list[Span]":
+    from penstock.lake.table import NoTable
+
+    try:
+        return table.open().spans(queue)
+    except NoTable:
+        return []
+
+
+def _part(whole: Range, spans: "Sequence[Span]") -> Part:
+    """A range, and what of its queue's files it is in."""
+    return Part(
+        whole, tuple(_together([it for it in spans if it.first < whole.end and it.end > whole.start]))
+    )
 
 
 def _together(files: "Sequence[Span]") -> Iterator[tuple[int, tuple[str, ...]]]:
@@ -117,7 +135,20 @@ def _together(files: "Sequence[Span]") -> Iterator[tuple[int, tuple[str, ...]]]:
         yield first, tuple(paths)
 
 
+def reached(extents: Mapping[str, Extent], firsts: Mapping[tuple[str, str], int]) -> dict[str, Extent]:
+    """What there is to be read with the table, which begins at `firsts`."""
+    return {
+        queue: it._replace(start=min(it.start, firsts.get((queue, it.identity), it.start)))
+        for queue, it in extents.items()
+    }
+
+
 # --- on an executor --------------------------------------------------------------------------------
+
+
+def part_of(table: "Table", whole: Range) -> Part:
+    """All of a range, as the table is now."""
+    return _part(whole, [it for it in _spans(table, whole.queue) if it.identity == whole.identity])
 
 
 def batches(table: "Table", part: Part, columns: Sequence[str]) -> Iterator["pa.RecordBatch"]:

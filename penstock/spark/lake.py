@@ -118,7 +118,12 @@ def history(
     reader = spark.read.format("penstock").option("url", url).option("subscribe", queue)
     reader = reader.option("startingOffsets", json.dumps({queue: found.end}))
     reader = reader.option("endingOffsets", json.dumps({queue: found.extent.end}))
-    reader = reader.option("failOnDataLoss", fail_on_data_loss).option("includeHeaders", headers)
+    # Whatever goes from there to the table until it is read.
+    reader = (
+        reader.option("history", True)
+        .option("failOnDataLoss", fail_on_data_loss)
+        .option("includeHeaders", headers)
+    )
     if token is not None:
         reader = reader.option("token", token)
     return _rows(spark, found, queue, found.end, fail_on_data_loss).unionByName(reader.load())

@@ -278,7 +278,6 @@ READING: Final = (
         "history",
         _flag,
         False,
-        {BATCH: "penstock.spark.history(spark, url=…, queue=…) is table and log as a batch"},
     ),
     Option(
         "copies",
@@ -528,6 +527,8 @@ def _check_history(values: dict[str, Any]) -> None:
         raise WrongOption(
             "option 'history' begins in the table; say where: startingOffsets earliest, or {\"orders\": 42}"
         )
+    if values["ending_timestamp"] is not None or values["ending_offsets_by_timestamp"] is not None:
+        raise WrongOption("option 'history' ends at offsets; use endingOffsets, or where timestamp < …")
     if values["max_bytes_per_trigger"] is not None:
         raise WrongOption("option 'history': the table counts rows; use maxOffsetsPerTrigger")
     if _names_nats(values["engine"]):

@@ -20,8 +20,8 @@ How it fails: `Unreachable` after `retrySeconds` without an answer, `DataLost`, 
 
 import http.client
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSourceReader, EqualTo, Filter, InputPartition, Not
@@ -72,7 +72,7 @@ class Piece(InputPartition):
     plans: tuple[Plan, ...] = ()  # of each range, where NATS is read
     folder: Folder | None = None  # where the files are, if the task has them; the broker is asked otherwise
     archived: archive.Part | None = None  # instead of all that: from the table
-    table: "Table | None" = None
+    table: "Table | None" = None  # which also has what goes from the log after the plan
 
 
 class Scan:
@@ -95,13 +95,13 @@ class Scan:
     def narrowed(self, broker: Broker, ranges: Sequence[Range]) -> list[Range]:
         """What has to be read of some ranges, as far as the conditions on the rows tell."""
         wanted = set(self.where.queues([whole.queue for whole in ranges]))
-        first_us, end_us = self.where.times()
+        first_us, end_us = self.where.times() if not self._options.history else (None, None)
         narrow: list[Range] = []
         for whole in ranges:
             queue, start, end, *_ = whole
             if queue not in wanted or not self.where.spans(self._counter, start, end):
                 continue
-            # Time does not go back in a log.
+            # Time does not go back in a log; in the table nobody has looked.
             if first_us is not None:
                 start = max(start, position_at(broker, self._options, queue, first_us))
             if end_us is not None and start < end:
@@ -120,6 +120,15 @@ class Scan:
             folder = folder_of(broker, self._options) if tasks else None
             return [Piece(task, folder=folder) for task in tasks]
         return [Piece(task, tuple(self._plan(broker, part) for part in task)) for task in tasks]
+
+    def pieces_of_both(
+        self, broker: Broker, lake: archive.Archive, ranges: Sequence[Range], starts: Mapping[str, int]
+    ) -> list[Piece]:
+        """The same from table and log, which begins at `starts`."""
+        parts, rest = lake.cut(broker, ranges, starts, self._options.min_partitions)
+        table = lake.table(broker)
+        archived = [Piece(archived=part, table=table) for part in parts]
+        return [*archived, *(replace(piece, table=table) for piece in self.pieces(broker, rest))]
 
     def _plan(self, broker: Broker, part: Range) -> Plan:
         try:
@@ -156,9 +165,9 @@ class Scan:
             if piece.plans:
                 yield self._direct(part, piece.plans[number])
             elif piece.folder is not None:
-                yield self._files(part, piece.folder)
+                yield self._files(part, piece.folder, piece.table)
             else:
-                yield self._range(part)
+                yield self._range(part, piece.table)
 
     def _archived(self, part: archive.Part, table: "Table") -> Iterator["pa.RecordBatch"]:
         """A range from the table."""
@@ -199,7 +208,7 @@ class Scan:
             break
         self._check_end(part, at)
 
-    def _files(self, part: Range, folder: Folder) -> Iterator["pa.RecordBatch"]:
+    def _files(self, part: Range, folder: Folder, table: "Table | None") -> Iterator["pa.RecordBatch"]:
         """A range from the broker's files, as far as they are here, and the rest from the broker."""
         at, missing = part.start, ""
         try:
@@ -212,10 +221,10 @@ class Scan:
         what = f"queue {part.queue!r}, {counted(self._options)} {part.start} to {part.end - 1}"
         tell("%s: %d from the files in %r%s", what, at - part.start, folder.path, missing)
         if at < part.end:
-            yield from self._range(part._replace(start=at))
+            yield from self._range(part._replace(start=at), table)
 
-    def _range(self, part: Range) -> Iterator["pa.RecordBatch"]:
-        """A range from the broker."""
+    def _range(self, part: Range, table: "Table | None") -> Iterator["pa.RecordBatch"]:
+        """A range from the broker, and what that has no more from the table."""
         at = part.start
         patience = Patience(self._broker.retry_seconds)
         while at < part.end:
@@ -223,7 +232,7 @@ class Scan:
                 with self._broker.stream("queues", part.queue, "log", **self._query(at, part)) as body:
                     begins = int(body.headers.get("Penstock-Start", at))
                     if begins > at:
-                        self._lost(part.queue, at, begins, "are not in the log any more")
+                        yield from self._removed(part._replace(start=at), begins, table)
                         at = begins
                     for batch in _batches(body):
                         patience.succeeded()
@@ -233,9 +242,22 @@ class Scan:
                 patience.failed(error)
                 continue
             except Refused as error:
+                begins = error.fields.get("offset_start", 0)
+                if table is not None and error.name == "offsets-missing" and begins > at:
+                    yield from self._removed(part._replace(start=at), begins, table)
+                    at = begins
+                    continue
                 self._refused(part.queue, at, part.end, error)
             break
         self._check_end(part, at)
+
+    def _removed(self, part: Range, begins: int, table: "Table | None") -> Iterator["pa.RecordBatch"]:
+        """What of a range retention took from the log, which `begins` behind it."""
+        if table is None:
+            self._lost(part.queue, part.start, begins, "are not in the log any more")
+        else:
+            gone = part._replace(end=min(begins, part.end))
+            yield from self._archived(archive.part_of(table, gone), table)
 
     def _check_end(self, part: Range, at: int) -> None:
         if at < part.end and self._options.view != "state":
@@ -308,6 +330,10 @@ class BatchReader(DataSourceReader):
     def _plan(self, broker: Broker) -> list[Piece]:
         options = self._options
         extents = extents_of(broker, options)
+        begins = {queue: extent.start for queue, extent in extents.items()}
+        lake = archive.Archive(options.url)
+        if options.history and any(begins.values()):
+            extents = archive.reached(extents, lake.firsts(broker))
         self._check_there(broker, extents)
         starts = starting_positions(broker, options, extents)
         ends = ending_positions(broker, options, extents)
@@ -322,6 +348,8 @@ class BatchReader(DataSourceReader):
                 start = kept_position(options, queue, start, extent)
                 ranges.append(Range(queue, start, max(start, end), extent.identity))
         ranges = self._scan.narrowed(broker, ranges)
+        if options.history:
+            return self._scan.pieces_of_both(broker, lake, ranges, begins)
         return self._scan.pieces(broker, ranges)
 
     def _check_there(self, broker: Broker, extents: dict[str, Extent]) -> None:

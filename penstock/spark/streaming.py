@@ -34,7 +34,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import PenstockError
 from penstock.spark.api import Broker
-from penstock.spark.archive import Archive
+from penstock.spark.archive import Archive, reached
 from penstock.spark.cuts import within_bytes
 from penstock.spark.lease import Lease
 from penstock.spark.offsets import (
@@ -209,12 +209,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # What retention has taken since the last look may have come there before.
             self._firsts = self._archive.firsts(broker)
             self._unarchived = {key: start for key, start in unknown.items() if key not in self._firsts}
-        return {
-            queue: extent._replace(
-                start=min(extent.start, self._firsts.get((queue, extent.identity), extent.start))
-            )
-            for queue, extent in extents.items()
-        }
+        return reached(extents, self._firsts)
 
     def _end(self, queue: str, extents: Mapping[str, Extent]) -> int:
         """Where to stop in a queue: at its end, or where it was when availableNow was said."""
@@ -243,9 +238,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._options.history:
             return self._scan.pieces(self._broker, ranges)
         self._look()  # Retention moves on.
-        parts, rest = self._archive.cut(self._broker, ranges, self._starts, self._options.min_partitions)
-        archived = [Piece((), archived=part, table=self._archive.table) for part in parts]
-        return [*archived, *self._scan.pieces(self._broker, rest)]
+        return self._scan.pieces_of_both(self._broker, self._archive, ranges, self._starts)
 
     def _begin(self, queue: str, start: int, end: int) -> int:
         """Where to begin in a queue: where the query is, unless something is lost and it may go on."""

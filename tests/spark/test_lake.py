@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock.common.given import SettingsError
 from penstock.lake import archiver
@@ -217,6 +218,31 @@ def test_a_stream_finds_in_the_table_what_came_there_after_it_began(
     reader.stop()
 
 
+def test_what_is_archived_and_removed_after_it_was_planned_is_read_from_the_table(
+    spark: SparkSession, start_broker: StartBroker, tmp_path: Path
+) -> None:
+    """Before a DataFrame is used at all, and between the plan of a batch and its reading."""
+    path = str(tmp_path / "lake")
+    lake = ("--archive-path", path, "--archive-queues", "other")
+    broker = start_broker("--log-segment-bytes", "65536", *lake, config=KEEP_NOTHING)
+    said = {"url": url_of(broker), "subscribe": "orders", "startingOffsets": "earliest", "history": "true"}
+    stream = StreamReader(read_options(said, STREAM), schema_of("messages"))
+    with Api(broker.ports["http"]) as api:
+        _fill(broker)
+        rig.archived(str(broker.folder / "data"), path)
+        _fill(broker)
+        frame = history(spark, url=url_of(broker), queue="orders")
+        start = stream.initialOffset()
+        end = stream.latestOffset(start, ReadAllAvailable())
+        pieces = [*stream.partitions(start, end)]
+        rig.archived(str(broker.folder / "data"), path)
+        _retain(broker, api, 900)
+    assert [offset for offset, _ in values(frame)] == [*range(1000)]
+    rows = [batch for piece in pieces for batch in stream.read(piece)]
+    assert [it for batch in rows for it in batch.column("offset").to_pylist()] == [*range(1000)]
+    stream.stop()
+
+
 def test_rows_come_in_order_whatever_is_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of different sizes, and days that took turns when a clock was set back."""
     data, path = str(tmp_path / "data"), str(tmp_path / "lake")
@@ -261,8 +287,10 @@ def test_rows_come_in_order_whatever_is_compacted(tmp_path: Path, monkeypatch: p
 def test_history_that_cannot_be_meant(options: dict[str, str], why: str) -> None:
     with pytest.raises(WrongOption, match=re.escape(why)):
         read_options({"subscribe": "q", "history": "true", **options}, STREAM)
-    with pytest.raises(WrongOption, match=re.escape("penstock.spark.history(spark")):
-        read_options({"subscribe": "q", "history": "true"}, BATCH)
+    said = {"subscribe": "q", "history": "true", "startingOffsets": "earliest"}
+    assert read_options(said, BATCH).history
+    with pytest.raises(WrongOption, match="use endingOffsets, or where timestamp"):
+        read_options({**said, "endingTimestamp": "1700000000000"}, BATCH)
 
 
 @pytest.mark.long
