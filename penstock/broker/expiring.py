@@ -1,7 +1,7 @@
 """Expiring: an empty queue that nobody has used for its `expire-seconds` is deleted.
 
 A queue is in use while it has messages or dead letters, consumers, a reader with a lease, while it is paused,
-and whenever something happens in it. Who only looks at it does not use it.
+and whenever something happens in it. Who only looks at it does not use it, nor who has archived it all.
 
 Rules that always hold:
   * How long it has not been in use is counted by this broker alone, from when it first sees it so, by ticks:
@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Final
 
 from penstock.broker.doors import Doors
+from penstock.log.info import ARCHIVE_READERS, ReaderInfo
 from penstock.log.log import Log
 
 QUEUES_A_TICK: Final = 200
@@ -41,11 +42,18 @@ class Expiring:
         if not names:
             self._round = iter(self._log.queues())
             self._idle = {name: it for name, it in self._idle.items() if self._log.has_queue(name)}
-        reading = {reader.queue for reader in self._log.readers() if reader.lease_until_us > now_us}
+        readers = self._log.readers(set(names))
+        reading = {it.queue for it in readers if it.lease_until_us > now_us and self._reads(it)}
         over = [name for name in names if self._is_over(name, name in reading)]
         if over:
             log.info("deleted, because they were empty and not used for expire-seconds: %s", ", ".join(over))
             self._delete(over, now_us)
+
+    def _reads(self, reader: ReaderInfo) -> bool:
+        if reader.name not in ARCHIVE_READERS.values() or not self._log.has_queue(reader.queue):
+            return True
+        info = self._log.describe(reader.queue)
+        return reader.position < (info.event_end if reader.view == "events" else info.offset_end)
 
     def _is_over(self, name: str, is_read: bool) -> bool:
         seconds = self._log.policies.for_queue(name).expire_seconds

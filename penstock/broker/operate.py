@@ -274,7 +274,11 @@ class Operator:
         if not positions or len(positions) > READER_QUEUES_MAX:
             raise LogRefused(f"reader {name!r} has {len(positions)} positions; use 1 to {READER_QUEUES_MAX}")
         log = self._log
-        names = {reader.name for reader in log.readers() if reader.lease_until_us > now_us}
+        # Of the archiver, which holds every queue and moves often, only these are looked at.
+        reading = log.readers(positions if keep_others else None)
+        names = {reader.name for reader in reading if reader.lease_until_us > now_us}
+        if keep_others and name not in names:
+            names = {reader.name for reader in log.readers() if reader.lease_until_us > now_us}
         if name not in names and len(names) >= readers_max:
             raise LogRefused(
                 f"reader {name!r}: there are {len(names)} readers already, the limit of [http] readers-max; "
@@ -285,7 +289,7 @@ class Operator:
         lease_until_us = now_us + round(lease_seconds * SECOND_US)
         for queue, position in positions.items():
             log.hold_retention(ReaderInfo(name, queue, view, position, lease_until_us), now_us)
-        for reader in log.readers():
+        for reader in reading:
             if not keep_others and reader.name == name and reader.queue not in positions:
                 log.release_retention(name, now_us, queue=reader.queue)
         self._broker.wake()

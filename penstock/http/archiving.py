@@ -28,10 +28,9 @@ from penstock.errors import PenstockError
 from penstock.http.link import CallRefused, Link
 from penstock.http.watching.mirror import Mirror
 from penstock.http.watching.sayings import Sayings
+from penstock.log.info import ARCHIVE_READERS
 
-READERS: Final = {"messages": "penstock.archive", "events": "penstock.archive-events"}
-"""Nobody else has a reader of such a name: the API refuses it."""
-
+READERS: Final = ARCHIVE_READERS
 LEASE_SECONDS: Final = 30 * 86_400
 RENEW_SECONDS: Final = 86_400
 QUEUES_MAX: Final = 1000

@@ -3,7 +3,10 @@
 from array import array
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+ARCHIVE_READERS: Final = {"messages": "penstock.archive", "events": "penstock.archive-events"}
+"""What stands for `[archive]` among the readers, by view. Nobody else has a reader of such a name."""
 
 
 @dataclass(slots=True)

@@ -52,7 +52,7 @@ reported in `damage`, its messages are out of reach and are said to be, the rest
 
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -1124,9 +1124,10 @@ class Log:
             fields["queue"] = queue
         self._sealer.control(fields, now_us)
 
-    def readers(self) -> list[ReaderInfo]:
-        """Every reader, once for each queue that it reads. Who is capped was found out by the last `trim`."""
-        return self._readers.listed()
+    def readers(self, queues: Container[str] | None = None) -> list[ReaderInfo]:
+        """Every reader, once for each queue that it reads, or for some of these. Who is capped was found out
+        by the last `trim`."""
+        return self._readers.listed(queues)
 
     def trim(self, now_us: int) -> None:
         """Remove or compact what retention no longer asks for, off the loop."""

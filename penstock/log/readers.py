@@ -14,6 +14,7 @@ Rules that always hold:
 """
 
 import logging
+from collections.abc import Container
 
 from penstock.log.info import ReaderInfo
 from penstock.log.segments import Segment
@@ -82,8 +83,8 @@ class Readers:
                     self._state.settings.reader_bytes_max,
                 )
 
-    def listed(self) -> list[ReaderInfo]:
-        """Every reader of every queue, as somebody who looks should see it."""
+    def listed(self, queues: Container[str] | None = None) -> list[ReaderInfo]:
+        """Every reader of every queue, or of some, as somebody who looks should see it."""
         return [
             ReaderInfo(
                 reader.name,
@@ -94,6 +95,7 @@ class Readers:
                 key in self._over or (key in self._lost and self._misses(key)),
             )
             for key, reader in self._state.readers.items()
+            if queues is None or key[1] in queues
         ]
 
     def _misses(self, key: ReaderKey) -> bool:

@@ -580,7 +580,8 @@ def _hold_reader(context: Context, fields: Fields, body: memoryview, answer: Ans
         readers_max=fields["readers_max"],
         keep_others=fields.get("keep_others", False),
     )
-    mine = [reader for reader in context.log.readers() if reader.name == fields["name"]]
+    told = fields["positions"] if fields.get("keep_others") else None  # and not the 100,000 others
+    mine = [reader for reader in context.log.readers(told) if reader.name == fields["name"]]
     _when_safe(context, answer, {"reader": _reader(context, mine, now_us)})
 
 

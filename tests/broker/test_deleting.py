@@ -10,7 +10,7 @@ import pytest
 from penstock.broker import expiring
 from penstock.broker.operate import Operator
 from penstock.log.errors import LogRefused, QueueDeleted, QueueUnknown
-from penstock.log.info import ReaderInfo
+from penstock.log.info import ARCHIVE_READERS, ReaderInfo
 from penstock.model.batch import Batch
 from penstock.model.policy import Policies
 from penstock.model.words import Cancel, Consume, Outcome, Reply, Settle
@@ -237,6 +237,21 @@ def test_whoever_uses_it_keeps_it(brief: Office) -> None:
     brief.log.release_retention("spark", brief.now)
     wait(brief, 130)
     assert sorted(brief.log.queues()) == ["brief.consumed", "brief.letters"]
+
+
+def test_what_is_archived_may_go(brief: Office) -> None:
+    """The archiver is there for every queue, for ever: what it has not got yet keeps a queue, and no more."""
+    names = ("brief.whole", "brief.messages", "brief.events")
+    for name in names:
+        brief.append(name, b"x")
+        drain(brief, name)
+        info = brief.log.describe(name)
+        for view, end in (("messages", info.offset_end), ("events", info.event_end)):
+            at = end - 1 if name.endswith(view) else end
+            reader = ReaderInfo(ARCHIVE_READERS[view], name, view, at, brief.now + 10**6 * SECOND)
+            brief.log.hold_retention(reader, brief.now)
+    wait(brief, 130)
+    assert sorted(brief.log.queues()) == ["brief.events", "brief.messages"]
 
 
 def test_so_does_what_comes_later(brief: Office) -> None:
