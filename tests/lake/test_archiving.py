@@ -65,6 +65,7 @@ def test_killed_with_its_archiver_and_alone(start_broker: StartBroker, tmp_path:
             ("orders", 501),
             ("other", 2),
         }
+        assert api.ask("DELETE", "/v1/readers/penstock.archive").problem == "bad-request"
         text = api.ask("GET", "/metrics").body.decode()
         assert 'penstock_reader_lag{queue="orders",reader="penstock.archive",view="messages"} 0.0' in text
     assert broker.stop() == 0

@@ -277,6 +277,8 @@ async def post_wish(call: Call) -> Response:
 
 
 async def delete_reader(call: Call) -> Response:
+    if call["name"] in READERS.values() and call.site.archiving.plan is not None:
+        raise Problem("bad-request", f"{call['name']!r} is the archiver's: it goes with path under [archive]")
     await _require_reader(call)
     async with call.act("release reader", reader=call["name"]):
         await call.site.link.call("release_reader", {"name": call["name"]})
